@@ -106,7 +106,6 @@ def every_report(word: str = "x") -> list[Report]:
         *content.experiment_reports(ended, "compact"),
         *content.recovery_reports(failed, MIB),
         note(word),
-        content.interrupted_exit(word),
         content.leaks_report(held, MIB),
         content.freed_report(word, [step], {word: 1}),
         status_report(word, [word], [reading], [parts]),

@@ -18,7 +18,6 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.measuring.growth import Growth
-from ipygpumem.measuring.meter import Measurement
 from ipygpumem.notebook import recovery, survivors
 from ipygpumem.notebook.cell import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
@@ -233,7 +232,7 @@ def test_any_order_of_events_ends_each_cell_at_most_once(events: list[tuple[str,
         if event == "begin":
             info = info_of(f"cell {len(begun)}")
             begun.append(info)
-            assert stack.push(info, Measurement({})).nested == (len(stack.running()) > 1)
+            assert stack.push(info).nested == (len(stack.running()) > 1)
             continue
         candidates = {"end": begun, "end again": ended}.get(event, [])
         if event == "end none":
@@ -258,7 +257,8 @@ def test_an_experiments_time_is_that_of_its_cells_and_its_span_stands_apart(
     def wait(seconds: float) -> None:
         passed[0] += seconds
 
-    monkeypatch.setattr(time, "perf_counter", lambda: clock() + passed[0])
+    for module in ("session", "cell", "experiments"):
+        monkeypatch.setattr(f"ipygpumem.notebook.{module}.perf_counter", lambda: clock() + passed[0])
     shell.user_ns["wait"] = wait
     shell.run_cell("%load_ext ipygpumem")
     shell.run_cell("import ipygpumem\nwait(50)\nwith ipygpumem.experiment('block'): wait(500)\nwait(50)")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-import time
 from collections.abc import Callable, Mapping
+from time import perf_counter
 from typing import Any
 
 from ipygpumem.errors import GpuMemError, said
@@ -30,7 +30,7 @@ def run_steps(meter: Meter, steps: list[Step], done: list[ReclaimStep]) -> None:
     """Run ``steps`` in order and append to ``done`` what each gave back; an interrupt loses no finished step."""
     before = _now(meter)
     for name, action in steps:
-        started = time.perf_counter()
+        started = perf_counter()
         error, done_by_it = None, None
         try:
             with interrupts.kept():
@@ -39,7 +39,7 @@ def run_steps(meter: Meter, steps: list[Step], done: list[ReclaimStep]) -> None:
             error = "memory ran out"
         except Exception as problem:  # one broken step must not keep the others from running
             error = said(problem)
-        seconds = time.perf_counter() - started
+        seconds = perf_counter() - started
         after = _now(meter)
         given, returned = _credit(before, after, done_by_it), fallen(reserved(before), reserved(after))
         done.append(ReclaimStep(name, given, returned, seconds, error))

@@ -5,39 +5,80 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ipygpumem.errors import said
 
+MOST_SAID = 20
+"""Maximum number of failures of one kind that are reported: their texts may differ by a number each time."""
+
 
 def say_failed(name: str, error: Exception, *, hint: str = "") -> None:
     """Report a failure of ours in one line; the user's code is not affected."""
-    try:
-        why = said(error)
-    except Exception:  # an error of the user's that has no text
-        why = type(error).__name__
-    text = f"ipygpumem: {name} failed ({why}). Your code is not affected"
+    text = f"ipygpumem: {name} failed ({_text_of(error)}). Your code is not affected"
     with contextlib.suppress(Exception):  # whatever stands for stderr now
         sys.stderr.write(f"{text}{hint}.\n")
 
 
+def _text_of(error: Exception) -> str:
+    try:
+        return said(error)
+    except Exception:  # an error of the user's that has no text
+        return type(error).__name__
+
+
 class Guard:
-    """Wraps callbacks of one shell: the first failure of each is reported, and the user's cell goes on."""
+    """Keeps failures of ours from the user's code, in one shell; each distinct one is reported once."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._said: dict[str, set[str]] = {}
 
-    def __call__(self, name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``callback`` with that promise; ``name`` it is called in the warning."""
+    def failed(self, name: str, error: Exception, *, hint: str = "; %reload_ext ipygpumem tries again") -> None:
+        """Report a failure of what is called ``name``, unless that was done before."""
+        earlier, text = self._said.setdefault(name, set()), _text_of(error)
+        if text not in earlier and len(earlier) < MOST_SAID:
+            earlier.add(text)
+            say_failed(name, error, hint=hint)
+
+    def each(self, name: str, *steps: Callable[[], object]) -> None:
+        """Run all ``steps`` in their order: one that fails is reported; a Ctrl-C is raised when the last has run."""
+        self.each_with((), name, steps)
+
+    def each_with(self, given: tuple[object, ...], name: str, steps: Sequence[Callable[..., object]]) -> None:
+        """Do the same with steps that take what is ``given``: a cell's result, to which no closure may refer."""
+        interrupted = False
+        for step in steps:
+            try:
+                step(*given)
+            except KeyboardInterrupt:  # noqa: PERF203  # each step has its turn
+                interrupted = True
+            except Exception as error:
+                self.failed(name, error)
+        if interrupted:
+            raise KeyboardInterrupt
+
+    def __call__(
+        self, name: str, callback: Callable[..., Any], instead: Callable[..., Any] = lambda *_, **__: None
+    ) -> Callable[..., Any]:
+        """Return ``callback`` for others to call: if it fails, it is reported and ``instead`` is called."""
 
         @functools.wraps(callback)
         def call(*args: Any, **options: Any) -> Any:
+            __tracebackhide__ = True
             try:
                 return callback(*args, **options)
             except Exception as error:
-                if name not in self._said:
-                    self._said.add(name)
-                    say_failed(name, error, hint="; %reload_ext ipygpumem tries again")
+                self.failed(name, error)
+            except BaseException:  # a Ctrl-C is the user's
+                self._call(name, instead, args, options)
+                raise
+            return self._call(name, instead, args, options)
 
         return call
+
+    def _call(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        try:
+            return function(*args, **options)
+        except Exception as error:
+            self.failed(name, error)

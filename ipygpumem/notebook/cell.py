@@ -7,9 +7,9 @@ broken one never ends, and subshells interleave. So cells are found again by the
 from __future__ import annotations
 
 import ast
-import threading
-import time
 from collections.abc import Callable, Sequence
+from threading import get_ident
+from time import perf_counter, time
 from typing import Any, NamedTuple
 
 from ipygpumem.measuring.meter import Measurement
@@ -33,20 +33,23 @@ class SeenCode(NamedTuple):
 class Cell:
     """One cell between its first and its last event."""
 
-    def __init__(self, info: Any, *, nested: bool, thread: int, measurement: Measurement) -> None:
+    def __init__(self, info: Any, *, nested: bool, thread: int) -> None:
         self.info = info
         self.nested = nested
         self.thread = thread
-        self.measurement = measurement
+        self.measurement: Measurement | None = None
+        """What is measured of it; None if that has failed."""
         self.number: int | None = None
         """IPython's count of it, once it is over."""
         self.experiment: str | None = None
         """The innermost experiment around it."""
-        self.started = time.perf_counter()
-        self.started_at = time.time()
+        self.started = perf_counter()
+        self.started_at = time()
         self.last_error = 0
         """Identity of the last error that was shown before the cell."""
         self.code: list[SeenCode] = []
+        self.has_unseen_code = False
+        """Some of its code could not be looked at: it may bind any name."""
         self.closers: list[Callable[[], list[Report]]] = []
         """Called once when its code is over, before anything else; what they return stands above its line."""
         self.enders: list[Callable[[], list[Report]]] = []
@@ -138,14 +141,16 @@ class CellStack:
 
     def __init__(self) -> None:
         self._cells: list[Cell] = []
+        self.missed: Any = None
+        """The ``info`` of a running cell whose beginning has failed."""
         self.ended_inside = False
         """Whether the last cell that ended was one inside another, whose code gets its result."""
 
-    def push(self, info: Any, measurement: Measurement) -> Cell:
+    def push(self, info: Any) -> Cell:
         """Note that a cell begins."""
-        thread = threading.get_ident()
+        thread = get_ident()
         nested = any(cell.thread == thread for cell in self._cells)
-        cell = Cell(info, nested=nested, thread=thread, measurement=measurement)
+        cell = Cell(info, nested=nested, thread=thread)
         self._cells.append(cell)
         return cell
 
@@ -155,12 +160,20 @@ class CellStack:
         The cell is None where it never began. ``result`` may be None; then the innermost cell ends.
         """
         ended, lost = self._ended(result)
+        self.missed = None
         self.ended_inside = ended is not None and ended.nested
         for cell in (ended, *lost) if ended is not None else ():
             cell.over = True
             cell.close()
         self._cells = [cell for cell in self._cells if not cell.over]
         return ended, lost
+
+    def forget(self, result: Any) -> None:
+        """Note that a cell is over whose end has failed."""
+        info = getattr(result, "info", None)
+        for cell in self._cells:
+            cell.over |= cell.info is info is not None
+        self._cells = [cell for cell in self._cells if not cell.over]
 
     def has(self, result: Any) -> bool:
         """Whether the cell that ``result`` ends is still here."""
@@ -171,7 +184,7 @@ class CellStack:
         info = getattr(result, "info", None)
         if len(self._cells) == 1 and self._cells[0].info is info is not None:
             return self._cells[0], []
-        thread = threading.get_ident()
+        thread = get_ident()
         own = [cell for cell in self._cells if cell.thread == thread]
         if result is None:
             ended = own[-1] if own else None
@@ -187,7 +200,7 @@ class CellStack:
 
     def running(self, thread: int | None = None) -> list[Cell]:
         """Return the cells that run in a thread, by default in this one, innermost last."""
-        thread = threading.get_ident() if thread is None else thread
+        thread = get_ident() if thread is None else thread
         return [cell for cell in self._cells if cell.thread == thread]
 
     def of_others(self, thread: int) -> list[Cell]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipygpumem.measuring.meter import Meter
+from ipygpumem.notebook.aside import Guard
 from ipygpumem.notebook.cell import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.screen import Screen
@@ -26,6 +27,7 @@ class Context:
     garbage: Garbage
     cells: CellStack
     screen: Screen
+    guard: Guard
 
     @property
     def namespace(self) -> dict[str, Any]:
@@ -36,4 +38,4 @@ class Context:
 def context_for(shell: Any, config: IPyGpuMem, host: HostProbe, probes: Sequence[Probe] = ()) -> Context:
     """Return the context of a shell, which measures with ``probes``: by default the host and all accelerators."""
     meter = Meter(probes or [host], find_more=None if probes else finder(), sample_seconds=config.sample_seconds)
-    return Context(shell, config, meter, Garbage(), CellStack(), Screen(shell, config))
+    return Context(shell, config, meter, Garbage(), CellStack(), Screen(shell, config), Guard())

@@ -6,19 +6,21 @@ cells in a thread of its own, over the same names. On an engine of a cluster the
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 import os
 import re
-import threading
-import time
+import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from threading import get_ident
+from time import perf_counter, time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem.errors import ExperimentError, quoted, said
+from ipygpumem.errors import ExperimentError, GpuMemError, quoted, said
 from ipygpumem.fitting import budgets
 from ipygpumem.freeing import reclaim
 from ipygpumem.freeing.reclaim import steps_that_free
@@ -35,10 +37,10 @@ from ipygpumem.objects import interrupts
 from ipygpumem.objects.garbage import Mark
 from ipygpumem.objects.walk import ArraySearch
 from ipygpumem.reports import content
-from ipygpumem.reports.layout import Report
+from ipygpumem.reports.layout import Report, note
 from ipygpumem.scopes.bindings import Bindings, bindings_of
 from ipygpumem.scopes.instrumenting import Listener, instrument
-from ipygpumem.scopes.scope import Outcome, Scope, is_ownable, note_event, settle
+from ipygpumem.scopes.scope import Scope, is_ownable, note_event, settle
 from ipygpumem.scopes.seeding import Seeder, is_seed
 from ipygpumem.units import format_bytes
 
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 Parameters = dict[str, int | float | str]
 
 PARAMETER = re.compile(r"[^\W\d][\w.-]{0,79}")
+_ATTEMPTS = 5
+"""Maximum number of times that an end is begun: finalisers may raise, or a Ctrl-C may strike, in each of them."""
 _MEASURES_LINES = re.compile(r"^%%memlines", re.MULTILINE)
 """In such a cell there must be no lines but the user's."""
 
@@ -79,7 +83,7 @@ class Experiments(Part):
         """Return the open experiments around the code that asks, or around ``like``, innermost last."""
         if not self.open:
             return []
-        thread, client = (like.thread, like.client) if like else (threading.get_ident(), client_of(self.context.shell))
+        thread, client = (like.thread, like.client) if like else (get_ident(), client_of(self.context.shell))
         return [one for one in self.open if one.thread == thread and one.client == client]
 
     def _ran_out_of_memory(self, error: BaseException, leaving: object) -> None:
@@ -107,6 +111,19 @@ class Experiments(Part):
             return False
         # Another thread's code may look up the same.
         return note_event(scopes, key) and len(scopes) == len(self.open)
+
+    def event_missed(self, key: str) -> bool:
+        """Keep what the running code has bound and may bind, since one of its events could not be noted."""
+        for experiment in self.here()[-1:]:
+            experiment.scope.missed(key)
+        return False
+
+    def code_missed(self, *_: object, **__: object) -> None:
+        """Prepare the scopes for code that could not be looked at: it may bind any name."""
+        for cell in self._cells.running()[-1:]:
+            cell.has_unseen_code = True
+        for experiment in self.here()[-1:]:
+            experiment.scope.save_all()
 
     def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
         """Prepare the scopes for code that runs next in the innermost running cell; see ``Part``."""
@@ -177,6 +194,8 @@ class Experiments(Part):
 
     def cell_begins(self, cell: Cell) -> None:
         """Begin to watch names, and reset the generators of experiments with a seed."""
+        for experiment in [one for one in self.open if one.cell is not None and one.cell.over]:
+            self._give_up(experiment)  # nobody asks for its end any more: nothing is deleted
         here = self.here()
         if len(here) < len(self.open):  # names that appear may be the cell's
             self._note_names(cell)
@@ -212,13 +231,15 @@ class Experiments(Part):
 
     def give_back(self, cell: Cell) -> None:
         """End the experiments that end with the cell."""
-        try:
-            for experiment in reversed(cell.ending):
-                if experiment in self.open:
-                    self._end(experiment, cell.ended)
-        except KeyboardInterrupt:
-            cell.below += [content.interrupted_exit(item.name) for item in cell.ending if item in self.open]
-            raise
+        ends = [functools.partial(self._end_of_cell, one, cell.ended) for one in reversed(cell.ending)]
+        self.context.guard.each("experiment", *ends)
+
+    def shown(self) -> None:
+        """End the experiments of cells that are over, if something has kept them from their end."""
+        for experiment in [one for one in self.open if one.cell is not None and one.cell.over]:
+            ended: list[Experiment] = []
+            self._end_of_cell(experiment, ended)
+            self.context.screen.show(self._publish(ended))
 
     def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
         """Count the cell as its experiments', and publish those that have ended with it."""
@@ -232,14 +253,15 @@ class Experiments(Part):
     def begin(self, experiment: Experiment) -> None:
         """Open ``experiment`` inside those that are open."""
         for other in self.here():
-            if other.name == experiment.name:
+            if other.name == experiment.name and not other.ends_by_itself:
                 self.finish(other)
                 break
         try:
             experiment.enter()
             self.open.append(experiment)
             self._expect_running_code(experiment)
-            if not self._cells.running():
+            running = self._cells.running()
+            if not running or any(cell.has_unseen_code for cell in running):
                 experiment.scope.save_all()
             for cell in self._cells.of_others(experiment.thread):
                 self._note_names(cell)
@@ -252,11 +274,14 @@ class Experiments(Part):
 
     def end_with_cell(self, experiment: Experiment) -> None:
         """Let ``experiment`` end when the running cell does."""
-        running = self._cells.running()
+        running, missed = self._cells.running(), self._cells.missed
+        if missed is not None and not (running and running[-1].info is missed):
+            raise RuntimeError("nothing would end it with the cell, whose start has failed")
         if not running:
             raise ExperimentError(
                 "%%experiment must be the first line of a cell that you run yourself; here use %experiment start"
             )
+        experiment.cell, experiment.ends_by_itself = running[-1], True
         running[-1].ending.append(experiment)
 
     def finish(self, experiment: Experiment) -> ExperimentRecord:
@@ -276,12 +301,38 @@ class Experiments(Part):
             reports = self._publish(ended)
         return reports
 
+    def _end_of_cell(self, experiment: Experiment, ended: list[Experiment]) -> None:
+        if experiment in self.open:
+            self._end(experiment, ended)
+
     def _end(self, experiment: Experiment, ended: list[Experiment]) -> None:
-        """End ``experiment`` and all inside it, and append each to ``ended``."""
+        """End ``experiment`` and all inside it, and append each to ``ended``.
+
+        It is open no more then. Only a Ctrl-C leaves it open, and only if the user can ask for its end again.
+        """
         if experiment not in self.open:
             raise ExperimentError(
                 f"experiment {quoted(experiment.name)} is not open: it was never started, or ipygpumem was unloaded"
             )
+        interrupted = False
+        for _ in range(_ATTEMPTS):  # each goes on where the one before it stopped
+            if experiment not in self.open:
+                break
+            try:
+                self._try_to_end(experiment, ended)
+            except KeyboardInterrupt:
+                interrupted = True
+                if not experiment.ends_by_itself:
+                    raise
+            except Exception as error:
+                self.context.guard.failed(f"the end of experiment {quoted(experiment.name)}", error, hint="")
+                self.context.guard.each("names", self.code_missed)
+        if experiment in self.open:
+            self._give_up(experiment)
+        if interrupted:
+            raise KeyboardInterrupt
+
+    def _try_to_end(self, experiment: Experiment, ended: list[Experiment]) -> None:
         around = self.here(experiment)
         while around[-1] is not experiment:
             self._end(around.pop(), ended)
@@ -301,6 +352,14 @@ class Experiments(Part):
         if enclosing is not None:
             self._expect_running_code(enclosing)
 
+    def _give_up(self, experiment: Experiment) -> None:
+        """Close an experiment that cannot be ended: no name is deleted, and what names have shadowed is back."""
+        self.open[:] = [one for one in self.open if one is not experiment]
+        experiment.record = experiment.record or experiment.bare_record()
+        name = f"experiment {quoted(experiment.name)}"
+        say = functools.partial(print, f"ipygpumem: {name} could not be ended: its names stay.", file=sys.stderr)
+        self.context.guard.each(name, say, experiment.scope.restore_all, experiment.abandon)
+
     def _publish(self, ended: list[Experiment]) -> list[Report]:
         """Remember the records of finished experiments, and return their reports."""
         reports: list[Report] = []
@@ -310,6 +369,8 @@ class Experiments(Part):
                 self._subscribers.add(record)
                 style = experiment.report or self.context.config.experiment_report
                 reports += content.experiment_reports(record, style, self.context.screen.scales)
+                if style == "none" and experiment.slip:
+                    reports.append(note(f"experiment {experiment.name}: {experiment.slip}"))
         return reports
 
     def close(self) -> None:
@@ -361,8 +422,12 @@ class Experiment:
         self.record: ExperimentRecord | None = None
         self.was_started = self.failed = False
         self.error_at_start = self.seen_error = self.ooms = 0
-        self.thread = threading.get_ident()
+        self.thread = get_ident()
         """The thread whose cells are the experiment's: that in which it starts."""
+        self.cell: Cell | None = None
+        """The cell with which it ends."""
+        self.ends_by_itself = False
+        """The user asks for its end but once, as that of a cell or of a ``with`` block: nothing may leave it open."""
         self.client: str | None = None
         """On an engine of a cluster, the client whose cells alone are the experiment's."""
         self.remarks: list[str] = []
@@ -375,6 +440,13 @@ class Experiment:
         self._at_end: tuple[Usage, ...] | None = None
         """What it had when its end was requested."""
         self._waiting: list[Held] = []
+        self.slip = ""
+        """What is said of a misspelt name to be kept."""
+        self._own: list[str] | None = None
+        """Its names as they were looked at just now."""
+        self._survivors: tuple[Held, ...] = ()
+        self._is_closed = self._is_freed = False
+        """Its names have been deleted, restored and kept; and their memory has been freed."""
         self._watched: list[Watched] | None = None
         """The arrays of its names; None if there was no memory to list them: the search for survivors needs more."""
 
@@ -423,7 +495,14 @@ class Experiment:
         return self._experiments.finish(self)
 
     def __enter__(self) -> Experiment:
-        return self.start()
+        self.ends_by_itself = True
+        try:
+            return self.start()
+        except GpuMemError:
+            raise
+        except Exception as error:  # the block runs without a scope
+            self._context.guard.failed(f"the start of experiment {quoted(self.name)}", error, hint="")
+            return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -435,20 +514,22 @@ class Experiment:
                 self.failed = True
                 if remark := self._experiments.recovery.failed_inside(error, self):
                     self.remarks.append(remark)
+        except Exception as problem:
+            self._context.guard.failed(f"experiment {quoted(self.name)}", problem)
         finally:
             if self.record is None:
-                self.finish()
+                self._context.guard.each(f"experiment {quoted(self.name)}", self.finish)
 
     # -- open -------------------------------------------------------------------------------------------------
 
     def enter(self) -> None:
         """Open scope and measurement; if this fails, ``abandon`` undoes it."""
         context = self._context
-        self.thread, self.client = threading.get_ident(), client_of(context.shell)
+        self.thread, self.client = get_ident(), client_of(context.shell)
         self.error_at_start = self.seen_error = last_error()
         if self._allocations is not None:
             self._allocations.start()
-        self._started, self._started_at = time.perf_counter(), time.time()
+        self._started, self._started_at = perf_counter(), time()
         self.scope = Scope(context.namespace, keep=self._keep, drop_imports=self._drop_imports)
         self.was_started = True
         self.outputs_at_start = self.outputs.mark()
@@ -460,12 +541,12 @@ class Experiment:
     @property
     def elapsed_seconds(self) -> float:
         """Seconds since the start."""
-        return time.perf_counter() - self._started
+        return perf_counter() - self._started
 
     def seconds_here(self) -> float:
         """Return for how long the experiment has run in the cell that runs now; 0 between cells."""
         running = self._context.cells.running(self.thread)[:1]
-        return sum(time.perf_counter() - max(cell.started, self._started) for cell in running)
+        return sum(perf_counter() - max(cell.started, self._started) for cell in running)
 
     def seconds(self, here: float) -> float:
         """Return the sum of its cells' times, with ``here`` of a cell that is not among them."""
@@ -509,19 +590,23 @@ class Experiment:
         self.seen_error = identity
 
     def abandon(self) -> None:
-        """Keep the names and stop measuring: the extension is being unloaded, or the start has failed."""
-        if hasattr(self, "_measurement"):
-            self._context.meter.drop(self._measurement)
-        if self._budget is not None:
-            self._budget.stop()
+        """Keep the names and stop measuring: the extension is being unloaded, or the start or the end has failed."""
+        steps: list[Callable[[], object]] = [self._stop_limits]
         if self._allocations is not None:
-            self._allocations.stop(write=False)
+            steps.append(functools.partial(self._allocations.stop, write=False))
+        if hasattr(self, "_measurement"):
+            steps.append(functools.partial(self._context.meter.drop, self._measurement))
         if self.was_started:
-            self.scope.waiting.clear()
+            steps.append(self.scope.waiting.clear)
         if hasattr(self, "_baseline"):
-            self._baseline.forget()
+            steps.append(self._baseline.forget)
+        self._context.guard.each(f"experiment {quoted(self.name)}", *steps)
+
+    def _stop_limits(self) -> None:
         if self._seeder is not None:
             self._seeder.remove()
+        if self._budget is not None:
+            self._budget.stop()
 
     # -- its end ----------------------------------------------------------------------------------------------
 
@@ -530,35 +615,39 @@ class Experiment:
         self._seconds_here = self.seconds_here()
         if self._seconds_here or not self.span_seconds:
             self.span_seconds = self.elapsed_seconds
+        self._own = None  # after an interrupt there may be other names by now
+        steps: list[Callable[[], object]] = [self._find_slip, self._look] if self._at_end is None else []
         if self._allocations is not None:
-            self._allocations.stop(write=True)
-        # After an interrupt there may be other names by now.
-        own = self._look() if self._at_end is None else None
-        if self._budget is not None:
-            self._budget.stop()
-        self._free(enclosing, own)
-        if self._seeder is not None:
-            self._seeder.remove()
-        survivors = self._find_survivors()  # first, so that its cost counts for the cell's line
-        self.record = self._make_record(self._context.meter.stop(self._measurement), survivors)
+            steps.insert(0, functools.partial(self._allocations.stop, write=True))
+        steps += [self._stop_limits, lambda: self._free(enclosing), self._find_survivors, self._make_record]
+        self._context.guard.each(f"the end of experiment {quoted(self.name)}", *steps)
+        if not self._is_closed:
+            raise RuntimeError("its names could not be deleted")
+        if self.record is None:
+            self.record = self.bare_record()
+            self._context.meter.drop(self._measurement)
         self._baseline.forget()
         self._watched = None  # it refers weakly to arrays
 
-    def _look(self) -> list[str] | None:
-        """Note the state before anything is freed, and return the scope's own names."""
-        usages: tuple[Usage, ...] = ()
-        waiting: list[Held] = []
-        own: list[str] | None = None
-        watched: list[Watched] | None = None
+    def _find_slip(self) -> None:
+        """Keep all names if one to be kept is misspelt: it may be the trained model's."""
+        slips = self.scope.misspelt_keep()
+        if slips:
+            (*close,) = difflib.get_close_matches(slips[0], self.scope.own_names(), 1)
+            meant = f" (did you mean {close[0]}?)" if close else ""
+            self.slip = f"keep: no name matches {quoted(slips[0])}{meant}: nothing was deleted, all its names stay"
+            self._keep[:] = [*(pattern for pattern in self._keep if pattern != slips[0]), "*"]
+
+    def _look(self) -> None:
+        """Note the state before anything is freed."""
+        self._at_end = ()
         try:
-            usages = self._context.meter.settle(self._measurement)
-            waiting = self.waiting()
-            own = self.scope.own_names()
-            watched = self._watch(own)
+            self._at_end = self._context.meter.settle(self._measurement)
+            self._waiting = self.waiting()
+            self._own = self.scope.own_names()
+            self._watched = self._watch(self._own)
         except MemoryError:  # now more than ever the names must be deleted
             self.remarks.append("memory was too short to list everything that the experiment held")
-        self._waiting, self._watched, self._at_end = waiting, watched, usages
-        return own
 
     def _watch(self, own: list[str]) -> list[Watched]:
         """Return the arrays held by the scope's names and outputs, to be watched."""
@@ -573,20 +662,34 @@ class Experiment:
                 search.ignore(value)  # names made the notebook's by ``global`` are no leak
         return self._experiments.survivors.watch(named, search)
 
-    def _free(self, enclosing: Scope | None, own: list[str] | None) -> None:
+    def _free(self, enclosing: Scope | None) -> None:
         """Delete names, outputs and tracebacks, then free the memory that they held."""
         meter, context = self._context.meter, self._context
-        closed: list[Outcome] = []
 
-        def names() -> int:
-            closed.append(outcome := self.scope.close(enclosing, own, spare=lambda value: value is self))
+        def close() -> int:
+            own, self._own = self._own, None  # later there may be other names
+            if not self._is_closed:
+                self.scope.close(enclosing, own, spare=lambda value: value is self)
+                self._is_closed = True
+            outcome = self.scope.outcome
             return len(outcome.deleted) + len(outcome.restored) + len(outcome.kept)
 
-        outputs = ("outputs", lambda: self.outputs.forget_since(self.outputs_at_start))
-        reclaim.run_steps(meter, [("names", names), outputs, ("tracebacks", self._release_tracebacks)], self._steps)
-        if not closed:  # there was no memory even for that; the tracebacks' memory is free now
-            reclaim.run_steps(meter, [("names again", names)], self._steps)
-        reclaim.run_steps(meter, steps_that_free(context.garbage, self._since), self._steps)
+        def run(*steps: reclaim.Step) -> None:
+            reclaim.run_steps(meter, list(steps), self._steps)
+
+        def close_again() -> None:
+            if not self._is_closed:  # there was no memory even for that; the tracebacks' memory is free now
+                run(("names again", close))
+
+        outputs = ("outputs", lambda: 0 if self.slip else self.outputs.forget_since(self.outputs_at_start))
+        context.guard.each(
+            f"the end of experiment {quoted(self.name)}",
+            lambda: run(("names", close), outputs, ("tracebacks", self._release_tracebacks)),
+            close_again,
+            close,
+            lambda: run(*steps_that_free(context.garbage, self._since)),
+        )
+        self._is_freed = True
 
     def _release_tracebacks(self) -> int:
         if self.failed:
@@ -598,14 +701,14 @@ class Experiment:
         releases_older_error = self.failed and self.error_at_start != 0
         return None if releases_older_error else self._baseline.mark_if_nothing_lingers()
 
-    def _find_survivors(self) -> tuple[Held, ...]:
+    def _find_survivors(self) -> None:
         if self._watched is None:
-            return ()
-        search = ArraySearch()
-        values = [self._context.namespace.get(name) for name in self.scope.outcome.kept]
-        kept = {array.storage for value in values for _, array in search.find(value)}
+            return
         try:
-            return self._experiments.survivors.of_experiment(
+            search = ArraySearch()
+            values = [self._context.namespace.get(name) for name in self.scope.outcome.kept]
+            kept = {array.storage for value in values for _, array in search.find(value)}
+            self._survivors = self._experiments.survivors.of_experiment(
                 self._watched,
                 known=lambda item, array: array.storage in kept or self._baseline.was_there(item, array),
                 certain=self._baseline.is_complete,
@@ -613,12 +716,18 @@ class Experiment:
             )
         except Exception as error:  # everything has been freed: this only lists the rest
             self.remarks.append(f"what is still alive could not be listed: {said(error)}")
-            return ()
 
-    def _make_record(self, usages: tuple[Usage, ...], survivors: tuple[Held, ...]) -> ExperimentRecord:
-        outcome, at_end = self.scope.outcome, self._at_end or ()
+    def bare_record(self) -> ExperimentRecord:
+        """Return a record of an experiment of which nothing is known."""
+        seconds = perf_counter() - self._started
+        return ExperimentRecord(self.name, self._started_at, seconds, (), (), {}, {}, (), (), (), ())
+
+    def _make_record(self) -> None:
+        if not self._is_freed:
+            return  # interrupted: it is to be ended again
+        outcome, at_end, usages = self.scope.outcome, self._at_end or (), self._context.meter.stop(self._measurement)
         consumed = {usage.device: usage.delta_bytes for usage in at_end}
-        return ExperimentRecord(
+        self.record = ExperimentRecord(
             name=self.name,
             started_at=self._started_at,
             duration_seconds=self.seconds(self._seconds_here) or self.span_seconds,
@@ -630,7 +739,7 @@ class Experiment:
             deleted=tuple(outcome.deleted),
             restored=tuple(outcome.restored),
             kept=tuple(outcome.kept),
-            survivors=survivors,
+            survivors=self._survivors,
             steps=tuple(self._steps),
             notes=tuple(self._notes()),
             parameters=dict(self._parameters),
@@ -640,7 +749,8 @@ class Experiment:
         )
 
     def _notes(self) -> list[str]:
-        notes = [f"keep: no name matches {quoted(pattern)}" for pattern in self.scope.unmatched_keep()]
+        notes = [self.slip] if self.slip else []
+        notes += [f"keep: no name matches {quoted(name)}" for name in self.scope.unmatched_keep() if name != "*"]
         size = sum(held.size_bytes for held in self._waiting)
         if size >= self._context.config.min_held_bytes:
             names = ", ".join(held.name for held in self._waiting)

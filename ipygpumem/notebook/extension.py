@@ -13,7 +13,6 @@ from traitlets import TraitError
 from traitlets.config import Config
 
 from ipygpumem.errors import NotLoadedError
-from ipygpumem.notebook.aside import Guard
 from ipygpumem.notebook.commands.magics import GpuMemMagics, loaded
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.ipython.rewriting import loop_over_body, rewrite_cell
@@ -44,10 +43,10 @@ class Extension:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._undo: list[Callable[[], object]] = []
-        self._guarded = Guard()
         config = _configured(shell)
         self.notebook = config.notebook = Notebook(shell, config)
         config.extension = self
+        self._guarded = self.notebook.context.guard
         try:
             self._register(config)
         except BaseException:
@@ -60,11 +59,11 @@ class Extension:
         self._append(shell.configurables, config)
         config.observe(self._host_peak_changed, "host_peak")
         config.observe(lambda change: notebook.recorder.switched(change), "record")
-        seen = self._guarded("code_seen", self._code_seen)
+        seen = self._guarded("code_seen", self._code_seen, notebook.experiments.code_missed)
         self._first, self._last = _Observer(seen, may_change=False), _Observer(seen, may_change=True)
         shell.ast_transformers.append(self._last)
         self._undo.append(self._stop_observing)
-        listener.note = self._guarded("names", listener.note)
+        listener.note = self._guarded("names", listener.note, notebook.experiments.event_missed)
         # Not taken out of the running cell's builtins: its code may go on to look names up.
         shell.builtin_trap.auto_builtins[LISTENER] = listener
         if LISTENER in vars(builtins):  # an earlier session's, which a running cell has
@@ -72,10 +71,10 @@ class Extension:
         elif shell.builtin_trap._nested_level:
             shell.builtin_trap.add_builtin(LISTENER, listener)
         self._undo.append(lambda: shell.builtin_trap.auto_builtins.pop(LISTENER, None))
-        self._event("pre_run_cell", self._cell_begins)
+        self._event("pre_run_cell", self._cell_begins, self._cell_missed)
         self._event("post_run_cell", notebook.session.cell_ends)
-        self._event("post_run_cell", notebook.session.cell_has_ended)
-        self._append(shell.input_transformers_cleanup, rewrite_cell)
+        self._event("post_run_cell", notebook.session.cell_has_ended, notebook.context.cells.forget)
+        self._append(shell.input_transformers_cleanup, self._guarded("rewriting", rewrite_cell, lambda lines: lines))
         self._magics()
         optional: dict[str, Callable[[], object]] = {"completion": self._completers}
         if config.record:
@@ -91,8 +90,11 @@ class Extension:
             self._append(self._shell.Completer.custom_matchers, _matcher(self.notebook))
 
     def _cell_begins(self, info: Any) -> None:
-        self._observe_both_ends()
+        self._guarded.each("pre_run_cell", self._observe_both_ends)
         self.notebook.session.cell_begins(info)
+
+    def _cell_missed(self, info: Any) -> None:
+        self.notebook.context.cells.missed = info
 
     def _code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
         self.notebook.session.code_seen(tree, may_change=may_change, is_timed=is_timed)
@@ -116,8 +118,8 @@ class Extension:
         target.append(item)
         self._undo.append(lambda: target.remove(item) if item in target else None)
 
-    def _event(self, name: str, callback: Callable[..., None]) -> None:
-        guarded = self._guarded(name, callback)
+    def _event(self, name: str, callback: Callable[..., None], *instead: Callable[..., None]) -> None:
+        guarded = self._guarded(name, callback, *instead)
         self._shell.events.register(name, guarded)
         self._undo.append(lambda: self._shell.events.unregister(name, guarded))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.notebook.aside import say_failed
@@ -71,11 +71,11 @@ class Screen:
     def working(self, what: str) -> Iterator[Progress]:
         """Show a progress bar once our own work, which is called ``what``, has taken a second."""
         bar: Any = None
-        due = time.perf_counter() + _WORK_SECONDS if self._has_bars() else float("inf")
+        due = perf_counter() + _WORK_SECONDS if self._has_bars() else float("inf")
 
         def progress(share: float) -> None:
             nonlocal bar, due
-            if time.perf_counter() < due:
+            if perf_counter() < due:
                 return
             try:
                 bar = bar or _new_bar(f"ipygpumem: {what}", share, self._bar_stream)

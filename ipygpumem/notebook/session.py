@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from time import perf_counter
 from typing import Any
 
 from ipygpumem.freeing.reclaim import fallen
@@ -32,11 +33,14 @@ class Session:
     def cell_begins(self, info: Any) -> None:
         """Start measuring a cell."""
         context = self._context
-        cell = context.cells.push(info, context.meter.start())
-        cell.last_error = last_error()
-        for part in self.parts:
-            part.cell_begins(cell)
-        cell.started = time.perf_counter()
+        cell = context.cells.push(info)
+
+        def measure() -> None:
+            cell.last_error = last_error()
+            cell.measurement = context.meter.start()
+
+        context.guard.each("pre_run_cell", measure, *[partial(part.cell_begins, cell) for part in self.parts])
+        cell.started = perf_counter()
 
     def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
         """Note code that runs next in a cell."""
@@ -45,10 +49,10 @@ class Session:
 
     def cell_ends(self, result: Any) -> None:
         """Take the cell that ``result`` ends on the rest of its way."""
-        ended_at = time.perf_counter()
+        ended_at = perf_counter()
         cell, lost = self._context.cells.pop(result)
         for other in lost:  # as after an error
-            self._context.meter.drop(other.measurement)
+            self._drop(other)
         if cell is None:
             self._shown()
             return
@@ -56,7 +60,7 @@ class Session:
         try:
             self._finish(cell, result, ended_at - cell.started)
         except BaseException:
-            self._context.meter.drop(cell.measurement)  # an interrupt may come at any point
+            self._drop(cell)  # an interrupt may come at any point
             raise
 
     def cell_has_ended(self, result: Any) -> None:
@@ -66,65 +70,68 @@ class Session:
         """
         if self._context.cells.has(result):
             self.cell_ends(result)
+        else:
+            self._shown()
 
     def _finish(self, cell: Cell, result: Any, seconds: float) -> None:
         """Give back what ends with the cell; only then make the records, so that they agree."""
-        error, reports, record = error_of(result), cell.above, None
+        guard, reports, records = self._context.guard, cell.above, list[CellRecord]()
+
+        def measure(result: Any) -> None:
+            record = self._measure(cell, result, seconds)
+            if not (record is None or cell.nested):
+                records.append(record)
+                self.history.append(record)
+                reports.extend(self._line(cell, record, result))
+
+        def ended(part: Part, _: Any) -> None:
+            reports.extend(part.cell_ended(cell, records[0] if records else None))
+
+        steps: list[Callable[[Any], object]] = [
+            partial(self._give_back, cell),
+            measure,
+            lambda _: reports.extend(cell.below),
+        ]
+        steps += [partial(ended, part) for part in self.parts]
         try:
-            try:
-                self._give_back(cell, error)
-            finally:
-                try:
-                    measured = self._measure(cell, error, seconds)
-                    if not cell.nested:
-                        record = measured
-                        self.history.append(record)
-                        reports += self._line(cell, record, error)
-                finally:
-                    reports += cell.below
-                    self._all(lambda part: reports.extend(part.cell_ended(cell, record)))
+            guard.each_with((result,), "post_run_cell", steps)
         except KeyboardInterrupt:
             cell.interrupted = True
-            self._context.meter.drop(cell.measurement)
-        finally:
-            self._show(cell, result, reports)
-            self._shown()
+            self._drop(cell)
+        steps = [partial(self._show, cell, reports), lambda _: self._shown(), lambda _: self._drop(cell)]
+        guard.each_with((result,), "post_run_cell", steps)
 
-    def _give_back(self, cell: Cell, error: BaseException | None) -> None:
+    def _give_back(self, cell: Cell, result: Any) -> None:
         """Release what the cell's error holds, and let the parts give back what ends with the cell."""
-        shown = error or shown_since(cell.last_error)
-        failed = error is not None or last_error() != cell.last_error
-        # Where memory has run out, anything may fail until recovery has given it back: each goes on after the other.
-        try:
-            self._all(lambda part: part.code_ended(cell, failed=failed))
-        finally:
-            try:
-                if shown is not None or cell.ending:
-                    cell.at_end = self._context.meter.settle(cell.measurement)
-            finally:
-                try:
-                    cell.below += self._recovery.cell_ended(cell, shown)
-                    cell.end()
-                finally:
-                    self._all(lambda part: part.give_back(cell))
+        failed = error_of(result) is not None or last_error() != cell.last_error
 
-    def _all(self, call: Callable[[Part], object]) -> None:
-        """Call all parts in their order, even if one fails or is interrupted; then that is raised."""
-        failed: BaseException | None = None
-        for part in self.parts:
-            try:
-                call(part)
-            except BaseException as error:  # noqa: PERF203  # each part has its turn
-                failed = failed if isinstance(failed, KeyboardInterrupt) else error
-        if failed is not None:
-            try:
-                raise failed
-            finally:
-                del failed  # else it would refer to this frame, and the frame to it
+        def code_ended(part: Part, *_: Any) -> None:
+            part.code_ended(cell, failed=failed)
 
-    def _measure(self, cell: Cell, error: BaseException | None, seconds: float) -> CellRecord:
-        """Collect garbage where that is cheap, and return what the cell has cost."""
-        context = self._context
+        def give_back(part: Part, *_: Any) -> None:
+            part.give_back(cell)
+
+        steps: list[Callable[..., object]] = [partial(code_ended, part) for part in self.parts]
+        steps += [self._settle, self._recover, lambda cell, _: cell.end()]
+        steps += [partial(give_back, part) for part in self.parts]
+        self._context.guard.each_with((cell, result), "post_run_cell", steps)
+
+    def _settle(self, cell: Cell, result: Any) -> None:
+        if cell.measurement and (cell.ending or (error_of(result) or shown_since(cell.last_error)) is not None):
+            cell.at_end = self._context.meter.settle(cell.measurement)
+
+    def _recover(self, cell: Cell, result: Any) -> None:
+        cell.below += self._recovery.cell_ended(cell, error_of(result) or shown_since(cell.last_error))
+
+    def _drop(self, cell: Cell) -> None:
+        if cell.measurement is not None:
+            self._context.meter.drop(cell.measurement)
+
+    def _measure(self, cell: Cell, result: Any, seconds: float) -> CellRecord | None:
+        """Collect garbage where that is cheap, and return what the cell has cost; None if that is not known."""
+        context, error = self._context, error_of(result)
+        if cell.measurement is None:
+            return None
         if not (cell.at_end or cell.nested) and context.config.collect_garbage:  # else it was done, or is done after it
             try:
                 context.garbage.cell_ended(seconds, context.config.garbage_share, in_scope=cell.in_scope)
@@ -148,10 +155,10 @@ class Session:
             reclaimed=fallen({usage.device: usage.after_bytes for usage in cell.at_end}, now),
         )
 
-    def _line(self, cell: Cell, record: CellRecord, error: BaseException | None) -> list[Report]:
+    def _line(self, cell: Cell, record: CellRecord, result: Any) -> list[Report]:
         """Return the line of a cell, if it is to be shown."""
         context = self._context
-        remarks = self._recovery.remarks(cell, error or shown_since(cell.last_error))
+        remarks = self._recovery.remarks(cell, error_of(result) or shown_since(cell.last_error))
         remarks += [line for part in self.parts for line in part.remarks(record)]
         context.screen.scales.note(record.usages)
         if not (context.config.report and (remarks or self._is_shown(record))):
@@ -164,7 +171,7 @@ class Session:
         long_enough = record.duration_seconds >= self._context.config.min_cell_seconds
         return long_enough and not (self._context.config.quiet and content.is_quiet(record))
 
-    def _show(self, cell: Cell, result: Any, reports: list[Report]) -> None:
+    def _show(self, cell: Cell, reports: list[Report], result: Any) -> None:
         """Show what there is to say of a cell, in spite of a Ctrl-C: it may wait long for much output of the cell's."""
         for _ in range(2):
             if cell.interrupted:
@@ -185,8 +192,7 @@ class Session:
         return [note("Ctrl-C came when the cell's code had ended")]
 
     def _shown(self) -> None:
-        for part in self.parts:
-            part.shown()
+        self._context.guard.each("post_run_cell", *[part.shown for part in self.parts])
 
 
 def _never_ran(source: str, error: BaseException | None) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
+from time import perf_counter
 from types import ModuleType
 from typing import Any, get_args
 
@@ -150,10 +150,10 @@ class PluginProbe(Probe):
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         if self._too_slow:
             raise ProbeError(self._too_slow)
-        started = time.perf_counter()
+        started = perf_counter()
         readings = self._isolated(lambda: tuple([self._checked(r) for r in self._probe.read(detail=detail, peak=peak)]))
         self.sampled = self._isolated(lambda: bool(getattr(self._probe, "sampled", False)))
-        seconds = time.perf_counter() - started
+        seconds = perf_counter() - started
         if seconds > _MOST_SECONDS and not detail:
             self._too_slow, self.sampled = f"it took {seconds:.2g} s and is not used any more", False
             warnings.warn(f"ipygpumem: the probe {self.name!r}: {self._too_slow}", RuntimeWarning, stacklevel=2)

@@ -151,11 +151,6 @@ def _step_list(steps: Iterable[ReclaimStep], total: Mapping[str, int]) -> list[s
     return [*texts, f"returned by allocators ({_sizes(rest)})"] if rest else texts
 
 
-def interrupted_exit(name: str) -> Report:
-    """Return what is said when Ctrl-C stops an experiment's end."""
-    return Report("note", f"experiment {clean_name(name)}: its end was interrupted; %experiment end completes it")
-
-
 # -- errors ---------------------------------------------------------------------------------------------------
 
 _CAUSES = {"oom": "out of memory", "interrupt": "interrupted", "error": "failed"}

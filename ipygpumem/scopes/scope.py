@@ -113,6 +113,17 @@ class Scope:
         """Like ``save`` for code that nobody has seen: it may bind any name."""
         self.save(list(self._outer))
 
+    def missed(self, event: str) -> None:
+        """Keep all that code may have bound or may bind: what it reports may be lost, as ``event`` was."""
+        word, name = event.rsplit(" ", 1)
+        if word == HAS_IMPORTED[:-1]:
+            self._imported.add(name)
+        maybe = {name: value for name, value in self._maybe.items() if self._shadows(name)}
+        self.waiting.update(maybe)
+        self._unsure.update(maybe)
+        self._maybe.clear()
+        self.save_all()
+
     def unsave(self, names: Iterable[str]) -> None:
         """Take back ``save``: the code reports these names itself."""
         for name in names:
@@ -210,6 +221,11 @@ class Scope:
         names = [name for name in list(self._namespace) if is_ownable(name)] if self._keep else []
         return [pattern for pattern in self._patterns() if not any(fnmatchcase(name, pattern) for name in names)]
 
+    def misspelt_keep(self) -> list[str]:
+        """Return the plain names in ``keep`` that neither exist nor stand in the scope's code."""
+        known = self._assigned | self._imported | self._outer.keys()
+        return [pattern for pattern in self.unmatched_keep() if pattern.isidentifier() and pattern not in known]
+
     def close(
         self,
         enclosing: Scope | None,
@@ -245,6 +261,12 @@ class Scope:
         for name in list(self.waiting):
             self._restore(name)
         return outcome
+
+    def restore_all(self) -> None:
+        """Restore what names have shadowed, and delete nothing: the scope cannot be closed."""
+        for name, value in list(self.waiting.items()):
+            if not self._matches_keep(name):
+                self._namespace[name] = value
 
     def _restore(self, name: str) -> None:
         if name not in self._namespace or self._namespace[name] is not self.waiting[name]:

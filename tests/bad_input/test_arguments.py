@@ -30,6 +30,11 @@ from tests.steps import fails, goes_on, names, open_now, refused, works
         ("%experiment start a --keep", "--keep"),
         ("%experiment start a --keep 'x y'", "x y"),
         ("%experiment start don't", "quotation"),
+        ("%%experiment train keep model\nx = 1", "write train --keep model"),
+        ("%%experiment train \N{EN DASH}keep model\nx = 1", "write train --keep model"),
+        ("%experiment start train keep model", "write train --keep model"),
+        ("%experiment start train # the last\nx = 1", "a comment stands in a line of its own"),
+        ("%%experiment my run\nx = 1", "my-run"),
         ("%%experiment 'unclosed\nx = 1", "quotation"),
         ("%gpumem bogus", "status"),
         ("%gpumem stauts", "(did you mean status?)"),
@@ -131,12 +136,19 @@ def test_a_wrong_argument_in_python_is_refused_when_it_is_given_and_loses_no_nam
     goes_on(notebook)
 
 
-def test_keep_of_a_name_that_does_not_exist_is_said_and_harms_nothing(notebook: Kernel) -> None:
-    reply = works(notebook, "%%experiment a --keep missing --keep 'no*' --keep here\nhere, gone = 1, 2")
+def test_a_misspelt_name_to_keep_is_said_and_deletes_nothing(notebook: Kernel) -> None:
+    reply = works(notebook, "%%experiment a --keep modle --keep 'no*' --keep here\nhere, model = 1, 2")
     (text,) = reply.reports("experiment")
-    assert all(f"no name matches '{name}'" in text for name in ("missing", "no*"))
+    assert all(f"no name matches '{name}'" in text for name in ("modle", "no*"))
+    assert "(did you mean model?): nothing was deleted" in text
     assert "'here'" not in text
-    assert names(notebook) == ["here"]
+    assert names(notebook) == ["here", "model"]
+    (text,) = works(notebook, "%%experiment b --keep modle --report none\nmodel = 3").reports("note")
+    assert "no name matches 'modle'" in text
+    assert notebook.value("model") == 3
+    # A name that the code would have bound is no slip: nothing keeps the memory of what failed.
+    fails(notebook, "%%experiment c --keep late\nearly = 1\n1 / 0\nlate = 2", "ZeroDivisionError")
+    assert names(notebook) == ["here", "model"]
 
 
 LONG = "x" * 100_000

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from IPython.core.error import UsageError
 
-from ipygpumem.errors import ExperimentError, quoted
+from ipygpumem.errors import ExperimentError, quoted, short
 from ipygpumem.fitting.budgets import parse_budget
 from ipygpumem.notebook.commands.magics import loaded
 from ipygpumem.notebook.commands.parsing import Options
@@ -19,6 +19,7 @@ from ipygpumem.reports.content import usage_parts
 from ipygpumem.reports.layout import Report, clean, listed, note
 from ipygpumem.units import format_bytes, format_seconds
 
+_OPTIONS = ("keep", "drop-imports", "seed", "report", "note", "budget", "record", "on")
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _GLOB = re.compile(r"(?=.*[*?\[])[\w*?\[\]!-]+")
 
@@ -41,7 +42,7 @@ def new(notebook: Notebook, options: Options) -> Experiment:
     """Return an experiment that has not begun; a mistake in the options is an error here."""
     return Experiment(
         notebook.experiments,
-        options.name,
+        _checked_name(options.name),
         _checked("--keep", options.keep),
         options.drop_imports,
         options.seed,
@@ -50,6 +51,21 @@ def new(notebook: Notebook, options: Options) -> Experiment:
         parse_budget(",".join(options.budget)) if options.budget else None,
         options.record,
     )
+
+
+def _checked_name(name: str) -> str:
+    """Return an experiment's name if it is one word: of several, some were meant as something else."""
+    word, *others = name.split()
+    if not others:
+        return word
+    option = next(iter(re.findall(r"\w[\w-]*", others[0])), "")
+    if "#" in others[0]:
+        fix = "a comment stands in a line of its own"
+    elif option in _OPTIONS:
+        fix = f"write {word} --{option} {' '.join(others[1:])}".rstrip()
+    else:
+        fix = f"write {'-'.join([word, *others])}; --keep goes before names that stay"
+    raise UsageError(clean(f"an experiment's name is one word, not {quoted(name)}: {short(fix)}"))
 
 
 def parse_parameters(words: Iterable[str]) -> Parameters:

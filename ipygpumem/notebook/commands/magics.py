@@ -10,11 +10,15 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, magics_class, no_var_expand
 
 from ipygpumem.errors import GpuMemError
+from ipygpumem.introspect import text_of
 from ipygpumem.notebook.ipython.rewriting import is_first_line, is_for_engines, words_of
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.notebook.registry import MAGICS, REWRITTEN
 from ipygpumem.objects import interrupts
 from ipygpumem.reports.layout import clean
+
+_RUN_CODE = ("gpumemit",)
+"""Line magics that run code of the user's."""
 
 
 @magics_class
@@ -34,13 +38,23 @@ class GpuMemMagics(Magics):
             if not magic.startswith("%%") or (name in REWRITTEN and f"%{name}" not in MAGICS):
                 self.magics["line"][name] = called
 
+    def failed(self, name: str, error: Exception) -> None:
+        """Report a failure of ours in a magic; the code after it goes on."""
+        hint = "; it runs without this scope" if name == "experiment" else ""
+        self._notebook.context.guard.failed(f"%{name}", error, hint=hint)
+
     def call(self, name: str, line: str, cell: str | None) -> None:
         """Do what ``%name``, ``%%name`` with a cell, or the first line ``%%name`` of a running one asks for."""
         __tracebackhide__ = True
         if cell is not None and name in REWRITTEN and not is_for_engines(line):
-            # From run_cell_magic and its like: a first line never comes here. A mistake would be shown twice below.
-            loaded("parsing.parse")(f"%%{name}", line)
-            self.shell.run_cell(f"%%{name} {line}\n{cell}").raise_error()
+            # From run_cell_magic and its like: a first line never comes here, unless it could not be rewritten.
+            source = f"%%{name} {line}\n{cell}"
+            running = self._notebook.context.cells.running()
+            if running and text_of(getattr(running[-1].info, "raw_cell", None)).split() == source.split():
+                source = cell  # without this scope: that is said already
+            else:
+                loaded("parsing.parse")(f"%%{name}", line)  # a mistake would be shown twice below
+            self.shell.run_cell(source).raise_error()
         elif cell is not None:
             self._run(f"%%{name}", line, cell)
         elif name in REWRITTEN and is_first_line(line):
@@ -84,4 +98,11 @@ class _Called:
 
     def __call__(self, line: str, cell: str | None = None) -> None:
         __tracebackhide__ = True
-        self.__self__.call(self.__name__, line, cell)
+        try:
+            self.__self__.call(self.__name__, line, cell)
+        except UsageError:
+            raise
+        except Exception as error:
+            if cell is not None or self.__name__ in _RUN_CODE:
+                raise  # may be the code's own
+            self.__self__.failed(self.__name__, error)

@@ -157,7 +157,9 @@ class Recorder(Part):
 
     def _cell_start(self, cell: Cell, number: int) -> Moment:
         source = flight_recorder.first_lines(text_of(getattr(cell.info, "raw_cell", None)))
-        self._cell = self._moment("cell", number, cell.measurement.before.values(), source=source)
+        self._cell = self._moment(
+            "cell", number, cell.measurement.before.values() if cell.measurement else (), source=source
+        )
         return self._cell
 
     def _tick(self) -> float | None:

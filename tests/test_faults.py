@@ -1,0 +1,311 @@
+"""A fault of ours at any call of any of our functions stops no code of the user's and loses no name of theirs.
+
+Each program is run once to list our functions that it calls; then once for each fault, which one call raises. After it
+the program's own cells are run again, and must work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import inspect
+import random
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Any, NamedTuple
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import ipygpumem
+from ipygpumem.measuring.meter import Meter
+from ipygpumem.notebook.cell import CellStack
+from ipygpumem.notebook.experiments import Experiment, Experiments
+from ipygpumem.notebook.ipython.outputs import Outputs
+from ipygpumem.notebook.notebook import notebook_of
+from ipygpumem.notebook.recovery import Recovery
+from ipygpumem.notebook.screen import Screen
+from ipygpumem.notebook.session import Session
+from ipygpumem.scopes.scope import Scope
+from tests.steps import plain
+
+pytest.importorskip("numpy")  # without arrays there is nothing to look for
+PACKAGE = str(Path(ipygpumem.__file__).parent)
+ERRORS = (RuntimeError, KeyboardInterrupt, MemoryError, OSError)
+
+
+class Program(NamedTuple):
+    """The cell in which the fault strikes, and those around it, which end what it leaves open."""
+
+    target: str
+    before: str = ""
+    after: str = ""
+    error: str = ""
+
+
+BODY = "old = 2\nnew = np.zeros(300_000)\nlog.append(old)\n"
+PROGRAMS = {
+    "experiment": Program(f"%%experiment e\n{BODY}old + 40"),
+    "a leak": Program(f"%%experiment e\n{BODY}kept.append(new)\nold + 40"),
+    "an error": Program(f"%%experiment e\n{BODY}raise ValueError", error="ValueError"),
+    "no memory": Program(f"%%experiment e\n{BODY}raise MemoryError", error="MemoryError"),
+    "nested": Program(f"%%experiment e\nget_ipython().run_cell({BODY!r})\nold + 40"),
+    "start": Program(f"%experiment start m\n{BODY}old + 40", after="%experiment end"),
+    "inside": Program(f"{BODY}old + 40", before="%experiment start m", after="%experiment end"),
+    "end": Program("%experiment end\nold = 1; log.append(2)\n42", before=f"%experiment start m\n{BODY}log.clear()"),
+    "plain": Program("log.append(2)\n42"),
+    "plain error": Program("log.append(2)\nraise ValueError", error="ValueError"),
+    "plain no memory": Program("log.append(2)\nraise MemoryError", error="MemoryError"),
+}
+EDGES = ("<module>", "aside.py call", "extension.py visit", "py __missing__", "py first_turn", "magics.py __call__")
+"""What IPython and the user's code call first: the very call is before any ``try``, in which they have all else."""
+SETUP = "import numpy as np; old, log, kept = 1, [], []"
+
+
+class Call(NamedTuple):
+    """The ``number``-th call of one of our functions in a program's target."""
+
+    program: str
+    code: CodeType
+    number: int
+
+    def __str__(self) -> str:
+        file = self.code.co_filename.removeprefix(PACKAGE + "/")
+        return f"{self.program}: {file}:{self.code.co_firstlineno} {self.code.co_name} #{self.number}"
+
+
+@functools.cache
+def is_ours(code: CodeType) -> bool:
+    return code.co_filename.startswith(PACKAGE) and not f"{Path(code.co_filename).name} {code.co_name}".endswith(EDGES)
+
+
+def on_calls(action: Callable[[], object], seen: Callable[[CodeType], None]) -> None:
+    """Run ``action``; ``seen`` is told of each call of a function of ours, and may raise in its place."""
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and is_ours(frame.f_code):
+            seen(frame.f_code)
+
+    sys.setprofile(profile)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+
+
+class World:
+    """One shell, with the extension loaded anew for each program."""
+
+    def __init__(self, shell: InteractiveShell, out: pytest.CaptureFixture[str]) -> None:
+        self.shell, self.out = shell, out
+
+    def begin(self, program: Program) -> None:
+        run = self.shell.run_cell
+        for cell in ("%reset -f", "%load_ext ipygpumem", "%reload_ext ipygpumem", SETUP, program.before):
+            run(cell)
+        self.notebook = notebook_of(self.shell)
+        self.out.readouterr()
+
+    def calls(self, name: str) -> Iterator[Call]:
+        """Yield the first, the second and the last call of each function in the target of a program."""
+        for _ in range(2):  # what is imported on first use is there then
+            counts: dict[CodeType, int] = {}
+            self.begin(PROGRAMS[name])
+
+            def count(code: CodeType, counts: dict[CodeType, int] = counts) -> None:
+                counts[code] = counts.get(code, 0) + 1
+
+            on_calls(lambda: self.shell.run_cell(PROGRAMS[name].target), count)
+        for code, most in counts.items():
+            is_generator = code.co_flags & inspect.CO_GENERATOR  # to close it is a call, too, which cannot raise
+            numbers = {1} if is_generator else {1, min(2, most), most}
+            yield from (Call(name, code, number) for number in sorted(numbers))
+
+    def strike(self, call: Call, error: type[BaseException]) -> str | None:
+        """Run the program of ``call``, which raises ``error``; return what is wrong then."""
+        program, left, results = PROGRAMS[call.program], call.number, list[Any]()
+        self.begin(program)
+
+        def seen(code: CodeType) -> None:
+            nonlocal left
+            if code is call.code:
+                left -= 1
+                if not left:
+                    raise error("injected")
+
+        with contextlib.suppress(KeyboardInterrupt):
+            on_calls(lambda: results.append(self.shell.run_cell(program.target, store_history=True)), seen)
+        if left > 0:
+            return None  # not so many calls this time
+        text = plain("".join(self.out.readouterr()))
+        try:
+            self.check(call, results, text, error)
+            self.goes_on(program)
+        except AssertionError as wrong:
+            return f"{wrong}\n{text}"
+        return None
+
+    def check(self, call: Call, results: list[Any], text: str, error: type[BaseException]) -> None:
+        """Check that the code has run, that names are as they should be, and that one line says what failed."""
+        program, names, struck = PROGRAMS[call.program], self.shell.user_ns, error is KeyboardInterrupt
+        is_ours_alone = re.search("/(notebook|scopes|reports)/", call.code.co_filename)  # elsewhere objects may fail
+        raised = [type(result.error_before_exec or result.error_in_exec).__name__ for result in results]
+        if not (struck and (not results or "KeyboardInterrupt" in text)):  # a Ctrl-C may stop the code, or what follows
+            is_late = struck and "Ctrl-C came when" in text and raised == ["KeyboardInterrupt"]
+            assert is_late or raised == [program.error or "NoneType"], f"raised {raised}"
+            assert names.get("log") == [2], "the code has not run"
+            assert program.error or "]: 42" in text, "no result"
+            assert "Error in callback" not in text, "an error in a callback"
+        is_open = [item.name for item in self.notebook.experiments.open]
+        assert "e" not in is_open, "open after its cell"
+        has_scope = "%%experiment" in program.target and not re.search("without this scope|rewriting failed", text)
+        assert names.get("old") == 1 or not has_scope, f"old is {names.get('old')}"
+        said = [line for line in text.splitlines() if "injected" in line]
+        if not struck:
+            assert "Traceback (most" not in text or program.error, "a traceback"
+            assert len(said) <= 1, f"said {len(said)} times"
+        if error in (RuntimeError, OSError) and is_ours_alone:  # else memory is short, or the user knows
+            assert said, "not said"
+
+    def goes_on(self, program: Program) -> None:
+        """Run the program again after what a fault has left: names and reports must be right."""
+        shell, names = self.shell, self.shell.user_ns
+        for experiment in list(self.notebook.experiments.open):
+            shell.run_cell(f"%experiment end {experiment.name}")
+        assert not self.notebook.experiments.open, "cannot be ended"
+        shell.run_cell("old, since = 1, 7; log.clear(); globals().pop('new', None)")
+        for cell in filter(None, (program.before, program.target, program.after)):
+            shell.run_cell(cell, store_history=True)
+        text = "".join(self.out.readouterr())
+        found = names.get("old"), names.get("since"), names.get("log"), "new" in names
+        assert found == (1, 7, [2], False), f"names are wrong later: {found}"
+        assert "ipygpumem:" not in text, f"said again: {text}"
+        assert "cell" in text, "no report later"
+        assert not self.notebook.context.cells.running(), "a cell still runs"
+        gc.collect(1)
+        assert not len(self.notebook.context.meter._open), "a measurement is open"
+
+
+@pytest.fixture
+def world(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[World]:
+    # The first look follows what users' modules hold. Here those are all tests that this process has run.
+    monkeypatch.setattr("ipygpumem.objects.inventory.before.users_modules", dict)
+    gc.freeze()
+    yield World(shell, capsys)
+    gc.unfreeze()
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("most", [40, pytest.param(400, marks=pytest.mark.thorough)])
+def test_a_fault_stops_no_code_and_loses_no_name(world: World, most: int) -> None:
+    calls = [(call, error) for name in PROGRAMS for call in world.calls(name) for error in ERRORS]
+    random.Random(most).shuffle(calls)
+    turns = Counter[CodeType]()
+
+    def turn(struck: tuple[Call, type[BaseException]]) -> int:
+        turns[struck[0].code] += 1
+        return turns[struck[0].code]
+
+    calls = sorted(calls, key=turn)[:most]  # each function once before any comes twice
+    wrong = [f"{error.__name__} in {call}: {what}" for call, error in calls if (what := world.strike(call, error))]
+    assert not wrong, f"{len(wrong)} of {len(calls)}\n" + "\n".join(wrong)
+
+
+FOREVER = [
+    (kind, name)
+    for kind in (Session, CellStack, Experiments, Experiment, Scope, Outputs, Meter, Recovery, Screen)
+    for name, function in vars(kind).items()
+    if type(function) is FunctionType and name not in ("__init__", "close")
+]
+
+
+@pytest.mark.parametrize("target", [PROGRAMS["experiment"].target, PROGRAMS["an error"].target])
+def test_a_fault_that_lasts_stops_no_code_and_loses_no_name(world: World, target: str) -> None:
+    wrong = []
+    for kind, name in FOREVER:
+        world.begin(PROGRAMS["plain"])
+        with pytest.MonkeyPatch.context() as patch:
+
+            def fails(*_: object, **__: object) -> None:
+                raise RuntimeError("injected")
+
+            patch.setattr(kind, name, fails)
+            world.shell.run_cell(target)
+        said = "".join(world.out.readouterr())
+        for cell in ("since = 7", target):
+            world.shell.run_cell(cell)
+        found = {name: world.shell.user_ns.get(name) for name in ("old", "since", "log")}
+        is_right = found == {"old": found["old"], "since": 7, "log": [2, 2]} and not world.notebook.experiments.open
+        if not is_right or (found["old"] != 1 and "injected" not in said) or world.notebook.context.cells.running():
+            wrong.append(f"{kind.__name__}.{name}: {found}, {world.notebook.experiments.open}\n{said}")
+    assert not wrong, f"{len(wrong)} of {len(FOREVER)}\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        "import time\ntime.perf_counter = time.time = None",
+        "class Strikes:\n    def __del__(self): raise KeyboardInterrupt\nitem, other = Strikes(), Strikes()",
+        "%experiment start e\ninner = 1",
+        "import threading; threading.get_ident = None",
+    ],
+)
+def test_a_cells_experiment_ends_with_it_and_never_later(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, trigger: str
+) -> None:
+    monkeypatch.setattr(time, "perf_counter", time.perf_counter)  # put back when the test ends
+    monkeypatch.setattr(time, "time", time.time)
+    monkeypatch.setattr(threading, "get_ident", threading.get_ident)
+    shell.run_cell("%load_ext ipygpumem")
+    cell = f"%%experiment e\n{trigger}\nnew = 1\nran = globals().setdefault('runs', []).append(1)"
+    shell.run_cell("old, runs = 1, []")
+    shell.run_cell(cell + "\nold = 2")
+    assert notebook_of(shell).experiments.open == []
+    shell.run_cell("since = 7")
+    shell.run_cell(cell)
+    assert {name: shell.user_ns.get(name) for name in ("old", "since", "runs")} == {
+        "old": 1,
+        "since": 7,
+        "runs": [1, 1],
+    }
+
+
+def test_each_distinct_failure_is_said_once(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+    shell.run_cell("%load_ext ipygpumem")
+    meter = notebook_of(shell).context.meter
+    texts = iter("aabba")
+
+    def broken() -> None:
+        raise RuntimeError(f"reason {next(texts)}")
+
+    meter.start = broken  # type: ignore[method-assign,assignment]
+    for _ in range(5):
+        assert shell.run_cell("1").success
+    said = re.findall("pre_run_cell failed .RuntimeError: (.*?).. Your code", capsys.readouterr().err)
+    assert said == ["reason a", "reason b"]
+
+
+def test_code_whose_cell_was_not_seen_to_begin_runs_without_a_scope(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell.run_cell("%load_ext ipygpumem")
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no cell")
+
+    monkeypatch.setattr(notebook_of(shell).context.cells, "push", broken)
+    for cell in ("%%experiment e\nx = 1", "%experiment start m\ny = 2", "%experiment end"):
+        shell.run_cell(cell)
+    assert (shell.user_ns["x"], shell.user_ns.get("y")) == (1, None)
+    text = capsys.readouterr().err
+    assert "must be the first line" not in text
+    assert "it runs without this scope" in text
