@@ -26,7 +26,7 @@ from ipygpumem.estimating.devices import UNKNOWN, Devices
 from ipygpumem.estimating.fake_copies import FakeCopies
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storages import GRADIENTS, OPTIMIZER, PARAMETERS, StorageLog, Workspaces
-from ipygpumem.estimating.transients import loss_bytes, operator_name
+from ipygpumem.estimating.transients import is_flash, loss_bytes, operator_name
 from ipygpumem.introspect import is_ours, is_users
 from ipygpumem.objects.holders.frames import stack
 
@@ -219,6 +219,7 @@ _UNFOLLOWED = (
 """What torch raises where it cannot follow an operation; the user's mistakes are other errors."""
 _UNTOLD = "this code cannot be estimated, because torch cannot say what an operation returns"
 _DEVICE = torch.ops.prim.device.default
+_CPU_ATTENTION = getattr(getattr(_ATEN, "_scaled_dot_product_flash_attention_for_cpu", None), "default", None)
 _ADD = _ATEN.add.Tensor
 _IN_PLACE = frozenset(
     {
@@ -323,6 +324,9 @@ class Follower(TorchDispatchMode):
                 return result
             workspace = torch.empty(_lstm_workspace(*args), dtype=torch.uint8, device=result[0].device)
             return (*result[:3], workspace)
+        if func is _CPU_ATTENTION and self._devices.is_elsewhere and not is_flash(args, kwargs):
+            batch, heads, length, width = result[0].shape  # CUDA's kernel for this case puts heads inside of rows
+            return result[0].new_empty((batch, length, heads, width)).transpose(1, 2), *result[1:]
         if func is _ATEN._cudnn_rnn.default:
             self._note(f"{users_line()}: what cuDNN keeps of a recurrent layer is not counted")
         if _is_sparse(result):

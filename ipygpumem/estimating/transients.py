@@ -78,10 +78,14 @@ _IN_RESULT = frozenset({"mse_loss", "smooth_l1_loss", "binary_cross_entropy"})
 def operator_name(func: Any, args: Any, kwargs: Any) -> str:
     """Return an operator's name on CUDA, without its overload and without the mark of operators in place."""
     name = str(func.__name__.partition(".")[0].rstrip("_"))
-    if name == "_scaled_dot_product_flash_attention_for_cpu_backward":  # the CPU's has a mask, and any precision
-        is_flash = args[1].itemsize == 2 and kwargs.get("attn_mask") is None
-        return f"_scaled_dot_product_{'flash' if is_flash else 'efficient'}_attention_backward"
+    if name == "_scaled_dot_product_flash_attention_for_cpu_backward":
+        return f"_scaled_dot_product_{'flash' if is_flash(args, kwargs) else 'efficient'}_attention_backward"
     return name
+
+
+def is_flash(args: Any, kwargs: Any) -> bool:
+    """Return True if CUDA takes flash attention where the CPU has one kernel: half precision and no mask."""
+    return args[1].itemsize == 2 and kwargs.get("attn_mask") is None
 
 
 def _input(args: Any, _: Any) -> Any:
