@@ -26,8 +26,6 @@ from tests.kernel import Kernel
 from tests.steps import tidied_kernel, works
 from tests.test_budget import TEXT as REFUSED
 
-# -- which values are tried -----------------------------------------------------------------------------------
-
 
 def tried(start: dict[str, Any], fits: Callable[..., bool], **options: Any) -> list[Any]:
     """What a plan tries where ``fits`` says what fits: plain numbers where there is one variable."""
@@ -130,9 +128,6 @@ def test_what_makes_no_sense_is_said(start: dict[str, Any], options: dict[str, A
         ipygpumem.autofit(lambda **values: None, **{"min": None, **options}, **start)
 
 
-# -- what counts as fitting -----------------------------------------------------------------------------------
-
-
 def usage(device: str, peak: int, *, before: int = 0, **more: Any) -> Usage:
     return Usage(device, before, before, peak, 1000, "allocator", **more)
 
@@ -215,9 +210,6 @@ def test_what_ran_out_of_a_device_on_which_nothing_lies_is_not_said_of_ram(
 
     with pytest.raises(AutofitError, match=r"even n=1 does not fit \(out of memory\)" + what):
         run_tries(train, Fit(Plan({"n": 1}), meter))
-
-
-# -- functions ------------------------------------------------------------------------------------------------
 
 
 class Big:
@@ -423,11 +415,6 @@ def test_a_decorated_method_is_called_as_any_other() -> None:
     with pytest.raises(AutofitError, match=r"test_a_dec.*<lambda> takes no argument 'batch_size'"):
         ipygpumem.autofit(batch_size=16)(lambda name: name)("m")
 
-
-# -- the report -----------------------------------------------------------------------------------------------
-
-
-# -- cells ----------------------------------------------------------------------------------------------------
 
 SETUP = """
 import asyncio, ipygpumem, weakref

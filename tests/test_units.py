@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -92,25 +94,21 @@ def test_sizes_in_messages_of_libraries_are_binary_and_may_lack_their_unit() -> 
 NONE_OF_THEM = [True, None, "x", "3", -1, 0, 10**400, 2**63, float("nan"), float("inf"), [1]]
 
 
-@pytest.mark.parametrize("value", [*NONE_OF_THEM, 1.0])
-def test_what_is_no_count_is_refused_in_a_short_line(value: Any) -> None:
-    with pytest.raises(UnitError, match="is not a whole number from 1 to 100") as caught:
-        whole(value, most=100)
-    assert len(str(caught.value)) < 160
-
-
-@pytest.mark.parametrize("value", NONE_OF_THEM)
-def test_what_is_no_finite_number_is_refused_in_a_short_line(value: Any) -> None:
-    with pytest.raises(UnitError, match=r"is not a number from 0\.001 to 1e") as caught:
-        finite(value)
-    assert len(str(caught.value)) < 160
-
-
-@pytest.mark.parametrize("value", [*NONE_OF_THEM, 1.5, "1" * 90 + "GiB"])
-def test_what_is_no_size_is_refused_in_a_short_line(value: Any) -> None:
-    with pytest.raises(UnitError, match=r"size|unit") as caught:
-        checked_bytes(value, least=1)
-    assert len(str(caught.value)) < 160
+@pytest.mark.parametrize(
+    ("check", "more", "part"),
+    [
+        (functools.partial(whole, most=100), [1.0], "is not a whole number from 1 to 100"),
+        (finite, [], r"is not a number from 0\.001 to 1e"),
+        (functools.partial(checked_bytes, least=1), [1.5, "1" * 90 + "GiB"], r"size|unit"),
+    ],
+)
+def test_what_is_no_count_number_or_size_is_refused_in_a_short_line(
+    check: Callable[[Any], object], more: list[Any], part: str
+) -> None:
+    for value in (*NONE_OF_THEM, *more):
+        with pytest.raises(UnitError, match=part) as caught:
+            check(value)
+        assert len(str(caught.value)) < 160, value
 
 
 def test_numbers_within_their_bounds_are_taken() -> None:

@@ -260,9 +260,6 @@ def records() -> list[tuple[str, int | None, int]]:
     ]
 
 
-# -- in each library ---------------------------------------------------------------------------------------------------
-
-
 def test_each_epoch_is_exact_in_the_trainers_log_and_in_the_records(card: Card, tmp_path: Path, library: Any) -> None:
     trained = library(card, tmp_path, library.kind()).train()
     first, second = ((1.0, library.highest + 1.0), (0.0, float(library.highest)))
@@ -342,9 +339,6 @@ def test_the_example_of_the_page_runs(heading: str, tmp_path: Path, monkeypatch:
     assert "mem/cpu/peak_mib" in last or "mem/cpu/peak_mib" in eval(last, names)
 
 
-# -- Hugging Face ------------------------------------------------------------------------------------------------------
-
-
 class Endless(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
     """Nobody can tell how many rows come: then the trainer's own state counts epochs in fractions."""
 
@@ -408,9 +402,6 @@ def test_a_trainer_whose_training_has_failed_can_go(card: Card, tmp_path: Path) 
     assert [reference() for reference in seen] == [None, None]
 
 
-# -- Lightning ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("first", [True, False])
 def test_every_process_can_monitor_its_figures_and_the_first_alone_logs_them(
     card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
@@ -422,9 +413,6 @@ def test_every_process_can_monitor_its_figures_and_the_first_alone_logs_them(
     assert [(step, row["epoch"], row[PEAK]) for step, row in trained.log.rows if PEAK in row] == (
         [(1, 0, 33.0), (3, 1, 32.0)] if first else []
     )
-
-
-# -- fastai ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_columns_come_once_before_the_time_and_for_those_who_read_them(

@@ -221,9 +221,6 @@ def test_functional_transforms_and_a_meta_model_can_be_estimated() -> None:
     assert (found.before_bytes, found.parts["parameters"]) == (64 * MIB, 64 * MIB)
 
 
-# -- on a device that is not here --------------------------------------------------------------------------------------
-
-
 def test_a_device_that_is_not_here_can_be_estimated() -> None:
     model = nn.Linear(1024, 1024, bias=False)
 
@@ -327,9 +324,6 @@ def test_dropout_and_attention_keep_what_they_keep_on_a_card() -> None:
     assert kept(lambda: functional.dropout(x, 0.5), "cpu") == MIB
     assert kept(lambda: nn.Dropout(0.5).eval()(x), CARD) == -MIB  # it gives x itself
     assert kept(attend, CARD) <= MIB // 16 < 4 * 1024 * 1024 * 4 < kept(attend, "cpu")
-
-
-# -- summaries, and what is refused before anything runs ---------------------------------------------------------------
 
 
 def test_a_summary_has_a_row_for_each_module() -> None:

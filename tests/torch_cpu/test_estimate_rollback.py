@@ -234,9 +234,6 @@ def test_what_the_notebook_shares_with_an_estimate_is_as_it_was(users: Kernel) -
     assert "still holds" not in reply.reports("estimate")[0]
 
 
-# -- the notebook's other objects, and the process ---------------------------------------------------------------------
-
-
 def frame() -> pandas.DataFrame:
     return pandas.DataFrame({"a": [1, 2, 3], "b": [1.0, 2.0, 3.0], "c": ["x", "y", "z"], "o": [[1], [2], [3]]})
 
@@ -359,9 +356,6 @@ def test_one_thing_that_cannot_be_put_back_does_not_keep_the_rest() -> None:
     assert kept == [1]
 
 
-# -- errors, interrupts and limits -------------------------------------------------------------------------------------
-
-
 def test_an_error_is_shown_with_the_users_lines_alone(estimating: Kernel) -> None:
     works(estimating, "# two\n# lines\ndef deeper(x):\n    return x @ x[:, :3].T\n")
     reply = estimating.run("%%estimate\ny = x * 2\nz = deeper(y)\n")
@@ -437,9 +431,6 @@ def test_a_ctrl_c_that_strikes_as_a_tensor_is_noted_to_die_is_not_lost(monkeypat
 
 def without_colours(text: str) -> str:
     return re.sub(r"\x1b\[[\d;]*m", "", text)
-
-
-# -- what has no copy --------------------------------------------------------------------------------------------------
 
 
 def test_locks_and_other_objects_of_c_have_no_copies() -> None:

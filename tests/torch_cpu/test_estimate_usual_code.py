@@ -110,9 +110,6 @@ def test_usual_training_code_is_estimated(tmp_path: Path) -> None:
     assert ["eager" in note for note in compiled] == [True]
 
 
-# -- values ------------------------------------------------------------------------------------------------------------
-
-
 FINE = [
     "assert torch.isfinite(x).all()",
     "if not torch.isfinite(x.sum()):\n    raise FloatingPointError",
@@ -211,9 +208,6 @@ def test_what_torch_itself_cannot_do_without_values_is_refused_by_its_line(
     assert str(caught.value).endswith(body.splitlines()[-1])
 
 
-# -- threads, files and compiled code ----------------------------------------------------------------------------------
-
-
 def test_threads_that_code_starts_are_followed(tmp_path: Path) -> None:
     body = """
 from concurrent.futures import ThreadPoolExecutor
@@ -253,8 +247,6 @@ def test_a_data_loader_starts_no_processes_and_a_checkpoint_is_not_written(tmp_p
     assert (loader.num_workers, seen, path.exists()) == (2, [], False)
     assert "torch.save wrote nothing" in found.notes[-1]
 
-
-# -- what code does beyond its tensors ---------------------------------------------------------------------------------
 
 IMPORTS = """
 import io, json, os, pickle, shutil, subprocess, sqlite3, tempfile
