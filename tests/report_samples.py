@@ -99,7 +99,9 @@ def every_report(word: str = "x") -> list[Report]:
     ended = experiment(
         name=word, deleted=(word,), restored=(word,), kept=(word,), survivors=held, notes=(word,), steps=(step,)
     )
-    failed = recovery(error=word, held=held * 10, message=word, steps=(step,), free={word: 1}, now={word: 2})
+    failed = recovery(
+        error=word, held=held * 10, message=word, steps=(step,), free={word: 1}, now={word: 2}, plain=(word,)
+    )
     return [
         content.cell_report(cell(error=word, usages=(RAM, usage))),
         *content.experiment_reports(ended, "full"),

@@ -171,7 +171,7 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
     head.append(f"came back: {_sizes(record.reclaimed)}")
     title = "the frames of the traceback held"
     tables = [held_table(title, record.held, min_held_bytes, _besides(record))] if held else []
-    listings = [layout.Listing("small locals of these frames", record.plain)] * bool(record.plain)
+    listings = [layout.Listing("small locals of these frames", list(map(clean, record.plain)))] * bool(record.plain)
     return [Report("recovery", head, _recovery_lines(record), tables, listings=listings, is_trouble=True)]
 
 
