@@ -28,7 +28,7 @@ PICTURES ?=
 OUT ?= build/gpu-sim
 
 # The tests of memory figures: what is measured, freed, recovered, listed and estimated on a device.
-GPU_MEMORY := cells counters experiments freeing recovery reconcile measuring estimate autofit
+GPU_MEMORY := cells counters experiments freeing recovery reconcile measuring estimate autofit operators
 
 # The tests start hundreds of kernels. If this were set, each of them would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=

@@ -276,6 +276,7 @@ def nested(levels: int) -> str:
         ('"duration_seconds": 2.0', '"duration_seconds": 1' + "0" * 400),
         ('"duration_seconds": 2.0', '"duration_seconds": NaN'),
         ('"saved_at": 1700000000.0', '"saved_at": -Infinity'),
+        ('"started_at": ', '"started_at": 1e18, "_": '),
         ('"lr": 0.001', '"lr": Infinity'),
         ('"bs": 64', '"bs": 6' + "4" * 400),
         ('"bs": 64', '"bs": 6' + "4" * 5000),

@@ -32,7 +32,7 @@ def estimate(
     timeout: float = 300.0,
     **kwargs: object,
 ) -> Estimate:
-    """Return what ``function(*args, **kwargs)`` would take, without running it on a device.
+    """Estimate the memory that ``function(*args, **kwargs)`` would allocate, without running it on a device.
 
     Its Python runs, on fake tensors without values. What it changes is put back. Where that cannot be done, or the
     function needs the values of tensors, it raises ``EstimateError``.

@@ -65,7 +65,7 @@ def inventory_at(frame: FrameType, storages: Storages | None = None) -> Inventor
 
 
 def keeper_of(tensor: TensorRecord) -> str:
-    """Return who keeps a tensor alive to which no name leads directly, as ``%gpumem leaks`` says it."""
+    """Describe the holder of a tensor that no name refers to directly, as ``%gpumem leaks`` does."""
     notebook = loaded_notebook()
     main = module_dict(sys.modules["__main__"])
     roots = Roots({id(main): Place.of_variable}) if notebook is None else notebook.experiments.survivors.roots()

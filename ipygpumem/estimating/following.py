@@ -227,7 +227,7 @@ _IN_PLACE = frozenset(
         *(_ATEN.index_put.default, _ATEN.index_fill.int_Scalar, _ATEN.masked_fill.Scalar),
     }
 )
-"""Operators that autograd calls in place where it is sure that nobody else has the tensor."""
+"""Operators that autograd calls in place if nothing else references the tensor."""
 _CONSTANTS = (_ATEN.lift_fresh.default, _ATEN.lift.default)
 """Their arguments are real, and were made by the code itself a moment ago."""
 

@@ -27,7 +27,7 @@ from ipygpumem.probes.nvml import memory
 from ipygpumem.units import KIB, MIB, format_bytes
 
 _LEAST, _SMALL, _SMALL_SEGMENT, _MIDDLE, _MIDDLE_SEGMENT, _STEP = 512, MIB, 2 * MIB, 10 * MIB, 20 * MIB, 2 * MIB
-"""Of a block; what is small and its segments; what is middling and its segments; the rest's rounding."""
+"""Smallest block; largest small allocation and its segment; largest medium one and its segment; rounding above."""
 _NO_LIMIT = 1 << 62
 _CLOSE = 0.002
 """How well the least memory is looked for, as a share of it."""
@@ -48,9 +48,9 @@ class StorageLife:
     size_bytes: int
     born: int
     before: bool
-    """Whether it is there from the start, as a copy of a tensor of the notebook."""
+    """True if it exists from the start, as a copy of one of the notebook's tensors."""
     recorded: bool = False
-    """Whether a forward pass made it that autograd records: backward may need it."""
+    """True if a recorded forward pass allocated it: backward may need it."""
     in_backward: bool = False
     role: str = ""
     died: int | None = None
@@ -66,7 +66,7 @@ class StorageLog:
     """When each backward pass began."""
     now: dict[str, int] = field(default_factory=dict)
     peak: dict[str, int] = field(default_factory=dict)
-    """Bytes alive by device, and the most so far."""
+    """Bytes alive by device, and their maximum so far."""
     _alive: dict[int, tuple[StorageLife, Any]] = field(default_factory=dict)
 
     def see(
@@ -86,7 +86,7 @@ class StorageLog:
             if key not in self._alive:
                 life = self._born(max(least_bytes, storage.nbytes()), device, before=before)
                 life.recorded, life.in_backward = recorded, in_backward
-                # The object in Python lives as long as the storage, whoever holds it: autograd's C++, too.
+                # The Python object lives as long as the storage, also if only autograd's C++ references it.
                 self._alive[key] = life, weakref.ref(storage, functools.partial(self._gone, key))
         return life
 
@@ -129,7 +129,7 @@ class StorageLog:
         self._alive.clear()
 
     def role(self, life: StorageLife) -> str:
-        """Return what a storage was for: what a hook said, else by when it came and whether a backward pass met it."""
+        """Return a storage's role: marked by a hook, or else derived from its life and the backward passes in it."""
         if life.role or life.before:
             return life.role or OTHER
         begun = bisect_left(self.backwards, life.born)
@@ -147,7 +147,7 @@ def _storages_of(tensor: Any) -> list[Any]:
     return [getattr(tensor, name)().untyped_storage() for name in parts]
 
 
-# -- what operations take beside their results ------------------------------------------------------------------------
+# -- memory that operators allocate next to their results -------------------------------------------------------------
 
 _MULTIPLY = frozenset(
     [
@@ -165,11 +165,11 @@ _CUDNN = (
     "way that needs less"
 )
 _HOPPER, _HOPPER_BYTES, _OTHERS_BYTES = (9, 0), 32 * MIB, 8320 * KIB
-"""What torch takes for cuBLAS on a Hopper, and on other cards, as seen with torch 2.11 on simulated ones."""
+"""cuBLAS workspaces on a Hopper and on other GPUs, measured with torch 2.11 on simulated cards."""
 
 
 def workspace_sizes(capability: tuple[int, int] | None) -> tuple[int, int]:
-    """Return what a workspace of cuBLAS and of cublasLt takes on a device of this capability; None: not known.
+    """Return the bytes of a cuBLAS and of a cublasLt workspace for a compute capability; None: unknown.
 
     The most is taken to be so where it is not known: an estimate that is too high by that is no false hope.
     """
@@ -183,7 +183,7 @@ def workspace_sizes(capability: tuple[int, int] | None) -> tuple[int, int]:
 
 
 class Workspaces:
-    """Logs the memory that operations on CUDA devices need beside their results."""
+    """Logs the memory that operators on CUDA devices allocate next to their results."""
 
     def __init__(self, log: StorageLog, devices: Devices, known_properties: Callable[[Any], Any], note: Note) -> None:
         self._log, self._devices, self._known_properties, self._note = log, devices, known_properties, note
@@ -233,7 +233,7 @@ class Workspaces:
 
 
 def _columns(name: str, args: Any, result: Any) -> list[int]:
-    """Return what a convolution without cuDNN takes for a while: one sample's input, laid out for a matrix product."""
+    """Return the buffers of a convolution without cuDNN: one sample's input, laid out for a matrix product."""
     backward = name == "convolution_backward"
     outer, given, weight = args[:3] if backward else (result, *args[:2])
     stride, padding, _, transposed, _, groups = args[4:10] if backward else args[3:9]
@@ -276,14 +276,14 @@ def most_split_bytes() -> int:
 
 
 def unfollowed() -> list[str]:
-    """Return what is set of the allocator that changes what it reserves, and that an estimate does not follow."""
+    """Return the allocator settings that change what it reserves and that estimates do not follow."""
     return re.findall(
         r"expandable_segments *: *True|backend *: *(?!native)\w+|roundup_power2_divisions *: *(?:\[|\d+)", _settings()
     )
 
 
 def _settings() -> str:
-    """Return what is set of the allocator, by a call (newer torch tells) or by the environment."""
+    """Return the allocator's settings, made by a call (newer torch reports them) or in the environment."""
     ask: Any = getattr(getattr(sys.modules.get("torch"), "_C", None), "_accelerator_getAllocatorSettings", str)
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
     return str(ask() or next(filter(None, map(os.environ.get, names)), ""))
@@ -434,8 +434,8 @@ def read(log: StorageLog, device: str, label: str) -> DeviceEstimate:
 # -- the room ---------------------------------------------------------------------------------------------------------
 
 _CONTEXT_BYTES = 768 * MIB
-"""What a device is taken to lose beside what the allocator reserves: to a process's context, to the code of libraries
-and to the driver. Nobody tells it before; 400 to 700 MiB are usual for torch's builds with CUDA 12 and 13."""
+"""Assumed bytes of a process's context, the code of libraries and the driver, next to the allocator's segments. No call
+reports them in advance; 400 to 700 MiB are usual for torch's builds with CUDA 12 and 13."""
 
 _SPARE_SHARE = 50
 """One part in so many is set aside for what kernels take while they run. On a simulated card a training of GPT-2 XL

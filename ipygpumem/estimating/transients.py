@@ -34,11 +34,11 @@ _SUMS = {"sum": 1, "mean": 1, "linalg_vector_norm": 2}
 """Operators that add up along dimensions, and which argument these are."""
 _THREADS, _WARP, _THREADS_OF_PROCESSOR = 512, 32, 2048
 _LEAST_VALUES, _MOST_VALUES = 16, 256
-"""Of a thread, where several blocks share one sum."""
+"""Values that one thread adds up if several blocks share one sum."""
 
 
 def _column_sums(given: Any, dims: Any, result_itemsize: int, processors: int) -> Any:
-    """Return what sums of columns take, such as a bias's gradient: several blocks share each, and write parts of it.
+    """Return the buffer of sums of columns, such as a bias's gradient: several blocks write partial sums.
 
     The choice of blocks is that of ATen/native/cuda/Reduce.cuh.
     """
@@ -179,7 +179,7 @@ def _bags(args: Any, result: Any) -> Any:
 
 
 def _sorted(args: Any, _: Any) -> Any:
-    """Rows of more than 4,096 are sorted by radix: keys and positions once more, for several rows twice."""
+    """Radix sort, from 4,096 values a row: a copy of keys and positions, two for several rows."""
     dim = args[1] if len(args) > 1 and isinstance(args[1], int) else -1
     length, count = (args[0].shape[dim], args[0].numel()) if args[0].dim() else (1, 1)
     if length <= 4096:

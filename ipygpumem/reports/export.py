@@ -51,6 +51,10 @@ def to_json(record: SessionRecord) -> str:
     return json.dumps({"format": _NAME, "schema": SCHEMA, **record.to_dict()}, allow_nan=False)
 
 
+_LAST_TIME = 9e9
+"""Largest Unix time in seconds that pandas can hold, rounded down: the year 2255."""
+
+
 def from_json(text: str, name: str) -> SessionRecord:
     """Return the record that ``to_json`` wrote; a ``FileError`` says what is wrong with the text."""
     try:
@@ -71,6 +75,8 @@ def from_json(text: str, name: str) -> SessionRecord:
     devices = {usage.device for run in runs for usage in run.usages}
     if len(devices) > MOST_DEVICES:
         raise FileError(f"{name} is damaged: it has {len(devices)} devices")
+    if any(abs(run.started_at) > _LAST_TIME for run in runs):
+        raise FileError(f"{name} is damaged: a time in it is in no calendar")
     return record
 
 

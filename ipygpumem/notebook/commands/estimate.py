@@ -1,4 +1,4 @@
-"""``%%estimate``: what a cell would take, without running it on a device."""
+"""``%%estimate``: estimates the memory that a cell would allocate, without running it on a device."""
 
 from __future__ import annotations
 
