@@ -68,7 +68,9 @@ class UnitError(GpuMemError, ValueError):
 
 
 def quoted(value: object) -> str:
-    """Return a text or number of the user's as a message shows it: in few letters."""
+    """Return a text or number as a message shows it, in few letters; of any other object only its type."""
+    if type(value) not in (int, float, str):
+        return f"an object of type {type(value).__name__}"
     if type(value) is int and value.bit_length() > 64:
         return f"a number of {value.bit_length()} bits"  # Python refuses to write one of many digits
     return repr(value[:60] + "…" if type(value) is str and len(value) > 60 else value)

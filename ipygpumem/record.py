@@ -47,7 +47,7 @@ class Record:
         """Return the record that ``to_dict`` made ``data`` from; unknown keys are ignored.
 
         Raises:
-            ValueError: a value is not of its field's type, or beyond what any record of ours has.
+            ValueError: a value is not of its field's type, or larger than in any record.
             TypeError: a field is missing.
         """
         return _decoder(cls)(dict(data))  # type: ignore[arg-type, no-any-return]  # classes are hashable, and make instances

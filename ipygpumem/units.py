@@ -85,8 +85,7 @@ def checked_bytes(size: object, least: int = 0) -> int:
     if type(size) is float and size.is_integer():  # 8e9
         size = int(size)
     if type(size) is not int or size < 0:
-        what = quoted(size) if type(size) in (int, float) else type(size).__name__
-        raise UnitError(f"a size is a number of bytes, or a text such as '8GiB', and not {what}")
+        raise UnitError(f"a size is a number of bytes, or a text such as '8GiB', and not {quoted(size)}")
     if size >= _MOST:
         raise UnitError(f"no device has more than {format_bytes(_MOST)}: write a smaller size")
     if size < least:
@@ -98,14 +97,14 @@ def whole(value: object, least: int = 1, most: int = _MANY) -> int:
     """Return a whole number within bounds (``UnitError`` if it is none)."""
     if type(value) is not int or not least <= value <= most:
         bounds = f"of {least} or more" if most == _MANY else f"from {least} to {most}"
-        raise UnitError(f"{_shown(value)} is not a whole number {bounds}")
+        raise UnitError(f"{quoted(value)} is not a whole number {bounds}")
     return value
 
 
 def finite(value: object, least: float = 0.001, most: float = 1e9) -> float:
     """Return a number within bounds (``UnitError`` if it is none)."""
     if not isinstance(value, (int, float)) or type(value) is bool or not least <= value <= most:
-        raise UnitError(f"{_shown(value)} is not a number from {least:g} to {most:g}")
+        raise UnitError(f"{quoted(value)} is not a number from {least:g} to {most:g}")
     return float(value)
 
 
@@ -114,10 +113,6 @@ def number_in(text: str) -> int | float | str:
     with contextlib.suppress(ValueError):
         return int(text) if _WHOLE.fullmatch(text) else float(text)
     return text
-
-
-def _shown(value: object) -> str:
-    return quoted(value) if type(value) in (int, float, str) else f"an object of type {type(value).__name__}"
 
 
 def format_short_seconds(seconds: float) -> str:

@@ -318,7 +318,7 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: ipygpumem.allocate(1e300, "cpu"), _MOST),
     (lambda: ipygpumem.leave_free(1, "cpu"), "leave the host 32 MiB at least: Python itself needs some to go on"),
     (lambda: ipygpumem.leave_free("9 PiB", "cpu"), "cannot stay free"),
-    (lambda: ipygpumem.leave_free(None, "cpu"), "and not NoneType"),  # type: ignore[arg-type]
+    (lambda: ipygpumem.leave_free(None, "cpu"), "and not an object of type NoneType"),  # type: ignore[arg-type]
     (lambda: ipygpumem.leave_free(-_HUGE, "cpu"), _BITS),
     (lambda: ipygpumem.tracker(top=-_HUGE), "top: " + _BITS[8:]),
     (lambda: ipygpumem.tracker(top=None), "top: an object of type NoneType is not a whole number"),  # type: ignore[arg-type]

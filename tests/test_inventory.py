@@ -231,7 +231,7 @@ def test_an_inventory_holds_no_object_of_the_users() -> None:
     [
         ({"kind": "x"}, "write one of parameter, gradient, optimizer state, buffer, other"),
         ({"min_bytes": -1}, "and not -1"),
-        ({"min_bytes": True}, "and not bool"),
+        ({"min_bytes": True}, "and not an object of type bool"),
         ({"min_bytes": "1 MeB"}, "is not a size"),
     ],
 )

@@ -148,7 +148,7 @@ class Budget:
                 if abs(_fraction(cuda, index) - ours) < 1e-6:  # it is rounded to bytes
                     _set_fraction(cuda, index, earlier)
                 else:
-                    self.notes.append(f"budget: other code has set a new limit on cuda:{index} meanwhile; it stays")
+                    self.notes.append(f"budget: other code has changed the limit on cuda:{index}; it stays")
             self._earlier.pop(index)
 
     def __enter__(self) -> Budget:
@@ -318,7 +318,7 @@ def _limit_host(leave_bytes: int) -> Callable[[], None]:
     def end() -> None:
         is_ours = resource.getrlimit(resource.RLIMIT_AS)[0] == least()
         _host_limits.remove(limit)
-        if is_ours:  # else other code has set one meanwhile, which stays
+        if is_ours:  # else other code has changed it
             resource.setrlimit(resource.RLIMIT_AS, (least(), hard))
 
     if len(_host_limits) <= 1:

@@ -92,14 +92,13 @@ def _factor(step: object) -> float:
     except ValueError:
         factor = 0.0
     if not 0 < factor < 1:
-        given = quoted(step) if type(step) in (str, float, int) else f"a {type(step).__name__}"
-        raise AutofitError(f"step is {given}: write halve, search, or a factor below 1 such as 0.9")
+        raise AutofitError(f"step is {quoted(step)}: write halve, search, or a factor below 1 such as 0.9")
     return factor
 
 
 def _share(headroom: object) -> float:
     """Return the share that ``5%`` or ``0.05`` names."""
-    text = (headroom if type(headroom) is str else quoted(headroom) if type(headroom) in (float, int) else "")[:40]
+    text = headroom[:40] if type(headroom) is str else quoted(headroom)
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
     share = float(match[1]) / (100 if match[2] else 1) if match else 1.0
     if share >= 1:

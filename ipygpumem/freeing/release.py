@@ -1,7 +1,7 @@
 """Empties objects that are to go, and says what became of what they held.
 
-Only the object itself is emptied. What only it held dies of that; what anything else holds too lives on. Whoever still
-uses the object gets an error that says where it was released.
+Only the object itself is emptied. What only it held dies of that; what anything else holds too lives on. Code that
+still uses the object gets an error that says where it was released.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Number(TraitType):
             raise TraitError(f"IPyGpuMem.{self.name}: {error}") from None
 
     def from_string(self, text: str) -> Any:
-        """Return what the command line has, to be validated; a size needs no unit there: its option says bytes."""
+        """Return the number on the command line, to be validated; a size needs no unit there: its option says bytes."""
         return number_in(text)
 
 

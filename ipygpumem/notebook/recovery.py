@@ -120,7 +120,7 @@ class Recovery:
         )
 
     def remarks(self, cell: Cell, error: BaseException | None) -> list[str]:
-        """Return what to add to the line of a cell: processes that were killed, and what its error's frames keep."""
+        """Return remarks for a cell's line: processes that were killed, and memory that its error's frames keep."""
         lines = []
         if killed := self._kills.new():
             where = "on this machine" if self._kills.of_machine else "of this control group"

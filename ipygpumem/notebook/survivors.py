@@ -66,7 +66,7 @@ class Baseline:
         return self._before is None or self._before.complete
 
     def was_there(self, item: object, array: Array) -> bool:
-        """Return True if the memory of a tensor or array, which ``array`` describes, was there, or nobody can tell."""
+        """Return True if the memory of a tensor or array, which ``array`` describes, was there, or may have been."""
         return self._failed or (self._before is not None and self._before.has(item, array))
 
     def mark_if_nothing_lingers(self) -> Mark | None:
@@ -89,12 +89,12 @@ class Survivors:
         self.known: list[Watched] = []
 
     def baseline(self, remarks: list[str]) -> Baseline:
-        """Return what there is now; a failure is a remark."""
+        """Return a baseline of the present state; a failure is a remark."""
         return Baseline(self._context, remarks)
 
     @staticmethod
     def watch(named: Iterable[tuple[str, object]], search: ArraySearch) -> list[Watched]:
-        """Return what each name holds beside the earlier ones, to be watched without keeping it alive."""
+        """Return the arrays that each name holds and no earlier one does, watched without keeping them alive."""
         entries = [search.held(name, value) for name, value in named]
         found = [entry for entry in entries if entry is not None]
         described = [(held, [(item, describe(item)) for item in items]) for held, items in found]

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from ipygpumem.errors import DeviceError, quoted, said
-from ipygpumem.introspect import is_instance, type_name
+from ipygpumem.introspect import is_instance
 from ipygpumem.model import Reading
 from ipygpumem.probes import Probe
 
@@ -36,7 +36,7 @@ def parse_device(given: object, *, kinds: Iterable[str] = TORCH_DEVICES, known: 
 
     Args:
         given: a name (``RAM``, ``host`` and ``cpu:0`` are the host's, too), a number of CUDA's, or a ``torch.device``.
-        kinds: those of torch that make sense, beside the host.
+        kinds: torch's types of device to accept, besides the host.
         known: further devices, which a caller's records have.
 
     Raises:
@@ -57,8 +57,7 @@ def parse_device(given: object, *, kinds: Iterable[str] = TORCH_DEVICES, known: 
     kind = re.fullmatch(r"([a-z]\w*)(:(0|[1-9]\d{0,8}))?", name)
     if kind is not None and kind[1] in kinds:
         return "mps" if kind[1] == "mps" else name
-    wrong = quoted(text or given) if text or type(given) is int else type_name(given)
-    raise DeviceError(f"a device is RAM, or one such as cuda:0, and not {wrong}")
+    raise DeviceError(f"a device is RAM, or one such as cuda:0, and not {quoted(text or given)}")
 
 
 def in_use(backend: str) -> Any | None:

@@ -156,7 +156,7 @@ def counted(name: str) -> int | None:
     """Return the value of a counter; None if there is no such counter now."""
     path = Path(name.rpartition(":")[0])
     with contextlib.suppress(OSError, ValueError):  # the name may come from a damaged file
-        if path.name in ("memory.events", "memory.oom_control", "vmstat") and path.is_file():
+        if path.name in ("memory.events", "memory.oom_control", "vmstat"):
             found = _KILLS.search(path.read_bytes())
             if found and name == f"{path}:{path.parent.stat().st_ino}":
                 return int(found[1])

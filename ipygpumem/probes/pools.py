@@ -1,4 +1,4 @@
-"""Reads memory beside torch's caching allocators: other devices and libraries, and probes that users register.
+"""Reads memory outside torch's caching allocators: other devices and libraries, and probes that users register.
 
 Libraries are found in ``sys.modules`` and never imported. Errors, nonsense and slowness of a user's probe must not harm
 a cell.
@@ -134,7 +134,7 @@ def is_loaded(name: str) -> bool:
 
 
 class PluginProbe(Probe):
-    """A probe of a user's: it has a method ``read``, and may have ``rearm``, ``close`` and ``sampled``.
+    """A user's probe: it has a method ``read``, and may have ``rearm``, ``close`` and ``sampled``.
 
     Its devices have its name, or begin with it and a colon (``ProbeError`` if that is none for a device, or ours).
     """

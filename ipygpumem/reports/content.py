@@ -123,7 +123,7 @@ def experiment_reports(record: ExperimentRecord, style: str, scales: layout.Scal
 
 
 def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
-    """Return what it held at its end, and what that gave back: less than nothing where the device rose."""
+    """Return the memory held at its end, and the memory freed by that: negative where the device rose."""
     consumed, reclaimed = record.consumed.get(device, 0), record.reclaimed.get(device)
     if reclaimed is None:
         return {"consumed": "unknown", "reclaimed": "unknown"}
@@ -137,7 +137,7 @@ def times(record: ExperimentRecord) -> list[str]:
 
 
 def _step_list(steps: Iterable[ReclaimStep], total: Mapping[str, int]) -> list[str]:
-    """Return what each step gave of ``total``, and the rest, without what is less than a tenth of a MiB."""
+    """Return each step's share of ``total``, and the rest, leaving out less than a tenth of a MiB."""
     texts, left = [], dict(total)
     for step in steps:
         # A later step may take some of it again, if only a page for its own work.
@@ -170,13 +170,13 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
         head.append(f"free: {_sizes(record.free)}")
     head.append(f"came back: {_sizes(record.reclaimed)}")
     title = "the frames of the traceback held"
-    tables = [held_table(title, record.held, min_held_bytes, _besides(record))] if held else []
+    tables = [held_table(title, record.held, min_held_bytes, _also_freed(record))] if held else []
     listings = [layout.Listing("small locals of these frames", list(map(clean, record.plain)))] * bool(record.plain)
     return [Report("recovery", head, _recovery_lines(record), tables, listings=listings, is_trouble=True)]
 
 
-def _besides(record: RecoveryRecord) -> dict[str, int]:
-    """Return what else came back on each device of the tensors that the frames held, if that is worth a row."""
+def _also_freed(record: RecoveryRecord) -> dict[str, int]:
+    """Return the memory freed on the held tensors' devices in addition to them, if it is worth a row."""
     held: Counter[str] = Counter()
     for item in (*record.held, *record.let_go):
         *others, device = item.device.split(", ")  # the last of an optimizer's is not the host
@@ -228,8 +228,8 @@ def _sizes(by_device: Mapping[str, int]) -> str:
     return ", ".join(sizes(by_device)) or "nothing"
 
 
-def held_table(title: str, held: Sequence[Held], smallest: int = 0, besides: Mapping[str, int] | None = None) -> Table:
-    """Return a row for each, the largest first, one for those that are too many or too small, and those ``besides``."""
+def held_table(title: str, held: Sequence[Held], smallest: int = 0, more: Mapping[str, int] | None = None) -> Table:
+    """Return a row for each, the largest first, one for the rest, and one for each device of ``more``."""
     shown = [item for item in held if item.size_bytes >= smallest][:_ROWS_SHOWN]
     rows = [
         {
@@ -246,9 +246,9 @@ def held_table(title: str, held: Sequence[Held], smallest: int = 0, besides: Map
     ]
     rest = held[len(shown) :]
     first = "function" if any(row["function"] for row in rows) else "name"
-    more = [(format_bytes(size), "garbage and caches", device) for device, size in (besides or {}).items()]
-    more += [(_total(rest), f"and {len(rest)} more", "")] if rest and _sum(rest) >= smallest else []
-    rows += [dict.fromkeys(rows[0], "") | {"size": size, first: what, "device": device} for size, what, device in more]
+    extra = [(format_bytes(size), "garbage and caches", device) for device, size in (more or {}).items()]
+    extra += [(_total(rest), f"and {len(rest)} more", "")] if rest and _sum(rest) >= smallest else []
+    rows += [dict.fromkeys(rows[0], "") | {"size": size, first: what, "device": device} for size, what, device in extra]
     is_long = len(shown) > _ROWS_OPEN
     title = f"{title}: {_total(held)}" if is_long else title
     return Table.of(rows, {"line", "size"}, title, code={"function", "name"}, folded=is_long)
@@ -273,7 +273,7 @@ def freed_report(
 
 
 def release_report(record: ReleaseRecord) -> Report:
-    """Return what went with an object, and what something else holds still."""
+    """Return the memory freed with an object, and the memory that other objects still hold."""
     names = layout.listed([clean_name(name) for name in record.names])
     notes = [f"left: {line}" for line in leak_lines(record.left)]
     report = freed_report(f"released {names}", record.steps, record.reclaimed, notes)

@@ -201,7 +201,7 @@ def _engines_table(engines: Sequence[EngineRecord], figures: Mapping[int, Values
 
 
 def looks_report(command: str, looks: Mapping[int, tuple[str, str, Values]], failed: Mapping[int, str]) -> Report:
-    """Return what a command showed on each engine (host, text and figures), and why others have not answered."""
+    """Return a command's output on each engine (host, text and figures), and the errors of the others."""
     headline = f"{clean(command)} on {count(len(looks), 'engine')}"
     figures = _figures_table({number: values for number, (_, _, values) in looks.items()})
     listings = []

@@ -124,7 +124,7 @@ def holder_lines(
 ) -> list[str]:
     """Return which names hold more tensors and arrays after one more iteration, on the devices that grow.
 
-    ``keeper_of`` says of what has no name who keeps it: a graph, a closure, a cache.
+    ``keeper_of`` names the graph, closure or cache that keeps a tensor without a name.
 
     By names, not by tensors: a name that the loop gives to another tensor each time holds no more than before.
     """

@@ -141,8 +141,8 @@ class Scales:
         """Return the bar of what ``usage``'s device went through.
 
         It is as long as the highest use, rounded up so that it seldom changes (..., 1, 1.5, 2, 3, 4, 6 GiB, ...), or as
-        the device's total, if that is less. There is none where the total is unknown, or where what was kept, given
-        back or needed meanwhile is below 1 % of the length.
+        the device's total, if that is less. There is none if the total is unknown, or if less than 1 % of the
+        length was kept, freed or needed in between.
         """
         total = usage.total_bytes
         if not total:
@@ -163,7 +163,7 @@ class Scales:
 
 
 def _sizes(usage: Usage) -> tuple[int, int, int]:
-    """Return what was in use before and still is, what was kept on top of that, and how far the peak was above both.
+    """Return the bytes in use since before, the bytes kept in addition, and how far the peak was above both.
 
     What other processes, the context and the allocator's cache take counts as in use before, where it is known: their
     sum is what the whole device had in use at the peak.

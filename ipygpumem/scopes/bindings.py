@@ -29,15 +29,10 @@ class Bindings:
         return (self.assigned | self.imported) - self.shared
 
 
-def bindings_of(tree: ast.AST, *, blocks: bool = True) -> Bindings:
-    """Return what ``tree``, a module's or one node's, binds in the scope in which it stands.
-
-    Args:
-        tree: what to look at.
-        blocks: look into the blocks of compound statements too.
-    """
+def bindings_of(tree: ast.AST) -> Bindings:
+    """Return what ``tree``, a module's or one node's, binds in the scope in which it stands."""
     bindings = Bindings()
-    for node in parts_of(tree, blocks=blocks):
+    for node in parts_of(tree):
         _note(node, bindings)
     return bindings
 

@@ -238,19 +238,19 @@ def _lookups(place: ast.stmt | ast.expr, word: str, names: Iterable[str]) -> lis
 
 def _followed(value: ast.expr, word: str, names: set[str]) -> ast.expr:
     """Return an expression that evaluates to ``value``, then looks ``names`` up."""
-    return _beside(value, [value, *_keys(value, word, names)], 0) if names else value
+    return _element(value, [value, *_keys(value, word, names)], 0) if names else value
 
 
 def _preceded(value: ast.expr, word: str, names: set[str]) -> ast.expr:
     """Return an expression that looks ``names`` up, then evaluates to ``value``."""
-    return _beside(value, [*_keys(value, word, names), value], -1) if names else value
+    return _element(value, [*_keys(value, word, names), value], -1) if names else value
 
 
 def _keys(place: ast.expr, word: str, names: set[str]) -> list[ast.expr]:
     return [statement.value for statement in _lookups(place, word, names)]  # type: ignore[attr-defined]
 
 
-def _beside(value: ast.expr, parts: list[ast.expr], index: int) -> ast.expr:
+def _element(value: ast.expr, parts: list[ast.expr], index: int) -> ast.expr:
     wrapped: Any = _at(value, f"(None, None)[{index}]")
     wrapped.value.value.elts = parts
     return wrapped.value  # type: ignore[no-any-return]  # of the statement that was parsed

@@ -7,7 +7,7 @@ It knows names only, nothing of memory or of IPython.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import filterfalse
@@ -145,7 +145,7 @@ class Scope:
         return set(filter(is_ownable, filter(self._outer.__contains__, names)))
 
     def to_report(self, names: set[str]) -> set[str]:
-        """Return those of ``names`` of which code of this scope must report what it does to them."""
+        """Return the ``names`` whose bindings code of this scope must report."""
         return self.outer_among(names) | names & self._imported
 
     def regain(self, names: set[str]) -> None:
@@ -210,16 +210,12 @@ class Scope:
         return name not in self._either or is_module
 
     def _matches_keep(self, name: str) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in self._patterns())
-
-    def _patterns(self) -> Iterator[str]:
-        """Yield what to keep; whoever has the list may have added what is no name."""
-        return (pattern for pattern in self._keep if is_instance(pattern, str))
+        return any(fnmatchcase(name, pattern) for pattern in self._keep)
 
     def unmatched_keep(self) -> list[str]:
         """Return the patterns of ``keep`` that match no name at all."""
         names = [name for name in list(self._namespace) if is_ownable(name)] if self._keep else []
-        return [pattern for pattern in self._patterns() if not any(fnmatchcase(name, pattern) for name in names)]
+        return [pattern for pattern in self._keep if not any(fnmatchcase(name, pattern) for name in names)]
 
     def misspelt_keep(self) -> list[str]:
         """Return the plain names in ``keep`` that neither exist nor stand in the scope's code."""

@@ -143,7 +143,7 @@ def _headline(notebook: Notebook) -> tuple[str, str, str]:
 
 
 def status(notebook: Notebook, options: Options) -> list[Report]:
-    """Return what is on, what is open, and each device's memory now."""
+    """Return the settings, the open experiments, and each device's memory now."""
     headline = " · ".join(_headline(notebook))
     lines = [described(experiment) for experiment in notebook.experiments.open] or ["no experiment is open"]
     found = reconcile(notebook)

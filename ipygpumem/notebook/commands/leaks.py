@@ -45,7 +45,7 @@ def leaks(notebook: Notebook, options: Options) -> list[Report]:
 
 
 def _look(notebook: Notebook, smallest: int, progress: Progress) -> tuple[list[Held], list[Held], list[Kept], bool]:
-    """Return what leaks, what is too small to be examined, and what is kept; forget survivors that are gone.
+    """Return leaks, memory too small to be examined, and memory that is kept; forget survivors that are gone.
 
     The last is False if there are too many graphs to say what is kept by them.
     """

@@ -17,9 +17,6 @@ from ipygpumem.notebook.registry import MAGICS, REWRITTEN
 from ipygpumem.objects import interrupts
 from ipygpumem.reports.layout import clean
 
-_RUN_CODE = ("gpumemit",)
-"""Line magics that run code of the user's."""
-
 
 @magics_class
 class GpuMemMagics(Magics):
@@ -37,11 +34,6 @@ class GpuMemMagics(Magics):
                 self.magics["cell"][name] = called
             if not magic.startswith("%%") or (name in REWRITTEN and f"%{name}" not in MAGICS):
                 self.magics["line"][name] = called
-
-    def failed(self, name: str, error: Exception) -> None:
-        """Report a failure of ours in a magic; the code after it goes on."""
-        hint = "; it runs without this scope" if name == "experiment" else ""
-        self._notebook.context.guard.failed(f"%{name}", error, hint=hint)
 
     def call(self, name: str, line: str, cell: str | None) -> None:
         """Do what ``%name``, ``%%name`` with a cell, or the first line ``%%name`` of a running one asks for."""
@@ -103,6 +95,7 @@ class _Called:
         except UsageError:
             raise
         except Exception as error:
-            if cell is not None or self.__name__ in _RUN_CODE:
+            if cell is not None or self.__name__ == "gpumemit":
                 raise  # may be the code's own
-            self.__self__.failed(self.__name__, error)
+            hint = "; it runs without this scope" if self.__name__ == "experiment" else ""
+            self.__self__._notebook.context.guard.failed(f"%{self.__name__}", error, hint=hint)

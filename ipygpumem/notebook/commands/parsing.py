@@ -27,7 +27,7 @@ Options = argparse.Namespace
 
 
 def _checked(check: Callable[..., object], **bounds: int) -> Callable[[str], object]:
-    """Return what turns an option's text into its value, as Python functions and the configuration check theirs."""
+    """Return a parser of an option's text, with the check that Python functions and the configuration use."""
 
     def of(text: str) -> object:
         try:
