@@ -102,7 +102,7 @@ def test_an_interrupt_in_our_own_work_still_ends_what_ends_with_the_cell(
     notebook.session.cell_begins(info)
     experiment = Experiment(notebook.experiments, "one cell").start()
     notebook.experiments.end_with_cell(experiment)
-    monkeypatch.setattr(notebook.recovery if step == "_recover" else notebook.session, step, interrupted)
+    monkeypatch.setattr(notebook.session, step, interrupted)
     notebook.session.cell_ends(result_of(info))
     assert notebook.experiments.open == []
     assert experiment.record is not None

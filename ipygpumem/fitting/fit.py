@@ -269,7 +269,7 @@ def run_tries(function: Callable[..., Any], fit: Fit) -> AutofitResult:
         AutofitError: nothing fits, or the function does not take the variables.
     """
     __tracebackhide__ = True
-    _check_parameters(function, fit.plan.values)
+    _checked_parameters(function, fit.plan.values)
     try:
         while True:
             result = _try(function, fit)
@@ -299,7 +299,8 @@ def _try(function: Callable[..., Any], fit: Fit) -> Any:
     return result
 
 
-def _check_parameters(function: Callable[..., Any], names: Mapping[str, Any]) -> None:
+def _checked_parameters(function: Callable[..., Any], names: Mapping[str, Any]) -> Sequence[inspect.Parameter]:
+    """Return the function's parameters as far as they are known, if it takes the variables."""
     __tracebackhide__ = True
     called = text_of(getattr(function, "__qualname__", None)) or type_name(function)
     later = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
@@ -308,11 +309,12 @@ def _check_parameters(function: Callable[..., Any], names: Mapping[str, Any]) ->
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # built-in functions need not have one
-        return
+        return ()
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     missing = [] if takes_all else [name for name in names if name not in parameters]
     if missing:
         raise AutofitError(f"{called} takes no argument {quoted(missing[0])}")
+    return tuple(parameters.values())
 
 
 def _placed(function: Callable[..., Any], args: Sequence[Any], variables: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -321,11 +323,7 @@ def _placed(function: Callable[..., Any], args: Sequence[Any], variables: Mappin
     The caller leaves the variables out, wherever they are among the function's parameters.
     """
     __tracebackhide__ = True
-    found, waiting = list[tuple[str, Any]](), list(args)
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        parameters = {}.values()
+    found, waiting, parameters = list[tuple[str, Any]](), list(args), _checked_parameters(function, variables)
     for parameter in parameters:
         if parameter.kind is parameter.POSITIONAL_ONLY or (
             parameter.kind is parameter.POSITIONAL_OR_KEYWORD and waiting
@@ -354,7 +352,6 @@ def decorated(
     def call(*args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
         own = {name: options.pop(name, value) for name, value in start.items()}
-        _check_parameters(function, own)
         placed = _placed(function, args, own)
 
         def tried(**values: Any) -> Any:

@@ -46,13 +46,6 @@ class Recovery:
         """The moment of that recovery."""
 
     def cell_ended(self, cell: Cell, error: BaseException | None) -> list[Report]:
-        """Release what the cell's error holds; most cells have none, and pay nothing."""
-        if error is None and cell.recovery is None:
-            self._named = None  # the cell may have left garbage
-            return []
-        return self._recover(cell, error)
-
-    def _recover(self, cell: Cell, error: BaseException | None) -> list[Report]:
         """Release what the cell's error holds, if the policy says so, and return the report."""
         if error is not None:
             failure = self.saw(error)
@@ -64,12 +57,12 @@ class Recovery:
                 release_stored(error, self._shell)  # frames that still ran when the experiment inside the cell ended
                 if cell.recovery is not None:
                     cell.recovery = replace(cell.recovery, let_go=cell.recovery.let_go + self._take_off(error))
-        running = self._cells.running()
-        if cell.nested and running and cell.recovery is not None:
-            running[-1].recovery = cell.recovery  # shown by the outermost cell: a magic may capture this one's output
-            return []
         if cell.recovery is None:
-            self._named = None
+            self._named = None  # the cell may have left garbage
+            return []
+        running = self._cells.running()
+        if cell.nested and running:
+            running[-1].recovery = cell.recovery  # shown by the outermost cell: a magic may capture this one's output
             return []
         return content.recovery_reports(cell.recovery, self._config.min_held_bytes)
 
@@ -100,7 +93,9 @@ class Recovery:
         if release:
             freeing = steps_that_free(self._garbage, self._since, devices=not failure.poisoned)
             reclaim.run_steps(self._meter, [("frames", free), *freeing], steps)
-            self._named, self._mark = self._names_now(), self._garbage.last
+            self._named, self._mark = None, self._garbage.last
+            with contextlib.suppress(MemoryError):
+                self._named = NameSnapshot(self._shell.user_ns)
         now = reclaim.current(self._meter.now())
         return RecoveryRecord(
             kind=failure.kind,
@@ -132,12 +127,6 @@ class Recovery:
                 if kept > _MUCH:
                     lines.append(f"the traceback's frames still hold {format_bytes(kept)}: %gpumem free frees it")
         return lines
-
-    def _names_now(self) -> NameSnapshot | None:
-        try:
-            return NameSnapshot(self._shell.user_ns)
-        except MemoryError:
-            return None
 
     def _since(self) -> Mark | None:
         """Return when all garbage had been collected, and nothing but code that failed has run since; or None.
