@@ -723,8 +723,8 @@ class Experiment:
         return ExperimentRecord(self.name, self._started_at, seconds, (), (), {}, {}, (), (), (), ())
 
     def _make_record(self) -> None:
-        if not self._is_freed:
-            return  # interrupted: it is to be ended again
+        if not (self._is_freed and self._is_closed):
+            return  # it is to be ended again
         outcome, at_end, usages = self.scope.outcome, self._at_end or (), self._context.meter.stop(self._measurement)
         consumed = {usage.device: usage.delta_bytes for usage in at_end}
         self.record = ExperimentRecord(
