@@ -245,10 +245,28 @@ def test_a_fault_that_lasts_stops_no_code_and_loses_no_name(world: World, target
             world.shell.run_cell(cell)
         found = {name: world.shell.user_ns.get(name) for name in ("old", "since", "log")}
         is_right = found == {"old": found["old"], "since": 7, "log": [2, 2]} and not world.notebook.experiments.open
-        may_stay = "without this scope" in said or name in ("_matches_keep", "_patterns")  # then nobody knows what to keep
+        may_stay = "without this scope" in said or name in ("_matches_keep", "_patterns")  # else: keep what?
         if not is_right or (found["old"] != 1 and not may_stay) or world.notebook.context.cells.running():
             wrong.append(f"{kind.__name__}.{name}: {found}, {world.notebook.experiments.open}\n{said}")
     assert not wrong, f"{len(wrong)} of {len(FOREVER)}\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("by", ["run('0')", "later = Thread(target=run, args=['0']); later.start(); later.join()"])
+@pytest.mark.parametrize("end", ["", "%experiment end", "%reload_ext ipygpumem"])
+def test_what_runs_while_an_experiment_ends_does_not_end_it_too(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str], by: str, end: str
+) -> None:
+    """A finaliser runs a cell, in its own thread or in another as a subshell does."""
+    by = by.replace("'0'", repr(end or "0"))
+    shell.run_cell("%load_ext ipygpumem")
+    shell.run_cell("from threading import Thread\nrun = get_ipython().run_cell")
+    shell.run_cell(f"class Runs:\n    def __del__(self):\n        {by}\nfirst, old = 0, 1")
+    shell.run_cell("%%experiment e\nfirst = Runs()\nold = new = 2")
+    found = [shell.user_ns.get(name) for name in ("first", "old", "new")]
+    assert (found, notebook_of(shell).experiments.open) == ([0, 1, None], [])
+    said = "".join(capsys.readouterr())
+    assert not re.search("could not be ended|KeyError|the end of|unloaded with", said), said
+    assert said.count("restored: first, old") == (end != "%reload_ext ipygpumem"), said
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ BUDGET = {
     "introspect": 190,
     "measuring": 490,
     "model": 330,
-    "notebook": 5670,
+    "notebook": 5690,
     "objects": 3730,
     "plot": 70,
     "probes": 1520,

@@ -194,7 +194,7 @@ class Experiments(Part):
 
     def cell_begins(self, cell: Cell) -> None:
         """Begin to watch names, and reset the generators of experiments with a seed."""
-        for experiment in [one for one in self.open if one.cell is not None and one.cell.over]:
+        for experiment in self._overdue():
             self._give_up(experiment)  # nobody asks for its end any more: nothing is deleted
         here = self.here()
         if len(here) < len(self.open):  # names that appear may be the cell's
@@ -234,9 +234,13 @@ class Experiments(Part):
         ends = [functools.partial(self._end_of_cell, one, cell.ended) for one in reversed(cell.ending)]
         self.context.guard.each("experiment", *ends)
 
+    def _overdue(self) -> list[Experiment]:
+        """Return the experiments whose cells are over; a finaliser or another thread may ask while one of them ends."""
+        return [one for one in self.open if one.cell is not None and one.cell.over and not one.is_ending]
+
     def shown(self) -> None:
         """End the experiments of cells that are over, if something has kept them from their end."""
-        for experiment in [one for one in self.open if one.cell is not None and one.cell.over]:
+        for experiment in self._overdue():
             ended: list[Experiment] = []
             self._end_of_cell(experiment, ended)
             self.context.screen.show(self._publish(ended))
@@ -302,7 +306,7 @@ class Experiments(Part):
         return reports
 
     def _end_of_cell(self, experiment: Experiment, ended: list[Experiment]) -> None:
-        if experiment in self.open:
+        if experiment in self.open and not experiment.is_ending:
             self._end(experiment, ended)
 
     def _end(self, experiment: Experiment, ended: list[Experiment]) -> None:
@@ -314,6 +318,9 @@ class Experiments(Part):
             raise ExperimentError(
                 f"experiment {quoted(experiment.name)} is not open: it was never started, or ipygpumem was unloaded"
             )
+        inside = [one for one in self.open if (one.thread, one.client) == (experiment.thread, experiment.client)]
+        if any(one.is_ending for one in inside[inside.index(experiment) :]):
+            raise ExperimentError(f"experiment {quoted(experiment.name)} is ending already")
         interrupted = False
         for _ in range(_ATTEMPTS):  # each goes on where the one before it stopped
             if experiment not in self.open:
@@ -321,7 +328,7 @@ class Experiments(Part):
             try:
                 self._try_to_end(experiment, ended)
             except KeyboardInterrupt:
-                interrupted = True
+                interrupted, experiment.is_ending = True, False
                 if not experiment.ends_by_itself:
                     raise
             except Exception as error:
@@ -342,13 +349,18 @@ class Experiments(Part):
             self._leave_to(cell, experiment)
         experiment.saw_error(last_error())
         if experiment.record is None:
-            with interrupts.kept():
-                experiment.leave(enclosing.scope if enclosing else None)
+            try:
+                experiment.is_ending = True
+                with interrupts.kept():
+                    experiment.leave(enclosing.scope if enclosing else None)
+            finally:
+                experiment.is_ending = False
         if enclosing is None:  # what it kept is the notebook's, and no other thread's scope's
             for other in [one for one in self.open if one not in around]:
                 other.scope.leave_to_others(experiment.scope.outcome.kept, ())
         ended.append(experiment)
-        self.open.remove(experiment)  # not the last one for sure: finalisers and threads run meanwhile
+        # Not the last one for sure: finalisers and threads run meanwhile, and may unload us.
+        self.open[:] = [one for one in self.open if one is not experiment]
         if enclosing is not None:
             self._expect_running_code(enclosing)
 
@@ -376,7 +388,8 @@ class Experiments(Part):
     def close(self) -> None:
         """Leave open experiments' names as they are, and measure them no more."""
         for experiment in self.open:
-            experiment.abandon()
+            if not experiment.is_ending:
+                experiment.abandon()
         self.open.clear()
 
 
@@ -421,6 +434,8 @@ class Experiment:
         self.outputs = Outputs(self._context.shell)
         self.record: ExperimentRecord | None = None
         self.was_started = self.failed = False
+        self.is_ending = False
+        """Its end has begun: nobody else may end it meanwhile."""
         self.error_at_start = self.seen_error = self.ooms = 0
         self.thread = get_ident()
         """The thread whose cells are the experiment's: that in which it starts."""

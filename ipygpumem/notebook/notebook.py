@@ -68,7 +68,7 @@ class Notebook:
 
     def close(self) -> list[str]:
         """End everything; return the names of the experiments that were open."""
-        names = [experiment.name for experiment in self.experiments.open]
+        names = [experiment.name for experiment in self.experiments.open if not experiment.is_ending]
         with contextlib.ExitStack() as stack:  # called in reverse, even if one fails
             if graphs := sys.modules.get("ipygpumem.objects.holders.graphs"):
                 stack.callback(graphs.stop_letting_swap)

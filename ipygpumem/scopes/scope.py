@@ -238,8 +238,8 @@ class Scope:
         """
         namespace, outcome = self._namespace, self.outcome
         for name in self.own_names() if own is None else own:
-            if name not in namespace:  # a thread or a finaliser was faster
-                continue
+            if name not in namespace or (name in self._outer and name not in self.waiting):
+                continue  # a thread or a finaliser was faster
             if self._matches_keep(name):
                 if name not in outcome.kept:
                     outcome.kept.append(name)
