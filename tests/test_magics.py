@@ -106,6 +106,13 @@ def test_nested_blocks_that_an_error_leaves_tell_of_it_once(shared: Kernel) -> N
     assert "held" in report
 
 
+def test_to_close_a_generator_in_a_block_is_no_failure(shared: Kernel) -> None:
+    shared.run("def items():\n    with ipygpumem.experiment('closed'): yield 1")
+    shared.run("rest = items(); next(rest)")
+    (report,) = shared.run("del rest").reports("experiment")
+    assert "traceback" not in report
+
+
 def test_an_error_after_one_that_was_caught_keeps_its_frames_for_debug(shared: Kernel) -> None:
     shared.run("import numpy, sys")
     shared.run(

@@ -525,7 +525,7 @@ class Experiment:
         if self.record is None and not self.is_open:
             return  # the extension was unloaded inside the block, and said so
         try:
-            if error is not None:
+            if error is not None and kind is not GeneratorExit:  # else a generator was closed
                 self.failed = True
                 if remark := self._experiments.recovery.failed_inside(error, self):
                     self.remarks.append(remark)
