@@ -27,7 +27,7 @@ def experiment(
     """Return an experiment, to be opened by ``with`` or by ``start()`` and closed by ``finish()``.
 
     Args:
-        name: any one-line text; an open experiment of the same name is finished first.
+        name: any one-line text; one that ``%experiment start`` opened under the same name is finished first.
         keep: names or globs whose values stay at the end.
         drop_imports: delete the names of modules that the experiment imported.
         seed: reset Python's, NumPy's and torch's generators to this before every cell.
