@@ -64,7 +64,7 @@ class EstimateError(GpuMemError):
 
 
 class UnitError(GpuMemError, ValueError):
-    """A value is no size, or no number that an option or an argument takes."""
+    """A value is not a size, or not a number that an option or an argument takes."""
 
 
 def quoted(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What all records have: conversion to plain dictionaries, and back; and how files that hold them are opened."""
+"""The base of all records: conversion to plain dictionaries, and back. Opens the files that hold them."""
 
 from __future__ import annotations
 

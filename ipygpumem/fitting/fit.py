@@ -44,7 +44,7 @@ _KINDS = {
     "mps": r"\bMPS\b",
     "jax": r"RESOURCE_EXHAUSTED",
 }
-"""How an error's type and text name the kind of the device that ran out; the first that fits counts."""
+"""Patterns of an error's type and text, by the kind of device that ran out; the first that matches counts."""
 
 
 @dataclass(frozen=True)

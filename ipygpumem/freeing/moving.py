@@ -89,7 +89,7 @@ class Offload:
         self._garbage, self._what = garbage, what
         self._pieces: list[_Piece] | None = None
         self._ended: list[weakref.ref[Any]] = []
-        """What was given, once it is back: then it may die."""
+        """The modules and optimizers given, while they are back: they may die."""
         self.size_bytes = 0
         """What was moved."""
 

@@ -23,7 +23,7 @@ from ipygpumem.probes.allocator import snapshots
 from ipygpumem.probes.pools import is_loaded
 
 Step = tuple[str, Callable[[], object]]
-"""Its name, and what does it: that returns 0 if there was nothing to do, and True if all that falls is its doing."""
+"""Its name and its function, which returns 0 if there was nothing to do, True if it caused the whole decrease."""
 
 
 def run_steps(meter: Meter, steps: list[Step], done: list[ReclaimStep]) -> None:

@@ -60,7 +60,7 @@ _REQUESTED = re.compile(
 )
 
 _PLAIN_SHOWN, _PLAIN_LENGTH = 12, 40
-"""How many frames with plain locals are shown, how many of each, and how much of a text."""
+"""Maximum number of frames with plain locals to show, of locals in each, and of letters of a text."""
 _SECRET = re.compile(r"passw|credential|token|secret_|_secret|(api|access|private)_?key", re.IGNORECASE)
 
 

@@ -62,13 +62,13 @@ class Cell:
         """The experiments that end with it, and those that have ended so."""
         self.ended: list[Any] = []
         self.saved_early: list[str] = []
-        """Names that the open scope keeps in case that the code does not come to note them."""
+        """Names that the open scope saved before it was known whether the code reports them."""
         self.bound_outside: set[str] = set()
         """Names that its code bound outside of scopes while scopes of other threads were open."""
         self.names_before: set[str] | None = None
         """The notebook's names when it began, or when a scope of another thread did."""
         self.fit: Any = None
-        """What the loop around its body asks (see ``loop_over_body``), if there is one."""
+        """The ``CellFit`` that the loop around its body calls (see ``loop_over_body``), if there is one."""
         self.recovery: RecoveryRecord | None = None
         """A recovery that was made before the cell was over, or at its end."""
         self.at_end: tuple[Usage, ...] = ()
@@ -169,7 +169,7 @@ class CellStack:
         return ended, lost
 
     def forget(self, result: Any) -> None:
-        """Note that a cell is over whose end has failed."""
+        """Remove a cell whose end has failed."""
         info = getattr(result, "info", None)
         for cell in self._cells:
             cell.over |= cell.info is info is not None

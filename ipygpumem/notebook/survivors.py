@@ -44,7 +44,7 @@ class Watched:
 
 
 class Baseline:
-    """What there is when an experiment starts."""
+    """Names and arrays at the start of an experiment."""
 
     def __init__(self, context: Context, remarks: list[str]) -> None:
         self._namespace = context.namespace

@@ -303,7 +303,7 @@ def purge_report(record: PurgeRecord) -> Report:
 
 
 Kept = tuple[int, str, str, str]
-"""Memory that is kept by mistake, as it seems: its bytes, its device, what it is, and a remedy."""
+"""Memory that seems to be kept by mistake: its bytes, its device, what it is, and a remedy."""
 _LAST_INDEX = re.compile(r"\[\d+\](?=[^\[\]]*$)")
 
 

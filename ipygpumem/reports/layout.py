@@ -127,13 +127,13 @@ class Report:
 
 
 class Scales:
-    """How long each device's bar is: as the session's highest use, so that a change can be seen."""
+    """Lengths of the devices' bars: the session's highest use, so that a change can be seen."""
 
     def __init__(self) -> None:
         self._highest: dict[str, int] = {}
 
     def note(self, usages: Iterable[Usage]) -> None:
-        """Let the bars be long enough for ``usages``, from now on."""
+        """Lengthen the bars for ``usages``, from now on."""
         for usage in usages:
             self._highest[usage.device] = max(self._highest.get(usage.device, 0), sum(_sizes(usage)))
 

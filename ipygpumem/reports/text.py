@@ -29,7 +29,7 @@ _COLOURS = {"▒": _DIM, "█": "\x1b[36m", "░": "\x1b[33m"}
 _BAR = re.compile("▕[▒█░ ]{8}[▏┃]")
 _CELLS = 8
 BAR_COLUMNS = _CELLS + 2
-"""What a bar takes, with its two ends."""
+"""Width of a bar with its two ends."""
 _TABLE_WIDTH = 120
 _NARROWEST = 20
 

@@ -21,11 +21,11 @@ LISTENER = "__ipygpumem_names__"
 """Name of the mapping in which code looks up events, such as ``LISTENER["binds x"]``; see ``scope.note_event``."""
 BINDS, MAY_BIND, HAS_BOUND, HAS_IMPORTED, HAS_DELETED = "binds ", "may bind ", "has bound ", "has imported ", "deletes "
 HAS_ENDED = "has ended "
-"""Code that may have bound a name is over; whether it did shows the object that the name has now."""
+"""Code that may have bound a name is over; the object that the name has now shows whether it did."""
 
 
 class Listener(dict[str, None]):
-    """The mapping in which code looks events up; those that need not be noted again are found at once.
+    """The mapping in which code looks events up; it holds those that need not be noted again.
 
     Args:
         note: notes an event; returns True if its repetitions need not be noted.

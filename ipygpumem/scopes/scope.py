@@ -218,7 +218,7 @@ class Scope:
         return [pattern for pattern in self._keep if not any(fnmatchcase(name, pattern) for name in names)]
 
     def misspelt_keep(self) -> list[str]:
-        """Return the plain names in ``keep`` that neither exist nor stand in the scope's code."""
+        """Return the plain names in ``keep`` that neither exist nor occur in the scope's code."""
         known = self._assigned | self._imported | self._outer.keys()
         return [pattern for pattern in self.unmatched_keep() if pattern.isidentifier() and pattern not in known]
 

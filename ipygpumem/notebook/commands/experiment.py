@@ -11,7 +11,7 @@ from IPython.core.error import UsageError
 from ipygpumem.errors import ExperimentError, quoted, short
 from ipygpumem.fitting.budgets import parse_budget
 from ipygpumem.notebook.commands.magics import loaded
-from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.commands.parsing import Options, command_of
 from ipygpumem.notebook.experiments import PARAMETER, Experiment, Parameters, plain_number
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports import history as reports
@@ -19,7 +19,6 @@ from ipygpumem.reports.content import usage_parts
 from ipygpumem.reports.layout import Report, clean, listed, note
 from ipygpumem.units import format_bytes, format_seconds
 
-_OPTIONS = ("keep", "drop-imports", "seed", "report", "note", "budget", "record", "on")
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _GLOB = re.compile(r"(?=.*[*?\[])[\w*?\[\]!-]+")
 
@@ -61,7 +60,7 @@ def _checked_name(name: str) -> str:
     option = next(iter(re.findall(r"\w[\w-]*", others[0])), "")
     if "#" in others[0]:
         fix = "a comment stands in a line of its own"
-    elif option in _OPTIONS:
+    elif f"--{option}" in [argument.name for argument in command_of("%%experiment").arguments]:
         fix = f"write {word} --{option} {' '.join(others[1:])}".rstrip()
     else:
         fix = f"write {'-'.join([word, *others])}; --keep goes before names that stay"
