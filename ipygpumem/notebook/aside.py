@@ -24,12 +24,12 @@ def say_failed(name: str, error: Exception, *, hint: str = "") -> None:
 def _text_of(error: Exception) -> str:
     try:
         return said(error)
-    except Exception:  # an error of the user's that has no text
+    except Exception:  # a user's error that has no text
         return type(error).__name__
 
 
 class Guard:
-    """Keeps failures of ours from the user's code, in one shell; each distinct one is reported once."""
+    """Isolates our own failures from user code, in one shell; each distinct one is reported once."""
 
     def __init__(self) -> None:
         self._said: dict[str, set[str]] = {}

@@ -105,7 +105,7 @@ class Experiments(Part):
     def _noted(self, key: str) -> bool:
         """Take what the code notes; return whether it need not note it again."""
         scopes = [experiment.scope for experiment in self.here()]
-        if not scopes:  # others are open: their names may be bound beside them
+        if not scopes:  # scopes of other threads are open, over the same names
             for cell in self._cells.running()[-1:]:
                 cell.bound_outside.add(key.rsplit(" ", 1)[1])
             return False
@@ -185,7 +185,7 @@ class Experiments(Part):
             cell.names_before = set(self.context.namespace)
 
     def _leave_to(self, cell: Cell, experiment: Experiment) -> None:
-        """Leave to a cell what it has bound beside the scope of another thread."""
+        """Exclude the cell's names from the scope of another thread."""
         bound = cell.bound_outside.union(*(code.bindings().bound - code.noted for code in cell.code))
         appeared = () if cell.names_before is None else self.context.namespace.keys() - cell.names_before
         experiment.scope.leave_to_others(bound, appeared)
@@ -195,11 +195,11 @@ class Experiments(Part):
     def cell_begins(self, cell: Cell) -> None:
         """Begin to watch names, and reset the generators of experiments with a seed."""
         for experiment in self._overdue():
-            self._give_up(experiment)  # nobody asks for its end any more: nothing is deleted
+            self._give_up(experiment)  # its end will not be requested again: nothing is deleted
         here = self.here()
         if len(here) < len(self.open):  # names that appear may be the cell's
             self._note_names(cell)
-        for experiment in self.open:  # a callback of the user's may have failed between two cells
+        for experiment in self.open:  # a user's callback may have failed between two cells
             experiment.saw_error(cell.last_error)
         if not cell.nested:
             self._counted = []
@@ -386,7 +386,7 @@ class Experiments(Part):
         return reports
 
     def close(self) -> None:
-        """Leave open experiments' names as they are, and measure them no more."""
+        """Keep open experiments' names, and stop measuring them."""
         for experiment in self.open:
             if not experiment.is_ending:
                 experiment.abandon()
@@ -749,7 +749,7 @@ class Experiment:
             cells=self.cells,
             usages=usages,
             consumed=consumed,
-            # Where memory was too short to measure its end, nobody can tell.
+            # Unknown if memory was too short to measure its end.
             reclaimed={item.device: consumed.get(item.device, 0) - item.delta_bytes for item in usages if at_end},
             deleted=tuple(outcome.deleted),
             restored=tuple(outcome.restored),
