@@ -57,9 +57,7 @@ class _Variable:
 
 def check_number(what: str, value: object) -> None:
     """Raise ``AutofitError`` if a value cannot be reduced."""
-    if type(value) is not int and type(value) is not float:
-        raise AutofitError(f"{what} is a {type(value).__name__}: autofit reduces whole numbers and floats")
-    if not abs(value) < _LARGEST:  # also of NaN
+    if not (type(value) in (int, float) and abs(value) < _LARGEST):  # type: ignore[arg-type]  # NaN is not less
         raise AutofitError(f"{what} is {quoted(value)}: autofit reduces finite numbers below 2**63")
 
 

@@ -422,10 +422,8 @@ class Experiment:
         if seed is not None and not is_seed(seed):
             raise ExperimentError("seed must be a whole number that fits into 64 bits")
         self._seeder = Seeder(seed) if seed is not None else None
-        is_text = type(report) is str
-        if report is not None and not (is_text and report in ("full", "compact", "none")):
-            given = quoted(report) if is_text else type_name(report)
-            raise ExperimentError(f"report={given}: write 'full', 'compact' or 'none'")
+        if report is not None and not (type(report) is str and report in ("full", "compact", "none")):
+            raise ExperimentError(f"report={quoted(report)}: write 'full', 'compact' or 'none'")
         self.report = report
         self._parameters = checked_parameters(note or {})
         sizes = budgets.checked(budget) if budget else None
