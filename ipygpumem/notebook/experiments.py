@@ -195,7 +195,7 @@ class Experiments(Part):
     def cell_begins(self, cell: Cell) -> None:
         """Begin to watch names, and reset the generators of experiments with a seed."""
         for experiment in self._overdue():
-            self._give_up(experiment)  # its end will not be requested again: nothing is deleted
+            self.give_up(experiment)  # its end will not be requested again: nothing is deleted
         here = self.here()
         if len(here) < len(self.open):  # names that appear may be the cell's
             self._note_names(cell)
@@ -334,8 +334,7 @@ class Experiments(Part):
             except Exception as error:
                 self.context.guard.failed(f"the end of experiment {quoted(experiment.name)}", error, hint="")
                 self.context.guard.each("names", self.code_missed)
-        if experiment in self.open:
-            self._give_up(experiment)
+        self.give_up(experiment)
         if interrupted:
             raise KeyboardInterrupt
 
@@ -364,8 +363,10 @@ class Experiments(Part):
         if enclosing is not None:
             self._expect_running_code(enclosing)
 
-    def _give_up(self, experiment: Experiment) -> None:
+    def give_up(self, experiment: Experiment) -> None:
         """Close an experiment that cannot be ended: no name is deleted, and what names have shadowed is back."""
+        if experiment not in self.open:
+            return
         self.open[:] = [one for one in self.open if one is not experiment]
         experiment.record = experiment.record or experiment.bare_record()
         name = f"experiment {quoted(experiment.name)}"
@@ -514,7 +515,9 @@ class Experiment:
         except GpuMemError:
             raise
         except Exception as error:  # the block runs without a scope
-            self._context.guard.failed(f"the start of experiment {quoted(self.name)}", error, hint="")
+            self._context.guard.failed(
+                f"the start of experiment {quoted(self.name)}", error, hint="; it runs without this scope"
+            )
             return self
 
     def __exit__(
@@ -531,7 +534,8 @@ class Experiment:
             self._context.guard.failed(f"experiment {quoted(self.name)}", problem)
         finally:
             if self.record is None:
-                self._context.guard.each(f"experiment {quoted(self.name)}", self.finish)
+                name, give_up = f"experiment {quoted(self.name)}", self._experiments.give_up
+                self._context.guard.each(name, self.finish, lambda: self.is_ending or give_up(self))
 
     # -- open -------------------------------------------------------------------------------------------------
 
