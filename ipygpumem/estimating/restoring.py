@@ -315,6 +315,25 @@ def _set_filters(kept: list[Any]) -> None:
     warnings.filters[:] = kept  # type: ignore[index]  # it is a list
 
 
+def _casts() -> tuple[Any, ...]:
+    """Return autocast's settings, and how many such blocks are open."""
+    nesting = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    kinds = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    return nesting, torch.is_autocast_cache_enabled(), kinds
+
+
+def _set_casts(kept: tuple[Any, ...]) -> None:
+    nesting, caches, kinds = kept
+    for _ in range(_casts()[0] - nesting):
+        torch.autocast_decrement_nesting()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(caches)
+    for kind, enabled, dtype in kinds:
+        torch.set_autocast_enabled(kind, enabled)
+        torch.set_autocast_dtype(kind, dtype)
+
+
 _CUDNN = torch.backends.cudnn
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (lambda: dict(os.environ), _set_environment),
@@ -329,6 +348,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
         torch.set_default_device,
     ),
     (torch.is_grad_enabled, torch._C._set_grad_enabled),
+    *([(_casts, _set_casts)] if hasattr(torch, "set_autocast_dtype") else []),  # torch 2.4
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),

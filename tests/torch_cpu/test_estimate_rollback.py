@@ -302,6 +302,7 @@ def test_settings_of_torch_and_of_the_process_are_put_back(tmp_path: Path) -> No
         torch.set_default_device("meta")
         torch.backends.cudnn.benchmark = True
         torch.set_grad_enabled(False)
+        torch.autocast("cuda", dtype=torch.float16, cache_enabled=False).__enter__()  # usual in notebooks
         torch.manual_seed(3)
         random.seed(3)
         os.environ["IPYGPUMEM_TEST"] = "1"
@@ -312,8 +313,18 @@ def test_settings_of_torch_and_of_the_process_are_put_back(tmp_path: Path) -> No
 
     def state() -> Any:
         settings = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()
+        casts = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled()
+        nesting = torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()
         rest = torch.backends.cudnn.benchmark, os.environ.copy(), Path.cwd(), [*sys.path], [*warnings.filters]
-        return settings, rest, signal.getsignal(signal.SIGTERM), random.getstate(), torch.get_rng_state().tolist()
+        return (
+            settings,
+            casts,
+            nesting,
+            rest,
+            signal.getsignal(signal.SIGTERM),
+            random.getstate(),
+            torch.get_rng_state().tolist(),
+        )
 
     before = state()
     ipygpumem.estimate(step)
