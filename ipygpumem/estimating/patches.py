@@ -24,6 +24,7 @@ from ipygpumem.estimating.autocast import CudaAutocast
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storages import StorageLog
+from ipygpumem.estimating.transients import MOST_OF_FLASH
 
 
 def choose_loop(optimizer: Any, devices: Devices) -> None:
@@ -72,7 +73,10 @@ def _changes(  # noqa: C901  # one small function after another
     tensor, loader, thread = torch.Tensor, torch.utils.data.DataLoader, threading.Thread
     attend: Any = getattr(functional, "scaled_dot_product_attention", None)
     project: Any = functional.linear
+    normalize: Any = getattr(functional, "rms_norm", None)
+    step_lstm, step_gru = torch._VF.lstm_cell, torch._VF.gru_cell
     cast: Any = torch.amp.autocast_mode.autocast
+    cast_inputs: Any = getattr(torch.amp.autocast_mode, "_cast", None)
     swap, load, drop = torch.utils.swap_tensors, torch.load, functional.dropout
     is_cast: Any = torch.is_autocast_enabled
     cast_type: Any = getattr(torch, "get_autocast_dtype", None)
@@ -162,9 +166,15 @@ def _changes(  # noqa: C901  # one small function after another
     ) -> Any:
         if not devices.is_elsewhere:
             return attend(query, key, value, attn_mask, dropout_p, *rest, **more)
-        half = (type_of_casts() if casts_now() else query.dtype).itemsize == 2
-        if more.get("enable_gqa") and key.shape[1] != query.shape[1] and (attn_mask is not None or not half):
-            # CUDA's fused kernels that take a mask or float32 take no grouped heads; the CPU's does.
+        itemsize, width = (type_of_casts() if casts_now() else query.dtype).itemsize, query.shape[-1]
+        flash = attn_mask is None and itemsize == 2 and width == value.shape[-1] <= MOST_OF_FLASH
+        widest = max(width, value.shape[-1]) + (-width % 8 if flash else 0)
+        if widest > min(width, value.shape[-1]):  # CUDA pads for flash attention; the CPU's takes no other values
+            padded = [functional.pad(item, (0, widest - item.shape[-1])) for item in (query, key, value)]
+            return attention(*padded, attn_mask, dropout_p, *rest, **more)[..., : value.shape[-1]]
+        is_grouped = more.get("enable_gqa") and key.shape[1] != query.shape[1]
+        if not flash and (is_grouped or width * itemsize % 16):
+            # CUDA's fused kernel that takes a mask or float32 takes no grouped heads, nor such rows; the CPU's does.
             with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
                 return attend(query, key, value, attn_mask, dropout_p, *rest, **more)
         # With dropout, or a mask's gradient, the CPU has no kernel that leaves the matrix of weights out; CUDA has.
@@ -174,7 +184,7 @@ def _changes(  # noqa: C901  # one small function after another
         return _Biased.apply(attend(query, key, value, bias.detach(), 0.0, *rest, **more), bias)
 
     def linear(input: Any, weight: Any, bias: Any = None) -> Any:  # noqa: A002  # torch's
-        in_one_product = input.dim() == 2 or (input.dim() == 3 and input.is_contiguous())
+        in_one_product = input.dim() == 2 or input.is_contiguous()
         if bias is None or in_one_product or weight.dim() != 2:
             return project(input, weight, bias)
         return torch.matmul(input, weight.t()).add_(bias)  # torch adds in place, but not for fake tensors
@@ -183,6 +193,24 @@ def _changes(  # noqa: C901  # one small function after another
         if training and 0 < p < 1 and not inplace and devices.is_elsewhere:
             return torch.native_dropout(input, p, True)[0]  # it keeps a byte for each number; the CPU's keeps a number
         return drop(input, p, training, inplace)
+
+    def rms_norm(input: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:  # noqa: A002  # torch's
+        fuses = hasattr(torch.ops.aten, "_fused_rms_norm") and (weight is None or weight.dtype is input.dtype)
+        if devices.is_elsewhere and (fuses or casts_now()):
+            return functional.layer_norm(input, shape, weight)  # it keeps as much; the CPU takes several kernels
+        return normalize(input, shape, weight, eps)
+
+    def lstm_cell(input: Any, state: Any, *weights: Any) -> Any:  # noqa: A002  # torch's
+        if not devices.is_elsewhere:
+            return step_lstm(input, state, *weights)
+        gates, biases = [*map(functional.linear, (input, state[0]), weights)], weights[2:]
+        return torch.ops.aten._thnn_fused_lstm_cell(*gates, state[1], *biases)[:2]
+
+    def gru_cell(input: Any, state: Any, *weights: Any) -> Any:  # noqa: A002  # torch's
+        if not devices.is_elsewhere:
+            return step_gru(input, state, *weights)
+        gates, biases = [*map(functional.linear, (input, state), weights)], weights[2:]
+        return torch.ops.aten._thnn_fused_gru_cell(*gates, state, *biases)[0]
 
     changes: list[tuple[Any, str, Any]] = [
         (torch.utils, "swap_tensors", swap_tensors),
@@ -199,6 +227,9 @@ def _changes(  # noqa: C901  # one small function after another
         (torch.amp.GradScaler, "_maybe_opt_step", step_always),
         (functional, "dropout", dropout),
         (functional, "linear", linear),
+        (functional, "rms_norm", rms_norm),
+        (torch._VF, "lstm_cell", lstm_cell),
+        (torch._VF, "gru_cell", gru_cell),
         (fake_tensor, "init_gpu_context", lambda *_: None),  # it takes memory there
         (functional, "scaled_dot_product_attention", attention),
         (torch, "compile", compile_nothing),
@@ -206,6 +237,7 @@ def _changes(  # noqa: C901  # one small function after another
     ]
     if devices.on_cpu:
         changes += [
+            (torch.amp.autocast_mode, "_cast", lambda value, _, dtype: cast_inputs(value, "cpu", dtype)),
             (cast, "__init__", cast_here),
             (torch, "clear_autocast_cache", clear_casts),
             (torch, "is_autocast_enabled", casts_now),

@@ -27,11 +27,15 @@ def transient_sizes(name: str, args: Any, result: Any, processors: int) -> list[
     sizes = [*found] if isinstance(found, (list, tuple)) else [found]
     if name in _SUMS and len(args) > _SUMS[name]:
         sizes.append(_column_sums(args[0], args[_SUMS[name]], result.itemsize, processors))
+    if name in _CELLS and args[-1]:
+        sizes.append(_column_sums(result, [0], result.itemsize, processors))
     return [int(size) for size in sizes if size]
 
 
 _SUMS = {"sum": 1, "mean": 1, "linalg_vector_norm": 2}
 """Operators that add up along dimensions, and which argument these are."""
+_CELLS = frozenset({"_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell_backward"})
+"""Operators that add up their first result for a bias, which is their last argument."""
 _THREADS, _WARP, _THREADS_OF_PROCESSOR = 512, 32, 2048
 _LEAST_VALUES, _MOST_VALUES = 16, 256
 """Values that one thread adds up if several blocks share one sum."""
@@ -72,7 +76,7 @@ def loss_bytes(name: str, args: Any, result: Any) -> int:
     return int(args[0].nbytes) if result.dim() == 0 and name in _IN_RESULT else 0
 
 
-_IN_RESULT = frozenset({"mse_loss", "smooth_l1_loss", "binary_cross_entropy"})
+_IN_RESULT = frozenset({"mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss"})
 
 
 def operator_name(func: Any, args: Any, kwargs: Any) -> str:
@@ -85,7 +89,11 @@ def operator_name(func: Any, args: Any, kwargs: Any) -> str:
 
 def is_flash(args: Any, kwargs: Any) -> bool:
     """Return True if CUDA takes flash attention where the CPU has one kernel: half precision and no mask."""
-    return args[1].itemsize == 2 and kwargs.get("attn_mask") is None
+    return args[1].itemsize == 2 and args[1].shape[-1] <= MOST_OF_FLASH and kwargs.get("attn_mask") is None
+
+
+MOST_OF_FLASH = 256
+"""The widest heads that flash attention takes."""
 
 
 def _input(args: Any, _: Any) -> Any:
@@ -150,10 +158,15 @@ def _flash_backward(args: Any, _: Any) -> Any:
 
 
 def _efficient_backward(args: Any, _: Any) -> Any:
-    """A copy, products of gradient and output, and sums for queries or keys in float32."""
+    """A copy, products of gradient and output, and sums in float32: for queries, for wide heads for keys and values."""
     batch, heads, length, width = args[1].shape
-    rows = batch * heads
-    return [*_laid_out(args[0]), rows * length * 4, rows * _up(length, 64) * _up(width, 64) * 4]
+    rows, keys, of_value = batch * heads, args[2].shape[-2], args[3].shape[-1]
+    widest = max(width, of_value)
+    sums = _up(length, 64) * _up(width, 128 if 64 < widest <= 128 else 64)
+    if widest > 128 and args[1].itemsize == 2:
+        parts = max(1, min(_up(keys, 64) // 64, 200 // rows))
+        sums += parts * 64 * (_up(width, 128) + _up(of_value, 128))
+    return [*_laid_out(args[0]), rows * length * 4, rows * sums * 4]
 
 
 _FEW_INDICES = 3072
@@ -169,8 +182,11 @@ def _embedding_backward(bytes_of_index: int) -> Callable[[int, int, int], int]:
 
 
 def _dense_embedding(args: Any, result: Any) -> Any:
-    indices = args[1].numel()
-    return _embedding_backward(26)(indices, *result.shape) if indices > _FEW_INDICES else 0
+    indices, by_frequency = args[1].numel(), args[4]
+    of_gradient = _unless_contiguous(0)(args, result)
+    if indices <= _FEW_INDICES and not by_frequency:
+        return of_gradient
+    return [of_gradient, _embedding_backward(26 + 16 * by_frequency)(indices, *result.shape)]
 
 
 def _bags(args: Any, result: Any) -> Any:
@@ -211,11 +227,13 @@ _TRANSIENTS: dict[str, Sizes] = {
     "binary_cross_entropy_with_logits": lambda args, result: (
         2 * args[0].nbytes - (result.nbytes if result.dim() else 0)
     ),
+    "soft_margin_loss_backward": lambda args, _: 2 * args[1].nbytes,
     **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss"), _reduced),
     **dict.fromkeys(("sum", "cumsum", "prod", "cumprod"), _converted),
     "count_nonzero": lambda args, _: args[0].numel() * 9,
     "native_layer_norm": _unless_contiguous(0),
-    "native_layer_norm_backward": _unless_contiguous(0, 1),
+    **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), _unless_contiguous(0, 1)),
+    "max_pool2d_with_indices_backward": _unless_contiguous(0, 1),
     **dict.fromkeys(("mm", "bmm"), _operands(0, 1)),
     **dict.fromkeys(("addmm", "baddbmm"), _operands(1, 2)),
     "_scaled_dot_product_flash_attention_backward": _flash_backward,

@@ -259,6 +259,15 @@ def test_without_a_card_autocast_has_the_lists_of_cuda() -> None:
             assert [code for code in HALF if eval(code, values).dtype is not torch.float16] == []
             assert [code for code in FLOAT32 if eval(code, values).dtype is not torch.float32] == []
 
+            Converted.apply(w.half().cuda())
+
+    class Converted(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
+        def forward(ctx: Any, x: Any) -> Any:
+            assert x.dtype is torch.float32
+            return x.clone()
+
     ipygpumem.estimate(step, device="cuda")
     with torch.autocast("cpu", dtype=torch.bfloat16):  # the CPU has its own lists again
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).exp().dtype is torch.bfloat16
