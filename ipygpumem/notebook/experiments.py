@@ -15,7 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from threading import get_ident
+from threading import get_ident, main_thread
 from time import perf_counter, time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -265,7 +265,8 @@ class Experiments(Part):
             self.open.append(experiment)
             self._expect_running_code(experiment)
             running = self._cells.running()
-            if not running or any(cell.has_unseen_code for cell in running):
+            is_silent = not running and experiment.thread == main_thread().ident  # in others, functions run
+            if is_silent or any(cell.has_unseen_code for cell in running):
                 experiment.scope.save_all()
             for cell in self._cells.of_others(experiment.thread):
                 self._note_names(cell)

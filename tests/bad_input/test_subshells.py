@@ -118,3 +118,25 @@ def test_a_scope_keeps_what_a_subshells_scope_bound_and_gave_back(subshell: Subs
     works(notebook, "%experiment end")
     assert notebook.value("(old, other)") == ("old", "theirs")
     assert set(names(notebook)) == {*_OWN, "old", "other"}
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["%%experiment e\nold = 2; thread.start(); inside.wait(60)", "go.set(); thread.join(); old"],
+        ["thread.start(); inside.wait(60)", "%%experiment e\nold = 2; go.set(); thread.join(); old - 1"],
+        [
+            "thread.start(); inside.wait(60)",
+            "globals().update(old=1.0); go.set(); thread.join(); int(type(old) is float)",
+        ],
+    ],
+)
+def test_a_block_in_a_thread_puts_back_no_name_that_other_code_has_bound(notebook: Kernel, cells: list[str]) -> None:
+    works(
+        notebook,
+        "import threading, ipygpumem\ninside, go, old = threading.Event(), threading.Event(), 1\ndef work():\n"
+        "    with ipygpumem.experiment('t', report='none'): inside.set(); go.wait(60)\n"
+        "thread = threading.Thread(target=work)",
+    )
+    assert works(notebook, *cells).result == "1"
+    assert notebook.value("int(old)") == 1
