@@ -33,6 +33,7 @@ from tests.steps import fails, goes_on, names, open_now, refused, works
         ("%%experiment train keep model\nx = 1", "write train --keep model"),
         ("%%experiment train \N{EN DASH}keep model\nx = 1", "write train --keep model"),
         ("%experiment start train keep model", "write train --keep model"),
+        ("%experiment start train keep=model loss", "write train --keep model loss"),
         ("%experiment start train # the last\nx = 1", "a comment stands in a line of its own"),
         ("%%experiment my run\nx = 1", "my-run"),
         ("%%experiment 'unclosed\nx = 1", "quotation"),

@@ -61,7 +61,7 @@ def _checked_name(name: str) -> str:
     if "#" in others[0]:
         fix = "a comment stands in a line of its own"
     elif f"--{option}" in [argument.name for argument in command_of("%%experiment").arguments]:
-        fix = f"write {word} --{option} {' '.join(others[1:])}".rstrip()
+        fix = " ".join(filter(None, [f"write {word} --{option}", others[0].partition("=")[2], *others[1:]]))
     else:
         fix = f"write {'-'.join([word, *others])}; --keep goes before names that stay"
     raise UsageError(clean(f"an experiment's name is one word, not {quoted(name)}: {short(fix)}"))
