@@ -34,6 +34,10 @@ _WITH_DTYPE = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOp
 _KEPT = frozenset({"mkldnn_rnn_layer", "binary_cross_entropy"})
 """On the CPU's lists alone, but needed: a recurrent layer's kernel here; CUDA refuses the other one."""
 _CPU, _CUDA = "AutocastCPU", "AutocastCUDA"
+_old_type = getattr(torch, "get_autocast_gpu_dtype", None)
+cast_type: Any = getattr(torch, "get_autocast_dtype", None) or (  # torch 2.4
+    lambda kind: torch.get_autocast_cpu_dtype() if kind == "cpu" else _old_type()
+)
 _CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
@@ -111,7 +115,7 @@ class CudaAutocast:
 
     def _lowered(self, tensor: Any) -> Any:
         """Return a tensor in autocast's type; weights are converted once."""
-        dtype = torch.get_autocast_dtype("cpu")
+        dtype = cast_type("cpu")
         is_weight = tensor.dtype is torch.float32 and tensor.requires_grad and tensor.is_leaf
         if not is_weight or tensor._is_view() or not torch.is_autocast_cache_enabled():
             return tensor.to(dtype)

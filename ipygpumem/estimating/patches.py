@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import users_line
-from ipygpumem.estimating.autocast import CudaAutocast
+from ipygpumem.estimating.autocast import CudaAutocast, cast_type
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storages import StorageLog
@@ -79,8 +79,8 @@ def _changes(  # noqa: C901  # one small function after another
     cast_inputs: Any = getattr(torch.amp.autocast_mode, "_cast", None)
     swap, load, drop = torch.utils.swap_tensors, torch.load, functional.dropout
     is_cast: Any = torch.is_autocast_enabled
-    cast_type: Any = getattr(torch, "get_autocast_dtype", None)
-    casts_on_cpu = functools.partial(is_cast, "cpu") if cast_type else torch.is_autocast_cpu_enabled
+    takes_kind = hasattr(torch, "get_autocast_dtype")  # torch 2.4
+    casts_on_cpu = functools.partial(is_cast, "cpu") if takes_kind else torch.is_autocast_cpu_enabled
     clear = torch.clear_autocast_cache
     form, begin, start, init = tensor.__format__, cast.__init__, thread.start, loader.__init__
     written: dict[Any, Any] = {}
@@ -147,7 +147,7 @@ def _changes(  # noqa: C901  # one small function after another
     def cast_here(mode: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
         if device_type != "cpu":
             casts.register()
-            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype(device_type)
+            device_type, dtype = "cpu", dtype or cast_type(device_type)
         begin(mode, device_type, dtype, *args, **kwargs)
 
     def clear_casts() -> None:
@@ -156,7 +156,7 @@ def _changes(  # noqa: C901  # one small function after another
 
     def casts_now(device_type: str = "cuda") -> bool:
         followed_here = device_type == "cpu" or devices.is_elsewhere
-        return bool(casts_on_cpu() if followed_here else is_cast(device_type))
+        return bool(casts_on_cpu() if followed_here else is_cast(device_type) if takes_kind else is_cast())
 
     def type_of_casts(device_type: str = "cuda") -> Any:
         return cast_type("cpu" if casts_now(device_type) and devices.is_elsewhere else device_type)
@@ -173,7 +173,7 @@ def _changes(  # noqa: C901  # one small function after another
             padded = [functional.pad(item, (0, widest - item.shape[-1])) for item in (query, key, value)]
             return attention(*padded, attn_mask, dropout_p, *rest, **more)[..., : value.shape[-1]]
         is_grouped = more.get("enable_gqa") and key.shape[1] != query.shape[1]
-        if not flash and (is_grouped or width * itemsize % 16):
+        if not flash and (is_grouped or width * itemsize % 16) and hasattr(torch.nn, "attention"):  # torch 2.3
             # CUDA's fused kernel that takes a mask or float32 takes no grouped heads, nor such rows; the CPU's does.
             with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
                 return attend(query, key, value, attn_mask, dropout_p, *rest, **more)
