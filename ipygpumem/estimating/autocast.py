@@ -34,7 +34,7 @@ _WITH_DTYPE = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOp
 _KEPT = frozenset({"mkldnn_rnn_layer", "binary_cross_entropy"})
 """On the CPU's lists alone, but needed: a recurrent layer's kernel here; CUDA refuses the other one."""
 _CPU, _CUDA = "AutocastCPU", "AutocastCUDA"
-_old_type = getattr(torch, "get_autocast_gpu_dtype", None)
+_old_type: Any = getattr(torch, "get_autocast_gpu_dtype", None)
 cast_type: Any = getattr(torch, "get_autocast_dtype", None) or (  # torch 2.4
     lambda kind: torch.get_autocast_cpu_dtype() if kind == "cpu" else _old_type()
 )

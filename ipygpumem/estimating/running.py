@@ -71,7 +71,8 @@ class Limits:
                 signal.pthread_kill(threading.main_thread().ident or 0, _STOP)
 
     def _interrupt(self, _: int, frame: Any) -> None:
-        if not self._ended.is_set():
+        # torch's C++ ends the process for an exception in that file; the next signal comes soon.
+        if not self._ended.is_set() and not frame.f_code.co_filename.endswith("simple_registry.py"):
             self._line = self._line or users_line(frame)
             raise KeyboardInterrupt
 

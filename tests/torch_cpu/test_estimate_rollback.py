@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ import torch
 
 import ipygpumem
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import restoring, storages
+from ipygpumem.estimating import restoring, running, storages
 from tests.kernel import Kernel
 from tests.steps import kernel_with, works
 
@@ -484,3 +485,11 @@ def test_a_syntax_error_is_shown_as_in_a_plain_cell(estimating: Kernel) -> None:
             re.sub(r"Cell.*?In *\[\d+\]", "", without_colours(reply.traceback)) for reply in (found, expected)
         )
         assert shown.splitlines()[-4:] == plain.splitlines()[-4:], body
+
+
+def test_a_timeout_spares_code_in_which_an_exception_ends_the_process() -> None:
+    """torch's C++ calls it for each operation, and cannot pass exceptions on."""
+    rule = pytest.importorskip("torch._library.simple_registry").find_torch_dispatch_rule
+    limits = running.Limits(300.0)
+    with limits:
+        limits._interrupt(0, SimpleNamespace(f_code=rule.__code__, f_back=None))
