@@ -17,7 +17,7 @@ BUDGET = {
     "__init__": 110,
     "api": 990,
     "errors": 95,
-    "estimating": 3225,
+    "estimating": 3230,
     "fitting": 915,
     "flight_recorder": 290,
     "freeing": 1325,
