@@ -333,3 +333,15 @@ def test_code_whose_cell_was_not_seen_to_begin_runs_without_a_scope(
     text = capsys.readouterr().err
     assert "must be the first line" not in text
     assert "it runs without this scope" in text
+
+
+def test_code_of_which_nothing_is_known_may_bind_any_name(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the look at the code nor the note that it has failed could be made."""
+    shell.run_cell("%load_ext ipygpumem\nold = 1")
+    cells = notebook_of(shell).context.cells
+    answers, running = iter([0, 0]), cells.running
+    monkeypatch.setattr(cells, "running", lambda *given: 1 / next(answers, 1) and running(*given))
+    shell.run_cell("%%experiment e\nold = new = 2")
+    assert (shell.user_ns["old"], shell.user_ns.get("new"), next(answers, None)) == (1, None, None)

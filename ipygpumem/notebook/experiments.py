@@ -266,7 +266,7 @@ class Experiments(Part):
             self._expect_running_code(experiment)
             running = self._cells.running()
             is_silent = not running and experiment.thread == main_thread().ident  # in others, functions run
-            if is_silent or any(cell.has_unseen_code for cell in running):
+            if is_silent or any(cell.has_unseen_code or not cell.code for cell in running):
                 experiment.scope.save_all()
             for cell in self._cells.of_others(experiment.thread):
                 self._note_names(cell)
