@@ -106,7 +106,7 @@ class CellRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class TraceRecord(Record):
-    """What a stretch of code cost, one iteration of a tracked loop, or an epoch of a training."""
+    """The cost of a traced block, of one iteration of a tracked loop, or of an epoch of a training."""
 
     label: str
     started_at: float
@@ -150,7 +150,7 @@ class Held(Record):
 
 @dataclass(frozen=True)
 class ReclaimStep(Record):
-    """One step of giving memory back, and what came back on each device by it: not what others freed meanwhile."""
+    """One step of freeing memory, with the bytes that it freed on each device: other threads' frees are left out."""
 
     name: str
     reclaimed: dict[str, int]

@@ -64,8 +64,16 @@ PROGRAMS = {
     "plain error": Program("log.append(2)\nraise ValueError", error="ValueError"),
     "plain no memory": Program("log.append(2)\nraise MemoryError", error="MemoryError"),
 }
-EDGES = ("<module>", "aside.py call", "extension.py visit", "py __missing__", "py first_turn", "magics.py __call__")
-"""What IPython and the user's code call first: the very call is before any ``try``, in which they have all else."""
+EDGES = (
+    "<module>",
+    "aside.py call",
+    "extension.py visit",
+    " __missing__",
+    " first_turn",
+    "magics.py __call__",
+    " __del__",
+)
+"""Called first by IPython, Python or the user's code: the very call is before any ``try``."""
 SETUP = "import numpy as np; old, log, kept = 1, [], []"
 
 

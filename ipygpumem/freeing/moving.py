@@ -110,7 +110,7 @@ class Offload:
         if self._ended:
             given = [reference() for reference in self._ended]
             if any(item is None for item in given):
-                raise GpuMemError("what this offload moved is gone: call ipygpumem.offload(model) for another")
+                raise GpuMemError("the model of this offload was deleted: call ipygpumem.offload(model) for another")
             self._modules = [item for item in given if is_of_library(item, "torch.nn", "Module")]
             self._optimizers, self._ended = given[len(self._modules) :], []
         with interrupts.noted() as struck, _quiet():

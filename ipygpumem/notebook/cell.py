@@ -38,7 +38,7 @@ class Cell:
         self.nested = nested
         self.thread = thread
         self.measurement: Measurement | None = None
-        """What is measured of it; None if that has failed."""
+        """Its measurement; None if that failed."""
         self.number: int | None = None
         """IPython's count of it, once it is over."""
         self.experiment: str | None = None

@@ -74,7 +74,7 @@ class Experiments(Part):
 
     @functools.cached_property
     def survivors(self) -> Survivors:
-        """What outlived the experiments."""
+        """Objects that outlived their experiments."""
         from ipygpumem.notebook.survivors import Survivors  # loading the extension must stay fast
 
         return Survivors(self.context, lambda: [(item.name, item.scope.waiting) for item in self.open], ours=self)
@@ -313,7 +313,7 @@ class Experiments(Part):
     def _end(self, experiment: Experiment, ended: list[Experiment]) -> None:
         """End ``experiment`` and all inside it, and append each to ``ended``.
 
-        It is open no more then. Only a Ctrl-C leaves it open, and only if the user can ask for its end again.
+        Afterwards it is closed. Only a Ctrl-C leaves it open, and only if the user can end it again.
         """
         if experiment not in self.open:
             raise ExperimentError(
@@ -359,7 +359,7 @@ class Experiments(Part):
             for other in [one for one in self.open if one not in around]:
                 other.scope.leave_to_others(experiment.scope.outcome.kept, ())
         ended.append(experiment)
-        # Not the last one for sure: finalisers and threads run meanwhile, and may unload us.
+        # Not certainly the last one: finalisers and threads run during an end, and may unload the extension.
         self.open[:] = [one for one in self.open if one is not experiment]
         if enclosing is not None:
             self._expect_running_code(enclosing)
@@ -435,7 +435,7 @@ class Experiment:
         self.record: ExperimentRecord | None = None
         self.was_started = self.failed = False
         self.is_ending = False
-        """Its end has begun: nobody else may end it meanwhile."""
+        """True while it ends: no other caller may end it then."""
         self.error_at_start = self.seen_error = self.ooms = 0
         self.thread = get_ident()
         """The thread whose cells are the experiment's: that in which it starts."""
@@ -456,7 +456,7 @@ class Experiment:
         """What it had when its end was requested."""
         self._waiting: list[Held] = []
         self.slip = ""
-        """What is said of a misspelt name to be kept."""
+        """The report's line about a misspelt name in ``keep``."""
         self._own: list[str] | None = None
         """Its names as they were looked at just now."""
         self._survivors: tuple[Held, ...] = ()
@@ -824,5 +824,5 @@ def _plain(name: str, value: object) -> int | float | str:
 
 
 def plain_number(value: float) -> float | str:
-    """Return what JSON can hold: it has no infinity and no NaN."""
+    """Return a value that JSON can hold: it has no infinity and no NaN."""
     return value if math.isfinite(value) else str(value)

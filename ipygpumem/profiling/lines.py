@@ -54,11 +54,11 @@ class CodeBlock:
 
 @dataclass
 class LinesRecord:
-    """What the lines of some code cost."""
+    """The costs of the lines of some code."""
 
     blocks: list[CodeBlock]
     costs: dict[tuple[int, int], LineCost] = field(default_factory=dict)
-    """By the number of the block and the line."""
+    """Keyed by the numbers of the block and of the line."""
     seconds: float = 0.0
     own_seconds: float = 0.0
     """Time of that which went into measuring."""
@@ -120,7 +120,7 @@ class Tracer:
         sys.settrace(self._call)
 
     def stop(self) -> None:
-        """Put the trace function back that was there, unless another was set meanwhile; may be called again."""
+        """Restore the earlier trace function, unless another one was set since; may be called again."""
         if self._on:
             self._on = False
             if sys.gettrace() == self._call:
@@ -141,7 +141,7 @@ class Tracer:
         return self.record
 
     def drop(self) -> None:
-        """Stop, and measure no more; may be called again."""
+        """Stop measuring; may be called again."""
         self.stop()
         if self._span is not None:
             self._meter.drop(self._span)

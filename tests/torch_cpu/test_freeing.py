@@ -370,7 +370,7 @@ def test_an_offload_that_has_ended_keeps_no_model_alive() -> None:
     del model
     gc.collect()
     assert alive() is None
-    with pytest.raises(GpuMemError, match="is gone: call ipygpumem"):
+    with pytest.raises(GpuMemError, match="was deleted: call ipygpumem"):
         away.__enter__()
 
 

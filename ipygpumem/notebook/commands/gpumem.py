@@ -134,7 +134,7 @@ def of_line(notebook: Notebook, options: Options) -> list[Report]:
 
 
 def _headline(notebook: Notebook) -> tuple[str, str, str]:
-    """Return whether lines are shown, what errors hold, and how much was measured."""
+    """Return the settings of lines and errors, and how much was measured."""
     config = notebook.context.config
     lines_shown = "off" if not config.report else "on, quiet" if config.quiet else "on"
     cells, experiments = len(notebook.session.history), len(notebook.experiments.finished)

@@ -61,7 +61,7 @@ class OutputMark(NamedTuple):
 
     keys: set[int]
     latest: dict[str, LatestOutput]
-    """Those of ``_``, ``__``, ``___`` that are IPython's."""
+    """The variables among ``_``, ``__``, ``___`` that IPython still owns."""
     users: dict[str, Any]
     """Those of ``_``, ``__``, ``___`` that the user has bound himself."""
     stored: StoredMark

@@ -365,9 +365,9 @@ class Place:
     rank: int
     advice: str
     code: str = ""
-    """What the user writes for it, after a statement that imports what it needs; empty if nobody can write it."""
+    """The code to type for it, after a statement with its imports; empty if it cannot be typed."""
     is_all: bool = False
-    """Whether what it leads to is not for the user to write."""
+    """True if its target cannot be typed."""
 
     @classmethod
     def of_variable(cls, key: object) -> Place:
@@ -402,10 +402,10 @@ class _Path:
         self.text, self.code = text, place.code
         self.advice = "" if place.advice == _REMOVE else place.advice
         self.is_lost, self.is_fixed = place.is_all, False
-        """Whether there was a step that nobody can write; and whether the last one cannot be undone by assignment."""
+        """Two flags: a step cannot be typed; the last step cannot be undone by an assignment."""
 
     def go(self, shown: str, code: str = "", *, is_fixed: bool = False) -> None:
-        """Go on to an item or attribute. Behind one that nobody can write, the path ends."""
+        """Append an item or attribute. The path ends before one that cannot be typed."""
         if not self.is_lost:
             self.text, self.is_lost = self.text + shown, not code and shown.startswith(" (")
         self.code, self.is_fixed = self.code and code and self.code + code, is_fixed
@@ -488,7 +488,7 @@ class Writer:
             self._task(parent, child, path)
             return 1, False
         if kind is staticmethod or kind is classmethod or _went_into(path, parent, child):
-            return 1, False  # nobody writes ``.__func__``
+            return 1, False  # ``.__func__`` is not for users to type
         return self._instance(steps, path)
 
     # -- functions --------------------------------------------------------------------------------------------

@@ -212,7 +212,7 @@ class TensorList:
         self._reader, self._labels = reader, labels
         self._memories = [(tensor, reader.memory(tensor)) for tensor in tensors]
         self._wholes: dict[int, list[Memory]] = {}
-        """What a storage is a part of: sparse and wrapper tensors."""
+        """The tensors that a storage is a part of: sparse and wrapper tensors."""
         for _, memory in self._memories:
             for key in () if memory.is_plain else memory.storages:
                 self._wholes.setdefault(key, []).append(memory)
