@@ -710,9 +710,10 @@ class Experiment:
         self._is_freed = True
 
     def _release_tracebacks(self) -> int:
-        if self.failed:
+        releases = self.failed and self._context.config.release_frames != "never"
+        if releases:
             self.remarks += self._experiments.recovery.release_stored_tracebacks()
-        return int(self.failed)
+        return int(releases)
 
     def _since(self) -> Mark | None:
         """Return the start if everything that may be garbage at the end was made since, else None."""

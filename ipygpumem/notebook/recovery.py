@@ -121,7 +121,7 @@ class Recovery:
             where = "on this machine" if self._kills.of_machine else "of this control group"
             what = f"{killed} process{'es' * (killed > 1)} {where}"
             lines.append(f"the OOM killer ended {what}, such as a data loader's worker or a forked child")
-        if error is not None and cell.recovery is None and self._config.release_frames != "never":
+        if error is not None and cell.recovery is None:
             with contextlib.suppress(MemoryError):
                 kept = sum(item.size_bytes for item in tracebacks.held(error, self._shell.user_ns))
                 if kept > _MUCH:
@@ -187,8 +187,6 @@ class Recovery:
 
     def release_stored_tracebacks(self) -> list[str]:
         """Release the last error, kept for %debug and %tb; return lines for the report."""
-        if self._config.release_frames == "never":
-            return []
         errors = stored_errors(self._shell)
         let_go: list[Held] = []
         while errors:  # each leaves the list before it is asked who refers to it
