@@ -274,7 +274,7 @@ def test_leaks_in_one_container_are_one_line_and_the_largest_comes_first() -> No
 def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
     line = "2 smaller storages, 2 MiB in all: not examined, there are too many; free others first, then ask again"
     found = content.leaks_report([leak("a\x1b[2Jb", name="x\ny")], MIB, [leak("y"), leak("z")])
-    assert (found.headline, found.lines[1:]) == ("1 leak · 1 MiB", [line])
+    assert (found.headline, found.lines[1:]) == ("1 leak · 1 MiB · other rows: 2 MiB", [line])
     assert found.lines[0].isprintable()
     assert content.leaks_report([], MIB, [leak("y"), leak("z")]).lines == [line]
     lines = content.leaks_report([leak(f"x{n}") for n in range(23)], MIB).lines

@@ -321,6 +321,8 @@ def leaks_report(
         lines.append(f"{rest}: not examined, there are too many; free others first, then ask again")
     none = f"no leak of at least {format_bytes(smallest)} was found"
     found = f"{count(len(held), 'leak')}{SEPARATOR}{_total(held)}" if held else none
+    other = _sum(beyond) + sum(item[0] for item in kept)
+    found += f"{SEPARATOR}other rows: {format_bytes(other)}" * bool(other)
     kept = sorted(kept, key=lambda item: -item[0])
     lines += [SEPARATOR.join([f"{format_bytes(i[0])} on {i[1]}", *map(clean, i[2:])]) for i in kept[:_ROWS_SHOWN]]
     more = kept[_ROWS_SHOWN:]

@@ -231,7 +231,7 @@ def test_an_allocators_cache_is_told_with_what_frees_it(monkeypatch: pytest.Monk
 def test_leaks_tells_findings_below_its_usual_line(kernel: Kernel) -> None:
     (report,) = works(kernel, SETUP, "losses = [step() for _ in range(3)]", "%gpumem leaks").reports("leaks")
     assert report.splitlines() == [
-        "no leak of at least 1 MiB was found",
+        "no leak of at least 1 MiB was found · other rows: 3 MiB",
         "  3 MiB on cpu · losses: 3 tensors keep their autograd graphs · "
         "unless you still call backward(): losses.append(loss.item())",
     ]
