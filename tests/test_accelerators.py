@@ -13,6 +13,7 @@ import pytest
 import ipygpumem
 from ipygpumem.errors import DeviceError
 from ipygpumem.measuring.meter import Meter
+from ipygpumem.objects.inventory.records import Inventory, TensorRecord, select
 from ipygpumem.probes.accelerators import CachingAllocatorProbe, parse_device
 from ipygpumem.probes.pools import finder
 from tests.fakes import FakeAllocator, fake_module, fake_torch
@@ -31,7 +32,8 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
         *((text, "cpu") for text in ("RAM", "ram", "Ram", "host", "HOST", "cpu", "CPU", "cpu:0", " RAM ")),
         *(("cuda", "cuda"), ("CUDA:1", "cuda:1"), (1, "cuda:1"), ("xpu:0", "xpu:0"), ("mps:0", "mps"), ("jax:2", None)),
         *(("Card", "Card"), ("Card:new", "Card:new")),
-        *((text, None) for text in ("RAMM", "gpu", "cpu:1", "cuda:", "cuda:01", "cuda:x", "", "card", "Card:9", -1)),
+        *(("gpu", "cuda"), (" GPU ", "cuda")),
+        *((text, None) for text in ("RAMM", "gpu:1", "cpu:1", "cuda:", "cuda:01", "cuda:x", "", "card", "Card:9", -1)),
         *((value, None) for value in (True, None, b"cpu", 1.0)),
     ],
 )
@@ -49,6 +51,18 @@ def test_all_that_take_a_device_take_the_hosts_names() -> None:
         with ipygpumem.allocate(1, name) as held:
             assert held.device == "cpu"
         assert {row.device for row in ipygpumem.tensors(device=name).tensors} <= {"cpu"}
+
+
+@pytest.mark.usefixtures("allocator")
+def test_a_device_that_is_not_here_is_refused_unless_a_record_has_it() -> None:
+    row = TensorRecord("x", "Tensor", (), "float32", "cuda:7", 4)
+    for device in ("cuda", "gpu", "cuda:1"):
+        assert ipygpumem.tensors(device=device).tensors == ()
+    for device in ("cuda:2", "cuda:7", "xpu", "xpu:0", "mps"):
+        for look in (ipygpumem.tensors, ipygpumem.memory):
+            with pytest.raises(DeviceError, match=f"^(there is no {device} here|a device is RAM.*)$"):
+                look(device=device)
+    assert select(Inventory((row,), 0.0), device="cuda:7").tensors == (row,)
 
 
 @pytest.fixture

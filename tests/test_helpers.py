@@ -297,7 +297,7 @@ def test_what_can_be_awaited_is_decorated_until_it_is_done(script_memory: FakePr
 
 
 _HUGE = 10**5000  # Python refuses to write so many digits
-_DEVICES = ["gpu", "cuda:01", "xpu:0", "", -1, True, None, object(), "9" * 10_000, "cuda:" + "9" * 10_000]
+_DEVICES = ["gpu:0", "cuda:01", "xpu:0", "", -1, True, None, object(), "9" * 10_000, "cuda:" + "9" * 10_000]
 _BITS, _MOST, _NO_SIZE = (
     "and not a number of 16610 bits",
     "no device has more than 8192.00 PiB",

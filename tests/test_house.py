@@ -28,7 +28,7 @@ BUDGET = {
     "notebook": 5675,
     "objects": 3730,
     "plot": 70,
-    "probes": 1480,
+    "probes": 1495,
     "profiling": 430,
     "reconcile": 560,
     "record": 136,

@@ -37,7 +37,7 @@ def tensors(*names: str, device: str | None = None, kind: str | None = None, min
         min_bytes: the smallest size: a number, or ``"1MiB"``.
 
     Raises:
-        GpuMemError: a name is no text, or there is no such kind.
+        GpuMemError: a name is no text, or there is no such kind or device.
         UnitError: ``min_bytes`` is not a size.
     """
     wrong = [type_name(name) for name in names if type(name) is not str]

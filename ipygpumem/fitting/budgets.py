@@ -47,7 +47,7 @@ def checked(sizes: Mapping[str, object]) -> dict[str, int]:
         if size is None:
             continue
         try:
-            device = "cuda" if name == "gpu" else parse_device(name, kinds=("cuda",))
+            device = parse_device(name, kinds=("cuda",))
         except DeviceError:
             text = f"budget: {quoted(name)} is not a device; write gpu, or one device such as cuda:1"
             raise BudgetError(text) from None

@@ -35,7 +35,8 @@ def parse_device(given: object, *, kinds: Iterable[str] = TORCH_DEVICES, known: 
     """Return a device's name as records have it, such as ``cpu`` or ``cuda:0``; ``cuda`` alone is all of its kind.
 
     Args:
-        given: a name (``RAM``, ``host`` and ``cpu:0`` are the host's, too), a number of CUDA's, or a ``torch.device``.
+        given: a name (``RAM``, ``host`` and ``cpu:0`` are the host's, too), a number of CUDA's, or a ``torch.device``;
+            ``gpu`` is ``xpu`` where torch uses that, else ``cuda``.
         kinds: torch's types of device to accept, besides the host.
         known: further devices, which a caller's records have.
 
@@ -50,6 +51,8 @@ def parse_device(given: object, *, kinds: Iterable[str] = TORCH_DEVICES, known: 
     elif type(given) is int and given.bit_length() < 64:
         name = f"cuda:{given}"
     there = set(known)
+    if name == "gpu":
+        name = "xpu" if "xpu" in kinds and in_use("xpu") else "cuda"
     if name in _HOST:
         return "cpu"
     if text in there or text in {device.partition(":")[0] for device in there}:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import psutil
 
 from ipygpumem.errors import DeviceError, said
 from ipygpumem.probes import host
-from ipygpumem.probes.accelerators import current_device, in_use, parse_device, uncounted
+from ipygpumem.probes.accelerators import current_device, in_use, loaded_torch, parse_device, uncounted
 from ipygpumem.record import Record
 from ipygpumem.units import GIB
 
@@ -251,6 +252,21 @@ class DeviceMemory(Record):
 def checked_device(device: object) -> str:
     """Return the name of the host or of one CUDA device, as ``parse_device`` reads it."""
     return current_device(parse_device(device, kinds=("cuda",)))
+
+
+def device_here(device: object, known: Collection[str]) -> str:
+    """Return the name of a device, as ``parse_device`` reads it; DeviceError if it is neither here nor ``known``."""
+    name = parse_device(device, known=known)
+    kind, _, index = name.partition(":")
+    torch = loaded_torch()
+    if name == "cpu" or name in known or any(one.startswith(f"{name}:") for one in known):
+        return name
+    if torch is None and kind == "cuda":
+        with contextlib.closing(Nvml()) as nvml:
+            _unused(nvml, int(index or 0))
+    elif int(index or 0) >= getattr(getattr(torch, kind, None), "device_count", int)():
+        raise DeviceError(f"there is no {name} here")
+    return name
 
 
 def memory(device: object = "cpu") -> DeviceMemory:

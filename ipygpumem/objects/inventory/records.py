@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Literal, NamedTuple, get_args
 
 from ipygpumem.model import Usage
-from ipygpumem.probes.accelerators import parse_device
+from ipygpumem.probes.nvml import device_here
 from ipygpumem.record import Record
 from ipygpumem.units import format_bytes, format_change
 
@@ -172,7 +172,7 @@ def select(
 ) -> Inventory:
     """Return the part of an inventory that all conditions hold for."""
     if device is not None:
-        device = parse_device(device, known={row.device for row in inventory.tensors})
+        device = device_here(device, {row.device for row in inventory.tensors})
     matches = re.compile("|".join(fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns)).match
     tensors = tuple(
         row
