@@ -28,6 +28,7 @@ import ipygpumem
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.notebook.cell import CellStack
 from ipygpumem.notebook.experiments import Experiment, Experiments
+from ipygpumem.notebook.ipython import rewriting
 from ipygpumem.notebook.ipython.outputs import Outputs
 from ipygpumem.notebook.notebook import notebook_of
 from ipygpumem.notebook.recovery import Recovery
@@ -311,19 +312,58 @@ def test_a_cells_experiment_ends_with_it_and_never_later(
     }
 
 
-def test_each_distinct_failure_is_said_once(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_distinct_failure_is_said_once(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     shell.run_cell("%load_ext ipygpumem")
-    meter = notebook_of(shell).context.meter
-    texts = iter("aabba")
+    texts = iter([*"aabba", *range(95), *"x" * 20])
 
-    def broken() -> None:
+    def broken(*_: object) -> None:
         raise RuntimeError(f"reason {next(texts)}")
 
-    meter.start = broken  # type: ignore[method-assign,assignment]
+    def said() -> list[str]:
+        return re.findall("pre_run_cell failed .RuntimeError: reason (.*?).. Your code", capsys.readouterr().err)
+
+    monkeypatch.setattr(notebook_of(shell).context.meter, "start", broken)
     for _ in range(5):
         assert shell.run_cell("1").success
-    said = re.findall("pre_run_cell failed .RuntimeError: (.*?).. Your code", capsys.readouterr().err)
-    assert said == ["reason a", "reason b"]
+    assert said() == ["a", "b"]
+    for _ in range(95):  # a counter in the text
+        shell.run_cell("1")
+    assert 0 < len(said()) < 20
+    monkeypatch.undo()
+    monkeypatch.setattr(notebook_of(shell).experiments, "here", broken)  # the same text from another place
+    shell.run_cell("1")
+    monkeypatch.undo()
+    monkeypatch.setattr(notebook_of(shell).experiments, "_overdue", broken)
+    shell.run_cell("1")
+    shell.run_cell("1")
+    assert said() == ["x", "x"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "broken"),
+    [
+        ("%%experiment e\nran.append(1)", "gc.isenabled = None"),
+        ("%%experiment e\nran.append(1)", "import ipygpumem.notebook.ipython.rewriting as r; r.cell_magic = None"),
+        ("%%experiment e\nran.append(1)", "get_ipython().events.trigger = lambda *given: None"),
+        (BLOCK.replace("log.append(old)", "ran.append(1)"), "gc.isenabled = None"),
+    ],
+)
+def test_each_cell_that_runs_without_its_scope_is_told_so(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cell: str, broken: str
+) -> None:
+    monkeypatch.setattr(gc, "isenabled", gc.isenabled)  # put back when the test ends
+    monkeypatch.setattr(rewriting, "cell_magic", rewriting.cell_magic)
+    shell.run_cell(f"%load_ext ipygpumem\nimport gc\nran = []\n{broken}")
+    for times in (1, 2, 3):
+        shell.run_cell(cell)
+        text = capsys.readouterr().err
+        assert "without this scope" in text
+        said = [line for line in text.splitlines() if "failed (" in line and "post_run_cell" not in line]
+        assert len(said) == (times == 1), text
+        assert shell.user_ns["ran"] == [1] * times
+    assert notebook_of(shell).experiments.open == []
 
 
 def test_code_whose_cell_was_not_seen_to_begin_runs_without_a_scope(

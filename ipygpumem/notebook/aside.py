@@ -1,24 +1,32 @@
-"""Whatever of ours fails, the user's code goes on: the failure is reported once."""
+"""Whatever of ours fails, the user's code goes on: each distinct failure is reported once."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ipygpumem.errors import said
 
-MOST_SAID = 20
-"""Maximum number of failures of one kind that are reported: their texts may differ by a number each time."""
+MOST_SAID = 5
+"""Maximum number of failures at one place that are reported: their texts may differ by a number each time."""
+_OURS = __file__.rpartition("notebook")[0]
 
 
-def say_failed(name: str, error: Exception, *, hint: str = "") -> None:
-    """Report a failure of ours in one line; the user's code is not affected."""
-    text = f"ipygpumem: {name} failed ({_text_of(error)}). Your code is not affected"
+def say_failed(name: str, error: Exception | None = None, *, hint: str = "") -> None:
+    """Report a failure of ours in one line, with its reason unless that was said; the user's code is not affected."""
+    reason = f" ({_text_of(error)})" if error is not None else " again"
     with contextlib.suppress(Exception):  # whatever stands for stderr now
-        sys.stderr.write(f"{text}{hint}.\n")
+        sys.stderr.write(f"ipygpumem: {name} failed{reason}. Your code is not affected{hint}.\n")
+
+
+def _place_of(error: Exception) -> str:
+    """Return the innermost line of ours that failed."""
+    lines = [f"{frame.f_code.co_filename}:{line}" for frame, line in traceback.walk_tb(error.__traceback__)]
+    return next((line for line in reversed(lines) if line.startswith(_OURS)), "")
 
 
 def _text_of(error: Exception) -> str:
@@ -32,14 +40,18 @@ class Guard:
     """Isolates our own failures from user code, in one shell; each distinct one is reported once."""
 
     def __init__(self) -> None:
-        self._said: dict[str, set[str]] = {}
+        self._said: dict[tuple[str, str], set[str]] = {}
 
-    def failed(self, name: str, error: Exception, *, hint: str = "; %reload_ext ipygpumem tries again") -> None:
-        """Report a failure of what is called ``name``, unless that was done before."""
-        earlier, text = self._said.setdefault(name, set()), _text_of(error)
+    def failed(
+        self, name: str, error: Exception, *, hint: str = "; %reload_ext ipygpumem tries again", asked: bool = False
+    ) -> None:
+        """Report a failure of what is called ``name``, unless that was done before and the user has not ``asked``."""
+        earlier, text = self._said.setdefault((name, _place_of(error)), set()), _text_of(error)
         if text not in earlier and len(earlier) < MOST_SAID:
             earlier.add(text)
             say_failed(name, error, hint=hint)
+        elif asked:
+            say_failed(name, hint=hint)
 
     def each(self, name: str, *steps: Callable[[], object]) -> None:
         """Run all ``steps`` in their order: one that fails is reported; a Ctrl-C is raised when the last has run."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from threading import get_ident, main_thread
 from time import perf_counter, time
+from traceback import walk_stack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -280,8 +281,10 @@ class Experiments(Part):
     def end_with_cell(self, experiment: Experiment) -> None:
         """Let ``experiment`` end when the running cell does."""
         running, missed = self._cells.running(), self._cells.missed
-        if missed is not None and not (running and running[-1].info is missed):
-            raise RuntimeError("nothing would end it with the cell, whose start has failed")
+        is_missed = missed is not None and not (running and running[-1].info is missed)
+        cells = [] if running else [one for one, _ in walk_stack(None) if one.f_code.co_name == "run_cell_async"]
+        if is_missed or any(not one.f_locals.get("silent") for one in cells):
+            raise RuntimeError("nothing would end it with the cell, whose start we have not seen")
         if not running:
             raise ExperimentError(
                 "%%experiment must be the first line of a cell that you run yourself; here use %experiment start"
@@ -516,9 +519,8 @@ class Experiment:
         except GpuMemError:
             raise
         except Exception as error:  # the block runs without a scope
-            self._context.guard.failed(
-                f"the start of experiment {quoted(self.name)}", error, hint="; it runs without this scope"
-            )
+            name, hint = f"the start of experiment {quoted(self.name)}", "; it runs without this scope"
+            self._context.guard.failed(name, error, hint=hint, asked=True)
             return self
 
     def __exit__(

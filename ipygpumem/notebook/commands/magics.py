@@ -11,11 +11,14 @@ from IPython.core.magic import Magics, magics_class, no_var_expand
 
 from ipygpumem.errors import GpuMemError
 from ipygpumem.introspect import text_of
+from ipygpumem.notebook.aside import say_failed
 from ipygpumem.notebook.ipython.rewriting import is_first_line, is_for_engines, words_of
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.notebook.registry import MAGICS, REWRITTEN
 from ipygpumem.objects import interrupts
 from ipygpumem.reports.layout import clean
+
+_HINTS = {"experiment": "; it runs without this scope"}
 
 
 @magics_class
@@ -43,7 +46,8 @@ class GpuMemMagics(Magics):
             source = f"%%{name} {line}\n{cell}"
             running = self._notebook.context.cells.running()
             if running and text_of(getattr(running[-1].info, "raw_cell", None)).split() == source.split():
-                source = cell  # without this scope: that is said already
+                source = cell
+                say_failed(f"%%{name}", hint=_HINTS.get(name, ""))  # the reason is said already
             else:
                 loaded("parsing.parse")(f"%%{name}", line)  # a mistake would be shown twice below
             self.shell.run_cell(source).raise_error()
@@ -97,5 +101,5 @@ class _Called:
         except Exception as error:
             if cell is not None or self.__name__ == "gpumemit":
                 raise  # may be the code's own
-            hint = "; it runs without this scope" if self.__name__ == "experiment" else ""
-            self.__self__._notebook.context.guard.failed(f"%{self.__name__}", error, hint=hint)
+            guard = self.__self__._notebook.context.guard
+            guard.failed(f"%{self.__name__}", error, hint=_HINTS.get(self.__name__, ""), asked=True)
