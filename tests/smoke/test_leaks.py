@@ -157,7 +157,7 @@ PASTED = {
     "class Trainer:\n    def __init__(self): self.x = big()\nfs = {'end': Trainer().__init__}": 'fs["end"] = None',
     "def steps(x): yield x\ng = steps(big()); next(g);": "g.close()",
     "async def steps(x): yield x\ng = steps(big()); await g.asend(None);": "await g.aclose()",
-    'async def load(x): await asyncio.sleep(1)\ng = {"it\'s": load(big())}': """g["it's"].close()""",
+    'async def load(x): await asyncio.sleep(1)\ng = {"it\'s": load(big())}': """g["it's"] = None""",
     "try: fails(big())\nexcept Exception as e: error = e": "error = None  # once you have read it",
     "try: fails(big())\nexcept Exception as e: errors = ['', {1: e}]": "errors[1][1] = None  # once you have read it",
     "import mine; mine.HIDDEN = {3: big()}; del mine": "import mine; mine.HIDDEN[3] = None",

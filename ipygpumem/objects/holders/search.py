@@ -524,7 +524,9 @@ class Writer:
         prefix, what, ending = _SUSPENDED[type(steps[0])]
         taken = 2 if type(steps[1]) is FrameType and len(steps) > 2 else 1
         frame, code = (getattr(steps[0], f"{prefix}_{name}") for name in ("frame", "code"))
-        path.advise(path.statement(ending), f"close() the {what} when it is done")
+        is_started = getattr(steps[0], f"{prefix}_suspended", frame is not None and frame.f_lasti >= 0)
+        # Python 3.13 keeps the arguments of one that has not started when it is closed.
+        path.advise(path.statement(ending) if is_started else path.removal, f"close() the {what} when it is done")
         path.say(f": suspended {what} {self._named(code)}{_local(frame, steps[taken])}")
         return taken
 
