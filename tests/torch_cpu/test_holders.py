@@ -129,7 +129,15 @@ def _suspended(data: Any) -> Iterator[int]:
     [
         (lambda x: x, ""),
         (lambda x: {"run3": [0, (x,)]}, '["run3"][1][0]'),
-        (lambda x: {Key(): x}, "[<Key>]"),
+        (lambda x: {Key(): x}, " (under a key of type Key)"),
+        (lambda x: {"a": {frozenset(): {"b c": [x]}}}, '["a"] (under a key of type frozenset)'),
+        (lambda x: {float("nan"): [x]}, " (under a key of type float)"),
+        (lambda x: [_with_attribute([x], Thing(), "weird key")], "[0] (in an attribute)"),
+        (lambda x: [_with_attribute([x], Thing(), "class")], "[0] (in an attribute)"),
+        (
+            lambda x: {Key(): _closure([x])},
+            " (under a key of type Key): closure of function make_batch (cell 4), variable batch[0]",
+        ),
         (lambda x: collections.deque([0, x]), "[1]"),
         (lambda x: _with_attribute([x], Thing(), "field"), ".field[0]"),
         (lambda x: _with_attribute(x, Slotted(), "part"), ".part"),
@@ -203,6 +211,21 @@ def test_advice_calls_the_handle_of_a_hook_if_it_has_a_name(names: dict[str, Any
     assert _advice(names, lambda x: keep(x) and None) == "call the hook's handle.remove() when you no longer need it"
     names["other"] = names["model"].register_forward_hook(print)
     assert _advice(names, lambda x: names.update(mine=keep(x))) == "mine.remove()"
+
+
+@pytest.mark.parametrize(
+    ("hook", "expected"),
+    [
+        (lambda x: functools.partial(print, {"a": x}), ""),
+        (lambda x: _with_attribute([x], type("Recorder", (), {"__call__": print})(), "kept"), ""),
+        (lambda x: _closure([x]), ": closure of function make_batch, variable batch[0]"),
+    ],
+)
+def test_a_hook_is_where_a_path_ends(
+    path: Callable[..., str], names: dict[str, Any], hook: Callable[[Any], Any], expected: str
+) -> None:
+    names["lin"] = pytest.importorskip("torch").nn.Linear(2, 2)
+    assert path(lambda x: names["lin"].register_forward_hook(hook(x)) and None) == f"forward hook on lin{expected}"
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,11 @@ def test_a_gradient_that_the_scope_made_for_an_outer_model_is_reported_without_a
 @pytest.mark.parametrize(
     ("code", "path"),
     [
-        ("outer[0].weight.data = torch.zeros(1024, 1024)", "outer.0.weight"),
-        ("optimizer.state[outer[0].weight]['mean'] = torch.zeros(1 << 19)", 'optimizer.state[<Parameter>]["mean"]'),
+        ("outer[0].weight.data = torch.zeros(1024, 1024)", "outer[0].weight"),
+        (
+            "optimizer.state[outer[0].weight]['mean'] = torch.zeros(1 << 19)",
+            "optimizer.state (under a key of type Parameter)",
+        ),
         ("def replace():\n    global leak\n    leak = torch.zeros(1 << 19)\nreplace()", "leak"),
     ],
 )

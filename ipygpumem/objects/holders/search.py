@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import keyword
 import re
 import sys
 import threading
@@ -401,7 +402,7 @@ class _Path:
     def __init__(self, place: Place, text: str) -> None:
         self.text, self.code = text, place.code
         self.advice = "" if place.advice == _REMOVE else place.advice
-        self.is_lost, self.is_fixed = place.is_all, False
+        self.is_lost, self._is_all, self.is_fixed = place.is_all, place.is_all, False
         """Two flags: a step cannot be typed; the last step cannot be undone by an assignment."""
 
     def go(self, shown: str, code: str = "", *, is_fixed: bool = False) -> None:
@@ -412,7 +413,7 @@ class _Path:
 
     def say(self, words: str) -> None:
         """Go on to something that only words can describe."""
-        self.text, self.code = self.text + words, ""
+        self.text, self.code, self.is_lost = self.text + words, "", self._is_all
 
     def statement(self, template: str) -> str:
         """Return a statement about what the path leads to, with the import that it needs; empty if there is none."""
@@ -586,12 +587,13 @@ class Writer:
             if hook:
                 path.advise(self._handle_of(child, key), _HANDLE)
                 path.text, path.code = f"{hook} on {path.text.removeprefix(NOTEBOOK)}", ""
+                path.is_lost = True
                 return 2, False
             if name[1:] in _PARTS:
-                part = f".{text_of(key)}"
-                path.go(part, part if part[1:].isidentifier() else f".get_submodule({key!r})")
+                part = f".{key}" if text_of(key).isidentifier() else f".get_submodule({key!r})"
+                path.go(f"[{key}]" if text_of(key).isdecimal() else part, part)
                 return 2, True
-        path.go(name or f" ({kind})", name)
+        path.go(name or f" ({kind})", name if name[:1] == "." else "")
         return 1, is_of_library(parent, "torch.optim", "Optimizer")
 
     def _handle_of(self, hooks: object, key: object) -> str:
@@ -622,9 +624,11 @@ def _went_into(path: _Path, parent: Any, child: object) -> bool:
     if is_instance(parent, dict):
         keys = [key for key, value in list(dict.items(parent)) if value is child]  # one copy: a thread may change it
         shown = key_text(keys[0]) if keys else None
-        is_plain = shown is not None and shown == f'"{keys[0]}"' and keys[0].isprintable() and "\\" not in shown
-        code = "" if shown is None else f"[{shown}]" if is_plain else f"[{keys[0]!r}]"
-        path.go(f"[{shown or f'<{type_name(keys[0])}>'}]" if keys else " (as a key)", code)
+        if shown is None or shown in ("nan", "inf", "-inf"):
+            path.go(f" (under a key of type {type_name(keys[0])})" if keys else " (as a key)")
+        else:
+            is_plain = shown == f'"{keys[0]}"' and keys[0].isprintable() and "\\" not in shown
+            path.go(f"[{shown}]", f"[{shown}]" if is_plain else f"[{keys[0]!r}]")
     elif is_instance(parent, list) or is_instance(parent, tuple) or type(parent) is deque:
         place = f"[{_position(parent, child)}]"
         path.go(place, place, is_fixed=is_instance(parent, tuple))
@@ -651,7 +655,8 @@ def _local(frame: FrameType | None, child: object) -> str:
 def _attribute(owner: object, child: object) -> str:
     """Return ``.name`` for the attribute of ``owner`` that is ``child``; nothing if it has no name."""
     attributes = [*(instance_dict(owner) or {}).items(), *slots(owner).items()]
-    return next((f".{text_of(name)}" for name, value in attributes if value is child), "")
+    name = next((text_of(name) for name, value in attributes if value is child), "")
+    return f".{name}" if name.isidentifier() and not keyword.iskeyword(name) else " (in an attribute)" * bool(name)
 
 
 def _without_dicts(chain: Sequence[object]) -> list[object]:
