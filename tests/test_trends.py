@@ -83,6 +83,12 @@ def test_small_growth_is_said_once_it_has_come_to_something(in_use: int, grows: 
     assert all(told[told_at:])
 
 
+def test_one_smaller_run_takes_nothing_back_that_was_said() -> None:
+    notebook = Notebook(300)  # as seen of losses that keep 4 MiB each: the system hands out more at once
+    told = [bool(notebook.run("losses", grows)) for grows in (0, 8, 8, 8, 8, 8, 4, 8, 4, 12, 4)]
+    assert told == [False] * 4 + [True] * 7
+
+
 def test_no_alarm_for_what_is_freed_between_runs_or_for_runs_that_fail() -> None:
     freed, failing = Notebook(), Notebook()
     for _ in range(8):

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from ipygpumem.api.inventories import inventory_at, keeper_of
 from ipygpumem.api.shell import current_traces, loaded_notebook, show
 from ipygpumem.errors import TraceError, said
+from ipygpumem.freeing.reclaim import trim_host_heap
 from ipygpumem.introspect import type_name
 from ipygpumem.measuring.growth import DeviceRuns, Growth, count_run
 from ipygpumem.model import TraceRecord, Usage
@@ -139,6 +140,9 @@ class _Growing:
             if self._before is not None:
                 self._held = holder_lines(self._before, now, number, self._growths, keeper_of)
             self._before = now if self._held is None else None
+            trim_host_heap()  # else the next iteration takes what the look has freed, and does not grow
+            for runs in self._devices.values():
+                runs.after_bytes = 0  # nor has the loop given back what is trimmed
         except Exception as error:  # the loop goes on
             self._held = [f"what it leaves behind could not be found ({said(error)})"]
 

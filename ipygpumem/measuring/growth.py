@@ -47,9 +47,9 @@ class _Streak:
         self.runs += 1
         self.sum_bytes += grown
 
-    def goes_on(self, grown: int) -> bool:
-        """Whether the last run was no small one: warming up fades away, a leak does not."""
-        return 4 * grown * self.runs >= 3 * self.sum_bytes
+    def goes_on(self, two: int) -> bool:
+        """Return True if the last two runs grew it by ``two``, not little: warming up fades away, a leak does not."""
+        return 2 * two * self.runs >= 3 * self.sum_bytes
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -68,16 +68,17 @@ class DeviceRuns:
         given_back = self.after_bytes - usage.before_bytes  # since the last run, by whatever did it
         if given_back > self.grown_bytes // 2 or not success:  # what an error leaves is held by its traceback
             self.large, self.small = _Streak(), _Streak()
+        two = self.grown_bytes + usage.delta_bytes
         self.after_bytes, self.grown_bytes = usage.after_bytes, usage.delta_bytes
         if not success:
             return None
         grown, in_use = self.grown_bytes, usage.before_bytes
         self.large.add(grown, min(_ENOUGH_BYTES, max(_LEAST_BYTES, _LEAST_SHARE * in_use)))
         self.small.add(grown, _SMALL_BYTES)
-        if self.large.runs >= _RUNS and self.large.goes_on(grown):
+        if self.large.runs >= _RUNS and self.large.goes_on(two):
             return self.large
         enough = min(_SUM_ENOUGH_BYTES, max(_SUM_LEAST_BYTES, _SUM_SHARE * in_use))
-        is_reported = self.small.runs >= _SMALL_RUNS and self.small.sum_bytes >= enough and self.small.goes_on(grown)
+        is_reported = self.small.runs >= _SMALL_RUNS and self.small.sum_bytes >= enough and self.small.goes_on(two)
         return self.small if is_reported else None
 
 
