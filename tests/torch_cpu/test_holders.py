@@ -131,6 +131,7 @@ def _suspended(data: Any) -> Iterator[int]:
         (lambda x: {"run3": [0, (x,)]}, '["run3"][1][0]'),
         (lambda x: {Key(): x}, " (under a key of type Key)"),
         (lambda x: {"a": {frozenset(): {"b c": [x]}}}, '["a"] (under a key of type frozenset)'),
+        (lambda x: {'q"x': [x]}, "['q\"x'][0]"),
         (lambda x: {float("nan"): [x]}, " (under a key of type float)"),
         (lambda x: [_with_attribute([x], Thing(), "weird key")], "[0] (in an attribute)"),
         (lambda x: [_with_attribute([x], Thing(), "class")], "[0] (in an attribute)"),

@@ -29,7 +29,7 @@ from ipygpumem.reports.layout import Report
 from ipygpumem.scopes.scope import is_ownable
 
 _OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")
-_QUOTED = re.compile(r'"[^"]*"')
+_QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")
 
 
 def leaks(notebook: Notebook, options: Options) -> list[Report]:

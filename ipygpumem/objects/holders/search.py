@@ -628,7 +628,8 @@ def _went_into(path: _Path, parent: Any, child: object) -> bool:
             path.go(f" (under a key of type {type_name(keys[0])})" if keys else " (as a key)")
         else:
             is_plain = shown == f'"{keys[0]}"' and keys[0].isprintable() and "\\" not in shown
-            path.go(f"[{shown}]", f"[{shown}]" if is_plain else f"[{keys[0]!r}]")
+            code = f"[{shown}]" if is_plain else f"[{keys[0]!r}]"
+            path.go(code if len(code) < _LONGEST_PATH // 4 else f"[{shown}]", code)
     elif is_instance(parent, list) or is_instance(parent, tuple) or type(parent) is deque:
         place = f"[{_position(parent, child)}]"
         path.go(place, place, is_fixed=is_instance(parent, tuple))
