@@ -335,7 +335,7 @@ def test_each_distinct_failure_is_said_once(
     monkeypatch.setattr(notebook_of(shell).experiments, "here", broken)  # the same text from another place
     shell.run_cell("1")
     monkeypatch.undo()
-    monkeypatch.setattr(notebook_of(shell).experiments, "_overdue", broken)
+    monkeypatch.setattr(notebook_of(shell).experiments, "overdue", broken)
     shell.run_cell("1")
     shell.run_cell("1")
     assert said() == ["x", "x"]
@@ -364,6 +364,41 @@ def test_each_cell_that_runs_without_its_scope_is_told_so(
         assert len(said) == (times == 1), text
         assert shell.user_ns["ran"] == [1] * times
     assert notebook_of(shell).experiments.open == []
+
+
+TAKEN = {
+    "beginnings": "events.callbacks['pre_run_cell'].clear()",
+    "ends": "events.callbacks['post_run_cell'].clear()",
+    "one end": "events.unregister('post_run_cell', events.callbacks['post_run_cell'][-1])",
+    "our beginning": "events.unregister('pre_run_cell', events.callbacks['pre_run_cell'][-1])",
+    "lists": "events.callbacks.update(pre_run_cell=[], post_run_cell=[])",
+    "rewriting": "ip.input_transformers_cleanup.clear()",
+    "all": "[known.clear() for known in (*events.callbacks.values(), ip.input_transformers_cleanup)]",
+}
+
+
+@pytest.mark.parametrize("taken", TAKEN)
+def test_what_others_take_from_ipythons_lists_is_there_again_for_the_next_cell(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str], taken: str
+) -> None:
+    shell.run_cell("%load_ext ipygpumem\nip = get_ipython(); events, old, ran = ip.events, 1, []")
+    shell.run_cell(TAKEN[taken])
+    shell.run_cell("%%experiment p\nold = new = 2\nran.append(old)")
+    shell.run_cell(f"%%experiment q\n{TAKEN[taken]}\nold = late = 3\nran.append(old)")
+    stays = taken in ("ends", "lists", "all")  # nothing of ours could see the end
+    assert not stays or [one.name for one in notebook_of(shell).experiments.open] == ["q"]
+    for cell in ("", "since = 7", "%%experiment q\nold = 4\nran.append(old)"):
+        shell.run_cell(cell)
+        assert notebook_of(shell).experiments.open == [] or (taken == "all" and "%%" not in cell)
+    found = {name: shell.user_ns.get(name) for name in ("old", "new", "late", "since", "ran")}
+    late = 3 if stays else None
+    assert found == {"old": 1, "new": None, "late": late, "since": 7, "ran": [2, 3, 4]}
+    said = capsys.readouterr().err
+    assert [line for line in said.splitlines() if "ipygpumem: " in line] == [
+        "ipygpumem: experiment 'q' could not be ended: its names stay."
+    ] * stays
+    assert not notebook_of(shell).context.cells.running()
+    assert not len(notebook_of(shell).context.meter._open)
 
 
 def test_code_whose_cell_was_not_seen_to_begin_runs_without_a_scope(

@@ -25,7 +25,7 @@ BUDGET = {
     "introspect": 190,
     "measuring": 490,
     "model": 330,
-    "notebook": 5685,
+    "notebook": 5715,
     "objects": 3730,
     "plot": 70,
     "probes": 1495,

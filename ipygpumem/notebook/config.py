@@ -36,7 +36,7 @@ class IPyGpuMem(Configurable):
 
     notebook: object = None
     """What has these options; see ``notebook_of``."""
-    extension: object = None
+    extension: Any = None
 
     report = Bool(True, help="Show the one-line report after every cell (%gpumem on|off).").tag(config=True)
     bar = Bool(

@@ -195,7 +195,7 @@ class Experiments(Part):
 
     def cell_begins(self, cell: Cell) -> None:
         """Begin to watch names, and reset the generators of experiments with a seed."""
-        for experiment in self._overdue():
+        for experiment in self.overdue():
             self.give_up(experiment)  # its end will not be requested again: nothing is deleted
         here = self.here()
         if len(here) < len(self.open):  # names that appear may be the cell's
@@ -235,13 +235,13 @@ class Experiments(Part):
         ends = [functools.partial(self._end_of_cell, one, cell.ended) for one in reversed(cell.ending)]
         self.context.guard.each("experiment", *ends)
 
-    def _overdue(self) -> list[Experiment]:
+    def overdue(self) -> list[Experiment]:
         """Return the experiments whose cells are over; a finaliser or another thread may ask while one of them ends."""
         return [one for one in self.open if one.cell is not None and one.cell.over and not one.is_ending]
 
     def shown(self) -> None:
         """End the experiments of cells that are over, if something has kept them from their end."""
-        for experiment in self._overdue():
+        for experiment in self.overdue():
             ended: list[Experiment] = []
             self._end_of_cell(experiment, ended)
             self.context.screen.show(self._publish(ended))

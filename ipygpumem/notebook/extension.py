@@ -43,10 +43,12 @@ class Extension:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._undo: list[Callable[[], object]] = []
+        self._staying: list[tuple[Callable[[], list[Any]], Any]] = []
         config = _configured(shell)
         self.notebook = config.notebook = Notebook(shell, config)
         config.extension = self
         self._guarded = self.notebook.context.guard
+        self.put_back = self._guarded("pre_run_cell", self._put_back_lists)
         try:
             self._register(config)
         except BaseException:
@@ -56,7 +58,7 @@ class Extension:
     def _register(self, config: IPyGpuMem) -> None:
         shell, notebook = self._shell, self.notebook
         listener = notebook.experiments.listener
-        self._append(shell.configurables, config)
+        self._stays(lambda: shell.configurables, config)
         config.observe(self._host_peak_changed, "host_peak")
         config.observe(lambda change: notebook.recorder.switched(change), "record")
         seen = self._guarded("code_seen", self._code_seen, notebook.experiments.code_missed)
@@ -74,7 +76,8 @@ class Extension:
         self._event("pre_run_cell", self._cell_begins, self._cell_missed)
         self._event("post_run_cell", notebook.session.cell_ends)
         self._event("post_run_cell", notebook.session.cell_has_ended, notebook.context.cells.forget)
-        self._append(shell.input_transformers_cleanup, self._guarded("rewriting", rewrite_cell, lambda lines: lines))
+        rewrite = self._guarded("rewriting", self._cell_seen, lambda lines: lines)
+        self._stays(lambda: shell.input_transformers_cleanup, rewrite)
         self._magics()
         optional: dict[str, Callable[[], object]] = {"completion": self._completers}
         if config.record:
@@ -87,11 +90,24 @@ class Extension:
             for prefix in ("%", "%%"):
                 self._completer(prefix + name, functools.partial(_completions, self.notebook, name))
         if hasattr(sys.modules["IPython.core.completer"], "CompletionContext"):  # from IPython 8.6 on
-            self._append(self._shell.Completer.custom_matchers, _matcher(self.notebook))
+            self._stays(lambda: self._shell.Completer.custom_matchers, _matcher(self.notebook))
 
     def _cell_begins(self, info: Any) -> None:
-        self._guarded.each("pre_run_cell", self._observe_both_ends)
+        self._guarded.each("pre_run_cell", self._observe_both_ends, self.put_back)
         self.notebook.session.cell_begins(info)
+
+    def _cell_seen(self, lines: list[str]) -> list[str]:
+        self.put_back()
+        return rewrite_cell(lines)
+
+    def _put_back_lists(self) -> None:
+        """Put back what others have taken out of IPython's lists: without it code would run unseen, or never end."""
+        for find, item in self._staying:
+            if not any(one is item for one in find()):
+                find().append(item)
+                self.notebook.session.end_missed()
+                for experiment in self.notebook.experiments.overdue():
+                    self.notebook.experiments.give_up(experiment)
 
     def _cell_missed(self, info: Any) -> None:
         self.notebook.context.cells.missed = info
@@ -114,14 +130,13 @@ class Extension:
     def _transformers_of_others(self) -> list[Any]:
         return [item for item in self._shell.ast_transformers if item is not self._first and item is not self._last]
 
-    def _append(self, target: list[Any], item: Any) -> None:
-        target.append(item)
-        self._undo.append(lambda: target.remove(item) if item in target else None)
+    def _stays(self, find: Callable[[], list[Any]], item: Any) -> None:
+        find().append(item)
+        self._staying.append((find, item))
+        self._undo.append(lambda: find().remove(item))
 
     def _event(self, name: str, callback: Callable[..., None], *instead: Callable[..., None]) -> None:
-        guarded = self._guarded(name, callback, *instead)
-        self._shell.events.register(name, guarded)
-        self._undo.append(lambda: self._shell.events.unregister(name, guarded))
+        self._stays(lambda: self._shell.events.callbacks[name], self._guarded(name, callback, *instead))
 
     def _magics(self) -> None:
         magics = self._shell.magics_manager.magics
@@ -143,6 +158,7 @@ class Extension:
 
     def remove(self) -> list[str]:
         """Undo every registration, the last one first; return the names of experiments left open."""
+        self._staying.clear()
         while self._undo:
             undo = self._undo.pop()
             try:

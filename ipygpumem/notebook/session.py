@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
+from traceback import walk_stack
 from typing import Any
 
 from ipygpumem.freeing.reclaim import fallen
@@ -72,6 +73,14 @@ class Session:
             self.cell_ends(result)
         else:
             self._shown()
+
+    def end_missed(self) -> None:
+        """Forget the cells that IPython runs no more in this thread: of their ends it could not tell us."""
+        frames = [frame for frame, _ in walk_stack(None) if frame.f_code.co_name == "run_cell_async"]
+        for cell in reversed(self._context.cells.running()):
+            if not any(frame.f_locals.get("info") is cell.info for frame in frames):
+                self._context.cells.pop(None)
+                self._drop(cell)
 
     def _finish(self, cell: Cell, result: Any, seconds: float) -> None:
         """Give back what ends with the cell; only then make the records, so that they agree."""

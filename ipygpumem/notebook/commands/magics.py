@@ -43,9 +43,11 @@ class GpuMemMagics(Magics):
         __tracebackhide__ = True
         if cell is not None and name in REWRITTEN and not is_for_engines(line):
             # From run_cell_magic and its like: a first line never comes here, unless it could not be rewritten.
+            self._notebook.context.config.extension.put_back()
             source = f"%%{name} {line}\n{cell}"
-            running = self._notebook.context.cells.running()
-            if running and text_of(getattr(running[-1].info, "raw_cell", None)).split() == source.split():
+            cells = self._notebook.context.cells.running()[-2:]  # it may be in IPython's list again for the second
+            texts = [text_of(getattr(running.info, "raw_cell", None)).split() for running in cells]
+            if texts == [source.split()] * 2:
                 source = cell
                 say_failed(f"%%{name}", hint=_HINTS.get(name, ""))  # the reason is said already
             else:
