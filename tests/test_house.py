@@ -26,7 +26,7 @@ BUDGET = {
     "measuring": 490,
     "model": 330,
     "notebook": 5715,
-    "objects": 3730,
+    "objects": 3740,
     "plot": 70,
     "probes": 1495,
     "profiling": 430,

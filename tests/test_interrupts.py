@@ -85,6 +85,39 @@ def test_without_a_ctrl_c_nothing_is_raised_and_the_hook_of_others_is_back(monke
     assert sys.unraisablehook == told.append
 
 
+class Raises:
+    def __del__(self) -> None:
+        raise KeyboardInterrupt
+
+
+class StruckAndRaises:
+    def __del__(self) -> None:
+        try:
+            strike()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("mine") from None
+
+
+@pytest.mark.parametrize("kind", [Raises, StruckAndRaises])
+def test_a_keyboard_interrupt_that_a_callback_raises_of_itself_is_no_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, kind: Callable[[], object]
+) -> None:
+    """CPython prints it, as it does without us: a cell that is about to run must not be stopped by it."""
+    told: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    with contextlib.nullcontext() if kind is Raises else pytest.raises(KeyboardInterrupt), interrupts.kept():
+        kind()
+    assert len(told) == (kind is Raises)
+    monkeypatch.undo()
+    # A handler of somebody else's raises it itself.
+    earlier = signal.signal(signal.SIGINT, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts.kept():
+            kind()
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+
+
 def test_an_error_of_the_block_gives_way_to_the_ctrl_c_and_a_hook_that_came_meanwhile_stays() -> None:
     earlier = sys.unraisablehook
     others = list[Any]().append

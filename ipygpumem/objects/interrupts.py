@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from opcode import opmap
 from typing import Any
 
 
@@ -30,8 +31,9 @@ class kept:  # noqa: N801  # read as a word of the "with" statement
             sys.unraisablehook = self._own
 
     def _note(self, unraisable: Any) -> None:
-        kind = unraisable.exc_type
-        if threading.get_ident() == threading.main_thread().ident and type.__subclasscheck__(KeyboardInterrupt, kind):
+        is_interrupt = type.__subclasscheck__(KeyboardInterrupt, unraisable.exc_type)
+        here = threading.get_ident() == threading.main_thread().ident
+        if here and is_interrupt and not _is_of_its_own(unraisable.exc_value):
             self._struck = True
         else:
             self._earlier(unraisable)
@@ -44,6 +46,18 @@ class kept:  # noqa: N801  # read as a word of the "with" statement
         self._own = self._earlier = None  # or this would be garbage itself
         if self._struck and (kind is None or not issubclass(kind, KeyboardInterrupt)):
             raise KeyboardInterrupt
+
+
+def _is_of_its_own(error: BaseException) -> bool:
+    """Whether a ``raise`` of the callback's has made it, and no Ctrl-C: Python's own handler has no such statement."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or isinstance(
+        error.__context__, KeyboardInterrupt
+    ):
+        return False
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_code[trace.tb_lasti] == opmap["RAISE_VARARGS"]
 
 
 class _Noting:
