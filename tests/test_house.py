@@ -28,7 +28,7 @@ BUDGET = {
     "notebook": 5715,
     "objects": 3740,
     "plot": 70,
-    "probes": 1495,
+    "probes": 1493,
     "profiling": 430,
     "reconcile": 560,
     "record": 136,

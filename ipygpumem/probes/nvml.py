@@ -258,13 +258,11 @@ def device_here(device: object, known: Collection[str]) -> str:
     """Return the name of a device, as ``parse_device`` reads it; DeviceError if it is neither here nor ``known``."""
     name = parse_device(device, known=known)
     kind, _, index = name.partition(":")
-    torch = loaded_torch()
-    if name == "cpu" or name in known or any(one.startswith(f"{name}:") for one in known):
+    if name == "cpu" or any(name in (one, one.partition(":")[0]) for one in known):
         return name
-    if torch is None and kind == "cuda":
-        with contextlib.closing(Nvml()) as nvml:
-            _unused(nvml, int(index or 0))
-    elif int(index or 0) >= getattr(getattr(torch, kind, None), "device_count", int)():
+    if kind == "cuda" and loaded_torch() is None:
+        memory(name)  # asks the driver
+    elif int(index or 0) >= getattr(getattr(loaded_torch(), kind, None), "device_count", int)():
         raise DeviceError(f"there is no {name} here")
     return name
 

@@ -624,12 +624,10 @@ def _went_into(path: _Path, parent: Any, child: object) -> bool:
     if is_instance(parent, dict):
         keys = [key for key, value in list(dict.items(parent)) if value is child]  # one copy: a thread may change it
         shown = key_text(keys[0]) if keys else None
-        if shown is None or shown in ("nan", "inf", "-inf"):
-            path.go(f" (under a key of type {type_name(keys[0])})" if keys else " (as a key)")
-        else:
-            is_plain = shown == f'"{keys[0]}"' and keys[0].isprintable() and "\\" not in shown
-            code = f"[{shown}]" if is_plain else f"[{keys[0]!r}]"
-            path.go(code if len(code) < _LONGEST_PATH // 4 else f"[{shown}]", code)
+        is_plain = shown is not None and shown == f'"{keys[0]}"' and keys[0].isprintable() and "\\" not in shown
+        code = "" if shown in (None, "nan", "inf", "-inf") else f"[{shown}]" if is_plain else f"[{keys[0]!r}]"
+        words = f" (under a key of type {type_name(keys[0])})" if keys else " (as a key)"
+        path.go((code if len(code) < _LONGEST_PATH // 4 else f"[{shown}]") or words, code)
     elif is_instance(parent, list) or is_instance(parent, tuple) or type(parent) is deque:
         place = f"[{_position(parent, child)}]"
         path.go(place, place, is_fixed=is_instance(parent, tuple))
