@@ -372,6 +372,7 @@ TAKEN = {
     "one end": "events.unregister('post_run_cell', events.callbacks['post_run_cell'][-1])",
     "our beginning": "events.unregister('pre_run_cell', events.callbacks['pre_run_cell'][-1])",
     "lists": "events.callbacks.update(pre_run_cell=[], post_run_cell=[])",
+    "completer": "ip.Completer = None",
     "rewriting": "ip.input_transformers_cleanup.clear()",
     "all": "[known.clear() for known in (*events.callbacks.values(), ip.input_transformers_cleanup)]",
 }

@@ -90,7 +90,7 @@ class Extension:
             for prefix in ("%", "%%"):
                 self._completer(prefix + name, functools.partial(_completions, self.notebook, name))
         if hasattr(sys.modules["IPython.core.completer"], "CompletionContext"):  # from IPython 8.6 on
-            self._stays(lambda: self._shell.Completer.custom_matchers, _matcher(self.notebook))
+            self._stays(lambda: getattr(self._shell.Completer, "custom_matchers", []), _matcher(self.notebook))
 
     def _cell_begins(self, info: Any) -> None:
         self._guarded.each("pre_run_cell", self._observe_both_ends, self.put_back)
