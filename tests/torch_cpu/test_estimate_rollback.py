@@ -161,7 +161,7 @@ def test_a_cell_is_estimated_and_leaves_nothing(estimating: Kernel) -> None:
 
 MISTAKES = {
     "%%estimate --device-memory much\nx": "'much' is not a size",
-    "%%estimate --device gpu\nx": "a device is RAM, or one such as cuda:0, and not 'gpu'",
+    "%%estimate --device tpu\nx": "a device is RAM, or one such as cuda:0, and not 'tpu'",
     "%%estimate\n\n": "the cell is empty",
     "%%estimate\nawait x\n": "can await only inside an async function",
     "%%estimate\ny = x * 2\nz = y[y > 0]\n": "index in line 3: z = y[y > 0]",
