@@ -79,11 +79,12 @@ class Limits:
     def check(self) -> None:
         """Raise an EstimateError if the code is to stop: called for each operation on tensors."""
         if self.why:
-            raise self.error(users_line())
+            self._line = self._line or users_line()
+            raise self.error()
 
-    def error(self, line: str = "") -> EstimateError:
+    def error(self) -> EstimateError:
         """Return the error that names the line at which the code was interrupted."""
-        return EstimateError(f"the estimate was stopped {self.why} in {self._line or line or 'an unknown line'}")
+        return EstimateError(f"the estimate was stopped {self.why} in {self._line or 'an unknown line'}")
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: Any) -> None:
         self._ended.set()

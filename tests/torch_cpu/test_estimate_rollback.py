@@ -381,14 +381,14 @@ def test_an_error_is_shown_with_the_users_lines_alone(estimating: Kernel) -> Non
 
 
 def test_a_loop_that_never_ends_is_stopped_and_its_line_named(estimating: Kernel) -> None:
-    reply = estimating.run("%%estimate --timeout 0.5\ny = x * 2\nwhile True:\n    pass\n")
-    assert reply.stderr.startswith("UsageError: the estimate was stopped after 0.5 s in line ")
+    reply = estimating.run("%%estimate --timeout 2\ny = x * 2\nwhile True:\n    pass\n")
+    assert reply.stderr.startswith("UsageError: the estimate was stopped after 2 s in line ")
     assert "line 3" in reply.stderr or "line 4" in reply.stderr
     works(estimating, "import time")
-    slow = estimating.run("%%estimate --timeout 0.5\ntime.sleep(1000)\n")
+    slow = estimating.run("%%estimate --timeout 2\ntime.sleep(1000)\n")
     assert "line 2: time.sleep(1000)" in slow.stderr
     caught = "try:\n    while True: x * 2\nexcept BaseException: pass"
-    assert "while True: x * 2" in estimating.run(f"%%estimate --timeout 0.5\n{caught}").stderr
+    assert "while True: x * 2" in estimating.run(f"%%estimate --timeout 2\n{caught}").stderr
     assert estimating.value("type(x * 2).__name__") == "Tensor"
 
 
@@ -398,8 +398,13 @@ def test_an_estimate_in_a_thread_is_stopped_at_an_operation() -> None:
         while True:
             y = y * 2
 
-    with futures.ThreadPoolExecutor() as pool, pytest.raises(EstimateError, match=r"after 0.3 s in .*: y = y"):
-        pool.submit(ipygpumem.estimate, step, timeout=0.3).result()
+    def catching() -> None:
+        with contextlib.suppress(BaseException):
+            step()
+
+    for code in (step, catching):
+        with futures.ThreadPoolExecutor() as pool, pytest.raises(EstimateError, match=r"after 0.3 s in .*: y = y"):
+            pool.submit(ipygpumem.estimate, code, timeout=0.3).result()
 
 
 def test_code_that_takes_too_much_host_memory_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
