@@ -19,7 +19,7 @@ import torch
 
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.records import DeviceEstimate, Note
-from ipygpumem.estimating.transients import HOPPERS_PROCESSORS, transient_sizes
+from ipygpumem.estimating.transients import HOPPERS_PROCESSORS, is_unknown, transient_sizes
 from ipygpumem.introspect import is_exactly
 from ipygpumem.objects.arrays import SPARSE_PARTS
 from ipygpumem.probes.allocator import snapshots
@@ -189,12 +189,16 @@ class Workspaces:
         self._log, self._devices, self._known_properties, self._note = log, devices, known_properties, note
         self._taken = blocks_in_use()
         self._held: set[tuple[object, ...]] = set()
+        self.unknown: dict[str, None] = {}
+        """Operators that ran there and whose own memory nothing tells, in order."""
 
     def see(self, name: str, args: Any, results: list[Any], *, in_backward: bool) -> None:
         """Look at an operation that this thread, or autograd's own, has run."""
         there = self._devices.named or str(results[0].device) if results else "cpu"
         if not there.startswith("cuda"):
             return
+        if is_unknown(name):
+            self.unknown.setdefault(name)
         device, place = torch.device(there), self._devices.name(results[0].device)
         convolves, cudnn = name in _CONVOLVE, torch.backends.cudnn
         # Without CUDA here, convolutions are assumed to go through cuDNN.

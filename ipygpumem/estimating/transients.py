@@ -16,6 +16,19 @@ Sizes = Callable[[Any, Any], Any]
 """From an operator's arguments and its first result to bytes, or to several blocks that are there at once."""
 
 
+UNKNOWN = frozenset(
+    [
+        *("_cudnn_rnn", "_cudnn_rnn_backward", "_cudnn_ctc_loss", "_scaled_dot_product_cudnn_attention"),
+        *("_scaled_dot_product_cudnn_attention_backward", "_fft_c2c", "_fft_c2r", "_fft_r2c"),
+        *("_linalg_svd", "_linalg_eigh", "_linalg_eigvals", "linalg_eig", "_linalg_slogdet", "_linalg_det"),
+        *("_linalg_solve_ex", "linalg_cholesky_ex", "linalg_inv_ex", "linalg_ldl_factor_ex", "linalg_lstsq"),
+        *("linalg_lu", "linalg_lu_factor_ex", "linalg_qr", "geqrf", "ormqr", "linalg_householder_product"),
+        *("_cslt_sparse_mm", "_grouped_mm", "_scaled_grouped_mm", "_sparse_sparse_matmul"),
+    ]
+)
+"""Operators whose kernels get memory from libraries or from the allocator that no shape tells; custom ones are, too."""
+
+
 HOPPERS_PROCESSORS = 132
 """Multiprocessors of an H100."""
 
@@ -80,11 +93,24 @@ _IN_RESULT = frozenset({"mse_loss", "smooth_l1_loss", "binary_cross_entropy", "s
 
 
 def operator_name(func: Any, args: Any, kwargs: Any) -> str:
-    """Return an operator's name on CUDA, without its overload and without the mark of operators in place."""
+    """Return an operator's name on CUDA, without its overload and without the mark of operators in place.
+
+    Those of other libraries have their library's name before it.
+    """
     name = str(func.__name__.partition(".")[0].rstrip("_"))
+    if func.namespace not in _TORCHS:
+        return f"{func.namespace}::{name}"
     if name == "_scaled_dot_product_flash_attention_for_cpu_backward":
         return f"_scaled_dot_product_{'flash' if is_flash(args, kwargs) else 'efficient'}_attention_backward"
     return name
+
+
+_TORCHS = frozenset({"aten", "prim", "prims", "quantized", "rngprims", "torchvision"})
+
+
+def is_unknown(name: str) -> bool:
+    """Return True if nothing tells what memory an operator's kernel takes while it runs."""
+    return name in UNKNOWN or "::" in name
 
 
 def is_flash(args: Any, kwargs: Any) -> bool:
