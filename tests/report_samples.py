@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
+from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord
+from ipygpumem.extras.lines.lines_report import lines_report, statements_report
+from ipygpumem.extras.lines.statements import Cost, Run
 from ipygpumem.fitting.fit import Try
 from ipygpumem.fitting.plan import Plan
 from ipygpumem.flight_recorder import Kernel, Moment, Recording, Verdict
@@ -26,15 +29,12 @@ from ipygpumem.model import (
     Usage,
 )
 from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord, TrackerRecord
-from ipygpumem.profiling.lines import CodeBlock, LineCost, LinesRecord
-from ipygpumem.profiling.statements import Cost, Run
 from ipygpumem.reconcile.device import Part, Reconciliation
 from ipygpumem.reports import content, history, postmortem
 from ipygpumem.reports.autofit import autofit_report
 from ipygpumem.reports.engines import engines_report, looks_report, merged_record
 from ipygpumem.reports.estimate import estimate_report, summary_report
 from ipygpumem.reports.layout import Report, note
-from ipygpumem.reports.profiling import lines_report, statements_report
 from ipygpumem.reports.status import status_report
 from ipygpumem.reports.tensors import difference_report, groups_report, tensors_report, tracker_report
 from ipygpumem.units import GIB, MIB

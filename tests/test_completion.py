@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -11,12 +10,12 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from ipygpumem.notebook.commands import parsing
+from ipygpumem.extras.lines import lines_report as profiling
+from ipygpumem.notebook.commands import magics, parsing
 from ipygpumem.notebook.commands.parsing import Command, command_of, complete
 from ipygpumem.notebook.notebook import notebook_of
 from ipygpumem.notebook.registry import MAGICS
 from ipygpumem.objects.inventory import records
-from ipygpumem.reports import profiling
 
 NAMES = sorted({magic.lstrip("%") for magic in MAGICS})
 LINES = ("", " ", "  ", " x", " -", " --", " on ", " end ", " start", " start a ", " plot", "\t")
@@ -104,8 +103,7 @@ def test_what_the_helps_name_is_there() -> None:
     asked, known = set(), set()
     for command in all_commands():
         if not command.commands:
-            module, _, function = command.run.partition(".")
-            assert callable(getattr(importlib.import_module(f"ipygpumem.notebook.commands.{module}"), function))
+            assert callable(magics.loaded(command.run)), command.name
         if command.needed:
             asked.add(command.name)
         for argument in command.arguments:

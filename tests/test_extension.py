@@ -16,11 +16,11 @@ from traitlets.config import Config
 
 import ipygpumem
 from ipygpumem.errors import NotLoadedError
+from ipygpumem.extras.lines.lines import Tracer
 from ipygpumem.notebook import experiments, session
 from ipygpumem.notebook import extension as hooks
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.notebook import notebook_of
-from ipygpumem.profiling.lines import Tracer
 
 PACKAGE = Path(ipygpumem.__file__).parent
 

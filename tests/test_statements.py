@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from ipygpumem.extras.lines.statements import Statement, measure
 from ipygpumem.measuring.meter import Meter
-from ipygpumem.profiling.statements import Statement, measure
 from tests.fakes import FakeProbe, fake_module
 from tests.kernel import Kernel
 from tests.steps import kernel_with
@@ -136,7 +136,7 @@ def test_a_wrong_line_is_said_in_one_line(shared: Kernel, line: str, part: str) 
 def test_a_traceback_has_the_users_frames_and_none_of_ours(shared: Kernel) -> None:
     reply = shared.run("def fail(x): return 1 / x\n%gpumemit fail(0)")
     plain = re.sub(r"\x1b\[[\d;]*m", "", reply.traceback)
-    assert not re.findall(r"ipygpumem/(?:notebook|profiling)", plain)
+    assert not re.findall(r"ipygpumem/(?:notebook|extras)", plain)
     shown = re.findall(r"^-+> *\d+ (.*)", plain, re.MULTILINE)  # before version 9 IPython shows frames of its own, too
     assert shown[-2:] == ["fail(0)", "def fail(x): return 1 / x"]
 

@@ -203,7 +203,7 @@ def _put_back(magics: dict[str, Any], name: str, earlier: Any) -> None:
 
 
 def _completions(notebook: Notebook, magic: str, shell: Any, event: Any) -> list[str]:
-    found: list[str] = loaded("parsing.complete")(notebook, magic, event)
+    found: list[str] = loaded("notebook.commands.parsing.complete")(notebook, magic, event)
     return found
 
 

@@ -1,8 +1,14 @@
 """The magics as their help tells them: lines are parsed by it, and completed from it.
 
 A new command is a row of a help here, a function in ``commands`` that is called as the row is, and, where the help does
-not say it all, what ``commands.parsing`` knows of its arguments.
+not say it all, what ``commands.parsing`` knows of its arguments. A command of an optional feature has a line in EXTRAS.
 """
+
+EXTRAS = {
+    "gpumemit": "lines.gpumemit",
+    "memlines": "lines.memlines",
+}
+"""Module in ``extras`` of each command that is optional."""
 
 REWRITTEN = ("experiment", "memlines", "autofit")
 """``%%name`` as a cell's first line becomes a call, so that the body is a plain cell: see rewriting.py."""

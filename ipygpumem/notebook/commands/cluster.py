@@ -53,11 +53,11 @@ def on_engines(
     del words[at : at + 2 - ("=" in words[at])]
     line = shlex.join(words)
     with interrupts.noted() as struck:
-        if command.run == "experiment.of_cell":
+        if command.name == "%%experiment":
             reports = _run_cell(notebook, options, line, cell, struck)
-        elif command.run == "experiment.start":
+        elif command.name == "%experiment start":
             reports = _start(notebook, options, line.removeprefix("start").lstrip(), struck)
-        elif command.run == "experiment.end":
+        elif command.name == "%experiment end":
             reports = _end_by_name(notebook, options)
         else:
             reports = _look(notebook, magic, line, options)

@@ -108,7 +108,7 @@ def end(notebook: Notebook, options: Options) -> list[Report]:
     on_engines = [item for item in notebook.on_cluster if not options.name or item.name == options.name]
     here = notebook.experiments.here()
     if on_engines and (options.name or not here or here[-1].elapsed_seconds >= on_engines[-1].elapsed_seconds):
-        reports: list[Report] = loaded("cluster.end")(notebook, on_engines[-1])
+        reports: list[Report] = loaded("notebook.commands.cluster.end")(notebook, on_engines[-1])
         return reports
     if not options.name or not notebook.experiments.open:
         experiment = _innermost(notebook)
@@ -133,7 +133,7 @@ def keep(notebook: Notebook, options: Options) -> list[Report]:
 def status(notebook: Notebook, options: Options) -> list[Report]:
     """Return what is open and what it costs so far."""
     found = [note(described(experiment)) for experiment in notebook.experiments.open]
-    found += [note(loaded("cluster.described")(experiment)) for experiment in notebook.on_cluster]
+    found += [note(loaded("notebook.commands.cluster.described")(experiment)) for experiment in notebook.on_cluster]
     return found or [note("no experiment is open")]
 
 

@@ -51,7 +51,7 @@ class GpuMemMagics(Magics):
                 source = cell
                 say_failed(f"%%{name}", hint=_HINTS.get(name, ""))  # the reason is said already
             else:
-                loaded("parsing.parse")(f"%%{name}", line)  # a mistake would be shown twice below
+                loaded("notebook.commands.parsing.parse")(f"%%{name}", line)  # a mistake would be shown twice below
             self.shell.run_cell(source).raise_error()
         elif cell is not None:
             self._run(f"%%{name}", line, cell)
@@ -66,13 +66,13 @@ class GpuMemMagics(Magics):
         """Show what a command gives."""
         __tracebackhide__ = True  # for errors of the user's code: IPython leaves this frame out
         try:
-            command, options = loaded("parsing.parse")(magic, line)
+            command, options = loaded("notebook.commands.parsing.parse")(magic, line)
             runs_users_code = cell or command.ends_in_code
             with contextlib.nullcontext() if runs_users_code else interrupts.kept():
                 if getattr(options, "on", None) is None:
                     reports = loaded(command.run)(self._notebook, options, *cell)
                 else:
-                    reports = loaded("cluster.on_engines")(
+                    reports = loaded("notebook.commands.cluster.on_engines")(
                         self._notebook, magic.lstrip("%"), command, options, line, *cell
                     )
         except GpuMemError as error:
@@ -81,9 +81,9 @@ class GpuMemMagics(Magics):
 
 
 def loaded(place: str) -> Any:
-    """Return a function of ``commands`` by its module and name, imported only now: loading must be fast."""
-    module, _, name = place.partition(".")
-    return getattr(importlib.import_module(f"ipygpumem.notebook.commands.{module}"), name)
+    """Return a function by its module in the package and its name, imported only now: loading must be fast."""
+    module, _, name = place.rpartition(".")
+    return getattr(importlib.import_module(f"ipygpumem.{module}"), name)
 
 
 class _Called:

@@ -17,7 +17,7 @@ from IPython.core.error import UsageError
 from ipygpumem.errors import UnitError, quoted, short
 from ipygpumem.introspect import is_instance
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.notebook.registry import MAGICS
+from ipygpumem.notebook.registry import EXTRAS, MAGICS
 from ipygpumem.reports.layout import clean
 from ipygpumem.scopes.scope import is_ownable
 from ipygpumem.units import MIB, checked_bytes, finite, number_in, whole
@@ -113,7 +113,7 @@ class Command(NamedTuple):
 
     name: str
     run: str
-    """Module and function in ``commands``: it takes the notebook, the options, and of a cell magic the cell."""
+    """Module and function in the package: it takes the notebook, the options, and of a cell magic the cell."""
     arguments: tuple[Argument, ...]
     needed: str
     """The attribute without which the command does nothing."""
@@ -126,11 +126,22 @@ class Command(NamedTuple):
         return self.name.endswith("gpumemit")
 
 
-_IN_MODULES = {
+_OTHERWISE = {
     "experiment.list": "experiment.list_",
     "gpumem.leaks": "leaks.leaks",
     "gpumem.tensors": "tensors.tensors",
 }
+"""Functions in ``commands`` that are not where a command's name says."""
+
+
+def _place_of(magic: str, words: list[str]) -> str:
+    """Return module and function of a command."""
+    name, function = magic.lstrip("%"), "_".join(words) or ("of_cell" if magic.startswith("%%") else "of_line")
+    for key in (name, f"{name} {words[0]}" if words else ""):
+        if key in EXTRAS:
+            return f"extras.{EXTRAS[key]}.{function}"
+    run = f"{name}.{function}"
+    return f"notebook.commands.{_OTHERWISE.get(run, run)}"
 
 
 def command_of(magic: str, words: Iterable[str] = ()) -> Command:
@@ -148,10 +159,9 @@ def command_of(magic: str, words: Iterable[str] = ()) -> Command:
         usage = " ".join([head, *re.findall(r"\[[^\]]+\]", text)])
     name = " ".join(names)
     found = [(Argument(name, optional or needed), needed) for optional, needed in re.findall(r"\[(.+?)\]|(\S+)", usage)]
-    run = f"{magic.lstrip('%')}.{'_'.join(names[1:]) or ('of_cell' if magic.startswith('%%') else 'of_line')}"
     return Command(
         name,
-        _IN_MODULES.get(run, run),
+        _place_of(magic, names[1:]),
         tuple(argument for argument, _ in found),
         next((argument.attribute for argument, is_needed in found if is_needed), ""),
         tuple(below),

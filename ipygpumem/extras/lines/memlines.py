@@ -11,12 +11,12 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
+from ipygpumem.extras.lines.lines import CodeBlock, Tracer, code_of
+from ipygpumem.extras.lines.lines_report import lines_report
 from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.profiling.lines import CodeBlock, Tracer, code_of
 from ipygpumem.reports.layout import Report, clean
-from ipygpumem.reports.profiling import lines_report
 
 _PROG = "%%memlines"
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")

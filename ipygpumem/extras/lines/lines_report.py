@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ipygpumem.profiling.lines import CodeBlock, LineCost, LinesRecord
-from ipygpumem.profiling.statements import Cost, Spread
+from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord
+from ipygpumem.extras.lines.statements import Cost, Spread
 from ipygpumem.reports.layout import Report, Table, clean, clean_name, count, device_label
 from ipygpumem.units import format_bytes, format_change, format_seconds, format_short_seconds
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
+from ipygpumem.extras.lines.lines_report import statements_report
+from ipygpumem.extras.lines.statements import Statement, measure
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.profiling.statements import Statement, measure
 from ipygpumem.reports.layout import Report, clean
-from ipygpumem.reports.profiling import statements_report
 
 _RULE = re.compile(r"^---[ \t]*$", re.MULTILINE)
 
