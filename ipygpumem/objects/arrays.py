@@ -1,7 +1,7 @@
-"""Describes tensors and arrays: what they are, and how many bytes they take. Finds those that an object holds.
+"""Describes tensors and arrays: type, shape, device and size. Finds the arrays that an object holds.
 
-The objects belong to the user. They are recognised by ``type()``, read through their base class's own
-descriptors, and never asked for their ``repr``, compared, or touched through ``__getattr__``.
+The objects belong to the user. They are recognised by ``type()``, read through the base class's own
+descriptors, and never compared, never asked for their ``repr``, and never touched through ``__getattr__``.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import Any, NamedTuple
 from ipygpumem.introspect import class_dict, instance_dict, is_atom, is_instance, module_of, text_of, type_name
 
 NOT_ENTERED = (types.FrameType, types.CodeType, types.TracebackType, types.BuiltinFunctionType)
-"""No walk goes on here: what lies behind belongs to everybody."""
+"""Types that no walk enters, because they lead to objects of every owner."""
 
 TOOLS = {"IPython", "ipykernel", "ipygpumem"}
-"""Objects of these lead to the shell, and so to all outputs."""
+"""Libraries whose objects lead to the shell, and so to all outputs."""
 
 StorageKey = tuple[str, int]
-"""Identity of a storage while it lives."""
+"""Identity of a storage while it is alive."""
 
 _MOST_ELEMENTS = 1_000_000
-"""How many elements of an array of objects are looked at."""
+"""Maximum number of elements of an object array to look at."""
 
 
 @dataclass(frozen=True)
 class Array:
-    """One tensor or array. Those with the same ``storage`` share their bytes."""
+    """One tensor or array. Arrays with the same ``storage`` share their memory."""
 
     type_name: str
     shape: tuple[int, ...]
@@ -45,26 +45,26 @@ class Array:
 
 
 def describe(value: object) -> Array | None:
-    """Return what ``value`` is if it is a torch tensor or a NumPy array, else None."""
+    """Return the description of a torch tensor or NumPy array, else None."""
     try:
         if is_of_library(value, "torch", "Tensor"):
             return _describe_tensor(sys.modules["torch"], value)
         array_type = library_type("numpy", "ndarray")
         if array_type is not None and is_instance(value, array_type):
             return _describe_ndarray(array_type, value)
-    except Exception:  # an exotic or half-made array is left out; it must not stop a clean-up
+    except Exception:  # skip an exotic or half-made array; it must not stop a clean-up
         return None
     return None
 
 
 def library_type(module: str, name: str) -> type | None:
-    """Return a class of a library that the user's code has loaded; None if it has not, or loaded a stand-in."""
+    """Return a class of a library that the user's code has loaded; None if it is not loaded, or is a stand-in."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind if is_instance(kind, type) else None
 
 
 def is_of_library(value: object, module: str, name: str) -> bool:
-    """Whether the type of ``value`` is that class of a loaded library, or derives from it."""
+    """Return True if ``value`` is an instance of that class of a loaded library."""
     kind = library_type(module, name)
     return kind is not None and is_instance(value, kind)
 
@@ -73,7 +73,7 @@ def _describe_tensor(torch: Any, tensor: Any) -> Array | None:
     with torch._C.DisableTorchFunction():  # a subclass's own code must not run
         reader = _READERS.get(id(torch)) or _READERS.setdefault(id(torch), Reader(torch))
         own, is_foreign = reader.own(tensor), reader.is_foreign(tensor)
-        if is_foreign and (own is None or own.device == "meta"):  # a wrapper: its memory is that of what is inside it
+        if is_foreign and (own is None or own.device == "meta"):  # a wrapper: the tensors inside it own the memory
             return None
         sizes = reader.memory(tensor).storages if own is None else own.storages
         is_stored = own is not None and sizes and reader.has_storage(tensor)
@@ -91,11 +91,11 @@ SPARSE_PARTS = {
     **dict.fromkeys(("sparse_csr", "sparse_bsr"), _COMPRESSED_ROWS),
     **dict.fromkeys(("sparse_csc", "sparse_bsc"), _COMPRESSED_COLUMNS),
 }
-"""The methods that give the tensors of which a sparse one is made, by its layout."""
+"""Names of the methods that return the component tensors of a sparse tensor, by layout."""
 
 
 def storage_key(value: Any) -> tuple[str, int] | None:
-    """Return the identity of a tensor's or array's storage; None for an object that has none of its own."""
+    """Return the identity of a tensor's or array's storage; None for an object without its own storage."""
     array_type = library_type("numpy", "ndarray")
     if array_type is not None and is_instance(value, array_type):
         value = owner_of(array_type, value)
@@ -110,7 +110,7 @@ def storage_key(value: Any) -> tuple[str, int] | None:
 
 
 def answers_itself(torch: Any, kind: type) -> bool:
-    """Whether a tensor class has its own ``__torch_dispatch__``, which may be asked even for a shape."""
+    """Return True if a tensor class has its own ``__torch_dispatch__``, which may run even to read a shape."""
     below_tensor = itertools.takewhile(lambda base: base is not torch.Tensor, type.mro(kind))
     return any("__torch_dispatch__" in class_dict(base) for base in below_tensor)
 
@@ -120,7 +120,7 @@ def _describe_ndarray(array_type: type, array: Any) -> Array:
         return array_type.__dict__[name].__get__(owner)
 
     owner = owner_of(array_type, array)
-    if not is_instance(owner, array_type):  # a tensor: its storage is the memory of both
+    if not is_instance(owner, array_type):  # a tensor, whose storage is the memory of both
         behind = describe(owner)
         size, key = (0, ("object", id(owner))) if behind is None else (behind.size_bytes, behind.storage)
     elif read("flags", owner).owndata:
@@ -131,7 +131,7 @@ def _describe_ndarray(array_type: type, array: Any) -> Array:
 
 
 def _span(read: Callable[[str, Any], Any], array: Any) -> int:
-    """Return the bytes from an array's first element to its last; a broadcast one has fewer than its elements."""
+    """Return the bytes from an array's first element to its last; fewer than its elements' if it is broadcast."""
     shape = read("shape", array)
     if 0 in shape:
         return 0
@@ -142,7 +142,7 @@ def _span(read: Callable[[str, Any], Any], array: Any) -> int:
 
 
 def elements(array: Any) -> list[Any] | None:
-    """Return the objects in a NumPy array of objects, nested as the array is; None for any other array."""
+    """Return the elements of an object array, nested like the array; None for any other array."""
     array_type = library_type("numpy", "ndarray")
     if array_type is None or not is_instance(array, array_type):
         return None
@@ -157,7 +157,7 @@ def elements(array: Any) -> list[Any] | None:
 
 
 def holding_objects(arrays: Sequence[Any]) -> list[bool]:
-    """Say of each NumPy array whether its elements are objects."""
+    """Return for each NumPy array whether its elements are objects."""
     array_type: Any = library_type("numpy", "ndarray")
     dtypes = list(map(array_type.__dict__["dtype"].__get__, arrays)) if arrays else []
     of_objects = {key for key, dtype in {id(dtype): dtype for dtype in dtypes}.items() if dtype.hasobject}
@@ -165,7 +165,7 @@ def holding_objects(arrays: Sequence[Any]) -> list[bool]:
 
 
 def flat_elements(array: Any) -> list[Any] | None:
-    """Return the objects in a NumPy array of objects in one list, whatever its shape; None for any other array."""
+    """Return the elements of an object array in one flat list; None for any other array."""
     items = elements(array)
     if items is not None:
         array_type: Any = library_type("numpy", "ndarray")
@@ -175,17 +175,17 @@ def flat_elements(array: Any) -> list[Any] | None:
 
 
 def slot_descriptors(kind: type) -> dict[str, Any]:
-    """Return the slots of a class and its bases by their names."""
+    """Return the slots of a class and its bases by name."""
     descriptors: dict[str, Any] = {}
     for base in reversed(type.mro(kind)):
         members = list(class_dict(base).items())
         descriptors.update((name, member) for name, member in members if type(member) is types.MemberDescriptorType)
-    descriptors.pop("__dict__", None)  # some classes in C show it so; see ``instance_dict``
+    descriptors.pop("__dict__", None)  # some C classes list it as a slot; see ``instance_dict``
     return descriptors
 
 
 def slots(item: object, descriptors: dict[str, Any] | None = None) -> dict[str, object]:
-    """Return the attributes of an object that live in slots and are not empty."""
+    """Return the attributes of an object that are stored in slots and set."""
     values: dict[str, object] = {}
     for name, slot in (slot_descriptors(type(item)) if descriptors is None else descriptors).items():
         with contextlib.suppress(AttributeError, TypeError):
@@ -194,14 +194,14 @@ def slots(item: object, descriptors: dict[str, Any] | None = None) -> dict[str, 
 
 
 def memory_of(array_type: type, array: Any) -> object:
-    """Return what owns an array's memory: an array, or the bytes, the memory map or the tensor that it shows."""
+    """Return the owner of an array's memory: an array, or the bytes, memory map or tensor that it views."""
     owner = owner_of(array_type, array)
     behind = _behind(array_type, owner) if is_instance(owner, array_type) else None
     return behind if behind is not None and (is_atom(behind) or is_map(behind)) else owner
 
 
 def inside_pandas(item: object) -> list[object]:
-    """Return the arrays in one of pandas' own objects, or in a tuple of them."""
+    """Return the arrays in a pandas object, or in a tuple of them."""
     array_type = library_type("numpy", "ndarray")
     seen, arrays, waiting = set[int](), list[object](), [item]
     while waiting:
@@ -217,17 +217,17 @@ def inside_pandas(item: object) -> list[object]:
 
 
 def is_of_pandas(item: object) -> bool:
-    """Whether pandas has made the class of an object, which is no class itself."""
+    """Return True for an instance, not a class, whose class pandas defined."""
     return module_of(item).partition(".")[0] == "pandas" and not is_instance(item, type)
 
 
 def is_map(owner: object) -> bool:
-    """Whether an object is a memory map."""
+    """Return True if an object is a memory map."""
     return is_of_library(owner, "mmap", "mmap")
 
 
 def owner_of(array_type: type, array: Any) -> Any:
-    """Return the array or tensor whose memory ``array`` shows: itself, or what it is a view of."""
+    """Return the array or tensor that owns the memory of ``array``: itself, or the base of the view."""
     while True:
         behind = _behind(array_type, array)
         if is_of_library(behind, "torch", "Tensor"):
@@ -245,9 +245,9 @@ def _behind(array_type: type, array: Any) -> Any:
 
 
 def watch(item: object) -> Callable[[], bool]:
-    """Return a function that says whether the memory of a tensor or array is still alive; it keeps nothing alive.
+    """Return a function that tells whether the memory of a tensor or array is still alive, without keeping it alive.
 
-    A view that survives keeps its storage, so the storage is watched and not the object.
+    A view that survives keeps its storage alive, so the storage is watched and not the object.
     """
     if is_of_library(item, "torch", "Tensor"):
         torch: Any = sys.modules["torch"]
@@ -265,17 +265,17 @@ Span = tuple[int, int, int]
 
 
 def place_of(array: Any) -> Span:
-    """Return what tells an array from others that are alive: its identity, and where its memory begins and ends."""
+    """Return an array's identity, and the start and end of its memory."""
     read: Any = library_type("numpy", "ndarray").__dict__
     start = int(read["__array_interface__"].__get__(array)["data"][0])
     return id(array), start, start + int(read["nbytes"].__get__(array))
 
 
 class WatchedArray:
-    """Says whether the memory of an array is still alive, without keeping it so.
+    """Tells whether the memory of an array is still alive, without keeping it alive.
 
-    NumPy resizes no array that somebody refers to weakly. So we do that only until ``let_go``, while none of the user's
-    code runs. From then on ``look`` has to be told which arrays there are.
+    NumPy refuses to resize an array that has weak references. So the weak reference exists only until ``let_go``, while
+    no user code runs. After that, call ``look`` with the arrays that are alive.
     """
 
     def __init__(self, array: Any) -> None:
@@ -284,22 +284,22 @@ class WatchedArray:
         self._is_alive = True
 
     def __call__(self) -> bool:
-        """Whether it is."""
+        """Return True if the memory is still alive."""
         return self._is_alive if self._reference is None else self._reference() is not None
 
     def let_go(self, places: Container[Span]) -> None:
-        """Refer to it no more if it is at one of ``places``, where ``look`` finds it again: the user's code goes on."""
+        """Drop the weak reference before user code runs, if ``look`` can find the array again at one of ``places``."""
         if self._place in places:
             self._is_alive, self._reference = self(), None
 
     def look(self, places: Container[Span]) -> None:
-        """See whether it is among the arrays at ``places``; another one that took its place is not told from it."""
+        """Check whether the array is still at one of ``places``; a new array at the same place is mistaken for it."""
         if self._reference is None:
             self._is_alive = self._place in places
 
 
 class _WeakStorage:
-    """A weak reference to a storage of torch. torch's own has a finaliser, and cannot itself be referred to weakly."""
+    """A weak reference to a torch storage; torch's own has a finaliser and cannot itself be referenced weakly."""
 
     def __init__(self, storage: Any) -> None:
         self._kind: Any = type(storage)
@@ -313,24 +313,24 @@ class _WeakStorage:
             self._kind._free_weak_ref(self._key)
 
 
-# -- the storages of tensors ----------------------------------------------------------------------------------------
+# -- tensor storages ------------------------------------------------------------------------------------------------
 
 _DEEPEST = 4
 _INTEGERS = {int}
 
 
 class Memory(NamedTuple):
-    """The storages of one tensor: its own, or those inside it."""
+    """The storages of one tensor: its own, or those of the tensors inside it."""
 
     storages: dict[int, int]
-    """Bytes by identity; empty if it has no memory, or none that can be read."""
+    """Bytes by identity; empty if the tensor has no memory, or none that can be read."""
     device: str = ""
-    """Of the first storage."""
+    """Device of the first storage."""
     shared: bool = False
-    """Whether other processes may have it, too; on the host."""
+    """True if other processes may share host memory."""
     note: str = ""
     is_plain: bool = False
-    """Whether it is the tensor's own storage alone."""
+    """True if the only storage is the tensor's own."""
 
 
 class Reader:
@@ -340,16 +340,16 @@ class Reader:
         self._torch = torch
         self.base: Any = torch.Tensor
         self._storage_type: Any = torch.UntypedStorage
-        # Kept at hand: they are asked for each of very many tensors.
+        # Cached, because they are called for very many tensors.
         self._strided = torch.strided
         self._layout = self.base.layout.__get__
         self._storage, self._is_shared = self.base.untyped_storage, self._storage_type.is_shared
         self._getters: dict[str, Callable[[Any], Any]] = {}
         self._foreign: dict[int, bool] = {}
-        """By a type's identity, whether its tensors answer for themselves."""
+        """Whether a type has its own ``__torch_dispatch__``, by the type's identity."""
         self._texts: dict[Any, str] = {None: ""}
         self._shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
-        """Each once: there are few different ones."""
+        """Interned shapes: few differ."""
 
     def read(self, name: str, tensor: object) -> Any:
         """Return a property of a tensor; None if it cannot be read."""
@@ -369,38 +369,38 @@ class Reader:
         return text
 
     def keys(self, tensor: object) -> tuple[int, ...]:
-        """Return what the memory of a tensor is known by: its storages, or the object if it has none."""
+        """Return the identities of a tensor's storages, or of the object if it has none."""
         return tuple(self.memory(tensor).storages) or (id(tensor),)
 
     def has_storage(self, tensor: object) -> bool:
-        """Return False for a sparse tensor, or one in another layout."""
+        """Return False for a tensor in another layout than strided, such as a sparse one."""
         return self._layout(tensor) is self._strided
 
     def is_foreign(self, tensor: object) -> bool:
-        """Return True if the tensor's class may answer for itself."""
+        """Return True if the tensor's class has its own ``__torch_dispatch__``."""
         kind = type(tensor)
         foreign = self._foreign.get(id(kind))
         if foreign is None:
             foreign = answers_itself(self._torch, kind)
-            if _is_torchs(kind):  # it lives as long as torch
+            if _is_torchs(kind):  # lives as long as torch
                 self._foreign[id(kind)] = foreign
         return foreign
 
     def address_of_others(self, tensor: object) -> int | None:
-        """Return where a plain tensor's storage begins if other code than torch has allocated it on the host."""
+        """Return the address of a plain tensor's host storage if another library than torch allocated it."""
         storage = self._storage(tensor)
-        is_others = storage.device.type == "cpu" and not self._storage_type.resizable(storage)
-        return int(storage.data_ptr()) if is_others else None
+        is_foreign = storage.device.type == "cpu" and not self._storage_type.resizable(storage)
+        return int(storage.data_ptr()) if is_foreign else None
 
     def memory(self, tensor: object, depth: int = 0) -> Memory:
-        """Return the storages of one tensor, whatever it is."""
+        """Return the storages of a tensor of any kind."""
         try:
             foreign = self.is_foreign(tensor)
             if not foreign and self._layout(tensor) is self._strided:
                 return self._in_storage(self._storage(tensor), foreign=False)
             inner = list(self.inside(tensor)) if depth < _DEEPEST else []
             own = self.own(tensor)
-        except Exception as error:  # a broken device, or a layout that nobody knows
+        except Exception as error:  # a broken device, or an unknown layout
             return Memory({}, note=_in_words(error))
         found = [memory for memory in (own, *(self.memory(part, depth + 1) for part in inner)) if memory is not None]
         storages: dict[int, int] = {}
@@ -411,7 +411,7 @@ class Reader:
         return Memory(storages, device, any(memory.shared for memory in found), note)
 
     def own(self, tensor: object) -> Memory | None:
-        """Return the storage of the tensor itself; None if it is a wrapper or in another layout."""
+        """Return the tensor's own storage; None for a wrapper or another layout."""
         foreign = self.is_foreign(tensor)
         if not foreign and not self.has_storage(tensor):
             return Memory({}, "meta") if str(self.base.device.__get__(tensor)) == "meta" else None
@@ -423,22 +423,22 @@ class Reader:
         device = self.text(storage.device)
         if device == "meta":
             return Memory({} if foreign else {storage._cdata: 0}, "meta")
-        # A size that torch.compile has not decided cannot be looked up; to compare it would decide it.
+        # torch.compile may not have decided a size yet; comparing it would decide it.
         size = storage.nbytes()
         if type(size) is not int:
-            return Memory({}, device, note="a size that is not known yet")
-        is_shared = device == "cpu" and self._is_shared(storage)  # each of an accelerator is said to be
+            return Memory({}, device, note="size not known yet")
+        is_shared = device == "cpu" and self._is_shared(storage)  # True for every accelerator storage
         return Memory({storage._cdata: size}, device, is_shared, "", not foreign)
 
     def parts(self, tensor: object) -> list[object]:
-        """Return the tensors of which a tensor is made; none if that cannot be read."""
+        """Return the component tensors of a tensor; none if they cannot be read."""
         try:
             return list(self.inside(tensor))
-        except Exception:  # a layout that nobody knows
+        except Exception:  # an unknown layout
             return []
 
     def inside(self, tensor: Any) -> Iterator[object]:
-        """Yield the tensors of which a sparse or wrapper tensor is made."""
+        """Yield the component tensors of a sparse or wrapper tensor."""
         if self.is_foreign(tensor):
             yield from self._attributes(tensor)
             return
@@ -447,7 +447,7 @@ class Reader:
             yield from (getattr(self.base, name)(tensor) for name in SPARSE_PARTS[layout])
 
     def _attributes(self, tensor: object) -> Iterator[object]:
-        """Yield the tensors among a wrapper's attributes, also those in a plain container of its own."""
+        """Yield the tensors among a wrapper's attributes, including those in a plain container attribute."""
         for value in [*(instance_dict(tensor) or {}).values(), *slots(tensor).values()]:
             if type(value) is dict:
                 parts: list[object] = list(value.values())
@@ -456,11 +456,11 @@ class Reader:
             yield from (part for part in parts if is_instance(part, self.base) and part is not tensor)
 
     def device(self, tensor: object) -> str:
-        """Return a tensor's device; an empty text if its class may have code of its own that would be asked."""
+        """Return a tensor's device; an empty text if reading it might run the class's own code."""
         return "" if self.is_foreign(tensor) else self.text(self.read("device", tensor))
 
     def shape(self, tensor: object) -> tuple[int, ...] | None:
-        """Return a tensor's shape; None if it has no single one, or if only the user's own code could tell."""
+        """Return a tensor's shape; None if it has no single one, or if reading it might run user code."""
         if self.is_foreign(tensor) and not _is_torchs(type(tensor)):
             return None
         try:
@@ -480,13 +480,13 @@ def _has_memory(storage: Any) -> bool:
 
 
 def each(get: Callable[[Any], Any], items: Sequence[object]) -> list[Any]:
-    """Return what ``get`` gives for each item; None where it fails."""
+    """Return ``get(item)`` for each item; None where it fails."""
     found: list[Any] = []
     waiting = iter(items)
     while len(found) < len(items):
         try:
             found.extend(map(get, waiting))
-        except Exception:  # noqa: PERF203  # what came before it stays in the list
+        except Exception:  # noqa: PERF203  # the results so far stay in the list
             found.append(None)
     return found
 
@@ -503,7 +503,7 @@ def _in_words(error: Exception) -> str:
 
 
 class Storages:
-    """Storages of torch, referred to weakly: 0.1 us each, where a ``StorageWeakRef`` takes 0.6."""
+    """Weak references to torch storages: 0.1 us each, where a ``StorageWeakRef`` takes 0.6."""
 
     _free: Callable[[int], object]
 
@@ -511,7 +511,7 @@ class Storages:
         self._keys: set[int] = set()
 
     def add_of(self, reader: Reader, tensors: Sequence[Any]) -> list[Any]:
-        """Refer to the storages of tensors, and of the parts of those that have none; return the latter."""
+        """Add the storages of tensors, or of their parts for tensors without a storage; return the latter tensors."""
         storages = each(reader.base.untyped_storage, tensors)
         odd = [tensor for tensor, storage in zip(tensors, storages, strict=True) if storage is None]
         for tensor in odd:  # sparse, or in another layout
@@ -529,14 +529,14 @@ class Storages:
         return key in self._keys
 
     def close(self) -> None:
-        """Forget all of them."""
+        """Free all references."""
         while self._keys:
             self._free(self._keys.pop())
 
     def __del__(self) -> None:
-        if hasattr(self, "_keys"):  # an interrupt may have come before
+        if hasattr(self, "_keys"):  # not if an interrupt came first
             self.close()
 
 
 _READERS: dict[int, Reader] = {}
-"""By the identity of torch, of which there is one."""
+"""By the identity of the torch module."""

@@ -1,6 +1,6 @@
-"""Looks at many objects at once, by the identities of their types: in loops in C, ten times as fast as one in Python.
+"""Classifies many objects at once by the identities of their types: loops in C, ten times as fast as in Python.
 
-Types are known by identity because to hash one may run its metaclass's code.
+Types are compared by identity, because hashing one may run its metaclass's code.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Progress = Callable[[float], None]
-"""Takes the share of a piece of work that is done by now."""
+"""Called with the finished share of the work."""
 
 CHUNK = 4000
-"""So many objects are looked at from all sides before the next are: they stay in the processor's cache meanwhile."""
+"""Chunk size; keeps a chunk in the processor's cache."""
 
 
 def unseen(share: float) -> None:
-    """Stand for a ``Progress`` where nobody looks."""
+    """No-op progress callback."""
 
 
 def chunks(items: Sequence[T], size: int = CHUNK) -> Iterator[Sequence[T]]:
@@ -42,5 +42,5 @@ def one_of_each(items: Sequence[T]) -> dict[int, T]:
 
 
 def by_identity(items: Sequence[T]) -> dict[int, T]:
-    """Return each item once, by its identity."""
+    """Return the items without duplicates, by identity."""
     return dict(zip(map(id, items), items, strict=True))

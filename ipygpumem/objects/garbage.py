@@ -1,10 +1,10 @@
-"""Collects garbage, and knows what was made since some moment: what CPython's collector calls young.
+"""Collects garbage, and lists the objects made since a mark: CPython's young generations.
 
-A collection of generation 1 looks at young objects only, and makes those that survive it old. As long as none like it
-runs again, what is young is exactly what was made since, and the next one finds exactly its garbage. Both cost what was
-made, however much the process holds: microseconds, where a full collection takes a tenth of a second.
+A collection of generation 1 looks at young objects only, and makes the survivors old. Until the next one runs, the
+young objects are exactly those made since, so that a later collection finds their garbage alone. Both take time in
+proportion to those objects, not to the heap: microseconds, where a full collection takes a tenth of a second.
 
-Whether that still holds is seen from an object that was made at that moment: it is young itself, or nobody knows.
+The mark is an object made at that moment: if it is no longer young, another collection ran and the answer is unknown.
 """
 
 from __future__ import annotations
@@ -28,82 +28,82 @@ from ipygpumem.objects.holders.frames import stack
 
 _HAS_GENERATIONS = (
     sys.implementation.name == "cpython"
-    and sys.version_info < (3, 14)  # whose generations are others
+    and sys.version_info < (3, 14)  # which has other generations
     and (not hasattr(sys, "_is_gil_enabled") or sys._is_gil_enabled())
 )
 _ROUNDS = 5
 _TIMES = 50
-"""A collection that did not run is tried so often."""
+"""Maximum number of attempts to run a collection."""
 _FEW = 4
-"""Of 10 collections of generation 0 after which CPython makes all that is young old by itself."""
+"""Of 10 collections of generation 0 after which CPython itself collects generation 1."""
 
 
 class Mark:
-    """A moment. It is young for as long as everything is that was made since."""
+    """A moment; young as long as every object made since is young."""
 
 
 class Known(weakref.ref[object]):
-    """A weak reference to a known instance; nobody else shares it."""
+    """Our own weak reference to a known instance, never shared with other code."""
 
     __slots__ = ()
 
 
 class Garbage:
-    """Collects garbage, all of it or what was made since a ``Mark``; and lists live objects of some classes."""
+    """Collects all garbage, or only that made since a ``Mark``; lists live instances of some classes."""
 
     SHORTEST_SECONDS = 0.02
-    """Of a cell after which more than young garbage may be collected."""
+    """Minimum duration of a cell after which more than young garbage may be collected."""
     _FIRST_GUESS_SECONDS = 2e-7
     _MOST_KNOWN = 100_000
-    """Of more objects no weak references are kept: to walk over the heap costs less than those do."""
+    """Maximum number of weak references to keep; beyond it, a walk over the heap is cheaper."""
 
     def __init__(self) -> None:
         self._seconds_per_block = self._FIRST_GUESS_SECONDS
         self._cpu_seen = time.process_time()
         self.last: Mark | None = None
-        """The last moment at which all that was there became old."""
+        """The last moment at which all existing objects became old."""
         self._bases: tuple[type, ...] = ()
         self._known: list[Known] | None = None
-        """The live instances of ``_bases`` that are older than ``last``; None if that is not known."""
+        """The live instances of ``_bases`` that are older than ``last``; None if unknown."""
         self._collections = 0
-        """How many collections of generation 0 the collector has counted by the end of the last cell."""
+        """Collections of generation 0 that the collector had counted at the end of the last cell."""
         self._made = 0
-        """How many objects cells have made that the collector has not counted towards a full collection."""
+        """Objects made by cells that the collector has not counted towards a full collection."""
 
-    # -- what was made since ----------------------------------------------------------------------------------
+    # -- objects made since a mark -----------------------------------------------------------------------------
 
     def mark(self) -> Mark | None:
-        """Collect young garbage, and return this moment; None where nobody could tell what is made from now on.
+        """Collect young garbage and return this moment; None if objects made later could not be told apart.
 
-        That is so where the user has switched the collector off, and on other Pythons than CPython 3.10 to 3.13.
+        That is so if the user has disabled the collector, and on Pythons other than CPython 3.10 to 3.13.
         """
         self._make_old()
         return self.last
 
     def _make_old(self) -> int:
-        """Collect young garbage, and know the instances that are old from now on; return how many objects died."""
+        """Collect young garbage, and record the instances that become old; return the number of objects that died."""
         if not _HAS_GENERATIONS or not gc.isenabled():
             self.last = self._known = None
             return 0
         last, known = self.last, self._known
-        others = _progress_of_others() if known is not None else {}
+        progress = _progress_of_others() if known is not None else {}
         if known is not None:
             new = self._new_instances()
             known = None if new is None else [*known, *map(Known, new)] if new else known
-            del new  # as long as they are listed, none is garbage
+            del new  # the list keeps them alive
             if known is not None and len(known) > self._MOST_KNOWN:
-                known = None  # most have died: nobody has asked for instances since
+                known = None  # most have died: nothing has asked for instances since
         died = _run(1)
-        # Somebody else has done the same meanwhile, or another thread may have made some that were not listed.
-        if self.last is not last or (known is not None and _progress_of_others() != others):
+        # Another thread has collected too, or may have made instances that were not listed.
+        if self.last is not last or (known is not None and _progress_of_others() != progress):
             known = None
         self._known, self.last, self._collections = known, Mark(), 0
         return died
 
     def instances(self, *bases: type) -> list[object]:
-        """Return the live objects of classes written in Python, and of those derived from them.
+        """Return the live instances of classes written in Python, subclasses included.
 
-        It walks over the heap only if it has lost track of what is there, and the first time.
+        Walks over the heap only the first time, and when older instances are not known.
         """
         is_asked_again = len(bases) == len(self._bases) and all(map(is_, bases, self._bases))
         new = self._new_instances() if self._known is not None and is_asked_again else None
@@ -119,20 +119,20 @@ class Garbage:
         return list({id(item): item for item in (*known, *new)}.values())
 
     def forget(self) -> None:
-        """Know no instances any more."""
+        """Forget the known instances."""
         self._known = None
 
     def _new_instances(self) -> list[object] | None:
-        """Return the instances of ``_bases`` that may be younger than what is known; None if nobody can tell."""
+        """Return the instances of ``_bases`` that may be younger than the known ones; None if unknown."""
         young = made_since(self.last)
         return None if young is None else _of_kinds(young, lambda kind: _derives(kind, self._bases))
 
     # -- collecting -------------------------------------------------------------------------------------------
 
     def collect(self, since: Mark | None = None) -> int:
-        """Collect until nothing more dies, since finalisers may free more; return how many died.
+        """Collect until nothing more dies, since finalisers may free more; return the number of objects that died.
 
-        Only what was made ``since`` need be looked at, if that is still known.
+        With ``since``, look only at objects made after that mark, if they are still young.
         """
         young = made_since(since)
         if young is None:
@@ -140,7 +140,7 @@ class Garbage:
         run_code = _that_run_code(young)
         del young
         died = self._make_old()
-        # What a finaliser lets go of may be old.
+        # Objects that a finaliser freed may be old.
         return died + self._collect_all() if any(reference() is None for reference in run_code) else died
 
     def _collect_all(self) -> int:
@@ -155,16 +155,16 @@ class Garbage:
 
     def _collect_old(self) -> int:
         died = _run(2)
-        self.last = self.last and Mark()  # what finalisers have made is young
+        self.last = self.last and Mark()  # objects made by finalisers are young
         return died
 
     def cell_ended(self, seconds: float, share: float, *, in_scope: bool) -> None:
-        """Collect what garbage a cell has made, and all that there is if that is cheap beside it."""
+        """Collect the cell's garbage, and all garbage if that is cheap compared with the cell."""
         if not gc.isenabled() or (seconds >= self.SHORTEST_SECONDS and self.collect_if_cheap(seconds, share)):
             return
         if _HAS_GENERATIONS:
             self._made += gc.get_count()[0]
-            # If nothing else has been collected meanwhile, the youngest are all that the cell has made.
+            # Without another collection since, the youngest generation is exactly what the cell has made.
             if gc.get_count()[1] == self._collections and (in_scope or self._collections < _FEW):
                 with interrupts.kept():
                     gc.collect(0)
@@ -176,11 +176,11 @@ class Garbage:
                 _let_collect()
 
     def collect_if_cheap(self, cell_seconds: float, share: float) -> bool:
-        """Collect all if the predicted time is at most ``share`` of the work; return whether it did.
+        """Collect all garbage if the predicted time is at most ``share`` of the work; return True if it was collected.
 
-        The cost grows with the heap, so it is predicted from the number of allocated blocks and the time that earlier
-        collections took per block. The work is the CPU time since the last call, so that short cells need not be
-        timed, but no more than the cell took: one that only waited has made no garbage.
+        The cost grows with the heap, so it is predicted from the number of allocated blocks and the time per block of
+        earlier collections. The work is the CPU time since the last call, so that short cells need not be timed, but
+        at most the duration of the cell, because a cell that only waited has made no garbage.
         """
         cpu, earlier = time.process_time(), self._cpu_seen
         self._cpu_seen = cpu
@@ -198,7 +198,7 @@ class Garbage:
 
 
 def _run(generation: int) -> int:
-    """Collect a generation as soon as nobody else collects, and return how many objects died."""
+    """Collect a generation as soon as no other thread collects; return the number of objects that died."""
     for _ in range(_TIMES):
         earlier = gc.get_stats()[generation]["collections"]
         with interrupts.kept():
@@ -210,25 +210,25 @@ def _run(generation: int) -> int:
 
 
 def _let_collect() -> None:
-    """Let CPython decide whether a full collection is due."""
-    [Mark() for _ in range(gc.get_threshold()[0] + 1)]  # lists may come from a store, and do not count then
+    """Make CPython decide whether a full collection is due."""
+    [Mark() for _ in range(gc.get_threshold()[0] + 1)]  # lists may come from a free list, and would not count
 
 
 def _progress_of_others() -> dict[int, list[int]]:
-    """Return where the other threads are in their code."""
+    """Return the current instructions of the other threads."""
     own = threading.get_ident()
     tops = {thread: top for thread, top in sys._current_frames().items() if thread != own}
     return {thread: [frame.f_lasti for frame in stack(top)] for thread, top in tops.items()}
 
 
 def made_since(mark: Mark | None) -> list[object] | None:
-    """Return the objects that were made since ``mark``, and maybe others; None if nobody can tell.
+    """Return the objects made since ``mark``, and maybe older ones; None if unknown.
 
-    Only what the collector tracks is among them. They are kept alive by the list.
+    Contains only objects that the collector tracks. The list keeps them alive.
     """
     if mark is None or not gc.isenabled():
         return None
-    young = gc.get_objects(generation=0)  # with itself in it, as a new list would have, it would be a cycle
+    young = gc.get_objects(generation=0)  # its own, not a new list, which would contain itself: a cycle
     young += gc.get_objects(generation=1)
     return young if any(map(is_, young, repeat(mark))) else None
 
@@ -242,7 +242,7 @@ def _derives(kind: type, bases: Sequence[type]) -> bool:
 
 
 def _that_run_code(items: Sequence[object]) -> list[Callable[[], object]]:
-    """Return functions that return None once one of ``items`` has died and run code: a finaliser, or a callback."""
+    """Return functions that return None once one of ``items`` has died and run a finaliser or callback."""
     ending = _of_kinds(items, _has_finaliser)
     references = _of_kinds(items, lambda kind: _derives(kind, [weakref.ref]))
     callback = weakref.ref.__dict__["__callback__"].__get__
@@ -255,7 +255,7 @@ def _has_finaliser(kind: type) -> bool:
 
 
 def weak(item: object) -> weakref.ref[object] | None:
-    """Return a weak reference, or None to an object that has no room for one."""
+    """Return a weak reference to an object; None if it does not support one."""
     try:
         return weakref.ref(item)
     except TypeError:
@@ -263,4 +263,4 @@ def weak(item: object) -> weakref.ref[object] | None:
 
 
 def _gone() -> None:
-    """Answer as a weak reference whose object has died."""
+    """Return None, like the weak reference of a dead object."""

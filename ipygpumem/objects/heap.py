@@ -1,10 +1,10 @@
-"""Looks over everything that is alive, and sees who refers to whom.
+"""Lists all live objects, and finds referrers.
 
-The garbage collector lists containers only. NumPy arrays are not among them, and neither is a dict or tuple that
-holds nothing but arrays, numbers and text (CPython stops tracking it): both are found as what listed objects refer to.
-Running frames and C++ code are out of sight; ``holders`` asks for the former.
+The garbage collector lists containers only. It lists no NumPy arrays, and no dict or tuple that contains only arrays,
+numbers and text (CPython stops tracking it). Both are found as referents of listed objects. Running frames and C++
+code cannot be seen here; ``holders`` examines frames.
 
-A heap has millions of objects, so whatever looks at each of them is a loop in C (see ``bulk``).
+A heap has millions of objects, so every loop over them runs in C (see ``bulk``).
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from ipygpumem.objects.bulk import by_identity, chunks, of_types, one_of_each, t
 from ipygpumem.objects.holders.frames import emptied_locals
 
 _FEW = 50
-"""Up to so many objects the collector's own search for referrers is faster: it compares each reference with each."""
+"""Maximum number of objects for the collector's own search for referrers, which compares every pair."""
 
 
 class _Turn:
-    """The right to look over the heap. As the collector, it is one for the whole process."""
+    """The process-wide lock for examining the heap; the collector is also one per process."""
 
     def __init__(self) -> None:
         self.lock, self.was_on = threading.RLock(), False
 
     def begin_in_child(self) -> None:
-        """End another thread's look in a forked process, because that thread stayed in the parent."""
+        """Release the lock in a forked process, because the thread that held it stayed in the parent."""
         if not self.lock.acquire(blocking=False) and self.was_on:
             gc.enable()
         self.lock = threading.RLock()
@@ -57,10 +57,10 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Open a block in which no other thread looks over the heap, and no garbage is collected.
+    """Open a block in which no other thread examines the heap and no garbage is collected.
 
-    Two looks at once would find the lists that the other makes, without end; and none may change what it sees. Make
-    a ``Heap`` in here, and drop it before the end.
+    Two searches at once would each find the lists of the other, without end. Make a ``Heap`` in the block, and drop
+    it before the block ends.
     """
     with _TURN.lock:
         was_on = _TURN.was_on = gc.isenabled()
@@ -73,56 +73,56 @@ def undisturbed() -> Iterator[None]:
 
 
 class Heap:
-    """What was alive when it was made. It keeps all of that alive too: use it, then drop it.
+    """The objects that were alive when it was made. It keeps all of them alive: use it, then drop it.
 
     Attributes:
-        tensors: torch tensors, also those that only another object refers to.
+        tensors: torch tensors, including those that only another object refers to.
         ndarrays: NumPy arrays.
-        modules: torch's modules.
-        optimizers: torch's optimizers.
-        tasks: asyncio's tasks.
+        modules: torch modules.
+        optimizers: torch optimizers.
+        tasks: asyncio tasks.
     """
 
-    def __init__(self, beside: Iterable[object] = ()) -> None:
-        # While no list of ours has what is peeked at: ``peek`` counts references.
-        beside, emptied = list(beside), emptied_locals()
-        # What is made from here on is ours. With itself in its own list, or a variable that an inner function shares,
-        # it would be a cycle; it must go as soon as it is dropped.
+    def __init__(self, extra: Iterable[object] = ()) -> None:
+        # Before any list of ours refers to a frame's locals: ``peek`` counts references.
+        extra, emptied = list(extra), emptied_locals()
+        # Objects made from here on are ours. This object must not be in its own list, nor in a variable that an inner
+        # function shares: that would be a cycle, and it must be freed as soon as it is dropped.
         self._tracked: list[object] = gc.get_objects()
-        """As long as it lives here, no identity can come to mean something new."""
+        """Keeps the objects alive, so that no identity is reused."""
         self._alive: set[int] = set()
         self._containers: list[object] = []
-        """Untracked ones that hold more than plain numbers and text."""
+        """Untracked containers that hold more than plain numbers and text."""
         self.tensors: list[object] = []
         self.modules: list[object] = []
         self.optimizers: list[object] = []
         self.tasks: list[object] = []
         self.ndarrays: list[object] = []
         self._inside: list[tuple[object, set[int]]] | None = None
-        """Arrays of objects, and the identities of the containers and arrays in them."""
-        # Python 3.12's asyncio shows the collector objects that it has freed and keeps for later. To be in a list even
-        # for a moment frees them again, and every collection from then on runs in a circle for ever.
-        for item in (self, beside, sys.modules.get("_asyncio")):
+        """Object arrays, with the identities of the containers and arrays in them."""
+        # Python 3.12's asyncio shows the collector objects that it has freed and keeps for reuse. Putting one into a
+        # list frees it again, and every later collection would loop for ever.
+        for item in (self, extra, sys.modules.get("_asyncio")):
             for place in islice(compress(count(), map(is_, self._tracked, repeat(item))), 1):
                 self._tracked[place] = None
         if emptied:
             for place in list(compress(count(), map(emptied.__contains__, map(id, self._tracked)))):
                 self._tracked[place] = None
-        self._look_behind(beside)
+        self._look_behind(extra)
 
     def drop(self) -> None:
-        """Let go of everything. If the maker of the heap is in it, that would be a cycle otherwise."""
+        """Drop all references. If the maker of the heap is in it, they would be a cycle."""
         found = self.tensors, self.modules, self.optimizers, self.tasks, self.ndarrays
         for objects in (self._tracked, self._containers, *found):
             objects.clear()
         self._alive.clear()
         self._inside = None
 
-    def _look_behind(self, beside: list[object]) -> None:
+    def _look_behind(self, extra: list[object]) -> None:
         """Find the arrays and the containers that the collector does not track."""
         arrays = {id(library_type("numpy", "ndarray"))}
         behind: dict[int, object] = {}
-        level: Iterator[Sequence[object]] = chain(self._referents(), [beside])
+        level: Iterator[Sequence[object]] = chain(self._referents(), [extra])
         while True:
             known = len(behind)
             for referents in level:
@@ -137,7 +137,7 @@ class Heap:
             level = _referents_of([*of_new[1], *_contents(of_new[0])])
 
     def _referents(self) -> Iterator[list[object]]:
-        """Yield what tracked objects refer to, and note the tensors, arrays, modules and optimizers among them."""
+        """Yield the referents of tracked objects, and collect tensors, arrays, modules and optimizers on the way."""
         roles: list[tuple[type | None, list[object], set[int]]] = [
             (library_type("torch", "Tensor"), self.tensors, set()),
             (library_type("torch.nn", "Module"), self.modules, set()),
@@ -149,7 +149,7 @@ class Heap:
         for part in chunks(self._tracked):
             referents = gc.get_referents(*part)
             if ATOMS.issuperset(types_of(referents)):
-                continue  # what has a role would refer to its class
+                continue  # an object with a role would refer to its class
             several = one_of_each(part)
             new = several.keys() - known
             known |= new
@@ -162,7 +162,7 @@ class Heap:
 
     @property
     def size(self) -> int:
-        """How many objects a look for referrers has to see."""
+        """Number of objects that a search for referrers examines."""
         return len(self._tracked) + len(self._containers)
 
     def large(self, smallest: int) -> dict[StorageKey, list[object]]:
@@ -175,31 +175,31 @@ class Heap:
         return by_storage
 
     def places(self) -> set[Span]:
-        """Return where the arrays are whose memory arrays on the heap show."""
+        """Return the places of the arrays that own the memory of arrays on the heap."""
         array_type: Any = library_type("numpy", "ndarray")
         owners = [owner_of(array_type, array) for array in self.ndarrays]
         return {place_of(owner) for owner in owners if is_instance(owner, array_type)}
 
     def add(self, item: object) -> None:
-        """Note an object that has come into being since, and stands for what was there, as an object's own dict."""
+        """Add an object that was made later for an older one, such as the dict of its attributes."""
         if id(item) not in self._alive:
             self._alive.add(id(item))
             self._tracked.append(item)
 
     def referrers(self, objects: dict[int, object]) -> Iterator[tuple[object, list[int]]]:
-        """Yield the objects that refer to some of ``objects`` (by identity), and to which.
+        """Yield the objects that refer to some of ``objects`` (by identity), and the identities of those.
 
-        Only what was alive when the heap was made counts: a search must not find its own lists.
+        Only objects that were alive when the heap was made count: a search must not find its own lists.
         """
         if not self._alive:
             self._alive = set(map(id, self._tracked))
         if any(not gc.is_tracked(item) for item in objects.values()):
-            # The collector's own search would miss containers that it has stopped to track since.
+            # The collector's own search would miss containers that it no longer tracks.
             referrers = _that_refer_to(objects, self._tracked) + _that_refer_to(objects, self._containers)
         elif len(objects) > _FEW:
             referrers = _that_refer_to(objects, self._tracked)
         else:
-            # A task does not tell that search what a future refers to.
+            # A task does not report to that search what its future refers to.
             found = [*gc.get_referrers(*objects.values()), *_that_refer_to(objects, self.tasks)]
             referrers = [item for item in by_identity(found).values() if id(item) in self._alive]
         for item in referrers:
@@ -209,13 +209,13 @@ class Heap:
         if self._inside is None:
             self._inside = [(array, _identities_inside(array)) for array in self.ndarrays]
             self._inside = [(array, inside) for array, inside in self._inside if inside]
-        for array, inside in self._inside:  # the collector does not see into an array
+        for array, inside in self._inside:  # the collector does not look into an array
             if not inside.isdisjoint(objects):
                 yield array, [key for key in objects if key in inside]
 
 
 def _that_refer_to(objects: dict[int, object], candidates: list[object]) -> list[object]:
-    """Return which of ``candidates`` refer to some of ``objects``; their number does not matter here."""
+    """Return the ``candidates`` that refer to some of ``objects``; fast for any number of objects."""
     return [
         item
         for part in chunks(candidates)
@@ -226,11 +226,11 @@ def _that_refer_to(objects: dict[int, object], candidates: list[object]) -> list
 
 
 _CONTAINERS = {id(dict), id(tuple)}
-"""Of which the collector stops tracking those that hold nothing but arrays, numbers and text."""
+"""Types that the collector stops tracking if they contain only arrays, numbers and text."""
 
 
 def _containers_of_more(items: Sequence[object]) -> list[object]:
-    """Return the untracked containers among ``items`` that hold more than numbers and text: there are few."""
+    """Return the untracked containers among ``items`` that hold more than numbers and text: few do."""
     untracked = list(filterfalse(gc.is_tracked, of_types(_CONTAINERS, items)))
     if ATOMS.issuperset(types_of(gc.get_referents(*untracked))):
         return []
@@ -242,14 +242,14 @@ def _referents_of(items: Sequence[object]) -> Iterator[list[object]]:
 
 
 def _contents(arrays: Sequence[Any]) -> list[object]:
-    """Return the elements of object arrays, row by row: the collector does not see into an array."""
+    """Return the elements of object arrays, row by row: the collector does not look into an array."""
     rows: list[object] = []
     waiting = [found for found in map(elements, arrays) if found is not None]
     while waiting:
         row = waiting.pop()
         inner = [item for item in row if type(item) is list]
         rows.append(row)
-        waiting += inner if len(inner) == len(row) else []  # a row of lists is what a further dimension looks like
+        waiting += inner if len(inner) == len(row) else []  # a row of lists looks like another dimension
     return rows
 
 
@@ -258,10 +258,10 @@ def _identities_inside(array: object) -> set[int]:
 
 
 def live_instances(*bases: type) -> list[object]:
-    """Return the live objects of classes written in Python and of those derived from them.
+    """Return the live instances of classes written in Python, subclasses included.
 
-    It takes 50 ns for each object that is alive, and next to no memory: each object of such a class refers to its
-    class, so the collector finds them as those that refer to theirs.
+    Takes 50 ns for each live object and next to no memory: an instance of such a class refers to the class, so the
+    collector finds it as a referrer.
     """
     kinds: list[type] = list(bases)
     for kind in kinds:  # the list grows
@@ -271,7 +271,7 @@ def live_instances(*bases: type) -> list[object]:
 
 
 def large_tensors(tensors: Iterable[object], smallest: int) -> dict[StorageKey, list[object]]:
-    """Return which of ``tensors`` show each storage of at least ``smallest`` bytes."""
+    """Return the ``tensors`` on each storage of at least ``smallest`` bytes."""
     base: Any = library_type("torch", "Tensor")
     by_storage: dict[StorageKey, list[object]] = {}
     if base is None or not (tensors := list(tensors)):

@@ -1,7 +1,7 @@
-"""Keeps a Ctrl-C that strikes while objects die: CPython prints it and goes on.
+"""Re-raises a KeyboardInterrupt that CPython would swallow: raised while objects die, it is only printed.
 
-It does so with whatever a finaliser, the callback of a weak reference or one of the collector's raises. These are the
-first code in Python that runs after a long collection, so that is where a Ctrl-C that came during it is raised.
+So is any exception of a finaliser, a weak reference's callback or a callback of the collector. They are the first
+Python code to run after a long collection, so a Ctrl-C during the collection is raised in them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from opcode import opmap
 from typing import Any
 
 
-class kept:  # noqa: N801  # read as a word of the "with" statement
-    """A ``with`` block after which such a Ctrl-C is raised: for our own work, and not for code of the user's.
+class kept:  # noqa: N801  # reads as part of the "with" statement
+    """A ``with`` block that re-raises such a Ctrl-C at its end; for our own work, not for user code.
 
     Raises:
-        KeyboardInterrupt: one struck where CPython would have lost it.
+        KeyboardInterrupt: one was raised where CPython would have swallowed it.
     """
 
     def __enter__(self) -> None:
@@ -41,15 +41,15 @@ class kept:  # noqa: N801  # read as a word of the "with" statement
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
         if self._earlier is None:
             return
-        if sys.unraisablehook is self._own:  # else somebody's finaliser has put another one there
+        if sys.unraisablehook is self._own:  # else a user's finaliser has installed another hook
             sys.unraisablehook = self._earlier
-        self._own = self._earlier = None  # or this would be garbage itself
+        self._own = self._earlier = None  # otherwise this object would be garbage itself
         if self._struck and (kind is None or not issubclass(kind, KeyboardInterrupt)):
             raise KeyboardInterrupt
 
 
 def _is_of_its_own(error: BaseException) -> bool:
-    """Whether a ``raise`` of the callback's has made it, and no Ctrl-C: Python's own handler has no such statement."""
+    """Return True if a ``raise`` statement made the error: Python's own SIGINT handler has none."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or isinstance(
         error.__context__, KeyboardInterrupt
     ):
@@ -61,7 +61,7 @@ def _is_of_its_own(error: BaseException) -> bool:
 
 
 class _Noting:
-    """A handler of interrupts that notes them."""
+    """A signal handler that records interrupts."""
 
     def __init__(self) -> None:
         self.struck: list[int] = []
@@ -72,9 +72,9 @@ class _Noting:
 
 @contextlib.contextmanager
 def noted() -> Iterator[list[int]]:
-    """Note interrupts in a list while something is done that must not be broken off; the caller sees to them.
+    """Record interrupts in a list during work that must not be interrupted; the caller handles them.
 
-    Inside another such block, it is that one's list.
+    A nested block shares the outer block's list.
     """
     here = threading.current_thread() is threading.main_thread()
     handler, own = signal.getsignal(signal.SIGINT), _Noting()

@@ -1,8 +1,7 @@
 """Walks forward from objects to the tensors and arrays behind them, many objects at a time, up to a limit.
 
-No code of the user's runs: the collector tells what an object refers to, or attributes are read from instance dicts
-and slots, and containers through their base class. Modules, and classes from elsewhere, are not entered: what lies
-behind them belongs to everybody.
+No user code runs: the collector reports referents, attributes are read from instance dicts and slots, and containers
+through their base class. Modules and other libraries' classes are not entered, because they lead to everything.
 """
 
 from __future__ import annotations
@@ -43,18 +42,18 @@ from ipygpumem.objects.arrays import (
 from ipygpumem.objects.bulk import CHUNK, by_identity, chunks, of_types, one_of_each, types_of
 
 MOST_OBJECTS = 300_000
-"""How many objects that are no arrays one walk looks into."""
+"""Maximum number of objects other than arrays that one walk enters."""
 MOST_AT_START = 50_000
-"""How many at the start of an experiment, which nobody is to wait for."""
+"""Maximum at the start of an experiment, which must not delay the cell."""
 MOST_KEPT = 1_000_000
-"""How many a walk looks into that misses none without harm to the user's objects."""
+"""Maximum for a walk that protects the user's objects by finding all of them."""
 _LONGEST = 10_000_000
-"""How many items of one container."""
+"""Maximum number of items of one container."""
 _MANY = 20_000
-"""A container of more comes last: a list of a million must not hide what is beside it."""
+"""Containers with more items come last: a list of a million must not hide its neighbours."""
 _AT_ONCE = 500
 _FEW, _LEVELS = 100, 3
-"""Of more items it is seen at once, so many levels deep, whether they hold nothing but numbers and text."""
+"""Containers with more items are checked at once, this many levels deep, for anything but numbers and text."""
 
 _FUNCTION = {id(FunctionType)}
 _SIZED = {id(kind) for kind in (list, tuple, dict, set, frozenset)}
@@ -63,19 +62,20 @@ _ARRAYS = {"tensor": ("torch", "Tensor"), "ndarray": ("numpy", "ndarray"), "jax"
 Label = Callable[[int], str]
 """Returns the path to the item at a position."""
 Group = tuple[Sequence[Any], "Label | None"]
-"""Some objects, and their paths."""
+"""Some objects, and the function that labels them."""
 
 
 class Walk:
-    """Finds the arrays behind objects, the nearest first, each once over the life of the walk.
+    """Finds the arrays behind objects, the nearest first, each once during the walk's lifetime.
 
-    This one follows what the collector says, without paths. It keeps what it finds alive: use it, then drop it.
+    This base class follows the collector's referents, without paths. It keeps the found objects alive: use it, then
+    drop it.
 
     Attributes:
-        complete: whether everything was seen.
-        paths: those of arrays, by identity.
-        left: how many objects may still be looked into.
-        seen: identities of all that was looked into, and of arrays.
+        complete: False if a limit was reached or a container could not be read.
+        paths: paths of arrays by identity.
+        left: number of objects that may still be entered.
+        seen: identities of the entered objects, and of arrays.
     """
 
     def __init__(
@@ -90,31 +90,31 @@ class Walk:
         self._own, self._is_hasty = classes, is_hasty
         self._bases = [(library_type(*_ARRAYS[name]), name) for name in find]
         self._kinds: dict[str, set[int]] = {name: set() for name in (*_ARRAYS, "leading", "class", "module", "skip")}
-        """Identities of types, by what to do with their objects."""
+        """Identities of types, by how their objects are handled."""
         self._types: set[int] = set()
         self._arrays: set[int] = set()
         self.seen: set[int] = set()
         self._kept: list[Sequence[object]] = []
-        """As long as they live here, no identity can come to mean something new."""
+        """Keeps the objects alive, so that no identity is reused."""
         self._queue: deque[tuple[Sequence[Any], str]] = deque()
         self._long: deque[tuple[Any, str]] = deque()
 
     def pass_over(self, *items: object) -> None:
-        """Do not look into these, wherever they are found; the caller keeps them alive meanwhile."""
+        """Never enter these objects; the caller keeps them alive."""
         self.seen.update(map(id, items))
 
     def of_kind(self, kind: str, items: Sequence[Any]) -> list[Any]:
-        """Return the items of a kind, of which the walk has seen the types."""
+        """Return the items of a kind; the walk must have seen their types."""
         return of_types(self._kinds[kind], items)
 
     def drop(self) -> None:
-        """Let go of all objects."""
+        """Drop all references."""
         self._kept.clear()
 
-    # -- what differs from walk to walk -----------------------------------------------------------------------
+    # -- overridden by subclasses -----------------------------------------------------------------------------
 
     def kind_of(self, item: object) -> str:
-        """Return what to do with objects of the type of ``item``: one of ``_kinds``."""
+        """Return how objects of the type of ``item`` are handled: one of ``_kinds``."""
         array = next((name for base, name in self._bases if base is not None and is_instance(item, base)), None)
         if array is not None:
             return array
@@ -127,7 +127,7 @@ class Walk:
         return "leading" if may_refer and not is_foreign else "skip"
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
-        """Return the arrays that lead to more: by attributes of a subclass, or elements that are objects."""
+        """Return the arrays that lead to other objects: by a subclass's attributes, or by elements that are objects."""
         tensors = self.of_kind("tensor", arrays) if self._kinds["tensor"] else []
         found = [tensor for tensor in tensors if len(gc.get_referents(tensor)) > 1]
         ndarrays = self.of_kind("ndarray", arrays)
@@ -135,7 +135,7 @@ class Walk:
         return found + list(by_identity([*with_objects, *filter(gc.is_tracked, ndarrays)]).values())
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
-        """Yield what is in some objects; those with a path come one at a time."""
+        """Yield the contents of some objects; objects with a path come one at a time."""
         several = types_of(objects)
         for function in of_types(_FUNCTION, objects) if several >= _FUNCTION else ():  # a namespace leads to everything
             self.seen.add(id(function.__globals__))
@@ -145,10 +145,10 @@ class Walk:
             self.complete &= inside is not None or not all(holding_objects([array]))
             yield inside or (), None
 
-    # -- how ------------------------------------------------------------------------------------------------------
+    # -- implementation -------------------------------------------------------------------------------------------
 
     def run(self, groups: Iterable[Group]) -> Iterator[list[Any]]:
-        """Yield the arrays among objects and behind them, some at a time, those in long containers last."""
+        """Yield the arrays among objects and behind them, in groups; those in long containers last."""
         for items, label in chain(groups, self._inside()):
             for start, part in zip(count(0, CHUNK), chunks(items)):
                 if self.left <= 0 < start:
@@ -178,11 +178,11 @@ class Walk:
                 else:
                     item, path = self._long.popleft()
                     yield from self.enter([item], path)
-            except RuntimeError:  # noqa: PERF203  # a thread changes a container while we look: its rest is not seen
+            except RuntimeError:  # noqa: PERF203  # a thread changes the container: skip the rest
                 self.complete = False
 
     def _sift(self, items: Sequence[Any], *, with_paths: bool) -> tuple[list[Any], list[Any]]:
-        """Return the arrays among ``items``, and what may lead to more; only what was not seen before."""
+        """Return the new arrays among ``items``, and the new objects that may lead to more."""
         several = self._sort(items)
         arrays, leading = list[Any](), list[Any]()
         if not self._arrays.isdisjoint(several):
@@ -190,9 +190,9 @@ class Walk:
             leading += self.that_lead_on(arrays)
             self._kept.append(arrays)
         if not self._kinds["leading"].isdisjoint(several):
-            others = self.of_kind("leading", items)
-            if not (with_paths and len(others) > _FEW and self._lead_nowhere(others)):
-                leading += self._new(others)
+            candidates = self.of_kind("leading", items)
+            if not (with_paths and len(candidates) > _FEW and self._lead_nowhere(candidates)):
+                leading += self._new(candidates)
         if self._own and not self._kinds["class"].isdisjoint(several):
             own = [kind for kind in self.of_kind("class", items) if self._is_own(kind)]
             leading += self._new(own)
@@ -204,7 +204,7 @@ class Walk:
         return arrays, leading
 
     def _may_lead_on(self, container: Any) -> bool:
-        """Return False if the first items of a long container are numbers and text; or hold nothing else, in haste."""
+        """Return False if a long container starts with numbers and text; in haste, also if these are further inside."""
         items = list(islice(container.values() if type(container) is dict else container, CHUNK))
         if self._is_hasty and self._lead_nowhere([items]):
             self.complete = self.complete and types_of(items) <= ATOMS
@@ -212,7 +212,7 @@ class Walk:
         return not types_of(items) <= ATOMS
 
     def _lead_nowhere(self, items: Sequence[object]) -> bool:
-        """Return True if there are only numbers and text in containers: most lead to no array."""
+        """Return True if containers contain only numbers and text, as most do."""
         for _ in range(_LEVELS):
             items = gc.get_referents(*items)
             several = self._sort(items)
@@ -222,7 +222,7 @@ class Walk:
         return False
 
     def _sort(self, items: Sequence[object]) -> set[int]:
-        """Return the types of ``items``, of which it is known by then what to do with their objects."""
+        """Return the types of ``items``, after classifying the new ones."""
         several = types_of(items)
         if not several <= self._types:
             for key, item in one_of_each(items).items():
@@ -248,7 +248,7 @@ class Walk:
 
 
 class ArraySearch(Walk):
-    """Finds the tensors and arrays that objects hold, each memory once; none behind an array, and none of a class's."""
+    """Finds the tensors and arrays that objects hold, each storage once; not behind arrays, and not in classes."""
 
     def __init__(self, leaves_out: Callable[[object, Array], bool] = lambda item, array: False) -> None:
         super().__init__(find=("tensor", "ndarray"))
@@ -257,20 +257,20 @@ class ArraySearch(Walk):
         self._found: list[tuple[object, Array]] = []
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
-        """Return wrappers, whose memory is that of the tensors inside them; note the others."""
+        """Return the wrappers, whose memory belongs to the tensors inside; record the other arrays."""
         pairs = [(item, describe(item)) for item in arrays]
         self._found += [(item, array) for item, array in pairs if array is not None]
         return [item for item, array in pairs if array is None]
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
-        """Yield what is in some objects, but in no namespace."""
+        """Yield the contents of some objects, without namespaces."""
         spaces = [item for item in of_types({id(dict)}, objects) if "__builtins__" in item]
         self.pass_over(*spaces)
         keys = set(map(id, spaces))
         yield from super().enter([item for item in objects if id(item) not in keys] if keys else objects, path)
 
     def find(self, value: object) -> Iterator[tuple[object, Array]]:
-        """Yield the arrays that ``value`` is or refers to and that no earlier call has found."""
+        """Yield the arrays that ``value`` is or refers to, except those that an earlier call has found."""
         rest, self.left = self.left, min(self.left, MOST_OBJECTS // 3)
         rest -= self.left
         for _ in self.run([([value], None)]):
@@ -284,13 +284,13 @@ class ArraySearch(Walk):
         self.drop()
 
     def ignore(self, value: object) -> None:
-        """Leave the memory of ``value`` out if it is an array itself: views of it are not found either."""
+        """Exclude the memory of ``value``, and so all its views, if it is an array itself."""
         array = describe(value)
         if array is not None:
             self._storages.add(array.storage)
 
     def held(self, name: str, value: object, *, function: str = "", line: int = 0) -> tuple[Held, list[object]] | None:
-        """Return what ``name`` holds, and the arrays themselves; None if that is nothing new."""
+        """Return the memory held by ``name``, and the arrays; None if no array is new."""
         pairs = list(self.find(value))
         if not pairs:
             return None
@@ -300,7 +300,7 @@ class ArraySearch(Walk):
 
 
 def summed(name: str, kind: str, arrays: Sequence[Array], *, alone: bool) -> Held:
-    """Return what ``name`` holds; ``alone`` says that it is an array itself."""
+    """Return the sum of the arrays held by ``name``; ``alone`` means that the object is itself an array."""
     return Held(
         name=name,
         type_name=kind,
@@ -315,7 +315,7 @@ def summed(name: str, kind: str, arrays: Sequence[Array], *, alone: bool) -> Hel
 # -- with their paths -----------------------------------------------------------------------------------------------
 
 _COLLAPSED = ("_parameters", "_buffers", "_modules")
-"""Dicts of torch's modules that users never write: ``model.weight`` is in one of them."""
+"""Dicts of torch modules that users never write: ``model.weight`` is in one of them."""
 _CONTAINERS: tuple[tuple[type, str], ...] = (
     *((kind, "sequence") for kind in (list, tuple, deque)),
     (dict, "dict"),
@@ -333,21 +333,21 @@ class Names(Walk):
     def __init__(self) -> None:
         super().__init__(MOST_OBJECTS, classes={"__main__"})
         self._slots: dict[int, dict[str, Any]] = {}
-        """By a type's identity, what ``slot_descriptors`` gives."""
+        """Cached ``slot_descriptors``, by a type's identity."""
         known = (("torch.nn", "Module", "module"), ("pandas", "DataFrame", "frame"), ("pandas", "Series", "frame"))
         bases = [*((*_ARRAYS[name], name) for name in ("tensor", "ndarray")), *known]
         found = [(library_type(module, name), category) for module, name, category in bases]
         self._ways = [*((base, category) for base, category in found if base is not None), *_CONTAINERS]
         self._categories: dict[int, str] = {}
-        """By a type's identity, how to look into its objects."""
+        """How to enter a type's objects, by the type's identity."""
 
     def named(self, roots: Iterable[tuple[str, object]]) -> dict[int, Any]:
-        """Return the arrays behind names and their objects, by identity; those on the shortest paths first."""
+        """Return the arrays and other objects behind names, by identity; those on the shortest paths first."""
         groups = (([value], [name].__getitem__) for name, value in roots)
         return {id(item): item for arrays in self.run(groups) for item in arrays}
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
-        """Yield what is in an object, and the paths to it."""
+        """Yield the contents of an object, with their paths."""
         if not objects:
             return
         (item,) = objects
@@ -374,21 +374,21 @@ class Names(Walk):
         if "__builtins__" in dict.keys(item):
             return  # a namespace: it leads to everything
         both: tuple[Iterable[object], ...] = (dict.keys(item), dict.values(item))
-        keys, values = map(list, both)  # one call in C: a thread may change the dict between two
+        keys, values = map(list, both)  # one call in C, because a thread may change the dict in between
         yield values, lambda position: f"{path}[{self._key(keys[position], path)}]"
         yield keys, lambda position: f"list({path})[{position}]"
 
     def _key(self, key: object, path: str) -> str:
-        """Return how a key of the dict at ``path`` is written."""
+        """Return the source text of a key of the dict at ``path``."""
         text = key_text(key)
         named = self.paths.get(id(key)) if text is None else None
-        if named is not None and not named.startswith(f"{path}["):  # an optimizer's state: its key has a name
+        if named is not None and not named.startswith(f"{path}["):  # an optimizer's state: its key is a named parameter
             return named
         return f"<{type_name(key)}>" if text is None else text
 
     def _object(self, item: Any, category: str, path: str) -> Iterator[Group]:
         yield from self._fields(item, category, path)
-        # A dict that is asked for is made, and stays: only objects that hold more than numbers and text are asked.
+        # Reading ``__dict__`` creates the dict for good, so only objects that hold more than numbers and text are read.
         if self._kinds["skip"].issuperset(types_of(gc.get_referents(item))):
             return
         attributes = instance_dict(item) or {}
@@ -399,7 +399,7 @@ class Names(Walk):
                 self.pass_over(inner)
                 yield from self._attributes(dict(dict.items(inner)), path)
         yield from self._attributes(attributes, path)
-        if category != "function":  # its slots lead to its module's names
+        if category != "function":  # a function's slots lead to its module's namespace
             kind = id(type(item))
             if kind not in self._slots:
                 self._slots[kind] = slot_descriptors(type(item))
@@ -416,7 +416,7 @@ class Names(Walk):
             yield from self._frame(item, path)
 
     def _frame(self, item: object, path: str) -> Iterator[Group]:
-        """Give the arrays of a DataFrame or Series its own name: users never write their real places."""
+        """Label the arrays of a DataFrame or Series with its own name: users never write their real paths."""
         for part in gc.get_referents((instance_dict(item) or {}).get("_mgr")):
             if type(part) is tuple:  # the blocks
                 yield inside_pandas(part), _same(path)
@@ -438,7 +438,7 @@ def _labels(path: str, names: Sequence[object]) -> Label:
 
 
 def _attribute(name: object) -> str:
-    """Return how an attribute is written; torch numbers the parts of a sequence."""
+    """Return the source text of an attribute; torch numbers the parts of a sequence."""
     text = text_of(name)
     if text.isidentifier():
         return f".{text}"

@@ -1,1 +1,1 @@
-"""Finds who keeps an object alive: ``search`` finds the chain of references and puts it in words."""
+"""Finds what keeps an object alive: ``search`` finds the chain of references and describes it."""

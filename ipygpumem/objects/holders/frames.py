@@ -1,4 +1,4 @@
-"""Looks at running functions and what their names refer to, without leaving anything behind."""
+"""Reads running functions and their local names, without leaving references behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TOOLS = {"IPython", "ipykernel", "ipygpumem", "traitlets", "tornado", "asyncio"
 
 
 def running_frames() -> Iterator[tuple[FrameType, str]]:
-    """Yield each running frame of a function of the user's, in every thread, and the thread's name."""
+    """Yield each running frame of a user function, in every thread, with the thread's name."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, current in _all_frames():
         if is_users(current):
@@ -22,20 +22,20 @@ def running_frames() -> Iterator[tuple[FrameType, str]]:
 
 
 def running_locals() -> Iterator[object]:
-    """Yield what the local names of running functions of the user's refer to."""
+    """Yield the objects that local names of running user functions refer to."""
     for frame, _ in running_frames():
         yield from peek(frame).values()
 
 
 def running_ids() -> set[int]:
-    """Return the identities of all running frames, ours too."""
+    """Return the identities of all running frames, including ours."""
     return {id(current) for _, current in _all_frames()}
 
 
 def emptied_locals() -> set[int]:
-    """Return the identities of the dicts in which running functions of the user's show their locals, empty by now.
+    """Empty the dicts that show the locals of running user functions, and return their identities.
 
-    Up to Python 3.12 each frame keeps such a dict. Who refers to it keeps ``peek`` from emptying it again.
+    Up to Python 3.12 each frame keeps such a dict. Another reference to it would stop ``peek`` from emptying it again.
     """
     found = set()
     for frame, _ in running_frames():
@@ -47,7 +47,7 @@ def emptied_locals() -> set[int]:
 
 
 def _all_frames() -> Iterator[tuple[int, FrameType]]:
-    # A frame that is left in one of its own variables is a cycle, which would keep all that our callers hold.
+    # A frame stored in one of its own variables is a cycle, which would keep all objects of our callers alive.
     stacks = sys._current_frames()
     current: FrameType | None
     while stacks:
@@ -72,16 +72,16 @@ def steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def is_users(frame: FrameType) -> bool:
-    """Whether a frame runs a function of the user's, and not IPython's or ours, whose names lead to everything."""
+    """Return True for a frame of a user function; IPython's and our own have names that lead to everything."""
     name = text_of(frame.f_globals.get("__name__"))
     return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED) and name.split(".")[0] not in _TOOLS
 
 
 def peek(frame: FrameType) -> dict[str, object]:
-    """Return what the local names of a function's frame refer to now.
+    """Return the objects that the local names of a function's frame refer to now.
 
-    Up to Python 3.12 reading ``f_locals`` leaves a copy in the frame that keeps all of it alive until the function
-    returns. It is emptied again, unless the user's code has asked for it too (``locals()``), or a debugger.
+    Up to Python 3.12, reading ``f_locals`` leaves a copy in the frame that keeps all objects alive until the function
+    returns. It is emptied again, unless user code (``locals()``) or a debugger has a reference to it too.
     """
     names = frame.f_locals
     values = dict(names)

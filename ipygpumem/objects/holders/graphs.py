@@ -1,8 +1,8 @@
 """Finds tensors that autograd keeps in C++: saved for a backward pass, as a gradient, or as a graph's leaf.
 
-The garbage collector cannot see these references. They are found from the other end: every live tensor that is part of
-a graph is asked for its nodes, and each node for what it saved. Nothing is unpacked: ``SavedTensor.data`` (torch 2.1
-and later) shows the saved tensor past any hook of the user's.
+The garbage collector cannot see these references. They are found from the other end: from the nodes of every live
+tensor's graph to their saved tensors. Nothing is unpacked: ``SavedTensor.data`` (torch 2.1 and later) returns the
+saved tensor without running the user's hooks.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ipygpumem.objects.arrays import StorageKey, library_type, storage_key
 from ipygpumem.objects.garbage import Garbage, Known
 
 _MOST_NODES = 200_000
-"""So many are looked at in one search: a second's work. A limit of time would let answers change from call to call."""
+"""Maximum number of nodes in one search: a second of work. A time limit would make results vary from call to call."""
 GRADIENT = ".grad"
 DETACH = "keep loss.item() or tensor.detach() instead of a tensor with its graph"
-"""What to do about a graph that pins memory."""
+"""Advice for a graph that keeps memory alive."""
 
 
 @dataclass(frozen=True)
 class Keeper:
-    """A tensor that keeps a storage through C++, and how: the word follows the tensor's path."""
+    """A tensor that keeps a storage alive through C++, and how: ``how`` follows the tensor's path."""
 
     tensor: Any
     how: str
@@ -43,12 +43,12 @@ def requiring_grad(tensors: Iterable[Any]) -> list[Any]:
 
 
 def keepers(tensors: Iterable[Any], wanted: set[StorageKey]) -> tuple[dict[StorageKey, Keeper], bool]:
-    """Return which of ``tensors`` keeps each of the ``wanted`` storages alive, and whether all graphs were seen."""
+    """Return the tensor that keeps each of the ``wanted`` storages alive, and True if all graphs were seen."""
     torch: Any = sys.modules["torch"]
     by_storage: dict[StorageKey, Keeper] = {}
     seen = dict[int, Any]()
     with torch._C.DisableTorchFunction():
-        # Leaves first: a leaf that somebody can name is a better answer than a graph that leads to it.
+        # Leaves first: a leaf with a name is a better answer than a graph that leads to it.
         for tensor in sorted(requiring_grad(tensors), key=lambda tensor: not torch.Tensor.is_leaf.__get__(tensor)):
             for node, kept in _behind(tensor, seen) if len(by_storage) < len(wanted) else ():
                 key = storage_key(kept)
@@ -59,7 +59,7 @@ def keepers(tensors: Iterable[Any], wanted: set[StorageKey]) -> tuple[dict[Stora
 
 
 def kept_behind(tensors: Iterable[Any], seen: dict[int, Any], *, leaves: bool) -> list[Any]:
-    """Return the gradients of those ``tensors`` that are leaves, or the tensors in the graphs of the others."""
+    """Return the gradients of those ``tensors`` that are leaves, or the tensors in the graphs of the rest."""
     base: Any = library_type("torch", "Tensor")
     if base is None:
         return []
@@ -69,13 +69,13 @@ def kept_behind(tensors: Iterable[Any], seen: dict[int, Any], *, leaves: bool) -
 
 
 def _let_swap(utils: Any) -> None:
-    """Let torch swap two tensors, as ``module.to()`` may. It refuses where weak references exist, such as ours."""
+    """Let torch swap two tensors, as ``module.to()`` may; it refuses where weak references such as ours exist."""
     if getattr(utils, "weakref", None) is weakref:
         utils.weakref = SimpleNamespace(**{**vars(weakref), "getweakrefs": _references_of_others})
 
 
 def stop_letting_swap() -> None:
-    """Give torch its own module back, once nothing of ours refers to tensors any more."""
+    """Restore torch's own ``weakref`` module once no reference of ours to a tensor is left."""
     utils: Any = sys.modules.get("torch.utils")
     if getattr(getattr(utils, "weakref", None), "getweakrefs", None) is _references_of_others:
         utils.weakref = weakref
@@ -86,17 +86,17 @@ def _references_of_others(item: object) -> list[Any]:
 
 
 def live_tensors(garbage: Garbage) -> list[Any]:
-    """Return all live tensors: those that Python knows, and those that only graphs, leaves and TorchScript keep.
+    """Return all live tensors, including those that only graphs, leaves and TorchScript keep alive.
 
-    What an operation has saved of its own result, and a gradient that nobody has asked for, have no object in Python
-    until now, so nobody would see them: half of a network of sigmoids. The object stays beside them from then on.
+    A result saved by its own operation, and a gradient that was never read, have no Python object yet: half the memory
+    of a network of sigmoids. This call creates the objects, which live as long as the tensors.
     """
     base: Any = library_type("torch", "Tensor")
     if base is None:
         return []
     _let_swap(sys.modules.get("torch.utils"))
     scripted = library_type("torch.jit", "RecursiveScriptModule")
-    both = garbage.instances(base, *([] if scripted is None else [scripted]))  # in one look at the heap
+    both = garbage.instances(base, *([] if scripted is None else [scripted]))  # one search of the heap
     tensors = [item for item in both if is_instance(item, base)]
     seen = dict[int, Any]()
     found = [*tensors, *(value for item in both if not is_instance(item, base) for value in of_script(item))]
@@ -106,7 +106,7 @@ def live_tensors(garbage: Garbage) -> list[Any]:
 
 
 def of_script(module: object) -> Iterator[Any]:
-    """Yield the parameters and buffers of one of TorchScript's modules; nothing for a tensor."""
+    """Yield the parameters and buffers of a TorchScript module; nothing for a tensor."""
     inner = (instance_dict(module) or {}).get("_c")
     functions: Any = sys.modules["torch"]._C
     if type(inner) is functions.ScriptModule:
@@ -115,13 +115,13 @@ def of_script(module: object) -> Iterator[Any]:
 
 
 def _behind(tensor: Any, seen: dict[int, Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield the tensors that one with a graph or a gradient keeps in C++, and by which node; None is its gradient.
+    """Yield the tensors that a tensor keeps alive in C++, each with its node; None for the tensor's gradient.
 
-    The nodes of graphs that were ``seen`` are left out. They are kept there, so that identities hold.
+    Skips the nodes in ``seen``, and adds the new ones, so that their identities are not reused.
     """
     base: Any = sys.modules["torch"].Tensor
-    with contextlib.suppress(RuntimeError):  # a view that was changed in place may refuse to tell its graph
-        if base.is_leaf.__get__(tensor) or base.retains_grad.__get__(tensor):  # others make torch warn
+    with contextlib.suppress(RuntimeError):  # a view that was changed in place may refuse to return its graph
+        if base.is_leaf.__get__(tensor) or base.retains_grad.__get__(tensor):  # reading it elsewhere makes torch warn
             gradient = base.grad.__get__(tensor)
             if gradient is not None:
                 yield None, gradient
@@ -139,18 +139,18 @@ def _behind(tensor: Any, seen: dict[int, Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def is_leaf(node: Any) -> bool:
-    """Whether a graph ends in this node."""
+    """Return True if a graph ends in this node."""
     return name_of(type(node)) == "AccumulateGrad"
 
 
 def saved_by(node: Any) -> Iterator[Any]:
-    """Yield the tensors that a node has saved, once for each reference, without unpacking them; a leaf's gradient."""
+    """Yield the tensors that a node has saved, once per reference, without unpacking them; a leaf's gradient too."""
     base: Any = sys.modules["torch"].Tensor
     if is_leaf(node):
         gradient = base.grad.__get__(node.variable)
         yield from (node.variable,) if gradient is None else (node.variable, gradient)
         return
-    for value in (instance_dict(node) or {}).values():  # what a Function of the user's put on its ctx
+    for value in (instance_dict(node) or {}).values():  # attributes that the user's Function set on its ctx
         if is_instance(value, base):
             yield value
     names = (name for kind in type.mro(type(node)) for name in class_dict(kind) if name.startswith("_raw_saved_"))
@@ -158,6 +158,6 @@ def saved_by(node: Any) -> Iterator[Any]:
         with contextlib.suppress(RuntimeError):  # freed by a backward pass already
             raw = getattr(node, name)
             for item in raw if type(raw) is list or type(raw) is tuple else [raw]:
-                data = getattr(item, "data", None)  # what the user's hook made of it, if there is one
+                data = getattr(item, "data", None)  # the result of the user's hook, if there is one
                 if is_instance(data, base):
                     yield data

@@ -1,6 +1,6 @@
-"""Finds memory that code keeps by mistake: autograd graphs of stored results and of evaluations, outputs, caches.
+"""Finds memory kept by mistake: autograd graphs of stored results and evaluations, outputs, caches.
 
-No code of the user's runs, and nothing is changed.
+No user code runs, and nothing is changed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _OTHERS = ""
 _ROOT = re.compile(r"Out\[\d+\]|\w+")
 _LAST_STEP = re.compile(r"""\[("[^"]*"|[^\[\]"]*)\]$|[.][^.\[\]"]+$""")
 _NO_CODE = re.compile(r"[<{…'\\]|cell_contents")
-"""What is in a path that cannot be assigned to as it is written; a key's quotes are shown as apostrophes."""
+"""Marks a path that cannot be assigned to as written; a key's quotes are shown as apostrophes."""
 
 
 def paths_of(names: Mapping[str, object], outputs: Mapping[str, object]) -> tuple[dict[int, str], set[int]]:
-    """Return the paths of arrays by identity, and the identities of all that only ``outputs`` lead to.
+    """Return the paths of arrays by identity, and the identities of all objects that only ``outputs`` lead to.
 
-    Call it before the heap is listed: to ask an object for its attributes may make a dict.
+    Call it before listing the heap: reading an object's attributes may create a dict.
     """
     walk = Names()
     walk.named(names.items())
@@ -43,7 +43,7 @@ def paths_of(names: Mapping[str, object], outputs: Mapping[str, object]) -> tupl
 
 
 class Finding(NamedTuple):
-    """Memory that is kept on one device, and a remedy."""
+    """Memory kept alive on one device, and a remedy."""
 
     device: str
     shares: dict[StorageKey, int]
@@ -53,7 +53,7 @@ class Finding(NamedTuple):
 
 
 class _Root(NamedTuple):
-    """A tensor whose graph may not be needed, and the line that stores none."""
+    """A tensor whose graph may not be needed, and the statement that would not store the graph."""
 
     node: Any
     path: str
@@ -62,7 +62,7 @@ class _Root(NamedTuple):
 
 
 class Retained:
-    """One look at what the user's names and IPython's outputs retain; drop it with the heap."""
+    """Memory that the user's names and IPython's outputs keep alive; drop it with the heap."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Retained:
         self._sizes: dict[StorageKey, tuple[str, int]] = {}
         self._shown_by: dict[StorageKey, list[Any]] = {}
         self._locked: set[StorageKey | None] = set()
-        """Storages that code out of sight may hold."""
+        """Storages that code out of sight may keep alive."""
         self._graphs_of_outputs: dict[str, list[StorageKey]] = {}
         self._referrers: dict[int, list[object]] = {}
         items = {id(item): item for item in (*heap.tensors, *heap.ndarrays, *outputs.values())}
@@ -92,7 +92,7 @@ class Retained:
             self.graphs = list(self._graphs())
 
     def _lock(self, foreign: set[int | None]) -> None:
-        """Note who shows which storage; lock what torch has from NumPy, and what no array owns."""
+        """Record the arrays on each storage; lock torch storages from NumPy, and those that no array owns."""
         for item in (*self._heap.tensors, *self._heap.ndarrays):
             self._shown_by.setdefault(self._key(item), []).append(item)
         for array in self._heap.ndarrays:
@@ -110,11 +110,11 @@ class Retained:
         return found.storage
 
     def _is_held(self, item: object, inside: Collection[int] = ()) -> bool:
-        """Whether anything in Python refers to an object, but for those ``inside``."""
+        """Return True if any Python object, except those ``inside``, refers to an object."""
         return id(item) in self._in_frames or any(id(one) not in inside for one in self._referrers.get(id(item), ()))
 
     def _dies(self, key: StorageKey, inside: Collection[int]) -> bool:
-        """Whether a storage is freed with the objects ``inside``."""
+        """Return True if a storage is freed with the objects ``inside``."""
         is_held = any(self._is_held(item, inside) for item in self._shown_by.get(key, ()))
         return key in self._sizes and key not in self._locked and not is_held
 
@@ -128,21 +128,21 @@ class Retained:
     # -- graphs -----------------------------------------------------------------------------------------------
 
     def _graphs(self) -> Iterator[Finding]:
-        """Yield the graphs that nothing seems to need; none if there are too many to follow."""
+        """Yield the graphs that are probably not needed; none if there are too many to follow."""
         held = list(filter(self._is_held, self._heap.tensors))
         roots = [(tensor, node) for tensor in held if (node := self._read("grad_fn", tensor)) is not None]
         leaves = [tensor for tensor in held if self._read("grad_fn", tensor) is None]
         gradients = [grad for tensor in leaves if (grad := self._read("_grad", tensor)) is not None]
         scripted = [item for module in self._heap.modules for item in of_script(module)]
         self._locked.update(map(self._key, (*gradients, *scripted)))
-        others = [self._read("grad_fn", gradient) for gradient in gradients]  # after backward(create_graph=True)
-        nodes = _Nodes([*others, *(node for _, node in roots)], self._at_rest())
+        needed = [self._read("grad_fn", gradient) for gradient in gradients]  # after backward(create_graph=True)
+        nodes = _Nodes([*needed, *(node for _, node in roots)], self._at_rest())
         self.complete = nodes.are_all
         if roots and nodes.are_all:
             wanted = [self._root(tensor, node, nodes) for tensor, node in roots]
-            wanted.sort(key=lambda root: root.kind != "sum")  # what leads to most comes first
-            others += [root.node for root in wanted if not root.kind]
-            yield from self._of_groups(nodes, others, [root for root in wanted if root.kind])
+            wanted.sort(key=lambda root: root.kind != "sum")  # the largest graphs first
+            needed += [root.node for root in wanted if not root.kind]
+            yield from self._of_groups(nodes, needed, [root for root in wanted if root.kind])
 
     def _at_rest(self) -> set[int]:
         """Return the identities of the parameters of modules in eval mode that no module in training has."""
@@ -173,13 +173,13 @@ class Retained:
             kind = "output"
         return _Root(node, path, instead, kind)
 
-    def _of_groups(self, nodes: _Nodes, others: list[Any], roots: list[_Root]) -> Iterator[Finding]:
-        """Yield what groups of roots keep: those below one name, and those whose graphs have results in common."""
-        owners = dict.fromkeys(map(id, nodes.behind(others, {})[0]), _OTHERS)
+    def _of_groups(self, nodes: _Nodes, needed: list[Any], roots: list[_Root]) -> Iterator[Finding]:
+        """Yield the memory kept by groups of roots: those below one name, and those whose graphs share results."""
+        owners = dict.fromkeys(map(id, nodes.behind(needed, {})[0]), _OTHERS)
         members: dict[str, list[_Root]] = {}
         for root in roots:
             new, known = nodes.behind([root.node], owners)
-            # Several graphs may end in one leaf: that makes no group of them.
+            # Several graphs may end in one leaf: that does not make them a group.
             names = [owners[id(node)] for node in known if not is_leaf(node) and owners[id(node)] != _OTHERS]
             name = (*names, _ROOT.findall(root.path)[0])[0]
             owners.update(dict.fromkeys(map(id, new), name))
@@ -187,7 +187,7 @@ class Retained:
                 members.setdefault(name, []).append(root)
         needed_by, inside = dict[StorageKey, set[str]](), set[int]()
         for node, saved in nodes.saved():
-            inside |= {id(node), id(instance_dict(node))}  # a Function refers to what it keeps
+            inside |= {id(node), id(instance_dict(node))}  # a Function refers to its saved objects
             needed_by.setdefault(storage_key(saved) or ("object", id(saved)), set()).add(owners[id(node)])
         for name, those in members.items():
             keys = [key for key, names in needed_by.items() if names == {name} and self._dies(key, inside)]
@@ -199,7 +199,7 @@ class Retained:
     # -- outputs ----------------------------------------------------------------------------------------------
 
     def outputs(self, listed: Collection[StorageKey]) -> Iterator[Finding]:
-        """Yield the outputs to which nothing leads but IPython, without what is ``listed`` already."""
+        """Yield the outputs that only IPython refers to, without those already ``listed``."""
         found = self._graphs_of_outputs
         for key, items in self._shown_by.items():
             names = {_ROOT.findall(path)[0] for item in items if (path := self._paths.get(id(item)))}
@@ -213,11 +213,11 @@ class Retained:
 
 
 class _Nodes:
-    """The nodes of graphs, found from the ``first``; ``at_rest`` are identities of models' parameters in eval mode."""
+    """The nodes of graphs, found from ``first``; ``at_rest`` are identities of models' parameters in eval mode."""
 
     def __init__(self, first: Iterable[Any], at_rest: set[int]) -> None:
         self._following: dict[int, tuple[Any, list[Any]]] = {}
-        """Nodes by identity, which holds as long as they live here, and what follows on each."""
+        """Nodes, kept alive so that their identities hold, with their next nodes."""
         self.leaves: dict[int, set[bool]] = {}
         """Whether the leaves behind a node are parameters at rest."""
         self.are_all = True
@@ -234,7 +234,7 @@ class _Nodes:
                 self.are_all = len(self._following) < _MOST_NODES
 
     def behind(self, first: Iterable[Any], known: Collection[int]) -> tuple[list[Any], list[Any]]:
-        """Return the nodes to which some lead, themselves included, and the ``known`` ones where that ends."""
+        """Return the nodes reachable from ``first``, inclusive, and the ``known`` ones where the search stopped."""
         new, ends, waiting = dict[int, Any](), list[Any](), [node for node in first if node is not None]
         while waiting:
             node = waiting.pop()
@@ -246,13 +246,13 @@ class _Nodes:
         return list(new.values()), ends
 
     def saved(self) -> Iterator[tuple[Any, Any]]:
-        """Yield each node with each tensor that it has saved, and a leaf's with the gradient."""
+        """Yield each node with each tensor that it has saved; a leaf with its gradient."""
         return ((node, item) for node, _ in self._following.values() for item in saved_by(node))
 
     def is_sum(self, node: Any) -> bool:
-        """Whether a node adds up results of one computation that ran several times, as ``total += loss`` does."""
+        """Return True if a node sums the results of one repeated computation, as ``total += loss`` does."""
         while not _adds(node) and len(self._following[id(node)][1]) == 1:
-            (node,) = self._following[id(node)][1]  # a mean of it, for instance
+            (node,) = self._following[id(node)][1]  # such as a mean of the sum
         waiting, from_zero, seen, kinds, terms = [node], False, set[int](), set[frozenset[str]](), 0
         while waiting:
             node = waiting.pop()
@@ -274,7 +274,7 @@ def _adds(node: Any) -> bool:
 
 
 def _words(roots: list[_Root]) -> tuple[str, str]:
-    """Return what a group of roots is, and a remedy."""
+    """Return a description of a group of roots, and a remedy."""
     where, number = dict.fromkeys(_ROOT.findall(root.path)[0] for root in roots), len(roots)
     remedies = list(dict.fromkeys(root.instead for root in roots))[:3]
     if any(root.kind == "evaluation" for root in roots):
@@ -286,7 +286,7 @@ def _words(roots: list[_Root]) -> tuple[str, str]:
 
 
 def caches() -> Iterator[Finding]:
-    """Yield what torch's allocators have reserved and can give back."""
+    """Yield the memory that torch's allocators have reserved and can free."""
     for backend in ("cuda", "xpu"):
         try:
             found = snapshots(backend)

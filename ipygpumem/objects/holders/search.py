@@ -1,9 +1,9 @@
-"""Finds who keeps an object alive: the shortest chain of references from something that the user can name.
+"""Finds the shortest chain of references from a name of the user to an object.
 
-The search goes backwards from the objects in question, one level of referrers at a time, each level one pass of the
-garbage collector over the heap in C. It ends at roots: namespaces, modules, threads, running functions. Only what was
-alive when the ``Heap`` was made counts, so that the search never finds itself. Nothing here asks a user's object for
-anything: attributes are found in its dict and slots by identity, keys are shown where they are plain text or numbers.
+The search goes backwards from the targets, one level of referrers at a time, each level one pass of the collector
+over the heap in C. It ends at roots: namespaces, modules, threads, running functions. Only objects that were alive
+when the ``Heap`` was made count, so that the search never finds itself. No user code runs: attributes are found by
+identity in instance dicts and slots, and keys are shown if they are plain text or numbers.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ from ipygpumem.objects.holders.graphs import DETACH, GRADIENT, keepers, requirin
 
 @dataclass(frozen=True)
 class Roots:
-    """What the user can name, besides modules, threads and running functions, which every program has.
+    """The objects that the user can name, except modules, threads and running functions, which every program has.
 
     Attributes:
-        namespaces: by the identity of a dict: makes the place of one of its keys.
-        objects: by the identity of an object: its place.
-        hidden: identities of objects that are not to be followed: they hold things for a moment only.
-        cell_of: the number of the cell that a code's file name stands for.
-        names: the user's own names, to write what frees something.
+        namespaces: by the identity of a dict: returns the place of one of its keys.
+        objects: places by the identity of an object.
+        hidden: identities of objects to skip, which refer to others only temporarily.
+        cell_of: returns the number of the cell with a code's file name.
+        names: the user's names, to write the statement that frees an object.
     """
 
     namespaces: Mapping[int, Callable[[object], Place]] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Roots:
 
 
 _Ways = dict[int, tuple["Place", int | None]]
-"""For each object that a root leads to: the root's place, and the next object on the way up to it."""
+"""For each object reachable from a root: the root's place, and the next object on the way up to it."""
 _MAKES_DICTS = (3, 11) <= sys.version_info < (3, 13)
 _MANAGED_DICT = 1 << 4
 _MOST_OWNERS = 5000
@@ -101,7 +101,7 @@ _CYCLE = Holder(
 def explain(
     keys: Iterable[StorageKey], heap: Heap, roots: Roots, *, looks: int = MOST_LOOKS
 ) -> dict[StorageKey, Holder]:
-    """Return for each storage who keeps it alive."""
+    """Return the holder that keeps each storage alive."""
     wanted = set(keys)
     objects: dict[StorageKey, list[object]] = {}
     for item in [*heap.tensors, *heap.ndarrays] if wanted else ():
@@ -111,7 +111,7 @@ def explain(
     holders, unnamed, left_out = _holders(objects, heap, roots, looks)
     rest = wanted - holders.keys()
     if rest and heap.tensors:
-        # What a graph has saved may be an object in Python too, which nobody but the graph holds: that is no answer.
+        # A tensor saved by a graph may also be a Python object that only the graph refers to: that is no answer.
         candidates = requiring_grad(heap.tensors)
         owners = {("object", id(tensor)): [tensor] for tensor in candidates[:_MOST_OWNERS]}
         named, _, is_cut = _holders(owners, heap, roots, looks, of_graphs=True)
@@ -124,7 +124,7 @@ def explain(
         among_themselves, _ = keepers(heap.tensors, rest - kept.keys())
         if any(keeper.how == GRADIENT for keeper in among_themselves.values()):
             holders.update(dict.fromkeys(among_themselves, _NOT_REACHED if left_out else _CYCLE))
-    # The memory of an array belongs to an object in Python, which lives as long as the memory does.
+    # An array's memory belongs to a Python object, which lives as long as the memory does.
     unknown = {key: _NOT_REACHED if left_out else _OUT_OF_SIGHT if key[0] == "numpy" else _NOBODY for key in wanted}
     return {**unknown, **unnamed, **holders}
 
@@ -132,9 +132,9 @@ def explain(
 def _holders(
     objects: dict[StorageKey, list[object]], heap: Heap, roots: Roots, looks: int, *, of_graphs: bool = False
 ) -> tuple[dict[StorageKey, Holder], dict[StorageKey, Holder], bool]:
-    """Return who holds the objects of each storage, the one that is named best, or else what nothing refers to.
+    """Return the best-named holders of the storages' objects, then those that nothing visible refers to.
 
-    The last says whether some may have a holder that was not reached.
+    The last value is True if some holders may not have been reached.
     """
     search = Search([item for items in objects.values() for item in items], heap, roots, looks)
     writer = Writer(roots)
@@ -152,7 +152,7 @@ def _holders(
 
 
 def _order(holder: Holder) -> tuple[bool, int, str]:
-    """Order several holders, of which one is shown: never the one that the collector happens to list first."""
+    """Return the sort key that picks the holder to show, independent of the order in which the collector lists them."""
     return (not holder.path.startswith(NOTEBOOK), len(holder.path), holder.path)
 
 
@@ -169,20 +169,20 @@ class Search:
         self._running = running_ids()
         self._objects = {id(target): target for target in targets}
         self._referrers: dict[int, list[int]] = {}
-        """Of each object that was looked at: those that are no roots."""
+        """Referrers of each examined object, without roots."""
         self._children: dict[int, list[int]] = {}
-        """Of each such referrer: by what it was found."""
+        """The objects by which each referrer was found."""
         self._keys: dict[int, dict[int, list[object]]] = {}
-        """For each namespace the keys of its values, by their identities."""
+        """For each namespace, the keys of its values by the values' identities."""
         self._kept: list[tuple[Place, int]] = []
-        """Roots, and what they keep."""
+        """Roots, and the objects that they keep."""
         self._tops: list[int] = []
-        """Objects that nothing seen refers to."""
+        """Objects without a known referrer."""
         self.is_cut = False
-        """Whether the search ended, somewhere, before it had seen everything."""
+        """True if the search ended somewhere before it had seen everything."""
         self.named: _Ways = {}
         self._run(list(self._objects), looks)
-        # An output, the last error or a module may hold what a variable holds too, by a longer path: that is no leak.
+        # An output, the last error or a module may also hold, by a longer path, an object of a variable: no leak.
         self.named = {**self._ways(self._kept), **self.named}
         nowhere = Place("", 9, "end what keeps it: C++ code or a library")
         tops = sorted(self._tops, key=lambda key: type_name(self._objects[key]))
@@ -206,7 +206,7 @@ class Search:
             self.named = self._ways([(place, key) for place, key in self._kept if place.rank == 0])
 
     def _open(self, targets: list[int]) -> list[int]:
-        """Return what was not looked at yet of all that leads to a target which no variable is known to keep."""
+        """Return the objects not examined yet that lead to a target without a variable known to hold it."""
         waiting = [key for key in targets if key not in self.named]
         seen = set(waiting)
         for key in waiting:  # the list grows
@@ -216,7 +216,7 @@ class Search:
         return [key for key in waiting if key not in self._referrers]
 
     def _look(self, level: list[int]) -> None:
-        """Note all that refers to the objects of a level."""
+        """Record all objects that refer to those of a level."""
         self._referrers.update((key, []) for key in level)
         self.is_cut |= len(level) > self._WIDEST_LEVEL
         objects = {key: self._objects[key] for key in level[: self._WIDEST_LEVEL]}
@@ -234,7 +234,7 @@ class Search:
                     for key in held:
                         self._referrers[key].append(id(holder))
                 if holder is not referrer:
-                    self._heap.add(holder)  # else the next search would end at the dict that this one has made
+                    self._heap.add(holder)  # else the next search would end at the dict that this one has created
         self._tops += [key for key in objects if key not in referred and key in self._children]
 
     def _ways(self, kept: list[tuple[Place, int]]) -> _Ways:
@@ -262,7 +262,7 @@ class Search:
         return place, tuple(chain)
 
     def _place(self, referrer: object, child: object) -> Place | None:
-        """Return where ``referrer`` keeps ``child`` if it is a root: a variable before an output of the same."""
+        """Return the place where ``referrer`` keeps ``child`` if it is a root: a variable rather than an output."""
         key, places = id(referrer), list[Place]()
         if key in self._roots.namespaces:
             places = list(map(self._roots.namespaces[key], self._keys_of(referrer, child)))
@@ -288,16 +288,16 @@ class Search:
 
 
 def _wakes_task(referrer: Any) -> bool:
-    """Return True for the callback by which a future wakes a task: a future does not own what waits for it."""
+    """Return True for the callback by which a future wakes a task: a future does not own the waiting task."""
     if type(referrer) is BuiltinFunctionType:
         return bool(referrer.__name__ == "task_wakeup")
     return type_name(referrer) == "TaskStepMethWrapper"
 
 
 def _with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[object, list[int]]]:
-    """Yield who holds ``children``: an object itself, or the dict of its attributes.
+    """Yield the holder of ``children``: an object itself, or the dict of its attributes.
 
-    CPython 3.11 and 3.12 make that dict when somebody asks for it, and we do: paths must not grow by our asking.
+    CPython 3.11 and 3.12 create that dict when it is read, and reading it here must not make paths longer.
     """
     if not _MAKES_DICTS or not type.__dict__["__flags__"].__get__(type(referrer)) & _MANAGED_DICT:
         yield referrer, children
@@ -316,7 +316,7 @@ def _modules() -> list[tuple[str, ModuleType]]:
 
 
 def _module_code(name: str, names: Mapping[str, object]) -> str:
-    """Return how a notebook with these ``names`` writes a loaded module; empty if it cannot."""
+    """Return the code with which a notebook with these ``names`` refers to a loaded module; empty if there is none."""
     modules: dict[str, object] = dict(sys.modules)
     first = name.partition(".")[0]
     aliases = [key for key, value in list(names.items()) if value is modules[name]]
@@ -352,14 +352,14 @@ _SUSPENDED = {
     CoroutineType: ("cr", "coroutine", "{}.close()"),
     AsyncGeneratorType: ("ag", "async generator", "await {}.aclose()"),
 }
-"""The prefix of the attributes of each kind, what it is called, and the statement that ends it."""
+"""The attribute prefix of each kind, its description, and the statement that ends it."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a root keeps something. Of several places the one of the lowest ``rank`` is shown.
+    """A reference held by a root; the place with the lowest ``rank`` is shown.
 
-    No advice takes more from the user than what leaked: a name may lead to much else, and be older than the leak.
+    No advice deletes more than the leak: a name may lead to much else, and be older than the leak.
     """
 
     text: str
@@ -377,7 +377,7 @@ class Place:
 
     @classmethod
     def of_module(cls, module: str, key: object, code: str = "") -> Place:
-        """Return the place of a module's global name; ``code`` is what the user writes for the module."""
+        """Return the place of a module's global name; ``code`` is the user's expression for the module."""
         if (module, text_of(key)) in _LAST_ERROR:
             return LAST_ERROR
         where = f"module {module}, global {text_of(key)}" if key is not None else f"module {module}"
@@ -397,7 +397,7 @@ _LAST_ERROR = {("sys", name) for name in ("last_value", "last_traceback", "last_
 
 
 class _Path:
-    """A path that is being written, and how to free what it leads to."""
+    """A path under construction, and how to free its target."""
 
     def __init__(self, place: Place, text: str) -> None:
         self.text, self.code = text, place.code
@@ -406,32 +406,32 @@ class _Path:
         """Two flags: a step cannot be typed; the last step cannot be undone by an assignment."""
 
     def go(self, shown: str, code: str = "", *, is_fixed: bool = False) -> None:
-        """Append an item or attribute. The path ends before one that cannot be typed."""
+        """Append an item or attribute; the path ends before one that cannot be typed."""
         if not self.is_lost:
             self.text, self.is_lost = self.text + shown, not code and shown.startswith(" (")
         self.code, self.is_fixed = self.code and code and self.code + code, is_fixed
 
     def say(self, words: str) -> None:
-        """Go on to something that only words can describe."""
+        """Append a step that only words can describe."""
         self.text, self.code, self.is_lost = self.text + words, "", self._is_all
 
     def statement(self, template: str) -> str:
-        """Return a statement about what the path leads to, with the import that it needs; empty if there is none."""
+        """Return a statement about the path's target, with its import; empty if there is none."""
         needed, semicolon, code = self.code.rpartition("; ")
         return self.code and needed + semicolon + template.format(code)
 
     @property
     def removal(self) -> str:
-        """The statement that removes what the path leads to from where it is; empty if there is none."""
+        """The statement that removes the reference to the path's target; empty if there is none."""
         return "" if self.is_fixed else self.statement("{} = None")
 
     def advise(self, advice: str, words: str) -> None:
-        """Note how to free what the path leads to, unless that is known: by a statement, or else in words."""
+        """Record how to free the path's target, unless that is known: by a statement, or else in words."""
         self.advice = self.advice or advice or words
 
 
 class Writer:
-    """Writes chains of references down."""
+    """Writes chains of references as text."""
 
     def __init__(self, roots: Roots) -> None:
         self._cell_of, self._names = roots.cell_of, roots.names
@@ -468,7 +468,7 @@ class Writer:
         return f"{_article(type_name(item))} that nothing visible from Python refers to"
 
     def _step(self, steps: Sequence[object], path: _Path) -> tuple[int, bool]:
-        """Write the next piece of a path; return how many references it covers, and whether it is a model's own."""
+        """Write the next piece of a path; return the number of its references, and whether it is a model's own."""
         parent, child = steps[0], steps[1]
         kind = type(parent)
         if kind is FunctionType:
@@ -489,7 +489,7 @@ class Writer:
             self._task(parent, child, path)
             return 1, False
         if kind is staticmethod or kind is classmethod or _went_into(path, parent, child):
-            return 1, False  # ``.__func__`` is not for users to type
+            return 1, False  # users do not type ``.__func__``
         return self._instance(steps, path)
 
     # -- functions --------------------------------------------------------------------------------------------
@@ -571,7 +571,7 @@ class Writer:
     def _instance(self, steps: Sequence[object], path: _Path) -> tuple[int, bool]:
         parent, child = steps[0], steps[1]
         kind = type_name(parent)
-        if kind in ("DataFrame", "Series") and is_of_pandas(parent):  # what is inside has no names that users write
+        if kind in ("DataFrame", "Series") and is_of_pandas(parent):  # users write no names for the objects inside
             inside = itertools.takewhile(lambda item: is_of_pandas(item) or is_exactly(item, tuple, list), steps)
             path.is_fixed = True
             return min(sum(1 for _ in inside), len(steps) - 1), False
@@ -597,7 +597,7 @@ class Writer:
         return 1, is_of_library(parent, "torch.optim", "Optimizer")
 
     def _handle_of(self, hooks: object, key: object) -> str:
-        """Return the statement that removes one of ``hooks``, if the user has a name for its handle."""
+        """Return the statement that removes one of ``hooks``, if its handle has a name."""
         for name, value in list(self._names.items()):
             handle = instance_dict(value) if is_of_library(value, "torch.utils.hooks", "RemovableHandle") else None
             if handle is not None and handle.get("id") == key and handle["hooks_dict_ref"]() is hooks:
@@ -606,13 +606,13 @@ class Writer:
 
 
 def _is_pending(item: object) -> bool:
-    """Return True for a task of asyncio's that is not done."""
+    """Return True for an asyncio task that is not done."""
     kind: Any = library_type("asyncio", "Task")
     return kind is not None and is_instance(item, kind) and not kind.done(item)
 
 
 def _ended(path: str) -> str:
-    """Return a path up to a name or item before it becomes too long to be read."""
+    """Return a path up to the name or item before it becomes too long to read."""
     if len(path) <= _LONGEST_PATH:
         return path
     steps = [match.start() for match in _STEP.finditer(path, 0, _LONGEST_PATH)]
@@ -620,7 +620,7 @@ def _ended(path: str) -> str:
 
 
 def _went_into(path: _Path, parent: Any, child: object) -> bool:
-    """Go on to an item, and return True, if ``parent`` is a container."""
+    """Append an item and return True if ``parent`` is a container."""
     if is_instance(parent, dict):
         keys = [key for key, value in list(dict.items(parent)) if value is child]  # one copy: a thread may change it
         shown = key_text(keys[0]) if keys else None
@@ -646,20 +646,20 @@ def _position(items: Iterable[object], child: object) -> int:
 
 
 def _local(frame: FrameType | None, child: object) -> str:
-    """Return which local name of ``frame`` refers to ``child``."""
+    """Return the local name of ``frame`` that refers to ``child``."""
     names = peek(frame) if frame is not None else {}
     return next((f", local {name}" for name, value in names.items() if value is child), "")
 
 
 def _attribute(owner: object, child: object) -> str:
-    """Return ``.name`` for the attribute of ``owner`` that is ``child``; nothing if it has no name."""
+    """Return ``.name`` for the attribute of ``owner`` that is ``child``; empty if it has no name."""
     attributes = [*(instance_dict(owner) or {}).items(), *slots(owner).items()]
     name = next((text_of(name) for name, value in attributes if value is child), "")
     return f".{name}" if name.isidentifier() and not keyword.iskeyword(name) else " (in an attribute)" * bool(name)
 
 
 def _without_dicts(chain: Sequence[object]) -> list[object]:
-    """Return the chain without the dicts that are objects' own: ``a.b`` is one step."""
+    """Return the chain without objects' own attribute dicts: ``a.b`` is one step."""
     steps = [chain[0]]
     for owner, item in itertools.pairwise(chain):
         is_own = type(item) is dict and item is not chain[-1] and _owns(owner, item)

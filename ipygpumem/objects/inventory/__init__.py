@@ -1,1 +1,1 @@
-"""Lists all tensors and arrays that are alive, by storage: ``survey`` takes an inventory, which ``records`` defines."""
+"""Lists all live tensors and arrays, by storage: ``survey`` takes an inventory, which ``records`` defines."""

@@ -1,4 +1,4 @@
-"""Remembers the memory that is in use before an experiment: none of it can be the experiment's."""
+"""Records the memory in use before an experiment, which cannot be the experiment's."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from ipygpumem.objects.holders.graphs import live_tensors
 from ipygpumem.objects.walk import MOST_AT_START, Walk
 
 _LARGE = 1 << 16
-"""Bytes of an array that is worth a reference of its own, which the garbage collector has to look at."""
+"""Arrays with more bytes are tracked by place, in an entry that the garbage collector has to examine."""
 
 _MOST_INSTALLED = 300
-"""How many objects in each module that was installed: it has its data on top, if at all; not in functions."""
+"""Maximum number of objects to enter in an installed module, whose data is at the top level, not in functions."""
 
 
 def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
-    """Return the NumPy arrays behind a notebook's names, in the modules among them, and in all modules of the user's.
+    """Return the NumPy arrays behind a notebook's names, in the modules among them, and in all modules of the user.
 
-    The collector does not list arrays. To look behind all that it lists takes three times as long.
+    The collector does not list arrays, and searching behind all objects that it lists takes three times as long.
 
     Returns:
-        The arrays, each once, and whether all were seen.
+        The arrays without duplicates, and True if all were seen.
     """
     own = users_modules()
-    others = {id(names): names for names in map(module_dict, own.values()) if names is not namespace}
+    namespaces = {id(names): names for names in map(module_dict, own.values()) if names is not namespace}
     walk = Walk(MOST_AT_START, ("ndarray",), {"__main__", *own}, is_hasty=True)
-    walk.pass_over(namespace, *others.values())  # what lies in them belongs to everybody
+    walk.pass_over(namespace, *namespaces.values())  # their contents belong to the whole session
     named = [value for _, value in named_objects(namespace)]
-    values = [*named, *(value for names in others.values() for _, value in named_objects(names))]
+    values = [*named, *(value for names in namespaces.values() for _, value in named_objects(names))]
     arrays = list(chain.from_iterable(walk.run([(values, None)])))
     complete = walk.complete
     for module in by_identity(walk.of_kind("module", named)).values():
@@ -50,25 +50,27 @@ def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
 
 
 class Before:
-    """The memory of all tensors, and of the arrays that a notebook can name, at the moment when it is made.
+    """Snapshot of the memory of all tensors, and of the arrays behind a notebook's names.
 
-    It keeps none of it alive. What was alive then has no other's identity later: storages of torch are referred to
-    weakly, so that their places are not taken again. Of arrays their own places are known.
+    It keeps no object alive. Torch storages are referenced weakly, so that their identities are not reused. Arrays are
+    known by their places in memory.
 
     Attributes:
-        complete: False if there was too much to follow: then there may be arrays that it does not know.
+        complete: False if there was too much to follow, so that some old arrays may be unknown.
     """
 
     def __init__(self, namespace: dict[str, Any], garbage: Garbage) -> None:
         self._storages = Storages()
         self._objects: dict[int, weakref.ref[Any]] = {}
-        """Tensors that have no storage, by identity."""
+        """Tensors without a storage, by identity."""
         self._large: set[Span] = set()
-        """Where large arrays are that own their memory: NumPy resizes none that somebody refers to weakly. So a new
-        one that got the identity and the memory of an old one is taken for that, and an old one that moved for new."""
+        """Places of large arrays that own their memory; no weak references, because NumPy would not resize the arrays.
+
+        A new array at the place of an old one counts as old, and an old one that has moved counts as new.
+        """
         self._spans: list[tuple[int, int]] = []
         self._small: set[int] = set()
-        """Identities of small arrays. A new one that got an old one's is taken for that."""
+        """Identities of small arrays. A new array that reuses one counts as old."""
         self.complete = True
         base: Any = library_type("torch", "Tensor")
         if base is not None:
@@ -93,7 +95,7 @@ class Before:
         self._small = set(map(id, compress(owners, map(not_, large))))
 
     def has(self, item: object, array: Array) -> bool:
-        """Whether the memory of a tensor or array, which ``array`` describes, was there."""
+        """Return True if the memory of a tensor or array, described by ``array``, existed before."""
         library, key = array.storage
         if library == "torch":
             return key in self._storages or self._shows_old_array(item)
@@ -107,7 +109,7 @@ class Before:
         return reference is not None and reference() is not None
 
     def _shows_old_array(self, item: Any) -> bool:
-        """Whether a tensor shows the memory of an array that was there, as one from ``torch.from_numpy`` does."""
+        """Return True if a tensor shares the memory of an old array, as one from ``torch.from_numpy`` does."""
         base: Any = library_type("torch", "Tensor")
         if not is_instance(item, base):
             return False
@@ -120,7 +122,7 @@ class Before:
         return place >= 0 and address < self._spans[place][1]
 
     def close(self) -> None:
-        """Forget all of it."""
+        """Forget everything."""
         self._storages.close()
         self._objects.clear()
         self._large.clear()

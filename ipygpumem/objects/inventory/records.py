@@ -1,4 +1,4 @@
-"""The tensors and arrays of one moment, what changed between two, and what one chooses from them, as plain data."""
+"""Inventories of tensors and arrays, their differences and selections, as plain data."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from ipygpumem.record import Record
 from ipygpumem.units import format_bytes, format_change
 
 Role = Literal["parameter", "gradient", "optimizer state", "buffer", "other"]
-"""What a tensor is for; ``other`` is everything else: data, activations, results, NumPy arrays."""
+"""Purpose of a tensor; ``other`` is the rest: data, activations, results, NumPy arrays."""
 
 
 class TensorRecord(NamedTuple):
     """The memory of one tensor or array.
 
-    Views and other tensors with the same storage are not listed beside it: ``aliases`` counts them.
+    Views and other tensors on the same storage are not listed; ``aliases`` counts them.
     """
 
     name: str | None
-    """The shortest path that leads to it, such as ``model.fc.weight``; None if no name of the notebook does."""
+    """Shortest path to the tensor, such as ``model.fc.weight``; None if no name of the notebook leads to it."""
     type_name: str
     shape: tuple[int, ...] | None
-    """None where there is no single shape, or where only the user's code could tell."""
+    """None if there is no single shape, or if reading it might run user code."""
     dtype: str
     device: str
     size_bytes: int
-    """Bytes of the whole storage, or of all tensors inside it; 0 where it could not be read (see ``note``)."""
+    """Bytes of the whole storage, or of all tensors inside it; 0 if it could not be read (see ``note``)."""
     kind: Role = "other"
     requires_grad: bool = False
     in_graph: bool = False
-    """Whether autograd has recorded how it was computed: then it keeps the graph behind it alive."""
+    """True if autograd has recorded how it was computed; the tensor then keeps the graph alive."""
     cell: int | None = None
-    """Execution count of the last cell whose code binds the name's first part."""
+    """Execution count of the last cell whose code binds the first part of the name."""
     aliases: int = 0
-    """How many other tensors or arrays share the storage."""
+    """Number of other tensors or arrays on the storage."""
     shared: bool = False
-    """Whether the storage is in memory that other processes may share; for the host only."""
+    """True if other processes may share the storage's memory; for the host only."""
     library: str = ""
-    """Whose the memory is: ``torch``, ``numpy``, ``jax``, or ``buffer`` for an array on another object's memory."""
+    """Owner of the memory: ``torch``, ``numpy``, ``jax``, or ``buffer`` for an array on another object's memory."""
     storage: int = 0
-    """Identity of the storage among the library's: what stayed between two inventories has the same."""
+    """Identity of the storage within its library; equal in two inventories if the storage is the same."""
     note: str = ""
-    """Why the size is missing or not that of a storage."""
+    """Why the size is missing, or not that of a storage."""
 
 
 class TensorGroup(NamedTuple):
-    """Tensors that have something in common."""
+    """Tensors with a common property."""
 
     label: str
     tensors: int
@@ -63,19 +63,19 @@ class TensorGroup(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Inventory(Record):
-    """The tensors and arrays that were alive at one moment, the largest first, each storage once."""
+    """The live tensors and arrays of one moment, the largest first, each storage once."""
 
     _report = "tensors.tensors_report"
 
     tensors: tuple[TensorRecord, ...]
     taken_at: float
     file: str | None = None
-    """The script that took it; None where a notebook's cell did."""
+    """The script that took it; None for a notebook cell."""
     line: int | None = None
     cell: int | None = None
     """Execution count of the cell that took it."""
     notes: tuple[str, ...] = ()
-    """What could not be read, in words for the user."""
+    """Messages for the user about tensors that could not be read."""
 
     @property
     def total_bytes(self) -> int:
@@ -92,7 +92,7 @@ class Inventory(Record):
 
     @property
     def place(self) -> str:
-        """Where it was taken: ``train.py:12``, ``cell 3``, or nothing where that is unknown."""
+        """Source of the inventory: ``train.py:12``, ``cell 3``, or an empty text if unknown."""
         if self.file is not None:
             return f"{self.file}:{self.line}"
         return "" if self.cell is None else f"cell {self.cell}"
@@ -107,20 +107,20 @@ class Inventory(Record):
 
 @dataclass(frozen=True, repr=False)
 class InventoryDiff(Record):
-    """What came and what went between two inventories, the largest first."""
+    """Tensors and arrays that appeared and disappeared between two inventories, the largest first."""
 
     _report = "tensors.difference_report"
 
     came: tuple[TensorRecord, ...]
     went: tuple[TensorRecord, ...]
     before: str
-    """Where the first inventory was taken: a file with its line, or a cell; may be empty."""
+    """Source of the first inventory: a file with its line, or a cell; may be empty."""
     after: str
-    """Where the second was taken."""
+    """Source of the second inventory."""
 
     @property
     def changed_bytes(self) -> dict[str, int]:
-        """How far each device's bytes rose (or fell, if negative)."""
+        """Change of each device's bytes; negative if they fell."""
         changes: dict[str, int] = {}
         for sign, tensors in ((1, self.came), (-1, self.went)):
             for tensor in tensors:
@@ -137,26 +137,26 @@ class InventoryDiff(Record):
 
 @dataclass(frozen=True, repr=False)
 class TrackerRecord(InventoryDiff):
-    """What came and what went between two calls of a tracker, and what is there; the first call finds all to come."""
+    """Changes between two calls of a tracker, and the state at the second; in the first call everything is new."""
 
     number: int
-    """Which call it was, counted from 1."""
+    """Number of the call, counted from 1."""
     taken_at: float
     """Unix time."""
     file: str | None
-    """The file of the code that called; None for a notebook's cell, and where nothing in Python called."""
+    """The calling code's file; None for a notebook cell, and without a Python caller."""
     line: int | None
-    """In the file, or in the cell."""
+    """Line in the file, or in the cell."""
     cell: int | None
-    """Execution count of the cell whose code called."""
+    """Execution count of the cell with the calling code."""
     function: str
-    """That called, such as ``Net.forward``; empty at the top level."""
+    """The calling function, such as ``Net.forward``; empty at the top level."""
     tensor_bytes: dict[str, int]
-    """The bytes of all tensors and arrays on each device, each storage once."""
+    """Bytes of all tensors and arrays on each device, each storage once."""
     usages: tuple[Usage, ...]
-    """What each device went through since the last call."""
+    """Usage of each device since the last call."""
     notes: tuple[str, ...] = ()
-    """What could not be read, in words for the user."""
+    """Messages for the user about tensors that could not be read."""
 
 
 KINDS: tuple[str, ...] = get_args(Role)
@@ -170,7 +170,7 @@ def select(
     kind: str | None = None,
     min_bytes: int = 0,
 ) -> Inventory:
-    """Return the part of an inventory that all conditions hold for."""
+    """Return the part of an inventory that meets all conditions."""
     if device is not None:
         device = device_here(device, {row.device for row in inventory.tensors})
     matches = re.compile("|".join(fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns)).match
@@ -186,7 +186,7 @@ def select(
 
 
 def group(tensors: Iterable[TensorRecord], by: str) -> tuple[TensorGroup, ...]:
-    """Return tensors added up by one of ``GROUPS``, the largest first. By name means the name's first part."""
+    """Return tensors summed by one of ``GROUPS``, the largest first; by name means by the name's first part."""
     label = _LABELS[by]
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
@@ -202,7 +202,7 @@ UNNAMED = "(no name)"
 
 
 def first_part(path: str | None) -> str:
-    """Return the first part of a tensor's name, which the user gave."""
+    """Return the first part of a tensor's name, which the user chose."""
     return UNNAMED if path is None else _FIRST_PART.split(path, maxsplit=1)[0]
 
 
@@ -220,15 +220,15 @@ _LABELS: dict[str, Callable[[TensorRecord], str]] = {
     "cell": lambda tensor: "(unknown)" if tensor.cell is None else f"cell {tensor.cell}",
     "device": attrgetter("device"),
 }
-"""What a tensor's group is called."""
+"""Name of a tensor's group."""
 GROUPS = tuple(_LABELS)
 
 
 def difference(before: Inventory, after: Inventory) -> InventoryDiff:
-    """Return what came and what went between two inventories, the largest first.
+    """Return the tensors that appeared and disappeared between two inventories, the largest first.
 
-    A storage is the same if its place in memory, its size and its device are: one that was freed and another of the
-    same size that took its place cannot be told apart, and change nothing.
+    Storages with the same address, size and device are the same: a new one of the same size at the address of a freed
+    one is not detected.
     """
     identity = attrgetter("library", "storage", "size_bytes", "device")
     old, new = (set(map(identity, inventory.tensors)) for inventory in (before, after))

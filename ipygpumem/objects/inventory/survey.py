@@ -1,7 +1,7 @@
-"""Lists all tensors and arrays that are alive, by storage: what they are, their names and their bytes.
+"""Lists all live tensors and arrays by storage, with their descriptions, names and bytes.
 
-What torch's C++ code keeps without an object in Python is out of sight: activations saved for backward, and buffers
-inside its operations. The device's reconciliation accounts for them.
+Memory that torch's C++ code keeps without a Python object is not seen: activations saved for backward, and buffers
+inside operations. The device's reconciliation accounts for them.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def take(
     storages: Storages | None = None,
     progress: Progress = unseen,
 ) -> Inventory:
-    """Return all tensors and arrays that are alive now, the largest first.
+    """Return all live tensors and arrays, the largest first.
 
     Raises:
-        GpuMemError: torch is tracing the code that asks.
+        GpuMemError: torch traces the calling code.
     """
     refuse_while_traced("list tensors")
     with undisturbed():
@@ -57,9 +57,9 @@ def take(
 
 
 def roles_of_objects() -> list[tuple[object, Role]]:
-    """Return all live tensors and arrays, also those inside sparse and wrapper tensors, with their roles.
+    """Return all live tensors and arrays, including those inside sparse and wrapper tensors, with their roles.
 
-    It keeps them alive: use it, then drop it.
+    The list keeps them alive: use it, then drop it.
     """
     refuse_while_traced("list tensors")
     with undisturbed():
@@ -76,7 +76,7 @@ def locals_of(frame: FrameType) -> dict[str, object]:
 
 
 def names_in(frame: FrameType) -> Iterator[tuple[str, object]]:
-    """Yield the names that code at a script's ``frame`` sees, and those of the main program."""
+    """Yield the names visible to code at a script's ``frame``, and those of the main program."""
     yield from locals_of(frame).items()
     main = sys.modules.get("__main__")
     for names in (frame.f_globals, module_dict(main) if type(main) is ModuleType else {}):
@@ -84,7 +84,7 @@ def names_in(frame: FrameType) -> Iterator[tuple[str, object]]:
 
 
 class _Survey:
-    """One look at everything; it keeps all of it alive, and is dropped with the call that made it."""
+    """One inventory in progress; it keeps all objects alive, and is dropped by the call that made it."""
 
     def __init__(
         self,
@@ -107,12 +107,12 @@ class _Survey:
             self.notes.append("the search for names stopped early: some tensors are shown without their names")
 
     def drop(self) -> None:
-        """Let go of everything but names: a collection that is due need not look at it."""
+        """Drop everything but names, so that a collection need not examine it."""
         self._heap.drop()
         self._named.clear()
 
     def _all(self, base: type, on_heap: Iterable[object]) -> list[Any]:
-        """Return all objects of a library's class, those with a name first; ``on_heap`` the collector knows."""
+        """Return all instances of a library's class, named ones first; ``on_heap`` are those the collector lists."""
         named = (item for item in self._named.values() if is_instance(item, base))
         return list({id(item): item for item in chain(named, on_heap)}.values())
 
@@ -141,7 +141,7 @@ class _Survey:
         return sorted(records, key=attrgetter("size_bytes"), reverse=True)
 
     def roles(self) -> list[tuple[object, Role]]:
-        """Return each object that has memory, or parts that do, and what it is for."""
+        """Return each object with memory, or with parts that have memory, and its role."""
         other: Role = "other"
         found: list[tuple[object, Role]] = [(array, other) for array in self._heap.ndarrays]
         with torch_reader() as reader:
@@ -157,7 +157,7 @@ class _Survey:
 
 @contextlib.contextmanager
 def torch_reader() -> Iterator[Reader | None]:
-    """Open a block in which tensors are read without the user's code; None if torch is not loaded."""
+    """Open a block in which tensors are read without user code; None if torch is not loaded."""
     torch = loaded_torch()
     if (
         torch is None
@@ -175,7 +175,7 @@ _MAPPED = "a memory map: bytes of the file, not all of them in RAM"
 
 @dataclass(frozen=True)
 class Labels:
-    """What the notebook calls tensors and arrays, by their identities."""
+    """The notebook's names of tensors and arrays, by identity."""
 
     paths: dict[int, str]
     cells: dict[int, int | None]
@@ -183,11 +183,11 @@ class Labels:
 
 
 def add_gradients(reader: Reader, tensors: list[Any], labels: Labels) -> list[Any]:
-    """Add the gradients, which may have had no object in Python so far, named after their tensors; return them."""
+    """Add the gradients, which may not have had a Python object, named after their tensors; return them."""
     known = set(map(id, tensors))
     gradients: list[Any] = []
     for tensor in list(tensors):
-        # A tensor that is computed has none, unless it was asked to keep it; to ask it would print a warning.
+        # A computed tensor has none unless it was told to retain it; reading the attribute would print a warning.
         if not reader.read("requires_grad", tensor) or not (
             reader.read("is_leaf", tensor) or reader.read("retains_grad", tensor)
         ):
@@ -206,28 +206,28 @@ def add_gradients(reader: Reader, tensors: list[Any], labels: Labels) -> list[An
 
 
 class TensorList:
-    """torch's tensors by their storages."""
+    """Torch tensors by their storages."""
 
     def __init__(self, reader: Reader, tensors: Sequence[Any], labels: Labels) -> None:
         self._reader, self._labels = reader, labels
         self._memories = [(tensor, reader.memory(tensor)) for tensor in tensors]
         self._wholes: dict[int, list[Memory]] = {}
-        """The tensors that a storage is a part of: sparse and wrapper tensors."""
+        """The tensors with this storage as a part: sparse and wrapper tensors."""
         for _, memory in self._memories:
             for key in () if memory.is_plain else memory.storages:
                 self._wholes.setdefault(key, []).append(memory)
         self._shown: Counter[int] = Counter()
-        """How many arrays show a storage."""
+        """Number of arrays on a storage."""
         self._owners: dict[int, int] = {}
-        """The arrays, by identity, whose memory a storage is."""
+        """Identity of the array that owns a storage's memory."""
 
     @property
     def unread(self) -> list[str]:
-        """Why the memory of some tensors could not be read, once for each."""
+        """Reasons why the memory of tensors could not be read, one per tensor."""
         return [memory.note for _, memory in self._memories if memory.note.startswith("could not be read")]
 
     def match(self, array_type: Any, arrays: Sequence[object]) -> set[int]:
-        """Count the arrays that show a tensor's memory, or a tensor an array's; return the identities of owners."""
+        """Count arrays on tensors' memory, and tensors on arrays' memory; return the identities of the owners."""
         shown: set[int] = set()
         by_address: dict[int, tuple[int, int]] = {}
         for item in arrays:
@@ -249,7 +249,7 @@ class TensorList:
         return shown
 
     def _addresses(self) -> Iterator[tuple[int, int]]:
-        """Yield the storages on the host that other code than torch has allocated, once each, and where they begin."""
+        """Yield the host storages that another library allocated, once each, with their addresses."""
         found: dict[int, int] = {}
         for tensor, memory in self._memories:
             if memory.is_plain and memory.device == "cpu":
@@ -259,10 +259,10 @@ class TensorList:
         yield from found.items()
 
     def records(self, roles: Mapping[int, Role]) -> Iterator[TensorRecord]:
-        """Yield one record for each storage, or set of storages; ``roles`` are those of some storages."""
+        """Yield one record per storage or set of storages; ``roles`` maps some storages to roles."""
         together: dict[tuple[int, ...], list[tuple[Any, Memory]]] = {}
         for tensor, memory in self._memories:
-            if not self._is_part(memory):  # it is listed with the whole
+            if not self._is_part(memory):  # otherwise it is listed with the whole
                 together.setdefault(tuple(memory.storages) or (id(tensor),), []).append((tensor, memory))
         for key, found in together.items():
             tensor, memory = found[0] if len(found) == 1 else min(found, key=self._rank)
@@ -275,17 +275,17 @@ class TensorList:
         return any(memory.storages.keys() < whole.storages.keys() for whole in wholes)
 
     def _rank(self, found: tuple[Any, Memory]) -> tuple[bool, int]:
-        """Return what puts one tensor before the others of a storage: a name, then its size."""
+        """Return the sort key for the tensors of a storage: named ones first, then the largest."""
         tensor, memory = found
         size = self._reader.read("nbytes", tensor) if memory.is_plain else 0
         return id(tensor) not in self._labels.paths, -(size or 0)
 
     def _record(
-        self, key: tuple[int, ...], tensor: Any, memory: Memory, roles: Mapping[int, Role], others: int
+        self, key: tuple[int, ...], tensor: Any, memory: Memory, roles: Mapping[int, Role], aliases: int
     ) -> TensorRecord:
         reader, read, identity = self._reader, self._reader.read, id(tensor)
         requires = bool(read("requires_grad", tensor))
-        # By position: with names it takes twice as long.
+        # By position: keywords take twice as long.
         return TensorRecord(
             self._labels.paths.get(identity),
             type_name(tensor),
@@ -297,7 +297,7 @@ class TensorList:
             requires,
             requires and read("grad_fn", tensor) is not None,
             self._labels.cells.get(identity),
-            others + (sum(self._shown[part] for part in key) if self._shown else 0),
+            aliases + (sum(self._shown[part] for part in key) if self._shown else 0),
             memory.shared,
             "numpy" if key[0] in self._owners else "torch",
             self._owners.get(key[0], key[0]),
@@ -306,7 +306,7 @@ class TensorList:
 
 
 def array_records(array_type: Any, arrays: Sequence[object], labels: Labels, shown: set[int]) -> list[TensorRecord]:
-    """Return one record for the memory of each array, but for that which was ``shown`` as a tensor's."""
+    """Return one record for the memory of each array, except memory already ``shown`` as a tensor's."""
     records: dict[int, TensorRecord] = {}
     for item in arrays:
         owner = memory_of(array_type, item)
@@ -336,7 +336,7 @@ _MOST_PER_STATE = 1_000_000
 
 
 def roles_of(reader: Reader, heap: Heap, tensors: Sequence[Any], gradients: Sequence[Any]) -> dict[int, Role]:
-    """Return what storages are for, by ``Reader.keys``; those that are not in it are for anything else."""
+    """Return the roles of storages, by ``Reader.keys``; the missing ones have the role "other"."""
     roles: dict[int, Role] = {}
     groups: tuple[tuple[Role, Iterable[Any]], ...] = (
         ("buffer", _buffers(reader, heap)),
@@ -344,7 +344,7 @@ def roles_of(reader: Reader, heap: Heap, tensors: Sequence[Any], gradients: Sequ
         ("gradient", gradients),
         ("parameter", _parameters(tensors)),
     )
-    for role, tensors_of_role in groups:  # of several, the last one counts
+    for role, tensors_of_role in groups:  # the last role wins
         roles.update((key, role) for tensor in tensors_of_role for key in (id(tensor), *reader.keys(tensor)))
     return roles
 
@@ -357,7 +357,7 @@ def _parameters(tensors: Sequence[Any]) -> Iterator[Any]:
         if is_instance(tensor, base):
             yield tensor
         elif type(tensor) is not base.__base__ and (instance_dict(tensor) or {}).get("_is_param") is True:
-            yield tensor  # torch marks a subclass's parameters so
+            yield tensor  # torch's mark on a subclass's parameters
 
 
 def _buffers(reader: Reader, heap: Heap) -> Iterator[Any]:
@@ -368,13 +368,13 @@ def _buffers(reader: Reader, heap: Heap) -> Iterator[Any]:
 
 
 def optimizer_states(heap: Heap, base: Any) -> Iterator[tuple[object, Any]]:
-    """Yield each tensor that a live optimizer remembers, behind the key of its state: a parameter, mostly."""
+    """Yield each tensor in a live optimizer's state, with its key in the state, usually a parameter."""
     for optimizer in heap.optimizers:
         waiting: list[tuple[object, Any, int]] = [(None, (instance_dict(optimizer) or {}).get("state"), 0)]
         for _ in range(_MOST_PER_STATE):
             if not waiting:
                 break
-            owner, item, depth = waiting.pop()  # which is not always one level deep
+            owner, item, depth = waiting.pop()  # not always one level deep
             if is_instance(item, base):
                 yield owner, item
             elif depth < _DEEPEST and is_instance(item, dict):
@@ -384,17 +384,17 @@ def optimizer_states(heap: Heap, base: Any) -> Iterator[tuple[object, Any]]:
 
 
 _JAX = "jax._src.array", "ArrayImpl"
-"""The class of arrays that have memory; ``jax.Array`` is also that of tracers, which have none."""
+"""The class of arrays that have memory; ``jax.Array`` also covers tracers, which have none."""
 
 
 def _jax_records(named: Iterable[object], labels: Labels) -> dict[int, TensorRecord]:
-    """Return one record for each buffer, by its address; by the array's identity if it is on several devices."""
+    """Return one record per buffer, by its address; by the array's identity if it is on several devices."""
     kind = library_type(*_JAX)
     own = [] if kind is None else [array for array in named if is_instance(array, kind)]
     records: dict[int, TensorRecord] = {}
     for array in {id(array): array for array in [*own, *_live_of_jax()]}.values():
         found = None
-        with contextlib.suppress(Exception):  # deleted meanwhile, or its computation has failed
+        with contextlib.suppress(Exception):  # deleted in the meantime, or its computation has failed
             found = None if array.is_deleted() else _jax_record(array, labels)
         if found is not None and found.storage in records:
             before = records[found.storage]
@@ -405,7 +405,7 @@ def _jax_records(named: Iterable[object], labels: Labels) -> dict[int, TensorRec
 
 
 def _live_of_jax() -> list[Any]:
-    """Return all arrays of JAX's backend, if there is one: asking JAX would make it."""
+    """Return all arrays of JAX's backend, if there is one; asking JAX would create it."""
     jax: Any = sys.modules.get("jax")
     has_begun = getattr(sys.modules.get("jax._src.xla_bridge"), "backends_are_initialized", None)
     return list(jax.live_arrays()) if jax is not None and has_begun is not None and has_begun() else []
@@ -430,7 +430,7 @@ def _jax_record(array: Any, labels: Labels) -> TensorRecord:
 
 
 def _shown_by_jax(array_type: Any, arrays: Sequence[object], records: dict[int, TensorRecord]) -> set[int]:
-    """Count the NumPy arrays that show a buffer of JAX on the host; return the identities of what owns them."""
+    """Count the NumPy arrays on JAX host buffers; return the identities of their owners."""
     starts = sorted(key for key, record in records.items() if record.device == "cpu")
     shown: set[int] = set()
     for owner in (memory_of(array_type, item) for item in arrays) if starts else ():
