@@ -10,7 +10,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from ipygpumem import plot
+from ipygpumem.extras.pictures import plot
 from ipygpumem.model import CellRecord, ExperimentRecord, Usage
 from ipygpumem.reconcile.device import Part, Reconciliation
 from ipygpumem.units import GIB, MIB

@@ -12,22 +12,24 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from ipygpumem import plot as plot
     from ipygpumem.api.calibrate import autofit, budget, estimate, summary
-    from ipygpumem.api.freeing import clear_tracebacks, offload, purge, release
+    from ipygpumem.api.freeing import clear_tracebacks
     from ipygpumem.api.inventories import diff, tensors, tracker
     from ipygpumem.api.loops import track
     from ipygpumem.api.traces import Trace, export, load, preload, register_probe, trace, traces
+    from ipygpumem.extras.moving.calls import offload, purge, release
+    from ipygpumem.extras.pictures import plot as plot
     from ipygpumem.fitting.budgets import allocate, leave_free
     from ipygpumem.notebook.python import experiment, experiments, history, last, subscribe
     from ipygpumem.probes.nvml import memory
 
 _PLACES = {
     "api.calibrate": ("autofit", "budget", "estimate", "summary"),
-    "api.freeing": ("clear_tracebacks", "offload", "purge", "release"),
+    "api.freeing": ("clear_tracebacks",),
     "api.inventories": ("diff", "tensors", "tracker"),
     "api.loops": ("track",),
     "api.traces": ("Trace", "export", "load", "preload", "register_probe", "trace", "traces"),
+    "extras.moving.calls": ("offload", "purge", "release"),
     "fitting.budgets": ("allocate", "leave_free"),
     "notebook.python": ("experiment", "experiments", "history", "last", "subscribe"),
     "probes.nvml": ("memory",),
@@ -46,7 +48,7 @@ __all__ += ["experiment", "experiments", "history", "last", "subscribe"]
 def __getattr__(name: str) -> Any:
     """Import what users call when it is first asked for: what loads the extension need not pay for it."""
     if name == "plot":
-        return importlib.import_module("ipygpumem.plot")
+        return importlib.import_module("ipygpumem.extras.pictures.plot")
     place = next((place for place, names in _PLACES.items() if name in names), None)
     if place is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -34,7 +34,7 @@ class Record:
 
     __slots__ = ()
     _report = ""
-    """Module and function in ``reports`` that a notebook shows it by: reports are above records, and seldom asked."""
+    """Module and function in the package that a notebook shows it by: reports are above records, and seldom asked."""
     _most = 0
     """Maximum number of such records to read in one list; 0: as many as the file has."""
 
@@ -58,8 +58,8 @@ class Record:
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         if not self._report:
             return {}
-        module, _dot, name = self._report.partition(".")
-        report = getattr(importlib.import_module(f"ipygpumem.reports.{module}"), name)(self)
+        module, _dot, name = self._report.rpartition(".")
+        report = getattr(importlib.import_module(f"ipygpumem.{module}"), name)(self)
         html: Any = importlib.import_module("ipygpumem.reports.html")
         return {"text/plain": html.text.render([report]), "text/html": html.render([report], bars=False)}
 

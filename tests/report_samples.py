@@ -10,11 +10,13 @@ from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary,
 from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord
 from ipygpumem.extras.lines.lines_report import lines_report, statements_report
 from ipygpumem.extras.lines.statements import Cost, Run
+from ipygpumem.extras.moving import moving_report
+from ipygpumem.extras.moving.moving import PurgeRecord
+from ipygpumem.extras.moving.releasing import ReleaseRecord
+from ipygpumem.extras.recorder import postmortem_report as postmortem
+from ipygpumem.extras.recorder.recordings import Kernel, Moment, Recording, Verdict
 from ipygpumem.fitting.fit import Try
 from ipygpumem.fitting.plan import Plan
-from ipygpumem.flight_recorder import Kernel, Moment, Recording, Verdict
-from ipygpumem.freeing.moving import PurgeRecord
-from ipygpumem.freeing.release import ReleaseRecord
 from ipygpumem.measuring.growth import Growth
 from ipygpumem.model import (
     CellRecord,
@@ -30,7 +32,7 @@ from ipygpumem.model import (
 )
 from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord, TrackerRecord
 from ipygpumem.reconcile.device import Part, Reconciliation
-from ipygpumem.reports import content, history, postmortem
+from ipygpumem.reports import content, history
 from ipygpumem.reports.autofit import autofit_report
 from ipygpumem.reports.engines import engines_report, looks_report, merged_record
 from ipygpumem.reports.estimate import estimate_report, summary_report
@@ -155,8 +157,8 @@ def reports_of_stretches(
         history.iteration_report(passed[1]),
         difference_report(changed, top=2),
         tracker_report(tracked, top=2),
-        content.release_report(ReleaseRecord((word,), word, held, held, {word: 1}, (step,))),
-        *(content.purge_report(PurgeRecord(1, stays, {word: 2}, {word: 1}, (word,))) for stays in (False, True)),
+        moving_report.release_report(ReleaseRecord((word,), word, held, held, {word: 1}, (step,))),
+        *(moving_report.purge_report(PurgeRecord(1, stays, {word: 2}, {word: 1}, (word,))) for stays in (False, True)),
     ]
 
 

@@ -58,11 +58,11 @@ def broken(*arguments: Any, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("place", "part"),
     [
-        ("ipygpumem.notebook.parts.recorder.Recorder.__init__", "the recorder"),
-        ("ipygpumem.notebook.parts.recorder.Recorder.start_if_it_can", "the recorder"),
+        ("ipygpumem.extras.recorder.recorder.Recorder.__init__", "the recorder"),
+        ("ipygpumem.extras.recorder.recorder.Recorder.start_if_it_can", "the recorder"),
         ("ipygpumem.notebook.extension._matcher", "completion"),
-        ("ipygpumem.flight_recorder.ended", ""),
-        ("ipygpumem.flight_recorder.prune", ""),
+        ("ipygpumem.extras.recorder.recordings.ended", ""),
+        ("ipygpumem.extras.recorder.recordings.prune", ""),
     ],
 )
 def test_no_optional_part_keeps_the_extension_from_loading(

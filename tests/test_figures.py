@@ -18,9 +18,9 @@ from matplotlib.text import Text
 import ipygpumem
 from ipygpumem import reports
 from ipygpumem.errors import NotLoadedError, PlotError
+from ipygpumem.extras.pictures import figures
 from ipygpumem.model import CellRecord, SessionRecord, Usage
 from ipygpumem.reconcile.device import Part, Reconciliation
-from ipygpumem.reports import figures
 from ipygpumem.units import GIB
 from tests.kernel import Kernel
 from tests.test_export import HOSTILE, experiment
@@ -155,7 +155,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(
 def test_without_matplotlib_it_says_what_to_install(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "ipygpumem.reports.figures")
+    monkeypatch.delitem(sys.modules, "ipygpumem.extras.pictures.figures")
     monkeypatch.delattr(reports, "figures")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert printed(loaded, "", capsys).endswith("which is not installed: pip install matplotlib")

@@ -17,16 +17,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ipygpumem import flight_recorder
-from ipygpumem.flight_recorder import Kernel, Moment, Recording, Writer, decode, encode, judge, read
-from ipygpumem.probes import cgroup
+from ipygpumem.extras.recorder import recordings
+from ipygpumem.extras.recorder.postmortem_report import postmortem_report
+from ipygpumem.extras.recorder.recordings import Kernel, Moment, Recording, Writer, decode, encode, judge, read
+from ipygpumem.probes import cgroup, host
 from ipygpumem.probes.cgroup import Death
 from ipygpumem.reports import text
-from ipygpumem.reports.postmortem import postmortem_report
 from tests.control_group import FakeSystem, v1_system, v2_system
 
 GIB = 2**30
-ALIVE = Kernel(100.0, os.getpid(), psutil.Process().create_time(), flight_recorder.place(), "folder/a.ipynb", "group:7")
+ALIVE = Kernel(100.0, os.getpid(), psutil.Process().create_time(), host.process_space(), "folder/a.ipynb", "group:7")
 DEAD = dataclasses.replace(ALIVE, started=1.0)
 ELSEWHERE = dataclasses.replace(ALIVE, place="another boot pid:[1]")
 START = Moment("cell", 101.0, 1, {"cpu": GIB}, {"cpu": 16 * GIB}, 2, "x = 'ü\ud800'\n\ty")
@@ -58,7 +58,7 @@ def test_an_entry_survives_encoding_without_its_unknown_fields(entry: Kernel | M
 
 
 def test_a_source_is_bounded_in_lines_and_letters() -> None:
-    kept = flight_recorder.first_lines("\n\n" + "\n".join("x" * 10_000 for _ in range(10_000)))
+    kept = recordings.first_lines("\n\n" + "\n".join("x" * 10_000 for _ in range(10_000)))
     assert max(map(len, kept.split("\n"))) <= 160
     assert kept.count("\n") < 12
 
@@ -114,7 +114,7 @@ def test_a_recording_with_very_many_devices_has_a_short_report(tmp_path: Path) -
 def test_only_plain_files_are_recordings(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "a.jsonl")
     assert read(tmp_path / "a.jsonl").kernel is None
-    assert flight_recorder.listed(tmp_path) == []
+    assert recordings.listed(tmp_path) == []
 
 
 def test_no_file_is_read_because_a_recording_names_it(tmp_path: Path) -> None:
@@ -171,22 +171,22 @@ def test_old_recordings_go_and_those_of_live_kernels_stay(tmp_path: Path) -> Non
     write(tmp_path, encode(ELSEWHERE), "000elsewhere.jsonl")
     for name, content in {"000live": ALIVE, "125": DEAD, "2elsewhere": ELSEWHERE}.items():
         os.utime(write(tmp_path, encode(content), f"{name}.jsonl"), (time.time() - 40 * 86400,) * 2)
-    flight_recorder.prune(tmp_path, own)
-    names = [path.stem for path in flight_recorder.listed(tmp_path)]
+    recordings.prune(tmp_path, own)
+    names = [path.stem for path in recordings.listed(tmp_path)]
     assert names == ["3own", *(f"1{number}" for number in range(29, 11, -1) if number != 25), "000live", "000elsewhere"]
 
 
 def test_a_process_is_known_by_its_id_and_its_start() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     kernel = dataclasses.replace(ALIVE, pid=process.pid, started=psutil.Process(process.pid).create_time())
-    assert flight_recorder.state(kernel) == "alive"
-    assert flight_recorder.state(dataclasses.replace(kernel, started=1.0)) == "dead"
-    assert flight_recorder.state(dataclasses.replace(kernel, place="x")) == "unknown"
+    assert recordings.state(kernel) == "alive"
+    assert recordings.state(dataclasses.replace(kernel, started=1.0)) == "dead"
+    assert recordings.state(dataclasses.replace(kernel, place="x")) == "unknown"
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert flight_recorder.state(kernel) == "dead", "a zombie"
+    assert recordings.state(kernel) == "dead", "a zombie"
     process.communicate()
-    assert flight_recorder.state(kernel) == "dead"
+    assert recordings.state(kernel) == "dead"
 
 
 def test_kills_are_those_of_the_own_group_else_of_the_machine(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_the_verdict_claims_no_more_than_the_evidence(case: str, monkeypatch: py
     kernel, last, deaths, kills, grade, words = CASES[case]
     monkeypatch.setattr(cgroup, "deaths", lambda: deaths)
     monkeypatch.setattr(cgroup, "recorded", lambda name: kills)
-    monkeypatch.setattr(flight_recorder, "_ROOT_NAMESPACE", "")
+    monkeypatch.setattr(recordings, "_ROOT_NAMESPACE", "")
     found = judge(recording(START, last, kernel=kernel))
     assert found.grade == grade
     assert words in found.text

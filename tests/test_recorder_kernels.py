@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ipygpumem.flight_recorder import place
+from ipygpumem.probes.host import process_space
 from tests.control_group import limited_group, move
 from tests.kernel import Kernel
 from tests.waiting import wait_for
@@ -106,7 +106,9 @@ def test_a_recording_has_each_cell_and_no_failure_of_it_reaches_one(start: Start
     folder.mkdir(parents=True)
     (folder / "0.jsonl").write_bytes(b"\xff\n" * 1000 + b'{"kind":"tick","time":1,"memory":{"cpu":[]}}')
     os.mkfifo(folder / "1.jsonl")
-    (folder / "2.jsonl").write_text('{"kind":"kernel","time":1,"pid":-1,"started":1,"place":"' + place() + '"}\n')
+    (folder / "2.jsonl").write_text(
+        '{"kind":"kernel","time":1,"pid":-1,"started":1,"place":"' + process_space() + '"}\n'
+    )
     (folder / "3.jsonl").symlink_to(folder / "nothing")
     kernel = start(ON)
     assert kernel.run("%load_ext ipygpumem").reports("note") == []

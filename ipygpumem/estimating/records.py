@@ -60,7 +60,7 @@ class DeviceEstimate(Record):
 class Estimate(Record):
     """What code would take, without having run on a device."""
 
-    _report = "estimate.estimate_report"
+    _report = "reports.estimate.estimate_report"
 
     devices: tuple[DeviceEstimate, ...]
     duration_seconds: float
@@ -104,7 +104,7 @@ class ModuleRow(Record):
 class ModelSummary(Record):
     """A model, module by module; the first row is the whole."""
 
-    _report = "estimate.summary_report"
+    _report = "reports.estimate.summary_report"
 
     rows: tuple[ModuleRow, ...]
     trainable_parameters: int

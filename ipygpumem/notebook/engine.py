@@ -22,10 +22,10 @@ from ipygpumem.errors import GpuMemError, quoted
 from ipygpumem.introspect import type_name
 from ipygpumem.model import ExperimentRecord
 from ipygpumem.notebook.commands import experiment
-from ipygpumem.notebook.commands.magics import loaded
 from ipygpumem.notebook.commands.parsing import parse
 from ipygpumem.notebook.extension import load
 from ipygpumem.notebook.notebook import Notebook, find_notebook
+from ipygpumem.notebook.registry import loaded
 from ipygpumem.probes import nvml
 from ipygpumem.probes.accelerators import in_use
 from ipygpumem.reports import text

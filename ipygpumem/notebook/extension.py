@@ -13,11 +13,11 @@ from traitlets import TraitError
 from traitlets.config import Config
 
 from ipygpumem.errors import NotLoadedError
-from ipygpumem.notebook.commands.magics import GpuMemMagics, loaded
+from ipygpumem.notebook.commands.magics import GpuMemMagics
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.ipython.rewriting import loop_over_body, rewrite_cell
 from ipygpumem.notebook.notebook import Notebook, notebook_of
-from ipygpumem.notebook.registry import MAGICS
+from ipygpumem.notebook.registry import MAGICS, loaded
 from ipygpumem.scopes.instrumenting import LISTENER
 
 

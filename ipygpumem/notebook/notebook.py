@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from IPython import get_ipython
 
@@ -20,12 +20,10 @@ from ipygpumem.notebook.experiments import Experiments
 from ipygpumem.notebook.parts.subscribers import Subscribers
 from ipygpumem.notebook.parts.trends import Trends
 from ipygpumem.notebook.recovery import Recovery
+from ipygpumem.notebook.registry import EXTRAS, loaded
 from ipygpumem.notebook.session import Session
 from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe
-
-if TYPE_CHECKING:
-    from ipygpumem.notebook.parts.recorder import Recorder
 
 
 class Notebook:
@@ -46,11 +44,9 @@ class Notebook:
         self.session = Session(context, self.recovery, parts)
 
     @functools.cached_property
-    def recorder(self) -> Recorder:
+    def recorder(self) -> Any:
         """The flight recorder, which goes along from now on."""
-        from ipygpumem.notebook.parts.recorder import Recorder  # loading the extension must stay fast
-
-        recorder = Recorder(self.context)
+        recorder = loaded(f"extras.{EXTRAS['recorder']}.Recorder")(self.context)
         self.join(recorder)
         return recorder
 

@@ -4,11 +4,29 @@ A new command is a row of a help here, a function in ``commands`` that is called
 not say it all, what ``commands.parsing`` knows of its arguments. A command of an optional feature has a line in EXTRAS.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
 EXTRAS = {
+    "gpumem plot": "pictures.plot_command",
+    "gpumem postmortem": "recorder.recorder_commands",
+    "gpumem purge": "moving.moving_commands",
+    "gpumem record": "recorder.recorder_commands",
+    "gpumem release": "moving.moving_commands",
     "gpumemit": "lines.gpumemit",
     "memlines": "lines.memlines",
+    "recorder": "recorder.recorder",
 }
-"""Module in ``extras`` of each command that is optional."""
+"""Module in ``extras`` of each optional command, and of the recorder."""
+
+
+def loaded(place: str) -> Any:
+    """Return a function by its module in the package and its name, imported only now: loading must be fast."""
+    module, _, name = place.rpartition(".")
+    return getattr(importlib.import_module(f"ipygpumem.{module}"), name)
+
 
 REWRITTEN = ("experiment", "memlines", "autofit")
 """``%%name`` as a cell's first line becomes a call, so that the body is a plain cell: see rewriting.py."""

@@ -18,7 +18,6 @@ from ipygpumem.reports.layout import Report, Scales
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.config import IPyGpuMem
-    from ipygpumem.reports.figures import Picture
 
 _WORK_SECONDS = 1.0
 """Our own work that takes longer shows a progress bar."""
@@ -37,11 +36,6 @@ class Screen:
     def has_images(self) -> bool:
         """Whether images can be seen here: not in a terminal."""
         return hasattr(self._shell, "kernel")
-
-    def show_image(self, picture: Picture) -> None:
-        """Show ``picture``, with its summary for those who see no images."""
-        data, metadata = picture.bundle()
-        self._shell.display_pub.publish(data=data, metadata={**metadata, "ipygpumem": {"reports": ["plot"]}})
 
     def show(self, reports: Sequence[Report], *, place: str | None = None, is_new: bool = False) -> None:
         """Show ``reports`` in one display, in place of that with the id ``place``; nothing if there are none.

@@ -287,3 +287,29 @@ def _present(descriptor: int, address: int, size: int) -> int:
         highest = os.pread(descriptor, wanted * _ENTRY, start * _ENTRY)[_ENTRY - 1 :: _ENTRY]
         pages += highest.translate(_ANONYMOUS).count(1)
     return min(size, pages * PAGE_BYTES)
+
+
+# -- other processes --------------------------------------------------------------------------------------------
+
+_SAME_START_SECONDS = 60.0
+"""Maximum difference of a process's start time, which follows the system's clock."""
+
+
+def process_space() -> str:
+    """Return the boot and the process namespace of this process."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:  # not Linux
+        return str(round(_psutil().boot_time(), -2))
+
+
+def is_running(pid: int, started: float | None = None) -> bool:
+    """Return True if a process of this id, here, runs, and was started about then."""
+    psutil = _psutil()
+    try:
+        process = psutil.Process(pid)
+        is_same = started is None or abs(process.create_time() - started) < _SAME_START_SECONDS
+        return bool(is_same and process.status() != psutil.STATUS_ZOMBIE)
+    except (psutil.Error, ValueError, OverflowError):
+        return False

@@ -5,17 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, RecoveryRecord, TraceRecord, Usage
 from ipygpumem.reports import layout
 from ipygpumem.reports.layout import SEPARATOR, Report, Segment, Table, clean, clean_name, count, device_label, sizes
 from ipygpumem.units import MIB, format_bytes, format_change, format_seconds, format_share
-
-if TYPE_CHECKING:
-    from ipygpumem.freeing.moving import PurgeRecord
-    from ipygpumem.freeing.release import ReleaseRecord
 
 _ROWS_SHOWN = 20
 _ROWS_OPEN = 8
@@ -270,33 +264,6 @@ def freed_report(
         found.append(f"{device_label(device)} {what}")
     lines = (*[given] * bool(given), *notes, *_failed_steps(steps))
     return Report("note", f"{title}: {', '.join(found) or 'nothing'}", lines)
-
-
-def release_report(record: ReleaseRecord) -> Report:
-    """Return the memory freed with an object, and the memory that other objects still hold."""
-    names = layout.listed([clean_name(name) for name in record.names])
-    notes = [f"left: {line}" for line in leak_lines(record.left)]
-    report = freed_report(f"released {names}", record.steps, record.reclaimed, notes)
-    tables = [held_table("tensors and arrays that are gone", record.freed)] * bool(record.freed)
-    return replace(report, kind="release", tables=tables)
-
-
-def purge_report(record: PurgeRecord) -> Report:
-    """Return how far the memory that each device's allocator reserves fell."""
-    moved = f"{format_bytes(record.moved_bytes)} moved off" if record.moved_bytes else "nothing was moved"
-    end = ", and still on the host" if record.is_on_host else " and back" if record.moved_bytes else ""
-    rows = [
-        {
-            "device": device_label(device),
-            "reserved before": format_bytes(size),
-            "after": format_bytes(record.after[device]),
-        }
-        for device, size in record.before.items()
-        if device in record.after
-    ]
-    tables = [Table.of(rows, {"reserved before", "after"})] * bool(rows)
-    lines = list(map(clean, record.notes))
-    return Report("purge", f"purge: {moved}{end}", lines, tables, is_trouble=record.is_on_host)
 
 
 # -- leaks ----------------------------------------------------------------------------------------------------

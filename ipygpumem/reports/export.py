@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ipygpumem import flight_recorder
 from ipygpumem.errors import FileError, quoted, short
 from ipygpumem.introspect import type_name
 from ipygpumem.model import USAGE_BYTES, SessionRecord
+from ipygpumem.probes import host
 from ipygpumem.record import MOST_DEVICES, open_plain
 from ipygpumem.reports.layout import clean
 from ipygpumem.units import format_bytes
@@ -198,7 +198,7 @@ def _replace(place: Path, data: bytes, mode: int | None) -> None:
 
 def _here() -> str:
     """Return in short where process ids are this process's."""
-    return hashlib.sha256(flight_recorder.place().encode()).hexdigest()[:8]
+    return hashlib.sha256(host.process_space().encode()).hexdigest()[:8]
 
 
 def _remove_stale(folder: Path) -> None:
@@ -208,6 +208,6 @@ def _remove_stale(folder: Path) -> None:
             if (found := _TEMPORARY.fullmatch(path.name)) is None:
                 continue
             with contextlib.suppress(OSError):
-                is_dead = found[2] == _here() and not flight_recorder.runs(int(found[1]))
+                is_dead = found[2] == _here() and not host.is_running(int(found[1]))
                 if is_dead or time.time() - path.lstat().st_mtime > _STALE_SECONDS:
                     path.unlink()

@@ -19,8 +19,8 @@ from torch import nn
 
 import ipygpumem
 from ipygpumem.errors import GpuMemError, ReleasedError
-from ipygpumem.freeing import moving
-from ipygpumem.freeing.moving import Offload, PurgeRecord, purge
+from ipygpumem.extras.moving import moving
+from ipygpumem.extras.moving.moving import Offload, PurgeRecord, purge
 from ipygpumem.measuring import traces
 from ipygpumem.objects.garbage import Garbage
 from tests import hostile

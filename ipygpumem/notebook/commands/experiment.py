@@ -10,10 +10,10 @@ from IPython.core.error import UsageError
 
 from ipygpumem.errors import ExperimentError, quoted, short
 from ipygpumem.fitting.budgets import parse_budget
-from ipygpumem.notebook.commands.magics import loaded
 from ipygpumem.notebook.commands.parsing import Options, command_of
 from ipygpumem.notebook.experiments import PARAMETER, Experiment, Parameters, plain_number
 from ipygpumem.notebook.notebook import Notebook
+from ipygpumem.notebook.registry import loaded
 from ipygpumem.reports import history as reports
 from ipygpumem.reports.content import usage_parts
 from ipygpumem.reports.layout import Report, clean, listed, note

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -14,7 +13,7 @@ from ipygpumem.introspect import text_of
 from ipygpumem.notebook.aside import say_failed
 from ipygpumem.notebook.ipython.rewriting import is_first_line, is_for_engines, words_of
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.notebook.registry import MAGICS, REWRITTEN
+from ipygpumem.notebook.registry import MAGICS, REWRITTEN, loaded
 from ipygpumem.objects import interrupts
 from ipygpumem.reports.layout import clean
 
@@ -78,12 +77,6 @@ class GpuMemMagics(Magics):
         except GpuMemError as error:
             raise UsageError(clean(str(error))) from None
         self._notebook.context.screen.show(reports)
-
-
-def loaded(place: str) -> Any:
-    """Return a function by its module in the package and its name, imported only now: loading must be fast."""
-    module, _, name = place.rpartition(".")
-    return getattr(importlib.import_module(f"ipygpumem.{module}"), name)
 
 
 class _Called:

@@ -1,1 +1,1 @@
-"""What goes with cells and can be left out: trends, the flight recorder, subscribers."""
+"""What goes with cells and can be left out: trends, subscribers."""

@@ -65,7 +65,7 @@ class TensorGroup(NamedTuple):
 class Inventory(Record):
     """The live tensors and arrays of one moment, the largest first, each storage once."""
 
-    _report = "tensors.tensors_report"
+    _report = "reports.tensors.tensors_report"
 
     tensors: tuple[TensorRecord, ...]
     taken_at: float
@@ -109,7 +109,7 @@ class Inventory(Record):
 class InventoryDiff(Record):
     """Tensors and arrays that appeared and disappeared between two inventories, the largest first."""
 
-    _report = "tensors.difference_report"
+    _report = "reports.tensors.difference_report"
 
     came: tuple[TensorRecord, ...]
     went: tuple[TensorRecord, ...]

@@ -40,7 +40,7 @@ _SAYS = "_ipygpumem_says"
 class ReleaseRecord(Record):
     """What became of an object that was released, and of what it held."""
 
-    _report = "content.release_report"
+    _report = "extras.moving.moving_report.release_report"
 
     names: tuple[str, ...]
     where: str

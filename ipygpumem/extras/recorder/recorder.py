@@ -15,15 +15,15 @@ from typing import Any, Literal
 
 import psutil
 
-from ipygpumem import flight_recorder
 from ipygpumem.errors import RecordingError, short
-from ipygpumem.flight_recorder import Kernel, Moment, Writer
+from ipygpumem.extras.recorder import recordings
+from ipygpumem.extras.recorder.recordings import Kernel, Moment, Writer
 from ipygpumem.introspect import text_of
 from ipygpumem.model import CellRecord, Reading, Usage
 from ipygpumem.notebook.cell import Cell, Part
 from ipygpumem.notebook.context import Context
 from ipygpumem.notebook.ipython.sources import running_cell
-from ipygpumem.probes import cgroup
+from ipygpumem.probes import cgroup, host
 from ipygpumem.reports.layout import Report, clean, note
 
 _TICK_SECONDS = 0.25
@@ -53,14 +53,14 @@ class Recorder(Part):
 
     def names(self) -> list[str]:
         """Return the names of this profile's recordings, the newest first."""
-        return [path.name for path in flight_recorder.listed(self.folder)]
+        return [path.name for path in recordings.listed(self.folder)]
 
     def start(self) -> None:
         """Begin a recording; nothing happens if it is on."""
         if self._writer is not None:
             return
         self._counter = cgroup.counter()
-        started, place = psutil.Process().create_time(), flight_recorder.place()
+        started, place = psutil.Process().create_time(), host.process_space()
         kernel = Kernel(time.time(), os.getpid(), started, place, _notebook(), self._counter)
         try:
             self._writer = Writer(self.folder, kernel, self._context.config.record_max_bytes)
@@ -68,7 +68,7 @@ class Recorder(Part):
             raise RecordingError(
                 f"recording is off: {short(self.folder)} cannot be written ({_reason(error)})"
             ) from None
-        flight_recorder.prune(self.folder, self._writer.path)
+        recordings.prune(self.folder, self._writer.path)
         shell, worker = self._context.shell, self._context.meter.worker
         worker.add(self._tick)
         self._undo.callback(worker.remove, self._tick)
@@ -98,8 +98,8 @@ class Recorder(Part):
             )
 
     def _tell_of_last(self) -> None:
-        ended = flight_recorder.ended(self.folder, _notebook())
-        if ended and ended[0].running and flight_recorder.judge(ended[0]).grade:
+        ended = recordings.ended(self.folder, _notebook())
+        if ended and ended[0].running and recordings.judge(ended[0]).grade:
             self._messages.append(f"the previous kernel died in cell {ended[0].running.cell}: see %gpumem postmortem")
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class Recorder(Part):
             self._context.meter.worker.wake(self._tick)
 
     def _cell_start(self, cell: Cell, number: int) -> Moment:
-        source = flight_recorder.first_lines(text_of(getattr(cell.info, "raw_cell", None)))
+        source = recordings.first_lines(text_of(getattr(cell.info, "raw_cell", None)))
         self._cell = self._moment(
             "cell", number, cell.measurement.before.values() if cell.measurement else (), source=source
         )

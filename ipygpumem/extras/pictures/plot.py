@@ -1,4 +1,4 @@
-"""Pictures as matplotlib figures: ``ipygpumem.plot.session()``, ``experiments()`` and ``devices()``.
+"""Pictures as matplotlib figures: ``ipygpumem.extras.pictures.plot.session()``, ``experiments()`` and ``devices()``.
 
 They draw the running session, or given records: what ``ipygpumem.load`` has read, an experiment's record, or any
 records, such as ``ipygpumem.history()[-20:]``. With records they work in scripts, too.
@@ -29,21 +29,21 @@ def session(records: Records = None, *, device: str | None = None, last: int | N
         PlotError: matplotlib is not installed, or there is nothing to draw.
         NotLoadedError: ``records`` are not given, and the extension is not loaded.
     """
-    from ipygpumem.reports import figures  # imports matplotlib, as below
+    from ipygpumem.extras.pictures import figures  # imports matplotlib, as below
 
     return figures.session(_given(records, CellRecord), device=device, last=last)
 
 
 def experiments(records: Records = None, *, device: str | None = None, last: int | None = None) -> Figure:
     """Return the last experiments side by side; errors as those of ``session``."""
-    from ipygpumem.reports import figures  # only a picture needs it
+    from ipygpumem.extras.pictures import figures  # only a picture needs it
 
     return figures.experiments(_given(records, ExperimentRecord), device=device, last=last)
 
 
 def devices(reconciliations: Sequence[Reconciliation] | None = None, *, device: str | None = None) -> Figure:
     """Return what each device's memory consists of as stacked bars: by default now, as ``%gpumem status`` lists it."""
-    from ipygpumem.reports import figures  # only a picture needs it
+    from ipygpumem.extras.pictures import figures  # only a picture needs it
 
     found = _session().reconciliations_now() if reconciliations is None else reconciliations
     return figures.devices(found, device=device)

@@ -17,9 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import psutil
-
-from ipygpumem.probes import cgroup
+from ipygpumem.probes import cgroup, host
 from ipygpumem.record import Record, open_plain
 
 _KEPT_FILES = 20
@@ -32,8 +30,8 @@ _HEAD_BYTES = 8192
 _LATEST = 1e11
 """No calendar has later times."""
 _LINES_KEPT, _LETTERS_KEPT = 12, 160
-_CLOCK_SECONDS, _SAME_START_SECONDS = 2.0, 60.0
-"""Maximum difference of the system log's clock, and of a process's start time, which follows the system's clock."""
+_CLOCK_SECONDS = 2.0
+"""Maximum difference of the system log's clock."""
 _ROOT_NAMESPACE = "pid:[4026531836]"
 """Here process ids are those of the system log (PROC_PID_INIT_INO)."""
 
@@ -211,30 +209,11 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_APPEND, 0o600)
 
 
-def place() -> str:
-    """Return the boot and the process namespace of this process."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:  # not Linux
-        return str(round(psutil.boot_time(), -2))
-
-
 def state(kernel: Kernel | None) -> Literal["alive", "dead", "unknown"]:
     """Return whether a recording's kernel runs; of one in another container or on another machine nothing is known."""
-    if kernel is None or kernel.place != place():
+    if kernel is None or kernel.place != host.process_space():
         return "unknown"
-    return "alive" if runs(kernel.pid, kernel.started) else "dead"
-
-
-def runs(pid: int, started: float | None = None) -> bool:
-    """Return True if a process of this id, here, runs, and was started about then."""
-    try:
-        process = psutil.Process(pid)
-        is_same = started is None or abs(process.create_time() - started) < _SAME_START_SECONDS
-        return is_same and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, ValueError, OverflowError):
-        return False
+    return "alive" if host.is_running(kernel.pid, kernel.started) else "dead"
 
 
 def ended(folder: Path, notebook: str = "") -> list[Recording]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ipygpumem.flight_recorder import Moment, Recording, Verdict
+from ipygpumem.extras.recorder.recordings import Moment, Recording, Verdict
 from ipygpumem.reports.layout import Fact, Listing, Report, Table, clean, count, device_label
 from ipygpumem.units import format_bytes, format_seconds
 

@@ -40,7 +40,7 @@ _BOUND = ("DistributedDataParallel", "FullyShardedDataParallel")
 class PurgeRecord(Record):
     """What a purge moved off a device and back, and what was gained by it."""
 
-    _report = "content.purge_report"
+    _report = "extras.moving.moving_report.purge_report"
 
     moved_bytes: int
     is_on_host: bool

@@ -1,0 +1,1 @@
+"""Releases objects, and moves models off a device and back: ``release``, ``purge``, ``offload``."""

@@ -1,0 +1,40 @@
+"""``%gpumem release`` and ``%gpumem purge``."""
+
+from __future__ import annotations
+
+from IPython.core.error import UsageError
+
+from ipygpumem.extras.moving import moving, releasing
+from ipygpumem.extras.moving.moving_report import purge_report, release_report
+from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.ipython.sources import running_cell
+from ipygpumem.notebook.notebook import Notebook
+from ipygpumem.reports.layout import Report, clean_name
+
+
+def release(notebook: Notebook, options: Options) -> list[Report]:
+    """Empty the objects that are named, and free what only they hold."""
+    named = list(zip(options.names, _objects(notebook, "release", options.names), strict=True))
+    context = notebook.context
+    where = f"cell {running_cell(context.shell)}"
+    roots = notebook.experiments.survivors.roots
+    record = releasing.release(named, where, context.meter, context.garbage, roots)
+    return [release_report(record)]
+
+
+def purge(notebook: Notebook, options: Options) -> list[Report]:
+    """Move a model, and an optimizer's state, off the device and back."""
+    if len(options.names) > 2:
+        raise UsageError("%gpumem purge: it takes a model and its optimizer: %gpumem purge model optimizer")
+    model, *others = _objects(notebook, "purge", options.names)
+    record = moving.purge(model, others[0] if others else None, notebook.context.meter, notebook.context.garbage)
+    return [purge_report(record)]
+
+
+def _objects(notebook: Notebook, command: str, names: list[str]) -> list[object]:
+    """Return what the notebook calls by ``names``."""
+    for name in names:
+        if name not in notebook.context.namespace:
+            hint = f"; write ipygpumem.{command}({clean_name(name)})" if "." in name else ""
+            raise UsageError(f"%gpumem {command}: there is no variable {clean_name(name)!r} here{hint}")
+    return [notebook.context.namespace[name] for name in names]

@@ -1,0 +1,38 @@
+"""The reports of ``release`` and ``purge``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ipygpumem.extras.moving.moving import PurgeRecord
+from ipygpumem.extras.moving.releasing import ReleaseRecord
+from ipygpumem.reports import content, layout
+from ipygpumem.reports.layout import Report, Table, clean, clean_name, device_label
+from ipygpumem.units import format_bytes
+
+
+def release_report(record: ReleaseRecord) -> Report:
+    """Return the memory freed with an object, and the memory that other objects still hold."""
+    names = layout.listed([clean_name(name) for name in record.names])
+    notes = [f"left: {line}" for line in content.leak_lines(record.left)]
+    report = content.freed_report(f"released {names}", record.steps, record.reclaimed, notes)
+    tables = [content.held_table("tensors and arrays that are gone", record.freed)] * bool(record.freed)
+    return replace(report, kind="release", tables=tables)
+
+
+def purge_report(record: PurgeRecord) -> Report:
+    """Return how far the memory that each device's allocator reserves fell."""
+    moved = f"{format_bytes(record.moved_bytes)} moved off" if record.moved_bytes else "nothing was moved"
+    end = ", and still on the host" if record.is_on_host else " and back" if record.moved_bytes else ""
+    rows = [
+        {
+            "device": device_label(device),
+            "reserved before": format_bytes(size),
+            "after": format_bytes(record.after[device]),
+        }
+        for device, size in record.before.items()
+        if device in record.after
+    ]
+    tables = [Table.of(rows, {"reserved before", "after"})] * bool(rows)
+    lines = list(map(clean, record.notes))
+    return Report("purge", f"purge: {moved}{end}", lines, tables, is_trouble=record.is_on_host)

@@ -1,0 +1,1 @@
+"""Pictures of records: ``%gpumem plot`` and ``ipygpumem.plot``."""

@@ -1,0 +1,42 @@
+"""``%gpumem plot``."""
+
+from __future__ import annotations
+
+from ipygpumem.errors import PlotError, short
+from ipygpumem.notebook.commands import gpumem
+from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.notebook import Notebook
+from ipygpumem.reports.export import place_of, write
+from ipygpumem.reports.layout import Report, clean
+from ipygpumem.units import format_bytes
+
+SUFFIXES = (".png", ".svg")
+
+
+def plot(notebook: Notebook, options: Options) -> list[Report]:
+    """Show or write the picture that the options ask for; return the reports."""
+    target = None if options.save is None else place_of(options.save)
+    if target is not None and target.suffix.lower() not in SUFFIXES:
+        raise PlotError(f"{clean(short(options.save))}: write a file name that ends in {' or '.join(SUFFIXES)}")
+    from ipygpumem.extras.pictures import figures  # imports matplotlib
+
+    if options.picture == "devices":
+        picture = figures.devices(gpumem.reconcile(notebook).reconciliations, device=options.device)
+    elif options.picture == "experiments":
+        picture = figures.experiments(notebook.experiments.finished, device=options.device, last=options.n)
+    else:
+        picture = figures.session(notebook.session.history, device=options.device, last=options.n)
+    reports = []
+    if notebook.context.screen.has_images:
+        data, metadata = picture.bundle()
+        metadata["ipygpumem"] = {"reports": ["plot"]}
+        notebook.context.shell.display_pub.publish(data=data, metadata=metadata)
+    elif target is None:
+        headline, *lines = picture.summary.splitlines()
+        hint = "a terminal shows no pictures: --save FILE.png writes this one to a file"
+        reports.append(Report("plot", headline, (*(line.strip() for line in lines), hint)))
+    if target is not None:
+        content = picture.render(target.suffix[1:].lower())
+        size = write(target, content, is_ours=lambda head: "ipygpumem" in head, force=options.force)
+        reports.append(Report("plot", f"saved: {clean(str(target))} ({format_bytes(size)})"))
+    return reports

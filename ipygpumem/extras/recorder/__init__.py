@@ -1,0 +1,1 @@
+"""The flight recorder: recordings that outlive their kernel, and ``%gpumem postmortem``."""

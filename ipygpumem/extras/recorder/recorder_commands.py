@@ -1,0 +1,57 @@
+"""``%gpumem record`` and ``%gpumem postmortem``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ipygpumem.errors import RecordingError, short
+from ipygpumem.extras.recorder import recordings
+from ipygpumem.extras.recorder.postmortem_report import postmortem_report
+from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.notebook import Notebook
+from ipygpumem.reports.layout import Report, clean, count, note
+from ipygpumem.units import format_bytes
+
+
+def record_on(notebook: Notebook, options: Options) -> list[Report]:
+    """Begin to record."""
+    notebook.recorder.start()
+    notebook.context.config.record = True
+    return record_status(notebook, options)
+
+
+def record_off(notebook: Notebook, options: Options) -> list[Report]:
+    """End the recording."""
+    notebook.context.config.record = False
+    return record_status(notebook, options)
+
+
+def record_status(notebook: Notebook, options: Options) -> list[Report]:
+    """Return whether it records, and where recordings are."""
+    path, folder = notebook.recorder.path, notebook.recorder.folder
+    sizes = [found.stat().st_size for found in recordings.listed(folder)]
+    kept = f"{count(len(sizes), 'recording')}, {format_bytes(sum(sizes))}, in {folder}"
+    return [note(f"recording is {'off' if path is None else f'on: {path.name}'} · {kept}")]
+
+
+def postmortem(notebook: Notebook, options: Options) -> list[Report]:
+    """Return the report on a recording, by default the last one whose kernel died."""
+    folder = notebook.recorder.folder
+    gone = [one for one in recordings.ended(folder) if one.kernel and not one.end]
+    gone.sort(key=lambda one: recordings.state(one.kernel))  # "dead" before "unknown": that may run elsewhere
+    if not (options.file or gone):
+        known = count(len(recordings.listed(folder)), "recording")
+        text = f"no kernel is known to have died while it was recorded ({known} in {folder})"
+        return [Report("postmortem", text if folder.exists() else "nothing was recorded: %gpumem record on starts it")]
+    found = _named(folder, options.file) if options.file else recordings.read(gone[0].path)
+    return [postmortem_report(found, recordings.judge(found))]
+
+
+def _named(folder: Path, name: str) -> recordings.Recording:
+    """Return the recording that a user names: by its file's name in the folder, or by a path."""
+    for path in (folder / name, Path(os.path.expanduser(name))):  # noqa: PTH111  # that of Path fails on some names
+        found = recordings.read(path)
+        if found.kernel or found.cell:
+            return found
+    raise RecordingError(f"{clean(short(name))}: there is no such recording; %gpumem record status says where they are")
