@@ -16,8 +16,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from matplotlib.text import Text
 
 import ipygpumem
-from ipygpumem import reports
 from ipygpumem.errors import NotLoadedError, PlotError
+from ipygpumem.extras import pictures
 from ipygpumem.extras.pictures import figures
 from ipygpumem.model import CellRecord, SessionRecord, Usage
 from ipygpumem.reconcile.device import Part, Reconciliation
@@ -156,7 +156,7 @@ def test_without_matplotlib_it_says_what_to_install(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "ipygpumem.extras.pictures.figures")
-    monkeypatch.delattr(reports, "figures")
+    monkeypatch.delattr(pictures, "figures")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert printed(loaded, "", capsys).endswith("which is not installed: pip install matplotlib")
 
