@@ -77,7 +77,7 @@ gpu-sim: build/simgpu/.built
 	PYTHON=build/simgpu/python OUT_DIR='$(OUT)' SUITE_SECONDS=2400 QUICKSTART_SECONDS=300 tests/gpu/run.sh
 
 gpu-memory: build/simgpu/.built
-	PYTHON=build/simgpu/python OUT_DIR=build/gpu-memory SUITE_SECONDS=840 \
+	PYTHON=build/simgpu/python OUT_DIR=build/gpu-memory SUITE_SECONDS=2400 \
 		GPU_TESTS='$(GPU_MEMORY:%=tests/gpu/test_%.py)' tests/gpu/run.sh
 
 check: $(VENV)/.installed

@@ -7,7 +7,6 @@ from typing import overload
 from ipygpumem.api.shell import current_shell
 from ipygpumem.api.traces import F, can_decorate, run_inside
 from ipygpumem.errors import GpuMemError
-from ipygpumem.extras.moving import releasing as releasing
 from ipygpumem.freeing import tracebacks
 from ipygpumem.notebook.ipython.stored_errors import release_stored, stored_errors
 

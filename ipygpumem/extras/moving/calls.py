@@ -8,8 +8,7 @@ from pathlib import Path
 
 from ipygpumem.api.shell import current_shell, current_traces, loaded_notebook
 from ipygpumem.errors import GpuMemError
-from ipygpumem.extras.moving import moving
-from ipygpumem.extras.moving import releasing as releasing
+from ipygpumem.extras.moving import moving, releasing
 from ipygpumem.extras.moving.moving import Offload, PurgeRecord
 from ipygpumem.extras.moving.releasing import ReleaseRecord
 from ipygpumem.introspect import type_name

@@ -8,7 +8,6 @@ import time
 from fnmatch import fnmatchcase
 
 from ipygpumem.errors import ExperimentError, quoted
-from ipygpumem.extras.moving import releasing as releasing
 from ipygpumem.freeing import reclaim
 from ipygpumem.freeing.reclaim import steps_that_free
 from ipygpumem.introspect import text_of
