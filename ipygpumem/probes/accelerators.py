@@ -1,7 +1,7 @@
 """Reads CUDA, ROCm and XPU devices through torch, found in ``sys.modules`` and never imported.
 
-Apple's GPU is read in ``pools.py``. A device counts as used once the user's own code has initialised its
-backend; until then it is left out, so that measuring never creates a context (which would cost hundreds of MiB).
+Apple's GPU is read in ``pools.py``. A device counts as used once the user's code has initialised its backend. Until
+then it is left out, so that measuring never creates a context, which would take hundreds of MiB.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from ipygpumem.model import Reading
 from ipygpumem.probes import Probe
 
 TORCH_DEVICES = frozenset({"cuda", "xpu", "mps"})
-"""Whose memory torch's allocators hold."""
+"""Devices managed by torch's allocators."""
 _HOST = ("ram", "host", "cpu", "cpu:0")
 
 
 def loaded_torch() -> Any | None:
-    """Return the torch module if the user's code has imported it, else None (also for a stand-in)."""
+    """Return the torch module if the user's code has imported it; None for a stand-in."""
     module = sys.modules.get("torch")
-    # Asked at every boundary, several times: the check of subclasses takes longer than the rest.
+    # Called several times at every cell boundary: the subclass check takes longer than the rest.
     return module if type(module) is ModuleType or is_instance(module, ModuleType) else None
 
 
 def parse_device(given: object, *, kinds: Iterable[str] = TORCH_DEVICES, known: Iterable[str] = ()) -> str:
-    """Return a device's name as records have it, such as ``cpu`` or ``cuda:0``; ``cuda`` alone is all of its kind.
+    """Return a device's name as in records, such as ``cpu`` or ``cuda:0``; ``cuda`` alone means all of its kind.
 
     Args:
-        given: a name (``RAM``, ``host`` and ``cpu:0`` are the host's, too), a number of CUDA's, or a ``torch.device``;
+        given: a name (``RAM``, ``host`` and ``cpu:0`` also mean the host), a CUDA device number, or a ``torch.device``;
             ``gpu`` is ``xpu`` where torch uses that, else ``cuda``.
-        kinds: torch's types of device to accept, besides the host.
-        known: further devices, which a caller's records have.
+        kinds: torch device types to accept, in addition to the host.
+        known: other accepted devices, such as those of the caller's records.
 
     Raises:
         DeviceError: it is none of these.
@@ -60,18 +60,18 @@ def parse_device(given: object, *, kinds: Iterable[str] = TORCH_DEVICES, known: 
     kind = re.fullmatch(r"([a-z]\w*)(:(0|[1-9]\d{0,8}))?", name)
     if kind is not None and kind[1] in kinds:
         return "mps" if kind[1] == "mps" else name
-    raise DeviceError(f"a device is RAM, or one such as cuda:0, and not {quoted(text or given)}")
+    raise DeviceError(f"unknown device {quoted(text or given)}: expected RAM or a name such as cuda:0")
 
 
 def in_use(backend: str) -> Any | None:
-    """Return ``torch.cuda`` or its like once the user's code has initialised it, else None."""
+    """Return ``torch.cuda`` or its counterpart once the user's code has initialised it, else None."""
     module = getattr(loaded_torch(), backend, None)
     initialized = getattr(module, "is_initialized", None)  # absent while torch is being imported
     return module if initialized is not None and initialized() else None
 
 
 def current_device(name: str) -> str:
-    """Return the current device of torch's where ``name`` is a kind only (``cuda``, ``xpu``), else ``name``."""
+    """Return torch's current device for a kind only (``cuda``, ``xpu``); other names unchanged."""
     if name not in TORCH_DEVICES - {"mps"}:
         return name
     module = in_use(name)
@@ -79,7 +79,7 @@ def current_device(name: str) -> str:
 
 
 def uncounted() -> str:
-    """Return why torch counts nothing on CUDA devices; empty if it counts. The name alone decides, as in torch."""
+    """Return why torch counts nothing on CUDA devices; empty if it does. As in torch, any value counts as set."""
     name = "PYTORCH_NO_CUDA_MEMORY_CACHING"
     return f"{name} is set: torch counts and limits nothing on CUDA devices" if name in os.environ else ""
 
@@ -87,7 +87,7 @@ def uncounted() -> str:
 class CachingAllocatorProbe(Probe):
     """Every visible device of one backend (``cuda``, ``xpu``), by the counters of torch's caching allocator.
 
-    ``nvml`` is the connection (``Nvml``) that is asked about whole devices.
+    ``nvml`` is the connection (``Nvml``) for figures of whole devices.
     """
 
     sampled = False
@@ -96,29 +96,29 @@ class CachingAllocatorProbe(Probe):
         self.name = name
         self._nvml = nvml
         self._library: Any = None
-        """torch's compiled part, in which its counters were looked for: what it lacks never comes."""
+        """Torch's compiled part in which the counters were looked up; missing ones are not looked up again."""
         self._peaks: _SharedPeaks | None = None
         self._totals: dict[int, int] = {}
         self._with_context: set[int] = set()
-        """Devices on which this process has allocated: there its context exists, whatever it holds now."""
+        """Devices on which this process has allocated, so that a context exists even if nothing is in use now."""
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         return self._readings("all" if detail else "used" if peak else "")
 
     def glance(self) -> tuple[Reading, ...]:
-        # The counters are the host's own. torch holds their lock while it gets memory from the device, and never
-        # waits for the GIL meanwhile: asking for them waits for no more than the running code waits itself.
+        # The counters are on the host. torch holds their lock while it allocates from the device, and never waits for
+        # the GIL in that time: reading them waits no longer than the running code itself does.
         return self._readings("driver")
 
     def _readings(self, wide: str) -> tuple[Reading, ...]:
-        """Return each device's reading; ``wide`` says what is asked of the device as a whole.
+        """Return each device's reading; ``wide`` selects the figures of the whole device.
 
-        ``all``, what is ``used`` on devices that this process uses, the same if the ``driver`` tells it without a call
-        to the device, or nothing.
+        ``wide`` is ``all``, ``used`` on devices that this process uses, ``driver`` for the same if the driver returns
+        it without a call to the device, or empty.
         """
         library = getattr(loaded_torch(), "_C", None)
         if self._peaks is None and library is not self._library:
-            # As soon as torch is there: the first cell that uses the device may reset its counters.
+            # As soon as torch is loaded: the first cell that uses the device may reset its counters.
             self._library = library
             if hasattr(library, f"_{self.name}_memoryStats") and hasattr(library, f"_{self.name}_resetPeakMemoryStats"):
                 self._peaks = _SharedPeaks(library, self.name)
@@ -138,7 +138,7 @@ class CachingAllocatorProbe(Probe):
         return tuple(found)
 
     def _device_wide(self, module: Any, index: int, wide: str) -> tuple[int, int | None, int | None, str]:
-        """Return total, used and other processes' bytes of one device, and why a figure is missing."""
+        """Return a device's total, used and other processes' bytes, and why a figure is missing."""
         if index not in self._totals:
             self._totals[index] = module.get_device_properties(index).total_memory
         total, has_context, note = self._totals[index], index in self._with_context, ""
@@ -153,7 +153,7 @@ class CachingAllocatorProbe(Probe):
             return total, None, None, note  # without a context the call would create one
         try:
             free, total = module.mem_get_info(index)
-        except RuntimeError as error:  # a broken context answers no question
+        except RuntimeError as error:  # a broken context fails every call
             return total, None, None, f"{self.name}: {said(error)}"
         return total, total - free, None, note
 
@@ -178,10 +178,10 @@ Stats = dict[str, Any]
 class _SharedPeaks:
     """Shares one allocator's peak counters between the user's code and ours.
 
-    torch's caching allocators have one resettable peak per statistic. We must reset it at every boundary to tell
-    one cell's peak from another's; the user's ``max_memory_allocated()`` must not notice. So the two lowest
-    functions (those that every Python-level one calls) are wrapped while we measure: what our resets took away is
-    kept in ``_hidden`` and added to what the user reads, and a reset by the user is first read for ourselves.
+    torch's caching allocators have one resettable peak per statistic. We must reset it at every boundary to measure
+    one cell's peak; the user's ``max_memory_allocated()`` must not notice. So the two lowest functions, which all
+    Python-level ones call, are wrapped while we measure: peaks cleared by our resets are stored in ``_hidden`` and
+    added to the user's readings, and before the user resets a counter we read it.
     """
 
     def __init__(self, library: Any, backend: str) -> None:
@@ -209,7 +209,7 @@ class _SharedPeaks:
         return stats, max(stats["allocated_bytes"]["all"]["peak"], self._pending.get(device, 0))
 
     def rearm(self, device: int) -> None:
-        """Reset the counters of ``device`` and remember what the user would still have seen."""
+        """Reset the counters of ``device``, and store the peaks that the user would still have seen."""
         hidden = self._hidden.setdefault(device, {})
         for path, values in _with_peaks(self._latest.pop(device, {}) or self._stats(device)):
             hidden[path] = max(hidden.get(path, 0), values["peak"])
@@ -228,7 +228,7 @@ class _SharedPeaks:
 
     def _reset_by_user(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def reset(device: int) -> None:
-            with contextlib.suppress(RuntimeError):  # no allocator yet; the original says what it has to say
+            with contextlib.suppress(RuntimeError):  # no allocator yet; the original raises the error
                 self._pending[device] = self.read(device)[1]
             original(device)
             self._hidden.pop(device, None)
@@ -236,7 +236,7 @@ class _SharedPeaks:
         return reset
 
     def close(self) -> None:
-        """Put the original functions back, unless somebody wrapped ours meanwhile."""
+        """Restore the original functions, unless other code has wrapped ours."""
         for name, (original, wrapper) in self._wrapped.items():
             if getattr(self._library, name, None) is wrapper:
                 setattr(self._library, name, original)

@@ -1,9 +1,9 @@
-"""Reads this process's control groups: their memory limits, in a container the real size of the host, and OOM kills.
+"""Reads this process's control groups: memory limits, a container's share of the host, and OOM kills.
 
-Limits nest: a group has no more than any of the groups around it. Versions 1 and 2 of the kernel's interface and
-the mixture of both are understood (cgroups(7), and the kernel's cgroup-v2 and cgroup-v1/memory documents). Kills are
-counted for each group and for the whole machine (``/proc/vmstat``), and named in the system log (``/dev/kmsg``, where
-it may be read) as ``priority,number,microseconds,flags;text``, with the time since the boot.
+Limits nest: a group has no more than any enclosing group. Versions 1 and 2 of the kernel's interface and mixtures
+of both are supported (cgroups(7), and the kernel's cgroup-v2 and cgroup-v1/memory documents). Kills are counted per
+group and for the whole machine (``/proc/vmstat``), and named in the system log (``/dev/kmsg``, where readable) as
+``priority,number,microseconds,flags;text``, with the time since boot.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _MOST_RECORDS = 100_000
 
 @dataclass(frozen=True)
 class Group:
-    """A control group that has a limit, and what is charged to it, by all its processes."""
+    """A control group with a limit, and the memory charged to it by all its processes."""
 
     limit_bytes: int
     used_bytes: int
     cache_bytes: int = 0
-    """Page cache and kernel caches that the kernel takes back before it lets the group run out of memory."""
+    """Page cache and kernel caches that the kernel reclaims before the group runs out of memory."""
     mapped_bytes: int = 0
-    """The part of the page cache that processes have mapped: their libraries, and files read through ``mmap``."""
+    """The part of the page cache mapped by processes: libraries, and files read through ``mmap``."""
 
     @property
     def available_bytes(self) -> int:
-        """What the group's processes can still get."""
+        """Memory that the group's processes can still allocate."""
         return max(0, self.limit_bytes - self.used_bytes + self.cache_bytes)
 
 
 class _Version(NamedTuple):
-    """How one version of the interface names its files and figures."""
+    """File and figure names of one version of the interface."""
 
     limit: str
     used: str
@@ -67,11 +67,11 @@ _V2 = _Version(
 
 
 def limits(root: Path = ROOT) -> list[Group]:
-    """Return the groups around this process that have a limit, the innermost first; none elsewhere than on Linux."""
+    """Return the groups of this process that have a limit, the innermost first; none except on Linux."""
     groups = []
     for version, path in _memberships(root):
         for folder in _around(root, version, path):
-            with contextlib.suppress(OSError, ValueError):  # "max", or no such file: this group sets no limit
+            with contextlib.suppress(OSError, ValueError):  # "max", or no such file: this group has no limit
                 limit = int((folder / version.limit).read_text())
                 if limit < _UNLIMITED:
                     groups.append(_group(version, folder, limit))
@@ -79,12 +79,12 @@ def limits(root: Path = ROOT) -> list[Group]:
 
 
 def tightest(root: Path = ROOT) -> Group | None:
-    """Return the group with the smallest limit of those around this process, or None where there is no limit."""
+    """Return the group of this process with the smallest limit, or None without a limit."""
     return min(limits(root), key=lambda group: group.limit_bytes, default=None)
 
 
 def _event_files(root: Path = ROOT) -> list[Path]:
-    """Return the files in which the kernel counts OOM kills in this process's own group, if it has such."""
+    """Return the files in which the kernel counts OOM kills of this process's own group, if any."""
     own = [(version, next(_around(root, version, path), None)) for version, path in _memberships(root)]
     return [folder / version.events for version, folder in own if folder is not None]
 
@@ -92,7 +92,7 @@ def _event_files(root: Path = ROOT) -> list[Path]:
 def _group(version: _Version, folder: Path, limit: int) -> Group:
     used = int((folder / version.used).read_text())
     figures: dict[str, int] = {}
-    with contextlib.suppress(OSError, ValueError):  # without it there is no word on caches: none are assumed
+    with contextlib.suppress(OSError, ValueError):  # without the file no caches are assumed
         pairs = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
         figures = {name: int(value) for name, value in pairs}
     cache = sum(figures.get(name, 0) for name in version.cache)
@@ -100,10 +100,10 @@ def _group(version: _Version, folder: Path, limit: int) -> Group:
 
 
 def _around(root: Path, version: _Version, path: str) -> Iterator[Path]:
-    """Yield the folder of each group around this process, from its own up to the highest that can be seen."""
+    """Yield the folder of each group of this process, from the innermost to the outermost visible one."""
     for top, mounted in _mounts(root, version):
         inside = PurePosixPath(path)
-        if ".." in inside.parts:  # the process was moved out of the part of the tree that it can see
+        if ".." in inside.parts:  # the process was moved out of its visible part of the tree
             yield root / mounted.lstrip("/")
             continue
         # In a container without a namespace for groups, the path is the host's and only its end is mounted.
@@ -123,7 +123,7 @@ def _memberships(root: Path) -> Iterator[tuple[_Version, str]]:
 
 
 def _mounts(root: Path, version: _Version) -> Iterator[tuple[str, str]]:
-    """Yield where a tree is mounted: the group at its top, and the folder."""
+    """Yield the mounts of a tree: the group at its top, and the folder."""
     for line in _lines(root / "proc/self/mountinfo"):
         before, _, rest = line.partition(" - ")
         fields = before.split(" ")
@@ -153,7 +153,7 @@ def counter(root: Path = ROOT) -> str:
 
 
 def counted(name: str) -> int | None:
-    """Return the value of a counter; None if there is no such counter now."""
+    """Return the value of a counter; None if it does not exist now."""
     path = Path(name.rpartition(":")[0])
     with contextlib.suppress(OSError, ValueError):  # the name may come from a damaged file
         if path.name in ("memory.events", "memory.oom_control", "vmstat"):
@@ -164,7 +164,7 @@ def counted(name: str) -> int | None:
 
 
 def recorded(name: str, root: Path = ROOT) -> int | None:
-    """Return the value of a counter that a file names: only the kernel's own files are read for it."""
+    """Return the value of a counter named in a file; only the kernel's own files are read for it."""
     path = Path(name.rpartition(":")[0])
     mounts = [root / mounted.lstrip("/") for version in (_V1, _V2) for _, mounted in _mounts(root, version)]
     is_kernels = path == root / "proc/vmstat" or any(path.is_relative_to(mounted) for mounted in mounts)
@@ -172,7 +172,7 @@ def recorded(name: str, root: Path = ROOT) -> int | None:
 
 
 class Kills:
-    """Counts the processes that the OOM killer has ended in this process's control group, else on the machine."""
+    """Counts processes ended by the OOM killer in this process's control group, else on the machine."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self._counter = counter(root)
@@ -180,24 +180,24 @@ class Kills:
         self._known = counted(self._counter)
 
     def new(self) -> int:
-        """Return how many it has ended since the last call."""
+        """Return the number of kills since the last call."""
         before, self._known = self._known, counted(self._counter)
         return 0 if before is None or self._known is None else max(0, self._known - before)
 
 
 class Death(NamedTuple):
-    """A process that the kernel ended."""
+    """A process ended by the kernel."""
 
     time: float
     pid: int
-    """In the machine's own process namespace."""
+    """In the machine's own PID namespace."""
     oom: bool
-    """By the OOM killer; else by a fatal signal, such as a segmentation fault."""
+    """True for the OOM killer; False for a fatal signal, such as a segmentation fault."""
     text: str
 
 
 def deaths(path: Path = Path("/dev/kmsg")) -> list[Death]:
-    """Return the deaths in the system log, oldest first; none where it may not be read."""
+    """Return the deaths in the system log, oldest first; none if it is not readable."""
     found = []
     boot = time.time() - time.monotonic()
     for record in _records(path):
@@ -214,7 +214,7 @@ def _records(path: Path) -> list[str]:
     records: list[str] = []
     with contextlib.suppress(OSError), open(path, "rb", buffering=0, opener=without_waiting) as log:
         while len(records) < _MOST_RECORDS:
-            with contextlib.suppress(BrokenPipeError):  # older records were overwritten while we read
+            with contextlib.suppress(BrokenPipeError):  # older records were overwritten during the read
                 data = log.read(8192)
                 if not data:
                     break

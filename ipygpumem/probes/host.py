@@ -1,8 +1,8 @@
 """Reads host memory: RSS, and its exact peak through the kernel's high-water mark on Linux.
 
 Writing ``5`` to ``/proc/self/clear_refs`` resets the peak RSS that ``/proc/self/status`` shows as ``VmHWM``
-(proc(5), Linux 4.0 and later). It needs no thread and misses no spike, however short. It also lowers what
-``resource.getrusage().ru_maxrss`` says from then on, which is why ``exact=False`` can switch it off.
+(proc(5), Linux 4.0 and later). It needs no thread and misses no spike, however short. It also lowers
+``resource.getrusage().ru_maxrss``, so ``exact=False`` can switch it off.
 """
 
 from __future__ import annotations
@@ -22,50 +22,50 @@ from ipygpumem.probes import Probe, cgroup, own_limits
 from ipygpumem.units import KIB, MIB
 
 _MARK = re.compile(rb"\nVmHWM:\s*(\d+) kB\nVmRSS:\s*(\d+) kB")
-"""The two lines of ``/proc/self/status`` that every boundary reads, which stand one below the other."""
+"""The two consecutive lines of ``/proc/self/status`` that every boundary reads."""
 _MAPPED = re.compile(rb"\nVmSize:\s*(\d+) kB")
 _TRIES = 3
-"""Another thread may need memory between a reset of the mark and the reading."""
+"""Attempts; another thread may allocate between a reset of the mark and the reading."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 @dataclass(frozen=True)
 class HostFigures:
-    """What the system says of the host's memory and of this process's share."""
+    """The system's figures of host memory, and this process's share."""
 
     ram_bytes: int
     free_bytes: int
     available_bytes: int
-    """Free, or given back by the kernel when somebody needs it."""
+    """Free, or reclaimable by the kernel when needed."""
     private_bytes: int
-    """Pages of this process alone; the whole RSS where the system does not tell them apart."""
+    """Pages of this process alone; the whole RSS if the system does not distinguish them."""
     shared_bytes: int = 0
     file_bytes: int = 0
     children_bytes: int | None = None
-    """None where it cannot be told."""
+    """None if unknown."""
     group: cgroup.Group | None = None
-    """The tightest control group's limit on this process, if there is one."""
+    """The control group with the tightest limit on this process, if any."""
     limit: own_limits.Limit | None = None
-    """The nearest of its own limits, if there is one."""
+    """The tightest of the process's own limits, if any."""
 
     @property
     def rss_bytes(self) -> int:
-        """The RSS of this process."""
+        """RSS of this process."""
         return self.private_bytes + self.shared_bytes + self.file_bytes
 
 
 class HostProbe(Probe):
-    """The RSS of this process and of its children; ``exact`` by the kernel's high-water mark where there is one."""
+    """RSS of this process and its children; with ``exact``, peaks by the kernel's high-water mark if there is one."""
 
     _with_mark: ClassVar[weakref.WeakSet[HostProbe]] = weakref.WeakSet()
-    """All that use the mark: the kernel has one for the whole process, which any of them resets."""
+    """All probes that use the mark: the kernel has one per process, which any of them resets."""
 
     def __init__(self, *, exact: bool = True) -> None:
         self._total = total_bytes()
         self._mark_is_low = False
-        """Whether the last reading found the mark at the RSS: then there is nothing to rearm."""
+        """True if the last reading found the mark at the RSS, so that there is nothing to reset."""
         self._lost_peak = 0
-        """The highest mark that other probes have reset since our own ``rearm``."""
+        """The highest mark reset by other probes since our own ``rearm``."""
         self._mapped: int | None = None
         self._pid = os.getpid()
         self._open(exact=exact)
@@ -111,7 +111,7 @@ class HostProbe(Probe):
         if os.getpid() != self._pid:  # after a fork the descriptors name the parent process
             self.use_mark(exact=self._exact)
         if detail:
-            self._total = total_bytes()  # a container's limit may change while it runs
+            self._total = total_bytes()  # a container's limit may change at run time
         rss, highest = self._rss_and_peak()
         method: Method = "sampled" if self._marks is None else "kernel"
         self._mark_is_low = highest <= rss
@@ -129,19 +129,19 @@ class HostProbe(Probe):
             status = os.pread(self._status, 4096, 0)
             mapped, found = _MAPPED.search(status), _MARK.search(status)
             self._mapped = None if mapped is None else int(mapped[1]) * KIB
-            if found is not None:  # there are systems whose status lacks these lines
+            if found is not None:  # some systems' status lacks these lines
                 return int(found[2]) * KIB, int(found[1]) * KIB
         rss = int(_psutil().Process().memory_info().rss)
         return rss, rss
 
     def _children_rss(self, *, detail: bool) -> int | None:
-        """Return the RSS of all descendants; None where only a slow walk over all processes would tell."""
+        """Return the RSS of all descendants; None if only a slow walk over all processes could find them."""
         if self._children is None:
             return self._children_by_psutil() if detail else None
         waiting, rss = os.pread(self._children, 1 << 16, 0).split(), 0
         while waiting:
             process = Path("/proc") / waiting.pop().decode()
-            with contextlib.suppress(OSError, IndexError):  # it ended while we looked
+            with contextlib.suppress(OSError, IndexError):  # it ended during the read
                 rss += int((process / "statm").read_bytes().split()[1]) * PAGE_BYTES
                 waiting += (process / "task" / process.name / "children").read_bytes().split()
         return rss
@@ -179,14 +179,14 @@ def _open(path: str, flags: int) -> int | None:
 
 
 def _psutil() -> Any:
-    """Return psutil: a terminal's IPython has not loaded it, and loading the extension must stay fast."""
+    """Import psutil late: IPython in a terminal has not loaded it, and loading the extension must stay fast."""
     import psutil
 
     return psutil
 
 
 def total_bytes(root: Path = cgroup.ROOT) -> int:
-    """Return the memory that this process could have at most: the machine's, or its container's if that is less."""
+    """Return the maximum memory of this process: the machine's, or its container's if that is less."""
     knows = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ())
     total = os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES if knows else int(_psutil().virtual_memory().total)
     group = cgroup.tightest(root)
@@ -194,19 +194,19 @@ def total_bytes(root: Path = cgroup.ROOT) -> int:
 
 
 def available_bytes(root: Path = cgroup.ROOT) -> int:
-    """Return how much host memory this process could still get, by the system, its containers' limits and its own."""
+    """Return the host memory that this process can still allocate, by the system, its containers and its own limits."""
     available = int(_psutil().virtual_memory().available)
     groups = [group.available_bytes for group in cgroup.limits(root)]
     return min([available, *groups, *(limit.available_bytes for limit in own_limits.limits())])
 
 
 def host_figures(children_bytes: int | None) -> HostFigures:
-    """Return what the system says of the host's memory now, beside what is known of child processes."""
+    """Return the system's figures of host memory, together with those of child processes."""
     memory, group = _psutil().virtual_memory(), cgroup.tightest()
     try:
         status = Path("/proc/self/status").read_bytes()
         private, shared, file = (own_limits.figure(status, b"\nRss%b:" % kind) for kind in (b"Anon", b"Shmem", b"File"))
-    except (OSError, ValueError):  # no Linux, or before 4.5
+    except (OSError, ValueError):  # not Linux, or before 4.5
         private, shared, file = int(_psutil().Process().memory_info().rss), 0, 0
     available = int(memory.available)
     free, limit = int(getattr(memory, "free", available)), own_limits.nearest()
@@ -214,28 +214,28 @@ def host_figures(children_bytes: int | None) -> HostFigures:
 
 
 class Child(NamedTuple):
-    """A process below this one."""
+    """A descendant of this process."""
 
     pid: int
     name: str
     started_at: float
-    """Unix time, on Linux to half a hundredth of a second; of what a child has started, the start of that child."""
+    """Unix time, on Linux to 1/200 s; for an indirect child the start of the direct child above it."""
     memory_bytes: int
     is_shared_out: bool
-    """Whether pages that processes share count for each by its share (PSS); else they count fully (RSS)."""
+    """True if shared pages are divided among their processes (PSS); False if they count fully (RSS)."""
     on_devices: tuple[tuple[str, int], ...] = ()
-    """What it has on each device, as far as somebody has asked and can tell."""
+    """Memory on each device, as far as it was asked for and is known."""
 
 
 def children() -> list[Child]:
-    """Return the processes below this one that are alive, the largest first."""
+    """Return the live descendants of this process, the largest first."""
     found, psutil = [], _psutil()
     below = {process.pid: process for process in psutil.Process().children(recursive=True)}
     for process in below.values():
-        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
+        with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
             memory = process.memory_full_info()
             size, is_shared_out = getattr(memory, "pss", 0), hasattr(memory, "pss")
-            first = process  # torchrun starts its workers seconds after the cell that has started torchrun
+            first = process  # torchrun starts its workers seconds after the cell that started torchrun
             while (parent := below.get(first.ppid())) is not None:
                 first = parent
             started = _started_at(first.pid) or first.create_time()
@@ -244,10 +244,10 @@ def children() -> list[Child]:
 
 
 def _started_at(pid: int) -> float | None:
-    """Return when a process was started; None where there is no /proc. psutil's figure is a second off on Linux."""
+    """Return the start time of a process; None without /proc. psutil's figure is a second off on Linux."""
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-        # Of the tick in which it was started, the middle.
+        # The middle of the clock tick in which it started.
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - (ticks + 0.5) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, AttributeError):
         return None
@@ -256,19 +256,19 @@ def _started_at(pid: int) -> float | None:
 
 _ENTRY = 8
 _AT_ONCE = 1 << 17
-"""Pages that are read in one go: 1 MiB of entries for 512 MiB of memory."""
+"""Number of pages to read at once: 1 MiB of entries for 512 MiB of memory."""
 _PRESENT, _FILE_OR_SHARED = 0x80, 0x20
 """Bits 63 and 61 of an entry, in its highest byte."""
 _ANONYMOUS = bytes(int(value & _PRESENT != 0 and value & _FILE_OR_SHARED == 0) for value in range(256))
 _SMALL = 16 * PAGE_BYTES
-"""Below this a range is taken as present: asking for each of many small ones would cost more than it tells."""
+"""Smaller ranges count as present: reading the entries of many small ones would cost too much."""
 
 
 def anonymous_bytes(ranges: Iterable[tuple[int, int]]) -> list[int]:
-    """Return for each range (address, size in bytes) how much is in RAM as memory of this process alone.
+    """Return the private bytes in RAM of each range (address, size in bytes).
 
-    Others are pages never written to, a mapped file's, or swapped out: the kernel tells for each page
-    (``/proc/self/pagemap``, see admin-guide/mm/pagemap; ``OSError`` where it does not).
+    The rest are pages never written to, of a mapped file, or swapped out. The kernel reports each page in
+    ``/proc/self/pagemap`` (see admin-guide/mm/pagemap); ``OSError`` if it cannot be read.
     """
     descriptor = _open("/proc/self/pagemap", os.O_RDONLY)
     if descriptor is None:

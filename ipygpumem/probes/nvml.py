@@ -1,7 +1,7 @@
-"""Asks the NVIDIA driver for device totals and other processes, through NVML (``nvidia-ml-py``).
+"""Reads device totals and other processes from the NVIDIA driver, through NVML (``nvidia-ml-py``).
 
-torch's device numbers and NVML's differ under ``CUDA_VISIBLE_DEVICES``, so devices are matched by UUID. Where
-NVML cannot tell, the figure is None and ``note`` says why: never a wrong number.
+torch's and NVML's device numbers differ under ``CUDA_VISIBLE_DEVICES``, so devices are matched by UUID. If NVML
+does not report a figure, it is None and ``note`` says why: never a wrong number.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from ipygpumem.record import Record
 from ipygpumem.units import GIB
 
 _IDLE_BYTES = GIB
-"""What the driver itself may have in use on a card that no process uses."""
+"""Maximum memory that the driver itself may use on a card without processes."""
 
 _FIRST_NAMESPACE = "pid:[4026531836]"
-"""The namespace of process ids that the system itself uses (PROC_PID_INIT_INO in Linux's proc_ns.h)."""
+"""The system's own PID namespace (PROC_PID_INIT_INO in Linux's proc_ns.h)."""
 
 
 @dataclass(frozen=True)
 class DeviceWide:
-    """What the driver says of a whole device. None where it does not know; then ``note`` says why."""
+    """The driver's figures of a whole device; None if unknown, and ``note`` says why."""
 
     total_bytes: int | None = None
     used_bytes: int | None = None
     other_bytes: int | None = None
     note: str = ""
     own_bytes: int | None = None
-    """What this process has on the device, its context included; None where other processes were not asked for."""
+    """Memory of this process, its context included; None if processes were not asked for."""
     others: tuple[tuple[int, int], ...] = ()
-    """Process id and bytes of each other process."""
+    """PID and bytes of each other process."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """One card that the driver has, whether or not this process uses it, with its number as NVML counts."""
+    """A card of the driver, used by this process or not, with its NVML index."""
 
     index: int
     model: str
@@ -53,18 +53,18 @@ class Card:
 
 
 class Nvml:
-    """A lazy connection to NVML: the library is loaded at the first question, not before."""
+    """A lazy connection to NVML; the library is loaded by the first query."""
 
     def __init__(self) -> None:
         self._library: Any = None
         self.missing = ""
-        """Why there is no connection, once one was tried in vain."""
+        """Why there is no connection, after a failed attempt."""
         self._handles: dict[int, Any] = {}
 
     def device(self, module: Any, index: int, *, processes: bool, has_context: bool) -> DeviceWide:
-        """Return what NVML says of the device ``index`` of ``torch.cuda``; other processes only if asked for.
+        """Return NVML's figures for the device ``index`` of ``torch.cuda``; other processes only on request.
 
-        ``has_context`` says whether this process uses the device, so that the driver must list it.
+        ``has_context`` means that this process uses the device, so that the driver must list it.
         """
         library = self._load()
         if library is None:
@@ -77,21 +77,21 @@ class Nvml:
             return DeviceWide(note=f"NVML: {error}")
 
     def cards(self) -> list[Card]:
-        """Return every card of the driver for a process that uses none; none without one (it may raise NVMLError)."""
+        """Return every card for a process that uses none; empty without a driver. May raise NVMLError."""
         library, cards = self._load(), []
         for index, handle in enumerate(_handles(library)):
             model = library.nvmlDeviceGetName(handle)
             try:
                 cards.append(Card(index, model, _wide(library, handle, processes=True, has_context=False)))
-            except library.NVMLError as error:  # one card that fails must not hide the others
+            except library.NVMLError as error:  # a failing card must not hide the rest
                 cards.append(Card(index, model, DeviceWide(note=f"NVML: {error}")))
         return cards
 
     def visible(self) -> list[DeviceWide]:
-        """Return what NVML says of each card that CUDA would show this process, in CUDA's order; none without a driver.
+        """Return NVML's figures for each card visible to CUDA in this process, in CUDA's order; empty without a driver.
 
-        It is for a process that does not use CUDA yet: then torch cannot be asked without making a context. LookupError
-        if the order cannot be known before CUDA is used, or if the driver breaks off.
+        For a process that does not use CUDA yet, because asking torch would create a context. Raises LookupError if the
+        order is unknown before CUDA is used, or if the driver fails.
         """
         library = self._load()
         if library is None:
@@ -104,7 +104,7 @@ class Nvml:
     def _load(self) -> Any:
         if self._library is None and not self.missing:
             try:
-                with warnings.catch_warnings():  # the deprecated package of that name warns
+                with warnings.catch_warnings():  # the deprecated package of the same name warns
                     warnings.simplefilter("ignore", FutureWarning)
                     import pynvml
             except ImportError:
@@ -131,11 +131,11 @@ def _handles(library: Any) -> list[Any]:
 
 
 def _find(library: Any, properties: Any) -> Any:
-    """Return the handle of the device that torch describes; LookupError if it cannot be told from others."""
+    """Return the handle of the device that torch describes; LookupError if it cannot be identified."""
     uuid = getattr(properties, "uuid", None)
     if uuid is None:
         raise LookupError("this version of torch cannot report the device's UUID")
-    # CUDA gives a MIG slice the UUID of its whole card, whose totals would be wrong for it.
+    # A MIG slice has the UUID of its whole card in CUDA, whose totals would be wrong for it.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     if visible.startswith("MIG-"):
         return library.nvmlDeviceGetHandleByUUID(visible)  # a process sees one MIG slice, the first
@@ -146,7 +146,7 @@ def _find(library: Any, properties: Any) -> Any:
 
 
 def _visible(library: Any) -> list[Any]:
-    """Return the handles of the cards that ``CUDA_VISIBLE_DEVICES`` leaves, as CUDA reads it."""
+    """Return the handles of the cards selected by ``CUDA_VISIBLE_DEVICES``, as CUDA reads it."""
     cards = _handles(library)
     text = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(len(cards)))))
     words = [word.strip() for word in text.split(",")]
@@ -154,7 +154,7 @@ def _visible(library: Any) -> list[Any]:
         return [library.nvmlDeviceGetHandleByUUID(words[0])]  # as in _find
     if any(_mig_enabled(library, card) for card in cards):
         raise LookupError("a card is split by MIG and CUDA_VISIBLE_DEVICES does not name the slice")
-    # CUDA puts the fastest card first; of cards of one model it keeps the driver's order.
+    # CUDA lists the fastest card first; cards of one model keep the driver's order.
     differ = len({library.nvmlDeviceGetName(card) for card in cards}) > 1
     if differ and any(word.isdecimal() for word in words) and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         raise LookupError(
@@ -168,16 +168,16 @@ def _visible(library: Any) -> list[Any]:
             for place, uuid in enumerate(uuids)
             if (word.isdecimal() and int(word) == place) or (word.startswith("GPU-") and uuid.startswith(word))
         ]
-        if len(fitting) != 1:  # CUDA stops at what it does not know
+        if len(fitting) != 1:  # CUDA stops at the first unknown entry
             break
         found += fitting
-    return [cards[place] for place in found] if len(set(found)) == len(found) else []  # twice the same: CUDA shows none
+    return [cards[place] for place in found] if len(set(found)) == len(found) else []  # repeated card: none visible
 
 
 def _mig_enabled(library: Any, handle: Any) -> bool:
     try:
         return bool(library.nvmlDeviceGetMigMode(handle)[0])
-    except library.NVMLError:  # cards without MIG do not support the question
+    except library.NVMLError:  # a card without MIG
         return False
 
 
@@ -189,8 +189,8 @@ def _wide(library: Any, handle: Any, *, processes: bool, has_context: bool) -> D
     try:
         compute = library.nvmlDeviceGetComputeRunningProcesses(handle)
         listed = [*compute, *library.nvmlDeviceGetGraphicsRunningProcesses(handle)]
-    # Some sandboxes refuse this question alone; the totals are known all the same. The latter error is no NVMLError:
-    # the driver is older than the package.
+    # Some sandboxes refuse this query alone; the totals are known all the same. NVMLLibraryMismatchError, which is no
+    # NVMLError, means that the driver is older than the package.
     except (library.NVMLError, getattr(library, "NVMLLibraryMismatchError", library.NVMLError)) as error:
         return DeviceWide(total, used, None, f"other processes: NVML: {error}")
     sizes = {process.pid: process.usedGpuMemory for process in listed}
@@ -205,43 +205,43 @@ def _wide(library: Any, handle: Any, *, processes: bool, has_context: bool) -> D
 
 
 def sees_system_processes() -> bool:
-    """Whether process ids here are the system's, which are the driver's: not in a container with ids of its own."""
-    with contextlib.suppress(OSError):  # elsewhere than on Linux there are no such namespaces
+    """Return True if PIDs here are the system's, as the driver reports them: not in a container with its own."""
+    with contextlib.suppress(OSError):  # PID namespaces exist on Linux only
         return str(Path("/proc/self/ns/pid").readlink()) == _FIRST_NAMESPACE
     return True
 
 
 def process_name(pid: int) -> str:
-    """Return the name of a process that the driver lists; empty where it cannot be seen from here."""
+    """Return the name of a process that the driver lists; empty if it is not visible from here."""
     if sees_system_processes():
-        with contextlib.suppress(psutil.Error, ValueError):  # it ended meanwhile, or is not ours to see
+        with contextlib.suppress(psutil.Error, ValueError):  # it has ended, or is not visible to us
             return psutil.Process(pid).name()
     return ""
 
 
-# -- one device, for a caller who asks now -----------------------------------------------------------------------------
+# -- memory of one device ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class DeviceMemory(Record):
-    """The memory of one device at one moment. None where nobody can tell; then ``note`` says why."""
+    """The memory of one device at one moment; None where unknown, and ``note`` says why."""
 
     device: str
     total_bytes: int | None = None
-    """Of the whole device; on the host no more than a container's limit."""
+    """Bytes of the whole device; on the host at most a container's limit."""
     free_bytes: int | None = None
-    """What anybody could still get; on the host what this process could."""
+    """Free bytes for any process; on the host those that this process could allocate."""
     used_bytes: int | None = None
-    """What is in use by all processes: the rest of the total."""
+    """Bytes in use by all processes: total minus free."""
     allocated_bytes: int | None = None
     """Live tensors of this process; on the host its RSS."""
     reserved_bytes: int | None = None
-    """What torch's allocator has got from the device; None on the host, which has no such cache."""
+    """Bytes that torch's allocator has reserved; None on the host, which has no such cache."""
     note: str = ""
 
     @property
     def free_with_cache_bytes(self) -> int | None:
-        """What this process could still use: what is free, and what torch's allocator has in its cache."""
+        """Bytes that this process could still use: free ones, and those cached by torch's allocator."""
         if self.free_bytes is None or self.device == "cpu":
             return self.free_bytes
         if self.reserved_bytes is None or self.allocated_bytes is None:
@@ -255,7 +255,7 @@ def checked_device(device: object) -> str:
 
 
 def device_here(device: object, known: Collection[str]) -> str:
-    """Return the name of a device, as ``parse_device`` reads it; DeviceError if it is neither here nor ``known``."""
+    """Return the name of a device, as ``parse_device`` reads it; DeviceError if it is neither present nor ``known``."""
     name = parse_device(device, known=known)
     kind, _, index = name.partition(":")
     if name == "cpu" or any(name in (one, one.partition(":")[0]) for one in known):
@@ -296,23 +296,23 @@ def memory(device: object = "cpu") -> DeviceMemory:
 
 
 def _used(nvml: Nvml, cuda: Any, index: int) -> DeviceWide:
-    """Return what is known of a device where torch has initialised CUDA, though perhaps not on this one."""
+    """Return the figures of a device once torch has initialised CUDA, though perhaps not on this device."""
     if index >= cuda.device_count():
         raise DeviceError(f"there is no cuda:{index} here")
     wide = nvml.device(cuda, index, processes=False, has_context=False)
     if wide.used_bytes is not None:
         return wide
-    if uncounted() or not cuda.memory_reserved(index):  # then asking might make a context
+    if uncounted() or not cuda.memory_reserved(index):  # calling it might create a context
         return DeviceWide(cuda.get_device_properties(index).total_memory, note=wide.note)
     try:
         free, total = cuda.mem_get_info(index)
-    except RuntimeError as error:  # a broken context answers no question
+    except RuntimeError as error:  # a broken context fails every call
         return DeviceWide(cuda.get_device_properties(index).total_memory, note=f"cuda: {said(error)}")
     return DeviceWide(total, total - free)
 
 
 def _unused(nvml: Nvml, index: int) -> DeviceWide:
-    """Return what the driver says of a device where this process does not use CUDA."""
+    """Return the driver's figures of a device on which this process does not use CUDA."""
     try:
         cards = nvml.visible()
     except LookupError as error:

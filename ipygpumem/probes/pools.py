@@ -1,7 +1,7 @@
-"""Reads memory outside torch's caching allocators: other devices and libraries, and probes that users register.
+"""Reads memory outside torch's caching allocators: other devices and libraries, and probes registered by users.
 
-Libraries are found in ``sys.modules`` and never imported. Errors, nonsense and slowness of a user's probe must not harm
-a cell.
+Libraries are found in ``sys.modules`` and never imported. Errors, invalid figures and slowness of a user's probe must
+not harm a cell.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ipygpumem.probes import Probe
 from ipygpumem.probes.accelerators import TORCH_DEVICES, CachingAllocatorProbe
 
 POOLS = {"jax": "JAX", "cupy": "CuPy", "rmm": "RMM", "tensorflow": "TensorFlow"}
-"""Libraries by the module that their users import. A new one is a function here."""
+"""Libraries by imported module. To support another one, add a function here."""
 _OWN = TORCH_DEVICES | POOLS.keys() | {"cpu"}
 _MOST_SECONDS = 0.5
-"""A probe that takes longer is dropped, because every cell would wait for it."""
+"""A slower probe is dropped, because every cell would wait for it."""
 
 
 def _pool(
     name: str, number: int | None, used: int, highest: int | None, reserved: int | None = None, limit: int | None = None
 ) -> Reading:
-    """Return what a library has on a device, with the most that it ever had; None where the library does not tell."""
+    """Return a library's memory on a device, with its highest use ever; None where the library does not report one."""
     device = name if number is None else f"{name}:{number}"
     return Reading(device, used, highest or 0, "sampled", limit, reserved)
 
@@ -47,21 +47,21 @@ def _jax(jax: Any) -> Iterator[Reading]:
 
 
 def _cupy(cupy: Any) -> Iterator[Reading]:
-    """Yield the pool of the current device: to ask for another one would create a context there."""
+    """Yield the pool of the current device: asking for another one would create a context there."""
     if cupy.cuda.is_available():
         own, index = cupy.get_default_memory_pool(), cupy.cuda.runtime.getDevice()
         yield _pool("cupy", index, own.used_bytes(), None, own.total_bytes(), own.get_limit() or None)
 
 
 def _rmm(rmm: Any) -> Iterator[Reading]:
-    """Yield the counts of the statistics adaptor, if there is one. RMM does not say which device that is."""
+    """Yield the counts of the statistics adaptor, if there is one. RMM does not report its device."""
     counts = getattr(rmm.mr.get_current_device_resource(), "allocation_counts", None)
     if counts is not None:
         yield _pool("rmm", None, counts.current_bytes, counts.peak_bytes)
 
 
 def _tensorflow(tensorflow: Any) -> Iterator[Reading]:
-    """Yield the pool of each GPU, if TensorFlow has begun: to ask it earlier would reserve whole devices."""
+    """Yield the pool of each GPU, if TensorFlow is initialised: an earlier call would reserve whole devices."""
     made = getattr(sys.modules.get("tensorflow.python.eager.context"), "_context", None)
     if getattr(made, "_initialized", False):
         for index in range(len(tensorflow.config.list_logical_devices("GPU"))):
@@ -82,16 +82,16 @@ _READERS = {"torch": _torch, "jax": _jax, "cupy": _cupy, "rmm": _rmm, "tensorflo
 
 
 class PoolProbe(Probe):
-    """One library's pools. No peak is ever reset: it is the user's.
+    """One library's pools. Their peaks are the user's and never reset.
 
-    A span in which the library has more in use than ever before has an exact peak; others are sampled.
+    A span in which the library uses more than ever before has an exact peak; other peaks are sampled.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._highest: dict[str, int] = {}
         self._marks: dict[str, int] = {}
-        """The highest of each device when the peak was rearmed."""
+        """Each device's highest use when the peak was rearmed."""
 
     @property
     def sampled(self) -> bool:
@@ -110,7 +110,7 @@ class PoolProbe(Probe):
 
 
 def finder() -> Callable[[], list[Probe]]:
-    """Return a function that returns the probes of the libraries that were loaded since it was last called."""
+    """Return a function that returns the probes of libraries loaded since its last call."""
     waiting = list(_READERS)
 
     def find() -> list[Probe]:
@@ -128,15 +128,15 @@ def finder() -> Callable[[], list[Probe]]:
 
 
 def is_loaded(name: str) -> bool:
-    """Return True if the user's code has imported a library, and not just begun to."""
+    """Return True if the user's code has completely imported a library."""
     module = sys.modules.get(name)
     return is_instance(module, ModuleType) and not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
 class PluginProbe(Probe):
-    """A user's probe: it has a method ``read``, and may have ``rearm``, ``close`` and ``sampled``.
+    """A user's probe: has a method ``read``, and may have ``rearm``, ``close`` and ``sampled``.
 
-    Its devices have its name, or begin with it and a colon (``ProbeError`` if that is none for a device, or ours).
+    Its devices are its name, alone or followed by a colon and more. ``ProbeError`` if the name is reserved or unfit.
     """
 
     sampled = False
@@ -155,7 +155,7 @@ class PluginProbe(Probe):
         self.sampled = self._isolated(lambda: bool(getattr(self._probe, "sampled", False)))
         seconds = perf_counter() - started
         if seconds > _MOST_SECONDS and not detail:
-            self._too_slow, self.sampled = f"it took {seconds:.2g} s and is not used any more", False
+            self._too_slow, self.sampled = f"took {seconds:.2g} s, so it is no longer used", False
             warnings.warn(f"ipygpumem: the probe {self.name!r}: {self._too_slow}", RuntimeWarning, stacklevel=2)
         return readings  # type: ignore[no-any-return]  # they were checked
 
@@ -173,18 +173,18 @@ class PluginProbe(Probe):
             raise ProbeError(f"read() must return Readings, not {type(reading).__name__}")
         device, current, peak, method, *more, note, mapped = reading
         if type(device) is not str or device.partition(":")[0] != self.name:
-            raise ProbeError(f"its devices must be called {self.name}, or {self.name}:0 and so on")
+            raise ProbeError(f"devices must be named {self.name} or {self.name}:0, {self.name}:1, ...")
         sizes = [current, peak, *(size for size in (*more, mapped) if size is not None)]
         if any(type(size) is not int or size < 0 for size in sizes):
-            raise ProbeError("bytes must be whole numbers from 0 on, or None where they may be")
+            raise ProbeError("bytes must be non-negative integers, or None where allowed")
         if method not in get_args(Method) or type(note) is not str:
-            raise ProbeError(f"method must be one of {', '.join(sorted(get_args(Method)))}, and note a text")
+            raise ProbeError(f"method must be one of {', '.join(sorted(get_args(Method)))}, and note must be a string")
         if not current <= min(peak, current if more[0] is None else more[0]):
-            raise ProbeError("a peak cannot be below what is in use, nor that above the total")
+            raise ProbeError("the peak must be at least the current bytes, and those at most the total")
         return reading
 
     def glance(self) -> tuple[Reading, ...]:
-        return ()  # it may not be safe to call from another thread
+        return ()  # it may not be thread-safe
 
     def rearm(self) -> None:
         self._isolated(getattr(self._probe, "rearm", bool))
