@@ -1,1 +1,1 @@
-"""Gives memory back: names, tracebacks, garbage, caches, in that order."""
+"""Frees memory: names, tracebacks, garbage, caches, in that order."""

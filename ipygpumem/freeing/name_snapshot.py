@@ -1,4 +1,4 @@
-"""Remembers what names stand for, to see later whether something lives on without its name, as garbage."""
+"""Records the objects of names, to detect later whether one is still alive without its name, as garbage."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _Seen = weakref.ref[object] | int | tuple[int, Callable[[], bool]]
 
 
 class NameSnapshot:
-    """What names stood for at one moment. It tells later whether some of that may live on without its name, as garbage.
+    """The objects of all names at one moment; detects later whether one may be still alive without its name.
 
-    What has died may have left behind what it led to, in cycles; a tensor leads to nothing. It keeps nothing alive,
-    and knows nothing of what only other objects refer to.
+    Dead objects may leave objects behind in reference cycles, except tensors, which refer to nothing. It keeps no
+    object alive, and does not cover objects that only other objects refer to.
     """
 
     def __init__(self, namespace: dict[str, Any]) -> None:
-        now = dict(namespace)  # one object, where a list of 100,000 pairs makes the collector look at them
+        now = dict(namespace)  # one object, where a list of 100,000 pairs makes the collector examine them
         leading = chain(compress(now.items(), map(gc.is_tracked, now.values())), _arrays_of_objects(now))
         tensor_type = library_type("torch", "Tensor")
         self._values = {name: _seen(value, tensor_type) for name, value in leading if is_ownable(name)}
 
     def some_may_live_on(self, namespace: dict[str, Any]) -> bool:
-        """Return whether something has lost its name, and it may be alive or what it led to."""
+        """Return True if an object has lost its name, and it or an object that it referred to may be still alive."""
         return any(_lingers(value, namespace.get(name)) for name, value in self._values.items())
 
 
 def _arrays_of_objects(names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays that lead to objects, although the collector does not look into them."""
+    """Yield the object arrays, which the collector does not look into."""
     array_type: Any = library_type("numpy", "ndarray")
     if array_type is not None:
         arrays = compress(names.items(), map(is_, map(type, names.values()), repeat(array_type)))
@@ -48,7 +48,7 @@ def _seen(value: object, tensor_type: type | None) -> _Seen:
         return id(value), watch(value)
     array_type = library_type("numpy", "ndarray")
     if array_type is not None and is_instance(value, array_type):
-        return id(value)  # NumPy resizes no array that somebody refers to weakly
+        return id(value)  # NumPy does not resize an array that has weak references
     return weak(value) or id(value)
 
 

@@ -1,7 +1,7 @@
-"""Gives memory back, step by step, and says how much each step gave.
+"""Frees memory step by step, and measures the effect of each step.
 
-The order is that of the references: whatever holds objects first, then the garbage collector, then the caches
-that keep the freed memory, the host's allocator last. A step that fails is reported, and the next one runs.
+The steps follow the references: holders of objects first, then the garbage collector, then the caches that keep the
+freed memory, the host's allocator last. A step that fails is reported, and the next one runs.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ipygpumem.probes.allocator import snapshots
 from ipygpumem.probes.pools import is_loaded
 
 Step = tuple[str, Callable[[], object]]
-"""Its name and its function, which returns 0 if there was nothing to do, True if it caused the whole decrease."""
+"""A step's name and function, which returns 0 if there was nothing to do, True if it caused the whole decrease."""
 
 
 def run_steps(meter: Meter, steps: list[Step], done: list[ReclaimStep]) -> None:
-    """Run ``steps`` in order and append to ``done`` what each gave back; an interrupt loses no finished step."""
+    """Run ``steps`` in order and append the memory freed by each to ``done``; an interrupt loses no finished step."""
     before = _now(meter)
     for name, action in steps:
         started = perf_counter()
@@ -37,7 +37,7 @@ def run_steps(meter: Meter, steps: list[Step], done: list[ReclaimStep]) -> None:
                 done_by_it = action()
         except MemoryError:
             error = "memory ran out"
-        except Exception as problem:  # one broken step must not keep the others from running
+        except Exception as problem:  # a broken step must not stop the next ones
             error = said(problem)
         seconds = perf_counter() - started
         after = _now(meter)
@@ -47,7 +47,7 @@ def run_steps(meter: Meter, steps: list[Step], done: list[ReclaimStep]) -> None:
 
 
 def _credit(before: Mapping[str, Reading], after: Mapping[str, Reading], done_by_it: object) -> dict[str, int]:
-    """Return how far each device fell by a step: other threads free memory, and allocators purge what was freed."""
+    """Return each device's decrease by a step alone; other threads free memory too, and allocators free late."""
     given = fallen(current(before), current(after))
     if type(done_by_it) in (int, bool) and not done_by_it:
         return dict.fromkeys(given, 0)
@@ -60,7 +60,7 @@ def _credit(before: Mapping[str, Reading], after: Mapping[str, Reading], done_by
 
 
 def _now(meter: Meter) -> dict[str, Reading]:
-    """Return what the meter reads; nothing while there is no memory for that."""
+    """Return the meter's readings; empty if memory has run out."""
     try:
         return meter.now()
     except MemoryError:
@@ -70,10 +70,10 @@ def _now(meter: Meter) -> dict[str, Reading]:
 def steps_that_free(
     garbage: Garbage, since: Callable[[], Mark | None] = lambda: None, *, devices: bool = True
 ) -> list[Step]:
-    """Return the steps that give memory back once nothing refers to it any more.
+    """Return the steps that free memory once nothing refers to it any more.
 
-    ``since`` returns the moment after which all was made that may be garbage now, if there is one. The caches of
-    ``devices`` cannot be emptied where a context is broken.
+    ``since`` returns the mark after which all possible garbage was made, if there is one. Pass ``devices=False`` if a
+    broken context prevents emptying the devices' caches.
     """
     steps: list[Step] = [("garbage", lambda: garbage.collect(since()))]
     if devices and loaded_torch() is not None:
@@ -82,24 +82,24 @@ def steps_that_free(
 
 
 def current(readings: Mapping[str, Reading]) -> dict[str, int]:
-    """Return each device's bytes: RSS for the host, those of live tensors for an accelerator."""
+    """Return each device's current bytes: RSS for the host, live tensors for an accelerator."""
     return {device: reading.current_bytes for device, reading in readings.items()}
 
 
 def reserved(readings: Mapping[str, Reading]) -> dict[str, int]:
-    """Return what each accelerator's allocator reserves; the host is left out."""
+    """Return each accelerator's reserved bytes, without the host."""
     return {
         device: reading.reserved_bytes for device, reading in readings.items() if reading.reserved_bytes is not None
     }
 
 
 def fallen(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """Return how far each device fell; negative where it rose."""
+    """Return each device's decrease; negative for an increase."""
     return {device: size - after[device] for device, size in before.items() if device in after}
 
 
 def empty_device_caches() -> None:
-    """Return cached device memory to the driver, for every accelerator that the user's code has initialised."""
+    """Return cached device memory to the driver, on every accelerator that the user's code has initialised."""
     torch: Any = loaded_torch()
     for name in ("cuda", "xpu"):
         module = getattr(torch, name, None)
@@ -120,13 +120,13 @@ def empty_device_caches() -> None:
 
 
 def _is_capturing(module: Any) -> bool:
-    """Whether the current stream is captured into a graph. Asking other streams might create contexts."""
+    """Return True if the current stream is being captured. Asking other streams might create contexts."""
     ask = getattr(module, "is_current_stream_capturing", None)
     return ask is not None and bool(ask())
 
 
 def private_pools(backend: str) -> bool | None:
-    """Return whether a captured graph may be alive, whose addresses must stay; None if the allocator does not tell."""
+    """Return True if a captured graph, whose addresses must stay, may exist; None if the allocator hides it."""
     try:
         by_device = snapshots(backend)
     except RuntimeError:  # an allocator without snapshots, such as cudaMallocAsync
@@ -141,7 +141,7 @@ def _call(torch: Any, name: str) -> None:
 
 
 def trim_host_heap() -> bool:
-    """Ask glibc to return free heap pages to the system, if there is such a call; return True if it did."""
+    """Ask glibc to return free heap pages to the system; return True if it did, False without such a call."""
     trim = _malloc_trim()
     return trim is not None and bool(trim(0))
 

@@ -1,8 +1,8 @@
-"""Reads exceptions that pin memory: is it an out-of-memory error, what do its frames hold? Releases them.
+"""Examines exceptions: detects out-of-memory errors, lists the memory that their frames keep alive, and releases it.
 
-An exception keeps its traceback, the traceback its frames, and each frame its locals: after an error in a
-training loop that is the model, the batch and every activation. Nothing here asks a user's object for
-anything: exceptions are read through ``BaseException``'s own descriptors.
+An exception keeps its traceback, the traceback its frames, and each frame its locals: after an error in a training
+loop, the model, the batch and every activation. No user code runs: exceptions are read through the descriptors of
+``BaseException``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TEXT_TYPES = {
     *("RuntimeError", "AcceleratorError", "XlaRuntimeError", "JaxRuntimeError"),
     *("CUDARuntimeError", "CUDNNError", "CUBLASError"),
 }
-"""Types whose message decides; a ValueError about memory is somebody's own."""
+"""Types whose message decides; a ValueError about memory is the user's own."""
 
 _POISON_TEXT = re.compile(
     r"device-side assert(ion failures)?\b|illegal memory access|illegal instruction|misaligned address"
@@ -51,7 +51,7 @@ _POISON_TEXT = re.compile(
     r"|CUDA_ERROR_(ASSERT|ILLEGAL_ADDRESS)",
     re.IGNORECASE,
 )
-"""Says of a CUDA error that no later call can work. Below each of them torch advises about "device-side assertions"."""
+"""Marks a CUDA error after which no later call works. torch mentions "device-side assertions" below each of them."""
 _SIZE = r"([\d.,]+ ?(?:[kmgtp]?i?b|bytes))"
 _REQUESTED = re.compile(
     rf"tried to allocate {_SIZE}|trying to allocate {_SIZE}|unable to allocate {_SIZE}|allocating {_SIZE}"
@@ -66,7 +66,7 @@ _SECRET = re.compile(r"passw|credential|token|secret_|_secret|(api|access|privat
 
 @dataclass(frozen=True)
 class Failure:
-    """What kind of failure an exception and its chain are."""
+    """Kind of failure of an exception and its chain."""
 
     kind: Literal["oom", "interrupt", "error"]
     error: str
@@ -76,7 +76,7 @@ class Failure:
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield ``error`` and all that it keeps alive, each once: the members of groups, and causes and contexts."""
+    """Yield ``error`` and all exceptions that it keeps alive, each once: members of groups, causes and contexts."""
     seen: set[int] = set()
     waiting = [error]
     while waiting:
@@ -90,32 +90,32 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def traceback_of(error: BaseException) -> TracebackType | None:
-    """Return the traceback of ``error``, past any ``__getattribute__`` of the user's."""
+    """Return the traceback of ``error``, bypassing any user-defined ``__getattribute__``."""
     found: TracebackType | None = field(error, "__traceback__")
     return found
 
 
 def field(error: BaseException, name: str) -> Any:
-    """Return a field that every exception has, past any code of the user's."""
+    """Return a field that every exception has, without running user code."""
     return BaseException.__dict__[name].__get__(error)
 
 
 def members(error: BaseException) -> tuple[BaseException, ...]:
-    """Return the members of a group of exceptions; no other has any."""
+    """Return the members of an exception group; none for any other exception."""
     group = getattr(builtins, "BaseExceptionGroup", None)  # Python 3.11
     return group.__dict__["exceptions"].__get__(error) if group is not None and is_instance(error, group) else ()
 
 
 def _text(error: BaseException) -> str:
-    """Return the exception's message where that is plain text already; never calls the user's ``__str__``."""
+    """Return the exception's message if it is plain text; never calls the user's ``__str__``."""
     return " ".join(part for part in field(error, "args") if type(part) is str)
 
 
 def classify(error: BaseException) -> Failure:
-    """Return what kind of failure ``error`` is, by its whole chain: trainers turn a Ctrl-C into ``SystemExit``."""
+    """Return the kind of failure of ``error``, by its whole chain: trainers turn a Ctrl-C into ``SystemExit``."""
     items = list(chain(error))
     interrupts = [item for item in items if is_instance(item, KeyboardInterrupt)] or [error] * _is_cancelled(error)
-    # A Ctrl-C may strike while an OOM is handled, which is its context then.
+    # A Ctrl-C may come while an OOM is handled, which is then its context.
     behind = {id(item) for interrupt in interrupts for item in chain(interrupt)} - {id(error)}
     ooms = [item for item in items if is_oom(item) and id(item) not in behind]
     found = [*ooms, *interrupts, error][0]
@@ -131,7 +131,7 @@ def _is_cancelled(error: BaseException) -> bool:
 
 
 def is_oom(error: BaseException) -> bool:
-    """Whether ``error`` itself says that memory ran out: host, CUDA, ROCm, XPU, MPS, CuPy or JAX."""
+    """Return True if ``error`` itself means that memory ran out: host, CUDA, ROCm, XPU, MPS, CuPy or JAX."""
     names = _names(error)
     if names & _OOM_TYPES:
         return True
@@ -154,7 +154,7 @@ def _requested(error: BaseException) -> int | None:
 
 
 def _requested_array(error: BaseException) -> int | None:
-    """Return the bytes by the shape and dtype in NumPy's error: it has these instead of a text."""
+    """Return the bytes by the shape and dtype in NumPy's error, which contains them instead of a message."""
     args = field(error, "args")
     if len(args) != 2 or type(args[0]) is not tuple or not all(type(size) is int for size in args[0]):
         return None
@@ -165,7 +165,7 @@ def _requested_array(error: BaseException) -> int | None:
 
 
 def frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Yield the frames of ``error`` and of its chain with their lines, outermost first, each once."""
+    """Yield the frames of ``error`` and its chain with their lines, outermost first, each once."""
     seen: set[int] = set()
     for item in chain(error):
         for step in steps(traceback_of(item)):
@@ -175,7 +175,7 @@ def frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
 
 
 def _finished(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Yield the frames that ``release`` clears, and their lines; not IPython's own."""
+    """Yield the frames that ``release`` clears, with their lines; not IPython's own."""
     in_use = _in_use([frame for frame, _ in frames(error)]) - running_here()
     for frame, line in frames(error):
         if not is_shells(frame) and id(frame) not in in_use:
@@ -183,7 +183,7 @@ def _finished(error: BaseException) -> Iterator[tuple[FrameType, int]]:
 
 
 def plain_locals(error: BaseException) -> tuple[str, ...]:
-    """Return the numbers and short texts among the locals of each frame of the user's code, one line for each frame."""
+    """Return the numbers and short texts among the locals of each user frame, one line per frame."""
     lines = []
     for frame, line in _finished(error):
         if is_users(frame.f_code.co_filename):
@@ -194,7 +194,7 @@ def plain_locals(error: BaseException) -> tuple[str, ...]:
 
 
 def _plain(name: str, value: object) -> str:
-    """Return how a number or a text is written, which may be a secret; empty for all other objects."""
+    """Return the source text of a number or a text, without secrets; empty for any other object."""
     if type(value) is str:
         cut = value[:_PLAIN_LENGTH]
         return "…" if _SECRET.search(name) else repr(cut) + "…" * (cut != value)
@@ -204,15 +204,15 @@ def _plain(name: str, value: object) -> str:
 
 
 def held(error: BaseException, own: Mapping[str, object] | None = None) -> tuple[Held, ...]:
-    """Return which function's locals hold tensors or arrays, largest first, each storage once.
+    """Return the tensors and arrays held by the locals of each function, largest first, each storage once.
 
-    What autograd keeps behind tensors has a row of its own. The memory of ``own``, the notebook's names, is left out:
-    it is no more pinned than before the error. So are the frames of generators and threads that go on.
+    Memory that autograd keeps behind tensors has its own rows. Left out are the memory of ``own``, the notebook's
+    names, which was held before the error too, and the frames of generators and threads that are still in use.
     """
     if own and not (found := held(error)):
-        return found  # most errors: the notebook's names need not be looked into
+        return found  # most errors, without searching the notebook's names
     search = _FrameSearch()
-    search.pass_over(*chain(error), *(frame for frame, _ in frames(error)))  # the notebook may keep them, too
+    search.pass_over(*chain(error), *(frame for frame, _ in frames(error)))  # the notebook may refer to them, too
     kept = list((own or {}).values())
     search.left = MOST_AT_START
     search.add("", kept)
@@ -226,7 +226,7 @@ def held(error: BaseException, own: Mapping[str, object] | None = None) -> tuple
 
 
 class _FrameSearch(ArraySearch):
-    """Finds what names hold, and then what autograd keeps in C++ behind all tensors of theirs."""
+    """Finds the arrays behind names, and then those that autograd keeps in C++ behind their tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,15 +235,15 @@ class _FrameSearch(ArraySearch):
         self._names: list[tuple[str, dict[str, Any], list[Any]]] = []
         self._nodes: dict[int, Any] = {}
         self._alive: list[list[Any]] = []
-        """The search knows objects by identity."""
+        """Keeps the objects alive, because the search knows them by identity."""
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
-        """Note the tensors: one without memory of its own may have a graph."""
+        """Collect the tensors: one without memory of its own may have a graph."""
         self._tensors += self.of_kind("tensor", arrays)
         return super().that_lead_on(arrays)
 
     def add(self, name: str, value: object, **place: Any) -> None:
-        """Note what a name holds that no earlier one does; one without a place is only looked into."""
+        """Add the arrays that ``name`` holds and no earlier name does; without a place they are only marked as seen."""
         self._tensors = []
         entry = self.held(name, value, **place)
         if entry is not None and place:
@@ -252,7 +252,7 @@ class _FrameSearch(ArraySearch):
             self._names.append((name, place, self._tensors))
 
     def look_behind(self) -> None:
-        """Note the gradients behind the leaves of the names so far, then what is in the graphs of other tensors."""
+        """Add the gradients behind the leaves of the names so far, then the tensors in the graphs of the rest."""
         from ipygpumem.objects.holders.graphs import kept_behind  # loading the extension must stay fast
 
         names, self._names = self._names, []
@@ -265,10 +265,10 @@ class _FrameSearch(ArraySearch):
 
 
 def half_made(error: BaseException) -> tuple[str, weakref.ref[Any]] | None:
-    """Return the optimizer whose state ``error`` has left half made, and its type; None if there is none.
+    """Return the type of and a reference to the optimizer whose state ``error`` left incomplete; None if there is none.
 
-    torch notes first that a parameter has state, and fills it in then. If memory runs out between the two, the next
-    step relies on the note and ends with a ``KeyError``.
+    torch first records that a parameter has state, and then fills it in. If memory runs out in between, the next step
+    relies on the record and raises a ``KeyError``.
     """
     for frame, _ in frames(error):
         module = frame.f_globals.get("__name__")
@@ -280,7 +280,7 @@ def half_made(error: BaseException) -> tuple[str, weakref.ref[Any]] | None:
 
 
 def names_in(frame: FrameType) -> dict[str, object]:
-    """Return the locals of a function's frame, and other names if nothing but the frame keeps them."""
+    """Return the locals of a function's frame; of any other frame its names if only the frame keeps them."""
     if _is_function(frame):
         return peek(frame)
     own = _kept_by_frames_alone([frame.f_locals]) if frame.f_locals is not frame.f_globals else []
@@ -288,15 +288,15 @@ def names_in(frame: FrameType) -> dict[str, object]:
 
 
 def _kept_by_frames_alone(mappings: list[Any]) -> list[dict[str, object]]:
-    """Return those of ``mappings``, the locals of frames, that are dicts to which nothing else refers."""
-    # The first is nobody's: it shows what this very line refers to.
+    """Return the locals dicts referenced only by their frame."""
+    # The first one is new: it gives the count of references that this expression itself adds.
     counts = [
         sys.getrefcount(item) - sum(value is item for value in list(item.values()))
         if type(item) is dict
         else sys.maxsize
         for item in [{}, *mappings]
     ]
-    # The list itself, and the frame.
+    # Referenced by the list and the frame.
     return [item for item, count in zip(mappings, counts[1:], strict=True) if count <= counts[0] + 2]
 
 
@@ -305,20 +305,20 @@ def _is_function(frame: FrameType) -> bool:
 
 
 def is_shells(frame: FrameType) -> bool:
-    """Whether the frame is IPython's own, whose locals lead to everything."""
+    """Return True for a frame of IPython or ours, whose locals lead to everything."""
     name = frame.f_globals.get("__name__")
     return type(name) is str and name.split(".")[0] in ("IPython", "ipykernel", "ipygpumem")
 
 
 def running_here() -> set[int]:
-    """Return the identities of the frames that run in this thread."""
+    """Return the identities of the frames running in this thread."""
     return {id(frame) for frame in stack(sys._getframe(1))}
 
 
 def is_frozen() -> bool:
-    """Whether the heap was frozen (``gc.freeze``): nobody can be asked then who refers to what.
+    """Return True if the heap was frozen (``gc.freeze``), so that the collector does not find referrers.
 
-    Python 3.12 freezes some hundreds of objects itself when it starts.
+    Python 3.12 itself freezes some hundreds of objects at start.
     """
     return gc.get_freeze_count() > 10_000
 
@@ -328,15 +328,15 @@ _OWNERS = ((GeneratorType, "gi_frame"), (CoroutineType, "cr_frame"), (AsyncGener
 
 
 def frame_of(item: object) -> FrameType | None:
-    """Return the frame of a generator or coroutine that has not finished; None for all other objects."""
+    """Return the frame of a generator or coroutine that has not finished; None for any other object."""
     name = next((name for kind, name in _OWNERS if type(item) is kind), None)
     return getattr(item, name) if name is not None else None
 
 
 def _in_use(candidates: list[FrameType]) -> set[int]:
-    """Return the identities of those frames that run, in any thread, or wait in a generator or coroutine."""
+    """Return the identities of the frames that run, in any thread, or wait in a generator or coroutine."""
     if sys.version_info >= (3, 11):
-        # A frame that has finished refers to its code; until then it is its generator or its thread that does.
+        # A finished frame refers to its code; before, its generator or its thread does.
         return {id(frame) for frame in candidates if not any(item is frame.f_code for item in gc.get_referents(frame))}
     running = {id(frame) for top in sys._current_frames().values() for frame in stack(top)}
     made = [frame for frame in candidates if frame.f_code.co_flags & _RESUMED]
@@ -346,11 +346,11 @@ def _in_use(candidates: list[FrameType]) -> set[int]:
 
 
 def release(error: BaseException) -> int:
-    """Drop what the frames of ``error`` and its chain hold, and return how many frames were cleared.
+    """Drop the objects held by the frames of ``error`` and its chain; return the number of frames cleared.
 
-    The traceback can still be shown; its locals are gone. The frames are cleared, for whoever else holds them, and
-    the exceptions get stand-ins for their tracebacks. Frames that are in use are left alone: clearing that of a
-    generator that waits would close it.
+    The traceback can still be shown, without its locals. The frames are cleared, whoever refers to them, and the
+    exceptions get stand-ins for their tracebacks. Frames in use are not changed: clearing the frame of a waiting
+    generator would close the generator.
     """
     _clear_functions(traceback_of(error))
     for item in chain(error):
@@ -364,7 +364,7 @@ def release(error: BaseException) -> int:
             with _STILL_RUNS:
                 cleared += _clear(frame)
     for item in list(chain(error)):
-        with contextlib.suppress(MemoryError):  # then the real one stays, with little left in its frames
+        with contextlib.suppress(MemoryError):  # the real one stays, with hardly any objects in its frames
             _let_go_of_frames(item, own)
     return cleared
 
@@ -373,7 +373,7 @@ _STILL_RUNS = contextlib.suppress(RuntimeError)
 
 
 def _clear_functions(traceback: TracebackType | None) -> None:
-    """Clear the frames of functions that have ended. It needs no memory: there may be none before."""
+    """Clear the frames of functions that have ended; needs no memory, because none may be left yet."""
     while traceback is not None:
         if not traceback.tb_frame.f_code.co_flags & _RESUMED:
             with _STILL_RUNS:
@@ -382,10 +382,10 @@ def _clear_functions(traceback: TracebackType | None) -> None:
 
 
 def _clear(frame: FrameType) -> bool:
-    """Clear a finished frame (RuntimeError if it is not), and return whether it had names of its own.
+    """Clear a finished frame (RuntimeError if it is not), and return True if it had names of its own.
 
-    Clearing alone is not enough: up to Python 3.12 a frame whose ``f_locals`` was ever read keeps a copy of every
-    local, and the frame of a class's body its names. Where these are a dict of the user's, they are left as they are.
+    Clearing alone is not enough: up to Python 3.12 a frame keeps a copy of every local once its ``f_locals`` was read,
+    and the frame of a class body keeps its names. A dict that user code refers to is not changed.
     """
     frame.clear()
     kept = [
@@ -400,7 +400,7 @@ def _clear(frame: FrameType) -> bool:
 
 
 def _let_go_of_frames(error: BaseException, running: set[int]) -> None:
-    """Put copies into the traceback of ``error``, behind the frames that still run in this thread."""
+    """Replace the traceback of ``error`` with copies, except the frames that still run in this thread."""
     last_running: TracebackType | None = None
     traceback = traceback_of(error)
     while traceback is not None and id(traceback.tb_frame) in running:
@@ -411,34 +411,35 @@ def _let_go_of_frames(error: BaseException, running: set[int]) -> None:
         last_running.tb_next = copy_without_frames(traceback)
 
 
-# -- arrays that exceptions carry themselves ---------------------------------------------------------------------------
+# -- arrays in attributes of exceptions --------------------------------------------------------------------------------
 #
-# Python puts objects there (``AttributeError.obj``), and so do users, who may come back for them. Hence they are taken
-# off only where nothing of the user's refers to the exceptions any more, and what was taken is reported.
+# Python puts objects there (``AttributeError.obj``), and so do users, who may need them later. So they are removed only
+# if no user object refers to the exceptions any more, and they are reported.
 
 
 def remove_attributes(
     error: BaseException, *, roots: Iterable[object], through: Iterable[object], least_bytes: int
 ) -> tuple[Held, ...]:
-    """Remove what holds ``least_bytes`` from ``error`` and its chain, unless they are the user's; return what it was.
+    """Remove attributes of ``least_bytes`` or more from ``error`` and its chain, unless user code refers to it.
 
-    ``roots`` may refer to exceptions without making them the user's; ``through`` do so if only ``roots`` refer to them.
+    Return the removed arrays. ``roots`` may refer to exceptions without making them the user's; so may ``through``, if
+    only ``roots`` refer to them.
     """
     errors = list(chain(error))
     if not any(True for item in errors for _ in _carried(item, least_bytes)):
         return ()
     if running_here() & {id(frame) for frame, _ in frames(error)}:
-        return ()  # on its way to somebody who may catch it
+        return ()  # still propagating: code may catch it
     with interrupts.kept():
-        gc.collect()  # what is garbage refers to nothing
+        gc.collect()  # garbage would count as a referrer
     if _are_users(errors, list(roots), list(through)):
         return ()
-    # Groups come after their members, which then carry nothing that a group would have to let go of.
+    # Groups come after their members, which then contain nothing that a group would have to drop.
     return tuple(held for item in reversed(errors) for held in _taken_off(item, least_bytes))
 
 
 def _are_users(errors: list[BaseException], roots: list[object], through: list[object]) -> bool:
-    """Whether anything but ``roots`` refers to the exceptions, directly or through lists, tuples and ``through``."""
+    """Return True if anything but ``roots`` refers to the exceptions, also through lists, tuples and ``through``."""
     if is_frozen():
         return True
     parts = [part for error in errors for part in (field(error, "args"), field(error, "__dict__"), members(error))]
@@ -463,7 +464,7 @@ def _are_users(errors: list[BaseException], roots: list[object], through: list[o
 
 
 def _carried(error: BaseException, least_bytes: int) -> Iterator[tuple[str, Held]]:
-    """Yield the attributes of ``error`` that hold ``least_bytes`` or more, with what they hold."""
+    """Yield the attributes of ``error`` that hold ``least_bytes`` or more, with their arrays."""
     attributes = {name: value for name, value in list(field(error, "__dict__").items()) if type(name) is str}
     places = {**attributes, **slots(error), "args": field(error, "args")}
     for name, value in places.items():
@@ -494,15 +495,15 @@ def _carries(name: str, value: object, least_bytes: int) -> Held | None:
     return found[0] if found is not None and found[0].size_bytes >= least_bytes else None
 
 
-# -- stand-ins for tracebacks: they show the same lines as the real ones, and hold nothing -----------------------------
+# -- stand-ins for tracebacks, which show the same lines and keep nothing alive ----------------------------------------
 #
-# Clearing a frame's locals does not free all that a traceback pins: from Python 3.11 on a frame keeps its function too,
-# and that its closure, so the model that a nested ``step()`` uses would stay. Hence each entry is replaced by one with
-# the same file, function and position, whose frame is that of a generator which never starts. Such a frame has no
-# callers; every other would keep those that made it, with the real traceback in their hands.
+# Clearing a frame's locals does not free everything that a traceback keeps alive: from Python 3.11 on, a frame refers
+# to its function, and so to its closure, such as the model that a nested ``step()`` uses. Hence each entry is replaced
+# by one with the same file, function and position, whose frame belongs to a generator that never starts. Such a frame
+# has no callers; any other would keep the frames that made it alive, and with them the real traceback.
 
 _Position = tuple[int, int | None, int | None, int | None]
-"""Line, end line, column and end column of an expression, as far as they are known."""
+"""Line, end line, column and end column of an expression, as far as known."""
 
 
 def _never_starts() -> Iterator[None]:
@@ -511,19 +512,19 @@ def _never_starts() -> Iterator[None]:
 
 _NEVER_STARTS = _never_starts.__code__
 _FAILING = len(_NEVER_STARTS.co_code)
-"""Where the instruction is that a stand-in shows as the one that failed; it does nothing."""
+"""Offset of the instruction that a stand-in shows as the failing one; it does nothing."""
 
 
 def copy_without_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """Return a traceback that shows what ``traceback`` shows and refers to none of its frames."""
-    codes: dict[tuple[int, int, int], CodeType] = {}  # a recursion has a thousand entries that are alike
+    """Return a traceback that shows the same entries as ``traceback`` and refers to none of its frames."""
+    codes: dict[tuple[int, int, int], CodeType] = {}  # a recursion has a thousand equal entries
     made: TracebackType | None = None
     for entry in reversed(list(steps(traceback))):
         frame, position = entry.tb_frame, _position(entry)
         key = (id(frame.f_code), entry.tb_lasti, position[0])
         if key not in codes:
             codes[key] = _like(frame.f_code, position)
-        # The module's name and file are those by which debuggers tell whose code it is.
+        # Debuggers tell by the module's name and file whose code it is.
         names = {name: frame.f_globals.get(name) for name in ("__name__", "__file__")}
         texts = {name: value for name, value in names.items() if type(value) is str}
         generator = FunctionType(codes[key], texts)()
@@ -542,11 +543,11 @@ def _position(traceback: TracebackType) -> _Position:
 
 
 def _like(code: CodeType, position: _Position) -> CodeType:
-    """Return code that bears the name of ``code``, stands at ``position``, and does nothing."""
+    """Return code with the name of ``code`` that starts at ``position`` and does nothing."""
     instructions = _NEVER_STARTS.co_code + bytes([dis.opmap["NOP"], 0])
     first = position[0]
     newer: dict[str, Any] = {}
-    if hasattr(code, "co_qualname"):  # Python 3.11; before, a frame that never starts stands on its first line
+    if hasattr(code, "co_qualname"):  # Python 3.11; before, a frame that never starts is on its first line
         first = code.co_firstlineno
         table = _location(first, *position) + _location(position[0], *position) * (len(instructions) // 2 - 1)
         newer = {"co_qualname": code.co_qualname, "co_exceptiontable": b"", "co_linetable": table}
@@ -556,7 +557,7 @@ def _like(code: CodeType, position: _Position) -> CodeType:
 
 
 def _location(before: int, line: int, end_line: int | None, column: int | None, end_column: int | None) -> bytes:
-    """Return what a table of locations (CPython's locations.md) has for an instruction after one on line ``before``."""
+    """Return the entry in a location table (CPython's locations.md) for an instruction after one on line ``before``."""
     step = (line - before) << 1 if line >= before else (before - line) << 1 | 1
     if end_line is None or column is None or end_column is None:
         return bytes([0x80 | 13 << 3, *_number(step)])

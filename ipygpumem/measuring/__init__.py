@@ -1,1 +1,1 @@
-"""Measures spans of code: before, after, the peak between; the thread that watches meanwhile."""
+"""Measures spans of code: memory before and after, the peak in between, and the sampling thread."""

@@ -1,4 +1,4 @@
-"""Finds growth: what is run again and again, and keeps more memory each time."""
+"""Detects code that retains more memory each time it runs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from ipygpumem.model import Usage
 from ipygpumem.units import MIB
 
 _LEAST_BYTES, _LEAST_SHARE, _ENOUGH_BYTES = 10 * MIB, 0.01, 50 * MIB
-"""A run that grows the device by this share of what was in use is reported; never by less, always by enough."""
+"""Share of the memory in use, at least the first and at most the last figure, that one run must add to be reported."""
 _RUNS = 3
-"""So often code must have grown after its first run, which imports, warms up and fills caches."""
+"""Number of runs that must grow after the first one, which imports, warms up and fills caches."""
 _SMALL_BYTES = MIB
-"""Runs that grow it by less break off: that is noise."""
+"""Smaller growth ends a series: it is noise."""
 _SUM_LEAST_BYTES, _SUM_SHARE, _SUM_ENOUGH_BYTES = 30 * MIB, 0.02, 100 * MIB
-"""What smaller growth must come to together to be reported."""
+"""The same limits for the sum of smaller growth."""
 _SMALL_RUNS = 4
 
 
 class Growth(NamedTuple):
-    """A cell that has grown a device in each of its last runs, none of which was given back."""
+    """A cell whose last runs have each grown a device by memory that was not freed."""
 
     device: str
     runs: int
@@ -28,9 +28,9 @@ class Growth(NamedTuple):
     most_bytes: int
 
 
-@dataclass(slots=True, eq=False, repr=False)  # making these methods takes time while the extension loads
+@dataclass(slots=True, eq=False, repr=False)  # generating these methods would slow down loading the extension
 class _Streak:
-    """Runs of the same code, one after the other, that each grew a device by so much at least."""
+    """Consecutive runs of the same code that each grew a device by some least amount."""
 
     runs: int = 0
     least_bytes: int = 0
@@ -38,7 +38,7 @@ class _Streak:
     sum_bytes: int = 0
 
     def add(self, grown: int, least: float) -> None:
-        """Count one more run, or begin anew if it grew the device by less than ``least``."""
+        """Count one more run, or start again if it grew the device by less than ``least``."""
         if grown < least:
             self.runs = self.sum_bytes = 0
             return
@@ -48,25 +48,25 @@ class _Streak:
         self.sum_bytes += grown
 
     def goes_on(self, two: int) -> bool:
-        """Return True if the last two runs grew it by ``two``, not little: warming up fades away, a leak does not."""
+        """Return True if the last two runs, ``two`` in sum, grew it enough: warming up fades, a leak does not."""
         return 2 * two * self.runs >= 3 * self.sum_bytes
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class DeviceRuns:
-    """What one device went through in the last runs of the same code."""
+    """The last runs of the same code on one device."""
 
     after_bytes: int
     grown_bytes: int = 0
-    """By the last run."""
+    """Growth in the last run."""
     large: _Streak = field(default_factory=_Streak)
     small: _Streak = field(default_factory=_Streak)
-    """Growth that is reported for what it has come to."""
+    """Growth that is reported by its sum."""
 
     def add(self, usage: Usage, *, success: bool) -> _Streak | None:
-        """Count one more run, and return those that are to be reported."""
-        given_back = self.after_bytes - usage.before_bytes  # since the last run, by whatever did it
-        if given_back > self.grown_bytes // 2 or not success:  # what an error leaves is held by its traceback
+        """Count one more run, and return the series to report, if any."""
+        given_back = self.after_bytes - usage.before_bytes  # since the last run, by any code
+        if given_back > self.grown_bytes // 2 or not success:  # a traceback keeps an error's memory alive
             self.large, self.small = _Streak(), _Streak()
         two = self.grown_bytes + usage.delta_bytes
         self.after_bytes, self.grown_bytes = usage.after_bytes, usage.delta_bytes
@@ -83,7 +83,7 @@ class DeviceRuns:
 
 
 def count_run(devices: dict[str, DeviceRuns], usage: Usage, *, success: bool) -> Growth | None:
-    """Count a run in ``devices``, and return how it grew the device in each of the last runs, if it did."""
+    """Count a run in ``devices``, and return the growth of the device in the last runs, if any."""
     if usage.device not in devices:
         devices[usage.device] = DeviceRuns(usage.after_bytes)
         return None

@@ -1,9 +1,9 @@
-"""Measures spans of time: memory before, after, and the exact peak between, on every device.
+"""Measures spans of time: memory before and after, and the exact peak in between, on every device.
 
-Peaks nest, or overlap in any order, over counters that can only be reset: at every start each counter is read,
-folded into every open measurement, and rearmed. A stop or a reading folds and need not rearm: what the counter
-shows was reached inside every span that is still open. The meter owns the only thread: it samples while a
-measurement is open and a probe has no counter of its own, and does for others what they asks its worker for.
+Spans nest, or overlap in any order, over counters that can only be reset: at every start, each counter is read,
+folded into every open span, and reset. A stop or a reading only folds, because the counter's peak was reached
+inside every span that is still open. The meter owns the only thread, which samples while a span is open and a probe
+has no counter of its own, and runs jobs that other components submit.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ipygpumem.probes import Probe
 
 
 class Measurement:
-    """An open span; made by ``Meter.start``."""
+    """An open span, made by ``Meter.start``."""
 
     def __init__(self, before: dict[str, Reading]) -> None:
         self.begin(before)
 
     def begin(self, before: dict[str, Reading]) -> None:
-        """Begin with what the readings ``before`` say."""
+        """Start the span with the readings ``before``."""
         self.before = before
         self.peaks = {device: reading.current_bytes for device, reading in before.items()}
         self.is_settled = False
@@ -38,23 +38,23 @@ class Measurement:
                 self.peaks[reading.device] = reading.peak_bytes
 
     def usages(self, readings: dict[str, Reading]) -> tuple[Usage, ...]:
-        """Return what each device went through from the start of the span until ``readings``."""
+        """Return each device's usage from the start of the span until ``readings``."""
         found = []
         for device, now in readings.items():
-            before = self.before.get(device)  # a device that was first used inside the span held nothing before it
+            before = self.before.get(device)  # a device that was first used inside the span was empty before
             start, peak = before.current_bytes if before else 0, max(self.peaks.get(device, 0), now.current_bytes)
-            # By position, which costs half as much: every cell makes one per device.
+            # By position, which is twice as fast: every cell makes one per device.
             found.append(Usage(device, start, now.current_bytes, peak, now.total_bytes, now.method, *now[5:10]))
         return tuple(found)
 
 
 class Meter:
-    """Measures overlapping spans with a set of probes; safe to use from several threads.
+    """Measures overlapping spans with a set of probes; thread-safe.
 
     Args:
-        probes: what to read; the meter closes them.
-        find_more: asked at every boundary; returns the probes that it has found since.
-        sample_seconds: time between two samples where a probe has no high-water mark.
+        probes: probes to read; the meter closes them.
+        find_more: called at every boundary; returns the probes found since the last call.
+        sample_seconds: time between two samples of a probe without a high-water mark.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class Meter:
         self._find_more = find_more
         self.failures: dict[str, str] = {}
         self._sample_seconds = sample_seconds
-        # Weak: the span of somebody who was interrupted before he had it in his hands ends by itself.
-        # A set of references, since a WeakSet takes as long as a probe.
+        # Weak: a span lost to a Ctrl-C before its assignment closes itself.
+        # A set of references, because a WeakSet is as slow as a probe.
         self._open: set[weakref.ref[Measurement]] = set()
         self._own_lock, self._pid = threading.RLock(), os.getpid()
         self._sampling = self._is_closed = False
@@ -95,7 +95,7 @@ class Meter:
             return measurement.usages(self._readings())
 
     def lap(self, measurement: Measurement) -> tuple[Usage, ...]:
-        """Return the usages of an open span so far, and let it begin anew."""
+        """Return the usages of an open span so far, and restart it."""
         with self._lock:
             readings = self._readings(rearm=True)
             usages = measurement.usages(readings)
@@ -103,21 +103,21 @@ class Meter:
             return usages
 
     def settle(self, measurement: Measurement) -> tuple[Usage, ...]:
-        """Return the usages of an open span so far. Its peaks are final: what follows only gives memory back."""
+        """Return the usages of an open span so far, and make its peaks final: the remaining code only frees memory."""
         with self._lock:
             usages = self.read(measurement)
             measurement.is_settled = True
             return usages
 
     def stop(self, measurement: Measurement) -> tuple[Usage, ...]:
-        """Close a span and return its usages; a span that is closed already is only read."""
+        """Close a span and return its usages; a closed span is only read."""
         with self._lock:
             usages = measurement.usages(self._readings())
             self._close(measurement)
             return usages
 
     def drop(self, measurement: Measurement) -> None:
-        """Close a span whose figures nobody wants."""
+        """Close a span without reading it."""
         with self._lock:
             self._close(measurement)
 
@@ -136,7 +136,7 @@ class Meter:
             return self._readings(detail=detail)
 
     def glance(self) -> dict[str, Reading]:
-        """Return each device's memory now, while other threads use the devices; open spans do not notice."""
+        """Return each device's memory now, without affecting open spans; other threads may use the devices."""
         found: dict[str, Reading] = {}
         with self._lock:
             self._find()
@@ -148,24 +148,24 @@ class Meter:
         return found
 
     def change(self, action: Callable[[], None]) -> None:
-        """Run ``action``, which changes a probe; the open spans keep their peaks so far."""
+        """Run ``action``, which changes a probe; open spans keep their peaks so far."""
         with self._lock:
             self._readings()
             action()
             self._sample_if_needed()
 
     def add(self, probe: Probe) -> None:
-        """Measure with ``probe`` from now on, and no more with one that has its name."""
+        """Measure with ``probe`` from now on, instead of any probe with the same name."""
         with self._lock:
-            self._readings()  # open spans keep the peaks of a probe that is replaced
-            others = [other for other in self._probes if _name(other) == _name(probe)]
-            self._probes = [other for other in self._probes if other not in others]
+            self._readings()  # open spans keep the peaks of a replaced probe
+            dropped = [other for other in self._probes if _name(other) == _name(probe)]
+            self._probes = [other for other in self._probes if other not in dropped]
             if self._is_closed:
-                others.append(probe)
+                dropped.append(probe)
             else:
                 self._probes.append(probe)
                 self._sample_if_needed()
-        for other in others:
+        for other in dropped:
             other.close()
 
     def _readings(self, **how: bool) -> dict[str, Reading]:
@@ -186,7 +186,7 @@ class Meter:
                     measurement.fold(readings)
                 if rearm:
                     probe.rearm()
-            except Exception as error:  # a driver that broke must not take the host's figures with it
+            except Exception as error:  # a broken driver must not take the host's figures with it
                 self.failures[_name(probe)] = said(error)
                 continue
             if self.failures:
@@ -202,11 +202,11 @@ class Meter:
     def _sample_if_needed(self) -> None:
         if self._open and any(probe.sampled for probe in self._probes):
             self._sampling = True
-            self.worker.add(self._sample)  # also if it was there: a forked child has no thread
+            self.worker.add(self._sample)  # even if it is registered: a forked child has no thread
 
     def _sample(self) -> float | None:
         with self._lock:
-            if not self._open:  # the last span was not closed, and is gone
+            if not self._open:  # the last span was garbage-collected without being closed
                 self._sampling = False
                 self.worker.remove(self._sample)
                 return None
@@ -214,7 +214,7 @@ class Meter:
         return self._sample_seconds
 
     def close(self) -> None:
-        """Stop sampling and close the probes; from now on there are no readings."""
+        """Stop sampling and close the probes; later readings are empty."""
         with self._lock:
             self._is_closed = True
             self._open.clear()

@@ -1,4 +1,4 @@
-"""Keeps the traces of one shell or of a script, with the meter that measures them; measures what a context costs."""
+"""Stores the traces of one shell or script with the meter that measures them; measures the cost of a context."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST = 10_000
 
 
 class Traces:
-    """What measures traces, and the records of those that are over: the ``most`` last ones."""
+    """The meter for traces, and the records of the ``most`` last finished ones."""
 
     def __init__(self, meter: Meter, most: int = _MOST) -> None:
         self.meter = meter
@@ -29,14 +29,14 @@ class Traces:
 def of_script() -> Traces:
     """Return the traces of this process outside a notebook.
 
-    Their meter stays: opening one takes longer than a trace may, and while it is there torch's own
-    ``max_memory_allocated()`` still gives the peaks that the meter has reset.
+    Their meter stays open: opening one takes longer than a trace may, and while it is open, torch's
+    ``max_memory_allocated()`` still returns the peaks that the meter has reset.
     """
     return Traces(Meter([HostProbe()], find_more=finder()))
 
 
 def preload(meter: Meter) -> TraceRecord | None:
-    """Create the context now, and return what it costs, labelled as the device; None without an accelerator."""
+    """Create the context now, and return its cost, labelled as the device; None without an accelerator."""
     if importlib.util.find_spec("torch") is None:
         raise DeviceError("preload needs torch, which is not installed")
     torch: Any = importlib.import_module("torch")

@@ -1,4 +1,4 @@
-"""Runs jobs when they are due, in our only thread, which ends with the last of them."""
+"""Runs jobs when they are due, in our only thread, which ends with the last job."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 
 Job = Callable[[], "float | None"]
-"""Returns the seconds until it is due again; None lets it rest until ``wake``. It must not raise."""
+"""Returns the seconds until the next run; None waits for ``wake``. A job must not raise."""
 
 _FAULTS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP"}
 _CLOSE_SECONDS = 5.0
 
 
 class Worker:
-    """Runs jobs, one at a time. In a forked child it is empty, and begins anew with the first job that is added."""
+    """Runs jobs, one at a time. In a forked child it starts empty, and restarts with the first job added."""
 
     def __init__(self) -> None:
         self._begin()
@@ -30,8 +30,8 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def add(self, job: Job) -> None:
-        """Run ``job`` as soon as possible, and again when it says so; one that is there already stays as it is."""
-        if os.getpid() != self._pid:  # the thread, and whoever held the lock, stayed in the parent process
+        """Run ``job`` as soon as possible, and again when it asks to; a job that is already there is not changed."""
+        if os.getpid() != self._pid:  # the thread, and the lock's owner, stayed in the parent process
             self._begin()
         with self._changed:
             if job in self._due:
@@ -51,14 +51,14 @@ class Worker:
                     self._changed.notify()
 
     def remove(self, job: Job) -> None:
-        """Forget ``job``; it may be running for the last time."""
+        """Remove ``job``; it may be running for the last time."""
         if os.getpid() == self._pid:
             with self._changed:
                 self._due.pop(job, None)
                 self._changed.notify()
 
     def close(self) -> None:
-        """Forget all jobs and wait for the thread to end."""
+        """Remove all jobs and wait for the thread to end."""
         if os.getpid() != self._pid:
             return
         with self._changed:
@@ -77,13 +77,13 @@ class Worker:
                     self._due[job] = time.monotonic() + pause
 
     def _next(self) -> Job | None:
-        """Wait until a job is due and return it; None when there are no jobs any more."""
+        """Wait until a job is due and return it; None without jobs."""
         with self._changed:
             while self._due:
                 job, due = min(self._due.items(), key=lambda item: item[1])
                 wait = due - time.monotonic()
                 if wait <= 0:
-                    self._due[job] = math.inf  # until it has run; a wake meanwhile is not lost
+                    self._due[job] = math.inf  # until it has run; a wake in between is not lost
                     return job
                 self._changed.wait(None if wait == math.inf else wait)
             self._thread = None
@@ -91,7 +91,7 @@ class Worker:
 
 
 def leave_signals_to_others() -> None:
-    """Block signals in this thread: a Ctrl-C has to interrupt what the main thread waits for."""
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # no such thing on Windows
+    """Block signals in this thread: a Ctrl-C has to interrupt the main thread's wait."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # not supported on Windows
         faults = {getattr(signal, name) for name in _FAULTS if hasattr(signal, name)}
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - faults)

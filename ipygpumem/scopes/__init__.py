@@ -1,1 +1,1 @@
-"""Knows which names a scope owns: what its cells bind, what is deleted and restored at its end."""
+"""Tracks the names that a scope owns: bound by its cells, deleted or restored at its end."""

@@ -1,8 +1,8 @@
-"""Finds the names that a cell binds, in its syntax tree and by Python's own scoping rules.
+"""Finds the names that a cell binds, in its syntax tree and by Python's scoping rules.
 
-``symtable`` answers a similar question but reports ``del x`` and a bare ``x: int`` as assignments, and misses a
-walrus inside a comprehension; hence this walk. It keeps its own stack, since a long ``a + b + c + ...`` that Python
-compiles without trouble nests deeper than Python's limit for recursion.
+``symtable`` is close but reports ``del x`` and a bare ``x: int`` as assignments, and misses a walrus inside a
+comprehension; hence this walk. It uses its own stack, because a long ``a + b + c + ...`` that Python compiles
+without trouble nests deeper than Python's recursion limit.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ class Bindings:
     assigned: set[str] = field(default_factory=set)
     imported: set[str] = field(default_factory=set)
     shared: set[str] = field(default_factory=set)
-    """Named in a ``global`` statement at the top level: the notebook's, not a scope's."""
+    """Names in a top-level ``global`` statement: the notebook's, not a scope's."""
     deleted: set[str] = field(default_factory=set)
-    """Named in a ``del`` statement."""
+    """Names in a ``del`` statement."""
 
     @property
     def bound(self) -> set[str]:
-        """Names that the code may bind itself."""
+        """Names that the code may bind."""
         return (self.assigned | self.imported) - self.shared
 
 
 def bindings_of(tree: ast.AST) -> Bindings:
-    """Return what ``tree``, a module's or one node's, binds in the scope in which it stands."""
+    """Return the bindings of ``tree``, a module or a single node, in the scope that contains it."""
     bindings = Bindings()
     for node in parts_of(tree):
         _note(node, bindings)
@@ -38,7 +38,7 @@ def bindings_of(tree: ast.AST) -> Bindings:
 
 
 def parts_of(tree: ast.AST, *, blocks: bool = True) -> Iterator[ast.AST]:
-    """Yield ``tree`` and its parts that run in the scope in which it stands."""
+    """Yield ``tree`` and its descendants that run in the scope that contains it."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -74,14 +74,14 @@ def _assigned_name(node: ast.AST) -> str | None:
 def _parts(node: ast.AST) -> Iterable[ast.AST]:
     """Return the children of ``node`` that run in its own scope."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        # Decorators, defaults and annotations run out here; the body does not.
+        # Decorators, defaults and annotations run in the enclosing scope; the body does not.
         return [*node.decorator_list, node.args, *([node.returns] if node.returns else [])]
     if isinstance(node, ast.ClassDef):
         return [*node.decorator_list, *node.bases, *node.keywords]
     if isinstance(node, ast.Lambda):
         return [node.args]
     if isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
-        # A comprehension's targets are its own, but a walrus inside it binds out here (PEP 572).
+        # A comprehension's targets are local, but a walrus inside it binds outside (PEP 572).
         inside = [part for generator in node.generators for part in (generator.iter, *generator.ifs)]
         return [*([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]), *inside]
     if isinstance(node, ast.AnnAssign) and node.value is None:

@@ -1,12 +1,12 @@
-"""Instruments code so that it reports what it does to names, at the moment when it does it.
+"""Instruments code so that it reports bindings and deletions of names as they happen.
 
-The object that a scope shadows must be saved before its name is bound, and no earlier: a saved object stays alive,
-although the cell may be about to delete it, and a function that the cell calls may change the name first. So each
-place that binds or deletes a name gets look-ups that have no other effect. They have its position, so that line
-numbers, tracebacks and the debugger show the code as it was written.
+A shadowed object must be saved just before its name is rebound: a saved object stays alive although the cell may be
+about to delete it, and a called function may rebind the name first. So each statement that binds or deletes a name
+gets look-ups without other effects, at the same position, so that line numbers, tracebacks and the debugger show the
+original code.
 
-Where a binding follows for certain, one look-up comes before it (``BINDS``). Elsewhere one comes before
-(``MAY_BIND``), and one after it, which is reached only if the name was bound (``HAS_BOUND``).
+A binding that is certain gets one look-up before it (``BINDS``). Any other gets one before (``MAY_BIND``), and one
+after it (``HAS_BOUND``), which is reached only if the name was bound.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ LISTENER = "__ipygpumem_names__"
 """Name of the mapping in which code looks up events, such as ``LISTENER["binds x"]``; see ``scope.note_event``."""
 BINDS, MAY_BIND, HAS_BOUND, HAS_IMPORTED, HAS_DELETED = "binds ", "may bind ", "has bound ", "has imported ", "deletes "
 HAS_ENDED = "has ended "
-"""Code that may have bound a name is over; the object that the name has now shows whether it did."""
+"""Code that may have bound a name has ended; the name's current object shows whether it did."""
 
 
 class Listener(dict[str, None]):
-    """The mapping in which code looks events up; it holds those that need not be noted again.
+    """The mapping in which code looks up events; it contains those whose repetitions need no record.
 
     Args:
-        note: notes an event; returns True if its repetitions need not be noted.
+        note: records an event; returns True if its repetitions need no record.
     """
 
     def __init__(self, note: Callable[[str], bool]) -> None:
@@ -38,12 +38,12 @@ class Listener(dict[str, None]):
     def __missing__(self, key: str) -> None:
         __tracebackhide__ = True  # a Ctrl-C may strike here
         if key.startswith(HAS_IMPORTED):
-            self.clear()  # other statements end that the name is an import
+            self.clear()  # after another statement the name may no longer be an import
         if self.note(key):
             self[key] = None
 
     def first_turn(self, items: object, names: list[str]) -> object:
-        """Return the ``items`` of a loop; if it has a turn, its first binds ``names``."""
+        """Return the ``items`` of a loop; if it has any, its first turn binds ``names``."""
         __tracebackhide__ = True
         if type(items) in (range, list, tuple, str, bytes) and items:
             for name in names:
@@ -52,13 +52,13 @@ class Listener(dict[str, None]):
 
 
 _MAY_RUN_CODE = (ast.Call, ast.Await, ast.With, ast.AsyncWith, ast.AsyncFor, ast.Delete, ast.Import, ast.ImportFrom)
-"""Nodes that may run other code, which may change or delete names, or open a scope."""
+"""Nodes that may run other code, which may rebind or delete names, or open a scope."""
 
 
 def instrument(tree: ast.Module, names: frozenset[str]) -> None:
-    """Change ``tree`` so that its code reports what it does to ``names``."""
+    """Change ``tree`` so that its code reports bindings and deletions of ``names``."""
     last = tree.body[-1] if tree.body else None
-    # No recursion: each "elif" is a statement inside the one before it.
+    # No recursion: each "elif" is a statement nested in the previous one.
     waiting: list[tuple[Any, str, set[str]]] = [(tree, "body", set())]
     while waiting:
         owner, field, bound = waiting.pop()
@@ -74,7 +74,7 @@ def instrument(tree: ast.Module, names: frozenset[str]) -> None:
 
 
 def _instrumented(statement: Any, names: frozenset[str], *, shown: bool) -> list[ast.stmt]:
-    """Return ``statement`` with look-ups for ``names``; ``shown``: it comes last, IPython may display its value."""
+    """Return ``statement`` with look-ups for ``names``; ``shown``: the last one, whose value IPython may display."""
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
         return _imports(statement, names)
     if isinstance(statement, ast.Delete):
@@ -91,13 +91,13 @@ def _instrumented(statement: Any, names: frozenset[str], *, shown: bool) -> list
         statement.iter = _followed(statement.iter, MAY_BIND, bound)
         return _checked(statement, bound if _may_bind_in_part([statement.target]) else set())
     _branches(statement, names)
-    name = getattr(statement, "name", "")  # a function's, a class's, or that of "type X = ...", Python 3.12
+    name = getattr(statement, "name", "")  # of a function, a class, or "type X = ..." (Python 3.12)
     bound = {getattr(name, "id", name)} & set(names)
     return [*_lookups(statement, MAY_BIND, bound), statement, *_lookups(statement, HAS_BOUND, bound)]
 
 
 def _branches(statement: Any, names: frozenset[str]) -> None:
-    """Report the names that a ``match`` or an ``except`` may bind before it looks whether one fits."""
+    """Report the names that a ``match`` or an ``except`` may bind before it tests the patterns."""
     for handler in getattr(statement, "handlers", ()):
         if handler.name in names:
             handler.type = _followed(handler.type, MAY_BIND, {handler.name})
@@ -112,7 +112,7 @@ def _branches(statement: Any, names: frozenset[str]) -> None:
 
 
 def _blocks(statement: ast.stmt) -> Iterator[tuple[Any, str, set[str]]]:
-    """Yield the blocks of a compound statement that run in its own scope, each with the names that its start proves."""
+    """Yield a compound statement's blocks in the same scope, each with the names bound at its start."""
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return
     for owner in (statement, *getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
@@ -160,8 +160,8 @@ def _with(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
 
 def _may_bind_in_part(targets: list[Any]) -> bool:
     """Return True if assigning to ``targets`` may fail after some names were bound."""
-    (first, *others) = targets
-    parts = first.elts if isinstance(first, (ast.Tuple, ast.List)) and not others else targets
+    (first, *rest) = targets
+    parts = first.elts if isinstance(first, (ast.Tuple, ast.List)) and not rest else targets
     plain = [part.value if isinstance(part, ast.Starred) else part for part in parts]
     return not all(isinstance(part, ast.Name) for part in plain)
 
@@ -194,7 +194,7 @@ def _is_plain_loop(statement: ast.stmt) -> bool:
 
 
 def _checked(statement: ast.stmt, names: set[str], after: Iterable[ast.stmt] = ()) -> list[ast.stmt]:
-    """Return ``statement`` and what comes ``after`` it, also checking how it left ``names`` if it fails."""
+    """Return ``statement`` and the statements ``after`` it, with a check of ``names`` if it fails."""
     if not names:
         return [statement, *after]
     block: Any = _at(statement, "try: pass\nfinally: pass")
@@ -203,20 +203,20 @@ def _checked(statement: ast.stmt, names: set[str], after: Iterable[ast.stmt] = (
 
 
 def _imports(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
-    """Return ``statement`` as one for each module or name, since a later one may fail."""
+    """Return ``statement`` split into one per module or name, because a later one may fail."""
     if not bindings_of(statement).bound & names or getattr(statement, "module", "") == "__future__":
         return [statement]
     statements: list[ast.stmt] = []
     for alias in statement.names:
-        (*others,) = ast.iter_fields(statement)
-        one = ast.copy_location(type(statement)(**{**dict(others), "names": [alias]}), statement)
+        (*rest,) = ast.iter_fields(statement)
+        one = ast.copy_location(type(statement)(**{**dict(rest), "names": [alias]}), statement)
         bound = bindings_of(one).bound & names
         statements += [*_lookups(one, MAY_BIND, bound), one, *_lookups(one, HAS_IMPORTED, bound)]
     return statements
 
 
 def _deletions(statement: ast.Delete, names: frozenset[str]) -> list[ast.stmt]:
-    """Return ``statement`` as one for each of its targets, each followed by its look-up."""
+    """Return ``statement`` split into one per target, each followed by its look-up."""
     if not bindings_of(statement).deleted & names:
         return [statement]
     statements: list[ast.stmt] = []
@@ -253,11 +253,11 @@ def _keys(place: ast.expr, word: str, names: set[str]) -> list[ast.expr]:
 def _element(value: ast.expr, parts: list[ast.expr], index: int) -> ast.expr:
     wrapped: Any = _at(value, f"(None, None)[{index}]")
     wrapped.value.value.elts = parts
-    return wrapped.value  # type: ignore[no-any-return]  # of the statement that was parsed
+    return wrapped.value  # type: ignore[no-any-return]  # of the parsed statement
 
 
 def _at(place: ast.stmt | ast.expr, code: str) -> ast.stmt:
-    """Return the statement ``code``, as if it stood where ``place`` begins to run."""
+    """Return the statement ``code``, at the position where ``place`` begins."""
     (statement,) = ast.parse(code).body
     for node in ast.walk(statement):
         ast.copy_location(node, next(iter(getattr(place, "decorator_list", ())), place))

@@ -1,7 +1,7 @@
-"""Adds scopes to a namespace that has none: which names a scope owns, and what becomes of them at its end.
+"""Adds scopes to a flat namespace: tracks the names that a scope owns, and cleans up at its end.
 
-A scope behaves like a Python function: what it binds is deleted at the end, and what that shadowed is back.
-It knows names only, nothing of memory or of IPython.
+A scope behaves like a Python function: at the end its names are deleted, and shadowed ones get their old objects
+back. It handles names only, not memory or IPython.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _SHELLS_OWN = re.compile(
     r"In|Out|exit|quit|get_ipython|_ih|_oh|_dh|_sh|_exit_code|_+|_i+|_i\d+|_\d+|__(name|doc|builtin|builtins|"
     r"nonzero|package|loader|spec|file|session|warningregistry)__|_VSCODE\w*|__VSCODE\w*|_jupyterlab_variableinspector\w*"
 )
-"""Names that IPython or a front-end keeps in the user's namespace: never a scope's."""
+"""Names that IPython or a front-end keeps in the user's namespace; no scope owns them."""
 _CONFIRMS = {word[:-1] for word in (HAS_BOUND, HAS_IMPORTED, HAS_ENDED)}
 _LIBRARYS_OWN = re.compile(r"__\w+|\w*_\d+_c\d+(/.*)?")
-"""Names that are a library's unless a cell binds them: torch.compile keeps compiled code there, and ends it itself."""
+"""Library names unless a cell binds them: torch.compile stores compiled code there, and removes it itself."""
 
 
 def is_ownable(name: object) -> bool:
-    """Whether a scope may own ``name``: a string that neither IPython nor a front-end uses itself."""
+    """Return True if a scope may own ``name``: a string that neither IPython nor a front-end uses itself."""
     return type(name) is str and _SHELLS_OWN.fullmatch(name) is None
 
 
 @dataclass
 class Outcome:
-    """What became of a scope's names. Filled while the scope closes, so that an interrupt loses nothing."""
+    """Result of closing a scope; filled as it closes, so that an interrupt loses nothing."""
 
     deleted: list[str] = field(default_factory=list)
     restored: list[str] = field(default_factory=list)
@@ -49,8 +49,8 @@ class Scope:
     """One open scope over ``namespace``.
 
     Args:
-        namespace: the names that cells see, such as IPython's ``user_ns``.
-        keep: names or globs whose values stay at the end; the caller may add to the list later.
+        namespace: the cells' namespace, such as IPython's ``user_ns``.
+        keep: names or globs of names to keep at the end; the caller may append to the list.
         drop_imports: delete the names of imported modules too.
     """
 
@@ -60,37 +60,37 @@ class Scope:
         self._drop_imports = drop_imports
         self._first = tuple(namespace)
         self._outer = dict.fromkeys(self._first)
-        """Names that were there before, as far as is known; the collector does not look into such a dict."""
+        """Names that are known to be older; a dict without values is not examined by the collector."""
         self._assigned: set[str] = set()
         self._imported: set[str] = set()
         self._either: set[str] = set()
-        """Imports among them that the same code may have bound to something else, and which it does not report."""
+        """Imported names that the same code may also have bound otherwise, without reporting it."""
         self._shared: set[str] = set()
         self.waiting: Namespace = {}
-        """Shadowed objects that wait to be restored."""
+        """Shadowed objects to be restored."""
         self._unsure: set[str] = set()
-        """Names among them that code may have bound which does not report it: see ``settle``."""
+        """Names in ``waiting`` that unreported code may have bound: see ``settle``."""
         self._maybe: Namespace = {}
-        """The objects of names that the running statement may bind."""
+        """Old objects of the names that the running statement may bind."""
         self.outcome = Outcome()
 
     def note(self, bindings: Bindings, reported: Iterable[str] = ()) -> None:
-        """Note the names that code of this scope may bind; it reports its imports of those ``reported`` itself."""
+        """Record the names that code of this scope may bind; it reports its imports of those ``reported`` itself."""
         self._assigned |= bindings.assigned
         imported, assigned = bindings.imported.difference(reported), bindings.assigned.difference(reported)
         self._imported = self._imported - assigned | imported
         self._either = self._either | imported & assigned
 
     def shadow(self, name: str, value: object) -> None:
-        """Keep ``value``, which ``name`` had before this scope bound it."""
+        """Save ``value``, the object of ``name`` before this scope bound it."""
         if self._shadows(name):
             self.waiting[name] = value
         self._unsure.discard(name)
         self._imported.discard(name)
 
     def confirm(self, name: str, scopes: Sequence[Scope], *, is_import: bool, by_identity: bool) -> None:
-        """Note that a statement bound ``name``, or that it may have, which the object shows that the name has now."""
-        # Entering the statement may have opened a scope or ended one.
+        """Record that a statement has bound ``name``; with ``by_identity``, only if its object has changed."""
+        # The statement may have opened or ended a scope.
         old = [scope._maybe.pop(name) for scope in reversed(scopes) if name in scope._maybe]
         if by_identity and not (old and self._namespace.get(name, old[0]) is not old[0]):
             return
@@ -103,18 +103,18 @@ class Scope:
             self._imported.discard(name)
 
     def save(self, names: Iterable[str]) -> list[str]:
-        """Keep what ``names`` shadow, before code may bind them; return those that were not kept yet."""
+        """Save the objects of ``names`` before code may rebind them; return the names that were not saved yet."""
         saved = [name for name in names if self._shadows(name) and name in self._namespace]
         self._unsure.update(saved)
         self.waiting.update((name, self._namespace[name]) for name in saved)
         return saved
 
     def save_all(self) -> None:
-        """Like ``save`` for code that nobody has seen: it may bind any name."""
+        """Save the objects of all names, for code that could not be analysed."""
         self.save(list(self._outer))
 
     def missed(self, event: str) -> None:
-        """Keep all that code may have bound or may bind: what it reports may be lost, as ``event`` was."""
+        """Save all objects of names that code may have bound or may bind: its reports may be lost, as ``event`` was."""
         word, name = event.rsplit(" ", 1)
         if word == HAS_IMPORTED[:-1]:
             self._imported.add(name)
@@ -125,23 +125,23 @@ class Scope:
         self.save_all()
 
     def unsave(self, names: Iterable[str]) -> None:
-        """Take back ``save``: the code reports these names itself."""
+        """Undo ``save``: the code reports these names itself."""
         for name in names:
             self.waiting.pop(name, None)
 
     def _forget_unbound(self) -> None:
-        """Forget what was kept of names that the code did not bind after all."""
+        """Forget the saved objects of names that the code did not rebind after all."""
         while self._unsure:
             name = self._unsure.pop()
             if name in self.waiting and name in self._namespace and self._namespace[name] is self.waiting[name]:
                 del self.waiting[name]
 
     def _shadows(self, name: str) -> bool:
-        """Whether binding ``name`` now would shadow an outer object that is not kept yet."""
+        """Return True if binding ``name`` now would shadow an outer object that is not saved yet."""
         return name in self._outer and name not in self.waiting and name not in self._shared and is_ownable(name)
 
     def outer_among(self, names: set[str]) -> set[str]:
-        """Return those of ``names`` that were there before this scope, as far as it knows."""
+        """Return the ``names`` that are known to be older than this scope."""
         return set(filter(is_ownable, filter(self._outer.__contains__, names)))
 
     def to_report(self, names: set[str]) -> set[str]:
@@ -149,21 +149,21 @@ class Scope:
         return self.outer_among(names) | names & self._imported
 
     def regain(self, names: set[str]) -> None:
-        """Take ``names`` as outer ones again: their deletion was undone."""
+        """Treat ``names`` as outer ones again: their deletion was undone."""
         self._outer.update(dict.fromkeys(names))
 
     def share(self, names: Iterable[str]) -> None:
-        """Leave ``names`` to the notebook: ``global`` stood at the top level of a cell."""
+        """Give ``names`` up to the notebook: a cell has a top-level ``global`` statement."""
         self._shared.update(names)
         for name in names:
             self.waiting.pop(name, None)
 
     def leave_to_others(self, bound: Iterable[str], appeared: Iterable[str]) -> None:
-        """Leave names to other code that runs at the same time, such as another subshell's.
+        """Exclude the names of other code that runs at the same time, such as another subshell's.
 
         Args:
-            bound: what that code binds.
-            appeared: what has appeared meanwhile, which this scope's own code may have bound as well.
+            bound: names bound by that code.
+            appeared: names that have appeared since, which this scope's own code may also have bound.
         """
         names = {*bound, *set(appeared).difference(self._assigned, self._imported)}
         for name in filter(is_ownable, names.intersection(self._namespace)):
@@ -172,34 +172,34 @@ class Scope:
 
     def own_names(self) -> list[str]:
         """Return the names that the end of this scope would delete, restore or keep."""
-        # There may be 100,000 names, and hardly one of them is this scope's.
+        # There may be 100,000 names, hardly any of them this scope's.
         new = filter(is_ownable, filterfalse(self._outer.__contains__, self._later_names()))
         return [name for name in (*self.waiting, *new) if self._is_own(name)]
 
     def _later_names(self) -> tuple[Any, ...]:
-        """Return the notebook's names without those that it began with, if these are all still there."""
+        """Return the names added since the start, or all names if an older one has been deleted."""
         names, first = tuple(self._namespace), len(self._first)
         return names[first:] if self._begins_with(self._first, names) else names
 
     def gone(self) -> list[str]:
-        """Return which of the outer names are not there any more."""
+        """Return the outer names that no longer exist."""
         if len(self._outer) == len(self._first) and self._begins_with(self._first, tuple(self._namespace)):
             return []
         return list(filterfalse(self._namespace.__contains__, list(self._outer)))
 
     @staticmethod
     def _begins_with(first: tuple[Any, ...], names: tuple[Any, ...]) -> bool:
-        """Whether ``names`` begin with ``first``: a dict keeps its order. Twice as fast as looking each one up."""
+        """Return True if ``names`` begin with ``first``; dicts keep their order. Twice as fast as single look-ups."""
         return len(names) >= len(first) and all(map(is_, names, first))
 
     def names_to_delete(self, own: list[str]) -> list[str]:
-        """Return those of its ``own`` names whose values the end of this scope lets go."""
+        """Return the ``own`` names whose objects the end of this scope drops."""
         return [n for n in own if not self._matches_keep(n) and not self._stays_as_import(n)]
 
     def _is_own(self, name: str) -> bool:
         if name in self._shared or (_LIBRARYS_OWN.fullmatch(name) and name not in self._assigned | self._imported):
             return False
-        # What waits may not have been bound since: code may have been expected to bind it and did not.
+        # A saved name may not have been rebound: code was expected to bind it and did not.
         return name not in self.waiting or self._namespace.get(name) is not self.waiting[name]
 
     def _stays_as_import(self, name: str) -> bool:
@@ -229,12 +229,12 @@ class Scope:
         *,
         spare: Callable[[object], bool] = lambda value: False,
     ) -> Outcome:
-        """Delete, restore and keep. An interrupted call can be repeated: it goes on where it stopped.
+        """Delete, restore and keep names. An interrupted call can be repeated, and continues where it stopped.
 
         Args:
-            enclosing: the scope around this one, which inherits what is kept and imported.
-            own: its own names, if somebody has just asked for them.
-            spare: says of a value (by identity) that its name must stay, as for the experiment's own handle.
+            enclosing: the scope around this one, which inherits kept and imported names.
+            own: its own names, if the caller already has them.
+            spare: returns True for a value (by identity) whose name must stay, such as the experiment's own handle.
         """
         namespace, outcome = self._namespace, self.outcome
         for name in self.own_names() if own is None else own:
@@ -259,7 +259,7 @@ class Scope:
         return outcome
 
     def restore_all(self) -> None:
-        """Restore what names have shadowed, and delete nothing: the scope cannot be closed."""
+        """Restore all shadowed objects without deleting names: the scope cannot be closed."""
         for name, value in list(self.waiting.items()):
             if not self._matches_keep(name):
                 self._namespace[name] = value
@@ -271,7 +271,7 @@ class Scope:
         del self.waiting[name]
 
     def _hand_over(self, name: str, enclosing: Scope | None) -> None:
-        """Make a kept name the enclosing scope's, which will restore what this scope had shadowed."""
+        """Move a kept name to the enclosing scope, which will restore the object shadowed by this scope."""
         self._outer[name] = None
         shadowed = name in self.waiting
         old = self.waiting.pop(name, None)
@@ -283,11 +283,11 @@ class Scope:
 
 
 def note_event(scopes: Sequence[Scope], what: str) -> bool:
-    """Note an event of code in the innermost of nested ``scopes``; return True if no repetition need be noted.
+    """Record an event of code in the innermost of nested ``scopes``; return True if no repetition need be recorded.
 
     Args:
         scopes: the scopes in which the code runs, innermost last.
-        what: one of the words of instrumenting.py and a name.
+        what: one of the words in instrumenting.py and a name.
     """
     scope, (word, name) = scopes[-1], what.rsplit(" ", 1)
     if word in _CONFIRMS:
@@ -303,18 +303,18 @@ def note_event(scopes: Sequence[Scope], what: str) -> bool:
 
 
 def let_go(scopes: Sequence[Scope], name: str) -> None:
-    """Note that ``name`` is gone: an outer name is new from then on, to each scope that has not bound it itself."""
+    """Record that ``name`` is deleted: an outer name is new from then on to each scope that has not bound it itself."""
     for scope in reversed(scopes):
         scope._maybe.pop(name, None)
         scope._imported.discard(name)
         if not scope._shadows(name):
             return
         scope._outer.pop(name, None)
-        scope._first = ()  # bound anew it may stand where it stood, and is another
+        scope._first = ()  # rebound, it may be at its old position with a new object
 
 
 def settle(scopes: Sequence[Scope]) -> None:
-    """Once nothing runs in nested ``scopes``: forget what was kept for nothing, and what is gone."""
+    """Once no code runs in nested ``scopes``: forget objects saved needlessly, and deleted names."""
     for scope in scopes:
         scope._maybe.clear()
         scope._forget_unbound()

@@ -1,4 +1,4 @@
-"""Resets random generators, so that an experiment's cells give the same numbers each time they run."""
+"""Seeds random generators, so that an experiment's cells give the same numbers in each run."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 
 
 def is_seed(value: object) -> bool:
-    """Whether torch takes ``value`` as a seed: a whole number that fits into 64 bits, with a sign or without."""
+    """Return True for a seed that torch accepts: an integer that fits into 64 bits, signed or unsigned."""
     return type(value) is int and -(2**63) <= value < 2**64
 
 
 class Seeder(MetaPathFinder):
-    """Seeds generators, and those of NumPy and torch also when a cell imports them, since it may use them at once.
+    """Seeds generators; those of NumPy and torch also right after a cell imports them.
 
-    Importing them beforehand would be simpler, but slow, and too early for code that sets environment
-    variables before its import.
+    Importing them beforehand would be simpler, but slow, and too early for code that sets environment variables
+    before the import.
     """
 
     def __init__(self, seed: int) -> None:
@@ -29,7 +29,7 @@ class Seeder(MetaPathFinder):
         self._busy: set[str] = set()
 
     def seed_all(self) -> None:
-        """Seed Python's generator, and NumPy's global and torch's ones now, or once they are imported."""
+        """Seed Python's generator, and NumPy's global and torch's generators now, or once they are imported."""
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
         random.seed(self._seed)
@@ -37,11 +37,11 @@ class Seeder(MetaPathFinder):
         self._seed_module("torch")
 
     def _seed_module(self, name: str) -> None:
-        module: Any = sys.modules.get(name)  # None stands there where an import is blocked
+        module: Any = sys.modules.get(name)  # None where an import is blocked
         if name == "numpy" and hasattr(module, "random"):
             module.random.seed(self._seed % 2**32)
         elif hasattr(module, "manual_seed"):
-            module.manual_seed(self._seed)  # every device; lazily where none is initialised
+            module.manual_seed(self._seed)  # all devices; lazily where none is initialised
 
     def remove(self) -> None:
         """Stop watching imports."""
@@ -51,10 +51,10 @@ class Seeder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find NumPy or torch as usual, and have it seeded once it is loaded."""
+        """Find NumPy or torch as usual, and seed it once it is loaded."""
         if fullname not in ("numpy", "torch") or fullname in self._busy:
             return None
-        self._busy.add(fullname)  # the look-up below asks us again
+        self._busy.add(fullname)  # the call below reaches this finder again
         try:
             spec = importlib.util.find_spec(fullname)
         finally:

@@ -84,7 +84,7 @@ from tests.steps import fails, goes_on, names, open_now, refused, works
         ("%gpumem release nothing", "there is no variable 'nothing' here"),
         ("%gpumem release In", "`In` (list) cannot be emptied"),
         ("%gpumem purge", "which model?"),
-        ("%gpumem purge In", "purge moves torch's modules, and torch is not loaded"),
+        ("%gpumem purge In", "purge moves torch modules, but torch is not loaded"),
         ("%gpumem purge In In In", "it takes a model and its optimizer"),
     ],
 )

@@ -320,7 +320,7 @@ def test_memory_that_other_code_shows_is_not_emptied(trained: Trained) -> None:
 @pytest.mark.usefixtures("was")
 def test_nothing_is_moved_if_the_host_has_no_room(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moving, "available_bytes", lambda: 1000)
-    with pytest.raises(GpuMemError, match=r"would go to the host, which has 1000 B free: nothing was moved$"):
+    with pytest.raises(GpuMemError, match=r"would be moved to the host, which has 1000 B free: nothing was moved$"):
         trained.purge()
     with pytest.raises(GpuMemError, match="nothing was moved"), Offload([trained.model], trained.garbage):
         raise AssertionError

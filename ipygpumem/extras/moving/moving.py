@@ -1,8 +1,8 @@
-"""Moves models and optimizers' states between devices and the host, storage by storage, with all tensors that show it.
+"""Moves models and optimizers' states between devices and the host, storage by storage, with all their tensors.
 
 A storage keeps its identity: it is emptied while its bytes are on the host, and filled again. So views, tied weights,
-flattened weights of an RNN and what a graph has saved go on sharing what they shared. The tensors are pointed to the
-bytes on the host meanwhile, as ``module.to()`` does it, and back to their storage later.
+an RNN's flattened weights and tensors saved by a graph continue to share memory. Until then the tensors point to the
+bytes on the host, as after ``module.to()``.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from ipygpumem.record import Record
 from ipygpumem.units import format_bytes
 
 DEVICES = ("cuda", "xpu")
-"""Where torch can empty a storage and fill it again."""
+"""Devices on which torch can empty a storage and fill it again."""
 _BOUND = ("DistributedDataParallel", "FullyShardedDataParallel")
 
 
 @dataclass(frozen=True)
 class PurgeRecord(Record):
-    """What a purge moved off a device and back, and what was gained by it."""
+    """Result of a purge: the memory moved off a device and back, and the memory freed."""
 
     _report = "extras.moving.moving_report.purge_report"
 
     moved_bytes: int
     is_on_host: bool
-    """Whether it did not fit any more, and so has stayed on the host."""
+    """True if it no longer fitted, and so has stayed on the host."""
     before: dict[str, int]
-    """Per device, what torch's allocator had reserved."""
+    """Bytes reserved by torch's allocator, per device."""
     after: dict[str, int]
     notes: tuple[str, ...] = ()
 
@@ -66,7 +66,7 @@ def purge(model: object, optimizer: object | None, meter: Meter, garbage: Garbag
 
 
 class Offload:
-    """A ``with`` block in which modules, and the states of optimizers, are on the host.
+    """A ``with`` block during which modules, and the states of optimizers, are on the host.
 
     Raises:
         GpuMemError: one of them cannot be moved.
@@ -75,35 +75,35 @@ class Offload:
     def __init__(self, given: Sequence[Any], garbage: Garbage, what: str = "offload") -> None:
         refuse_while_traced(what)
         if sys.modules.get("torch") is None:
-            raise GpuMemError(f"{what} moves torch's modules, and torch is not loaded")
+            raise GpuMemError(f"{what} moves torch modules, but torch is not loaded")
         self._modules = [item for item in given if is_of_library(item, "torch.nn", "Module")]
         self._optimizers = [item for item in given if is_of_library(item, "torch.optim", "Optimizer")]
-        others = [item for item in given if all(item is not one for one in (*self._modules, *self._optimizers))]
-        if others or not self._modules:
-            wrong = f", and not {type_name(others[0])}" if others else ""
+        wrong_items = [item for item in given if all(item is not one for one in (*self._modules, *self._optimizers))]
+        if wrong_items or not self._modules:
+            wrong = f", and not {type_name(wrong_items[0])}" if wrong_items else ""
             example = f"{what}(learner.model, learner.optimizer)"
             raise GpuMemError(f"{what} takes a torch module and its optimizer{wrong}: {example}")
         for module in (inner for model in self._modules for inner in model.modules()):
             if type_name(module) in _BOUND:
-                raise GpuMemError(f"{what} cannot move what {type_name(module)} works on: it keeps addresses")
+                raise GpuMemError(f"{what} cannot move the modules of {type_name(module)}: it stores their addresses")
         self._garbage, self._what = garbage, what
         self._pieces: list[_Piece] | None = None
         self._ended: list[weakref.ref[Any]] = []
-        """The modules and optimizers given, while they are back: they may die."""
+        """Weak references to the given modules and optimizers while they are back on the device."""
         self.size_bytes = 0
-        """What was moved."""
+        """Bytes moved."""
 
     def __enter__(self) -> Offload:
-        """Move all of it to the host; after an error nothing has been moved."""
+        """Move everything to the host; after an error nothing has been moved."""
         _warn(self.leave())
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Move all of it back; if it does not fit, it stays on the host, and a warning says so."""
+        """Move everything back; if it does not fit, it stays on the host with a warning."""
         _warn(self.come_back())
 
     def leave(self) -> str:
-        """Move all of it to the host, and return what is to be said; after an error nothing has been moved."""
+        """Move everything to the host, and return a note for the user; after an error nothing has been moved."""
         refuse_while_traced(self._what)
         if self._pieces is not None:
             raise GpuMemError("this offload is open already: call ipygpumem.offload(model) for another")
@@ -136,7 +136,7 @@ class Offload:
         return f"{format_bytes(shared)} {what}" if shared else ""
 
     def come_back(self) -> str:
-        """Move all of it back, and return why some of it is on the host still."""
+        """Move everything back, and return why some of it is still on the host."""
         pieces, self._pieces = self._pieces or [], None
         left, why = 0, ""
         with interrupts.noted() as struck, _quiet():
@@ -165,7 +165,7 @@ class Offload:
         return text
 
     def _found(self) -> list[_Piece]:
-        """Return the memory that is on devices, the largest first: that is how it fits best."""
+        """Return the pieces of memory on devices, the largest first, which fit best in that order."""
         torch: Any = sys.modules["torch"]
         base, reader = torch.Tensor, Reader(torch)
         references = getattr(torch._C, "_storage_Use_Count", None)
@@ -184,7 +184,7 @@ class Offload:
         storages = {storage._cdata: storage for storage in map(base.untyped_storage, filter(is_plain, roots))}
         kinds = {storage.device.type for storage in storages.values()}
         if wrong := sorted(kinds - {"cpu", "meta", *DEVICES}):
-            raise DeviceError(f"what is on {wrong[0]} cannot be moved this way, only what is on cuda or xpu")
+            raise DeviceError(f"memory on {wrong[0]} cannot be moved this way, only memory on cuda or xpu")
         wanted = {key for key, item in storages.items() if item.device.type in DEVICES and item.nbytes()}
         known = {id(tensor): tensor for tensor in (*roots, *(live_tensors(self._garbage) if wanted else ()))}
         shown_by: dict[int, list[Any]] = defaultdict(list)
@@ -197,17 +197,17 @@ class Offload:
             raise GpuMemError(f"{self._what} cannot move {len(odd)} of its tensors ({odd_kinds}): nothing was moved")
         if any(private_pools(kind) for kind in kinds & set(DEVICES) - {"cpu"}):
             raise GpuMemError("a captured CUDA graph may use these addresses: nothing was moved")
-        # Tensors to which others refer in C++.
+        # The bases of views, which refer to them in C++.
         bases = [item for item in (reader.read("_base", tensor) for tensor in known.values()) if item is not None]
         explained = Counter(map(id, [*_gradients(known.values()), *bases]))
         sample = torch.empty(1, device="cpu")
-        own = references(sample.untyped_storage()._cdata) - 1  # those of Python's object for a storage
+        own = references(sample.untyped_storage()._cdata) - 1  # references of Python's object for a storage
 
         def is_shared(key: int) -> bool:
-            """Whether something shows a storage that Python does not know: a graph, or a capsule of DLPack's."""
+            """Return True if a graph or a DLPack capsule, not visible from Python, uses a storage."""
             if not storages[key].resizable() or references(key) - own != len(shown_by[key]):
                 return True
-            count = getattr(base, "_use_count", lambda tensor: 1)  # of C++ references: Python's object is one
+            count = getattr(base, "_use_count", lambda tensor: 1)  # C++ references, of which Python's object is one
             free = [item for item in shown_by[key] if not base.requires_grad.__get__(item)]
             return any(count(tensor) - 1 > explained[id(tensor)] for tensor in free)
 
@@ -215,9 +215,9 @@ class Offload:
         return sorted(pieces, key=lambda piece: -piece.size_bytes)
 
     def _strays(self, pieces: list[_Piece]) -> list[tuple[Any, Any]]:
-        """Return tensors that were made on the host meanwhile, or replaced there, and where they belong.
+        """Return tensors that were made or replaced on the host during the block, with their devices.
 
-        What was replaced is taken out of ``pieces``.
+        Removes replaced tensors from ``pieces``.
         """
         base: Any = sys.modules["torch"].Tensor
         homes = {id(tensor): piece.storage.device for piece in pieces for tensor in piece.tensors}
@@ -225,7 +225,7 @@ class Offload:
         made += [(owner, gradient) for owner, tensor in made for gradient in _gradients([tensor])]
         for optimizer in self._optimizers:
             for owner, state in optimizer.state.items():
-                if type(state) is dict:  # torch keeps a "step" on the host by itself
+                if type(state) is dict:  # torch keeps a "step" on the host by design
                     made += [(id(owner), value) for key, value in state.items() if key != "step"]
         for piece in pieces:
             host = piece.host._cdata
@@ -242,13 +242,13 @@ class Offload:
 
 @dataclass
 class _Piece:
-    """One storage, and the tensors that show it."""
+    """One storage, and the tensors on it."""
 
     storage: Any
     size_bytes: int
     tensors: list[Any]
     is_shared: bool
-    """Whether something shows it that cannot be seen from Python: then it is never emptied."""
+    """True if code that is not visible from Python uses it: then it is never emptied."""
     host: Any = None
     """Its bytes on the host, as a storage."""
 
@@ -258,7 +258,7 @@ class _Piece:
         _as_bytes(self.host).copy_(_as_bytes(self.storage))
 
     def fill(self) -> None:
-        """Bring the bytes home (RuntimeError if there is no room)."""
+        """Copy the bytes back to the device (RuntimeError if they do not fit)."""
         if self.storage.nbytes() < self.size_bytes:
             self.storage.resize_(self.size_bytes)
         _as_bytes(self.storage).copy_(_as_bytes(self.host))
@@ -273,7 +273,7 @@ class _Piece:
 
     def point_home(self) -> None:
         self.point_to(self.storage)
-        if not self.host.resizable():  # an array of NumPy's may show it, which keeps only the tensor alive
+        if not self.host.resizable():  # a NumPy array may view it, which keeps only the tensor alive
             for tensor in self.tensors:
                 weakref.finalize(tensor, id, self.host).atexit = False
 
@@ -285,14 +285,14 @@ def _warn(note: str) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Open a block in which tensors are read and moved without code of the user's, and without autograd."""
+    """Open a block in which tensors are read and moved without user code and without autograd."""
     torch: Any = sys.modules["torch"]
     with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         yield
 
 
 def _tensors_of(modules: Iterable[Any]) -> Iterator[Any]:
-    """Yield parameters, buffers, and tensors that are plain attributes, or in a container that is one."""
+    """Yield parameters, buffers, and tensors in plain attributes, directly or in a container."""
     base: Any = sys.modules["torch"].Tensor
     for model in modules:
         yield from model.parameters()
@@ -312,7 +312,7 @@ def _gradients(tensors: Iterable[Any]) -> list[Any]:
 def _copy_out(pieces: Sequence[_Piece]) -> None:
     size, free = sum(piece.size_bytes for piece in pieces), available_bytes()
     if size > free:
-        text = f"{format_bytes(size)} would go to the host, which has {format_bytes(free)} free"
+        text = f"{format_bytes(size)} would be moved to the host, which has {format_bytes(free)} free"
         raise GpuMemError(f"{text}: nothing was moved")
     _synchronize(pieces)
     try:
@@ -338,10 +338,10 @@ def _as_bytes(storage: Any) -> Any:
 
 
 def _point(tensor: Any, storage: Any) -> None:
-    """Let a tensor show another storage, in its own shape, strides and offset."""
+    """Point a tensor to another storage, with its own shape, strides and offset."""
     torch: Any = sys.modules["torch"]
     base = torch.Tensor
     place = base.storage_offset(tensor), base.size(tensor), base.stride(tensor)
-    with torch.inference_mode(base.is_inference(tensor)):  # or the tensor would become one for training, or none
+    with torch.inference_mode(base.is_inference(tensor)):  # otherwise its inference flag would change
         view = torch.empty(0, dtype=base.dtype.__get__(tensor), device=storage.device).set_(storage, *place)
         base.data.__set__(tensor, view)

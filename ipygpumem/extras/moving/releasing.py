@@ -1,7 +1,7 @@
-"""Empties objects that are to go, and says what became of what they held.
+"""Empties objects, and reports the memory that was freed and the memory that other objects keep alive.
 
-Only the object itself is emptied. What only it held dies of that; what anything else holds too lives on. Code that
-still uses the object gets an error that says where it was released.
+Only the object itself is emptied. Objects that something else refers to stay alive. Code that still uses the
+object gets an error that names the place of its release.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from ipygpumem.record import Record
 
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 _KINDS = (("torch", "Tensor"), ("torch.nn", "Module"), ("torch.optim", "Optimizer"), ("torch.utils.data", "DataLoader"))
-"""Parts that are looked at before others: what leads to all of a trainer, as a callback does, would count it as its."""
+"""Types of parts to examine first: a callback leads to everything of a trainer, and would be credited with it."""
 _SAYS = "_ipygpumem_says"
 
 
 @dataclass(frozen=True)
 class ReleaseRecord(Record):
-    """What became of an object that was released, and of what it held."""
+    """Result of a release: the memory that was freed, and the rest with its holders."""
 
     _report = "extras.moving.moving_report.release_report"
 
@@ -46,21 +46,21 @@ class ReleaseRecord(Record):
     where: str
     """The cell, or the script and its line."""
     freed: tuple[Held, ...]
-    """The parts whose memory is gone, the largest first; in ``size_bytes`` that of the tensors and arrays that died."""
+    """The freed parts, the largest first; ``size_bytes`` counts the tensors and arrays that died."""
     left: tuple[Held, ...]
-    """The parts, or what is left of them, that something else holds, and what that is."""
+    """The parts, or their rests, that other objects keep alive, with the holders."""
     reclaimed: dict[str, int]
-    """Per device, how far its memory fell: RSS for the host, live tensors for an accelerator."""
+    """Decrease per device: RSS for the host, live tensors for an accelerator."""
     steps: tuple[ReclaimStep, ...] = ()
 
     @property
     def freed_bytes(self) -> int:
-        """The memory of all tensors and arrays that are gone."""
+        """Memory of all tensors and arrays that were freed."""
         return sum(held.size_bytes for held in self.freed)
 
 
 class Released:
-    """What is left of an object that was released: whatever asks it for an attribute is told so."""
+    """Class of an object after its release; reading an attribute raises an error that says so."""
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -83,7 +83,7 @@ def _refuse_if_odd(name: str, item: object) -> None:
     if kind is Released:
         raise GpuMemError(vars(item)[_SAYS])
     if describe(item) is not None:
-        raise GpuMemError(f"{what} has nothing to empty: its memory goes with its last name")
+        raise GpuMemError(f"{what} has nothing to empty: its memory is freed with its last name")
     library = module_of(item).partition(".")[0]
     if library in TOOLS:
         raise GpuMemError(f"{what} cannot be released: it is a part of {library}")
@@ -96,13 +96,13 @@ def _refuse_if_odd(name: str, item: object) -> None:
 def _empty(item: object, says: str) -> None:
     places = (class_dict(base).get("__dict__") for base in type.mro(type(item)))
     place = next(place for place in places if type(place) is GetSetDescriptorType)
-    place.__set__(item, {_SAYS: says})  # another dict: the old one may be another object's, too
-    with contextlib.suppress(TypeError):  # a class with another room for attributes, as a generic one's
+    place.__set__(item, {_SAYS: says})  # a new dict: the old one may be shared with another object
+    with contextlib.suppress(TypeError):  # a class with another attribute layout, such as a generic one
         object.__dict__["__class__"].__set__(item, Released)
 
 
 def _parts(name: str, item: object) -> Iterator[tuple[str, object]]:
-    """Yield what an object holds, by name."""
+    """Yield an object's parts, with their names."""
     for key, value in (instance_dict(item) or {}).items():
         if key in _MODULE_PARTS and is_instance(value, dict):
             yield from [(f"{name}.{inner}", part) for inner, part in list(dict.items(value))]
@@ -117,10 +117,10 @@ def release(
     garbage: Garbage,
     roots: Callable[[], Roots] = Roots,
 ) -> ReleaseRecord:
-    """Empty objects, give back what only they held, and return what became of it.
+    """Empty objects, free the memory that only they held, and return the result.
 
     Raises:
-        GpuMemError: one of them cannot be released, or torch is tracing the code that asks; then none is.
+        GpuMemError: one of them cannot be released, or torch is tracing the calling code; then none is.
     """
     refuse_while_traced("release")
     for name, item in named:
@@ -136,19 +136,19 @@ def release(
     run_steps(meter, [("references", empty), *steps_that_free(garbage)], steps)
     reclaimed = fallen(before, current(meter.now()))
     freed, left = _sorted_out(watched, roots)
-    trim_host_heap()  # what the search for holders took
+    trim_host_heap()  # frees the memory of the search for holders
     return ReleaseRecord(tuple(name for name, _ in named), where, freed, left, reclaimed, tuple(steps))
 
 
 _Part = tuple[Callable[[list[Array]], Held], list[tuple[Callable[[], bool], Array]]]
-"""What describes some arrays as a part of an object, and its arrays, with what says whether each is alive."""
+"""A function that describes some arrays as a part of an object; its arrays, each with an is-alive function."""
 
 
 def _watched(named: Sequence[tuple[str, object]]) -> list[_Part]:
-    """Return what the objects hold, part by part, to be watched without keeping it alive."""
+    """Return the objects' parts, with is-alive functions that do not keep them alive."""
     search, found = ArraySearch(), list[_Part]()
     for _, item in named:
-        search.pass_over(item)  # what leads back to it holds none of its parts
+        search.pass_over(item)  # parts that lead back to it do not count
     for target in named:
         for name, value in sorted(_parts(*target), key=_rank):
             pairs = [pair for item, array in search.find(value) for pair in ((item, array), *_gradient(item, search))]
@@ -163,7 +163,7 @@ def _rank(part: tuple[str, object]) -> int:
 
 
 def _gradient(item: Any, search: ArraySearch) -> list[tuple[object, Array]]:
-    """Return the gradient of a parameter: the collector does not see it."""
+    """Return the gradient of a parameter, which the collector does not see."""
     base: Any = library_type("torch", "Tensor")
     if base is None or not is_instance(item, base):
         return []
@@ -173,7 +173,7 @@ def _gradient(item: Any, search: ArraySearch) -> list[tuple[object, Array]]:
 
 
 def _sorted_out(watched: Sequence[_Part], roots: Callable[[], Roots]) -> tuple[tuple[Held, ...], tuple[Held, ...]]:
-    """Return what is gone of each part, and what is left of it with who holds that, the largest first."""
+    """Return the freed arrays of each part, and the live ones with their holders, the largest first."""
     gone, left = list[Held](), list[tuple[Held, Array]]()
     for held, arrays in watched:
         alive = [array for is_alive, array in arrays if is_alive()]
