@@ -182,7 +182,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert "not a plain file" in _raises_one_line(tmp_path / "full.json")
     assert "null" in _raises_one_line("x\0.json")
     for name in ("x", "x.html", "x.json.gz", ".json"):
-        assert "the suffix says the format: .json or .csv" in _raises_one_line(tmp_path / name)
+        assert "the suffix selects the format: .json or .csv" in _raises_one_line(tmp_path / name)
     assert names(tmp_path) == ["folder.json", "full.json"]
 
 
@@ -307,7 +307,7 @@ def test_only_plain_files_of_an_exports_size_are_read(tmp_path: Path) -> None:
         server.bind(str(tmp_path / "socket.json"))
         for path in ("pipe.json", "folder.json", "link.json", "socket.json", "/dev/zero", "/dev/tty"):
             refused_by_load(tmp_path / path, "cannot be read: it is not a plain file")
-    refused_by_load(tmp_path / "huge.json", "1.00 TiB: that is no export")
+    refused_by_load(tmp_path / "huge.json", "1.00 TiB: too large for an export")
 
 
 @pytest.mark.parametrize("path", [None, 7, ["x.json"], object()])

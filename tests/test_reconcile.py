@@ -266,7 +266,7 @@ def test_arrays_count_as_far_as_they_are_in_ram() -> None:
     found = sizes(host_parts(MACHINE, held, resident))
     assert asked == [(1000, 800), (1800, 200), (5000, 5000)]
     assert (found["arrays: parameter"], found["arrays: other"]) == (800, 200)
-    assert found["this process, beside arrays"] == 500
+    assert found["this process, except arrays"] == 500
 
 
 def test_where_the_system_does_not_tell_what_is_in_ram_arrays_are_not_told_apart() -> None:
@@ -278,7 +278,7 @@ def test_where_the_system_does_not_tell_what_is_in_ram_arrays_are_not_told_apart
     assert "Operation not permitted" in found.notes[0]
     too_large = host_parts(MACHINE, [Storage("cpu", 1, 1600, "other")], all_there)
     assert sizes(too_large)["this process"] == 1500
-    assert "cannot be told apart" in too_large.notes[0]
+    assert "cannot be separated" in too_large.notes[0]
 
 
 def test_in_a_container_the_limit_is_the_total() -> None:
@@ -289,7 +289,7 @@ def test_in_a_container_the_limit_is_the_total() -> None:
         "shared memory": 200,
         "libraries and mapped files": 100,  # the rest is charged to whoever read the files first
         "child processes": 400,
-        "others in the container": 3500 - 1500 - 200 - 100 - 800 - 400,
+        "other processes in the container": 3500 - 1500 - 200 - 100 - 800 - 400,
         "cache": 800,
         "free": 2500,
     }

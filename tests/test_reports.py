@@ -118,7 +118,7 @@ def test_long_lists_are_folded_short_ones_open_and_the_longest_end_with_a_sum() 
     held = tuple(Held(f"x{n}", "Tensor", (1,), "f", "cpu", 2 * MIB) for n in range(30))
     few, many = (content.recovery_reports(recovery(held=some), MIB) for some in (held[:8], held))
     assert [html.render(reports).count("<details open") for reports in (few, many)] == [2, 1]
-    assert "the frames of the traceback held: 60 MiB</summary>" in html.render(many)
+    assert "held by the traceback's frames: 60 MiB</summary>" in html.render(many)
     assert many[0].tables[0].rows[-1][:2] == ("20 MiB", "and 10 more")
     names = tuple(f"n{number}" for number in range(50))
     named = content.experiment_reports(experiment(deleted=names), "full")
@@ -274,7 +274,7 @@ def test_leaks_in_one_container_are_one_line_and_the_largest_comes_first() -> No
 
 
 def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
-    line = "2 smaller storages, 2 MiB in all: not examined, there are too many; free others first, then ask again"
+    line = "2 smaller storages, 2 MiB in all: too many to examine; free larger ones first, then run it again"
     found = content.leaks_report([leak("a\x1b[2Jb", name="x\ny")], MIB, [leak("y"), leak("z")])
     assert (found.headline, found.lines[1:]) == ("1 leak · 1 MiB · other rows: 2 MiB", [line])
     assert found.lines[0].isprintable()

@@ -197,7 +197,7 @@ def test_cards_are_shown_before_torch_has_used_one(driver: FakeNvml, monkeypatch
     assert "not by torch" in second.notes[0]
     driver.processes["GPU-a"] = [SimpleNamespace(pid=7, usedGpuMemory=None)]
     first, _ = findings.reconcile(dict).reconciliations
-    assert first.notes[0].endswith("the driver does not say whether this process uses it")
+    assert first.notes[0].endswith("the driver does not report whether this process uses it")
 
     def fail() -> int:
         raise driver.NVMLError("Unknown Error")
@@ -322,7 +322,7 @@ def child(started: float, pid: int = 7, size: int = MIB) -> Child:
 def test_a_process_belongs_to_the_cell_that_ran_when_it_was_started() -> None:
     cells = [cell(1, 100.0, 1.0), cell(2, 101.01, 5.0), cell(None, 107.0, 9.0), cell(3, 120.0, 1.0)]
     places = [started_in(child(when), cells) for when in (100.5, 101.005, 103.0, 110.0, 121.005, 121.1)]
-    assert places == ["cell 1", "cell 1 or 2", "cell 2", "no cell that is known", "cell 3", "no cell that is known"]
+    assert places == ["cell 1", "cell 1 or 2", "cell 2", "unknown cell", "cell 3", "unknown cell"]
 
 
 def test_many_processes_are_the_largest_and_a_sum() -> None:

@@ -184,7 +184,7 @@ def test_what_a_graph_holds_is_in_no_list_of_tensors_and_has_its_part(gpu_memory
     assert gpu_memory.kept("graph") == pytest.approx(128, abs=NOISE)
     assert "1 storage" in gpu_memory.text("graph-tensors")
     assert "128 MiB   weights +1   " in gpu_memory.text("graph-tensors")
-    part = "this process, beside arrays" if gpu_memory.device == "RAM" else "held by C++ or autograd"
+    part = "this process, except arrays" if gpu_memory.device == "RAM" else "held by C++ or autograd"
     rise = gpu_memory.parts("graph-status")[part] - gpu_memory.parts("tensors-status").get(part, 0)
     assert rise == pytest.approx(128, abs=NOISE + 5)
     assert gpu_memory.kept("graph-mended") == pytest.approx(-128, abs=NOISE)

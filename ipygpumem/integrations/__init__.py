@@ -1,1 +1,1 @@
-"""Callbacks that put into a trainer's own log what its epochs cost: one file for each library, loaded by its users."""
+"""Trainer callbacks that log each epoch's memory: one file per library, imported by its users."""

@@ -1,4 +1,4 @@
-"""Measures the epochs of a training for callbacks of trainers, and never stops it."""
+"""Measures the epochs of a training for the trainers' callbacks, without ever stopping it."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from ipygpumem.units import MIB
 
 
 class Epochs:
-    """The epochs of one training: each is a span."""
+    """The epochs of one training, each measured as a span."""
 
     def __init__(self) -> None:
         self.has_failed = False
         self._open: tuple[Any, Any, int, float, float] | None = None
-        """The traces, the span and the number of the epoch that is measured, and when it began."""
+        """The traces, the span, the number and the start time of the running epoch."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to make another one: trainers copy and pickle their callbacks."""
+        """Return a recipe for a new instance: trainers copy and pickle their callbacks."""
         return Epochs, ()
 
     def begin(self, number: int) -> None:
-        """Begin an epoch, counted from 1; what an error has left open is forgotten: trainers tell callbacks of none."""
+        """Begin an epoch, counted from 1; drop one left open by an error, which trainers do not report to callbacks."""
         self.close()
         traces, started_at, started = current_traces(), time.time(), time.perf_counter()
         self._open = traces, traces.meter.start(), number, started_at, started
 
     def end(self) -> dict[str, float]:
-        """End the epoch, keep its record, and return its figures by name."""
+        """End the epoch, store its record, and return its figures by name."""
         if self._open is None:
             return {}
         (traces, span, number, started_at, started), self._open = self._open, None
         usages = traces.meter.stop(span)
-        if not usages:  # the extension was unloaded meanwhile
+        if not usages:  # the extension was unloaded during the epoch
             return {}
         traces.finished.append(TraceRecord("epoch", started_at, time.perf_counter() - started, None, usages, number))
         figures = {}
@@ -50,7 +50,7 @@ class Epochs:
         return figures
 
     def close(self) -> None:
-        """End what is open, without figures."""
+        """End the running epoch without figures."""
         if self._open is not None:
             traces, span, *_ = self._open
             traces.meter.drop(span)
@@ -58,13 +58,13 @@ class Epochs:
 
 
 def names_of(device: str) -> tuple[str, str]:
-    """Return how a device's two figures of an epoch are called."""
+    """Return the names of a device's two figures of an epoch."""
     start = f"mem/{device.replace(':', '_')}"
     return f"{start}/kept_mib", f"{start}/peak_mib"
 
 
 def harmless(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return a callback's hook that never raises: a failure of ours is reported, and nothing measured any more."""
+    """Wrap a callback's hook so that it never raises: our own failure is reported, and ends the measuring."""
 
     @functools.wraps(hook)
     def call(self: Any, *args: Any, **options: Any) -> None:
@@ -75,8 +75,8 @@ def harmless(hook: Callable[..., None]) -> Callable[..., None]:
             hook(self, *args, **options)
         except Exception as error:
             epochs.has_failed = True
-            say_failed("the memory callback", error, hint="; it measures no more")
-            with contextlib.suppress(Exception):  # what has failed may fail again
+            say_failed("the memory callback", error, hint="; it is disabled")
+            with contextlib.suppress(Exception):  # a failed object may fail again
                 epochs.close()
 
     return call
@@ -84,13 +84,13 @@ def harmless(hook: Callable[..., None]) -> Callable[..., None]:
 
 @harmless
 def close(self: Any, *args: Any, **options: Any) -> None:
-    """End what is open, as a hook."""
+    """End the running epoch, as a hook."""
     self.epochs.close()
 
 
 @contextlib.contextmanager
 def needs(library: str, package: str) -> Iterator[None]:
-    """Raise MissingLibraryError, which says how to install a library, if the block cannot import it."""
+    """Raise MissingLibraryError with the install command if the block cannot import a library."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""A callback for fastai's ``Learner``: what each epoch costs, in its table."""
+"""A callback for fastai's ``Learner`` that adds each epoch's memory to its table."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ with needs("fastai", "fastai"):
 
 
 class MemoryCallback(Callback):
-    """Adds what each epoch keeps and its peak to the recorder, as ``mem/cuda_0/kept_mib`` and its like.
+    """Adds each epoch's kept memory and its peak to the recorder, under names such as ``mem/cuda_0/kept_mib``.
 
-    The devices are those that hold memory when the training begins.
+    The columns are the devices in use when the training begins.
     """
 
     order = 50.5
-    """After the recorder (50), which makes the names that we add to, and before all who read them (51 and 60)."""
+    """After the recorder (50), which creates the list of names, and before its readers (51 and 60)."""
     run_valid = False
 
     def __init__(self) -> None:
@@ -27,11 +27,11 @@ class MemoryCallback(Callback):
 
     @harmless
     def before_fit(self) -> None:
-        """Name the columns; not in ``lr_find`` and ``get_preds``, as with fastai's own loggers."""
+        """Name the columns; not in ``lr_find`` and ``get_preds``, like fastai's own loggers."""
         self.epochs.close()
         self.run = not hasattr(self.learn, "lr_finder") and not hasattr(self.learn, "gather_preds")
         names = self.learn.recorder.metric_names if self.run and hasattr(self.learn, "recorder") else []
-        if self._names and self._names[0] in names:  # it was added twice
+        if self._names and self._names[0] in names:  # the callback was added twice
             return
         held = [device for device, reading in current_traces().meter.now().items() if reading.current_bytes]
         ours = [name for device in held for name in names_of(device)]
@@ -50,10 +50,10 @@ class MemoryCallback(Callback):
     def after_validate(self) -> None:
         """End the epoch, after the recorder has its own values and before it shows them."""
         figures = self.epochs.end()
-        # Fewer values than names: a part of the epoch was cancelled, and ours would stand below other names.
+        # Fewer values than names: part of the epoch was cancelled, and ours would be below other names.
         if figures and self._names and len(self.learn.recorder.log) == self._place:
             self.learn.recorder.log += [figures.get(name, float("nan")) for name in self._names]
 
     @harmless
     def after_epoch(self) -> None:  # noqa: D102
-        self.epochs.end()  # of an epoch that was cancelled before its validation
+        self.epochs.end()  # an epoch that was cancelled before its validation

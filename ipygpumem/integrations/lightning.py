@@ -1,4 +1,4 @@
-"""A callback for Lightning's ``Trainer``: what each epoch costs, in its log."""
+"""A callback for Lightning's ``Trainer`` that logs each epoch's memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from ipygpumem.integrations.epochs import Epochs, close, harmless, needs
 
 with needs("lightning", "lightning"):
-    if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:  # its older name, with classes of its own
+    if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:  # its older name, with its own classes
         from pytorch_lightning import Callback
     else:
         from lightning.pytorch import Callback
@@ -16,12 +16,12 @@ import torch  # Lightning needs it
 
 
 class MemoryCallback(Callback):
-    """Logs what each epoch keeps and its peak, on every device in use, as ``mem/cuda_0/kept_mib`` and its like."""
+    """Logs each epoch's kept memory and its peak on every device in use, with names such as ``mem/cuda_0/kept_mib``."""
 
     def __init__(self) -> None:
         self.epochs = Epochs()
 
-    on_fit_start = close  # another callback's error may have kept ours from hearing of one
+    on_fit_start = close  # after another callback's error ours may not have been called
     on_train_end = close
     on_exception = close
 
@@ -31,15 +31,15 @@ class MemoryCallback(Callback):
 
     @harmless
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log what the epoch has cost: not with ``self.log``, where a name of the module's that is ours is an error."""
+        """Log the epoch's memory; not with ``self.log``, which fails if the module logs the same name."""
         figures = self.epochs.end()
-        # For those that monitor one of them, who come next.
+        # For later callbacks that monitor one of them.
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in figures.items()})
         if figures and trainer.is_global_zero:
             stepped = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
             for logger in trainer.loggers:
                 logger.log_metrics(
                     metrics={**figures, "epoch": trainer.current_epoch},
-                    step=max(0, stepped - 1),  # as Lightning finds it for an epoch
+                    step=max(0, stepped - 1),  # like Lightning's own epoch logs
                 )
                 logger.save()

@@ -1,1 +1,1 @@
-"""What a device's memory consists of: ``device`` and ``host`` lay the figures out, ``findings`` asks for them."""
+"""Breaks down the memory of devices: ``device`` computes the parts, ``findings`` collects the figures."""

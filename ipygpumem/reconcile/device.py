@@ -1,11 +1,11 @@
-"""What the memory of an accelerator, or of the host, consists of: parts that sum exactly to what there is.
+"""Breaks an accelerator's or the host's memory down into parts that sum exactly to the total.
 
-The blocks of torch's allocator are laid against the addresses of the storages that Python holds. What lies in a block
-in use without such a storage is held by something else: a graph of autograd, a library in C++.
+The blocks of torch's allocator are compared with the addresses of the storages that Python holds. Memory in a used
+block without such a storage is held by an autograd graph or a C++ library.
 
-The kernel counts the host's pages by several measures that overlap. Each byte is given to the first of these that
-claims it: free, this process (``RssAnon``, ``RssShmem``, ``RssFile``), the cache that can be taken back
-(``MemAvailable`` less what is free, or the group's own statistics), child processes (PSS). The rest is others'.
+The kernel counts the host's pages by several overlapping measures. Each byte belongs to the first of these that
+claims it: free, this process (``RssAnon``, ``RssShmem``, ``RssFile``), reclaimable cache (``MemAvailable`` minus free,
+or the group's own statistics), child processes (PSS). The rest belongs to other processes.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from ipygpumem.units import format_bytes
 
 @dataclass(frozen=True)
 class Part(Record):
-    """One of the parts that a device's memory consists of, and what the user can do about it."""
+    """A part of a device's memory, with advice for the user."""
 
     name: str
     size_bytes: int | None
-    """None where nobody knows it; then ``advice`` says why."""
+    """None if unknown; ``advice`` then says why."""
     advice: str
 
 
 @dataclass(frozen=True)
 class Reconciliation(Record):
-    """What a device's memory consists of: the parts whose size is known sum to ``total_bytes`` exactly."""
+    """Breakdown of a device's memory; the parts of known size sum exactly to ``total_bytes``."""
 
     device: str
     total_bytes: int
     basis: str
-    """What ``total_bytes`` is, in words: the device's memory, a container's limit, or only what is reserved."""
+    """Meaning of ``total_bytes``: the device's memory, a container's limit, or only reserved memory."""
     parts: tuple[Part, ...]
     notes: tuple[str, ...] = ()
-    """What the figures do not say by themselves, such as why one is missing."""
+    """Remarks on the figures, such as why one is missing."""
 
 
 class Storage(NamedTuple):
@@ -56,14 +56,14 @@ class Storage(NamedTuple):
     address: int
     size_bytes: int
     kind: str
-    """What it is to the user: ``parameter``, ``gradient``, ``optimizer state``, ``buffer``, ``other``, ..."""
+    """Role of the memory: ``parameter``, ``gradient``, ``optimizer state``, ``buffer``, ``other``, ..."""
 
 
 KINDS = {
     "parameter": "delete the model, or model.cpu(), or load it in a smaller dtype",
     "gradient": "optimizer.zero_grad() frees it until the next backward pass",
     "optimizer state": "delete the optimizer, or use one that keeps less for each parameter",
-    "buffer": "part of a module: goes when the module goes",
+    "buffer": "part of a module, and freed with it",
     "other": "inputs, activations, results: delete their names, end their experiment",
 }
 """Kinds of tensors in the order of the report, each with its advice."""
@@ -79,17 +79,17 @@ def device_parts(
     notes: Sequence[str] = (),
     pools: Sequence[Part] = (),
 ) -> Reconciliation:
-    """Return what the memory of ``reading``'s device consists of.
+    """Return the breakdown of the memory of ``reading``'s device.
 
     Args:
-        reading: the device as a probe saw it.
-        snapshot: its allocator's blocks; None where torch has no snapshot.
-        wide: what the driver says of the device and its processes; None to take ``reading``'s word.
-        storages: the storages that Python holds, on any device; None if nobody has looked.
-        notes: what else there is to say.
-        pools: what other libraries than torch have reserved there.
+        reading: the device's reading by a probe.
+        snapshot: its allocator's blocks; None if torch has no snapshot.
+        wide: the driver's figures for the device and its processes; None to use those of ``reading``.
+        storages: the storages that Python holds, on any device; None if unknown.
+        notes: further remarks.
+        pools: memory reserved there by other libraries than torch.
     """
-    names = (reading.device, f"{reading.device}:0")  # tensors say mps:0 where there is only one
+    names = (reading.device, f"{reading.device}:0")  # tensors have mps:0 for a single device
     own = None if storages is None else [item for item in storages if item.device in names]
     texts = list(notes)
     parts = _by_counters(reading) if snapshot is None else _by_blocks(snapshot, own, texts)
@@ -97,12 +97,12 @@ def device_parts(
 
 
 def card_parts(device: str, wide: DeviceWide, pools: Sequence[Part] = (), notes: Sequence[str] = ()) -> Reconciliation:
-    """Return what the memory of a card consists of on which torch has nothing."""
+    """Return the breakdown of a card that torch does not use."""
     reading = Reading(device, 0, 0, "allocator", wide.total_bytes, 0, wide.used_bytes, wide.other_bytes)
     return _with_the_rest(reading, pools, wide, notes)
 
 
-# -- what the allocator has reserved --------------------------------------------------------------------------
+# -- the allocator's reserved memory --------------------------------------------------------------------------
 
 
 def _by_blocks(snapshot: Snapshot, storages: list[Storage] | None, texts: list[str]) -> list[Part]:
@@ -117,11 +117,11 @@ def _by_blocks(snapshot: Snapshot, storages: list[Storage] | None, texts: list[s
         if outside:
             texts.append(
                 f"{format_bytes(outside)} of tensors lie outside torch's allocator (another library's, or "
-                "another process's memory): they are counted where that memory belongs"
+                "another process's memory): they are counted there"
             )
     largest = format_bytes(max(snapshot.fragments, default=0))
-    gaps = f"gaps, the largest of {largest}: they go when the tensors beside them go"
-    pending = "freed: comes back by itself when the other stream is done with it"
+    gaps = f"gaps, the largest of {largest}: freed with the neighbouring tensors"
+    pending = "freed, but still in use by another stream"
     cache = "free for this process's next tensors; %gpumem free gives it back"
     private = "free blocks of CUDA graphs or other pools: delete those, then %gpumem free"
     return [
@@ -135,9 +135,9 @@ def _by_blocks(snapshot: Snapshot, storages: list[Storage] | None, texts: list[s
 
 
 def _cover(blocks: Sequence[Block], storages: Iterable[Storage]) -> tuple[Counter[str], int, int, int]:
-    """Lay storages against blocks in use, both sorted by address; bytes that several storages share count once.
+    """Match storages with used blocks, both sorted by address; bytes shared by several storages count once.
 
-    Return the bytes of each kind, and those that no storage covers, that are rounding, and that lie outside of blocks.
+    Return the bytes of each kind, then the bytes without a storage, the rounding, and the bytes outside all blocks.
     """
     ordered = sorted(storages, key=lambda item: (item.address, item.size_bytes))
     starts = [item.address for item in ordered]
@@ -155,7 +155,7 @@ def _cover(blocks: Sequence[Block], storages: Iterable[Storage]) -> tuple[Counte
             outside -= item.size_bytes
             inside += fresh
             reached = max(reached, stop)
-        # A block without any storage is held as a whole; else what is beyond the request is the allocator's rounding.
+        # A block without any storage is held as a whole; otherwise the excess over the request is rounding.
         rounded = block.size_bytes - max(inside, block.requested_bytes) if inside else 0
         rounding += rounded
         unheld += block.size_bytes - inside - rounded
@@ -163,14 +163,14 @@ def _cover(blocks: Sequence[Block], storages: Iterable[Storage]) -> tuple[Counte
 
 
 def _by_counters(reading: Reading) -> list[Part]:
-    """Return the parts without a snapshot: live tensors in one, cache and fragmentation in another."""
+    """Return the parts without a snapshot: live tensors, and cache with fragmentation."""
     cache = max(0, (reading.reserved_bytes or 0) - reading.current_bytes)
     advice = "free for this process's next tensors; %gpumem free gives back a part"
     return [_unsorted(reading.current_bytes), Part("allocator cache and fragmentation", cache, advice)]
 
 
 def kind_parts(what: str, kinds: Mapping[str, int]) -> list[Part]:
-    """Return a part for each of ``kinds``, in the order of the report; ``what`` begins their names."""
+    """Return a part for each of ``kinds``, in the order of the report, with names prefixed by ``what``."""
     order = [*(kind for kind in KINDS if kind in kinds), *sorted(kinds.keys() - KINDS)]
     return [Part(f"{what}: {kind}", kinds[kind], KINDS.get(kind, KINDS["other"])) for kind in order]
 
@@ -179,17 +179,17 @@ def _unsorted(size: int) -> Part:
     return Part("live tensors", size, "delete their names, or end the experiment that made them")
 
 
-# -- what the driver says of the rest -------------------------------------------------------------------------
+# -- the rest, by the driver ----------------------------------------------------------------------------------
 
 
 def _with_the_rest(
     reading: Reading, parts: Sequence[Part], wide: DeviceWide | None, notes: Sequence[str]
 ) -> Reconciliation:
-    """Return the parts that are reserved with those beside them, as far as the driver tells."""
+    """Return the reserved parts with those outside the allocator, as far as the driver reports them."""
     reserved = sum(part.size_bytes or 0 for part in parts)
     source = reading if wide is None or wide.used_bytes is None else wide
     total, used = source.total_bytes, source.used_bytes
-    why = reading.note or (wide.note if wide is not None else "") or "the driver was not asked, or does not say"
+    why = reading.note or (wide.note if wide is not None else "") or "the driver does not report it"
     if total is not None and used is not None:
         if reserved <= used <= total:
             rest = [*_beside(used - reserved, reserved, wide, why), Part("free", total - used, "free for any process")]
@@ -200,12 +200,12 @@ def _with_the_rest(
 
 
 def _beside(size: int, reserved: int, wide: DeviceWide | None, why: str) -> list[Part]:
-    """Return the parts of what is in use on the device and not reserved here: ``size`` bytes."""
+    """Return the parts of the ``size`` bytes that are in use on the device but not reserved here."""
     if wide is not None and wide.own_bytes is not None:
         context = max(0, wide.own_bytes - reserved)
         rest = size - context - sum(used for _, used in wide.others)
         if rest >= 0:
-            own = "CUDA's context, kernels, workspaces: given back when the kernel restarts"
+            own = "CUDA's context, kernels, workspaces: freed when the kernel restarts"
             others = sorted(wide.others, key=lambda item: -item[1])
             hidden = "in use, by no process that the driver lists: the driver itself, or hidden processes"
             return [
@@ -213,7 +213,7 @@ def _beside(size: int, reserved: int, wide: DeviceWide | None, why: str) -> list
                 *(Part(_process(pid), used, "another process: end it if it is yours") for pid, used in others),
                 Part("unknown", rest, hidden),
             ]
-        why = "the driver's figures for processes exceed what it says is in use: asked at a busy moment"
+        why = "the driver's figures for processes exceed the memory in use: read at a busy moment"
     return [Part("unknown: context, libraries and other processes", size, why)]
 
 
@@ -222,7 +222,7 @@ def _process(pid: int) -> str:
     return f"process {pid} ({name})" if name else f"process {pid}"
 
 
-# -- what other libraries than torch have -----------------------------------------------------------------------
+# -- pools of other libraries ------------------------------------------------------------------------------------
 
 _UNUSED = {
     "jax": (
@@ -231,11 +231,11 @@ _UNUSED = {
     ),
     "cupy": "free for CuPy's next arrays; %gpumem free gives it back",
 }
-"""What is to be said of what a pool holds and does not use."""
+"""Advice on the unused memory of a pool."""
 
 
 def pools_on(index: int, readings: Mapping[str, Reading]) -> tuple[Part, ...]:
-    """Return the parts of the pools on a device, by torch's number; of one that does not say where, if it is alone."""
+    """Return the parts of the pools on a device, by torch's number; a pool without a device counts on a single one."""
     is_alone = len({device for device in readings if device.partition(":")[0] == "cuda"}) <= 1
     parts = []
     for device, reading in readings.items():
@@ -252,19 +252,19 @@ def pools_on(index: int, readings: Mapping[str, Reading]) -> tuple[Part, ...]:
 # -- the host's memory ------------------------------------------------------------------------------------------
 
 Resident = Callable[[list[tuple[int, int]]], list[int]]
-"""Returns how much of each address range is in RAM; raises OSError where the system does not say."""
+"""Returns the bytes in RAM of each address range; raises OSError if the system does not report them."""
 
 _OTHERS = "other processes and the system"
 _OBJECTS = "Python objects, libraries' own data: delete names, then %gpumem free"
 
 
 def host_parts(figures: HostFigures, storages: Iterable[Storage] | None, resident: Resident) -> Reconciliation:
-    """Return what the host's memory consists of.
+    """Return the breakdown of the host's memory.
 
     Args:
-        figures: what the system says.
-        storages: the tensors and arrays that Python holds, on any device; None if nobody has looked.
-        resident: returns how much of an address range is in RAM.
+        figures: the system's figures.
+        storages: the tensors and arrays that Python holds, on any device; None if unknown.
+        resident: returns the bytes in RAM of each address range.
     """
     notes: list[str] = []
     group = figures.group
@@ -273,11 +273,11 @@ def host_parts(figures: HostFigures, storages: Iterable[Storage] | None, residen
         files = min(figures.file_bytes, group.mapped_bytes)
         cache = group.cache_bytes - files
         withheld = max(0, free - figures.available_bytes)
-        basis, beside = "the container's limit (cgroup)", "others in the container"
+        basis, rest_name = "the container's limit (cgroup)", "other processes in the container"
     else:
         total, free, files, withheld = figures.ram_bytes, figures.free_bytes, figures.file_bytes, 0
         cache = figures.available_bytes - free - files
-        basis, beside = "the machine's RAM", _OTHERS
+        basis, rest_name = "the machine's RAM", _OTHERS
     out_of_reach = "within the container's limit, but in use by the rest of the machine"
     if figures.limit is not None and (beyond := free - figures.limit.available_bytes) > withheld:
         size, what = format_bytes(figures.limit.limit_bytes), own_limits.WHAT[figures.limit.name]
@@ -295,21 +295,21 @@ def host_parts(figures: HostFigures, storages: Iterable[Storage] | None, residen
     workers = "data loaders and their like, shared pages by share where that is known (PSS): end them"
     parts = [
         *_private(private, storages, resident, notes),
-        Part("shared memory", shared, "data loaders' batches, pinned memory, /dev/shm: close what made it"),
+        Part("shared memory", shared, "data loaders' batches, pinned memory, /dev/shm: close their creator"),
         Part("libraries and mapped files", files, "code and mapped data: dropped by the kernel when it needs room"),
         Part("child processes", children, workers),
-        Part(beside, left, "end what you do not need, such as other notebooks' kernels"),
-        Part("cache", cache, "files kept for later: the system frees them when somebody needs room"),
+        Part(rest_name, left, "end what you do not need, such as other notebooks' kernels"),
+        Part("cache", cache, "cached files: the system frees them when memory is needed"),
         Part("out of reach", withheld, out_of_reach),
         Part("free", free - withheld, "free now"),
     ]
     if figures.children_bytes is None:
-        notes.append(f"child processes cannot be told apart here: they are among the {_OTHERS}")
+        notes.append(f"child processes are not known separately here: they are among the {_OTHERS}")
     return Reconciliation("cpu", total, basis, tuple(parts), tuple(notes))
 
 
 def _private(size: int, storages: Iterable[Storage] | None, resident: Resident, notes: list[str]) -> list[Part]:
-    """Return the parts of this process's own pages: arrays by kind, as far as they are in RAM, and the rest."""
+    """Return the parts of this process's own pages: arrays in RAM by kind, and the rest."""
     whole = [Part("this process", size, _OBJECTS)]
     ranges = _disjoint(item for item in storages or () if item.device == "cpu")
     if not ranges:
@@ -317,20 +317,20 @@ def _private(size: int, storages: Iterable[Storage] | None, resident: Resident, 
     try:
         sizes = resident([(item.address, item.size_bytes) for item in ranges])
     except OSError as error:
-        notes.append(f"it cannot be found out here which arrays are in RAM ({error.strerror})")
+        notes.append(f"the arrays' bytes in RAM are unknown here ({error.strerror})")
         return whole
     kinds: Counter[str] = Counter()
     for item, found in zip(ranges, sizes, strict=True):
         kinds[item.kind] += found
     rest = size - sum(kinds.values())
     if rest < 0:
-        notes.append("the arrays that Python holds are larger than this process's own pages: they cannot be told apart")
+        notes.append("the arrays that Python holds are larger than this process's own pages: they cannot be separated")
         return whole
-    return [*kind_parts("arrays", kinds), Part("this process, beside arrays", rest, _OBJECTS)]
+    return [*kind_parts("arrays", kinds), Part("this process, except arrays", rest, _OBJECTS)]
 
 
 def _disjoint(storages: Iterable[Storage]) -> list[Storage]:
-    """Return the storages by address, without bytes that another one has already (arrays may share memory)."""
+    """Return the storages by address, without bytes that an earlier one covers (arrays may share memory)."""
     found, reached = [], 0
     for item in sorted(storages, key=lambda item: item.address):
         start, end = max(item.address, reached), item.address + item.size_bytes

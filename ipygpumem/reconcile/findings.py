@@ -1,6 +1,6 @@
-"""The reconciliation: for the host and each accelerator, the parts that its memory consists of.
+"""Breaks down the memory of the host and of each accelerator.
 
-It only looks: nothing is allocated on a device, no context is created, and no object is kept.
+It only reads: nothing is allocated on a device, no context is created, and no object is kept.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from ipygpumem.reconcile.device import Part, Reconciliation, Storage, card_parts
 
 T = TypeVar("T")
 _MANY_GAPS = 0.1
-"""From this share of what is reserved on, it is worth a word how to have fewer."""
+"""Minimum share of reserved memory in gaps for a hint on how to reduce them."""
 
 
 @dataclass
 class Findings:
-    """What was found out, and what could not be."""
+    """The breakdowns, and the failures on the way."""
 
     readings: Mapping[str, Reading] = field(default_factory=dict)
     reconciliations: list[Reconciliation] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
-    """What could not be asked, and the error."""
+    """Names of the failed sources, with the error."""
     children: list[Child] = field(default_factory=list)
-    """The processes that this one has started."""
+    """Child processes of this process."""
 
     def note_processes(self, device: str, wide: DeviceWide) -> None:
-        """Note what each child has on a device, where the driver's process ids are those that are seen from here."""
+        """Record each child's memory on a device, if the driver's PIDs are the ones seen here."""
         sizes = dict(wide.others) if sees_system_processes() else {}
         self.children = [
             child._replace(on_devices=(*child.on_devices, (device, sizes[child.pid]))) if child.pid in sizes else child
@@ -49,10 +49,10 @@ class Findings:
         ]
 
     def attempt(self, name: str, question: Callable[[], T], otherwise: T) -> T:
-        """Return the answer to ``question``; ``otherwise`` if it fails, which is noted under ``name``."""
+        """Return the result of ``question``; ``otherwise`` if it fails, with the error recorded under ``name``."""
         try:
             return question()
-        except Exception as error:  # one source that fails must not hide what the others can
+        except Exception as error:  # a failing source must not hide the rest
             self.failures[name] = said(error)
             return otherwise
 
@@ -60,11 +60,11 @@ class Findings:
 def reconcile(
     read: Callable[[], Mapping[str, Reading]], look: Callable[[], Iterable[Storage]] | None = None
 ) -> Findings:
-    """Return what each device's memory consists of; never raises unless ``read`` does, but names what fails.
+    """Return each device's breakdown; failures are recorded, and only an error of ``read`` is raised.
 
     Args:
-        read: reads each device, with detail; called after ``look``, which takes memory itself.
-        look: returns the storages of the tensors and arrays that Python holds, each once; None if nobody looks.
+        read: reads each device, with detail; called after ``look``, which allocates memory itself.
+        look: returns the storages of the tensors and arrays that Python holds, each once; None to skip them.
     """
     findings = Findings()
     held: list[Storage] | None = None
@@ -86,7 +86,7 @@ def reconcile(
         elif device.partition(":")[0] in TORCH_DEVICES:
             ask = functools.partial(_device, nvml, reading, blocks.get(device), held, findings)
         else:
-            continue  # another library's pool, which is a part of its device; a probe that others wrote
+            continue  # a library's pool, which is part of its device; a user's probe
         findings.reconciliations += findings.attempt(device, ask, [])
     if not any(device.startswith("cuda:") for device in findings.readings):
         findings.reconciliations += findings.attempt("NVML", functools.partial(_cards, nvml, findings), [])
@@ -99,14 +99,14 @@ def _host(reading: Reading, held: list[Storage] | None) -> list[Reconciliation]:
 
 
 def _cards(nvml: Nvml, findings: Findings) -> list[Reconciliation]:
-    """Return the driver's cards where torch has used none: asking the driver creates no context."""
+    """Return the driver's cards that torch has not used: querying the driver creates no context."""
     found, cards = [], nvml.cards()
-    # Which of several cards a library means by its number, only torch could tell.
+    # Only torch could map a library's device number to one of several cards.
     pools = pools_on(0, findings.readings) if len(cards) == 1 else ()
     for card in cards:
         use = "used, but not by torch, as torch reports" if card.wide.own_bytes else "not used by this process yet"
         if card.wide.own_bytes is None:
-            use = "the driver does not say whether this process uses it"
+            use = "the driver does not report whether this process uses it"
         device, note = f"nvml:{card.index}", f"{card.model}, by the driver's numbers: {use}"
         findings.note_processes(device, card.wide)
         found.append(card_parts(device, card.wide, pools, (note,)))
@@ -124,14 +124,14 @@ def _device(
     if backend == "cuda" and module is not None:
         wide = nvml.device(module, index, processes=True, has_context=bool(reading.reserved_bytes))
         if reading.used_bytes is not None and reading.other_bytes is None:
-            # The probe remembers that this process used the device, though nothing is reserved now: it must be listed.
+            # The probe remembers that this process has used the device, so the driver must list it.
             wide = dataclasses.replace(wide, own_bytes=None, others=(), note=reading.note or wide.note)
         findings.note_processes(reading.device, wide)
     if backend == "cuda":
         pools = pools_on(index, findings.readings)
         if why := uncounted():
-            notes.append(f"{why}: its tensors are part of what the driver says of this process")
-    if reading.reserved_bytes and hasattr(module, "mem_get_info"):  # asked only where there is a context already
+            notes.append(f"{why}: its tensors are part of the driver's figure for this process")
+    if reading.reserved_bytes and hasattr(module, "mem_get_info"):  # only if a context already exists
         try:
             module.mem_get_info(index)
         except RuntimeError as error:
@@ -139,14 +139,14 @@ def _device(
             notes.append(f"this process's context is broken ({said_first}): restart the kernel")
     if backend == "cuda" and snapshot is not None and _has_a_way_against_gaps(snapshot):
         notes.append(
-            "many gaps: with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True torch also gives back pages between "
+            "many gaps: with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True torch also frees pages between "
             "tensors; set it before torch first uses CUDA (for a kernel where it has: docs/status.md of ipygpumem)"
         )
     return [device_parts(reading, snapshot, wide, held, notes, pools)]
 
 
 def _has_a_way_against_gaps(snapshot: Snapshot) -> bool:
-    """Whether there are many gaps, and this torch has a way to have fewer: others refuse the setting, or ignore it."""
+    """Return True if there are many gaps, and this torch version can reduce them by the setting."""
     can_expand = any(segment.page_bytes is not None for segment in snapshot.segments)
     if can_expand or sum(snapshot.fragments) < _MANY_GAPS * snapshot.reserved_bytes:
         return False
@@ -157,15 +157,15 @@ def _has_a_way_against_gaps(snapshot: Snapshot) -> bool:
 
 
 def storages_of(arrays: Iterable[tuple[object, str]]) -> Iterator[Storage]:
-    """Yield the storage of each torch tensor or NumPy array with the kind that is given for it, each address once.
+    """Yield the storage of each torch tensor or NumPy array with its given kind, each address once.
 
-    What has no memory of its own is left out: meta, fake and sparse tensors, wrappers around other tensors.
+    Objects without memory of their own are left out: meta, fake and sparse tensors, wrappers around other tensors.
     """
     tensor_type, array_type = library_type("torch", "Tensor"), library_type("numpy", "ndarray")
     seen: set[tuple[str, int]] = set()
     for array, kind in arrays:
         place = None
-        with contextlib.suppress(Exception):  # an exotic or half-made array is left out, as in arrays.describe
+        with contextlib.suppress(Exception):  # skip an exotic or half-made array, as in arrays.describe
             if tensor_type is not None and is_instance(array, tensor_type):
                 place = _place_of_tensor(sys.modules["torch"], array)
             elif array_type is not None and is_instance(array, array_type):
@@ -179,9 +179,9 @@ def _place_of_tensor(torch: Any, tensor: Any) -> tuple[str, int, int] | None:
     with torch._C.DisableTorchFunction():  # a subclass's own code must not run
         storage = torch.Tensor.untyped_storage(tensor)
         device = storage.device
-        if device.type == "meta":  # also a fake tensor's: it warns when asked for its address
+        if device.type == "meta":  # also a fake tensor's, which warns when its address is read
             return None
-        # A lazy clone shares memory until somebody asks for its pointer, which would make the copy here.
+        # A lazy clone shares memory until its pointer is read, which would create the copy here.
         is_lazy = getattr(torch._C, "_is_cow_tensor", None)
         lazy = is_lazy is not None and is_lazy(tensor)
         address = torch._C._data_address(tensor) if lazy else storage.data_ptr()
@@ -191,6 +191,6 @@ def _place_of_tensor(torch: Any, tensor: Any) -> tuple[str, int, int] | None:
 
 def _place_of_ndarray(array_type: type, array: Any) -> tuple[str, int, int]:
     read = array_type.__dict__
-    while is_instance(read["base"].__get__(array), array_type):  # what it is a view of
+    while is_instance(read["base"].__get__(array), array_type):  # the base of a view
         array = read["base"].__get__(array)
     return "cpu", int(read["__array_interface__"].__get__(array)["data"][0]), int(read["nbytes"].__get__(array))

@@ -1,1 +1,1 @@
-"""Records in, text and HTML out: ``content`` says what is shown, ``text`` and ``html`` how. Nothing measures."""
+"""Turns records into text and HTML: ``content`` selects, ``text`` and ``html`` lay out. Nothing measures."""

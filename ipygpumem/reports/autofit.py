@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def autofit_report(tries: Sequence[Try], notes: Sequence[str], plan: Plan) -> Report:
-    """Return what was tried, what came of it, and what fits."""
+    """Return the report of the tries, their results, and the value that fits."""
     last = tries[-1]
     outcome = f"{shown(last.values)}{':' * (last.outcome != FITS)} {last.outcome}"
     number = "1 try" if len(tries) == 1 else f"{len(tries)} tries"

@@ -1,4 +1,4 @@
-"""Says what the reports of cells, experiments, errors and leaks contain, apart from how it looks."""
+"""Selects the content of the reports of cells, experiments, errors and leaks, independent of their layout."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ipygpumem.units import MIB, format_bytes, format_change, format_seconds, fo
 
 _ROWS_SHOWN = 20
 _ROWS_OPEN = 8
-"""Rows of a table of details that are shown without asking."""
+"""Maximum number of rows of a details table that is shown unfolded."""
 
 
 # -- cells ----------------------------------------------------------------------------------------------------
 
 
 def cell_report(record: CellRecord, scales: layout.Scales | None = None) -> Report:
-    """Return the one-line report of a cell, with bars as long as ``scales`` says."""
+    """Return the one-line report of a cell, with bars scaled by ``scales``."""
     head = "cell" if record.execution_count is None else f"cell {record.execution_count}"
     return Report("cell", [head, *_span_segments(record, scales or layout.Scales())])
 
@@ -32,7 +32,7 @@ def trace_report(record: TraceRecord, note: str = "") -> Report:
 
 
 def trace_segments(record: TraceRecord) -> list[Segment | str]:
-    """Return what is said of a trace after its name: its time, its error, each device in use."""
+    """Return a trace's headline after its name: its time, its error, each device in use."""
     return _span_segments(record) + ["memory was not measured"] * (not record.usages)
 
 
@@ -49,18 +49,18 @@ def _span_segments(record: CellRecord | TraceRecord, scales: layout.Scales | Non
 
 
 def is_quiet(record: CellRecord) -> bool:
-    """Whether the line of a cell says nothing new: no device moved, nothing failed, no child process holds memory."""
+    """Return True if a cell's line has no news: no device changed, nothing failed, no child process holds memory."""
     fine = record.error is None and record.recovery is None
     return fine and not any(_has_moved(usage) or usage.children_bytes for usage in record.usages)
 
 
 def usage_parts(usages: Iterable[Usage]) -> list[str]:
-    """Return one part of a line per device; accelerators that hold nothing and held nothing are left out."""
+    """Return one headline part per device, without accelerators that were and are empty."""
     return [_usage_part(usage) for usage in usages if layout.in_use(usage)]
 
 
 def _has_moved(usage: Usage) -> bool:
-    """Whether what was kept, given back or needed meanwhile comes to a MiB: less is mostly not the cell's doing."""
+    """Return True if kept, freed or temporary memory reaches a MiB; less is usually not caused by the cell."""
     return max(abs(usage.delta_bytes), usage.peak_delta_bytes) >= MIB
 
 
@@ -95,7 +95,7 @@ def experiment_reports(record: ExperimentRecord, style: str, scales: layout.Scal
         {
             "device": device_label(usage.device),
             **end_labels(record, usage.device),
-            "peak": layout.peak_label(usage),  # what is in use now stands in the cell's line
+            "peak": layout.peak_label(usage),  # the cell's line shows the memory in use now
         }
         for usage in used
     ]
@@ -117,7 +117,7 @@ def experiment_reports(record: ExperimentRecord, style: str, scales: layout.Scal
 
 
 def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
-    """Return the memory held at its end, and the memory freed by that: negative where the device rose."""
+    """Return the labels of the memory held at an experiment's end, and of the decrease: negative for an increase."""
     consumed, reclaimed = record.consumed.get(device, 0), record.reclaimed.get(device)
     if reclaimed is None:
         return {"consumed": "unknown", "reclaimed": "unknown"}
@@ -125,16 +125,16 @@ def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
 
 
 def times(record: ExperimentRecord) -> list[str]:
-    """Return the time in the cells, and the span from start to end where that is more than a second longer."""
+    """Return the time in the cells, and the span from start to end if that is more than a second longer."""
     span = [f"span {format_seconds(record.span_seconds)}"]
     return [format_seconds(record.duration_seconds), *span * (record.span_seconds > record.duration_seconds + 1)]
 
 
 def _step_list(steps: Iterable[ReclaimStep], total: Mapping[str, int]) -> list[str]:
-    """Return each step's share of ``total``, and the rest, leaving out less than a tenth of a MiB."""
+    """Return each step's share of ``total``, and the rest; shares below a tenth of a MiB are left out."""
     texts, left = [], dict(total)
     for step in steps:
-        # A later step may take some of it again, if only a page for its own work.
+        # A later step may take some of it again, such as a page for its own work.
         given = {device: min(size, left.get(device, 0)) for device, size in step.reclaimed.items() if size > 0}
         left |= {device: left.get(device, 0) - size for device, size in given.items()}
         given |= {f"{device_label(device)} reserved": size for device, size in step.returned.items()}
@@ -149,11 +149,11 @@ def _step_list(steps: Iterable[ReclaimStep], total: Mapping[str, int]) -> list[s
 
 _CAUSES = {"oom": "out of memory", "interrupt": "interrupted", "error": "failed"}
 _KEEPS = {"oom": "never", "interrupt": "oom", "error": "oom+interrupt"}
-"""The value of the option with which the frames of such an error keep their locals."""
+"""The option's value that keeps the locals of frames for such an error."""
 
 
 def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report]:
-    """Return the report after an OOM, or after another error whose frames held something worth a line."""
+    """Return the report after an OOM, or after another error whose frames kept a relevant amount of memory alive."""
     held = [item for item in record.held if item.size_bytes >= min_held_bytes]
     if record.kind != "oom" and not held and not record.let_go and not record.poisoned:
         return []
@@ -163,18 +163,18 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
     if record.kind == "oom":
         head.append(f"free: {_sizes(record.free)}")
     head.append(f"came back: {_sizes(record.reclaimed)}")
-    title = "the frames of the traceback held"
+    title = "held by the traceback's frames"
     tables = [held_table(title, record.held, min_held_bytes, _also_freed(record))] if held else []
     listings = [layout.Listing("small locals of these frames", list(map(clean, record.plain)))] * bool(record.plain)
     return [Report("recovery", head, _recovery_lines(record), tables, listings=listings, is_trouble=True)]
 
 
 def _also_freed(record: RecoveryRecord) -> dict[str, int]:
-    """Return the memory freed on the held tensors' devices in addition to them, if it is worth a row."""
+    """Return the memory freed on the held tensors' devices in addition to them, if it deserves a row."""
     held: Counter[str] = Counter()
     for item in (*record.held, *record.let_go):
-        *others, device = item.device.split(", ")  # the last of an optimizer's is not the host
-        if not set(others) <= {"cpu"}:
+        *hosts, device = item.device.split(", ")  # the last of an optimizer's is not the host
+        if not set(hosts) <= {"cpu"}:
             return {}
         held[device] += item.size_bytes
     came = Counter(record.reclaimed)
@@ -193,7 +193,7 @@ def _recovery_lines(record: RecoveryRecord) -> list[str]:
         lines.append(clean(record.refused_by))
     if record.half_made:
         lines.append(
-            f"{clean_name(record.half_made)} has only half of its state: its next step fails on that (KeyError). "
+            f"{clean_name(record.half_made)}: optimizer state is incomplete; the next step() would raise KeyError. "
             "Make a new optimizer, or call its state.clear()."
         )
     lines += let_go_lines(record.let_go)
@@ -213,9 +213,9 @@ def _failed_steps(steps: Iterable[ReclaimStep]) -> list[str]:
 
 
 def let_go_lines(held: Sequence[Held]) -> list[str]:
-    """Return what is said of the objects that were taken off an exception."""
+    """Return the line about the objects that were removed from an exception."""
     names = ", ".join(f"{item.name} ({item.type_name}, {format_bytes(item.size_bytes)})" for item in held)
-    return [f"taken off the error, which nothing of yours referred to: {clean(names)}"] if held else []
+    return [f"removed from the exception (not referenced elsewhere): {clean(names)}"] if held else []
 
 
 def _sizes(by_device: Mapping[str, int]) -> str:
@@ -223,7 +223,7 @@ def _sizes(by_device: Mapping[str, int]) -> str:
 
 
 def held_table(title: str, held: Sequence[Held], smallest: int = 0, more: Mapping[str, int] | None = None) -> Table:
-    """Return a row for each, the largest first, one for the rest, and one for each device of ``more``."""
+    """Return a table of the largest holders, one row for the rest, and one for each device of ``more``."""
     shown = [item for item in held if item.size_bytes >= smallest][:_ROWS_SHOWN]
     rows = [
         {
@@ -255,7 +255,7 @@ def _shape(item: Held) -> str:
 def freed_report(
     title: str, steps: Sequence[ReclaimStep], reclaimed: Mapping[str, int], notes: Sequence[str] = ()
 ) -> Report:
-    """Return what giving memory back by hand gave."""
+    """Return the report of memory freed by hand."""
     given = ", ".join(_step_list(steps, reclaimed))
     found = []
     for device, size in reclaimed.items():
@@ -270,7 +270,7 @@ def freed_report(
 
 
 Kept = tuple[int, str, str, str]
-"""Memory that seems to be kept by mistake: its bytes, its device, what it is, and a remedy."""
+"""Memory that is probably kept by mistake: bytes, device, description, remedy."""
 _LAST_INDEX = re.compile(r"\[\d+\](?=[^\[\]]*$)")
 
 
@@ -281,11 +281,11 @@ def leaks_report(
     kept: Sequence[Kept] = (),
     notes: Sequence[str] = (),
 ) -> Report:
-    """Return the answer of ``%gpumem leaks``; ``beyond`` was too much to be looked into, ``kept`` is no leak."""
+    """Return the report of ``%gpumem leaks``; ``beyond`` were too many to examine, ``kept`` are no leaks."""
     lines = leak_lines(held)
     if beyond:
         rest = f"{count(len(beyond), 'smaller storage')}, {_total(beyond)} in all"
-        lines.append(f"{rest}: not examined, there are too many; free others first, then ask again")
+        lines.append(f"{rest}: too many to examine; free larger ones first, then run it again")
     none = f"no leak of at least {format_bytes(smallest)} was found"
     found = f"{count(len(held), 'leak')}{SEPARATOR}{_total(held)}" if held else none
     other = _sum(beyond) + sum(item[0] for item in kept)
@@ -298,7 +298,7 @@ def leaks_report(
 
 
 def leak_lines(held: Sequence[Held]) -> list[str]:
-    """Return one line for each, those in one container together, and one line for those that are too many."""
+    """Return one line per leak, those in one container together, and one line for the rest."""
     groups: dict[tuple[object, ...], list[Held]] = {}
     for item in held:
         where = None if item.holder is None else (_LAST_INDEX.sub("", item.holder.path), item.holder.advice)

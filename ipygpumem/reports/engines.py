@@ -1,4 +1,4 @@
-"""Reports on the engines of a cluster: one merged record, a table of figures, and a row for each engine."""
+"""Reports on the engines of a cluster: one merged record, a table of figures, and a row per engine."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ TIME, PEAK, KEPT, FREE = "time", "peak", "kept", "free"
 NAMES = ("deleted", "restored", "kept")
 _NOTES_SHOWN, _ROWS_SHOWN = 20, 200
 _TOTALLED = (KEPT, "in use", "came back")
-"""The sum of the others means nothing: peaks come at different times, and engines share what is free."""
+"""Figures whose sum is meaningful: peaks come at different times, and engines share the free memory."""
 Values = Mapping[tuple[str, str], float]
-"""Figures of one engine by name and kind of device: bytes, or seconds."""
+"""Figures of one engine by name and device kind: bytes, or seconds."""
 
 
 def kind_of(device: str) -> str:
-    """Return ``cuda`` for ``cuda:1``: each engine numbers its cards by itself."""
+    """Return ``cuda`` for ``cuda:1``: each engine numbers its own cards."""
     return device.partition(":")[0]
 
 
 def values_of(engine: EngineRecord) -> Values:
-    """Return an engine's figures of an experiment: time in its cells, peak, what stayed, what is free."""
+    """Return an engine's figures of an experiment: time in its cells, peak, kept and free memory."""
     record = engine.record
     if record is None:
         return {}
@@ -44,7 +44,7 @@ def values_of(engine: EngineRecord) -> Values:
 def merged_record(
     name: str, started_at: float, span_seconds: float, engines: Sequence[EngineRecord]
 ) -> ExperimentRecord:
-    """Return the experiment that all engines ran: sums, names, and the engines that stand out."""
+    """Return the record of the experiment on all engines: sums, names, and notes on outliers."""
     records = [engine.record for engine in engines if engine.record is not None]
     deleted, restored, kept = (
         tuple(dict.fromkeys(name for record in records for name in getattr(record, what))) for what in NAMES
@@ -81,7 +81,7 @@ def _sums(sizes: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _usages(records: Iterable[ExperimentRecord]) -> tuple[Usage, ...]:
-    """Return sums by kind of device; of peaks, too, though engines need not have had theirs at one moment."""
+    """Return sums by device kind; those of peaks are upper bounds, because engines may peak at different times."""
     by_kind: dict[str, list[Usage]] = defaultdict(list)
     for record in records:
         for usage in record.usages:
@@ -113,7 +113,7 @@ def engine_numbers(numbers: Sequence[int]) -> str:
 
 
 def alike(texts: Iterable[tuple[int, str]], hosts: Mapping[int, str] = {}) -> list[str]:
-    """Return each text once, behind the engines that have it; one alone has its host's name."""
+    """Return each text once, prefixed with its engines; a single engine has its host's name."""
     having: dict[str, list[int]] = defaultdict(list)
     for number, text in texts:
         having[text].append(number)
@@ -180,7 +180,7 @@ def _size(name: str, value: float) -> str:
 
 
 def _engines_table(engines: Sequence[EngineRecord], figures: Mapping[int, Values]) -> Table:
-    """Return a row for each engine; devices that no engine had take no column."""
+    """Return a row for each engine; devices that no engine used have no column."""
     devices = dict.fromkeys(device for values in figures.values() for name, device in values if name == PEAK)
     keys = [(TIME, ""), *((name, device) for device in devices for name in (PEAK, KEPT))]
     heads = {f"{name} {device_label(device)}".strip(): (name, device) for name, device in keys}
@@ -201,7 +201,7 @@ def _engines_table(engines: Sequence[EngineRecord], figures: Mapping[int, Values
 
 
 def looks_report(command: str, looks: Mapping[int, tuple[str, str, Values]], failed: Mapping[int, str]) -> Report:
-    """Return a command's output on each engine (host, text and figures), and the errors of the others."""
+    """Return a command's output on each engine (host, text and figures), and the errors of the failed ones."""
     headline = f"{clean(command)} on {count(len(looks), 'engine')}"
     figures = _figures_table({number: values for number, (_, _, values) in looks.items()})
     listings = []

@@ -10,7 +10,7 @@ _GUESSES_SHOWN = 5
 
 
 def estimate_report(estimate: Estimate) -> Report:
-    """Return what code would take on each device, by purpose."""
+    """Return the report of the memory that code would take on each device, by purpose."""
     segments = ["estimate", *map(_verdict, estimate.devices)]
     if not estimate.devices:
         segments.append("no tensor was made")
@@ -41,12 +41,12 @@ def _parts(device: DeviceEstimate, title: str) -> Table:
     rows.append((format_bytes(device.peak_bytes), "", "peak"))
     if device.device != "cpu":
         rows.append((format_bytes(device.reserved_bytes), "", "reserved by the allocator"))
-        rows.append((format_bytes(device.needed_bytes), "", "needed by it at least"))
+        rows.append((format_bytes(device.needed_bytes), "", "minimum to run"))
     if device.spare_bytes:
         rows.append((format_bytes(device.spare_bytes), "", "set aside for kernels"))
     if device.context_bytes:
         rows.append((format_bytes(device.context_bytes), "", "set aside for a context"))
-    rows.append((format_bytes(device.before_bytes), "", "there before"))
+    rows.append((format_bytes(device.before_bytes), "", "already allocated"))
     rows.append((format_change(device.kept_bytes), "", "kept"))
     return Table(title, ("size", "share", "at the peak"), tuple(rows), frozenset({"size", "share"}))
 

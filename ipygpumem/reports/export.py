@@ -25,21 +25,21 @@ from ipygpumem.reports.layout import clean
 from ipygpumem.units import format_bytes
 
 SCHEMA = 1
-"""Raised when older readers would misunderstand a file; an additional field does not raise it."""
+"""Incremented when older readers would misunderstand a file; an additional field does not change it."""
 _NAME = "ipygpumem"
 _HEAD_BYTES = 4096
 _MOST_BYTES = 2**29
-"""Maximum size of an export to read: a million cells have about as much."""
+"""Maximum size of an export to read: enough for about a million cells."""
 _STALE_SECONDS = 3600
 _TEMPORARY = re.compile(r"\.ipygpumem-(?:(\d{1,10})-([0-9a-f]{8})-)?[0-9a-f]+\.tmp")
-"""Name of a file that is being written: its process, and where that is."""
+"""Name of a file that is being written: PID and machine of the process."""
 
 _RUN = ("execution_count", "cell_id", "experiment", "started_at", "duration_seconds", "success", "error")
 _CELL = (*_RUN, "source_line", "source_digest")
 _USAGE = ("device", *USAGE_BYTES, "method")
 COLUMNS = (*_CELL, "recovery", *_USAGE)
 
-# Spreadsheets take text for a formula if it begins with one of these, after white space as well.
+# Spreadsheets read text as a formula if it begins with one of these, also after white space.
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
 
 
@@ -47,7 +47,7 @@ _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
 
 
 def to_json(record: SessionRecord) -> str:
-    """Return the record as JSON, in ASCII, so that even broken text in it survives."""
+    """Return the record as JSON in ASCII, so that even broken text in it survives."""
     return json.dumps({"format": _NAME, "schema": SCHEMA, **record.to_dict()}, allow_nan=False)
 
 
@@ -56,7 +56,7 @@ _LAST_TIME = 9e9
 
 
 def from_json(text: str, name: str) -> SessionRecord:
-    """Return the record that ``to_json`` wrote; a ``FileError`` says what is wrong with the text."""
+    """Return the record that ``to_json`` wrote; ``FileError`` describes a fault in the text."""
     try:
         data: Any = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -76,12 +76,12 @@ def from_json(text: str, name: str) -> SessionRecord:
     if len(devices) > MOST_DEVICES:
         raise FileError(f"{name} is damaged: it has {len(devices)} devices")
     if any(abs(run.started_at) > _LAST_TIME for run in runs):
-        raise FileError(f"{name} is damaged: a time in it is in no calendar")
+        raise FileError(f"{name} is damaged: it contains an invalid time")
     return record
 
 
 def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is no number in JSON")
+    raise ValueError(f"JSON has no number {text}")
 
 
 def to_csv(record: SessionRecord) -> str:
@@ -97,7 +97,7 @@ def to_csv(record: SessionRecord) -> str:
 
 
 def _no_formula(value: object) -> object:
-    """Return a figure as it is, and text so that no spreadsheet runs it."""
+    """Return a number unchanged, and text so that no spreadsheet runs it as a formula."""
     if type(value) is not str:
         return value
     text = clean(value)
@@ -108,7 +108,7 @@ _FORMATS: dict[str, tuple[Callable[[SessionRecord], str], str]] = {
     ".json": (to_json, f'{{"format": "{_NAME}", "schema": '),
     ".csv": (to_csv, ",".join(COLUMNS)),
 }
-"""By suffix: the function that renders a session, and the beginning of every file that it renders."""
+"""Renderers of a session by suffix, with the beginning of every file that they write."""
 SUFFIXES = tuple(_FORMATS)
 
 
@@ -116,24 +116,24 @@ SUFFIXES = tuple(_FORMATS)
 
 
 def save(path: str | os.PathLike[str], record: SessionRecord, *, force: bool = False) -> tuple[Path, int]:
-    """Write ``record`` to ``path`` in the format of its suffix; return where it is now and its size in bytes."""
+    """Write ``record`` to ``path`` in the format of its suffix; return the file's path and its size in bytes."""
     place = place_of(path)
     chosen = _FORMATS.get(Path(os.fsdecode(path)).suffix.lower())
     if chosen is None:
-        raise FileError(f"{clean(short(os.fsdecode(path)))}: the suffix says the format: {' or '.join(SUFFIXES)}")
+        raise FileError(f"{clean(short(os.fsdecode(path)))}: the suffix selects the format: {' or '.join(SUFFIXES)}")
     render, head = chosen
     return place, write(place, render(record), is_ours=lambda text: text.startswith(head), force=force)
 
 
 def load(path: str | os.PathLike[str]) -> SessionRecord:
-    """Return the session that was written to a .json file."""
+    """Return the session stored in a .json file."""
     place = place_of(path)
     name = clean(short(place))
     try:
         with open_plain(place) as file:
             size = os.fstat(file.fileno()).st_size
             if size > _MOST_BYTES:
-                raise FileError(f"{name} has {format_bytes(size)}: that is no export")
+                raise FileError(f"{name} has {format_bytes(size)}: too large for an export")
             text = file.read(size).decode("utf-8")
     except UnicodeDecodeError:
         raise FileError(f"{name} is not text") from None
@@ -144,11 +144,11 @@ def load(path: str | os.PathLike[str]) -> SessionRecord:
 
 
 def place_of(path: str | os.PathLike[str]) -> Path:
-    """Return the path itself: ``~`` is the user's folder, and a link is what it leads to."""
+    """Return the resolved path: ``~`` is expanded, links are followed."""
     try:
         name = os.fsdecode(path)
     except TypeError:
-        raise FileError(f"a file is named by a text or a path, and not by {type_name(path)}") from None
+        raise FileError(f"a file name must be a string or a path, not {type_name(path)}") from None
     try:
         return Path(os.path.realpath(Path(name).expanduser()))
     except (OSError, RuntimeError, ValueError) as error:  # no such user, a null byte
@@ -156,9 +156,9 @@ def place_of(path: str | os.PathLike[str]) -> Path:
 
 
 def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], force: bool) -> int:
-    """Write ``content`` to ``place`` (from ``place_of``), whole or not at all, and return its size in bytes.
+    """Write ``content`` to ``place`` (from ``place_of``), completely or not at all; return its size in bytes.
 
-    ``is_ours`` returns True if a file that begins with a text may be replaced; ``force`` replaces any.
+    ``is_ours`` returns True if a file with this beginning may be replaced; ``force`` replaces any file.
     """
     data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
     name = clean(short(place))
@@ -178,31 +178,31 @@ def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], 
 
 
 def _replace(place: Path, data: bytes, mode: int | None) -> None:
-    # In the same folder, because a rename must be one step; a short name, since the file's may have the full length.
+    # In the same folder, for an atomic rename; a short name, because the file's own may have the maximum length.
     temporary = place.with_name(f".ipygpumem-{os.getpid()}-{_here()}-{secrets.token_hex(4)}.tmp")
     _remove_stale(place.parent)
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
             if mode is not None:
-                with contextlib.suppress(OSError):  # some file systems have none
+                with contextlib.suppress(OSError):  # unsupported by some file systems
                     temporary.chmod(mode)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(place)
-    except BaseException:  # an interrupt, too
+    except BaseException:  # including an interrupt
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
 
 
 def _here() -> str:
-    """Return in short where process ids are this process's."""
+    """Return a short identifier of the machine and PID namespace."""
     return hashlib.sha256(host.process_space().encode()).hexdigest()[:8]
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove what killed processes had begun to write here; of another machine's process, only what is an hour old."""
+    """Remove temporary files of killed processes; those of other machines only if they are an hour old."""
     with contextlib.suppress(OSError):
         for path in folder.glob(".ipygpumem-*.tmp"):
             if (found := _TEMPORARY.fullmatch(path.name)) is None:

@@ -1,4 +1,4 @@
-"""Reports what happened so far: one row for each cell, each trace, each iteration of a loop, each experiment."""
+"""Reports the history: one row per cell, trace, iteration of a loop, or experiment."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SOURCE_SHOWN = 40
 _VALUE_SHOWN = 24
 _HOLDERS_SHOWN = 3
 _LEAST_SHARE = 0.1
-"""A name is said to hold what grows from this share of it on."""
+"""Minimum share of the growth for a name to be reported as its holder."""
 
 
 def history_report(cells: Sequence[CellRecord], *, total: int, experiment: str | None = None) -> Report:
-    """Return one row for each of ``cells``, of ``total`` that there are (of ``experiment``, if that is given)."""
+    """Return one row for each of ``cells``, out of ``total`` (of ``experiment``, if given)."""
     of = f" of {clean(experiment)}" if experiment is not None else ""
     if not total:
         return Report("history", f"no cell{of} has finished yet")
@@ -45,7 +45,7 @@ def history_report(cells: Sequence[CellRecord], *, total: int, experiment: str |
 
 
 def traces_report(traces: Sequence[TraceRecord], *, total: int) -> Report:
-    """Return one row for each of ``traces``, the iterations of loops among them, of ``total`` that there are."""
+    """Return one row for each of ``traces``, including iterations of loops, out of ``total``."""
     rows = [
         {
             "label": clean_name(trace.label),
@@ -60,7 +60,7 @@ def traces_report(traces: Sequence[TraceRecord], *, total: int) -> Report:
 
 
 def _table(rows: Sequence[dict[str, str]], *words: str, title: str = "") -> Table:
-    """Return a table whose columns are numbers, but for those of words."""
+    """Return a table whose columns are numbers, except those named in ``words``."""
     return Table.of(rows, set(rows[0]) - set(words), title, code={"source"})
 
 
@@ -69,7 +69,7 @@ def _number(shown: Sequence[object], total: int, what: str) -> str:
 
 
 def _figures(spans: Spans, first: TraceRecord | None = None) -> list[dict[str, str]]:
-    """Return for each what it kept, its peak and its growth since ``first``, by heading; experiments' peak first."""
+    """Return each record's kept memory, peak and growth since ``first``, by heading; experiments' peak comes first."""
     devices, found = _in_use(spans), []
     for span in spans:
         own: dict[str, str] = {}
@@ -87,7 +87,7 @@ def _figures(spans: Spans, first: TraceRecord | None = None) -> list[dict[str, s
 
 
 def _in_use(spans: Spans) -> list[str]:
-    """Return the host and the accelerators that held something."""
+    """Return the host and the accelerators that were in use."""
     return devices_of(usage for span in spans for usage in span.usages if in_use(usage))
 
 
@@ -95,13 +95,13 @@ def _in_use(spans: Spans) -> list[str]:
 
 
 def growth_line(growth: Growth) -> str:
-    """Return what is said unasked of a cell that grows with every run."""
+    """Return the warning about a cell that grows with every run."""
     device = device_label(growth.device)
     return f"this cell has grown {device} by {growth_size(growth)} on each of its last {growth.runs} runs"
 
 
 def growth_size(growth: Growth) -> str:
-    """Return by how much each run grew its device: ``64 MiB``, or ``60 to 64 MiB``."""
+    """Return the growth of a device per run: ``64 MiB``, or ``60 to 64 MiB``."""
     least, most = format_bytes(growth.least_bytes), format_bytes(growth.most_bytes)
     if least == most:
         return most
@@ -110,7 +110,7 @@ def growth_size(growth: Growth) -> str:
 
 
 def loop_growth_line(growth: Growth) -> str:
-    """Return what is said of a loop that has grown with every iteration."""
+    """Return the warning about a loop that grows with every iteration."""
     device = device_label(growth.device)
     return f"{device} has grown by {growth_size(growth)} in each of the last {growth.runs} iterations"
 
@@ -122,23 +122,22 @@ def holder_lines(
     growths: Sequence[Growth],
     keeper_of: Callable[[TensorRecord], str],
 ) -> list[str]:
-    """Return which names hold more tensors and arrays after one more iteration, on the devices that grow.
+    """Return the names that hold more tensors and arrays after one more iteration, on the devices that grow.
 
-    ``keeper_of`` names the graph, closure or cache that keeps a tensor without a name.
-
-    By names, not by tensors: a name that the loop gives to another tensor each time holds no more than before.
+    ``keeper_of`` names the graph, closure or cache that keeps a tensor without a name. Names are compared, not tensors:
+    a name that the loop rebinds each time holds no more than before.
     """
     least = {growth.device: growth.least_bytes * _LEAST_SHARE for growth in growths}
     old, new = _by_name(before), _by_name(after)
     more = {key: _size(tensors) - _size(old.get(key, ())) for key, tensors in new.items() if key[0] in least}
     held = sorted((key for key, size in more.items() if size >= least[key[0]]), key=lambda key: -more[key])
     if not held:
-        return [f"no tensor or array that came and stayed in iteration {iteration} accounts for it"]
+        return [f"no tensor or array created and kept in iteration {iteration} accounts for it"]
     lines = []
     for device, name in held[:_HOLDERS_SHOWN]:
         known = {tensor.name or tensor.storage for tensor in old.get((device, name), ())}
         came = next((tensor for tensor in new[device, name] if (tensor.name or tensor.storage) not in known), None)
-        holder = f"held by {clean(name or (keeper_of(came) if came is not None else 'what has no name'))}"
+        holder = f"held by {clean(name or (keeper_of(came) if came is not None else 'objects without a name'))}"
         holder += f" ({clean(came.name)})" if came is not None and came.name not in (None, name) else ""
         size = format_bytes(more[device, name])
         lines.append(f"iteration {iteration} left {size} more on {device_label(device)}, {holder}")
@@ -161,7 +160,7 @@ def _size(tensors: Iterable[TensorRecord]) -> int:
 
 
 def loop_report(rows: Sequence[TraceRecord], total: int | None, remarks: Sequence[str]) -> Report:
-    """Return the table of a loop so far: the first iteration and the last ones of ``total``, if that is known."""
+    """Return the table of a loop so far: the first iteration and the last ones, out of ``total`` if known."""
     first, last = rows[0], rows[-1]
     label = clean_name(last.label)
     number = f"{last.iteration}" if total is None else f"{last.iteration} of {total}"
@@ -176,7 +175,7 @@ def loop_report(rows: Sequence[TraceRecord], total: int | None, remarks: Sequenc
 
 
 def iteration_report(record: TraceRecord) -> Report:
-    """Return one line for one iteration, where no table can be updated."""
+    """Return one line for one iteration, for front-ends that cannot update a table."""
     return Report("track", [f"{clean_name(record.label)} {record.iteration}", *trace_segments(record)])
 
 
@@ -184,14 +183,14 @@ def iteration_report(record: TraceRecord) -> Report:
 
 
 def experiments_report(records: Sequence[ExperimentRecord], still_open: Iterable[str] = ()) -> Report:
-    """Return one row for each finished experiment, and a line for each that is open."""
+    """Return one row for each finished experiment, and a line for each open one."""
     lines = [f"open: {clean(name)}" for name in still_open]
     if not records:
         return Report("experiments", "no experiment has finished yet", lines)
     rows = [
         {
             "experiment": run.label,
-            "began": datetime.fromtimestamp(item.started_at).strftime("%H:%M:%S"),  # the user's own clock
+            "began": datetime.fromtimestamp(item.started_at).strftime("%H:%M:%S"),  # local time
             **_times(item),
             "cells": _parts(item),
             **own,
@@ -207,20 +206,20 @@ def experiments_report(records: Sequence[ExperimentRecord], still_open: Iterable
 
 
 def _parts(record: ExperimentRecord) -> str:
-    """Return how many cells it had, or engines where it ran on a cluster."""
+    """Return the number of its cells, or of its engines if it ran on a cluster."""
     return count(len(record.engines), "engine") if record.engines else str(len(record.cells))
 
 
 def _times(record: ExperimentRecord) -> dict[str, str]:
-    """Return the time in the cells, and the span with what lay between them."""
+    """Return the time in the cells, and the span including pauses."""
     time, *span = times(record)
     return {"time": time, "span": "".join(span).removeprefix("span ")}
 
 
 def comparison_report(runs: Sequence[NumberedRun]) -> Report:
-    """Return experiments side by side: parameters, time, and what each device went through.
+    """Return experiments side by side: parameters, time, and each device's figures.
 
-    Several devices have a table each: side by side they would be too wide for most pages.
+    Several devices have a table each, because one would be too wide for most pages.
     """
     records = [run.record for run in runs]
     parameters = dict.fromkeys(key for item in records for key in item.parameters)
@@ -251,7 +250,7 @@ def comparison_report(runs: Sequence[NumberedRun]) -> Report:
 
 
 class NumberedRun(NamedTuple):
-    """An experiment, and its number among those of its name, which the label has if there are several."""
+    """An experiment with its number among those of its name; the label has it if there are several."""
 
     name: str
     number: int

@@ -1,9 +1,9 @@
-"""Lays reports out as HTML for notebooks, every text escaped; without its styles it reads well, too.
+"""Lays reports out as HTML for notebooks, with every text escaped; readable without its styles, too.
 
-Text has the page's own colour, so that it is legible in every theme; colours are on borders and bars only. There is
-no script, no style sheet, no id and nothing from outside. Where a sanitizer drops the styles (GitHub) or the theme
-variables (notebooks that are not trusted), words, tables and folding stay. The colours of bars are middle tones with
-an equal contrast to light and dark pages.
+Text has the page's own colour, so that it is legible in every theme; only borders and bars are coloured. There is no
+script, style sheet, id or external resource. If a sanitizer drops the styles (GitHub) or the theme variables
+(untrusted notebooks), words, tables and folding remain. The bars' middle tones have equal contrast to light and dark
+pages.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ipygpumem.reports import text
 from ipygpumem.reports.layout import SEPARATOR, Bar, Report, Table, clean, listed
 
 _OPEN_LINES = 5
-"""Lines of a listing that are shown without asking."""
+"""Maximum number of lines of a listing that is shown unfolded."""
 
-# Each theme variable follows a plain value: JupyterLab's sanitizer drops the one and keeps the other.
+# Each theme variable follows a plain value: JupyterLab's sanitizer drops one and keeps the other.
 _CODE = "font-family: monospace; font-family: var(--jp-code-font-family, var(--vscode-editor-font-family, monospace))"
 _SANS = "font-family: sans-serif; font-family: var(--jp-ui-font-family, var(--vscode-font-family, sans-serif))"
 _LINE = (
@@ -37,8 +37,8 @@ _FRAME = (
 _FOLD = (
     '<details{} style="margin: 0.3em 0">\n<summary style="cursor: pointer; opacity: 0.85">{}</summary>\n{}\n</details>'
 )
-# Rows wrap where the page is narrow, each at the same places, since a column has one width in all of them. What goes on
-# in a second line stands under the second column. Without the styles it is a table like any other.
+# Rows wrap on a narrow page, each at the same places, because a column has one width in all of them. The second line
+# of a row starts under the second column. Without the styles it is a plain table.
 _TABLE = (
     '<table style="display: block; width: {}; max-width: 100%; margin: 0.2em 0; font-size: inherit; '
     'font-variant-numeric: tabular-nums; border: none">\n<thead style="display: block; border: none">\n{}\n</thead>\n'
@@ -53,15 +53,15 @@ _CELL = (
     'padding: 0.1em {gap}em 0.1em 0; border: none{more}">{content}</{kind}>'
 )
 _LETTER = 0.62
-"""The width of a letter, at most, as a mean of several: in em, since JupyterLab's sanitizer does not know ch."""
+"""Upper bound of the mean width of a letter, in em, because JupyterLab's sanitizer does not accept ch."""
 _GAP = 1.1
-"""Between columns."""
+"""Gap between columns."""
 _WIDE = 24
-"""Letters of a column from which on it takes what is left of a line, and folds."""
+"""Minimum letters of a column that takes the rest of a line, and wraps."""
 _BESIDE = 11
-"""The same for the second column, which folds beside the first one rather than leave it alone; it takes most."""
+"""The same for the second column, which wraps next to the first one; an upper bound."""
 _DEEP = 14
-"""Letters of a first column under which nothing stands any more: what goes on begins a little to the right."""
+"""Minimum letters of a first column with an empty space below; the next line is indented slightly."""
 _NAME = f'<code style="{_CODE}; background: transparent; padding: 0; overflow-wrap: break-word">{{}}</code>'
 
 _TRACK = (
@@ -70,7 +70,7 @@ _TRACK = (
     'background: rgba(128, 128, 128, 0.22); border-radius: 2px{tick}">{pieces}</span>'
 )
 _PIECE = '<span style="display: inline-block; height: {}px; min-width: 2px; width: {:.1f}%; background: {}"></span>'
-# The peak is past: it is half as high. In grey, too, what was in use before and what was kept differ.
+# The peak is past, so it is half as high. The shades of "in use before" and "kept" differ in grey, too.
 _PIECES = ((8, "rgba(128, 128, 128, 0.6)"), (8, "#1e88e5"), (4, "#64b5f6"))
 
 
@@ -88,7 +88,7 @@ def _report(report: Report, *, bars: bool) -> str:
         f"{html_bar(bar)} {_escaped(text)}" if bars and bar is not None else _escaped(text)
         for text, bar in report.segments
     ]
-    # The headline breaks between parts, with the separator at the end of a line, and within one that is too long.
+    # The headline breaks between parts, with the separator at the end of a line, and inside a part that is too long.
     last, dot = len(parts) - 1, SEPARATOR.rstrip()
     rest = [_PART.format(part + dot * (number < last)) for number, part in enumerate(parts) if number]
     head = " ".join([_FIRST.format(parts[0]) + dot * bool(rest), *rest])
@@ -121,7 +121,7 @@ def _fold(title: str, content: str, *, shown: bool) -> str:
 
 
 def _table(table: Table, *, bars: bool) -> str:
-    """Return a table; the bars stand behind the last column of numbers."""
+    """Return a table; the bars follow the last column of numbers."""
     grid = [list(map(clean, row)) for row in (table.columns, *table.rows)]
     letters = [max(map(text.columns, texts)) for texts in zip(*grid, strict=True)]
     looks = [
@@ -146,11 +146,11 @@ def _em(letters: float, more: float = 0) -> str:
 
 
 def _look(letters: int, *, number: bool, code: bool, is_second: bool) -> tuple[str, str, str]:
-    """Return a column's width, its side, and more of its style."""
+    """Return a column's width, alignment and extra style."""
     font = f"; white-space: pre-wrap; {_CODE}" if code else ""
     if number:
         return f"0 0 {_em(letters)}", "right", f"; white-space: nowrap{font}"
-    # Letters are narrower than digits, but not by the same in all fonts.
+    # Letters are narrower than digits, by a factor that depends on the font.
     least = _em(min(letters if code else 0.9 * letters, _BESIDE if is_second else _WIDE))
     most = f"; max-width: {_em(letters)}; min-width: 0; overflow-wrap: anywhere{font}"
     return f"{9 if is_second else 1} 1 {least}", "left", most
@@ -166,7 +166,7 @@ def _row(row: Sequence[str], looks: Sequence[tuple[str, str, str]], indent: str,
 
 
 def html_bar(bar: Bar) -> str:
-    """Return ``bar`` as spans; its label is what a pointer shows and a screen reader says."""
+    """Return ``bar`` as spans; its label is the tooltip and the text for screen readers."""
     pieces = "".join(
         _PIECE.format(height, 100 * size / bar.length_bytes, colour)
         for size, (height, colour) in zip(bar.pieces, _PIECES, strict=True)

@@ -1,4 +1,4 @@
-"""Defines the parts of a report: plain text that ``text`` and ``html`` lay out, each in its own way."""
+"""Defines the parts of a report: plain text that ``text`` and ``html`` lay out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ipygpumem.units import format_bytes, format_change
 SEPARATOR = " · "
 NAMES_SHOWN = 40
 _LEAST_SHARE = 0.01
-"""A smaller part of a bar's length is no piece, and a smaller change no bar."""
+"""Smaller shares of a bar's length are no piece, and smaller changes no bar."""
 _LONGEST_TEXT = 4000
 _LONGEST_NAME = 80
 
@@ -22,9 +22,9 @@ _LONGEST_NAME = 80
 
 @dataclass(frozen=True)
 class Bar:
-    """A device's memory as pieces of a length: in use before, kept on top of that, the peak above, the rest.
+    """A device's memory as pieces of a length: in use before, kept in addition, the peak above, the rest.
 
-    ``label`` says so in words; ``is_whole`` if it ends where the device's memory does, which a tick shows.
+    ``label`` is the text version; ``is_whole`` if the bar ends at the device's total memory, which a tick shows.
     """
 
     label: str
@@ -36,7 +36,7 @@ class Bar:
 
     @property
     def pieces(self) -> list[int]:
-        """The bytes of the pieces: none negative or below 1 % of the length, together not above it."""
+        """Bytes of the pieces: none negative or below 1 % of the length, their sum at most the length."""
         found: list[int] = []
         for size in (self.used_bytes, self.kept_bytes, self.peak_bytes):
             rest = self.length_bytes - sum(found)
@@ -53,9 +53,9 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under headings; columns named in ``numbers`` are set to the right, those in ``code`` monospaced.
+    """Rows of text under headings; columns named in ``numbers`` are right-aligned, those in ``code`` monospaced.
 
-    There is a bar for each row, or none at all. Where a front-end can fold, a ``folded`` one shows its title first.
+    There is a bar for each row, or none at all. A ``folded`` table shows only its title where the front-end can fold.
     """
 
     title: str
@@ -70,14 +70,14 @@ class Table:
     def of(
         cls, rows: Sequence[Mapping[str, str]], numbers: Collection[str] = (), title: str = "", **more: Any
     ) -> Table:
-        """Return a table of rows that have a text for each heading, without the columns that are empty in all."""
+        """Return a table of rows that have a text for each heading, without columns that are empty in every row."""
         columns = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
         return cls(title, tuple(columns), tuple(tuple(row[name] for name in columns) for row in rows), numbers, **more)
 
 
 @dataclass(frozen=True)
 class Fact:
-    """``title: value, value``, up to ``most``; values that are names or code are monospaced."""
+    """``title: value, value``, up to ``most``; names and code are monospaced."""
 
     title: str
     values: Sequence[str]
@@ -97,10 +97,9 @@ class Listing:
 
 @dataclass(frozen=True)
 class Report:
-    """One report: a headline, whole or in parts, and what stands below it.
+    """One report: a headline, whole or in parts, and its details.
 
-    ``kind`` travels with it, so that front-ends and tests can tell reports apart. A border in another colour shows
-    ``is_trouble``.
+    ``kind`` identifies the report for front-ends and tests. ``is_trouble`` gives it a border in another colour.
     """
 
     kind: str
@@ -113,7 +112,7 @@ class Report:
 
     @property
     def segments(self) -> list[Segment]:
-        """The headline in parts, one at least."""
+        """The headline in parts, at least one."""
         parts = [self.head] if isinstance(self.head, str) else self.head
         return [Segment(part) if isinstance(part, str) else part for part in parts]
 
@@ -127,22 +126,22 @@ class Report:
 
 
 class Scales:
-    """Lengths of the devices' bars: the session's highest use, so that a change can be seen."""
+    """Lengths of the devices' bars: the session's highest use, so that changes are visible."""
 
     def __init__(self) -> None:
         self._highest: dict[str, int] = {}
 
     def note(self, usages: Iterable[Usage]) -> None:
-        """Lengthen the bars for ``usages``, from now on."""
+        """Lengthen the bars for ``usages``."""
         for usage in usages:
             self._highest[usage.device] = max(self._highest.get(usage.device, 0), sum(_sizes(usage)))
 
     def bar(self, usage: Usage) -> Bar | None:
-        """Return the bar of what ``usage``'s device went through.
+        """Return the bar of ``usage``.
 
-        It is as long as the highest use, rounded up so that it seldom changes (..., 1, 1.5, 2, 3, 4, 6 GiB, ...), or as
-        the device's total, if that is less. There is none if the total is unknown, or if less than 1 % of the
-        length was kept, freed or needed in between.
+        It is as long as the highest use, rounded up so that it seldom changes (..., 1, 1.5, 2, 3, 4, 6 GiB, ...), or
+        as the device's total, if that is less. None if the total is unknown, or if less than 1 % of the length was
+        kept, freed or needed temporarily.
         """
         total = usage.total_bytes
         if not total:
@@ -157,23 +156,23 @@ class Scales:
         label = f"{device_label(usage.device)}: {format_bytes(used + kept)} of {format_bytes(total)} in use"
         if length < total:
             label += f"; the bar ends at {format_bytes(length)}"
-        grain = -(-length // 1024)  # bars that look the same are equal
+        grain = -(-length // 1024)  # so that equal-looking bars are equal
         used, kept, peak = (-(-size // grain) * grain for size in (used, kept, peak))
         return Bar(label, length, used, kept, peak, is_whole=length == total)
 
 
 def _sizes(usage: Usage) -> tuple[int, int, int]:
-    """Return the bytes in use since before, the bytes kept in addition, and how far the peak was above both.
+    """Return the bytes in use since before, the bytes kept in addition, and the peak above both.
 
-    What other processes, the context and the allocator's cache take counts as in use before, where it is known: their
-    sum is what the whole device had in use at the peak.
+    If known, other processes, the context and the allocator's cache count as in use before: the sum is the use of the
+    whole device at the peak.
     """
     kept = max(0, usage.delta_bytes)
     peak = max(0, usage.peak_bytes - usage.after_bytes)
     used = usage.after_bytes - kept
     if usage.used_bytes is not None:
         mine = usage.after_bytes if usage.reserved_bytes is None else usage.reserved_bytes
-        # The peak lay in the allocator's cache, unless that was given back since.
+        # The peak lay in the allocator's cache, unless that has been freed.
         used = max(usage.used_bytes - kept - peak, usage.used_bytes - mine + used)
     return used, kept, peak
 
@@ -182,7 +181,7 @@ def _sizes(usage: Usage) -> tuple[int, int, int]:
 
 
 def clean(text: str) -> str:
-    """Return ``text`` on one line without control characters, which could write over a terminal; cut if it is huge."""
+    """Return ``text`` on one line, cut if it is huge, without control characters, which could change a terminal."""
     if len(text) > _LONGEST_TEXT:
         text = f"{text[:_LONGEST_TEXT]}…"
     if text.isprintable():
@@ -191,7 +190,7 @@ def clean(text: str) -> str:
 
 
 def shorten(text: str, letters: int) -> str:
-    """Return ``text`` as ``clean`` does, but shorter: the middle gives way, since ends tell names apart."""
+    """Return ``text`` as ``clean`` does, shortened in the middle, because the ends distinguish names."""
     text = clean(text)
     if len(text) <= letters:
         return text
@@ -200,7 +199,7 @@ def shorten(text: str, letters: int) -> str:
 
 
 def clean_name(text: str) -> str:
-    """Return a name, a type or the like in a length that leaves room for what stands beside it."""
+    """Return a name, a type or the like, shortened to leave room for its neighbours."""
     return shorten(text, _LONGEST_NAME)
 
 
@@ -210,7 +209,7 @@ def note(text: str) -> Report:
 
 
 def listed(values: Sequence[str], most: int = NAMES_SHOWN) -> str:
-    """Return values with commas, and how many more there are where they are too many."""
+    """Return values with commas, and the number of those that are too many to show."""
     rest = len(values) - most
     return ", ".join(values[:most]) + (f" and {rest} more" if rest > 0 else "")
 
@@ -226,25 +225,25 @@ def sizes(by_device: Mapping[str, int], form: Callable[[int], str] = format_byte
 
 
 def shape_label(shape: Sequence[int]) -> str:
-    """Return a shape as reports show it, ``512 × 1024``; none is that of a scalar."""
+    """Return a shape as reports show it, ``512 × 1024``; empty for a scalar."""
     return " × ".join(map(str, shape)) or "scalar"
 
 
 def peak_label(usage: Usage) -> str:
-    """Return how far a device rose above its start; samples are marked, since they may miss the highest point."""
+    """Return a peak above the start; sampled ones are marked, because they may miss the highest point."""
     return format_change(usage.peak_delta_bytes) + sampled_mark(usage)
 
 
 def sampled_mark(usage: Usage) -> str:
-    """Return what stands behind a peak: nothing where it is exact."""
+    """Return the mark of a sampled peak; empty for an exact one."""
     return " (sampled)" if usage.method == "sampled" else ""
 
 
 def in_use(usage: Usage) -> bool:
-    """Whether a device is worth a word: the host is, and an accelerator that holds or held something."""
+    """Return True for a device worth reporting: the host, and an accelerator that is or was in use."""
     return usage.device == "cpu" or bool(usage.peak_bytes or usage.before_bytes or usage.reserved_bytes)
 
 
 def device_label(device: str) -> str:
-    """Return how a device is called in reports: the host is ``RAM``."""
+    """Return the display name of a device: the host is ``RAM``."""
     return "RAM" if device == "cpu" else device

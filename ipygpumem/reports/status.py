@@ -1,4 +1,4 @@
-"""Makes the report of ``%gpumem status``."""
+"""Builds the report of ``%gpumem status``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIGURES = ("in use", "reserved", "device used", "others", "total", "children")
 _ROWS_SHOWN = 24
 _CHILDREN_SHOWN = 10
 _CLOCK_SECONDS = 0.01
-"""A process's clock and ours differ by up to so much: the kernel counts hundredths, and we take their middle."""
+"""Maximum difference of a process's clock from ours: the kernel counts hundredths of a second."""
 
 
 def status_report(
@@ -26,7 +26,7 @@ def status_report(
     children: Sequence[Child] = (),
     cells: Sequence[CellRecord] = (),
 ) -> Report:
-    """Return what is on and open, each device's memory and its parts, and the processes that ``cells`` have started."""
+    """Return the open features, each device's memory and its parts, and the processes started by ``cells``."""
     readings = list(readings)
     noted = [(item.device, item.note) for item in readings if item.note]
     noted += [(item.device, note) for item in reconciliations for note in item.notes]
@@ -38,7 +38,7 @@ def status_report(
 
 
 def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> Table:
-    """Return the processes below this one, each with the cell during which it was started."""
+    """Return the child processes, each with the cell during which it was started."""
     largest = sorted(children, key=lambda child: (-sum(dict(child.on_devices).values()), -child.memory_bytes))
     rest = largest[_CHILDREN_SHOWN:]
     rows = [
@@ -62,14 +62,14 @@ def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> T
 
 
 def started_in(child: Child, cells: Sequence[CellRecord]) -> str:
-    """Return the cell that ran when a process was started; of two that its clock cannot tell apart, both."""
+    """Return the cell that ran when a process was started; both of two that its clock does not distinguish."""
     near = [
         str(cell.execution_count)
         for cell in cells
         if cell.execution_count is not None
         and -_CLOCK_SECONDS <= child.started_at - cell.started_at <= cell.duration_seconds + _CLOCK_SECONDS
     ]
-    return f"cell {' or '.join(near)}" if near else "no cell that is known"
+    return f"cell {' or '.join(near)}" if near else "unknown cell"
 
 
 def _readings_table(readings: Sequence[Reading]) -> Table:
@@ -83,20 +83,20 @@ def _readings_table(readings: Sequence[Reading]) -> Table:
 
 
 def _use(reading: Reading) -> Bar | None:
-    """Return how full the device is, as far as it is known, with what is this process's apart."""
+    """Return the bar of the device's use, as far as known, with this process's share separate."""
     if not reading.total_bytes:
         return None
     mine = reading.current_bytes if reading.reserved_bytes is None else reading.reserved_bytes
     used = max(mine, reading.used_bytes or 0)
     label = (
         f"{device_label(reading.device)}: {format_bytes(mine)} this process, "
-        f"{format_bytes(used - mine)} others, of {format_bytes(reading.total_bytes)}"
+        f"{format_bytes(used - mine)} other processes, of {format_bytes(reading.total_bytes)}"
     )
     return Bar(label, reading.total_bytes, used - mine, mine)
 
 
 def _parts_table(found: Reconciliation) -> Table:
-    """Return the parts of one device that are not empty; "unknown" is a part like any other."""
+    """Return the parts of one device that are not empty, including "unknown"."""
     parts = _shortened([part for part in found.parts if part.size_bytes != 0])
     rows = [
         {
@@ -118,7 +118,7 @@ def _share(part: Part, total_bytes: int) -> Bar | None:
 
 
 def _shortened(parts: list[Part]) -> list[Part]:
-    """Return the parts with the smallest in the end as one, where there are too many (processes, mostly)."""
+    """Return the parts, the smallest of too many (processes, mostly) summed in one."""
     if len(parts) <= _ROWS_SHOWN:
         return parts
     small = sorted((part.size_bytes, at) for at, part in enumerate(parts) if part.size_bytes is not None)

@@ -12,12 +12,12 @@ from ipygpumem.units import format_bytes, format_change
 
 
 def tensors_report(inventory: Inventory, *, top: int = 20) -> Report:
-    """Return the ``top`` largest tensors, and what the others come to."""
+    """Return the ``top`` largest tensors, and the sum of the rest."""
     return _report(inventory, _table("", inventory.tensors, top))
 
 
 def groups_report(inventory: Inventory, by: str, groups: Sequence[TensorGroup], *, top: int) -> Report:
-    """Return the ``top`` largest groups of tensors, and what the others come to."""
+    """Return the ``top`` largest groups of tensors, and the sum of the rest."""
     rows = [(format_bytes(item.size_bytes), str(item.tensors), clean(item.label)) for item in groups[:top]]
     rest = groups[top:]
     if rest:
@@ -37,7 +37,7 @@ def _tables(*tables: Table) -> list[Table]:
 
 
 def difference_report(difference: InventoryDiff, *, top: int = 20) -> Report:
-    """Return the ``top`` largest tensors that came, as many that went, and where the inventories were taken."""
+    """Return the ``top`` largest tensors that came, as many that went, and the sources of the inventories."""
     places = clean(f"from {difference.before or 'before'} to {difference.after or 'after'}")
     changes = sizes(difference.changed_bytes, format_change) or ["no change"]
     headline = layout.SEPARATOR.join(["tensors and arrays", places, *changes])
@@ -88,7 +88,7 @@ def _totals(record: TrackerRecord) -> Iterator[str]:
     left = dict(record.tensor_bytes)
     for usage in record.usages:
         own = left.pop(usage.device, None)
-        own = left.pop(f"{usage.device}:0", 0) if own is None else own  # where there is only one: mps
+        own = left.pop(f"{usage.device}:0", 0) if own is None else own  # a single device: mps
         if layout.in_use(usage) or own:
             peak = f"peak {format_bytes(usage.peak_bytes)}{layout.sampled_mark(usage)} {since}"
             yield f"{device_label(usage.device)}: {format_bytes(own)} in tensors{_beside(usage, own)}, {peak}"

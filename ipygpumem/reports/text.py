@@ -13,7 +13,7 @@ from ipygpumem.reports.layout import SEPARATOR, Bar, Report, Table, clean, liste
 
 @dataclass(frozen=True)
 class Style:
-    """What the place that shows the text can do; lines are never broken where its ``width`` in columns is unknown."""
+    """Capabilities of the output stream; lines are not wrapped if its ``width`` in columns is unknown."""
 
     width: int | None = None
     colour: bool = False
@@ -22,7 +22,7 @@ class Style:
 
 PLAIN = Style()
 ASCII = str.maketrans({"…": "...", "→": "->", **dict(zip("·×─▒█░▕▏┃", "-x-=#-[]|", strict=True))})
-"""What stands for our own characters where a stream cannot carry them."""
+"""Replacements for our own characters on streams that cannot encode them."""
 
 _BOLD, _DIM, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 _COLOURS = {"▒": _DIM, "█": "\x1b[36m", "░": "\x1b[33m"}
@@ -35,7 +35,7 @@ _NARROWEST = 20
 
 
 def carried(shown: str, encoding: str) -> str:
-    """Return text as a stream of ``encoding`` can carry it."""
+    """Return text that a stream of ``encoding`` can encode."""
     try:
         "".join(map(chr, ASCII)).encode(encoding)
     except UnicodeEncodeError:
@@ -69,7 +69,7 @@ def _report(report: Report, style: Style) -> str:
 
 
 def _broken(plain: list[str], bars: list[Bar | None], width: int | None) -> list[str]:
-    """Return the headline in lines: the bars give way first, then it breaks between parts, then between words."""
+    """Return the headline in lines: first bars are dropped, then it breaks between parts, then between words."""
     parts = [f"{text} {text_bar(bar)}" if bar else text for text, bar in zip(plain, bars, strict=True)]
     if width is None:
         return [SEPARATOR.join(parts)]
@@ -88,13 +88,13 @@ def _broken(plain: list[str], bars: list[Bar | None], width: int | None) -> list
 
 
 def _hanging(text: str, width: int | None, indent: str = "  ") -> list[str]:
-    """Return a text in lines, those after the first further to the right."""
+    """Return a text in lines, indented after the first."""
     pieces = [text] if width is None or columns(text) <= width - len(indent) else fold(text, width - 4)
     return [indent + pieces[0], *(f"    {piece}" for piece in pieces[1:])]
 
 
 def _titled(title: str, text: str, style: Style) -> list[str]:
-    """Return a line that begins with a title, which colour sets apart."""
+    """Return a line that begins with a coloured title."""
     lines = _hanging(clean(text), style.width)
     start = f"  {title}"
     if style.colour and lines[0].startswith(start):
@@ -106,15 +106,15 @@ def _titled(title: str, text: str, style: Style) -> list[str]:
 
 
 def text_bar(bar: Bar) -> str:
-    """Return ``bar`` in characters, such as ``▕▒▒█░    ▏``, or ``▕▒▒█░    ┃`` up to the total.
+    """Return ``bar`` in characters, such as ``▕▒▒█░ ▏``, or ``▕▒▒█░ ┃`` up to the total.
 
-    In use before is ``▒``, kept ``█``, the peak above ``░``; a piece has one character at least, where there is room.
+    In use before is ``▒``, kept ``█``, the peak above ``░``; a piece has at least one character, if there is room.
     """
     pieces = bar.pieces
     ends = [0, *(round(sum(pieces[:number]) * _CELLS / bar.length_bytes) for number in (1, 2, 3))]
     found = [end - start for start, end in itertools.pairwise(ends)]
     for index in sorted(range(3), key=lambda index: -pieces[index]):
-        if pieces[index] and not found[index]:  # at the cost of what is free, else of the longest piece
+        if pieces[index] and not found[index]:  # taken from the free part, else from the longest piece
             found[index] = 1
             found[found.index(max(found))] -= sum(found) > _CELLS
     drawn = "".join(block * number for block, number in zip("▒█░", found, strict=True))
@@ -129,27 +129,27 @@ def _in_colour(drawn: re.Match[str]) -> str:
 
 _GAPS = (3, 2)
 _NARROWEST_TEXT = 18
-"""Columns of a terminal that a long text needs at least to stand beside others."""
+"""Minimum columns of a terminal for a long text next to other columns."""
 _TOGETHER = re.compile(r"(?<=\d) (?=[KMGTP]?i?B\b)| (?=· )")
 _BEGINS_PART = ".[("
 _JOINT = re.compile(r"(?<=[_/,=-])|(?=[.\[(])")
-"""Where a long path or call is broken rather than inside a word."""
+"""Places to break a long path or call."""
 _NO_BREAK = "\N{NO-BREAK SPACE}"  # cleaned text has none
 _FIRST_WIDE = "\N{HANGUL CHOSEONG KIYEOK}"  # no character before it takes two columns
 
 
 def columns(text: str) -> int:
-    """Return how many columns of a terminal ``text`` takes: East Asian characters take two."""
+    """Return the terminal columns of ``text``: East Asian characters take two."""
     if text.isascii() or max(text) < _FIRST_WIDE:
         return len(text)
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 def fold(text: str, width: int) -> list[str]:
-    """Return ``text`` in lines of at most ``width`` columns, broken between words, and not between number and unit."""
+    """Return ``text`` in lines of at most ``width`` columns, broken between words, but not between number and unit."""
     if columns(text) <= width:
         return [text.replace(_NO_BREAK, " ")]
-    if text.startswith(" ") and not text.isspace():  # source: its indentation says where it belongs
+    if text.startswith(" ") and not text.isspace():  # source code: keep its indentation
         bare = text.lstrip(" ")
         indent = " " * min(len(text) - len(bare), width // 2)
         return [indent + line for line in fold(bare, width - len(indent))]
@@ -168,7 +168,7 @@ def fold(text: str, width: int) -> list[str]:
 
 
 def _pieces(word: str, width: int) -> list[str]:
-    """Return a word in pieces of at most ``width`` columns, broken between the parts of a path where it has some."""
+    """Return a word in pieces of at most ``width`` columns, broken between the parts of a path if it has any."""
     pieces, used = [""], 0
     for letter in word:
         needed = columns(letter)
@@ -184,9 +184,9 @@ def _pieces(word: str, width: int) -> list[str]:
 
 
 def _table(table: Table, style: Style) -> list[str]:
-    """Return the lines of ``table`` without its title: headings, a rule, and rows with their bars behind.
+    """Return the lines of ``table`` without its title: headings, a rule, and rows followed by their bars.
 
-    Numbers are never broken. Where the columns cannot stand side by side, each row is a line of names and values.
+    Numbers are never broken. If the columns do not fit side by side, each row becomes a line of names and values.
     """
     width = max(_NARROWEST, style.width or _TABLE_WIDTH) - 2
     head, *body = [tuple(map(clean, row)) for row in (table.columns, *table.rows)]
@@ -194,8 +194,8 @@ def _table(table: Table, style: Style) -> list[str]:
     numeric = [name in table.numbers for name in table.columns]
     drawn = [text_bar(bar) if bar else "" for bar in table.bars] if style.bars and any(table.bars) else []
     for behind, gap in itertools.product((drawn, []), _GAPS):
-        beside = gap + BAR_COLUMNS if behind else 0
-        fitting = _fitting(widths, numeric, width - gap * (len(widths) - 1) - beside)
+        bar_width = gap + BAR_COLUMNS if behind else 0
+        fitting = _fitting(widths, numeric, width - gap * (len(widths) - 1) - bar_width)
         if fitting is not None:
             break
     else:
@@ -208,7 +208,7 @@ def _table(table: Table, style: Style) -> list[str]:
     rows = [_row(row, fitting, numeric, gap) for row in body]
     for lines, bar in zip(rows, behind, strict=False):
         lines[0] += f"{' ' * gap}{bar}"
-    rule = "─" * (sum(fitting) + gap * (len(fitting) - 1) + beside)
+    rule = "─" * (sum(fitting) + gap * (len(fitting) - 1) + bar_width)
     top = [line.rstrip() for line in (*_row(head, fitting, numeric, gap), rule)]
     if style.colour:
         top = [f"{_DIM}{line}{_RESET}" for line in top]
@@ -216,7 +216,7 @@ def _table(table: Table, style: Style) -> list[str]:
 
 
 def _fitting(widths: Sequence[int], numeric: Sequence[bool], room: int) -> list[int] | None:
-    """Return widths that sum to at most ``room``, or None: numbers keep theirs, the widest texts give way first."""
+    """Return widths that sum to at most ``room``, or None: numbers keep theirs, the widest texts shrink first."""
     if sum(widths) <= room:
         return list(widths)
     for most in range(min(max(widths), room), _NARROWEST_TEXT - 1, -1):

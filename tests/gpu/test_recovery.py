@@ -165,14 +165,14 @@ def test_an_oom_in_a_phase(training: Kernel) -> None:
         assert training.value("phase, memory()") == (phase, before)
         assert {("train", "model"), ("step_of", "batch")} <= named(told)
         assert adds_up(told), told
-        assert "half of its state" not in told  # that optimizer is gone
+        assert "optimizer state is incomplete" not in told  # that optimizer is gone
     run_ok(training, "model = make_model()\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)")
     for phase, batch_size in BATCHES.items():
         told = recovery(fails(training, f"step_of(model, optimizer, {batch_size})", "OutOfMemoryError"))
         assert training.value("phase") == phase
         assert ("step_of", "batch") in named(told)
         assert adds_up(told), told
-        assert ("AdamW has only half of its state" in told) == (phase == "step")
+        assert ("AdamW: optimizer state is incomplete" in told) == (phase == "step")
         assert training.value("memory()[0]") == training.value("held_by(model, optimizer)")
     run_ok(training, "optimizer.state.clear()")  # torch has made half of it, and fails with a KeyError on that
     run_ok(training, "step_of(model, optimizer, 256)")

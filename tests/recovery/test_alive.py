@@ -164,12 +164,12 @@ def test_what_the_user_put_on_an_exception_that_he_holds_stays(
 
 def test_what_was_on_an_exception_that_nobody_holds_is_let_go_and_reported(notebook: Kernel) -> None:
     text = recovers(notebook, STOP + "def g():\n    error = globals().pop('stop')\n    raise error\ng()")
-    (line,) = [line for line in text.splitlines() if "taken off the error" in line]
+    (line,) = [line for line in text.splitlines() if "removed from the exception" in line]
     for part in ("Stop.args (tuple, 4 MiB)", "Stop.weights (dict, 4 MiB)", "Stop.batch (ndarray, 4 MiB)"):
         assert part in line
     reply = fails(notebook, "%%experiment a\nclass Model: pass\nm = Model(); m.weights = big()\nm.missing")
     (text,) = reply.reports("experiment")
-    assert "taken off the error, which nothing of yours referred to: AttributeError.obj (Model, 4 MiB)" in text
+    assert "removed from the exception (not referenced elsewhere): AttributeError.obj (Model, 4 MiB)" in text
     assert notebook.value("alive()") == 0
 
 

@@ -86,7 +86,7 @@ def test_an_optimizer_that_keeps_half_of_its_state_is_reported(notebook: Kernel)
         "kept = made(torch.optim.AdamW)",
     )
     advice = "Make a new optimizer, or call its state.clear()"
-    assert f"AdamW has only half of its state: its next step fails on that (KeyError). {advice}." in recovery(
+    assert f"AdamW: optimizer state is incomplete; the next step() would raise KeyError. {advice}." in recovery(
         notebook, "step(kept, True)"
     )
     assert notebook.run("kept.step()").error == "KeyError"

@@ -1,4 +1,4 @@
-"""Draws records as matplotlib figures. matplotlib is optional and slow to import: import this module to draw only."""
+"""Draws records as matplotlib figures. matplotlib is optional and slow to import: import this module only to draw."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _METADATA = {"png": {"Software": "ipygpumem"}, "svg": {"Creator": "ipygpumem", "
 
 
 class Picture(Figure):
-    """A figure in the user's style that notebooks show as an image, without pyplot; ``summary`` says it in words."""
+    """A figure in the user's style that notebooks show as an image, without pyplot; ``summary`` is its text."""
 
     def __init__(self, height: float, summary: Sequence[str], width: float = 9) -> None:
         super().__init__(figsize=(width, height), dpi=_DPI, layout="constrained")
@@ -48,11 +48,11 @@ class Picture(Figure):
         return buffer.getvalue()
 
     def bundle(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the data that IPython shows, by MIME type, and their metadata."""
+        """Return the data and metadata that IPython shows, by MIME type."""
         size = {"image/png": {"width": round(self.get_figwidth() * _DPI)}}
         return {"image/png": self.render(), "text/plain": self.summary}, size
 
-    def _ipython_display_(self) -> None:  # not _repr_mimebundle_: with %matplotlib inline it would be drawn twice
+    def _ipython_display_(self) -> None:  # _repr_mimebundle_ would draw it twice with %matplotlib inline
         from IPython.display import display
 
         data, metadata = self.bundle()
@@ -62,11 +62,11 @@ class Picture(Figure):
 # -- the session ----------------------------------------------------------------------------------------------
 
 _Uses = Sequence[tuple[CellRecord, float, float, Usage]]
-"""Cells, with where they begin and end along the time axis, and their use of one device."""
+"""Cells, with their start and end on the time axis, and their use of one device."""
 
 
 def session(cells: Collection[CellRecord], *, device: str | None = None, last: int | None = None) -> Picture:
-    """Draw memory over computing time: a panel for each device, with cells and their experiments above."""
+    """Draw memory over computing time: a panel per device, with cells and their experiments above."""
     chosen, number = _last(cells, last, "cell", 2000)
     shown = sorted(chosen, key=lambda cell: cell.started_at)
     ends = list(itertools.accumulate(max(0.0, cell.duration_seconds) for cell in shown))
@@ -96,7 +96,7 @@ def session(cells: Collection[CellRecord], *, device: str | None = None, last: i
 
 
 def _draw_strip(axes: Axes, spans: Sequence[tuple[CellRecord, float, float]]) -> None:
-    """Draw a row with experiments and one with cells, numbered where there is room for it."""
+    """Draw a row of experiments and one of cells, numbered where there is room."""
     words: dict[str, Any] = {"va": "center", "fontsize": "x-small", "clip_on": True, "in_layout": False}
     for name, group in itertools.groupby(spans, lambda span: span[0].experiment):
         if name is not None:
@@ -116,7 +116,7 @@ def _draw_strip(axes: Axes, spans: Sequence[tuple[CellRecord, float, float]]) ->
 
 
 def _draw_uses(axes: Axes, uses: _Uses) -> None:
-    """Draw the use before each cell until it ends, then that after it: when in the cell it changed is not known."""
+    """Draw each cell's use before it until it ends, then the use after it: the time of the change is unknown."""
     places: list[float] = []
     sizes: list[int] = []
     peaks: list[int] = []
@@ -152,7 +152,7 @@ def _use_headline(device: str, uses: _Uses) -> str:
 def experiments(
     experiments: Collection[ExperimentRecord], *, device: str | None = None, last: int | None = None
 ) -> Picture:
-    """Draw experiments side by side, the oldest on top: the time of each, and its memory on each device."""
+    """Draw experiments in rows, the oldest on top: the time of each, and its memory on each device."""
     shown, title = _last(experiments, last, "experiment", 20, 40)
     devices = _devices(shown, device)
     names = [shorten(run.label, 28) for run in numbered(shown)]
@@ -184,7 +184,7 @@ def experiments(
 
 
 def _draw_experiments(axes: Axes, shown: Sequence[ExperimentRecord], device: str) -> None:
-    """Draw peaks as wide bars, and on them the memory that was kept and that the end gave back."""
+    """Draw peaks as wide bars, and on them the memory that was kept and that the end freed."""
     usages = [usage_on(item.usages, device) for item in shown]
     kept = [usage.delta_bytes if usage else 0 for usage in usages]
     back = [max(0, item.reclaimed.get(device, 0)) for item in shown]
@@ -220,7 +220,7 @@ def devices(reconciliations: Sequence[Reconciliation], *, device: str | None = N
     words = [f"{line}: {', '.join(map(_part_label, own))}" for line, own in zip(lines, parts.values(), strict=True)]
     with rc_context(_NO_FORMULAS):
         heights = [inches for own in parts.values() for inches in (0.4, 0.18 * -(-max(1, len(own)) // 2))]
-        figure = Picture(sum(heights) + 0.9 * len(parts) + 0.4, ["what the memory consists of", *words])
+        figure = Picture(sum(heights) + 0.9 * len(parts) + 0.4, ["parts of the memory", *words])
         panels = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
         for axes, below, (found, own), line in zip(panels[::2], panels[1::2], parts.items(), lines, strict=True):
             axes.set_title(shorten(line, 120), loc="left", fontsize="small")
@@ -247,7 +247,7 @@ def _part_label(part: Part) -> str:
 
 
 def _last(records: Collection[T], last: int | None, what: str, default: int, most: int = 10**9) -> tuple[list[T], str]:
-    """Return the last records, and how many they are and are left out, in words."""
+    """Return the last records, and a text with their number and the number left out."""
     try:
         number = min(default if last is None else whole(last), most)
     except UnitError as error:
@@ -259,13 +259,13 @@ def _last(records: Collection[T], last: int | None, what: str, default: int, mos
 
 
 def _devices(records: Iterable[CellRecord | ExperimentRecord], wanted: str | None) -> list[str]:
-    """Return the devices in use, the host first; of these the ``wanted`` ones."""
+    """Return the devices in use, the host first; only the ``wanted`` ones if given."""
     usages = [usage for record in records for usage in record.usages if in_use(usage)]
     return _chosen(devices_of(usages), wanted, "was not in use")
 
 
 def _chosen(devices: Iterable[str], wanted: str | None, why_not: str) -> list[str]:
-    """Return the devices that ``wanted`` names: ``RAM``, ``cuda:0``, ``cuda`` for all of its kind; None names all."""
+    """Return the devices selected by ``wanted``: ``RAM``, ``cuda:0``, ``cuda`` for all of its kind; None for all."""
     there = list(dict.fromkeys(devices))
     found = (
         there

@@ -1,4 +1,4 @@
-"""Reports the end of a kernel that is gone."""
+"""Reports the end of a dead kernel."""
 
 from __future__ import annotations
 
