@@ -1,10 +1,10 @@
-"""What ipygpumem raises on purpose: at the edge of a notebook it becomes one line without a traceback."""
+"""The exceptions of ipygpumem; in a notebook each is shown as one line without a traceback."""
 
 from __future__ import annotations
 
 
 class GpuMemError(Exception):
-    """Base class of every exception that ipygpumem raises on purpose."""
+    """Base class of all exceptions of ipygpumem."""
 
 
 class NotLoadedError(GpuMemError):
@@ -12,11 +12,11 @@ class NotLoadedError(GpuMemError):
 
 
 class ExperimentError(GpuMemError):
-    """An experiment was asked for something that it cannot do."""
+    """An experiment does not support the requested operation."""
 
 
 class FileError(GpuMemError):
-    """A file cannot be written, is not ours to write over, or cannot be read as an export."""
+    """A file cannot be written, would overwrite a foreign file, or cannot be read as an export."""
 
 
 class RecordingError(GpuMemError):
@@ -24,11 +24,11 @@ class RecordingError(GpuMemError):
 
 
 class PlotError(GpuMemError):
-    """A picture cannot be made."""
+    """A figure cannot be drawn."""
 
 
 class AutofitError(GpuMemError):
-    """No value fits in memory, or autofit was asked for something that it cannot do."""
+    """No value fits in memory, or the arguments of autofit are invalid."""
 
 
 class BudgetError(GpuMemError):
@@ -40,7 +40,7 @@ class ClusterError(GpuMemError):
 
 
 class TraceError(GpuMemError):
-    """A trace was asked for something that it cannot do."""
+    """A trace does not support the requested operation."""
 
 
 class MissingLibraryError(GpuMemError, ImportError):
@@ -52,40 +52,40 @@ class ReleasedError(GpuMemError, AttributeError):
 
 
 class DeviceError(GpuMemError):
-    """A device is not here, or cannot do what it was asked for."""
+    """A device does not exist here, or does not support the operation."""
 
 
 class ProbeError(GpuMemError):
-    """A probe that others wrote does not answer, or its answer makes no sense."""
+    """A user's probe fails, or returns invalid readings."""
 
 
 class EstimateError(GpuMemError):
-    """The memory that code takes cannot be found without running it."""
+    """The memory of code cannot be estimated without running it."""
 
 
 class UnitError(GpuMemError, ValueError):
-    """A value is not a size, or not a number that an option or an argument takes."""
+    """A value is not a size, or not a number that an option or argument accepts."""
 
 
 def quoted(value: object) -> str:
-    """Return a text or number as a message shows it, in few letters; of any other object only its type."""
+    """Return a short representation of a text or number for a message; of any other object only the type."""
     if type(value) not in (int, float, str):
         return f"an object of type {type(value).__name__}"
     if type(value) is int and value.bit_length() > 64:
-        return f"a number of {value.bit_length()} bits"  # Python refuses to write one of many digits
+        return f"a number of {value.bit_length()} bits"  # Python refuses to print very long ones
     return repr(value[:60] + "…" if type(value) is str and len(value) > 60 else value)
 
 
 def short(text: object, most: int = 160) -> str:
-    """Return a path, or a text of others', as a message shows it: the middle gives way, since ends tell names apart."""
+    """Return a path or any text for a message, shortened in the middle, because the ends distinguish names."""
     whole = str(text)
     return whole if len(whole) <= most else f"{whole[: most // 2]}…{whole[-(most // 2) :]}"
 
 
 def said(error: BaseException) -> str:
-    """Return an error's type and the first line of its text: torch adds more that say nothing about it.
+    """Return an error's type and the first line of its message; torch adds lines with general advice.
 
-    The text alone if we raised it on purpose.
+    Of our own exceptions, return the message alone.
     """
     if isinstance(error, GpuMemError):
         return str(error)

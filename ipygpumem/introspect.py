@@ -1,4 +1,4 @@
-"""What a user's object is and whose code it is, without asking the object: never itself or its metaclass."""
+"""Examines the type and origin of user objects without running their code, or that of their metaclass."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
 ATOMS = frozenset(id(kind) for kind in (int, float, complex, bool, str, bytes, bytearray, type(None)))
-"""Types of plain numbers, text and None, by identity: to compare or hash a type may run its metaclass's code."""
+"""Types of plain numbers, text and None, by identity: comparing or hashing a type may run its metaclass's code."""
 
 HEAP_TYPE = 1 << 9
-"""CPython's flag of classes that are made at run time."""
+"""CPython's flag of classes created at run time."""
 _POINTER_BYTES = 8
-"""Of a slot; a class may add two of its own, for attributes and weak references."""
+"""Size of a slot; a class may add two of its own, for attributes and weak references."""
 
 
 def is_instance(value: object, base: type) -> bool:
-    """Whether the type of ``value`` is ``base`` or derives from it."""
+    """Return True if the type of ``value`` is ``base`` or derives from it."""
     return type.__subclasscheck__(base, type(value))
 
 
 def is_exactly(value: object, *kinds: type) -> bool:
-    """Whether the type of ``value`` is one of ``kinds`` itself; ``in`` would compare, by a metaclass's code."""
+    """Return True if the type of ``value`` is exactly one of ``kinds``; ``in`` would run a metaclass's code."""
     return any(map(is_, kinds, repeat(type(value))))
 
 
 def is_atom(value: object) -> bool:
-    """Whether ``value`` is a plain number, text or None, which holds nothing else."""
+    """Return True for a plain number, text or None, which refers to nothing else."""
     return id(type(value)) in ATOMS
 
 
 def named_objects(namespace: dict[str, Any]) -> Iterator[tuple[str, object]]:
-    """Yield the names that stand for more than plain numbers, text or None; most of very many names do not."""
-    now = dict(namespace)  # one object, where a list of pairs is one for each name
+    """Yield the names of anything but plain numbers, text or None; most of very many names are those."""
+    now = dict(namespace)  # one object, where a list of pairs would be one per name
     names, values = list(now), list(now.values())
     for start in range(0, len(values), 1000):
         part = values[start : start + 1000]
@@ -52,11 +52,11 @@ def named_objects(namespace: dict[str, Any]) -> Iterator[tuple[str, object]]:
 
 
 HAS_REFERENCES = 1 << 14
-"""Of a type's ``__flags__``, Py_TPFLAGS_HAVE_GC: objects of other types refer to nothing."""
+"""Flag in a type's ``__flags__`` (Py_TPFLAGS_HAVE_GC); objects of types without it refer to nothing."""
 
 
 def class_dict(kind: Any) -> Mapping[str, Any]:
-    """Return the attributes of a class itself, past its metaclass."""
+    """Return the attributes of a class itself, bypassing its metaclass."""
     return type.__dict__["__dict__"].__get__(kind)  # type: ignore[no-any-return]
 
 
@@ -84,7 +84,7 @@ _read_module_dict: Callable[[ModuleType], dict[str, Any]] = vars(ModuleType)["__
 
 
 def instance_dict(value: object) -> dict[str, Any] | None:
-    """Return the attributes of an object or class that live in a dict, past any property of that name."""
+    """Return the attributes of an object or class that are stored in a dict, bypassing any property of that name."""
     if is_instance(value, type):
         return dict(type.__dict__["__dict__"].__get__(value))
     for kind in type.mro(type(value)):
@@ -96,7 +96,7 @@ def instance_dict(value: object) -> dict[str, Any] | None:
 
 
 def module_of(value: object) -> str:
-    """Return the name of the module that the type of ``value`` says it was made in."""
+    """Return the name of the module in which the type of ``value`` claims to be defined."""
     return text_of(type.__dict__["__dict__"].__get__(type(value)).get("__module__"))
 
 
@@ -104,7 +104,7 @@ _LONGEST_KEY = 60
 
 
 def key_text(key: object) -> str | None:
-    """Return how a dict's key is written in a path; None for one that only the user's code could show."""
+    """Return the source text of a dict's key in a path; None if only user code could return it."""
     kind = type(key)
     if kind is str:
         shown = key.replace('"', "'")  # type: ignore[attr-defined]  # kind says so
@@ -116,32 +116,32 @@ def key_text(key: object) -> str | None:
     )
 
 
-# -- whose code it is: the user's, or a library's, or ours; the file says so -------------------------------------
+# -- origin of code: the user's, a library's, or ours, by its file -------------------------------------------------
 
 _OURS = str(Path(__file__).parent)
 
 
 @functools.cache
 def _libraries() -> tuple[str, ...]:
-    torch = getattr(sys.modules.get("torch"), "__file__", None)  # it may be a checkout
+    torch = getattr(sys.modules.get("torch"), "__file__", None)  # may be a source checkout
     paths: list[str | None] = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     paths += [*site.getsitepackages(), str(Path(torch).parent) if torch else None]
     return (*(path for path in paths if path), _OURS, "<frozen", "<string", "<__array_function__")
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file is neither the standard library's, nor installed, nor ours."""
+    """Return True for a file that belongs neither to the standard library, nor to an installed package, nor to us."""
     installed = "site-packages" in filename or "dist-packages" in filename
     return bool(filename) and not installed and not filename.startswith(_libraries())
 
 
 def is_ours(filename: str) -> bool:
-    """Whether a file is one of this package."""
+    """Return True for a file of this package."""
     return filename.startswith(_OURS)
 
 
 def is_users_module(module: Any) -> bool:
-    """Whether a module is from a file of the user's, or was made by hand."""
+    """Return True for a module from a user's file, or created by hand."""
     if not is_instance(module, ModuleType):
         return False
     names = module_dict(module)
@@ -152,7 +152,7 @@ def is_users_module(module: Any) -> bool:
 def users_modules() -> dict[str, ModuleType]:
     """Return the modules from the user's files by name.
 
-    A package's modules are whose the package is: there are thousands of modules, and to look into each takes longer.
+    A module belongs to the owner of its package, because checking each of thousands of modules takes longer.
     """
     modules: dict[str, Any] = dict(sys.modules)
     owned: dict[str, bool | None] = {}
@@ -167,19 +167,19 @@ def users_modules() -> dict[str, ModuleType]:
 
 
 def _is_users_package(module: Any) -> bool | None:
-    """Whether a top module is the user's; None for one without a file, such as a package of several folders."""
+    """Return True for a user's top-level module; None for one without a file, such as a package of several folders."""
     if not is_instance(module, ModuleType):
         return None
     return is_users_module(module) or (None if not text_of(module_dict(module).get("__file__")) else False)
 
 
 def solid_base(kind: type) -> Any:
-    """Return the first base of a class that is built in: it makes the objects."""
+    """Return the first built-in base of a class, which creates the instances."""
     return next(base for base in type.mro(kind) if not _is_made_by_statement(base))
 
 
 def _is_made_by_statement(kind: type) -> bool:
-    """Whether a ``class`` statement made a class: some in C are on the heap too, with a state of their own."""
+    """Return True for a class made by a ``class`` statement; some C classes are on the heap, too."""
     of = type.__dict__
     added = of["__basicsize__"].__get__(kind) - of["__basicsize__"].__get__(of["__base__"].__get__(kind) or object)
     slots = sum(type(item) is MemberDescriptorType for item in of["__dict__"].__get__(kind).values())

@@ -1,7 +1,7 @@
-"""The records: what was measured, as plain data that every other module speaks.
+"""The records: measurements as plain data, used by all other modules.
 
 Each record is a frozen dataclass. Bytes are ``int`` and end in ``_bytes``, times are ``float`` and end in
-``_seconds`` (``started_at`` is Unix time). ``to_dict`` and ``from_dict`` are lossless, through JSON too.
+``_seconds`` (``started_at`` is Unix time). ``to_dict`` and ``from_dict`` are lossless, also through JSON.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from ipygpumem.errors import GpuMemError
 from ipygpumem.record import MOST_DEVICES, Record
 
 Method = Literal["kernel", "allocator", "sampled"]
-"""How a peak was got: the kernel's high-water mark, an allocator's counter, or samples (a lower bound)."""
+"""Source of a peak: the kernel's high-water mark, an allocator's counter, or samples (a lower bound)."""
 
 
 class Reading(NamedTuple):
-    """One device at one moment, as a probe sees it; every cell makes two per device, so it must cost nothing.
+    """One device at one moment, as read by a probe. A tuple, because every cell makes two per device.
 
-    ``current_bytes`` is the process's RSS for the host and the bytes of live tensors for an accelerator.
-    ``peak_bytes`` is the highest value since the probe was last rearmed.
+    ``current_bytes`` is the process's RSS for the host and the bytes of live tensors for an accelerator. ``peak_bytes``
+    is the highest value since the probe was last rearmed. Your own probe returns these: see ``register_probe``.
+
+    >>> Reading("tpu:0", current_bytes=100, peak_bytes=120, method="sampled").peak_bytes
+    120
     """
 
     device: str
@@ -35,25 +38,29 @@ class Reading(NamedTuple):
     method: Method
     total_bytes: int | None = None
     reserved_bytes: int | None = None
-    """Held by the allocator for this process: live tensors and its cache."""
+    """Reserved by the allocator for this process: live tensors and its cache."""
     used_bytes: int | None = None
-    """In use on the whole device, by every process."""
+    """In use on the whole device, by all processes."""
     other_bytes: int | None = None
     """In use on the device by other processes."""
     children_bytes: int | None = None
     """RSS of child processes (data loaders); host only."""
     note: str = ""
-    """Why a figure is missing, in words for the user."""
+    """Message for the user about a missing figure."""
     mapped_bytes: int | None = None
-    """Address space of the process: what is freed at once lowers it, what an allocator purges later does not."""
+    """Address space of the process: memory freed at once lowers it, memory that an allocator purges later does not."""
 
 
 @dataclass(frozen=True, slots=True)  # there may be tens of thousands, as of cells
 class Usage(Record):
-    """What one device went through during a cell, an experiment or any other span.
+    """Memory of one device during a cell, an experiment or any other span.
 
-    For the host, bytes are RSS. For an accelerator they are those of live tensors (allocated); what the
-    allocator reserves, what the whole device uses and what other processes use are fields of their own.
+    For the host, bytes are RSS. For an accelerator they are those of live tensors (allocated); the allocator's reserved
+    memory, the use of the whole device and of other processes are separate fields.
+
+    >>> usage = Usage("cuda:0", before_bytes=100, after_bytes=150, peak_bytes=400, total_bytes=None, method="allocator")
+    >>> usage.delta_bytes, usage.peak_delta_bytes
+    (50, 300)
     """
 
     _most = MOST_DEVICES
@@ -71,18 +78,18 @@ class Usage(Record):
 
     @property
     def delta_bytes(self) -> int:
-        """What the span kept: after minus before; negative when it gave memory back."""
+        """Memory kept by the span: after minus before; negative if it freed memory."""
         return self.after_bytes - self.before_bytes
 
     @property
     def peak_delta_bytes(self) -> int:
-        """How far the span rose above its start; never negative."""
+        """Peak above the span's start; never negative."""
         return max(0, self.peak_bytes - self.before_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class CellRecord(Record):
-    """What one finished cell cost, once all that ended with it had given its memory back."""
+    """Measurements of one finished cell, after the end of everything that ended with it."""
 
     execution_count: int | None
     cell_id: str | None
@@ -94,19 +101,20 @@ class CellRecord(Record):
     """Name of the exception's type, or None."""
     usages: tuple[Usage, ...]
     source_digest: str = ""
-    """The same for cells of the same source, whatever white space surrounds it."""
+    """Equal for cells with the same source, ignoring surrounding white space."""
     source_line: str = ""
-    """The first line that says what the cell does, cut to 80 characters."""
+    """The first line of code in the cell, cut to 80 characters."""
     recovery: RecoveryRecord | None = None
-    """What came back after its error, where anything was released."""
+    """The recovery after its error, if anything was released."""
     reclaimed: dict[str, int] = field(default_factory=dict)
-    """Per device, what came back between its code's end and the end of ``usages``: by a recovery, by experiments that
-    ended with it. Empty where neither ran."""
+    """Bytes freed per device between the end of the cell's code and the end of ``usages``: by a recovery, and by
+    experiments that ended with the cell. Empty without either.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRecord(Record):
-    """The cost of a traced block, of one iteration of a tracked loop, or of an epoch of a training."""
+    """Measurements of a traced block, of one iteration of a tracked loop, or of an epoch of a training."""
 
     label: str
     started_at: float
@@ -115,27 +123,27 @@ class TraceRecord(Record):
     """Name of the type of the exception that left it, or None."""
     usages: tuple[Usage, ...]
     iteration: int | None = None
-    """Of a tracked loop, or the number of the epoch, counted from 1."""
+    """Number of a tracked loop's iteration, or of an epoch, counted from 1."""
 
 
 @dataclass(frozen=True)
 class Holder(Record):
-    """Who keeps an object alive."""
+    """The reference that keeps an object alive."""
 
     path: str
-    """The shortest chain of references from something that has a name."""
+    """The shortest chain of references from a name."""
     advice: str
-    """What to do about it, in words for the user; empty where only the user can know."""
+    """Advice to the user on how to free it; empty if there is none."""
 
 
 @dataclass(frozen=True)
 class Held(Record):
-    """A tensor, an array, or an object full of them, and the name that holds it."""
+    """A tensor, an array, or an object that contains them, and the name that refers to it."""
 
     name: str
     type_name: str
     shape: tuple[int, ...] | None
-    """None for an object that holds several arrays; then ``arrays`` says how many."""
+    """None for an object with several arrays; ``arrays`` is their number."""
     dtype: str
     device: str
     size_bytes: int
@@ -143,27 +151,27 @@ class Held(Record):
     function: str = ""
     line: int = 0
     cell: int | None = None
-    """Number of the cell that bound the name, where that is known."""
+    """Number of the cell that bound the name, if known."""
     holder: Holder | None = None
-    """Who keeps it alive, where that was asked and found."""
+    """The holder that keeps it alive, if it was searched for and found."""
 
 
 @dataclass(frozen=True)
 class ReclaimStep(Record):
-    """One step of freeing memory, with the bytes that it freed on each device: other threads' frees are left out."""
+    """One step of freeing memory, with the bytes freed on each device, without those freed by other threads."""
 
     name: str
     reclaimed: dict[str, int]
-    """Fall of RSS (host) or of live tensors' bytes (accelerators)."""
+    """Decrease of RSS (host) or of live tensors' bytes (accelerators)."""
     returned: dict[str, int]
-    """Fall of what an accelerator's allocator reserves: memory that other processes can use again."""
+    """Decrease of an accelerator's reserved memory, which other processes can use again."""
     duration_seconds: float
     error: str | None = None
 
 
 @dataclass(frozen=True)
 class RecoveryRecord(Record):
-    """What came back after an out-of-memory error or an interrupt."""
+    """Memory freed after an out-of-memory error or an interrupt."""
 
     kind: Literal["oom", "interrupt", "error"]
     error: str
@@ -174,23 +182,23 @@ class RecoveryRecord(Record):
     frames: int
     reclaimed: dict[str, int]
     now: dict[str, int]
-    """Each device's bytes after all that: RSS for the host, live tensors for an accelerator."""
+    """Each device's bytes at the end: RSS for the host, live tensors for an accelerator."""
     steps: tuple[ReclaimStep, ...] = ()
     poisoned: bool = False
-    """The device context is broken: only a restart of the kernel helps."""
+    """True if the device context is broken: only restarting the kernel helps."""
     let_go: tuple[Held, ...] = ()
-    """What was taken off the exception, to which nothing of the user's referred."""
+    """Arrays removed from an exception that no user object referenced."""
     refused_by: str = ""
-    """The budget, or another limit on torch's allocator, that refused what was asked for, in words."""
+    """The budget, or another limit on torch's allocator, that refused the allocation, in words."""
     half_made: str = ""
-    """The type of an optimizer that has made half of its state, and is in use still."""
+    """Type of an optimizer that is still in use with incomplete state."""
     plain: tuple[str, ...] = ()
-    """The numbers and short texts among the locals of the user's frames that were released, a line for each frame."""
+    """Numbers and short texts among the locals of the user's released frames, one line per frame."""
 
 
 @dataclass(frozen=True)
 class EngineRecord(Record):
-    """What an experiment on a cluster was on one engine."""
+    """The part of an experiment on a cluster that one engine ran."""
 
     _most = MOST_DEVICES
     engine: int
@@ -205,19 +213,19 @@ class EngineRecord(Record):
 
 @dataclass(frozen=True)
 class ExperimentRecord(Record):
-    """A finished experiment: what it cost and what became of its names."""
+    """A finished experiment: its memory, time, and names."""
 
     name: str
     started_at: float
     duration_seconds: float
-    """The sum of its cells' times; of a block inside one cell, the block's time."""
+    """Sum of its cells' times; the block's time for a block inside one cell."""
     cells: tuple[CellRecord, ...]
     usages: tuple[Usage, ...]
-    """From the start to after the clean-up; ``delta_bytes`` is what did not come back."""
+    """From the start to the end of the clean-up; ``delta_bytes`` is the memory that was not freed."""
     consumed: dict[str, int]
-    """Per device, what the experiment held when it was ended, above its start."""
+    """Bytes per device that the experiment held at its end, above its start."""
     reclaimed: dict[str, int]
-    """Per device, what the clean-up gave back: ``consumed`` less ``delta_bytes``, so negative where a device rose."""
+    """Bytes per device freed by the clean-up: ``consumed`` minus ``delta_bytes``; negative for an increase."""
     deleted: tuple[str, ...]
     restored: tuple[str, ...]
     kept: tuple[str, ...]
@@ -226,27 +234,27 @@ class ExperimentRecord(Record):
     steps: tuple[ReclaimStep, ...] = ()
     notes: tuple[str, ...] = field(default=())
     parameters: dict[str, int | float | str] = field(default_factory=dict)
-    """What the user noted of it: ``--note lr=1e-3 bs=64``."""
+    """Parameters noted by the user: ``--note lr=1e-3 bs=64``."""
     ooms: int = 0
-    """Out-of-memory errors that ended one of its cells, or left it or an experiment inside it."""
+    """Number of out-of-memory errors that ended one of its cells, or left it or an experiment inside it."""
     budget: dict[str, int] = field(default_factory=dict)
-    """The bytes that it was allowed, by device; ``notes`` say where it was refused more."""
+    """Allowed bytes by device; refusals are in ``notes``."""
     engines: tuple[EngineRecord, ...] = ()  # of an experiment on a cluster; the sizes are sums over them
     span_seconds: float = 0.0
-    """From its start to the end of its code, with the time between its cells."""
+    """Time from its start to the end of its code, including pauses between its cells."""
 
 
-# -- a session's records together -----------------------------------------------------------------------------
+# -- the records of a session ---------------------------------------------------------------------------------
 
 _PLAIN = ("execution_count", "cell_id", "experiment")
 _TEXTS = ("error", "source_line", "source_digest")
 _SIZES = ("before", "after", "peak", "delta", "peak_delta", "total", "reserved", "used", "other", "children")
 USAGE_BYTES = tuple(f"{name}_bytes" for name in _SIZES)
-"""What tables have of each device."""
+"""Fields of each device in tables."""
 
 
 class History(list[CellRecord]):
-    """The records of finished cells, oldest first: a list that knows how to become a table."""
+    """The records of finished cells, oldest first: a list with ``to_pandas``."""
 
     def __getitem__(self, index: Any) -> Any:  # typed as a list's
         found = super().__getitem__(index)
@@ -263,10 +271,13 @@ class History(list[CellRecord]):
 
         Raises:
             GpuMemError: pandas is not installed.
+
+        >>> History().to_pandas().shape[0]
+        0
         """
         if importlib.util.find_spec("pandas") is None:
             raise GpuMemError("to_pandas needs pandas, which is not installed: pip install pandas")
-        pandas = importlib.import_module("pandas")  # takes a second, and few ask for it
+        pandas = importlib.import_module("pandas")  # slow to import, and rarely used
         columns: dict[str, Any] = {name: [getattr(cell, name) for cell in self] for name in _PLAIN}
         columns["execution_count"] = pandas.array(columns["execution_count"], dtype="Int64")
         columns["started_at"] = pandas.to_datetime([cell.started_at for cell in self], unit="s", utc=True)
@@ -284,18 +295,18 @@ class History(list[CellRecord]):
 
 
 def devices_of(usages: Iterable[Usage]) -> list[str]:
-    """Return the devices of all ``usages``, the host first, then in the order in which they come."""
+    """Return the devices of all ``usages``, the host first, then in order of occurrence."""
     return sorted(dict.fromkeys(usage.device for usage in usages), key=lambda device: device != "cpu")
 
 
 def usage_on(usages: Iterable[Usage], device: str) -> Usage | None:
-    """Return what happened on ``device``; None where it was not there."""
+    """Return the usage of ``device``; None if it was not in use."""
     return next((usage for usage in usages if usage.device == device), None)
 
 
 @dataclass(frozen=True, repr=False)
 class SessionRecord(Record):
-    """What a session had recorded when it was exported."""
+    """The records of a session at the time of its export."""
 
     saved_at: float
     """Unix time."""
@@ -309,12 +320,12 @@ class SessionRecord(Record):
     def of(
         cls, cells: Iterable[CellRecord], experiments: Iterable[ExperimentRecord], traces: Iterable[TraceRecord]
     ) -> SessionRecord:
-        """Return what this process has measured."""
+        """Return the record of this process."""
         return cls(time.time(), tuple(cells), tuple(experiments), tuple(traces), socket.gethostname(), os.getpid())
 
     @property
     def history(self) -> History:
-        """The cells, as ``ipygpumem.history()`` gives them."""
+        """The cells, as from ``ipygpumem.history()``."""
         return History(self.cells)
 
     def __repr__(self) -> str:

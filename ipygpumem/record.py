@@ -1,4 +1,4 @@
-"""The base of all records: conversion to plain dictionaries, and back. Opens the files that hold them."""
+"""The base of all records: conversion to plain dictionaries and back. Opens files that contain records."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MOST_DEVICES = 10_000
 
 
 def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a plain file to read it; anything else, such as a pipe, could block or never end, and is an OSError."""
+    """Open a plain file for reading; OSError for anything else, such as a pipe, which could block or never end."""
     if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116  # also of a text
-        raise OSError(errno.EINVAL, "it is not a plain file")
+        raise OSError(errno.EINVAL, "not a plain file")
     return open(path, "rb", opener=without_waiting)
 
 
@@ -34,9 +34,9 @@ class Record:
 
     __slots__ = ()
     _report = ""
-    """Module and function in the package that a notebook shows it by: reports are above records, and seldom asked."""
+    """Module and function in the package for the notebook display, by name because reports import this module."""
     _most = 0
-    """Maximum number of such records to read in one list; 0: as many as the file has."""
+    """Maximum number of such records to read in one list; 0 for no limit."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as a dictionary of plain values, ready for JSON."""
@@ -44,10 +44,10 @@ class Record:
 
     @classmethod
     def from_dict(cls: type[T], data: Mapping[str, Any]) -> T:
-        """Return the record that ``to_dict`` made ``data`` from; unknown keys are ignored.
+        """Return the record that ``to_dict`` converted to ``data``; unknown keys are ignored.
 
         Raises:
-            ValueError: a value is not of its field's type, or larger than in any record.
+            ValueError: a value does not have its field's type, or is too large.
             TypeError: a field is missing.
         """
         return _decoder(cls)(dict(data))  # type: ignore[arg-type, no-any-return]  # classes are hashable, and make instances
@@ -82,7 +82,7 @@ def _plain(value: Any) -> Any:
 
 @functools.cache
 def _decoder(hint: Any) -> Callable[[Any], Any]:
-    """Return what makes the value of a field declared as ``hint`` from its plain value."""
+    """Return the function that converts a plain value to a field declared as ``hint``."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         by_type = {one: _decoder(one) for one in inner if type(one) is type}
@@ -114,7 +114,7 @@ def _record(kind: type, values: dict[str, Any]) -> Any:
 
 def _one_of(value: Any, known: tuple[Any, ...]) -> Any:
     if value not in known:
-        raise ValueError(f"{value!r} where one of {known} belongs")
+        raise ValueError(f"{value!r} is not one of {known}")
     return value
 
 
@@ -126,11 +126,11 @@ def _checked(value: Any, *types_: type) -> Any:
 
 def _number(value: Any) -> Any:
     if not abs(value) < (2**63 if type(value) is int else float("inf")):  # also of NaN
-        raise ValueError("a number that is too large, or none")
+        raise ValueError("a number is too large, or NaN")
     return value
 
 
 def _bounded(values: Any, most: int) -> Any:
     if most and len(values) > most:
-        raise ValueError(f"{len(values)} items where {most} are the most")
+        raise ValueError(f"{len(values)} items, more than {most}")
     return values

@@ -1,4 +1,4 @@
-"""Bytes and seconds as people read and write them, and the numbers that options and arguments take."""
+"""Formats and parses bytes and seconds, and checks numbers of options and arguments."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ _WHOLE = re.compile(r"\s*[+-]?[0-9]{1,25}\s*")
 
 
 def format_bytes(count: int) -> str:
-    """Return ``count`` bytes as text, such as ``512 MiB``, ``381.5 MiB``, ``16 KiB`` or ``1.31 GiB``.
+    """Return a number of bytes as text, such as ``512 MiB``, ``381.5 MiB``, ``16 KiB`` or ``1.31 GiB``.
 
-    GiB and more carry two decimals, MiB and KiB one, and a lone decimal that says nothing is dropped.
+    GiB and larger units have two decimals, MiB and KiB one; a lone zero decimal is dropped.
+
+    >>> format_bytes(400_000_000), format_bytes(3 * 2**29)
+    ('381.5 MiB', '1.50 GiB')
     """
     size = abs(count)
     sign = "-" if count < 0 else ""
     for unit, name in ((PIB, "PiB"), (TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB")):
-        # Half of the last digit shown: what would print as 1024.0 MiB is 1.00 GiB.
+        # Half of the last digit shown: a size that would print as 1024.0 MiB is 1.00 GiB.
         if size >= unit - unit // 20480:
             shown = f"{size / unit:.2f}" if unit >= GIB else f"{size / unit:.1f}".removesuffix(".0")
             return f"{sign}{shown} {name}"
@@ -48,10 +51,13 @@ def format_share(used: int, total: int) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Return the number of bytes that a text names: ``24GiB`` or ``24G`` (2**30 each), ``24GB`` (10**9), ``9 bytes``.
+    """Return the number of bytes in a text: ``24GiB`` or ``24G`` (2**30 each), ``24GB`` (10**9), ``9 bytes``.
 
     Raises:
         UnitError: ``text`` is not a number with a known unit; only 0 needs none.
+
+    >>> parse_bytes("1.5 GiB"), parse_bytes("24GB")
+    (1610612736, 24000000000)
     """
     number, letter, rest, unit = _size(text)
     if number and not (letter or unit):
@@ -60,14 +66,14 @@ def parse_bytes(text: str) -> int:
 
 
 def bytes_in_message(text: str) -> int:
-    """Return the number of bytes that a library's message names: PyTorch's MPS writes GB for GiB, CuPy no unit."""
+    """Return the number of bytes in a library's message: PyTorch's MPS writes GB for GiB, CuPy no unit."""
     number, letter, _, _ = _size(text)
     return int(number * 1024 ** " kmgtp".index(letter or " "))
 
 
 def _size(text: str) -> tuple[float, str, str, str]:
-    """Return the number of a size, its unit's first letter, what follows that, and the unit if it is bytes."""
-    match = _SIZE.fullmatch(text) if len(text) <= 100 else None  # a search in more may take long
+    """Return a size's number, its unit's first letter, the rest of the unit, and the unit if it is bytes."""
+    match = _SIZE.fullmatch(text) if len(text) <= 100 else None  # a longer text could take long to match
     if match is None:
         raise UnitError(f"{quoted(text)} is not a size: write a number and a unit, such as 8GiB or 512 MiB")
     letter, rest, unit = ((match[group] or "").lower() for group in (2, 3, 4))
@@ -75,7 +81,7 @@ def _size(text: str) -> tuple[float, str, str, str]:
 
 
 def checked_bytes(size: object, least: int = 0) -> int:
-    """Return the number of bytes that a caller means: a number of them, or a text as ``parse_bytes`` reads it.
+    """Return a size argument in bytes: a number of bytes, or a text that ``parse_bytes`` accepts.
 
     Raises:
         UnitError: it is neither, less than ``least``, or more than any device has.
@@ -85,7 +91,7 @@ def checked_bytes(size: object, least: int = 0) -> int:
     if type(size) is float and size.is_integer():  # 8e9
         size = int(size)
     if type(size) is not int or size < 0:
-        raise UnitError(f"a size is a number of bytes, or a text such as '8GiB', and not {quoted(size)}")
+        raise UnitError(f"a size must be a number of bytes or a string such as '8GiB', not {quoted(size)}")
     if size >= _MOST:
         raise UnitError(f"no device has more than {format_bytes(_MOST)}: write a smaller size")
     if size < least:
@@ -94,7 +100,7 @@ def checked_bytes(size: object, least: int = 0) -> int:
 
 
 def whole(value: object, least: int = 1, most: int = _MANY) -> int:
-    """Return a whole number within bounds (``UnitError`` if it is none)."""
+    """Return an integer argument within bounds (``UnitError`` otherwise)."""
     if type(value) is not int or not least <= value <= most:
         bounds = f"of {least} or more" if most == _MANY else f"from {least} to {most}"
         raise UnitError(f"{quoted(value)} is not a whole number {bounds}")
@@ -102,21 +108,21 @@ def whole(value: object, least: int = 1, most: int = _MANY) -> int:
 
 
 def finite(value: object, least: float = 0.001, most: float = 1e9) -> float:
-    """Return a number within bounds (``UnitError`` if it is none)."""
+    """Return a number within bounds (``UnitError`` otherwise)."""
     if not isinstance(value, (int, float)) or type(value) is bool or not least <= value <= most:
         raise UnitError(f"{quoted(value)} is not a number from {least:g} to {most:g}")
     return float(value)
 
 
 def number_in(text: str) -> int | float | str:
-    """Return the number that a text writes; the text itself if it writes none."""
+    """Return the number in a text, or the text itself if it is not a number."""
     with contextlib.suppress(ValueError):
         return int(text) if _WHOLE.fullmatch(text) else float(text)
     return text
 
 
 def format_short_seconds(seconds: float) -> str:
-    """Return a duration as ``format_seconds`` does, and less than a millisecond as ``12 µs``."""
+    """Return a duration like ``format_seconds``, but less than a millisecond as ``12 µs``."""
     return f"{seconds * 1e6:.0f} µs" if seconds < 0.001 else format_seconds(seconds)
 
 

@@ -208,7 +208,7 @@ BAD_OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("sample_seconds", float("inf"), "inf is not a number from 0.001 to 3600"),
     ("min_cell_seconds", float("nan"), "nan is not a number from 0"),
     ("min_held_bytes", "24", "'24' has no unit"),
-    ("min_held_bytes", -1, "a size is a number of bytes"),
+    ("min_held_bytes", -1, "a size must be a number of bytes"),
     ("record_max_bytes", 3, "3 B is too little"),
 )
 

@@ -135,7 +135,7 @@ def test_a_terminal_shows_words_and_writes_files(
     ("line", "words"),
     [
         ("-n 0", "-n: 0 is not a whole number of 1 or more"),
-        ("--device tpu", "unknown device 'tpu': expected RAM or a name such as cuda:0"),
+        ("--device tpu", "'tpu' is not a device: write RAM or a name such as cuda:0"),
         ("--device cuda:7", "device 'cuda:7' was not in use; there are: RAM"),
         ("--save cells.gif", "cells.gif: write a file name that ends in .png or .svg"),
         ("--save cat.png", "cat.png is a file that ipygpumem did not write: --force"),

@@ -230,8 +230,8 @@ def test_an_inventory_holds_no_object_of_the_users() -> None:
     ("options", "words"),
     [
         ({"kind": "x"}, "write one of parameter, gradient, optimizer state, buffer, other"),
-        ({"min_bytes": -1}, "and not -1"),
-        ({"min_bytes": True}, "and not an object of type bool"),
+        ({"min_bytes": -1}, "not -1"),
+        ({"min_bytes": True}, "not an object of type bool"),
         ({"min_bytes": "1 MeB"}, "is not a size"),
     ],
 )
@@ -241,9 +241,9 @@ def test_a_wrong_condition_is_said_in_one_line(options: dict[str, Any], words: s
 
 
 def test_what_is_no_name_and_no_inventory_is_said_in_one_line() -> None:
-    with pytest.raises(GpuMemError, match=r"names as text, such as .*, and not int"):
+    with pytest.raises(GpuMemError, match=r"names as strings, such as .*, not int"):
         ipygpumem.tensors(3)  # type: ignore[arg-type]
-    with pytest.raises(GpuMemError, match=r"diff takes two inventories, .* and not int"):
+    with pytest.raises(GpuMemError, match=r"diff takes two inventories, .* not int"):
         ipygpumem.diff(ipygpumem.tensors("no such"), 2)  # type: ignore[arg-type]
     assert ipygpumem.tensors("no such", min_bytes="1GiB").tensors == ()
 

@@ -122,15 +122,15 @@ def test_coroutines_and_generators_are_measured_until_they_end(script_memory: Fa
 def test_what_makes_no_sense_is_refused_in_one_line(script_memory: FakeProbe) -> None:
     trace = ipygpumem.Trace()
     for call in (trace.stop, trace.usage, trace.report, trace.reset, trace.report_and_reset):
-        with pytest.raises(TraceError, match="does not run: start"):
+        with pytest.raises(TraceError, match="is not running: start"):
             call()
     trace.start()
-    with pytest.raises(TraceError, match="runs already"):
+    with pytest.raises(TraceError, match="is already running"):
         trace.start()
     trace.stop()
     trace.start().stop()
     for wrong in (5, None, b"label"):
-        with pytest.raises(TraceError, match="must be a text, not"):
+        with pytest.raises(TraceError, match="must be a string, not"):
             ipygpumem.trace(wrong)  # type: ignore[call-overload]
 
     async def numbers() -> Any:

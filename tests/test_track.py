@@ -115,9 +115,9 @@ def test_growth_in_every_iteration_is_said_and_who_holds_it(
 
 @pytest.mark.parametrize("wrong", [5, None, object()])
 def test_what_cannot_be_looped_over_is_refused_in_one_line(wrong: Any) -> None:
-    with pytest.raises(TraceError, match="something to loop over, such as range"):
+    with pytest.raises(TraceError, match="an iterable, such as range"):
         ipygpumem.track(wrong)
-    with pytest.raises(TraceError, match="must be a text, not int"):
+    with pytest.raises(TraceError, match="must be a string, not int"):
         ipygpumem.track([1], 5)  # type: ignore[arg-type]
 
 

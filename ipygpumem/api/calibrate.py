@@ -1,4 +1,4 @@
-"""``ipygpumem.estimate``, ``summary``, ``autofit`` and ``budget``: what code would take, and what of it fits."""
+"""``ipygpumem.estimate``, ``summary``, ``autofit`` and ``budget``: predict memory, and fit code into it."""
 
 from __future__ import annotations
 
@@ -34,16 +34,20 @@ def estimate(
 ) -> Estimate:
     """Estimate the memory that ``function(*args, **kwargs)`` would allocate, without running it on a device.
 
-    Its Python runs, on fake tensors without values. What it changes is put back. Where that cannot be done, or the
-    function needs the values of tensors, it raises ``EstimateError``.
+    Use it before you run a step that may not fit. The function's Python code runs on fake tensors without values, and
+    its changes to objects are undone. If that is impossible, or the function needs values of tensors, it raises
+    ``EstimateError``. Memory that C++ code allocates past torch is not included.
 
     Args:
-        function: what to estimate, such as a training step.
+        function: the code to estimate, such as a training step.
         args: its arguments.
-        device: take all tensors to be on this device, such as ``cuda:0``, which need not be here.
-        device_memory: what the device has, such as ``"24GiB"``; without it, what each device here has free.
-        timeout: seconds, after which the estimate is stopped.
-        kwargs: its further arguments; for one of its own called ``device``, take ``functools.partial``.
+        device: treat all tensors as if on this device, such as ``cuda:0``; the device need not exist here.
+        device_memory: the device's memory, such as ``"24GiB"``; by default the free memory of each device.
+        timeout: seconds after which the estimate is stopped.
+        kwargs: its keyword arguments; for one called ``device``, use ``functools.partial``.
+
+    >>> ipygpumem.estimate(torch.zeros, 1024, 1024, device="cuda:0", device_memory="24GiB").peak_bytes
+    4194304
     """
     __tracebackhide__ = True  # of the function's errors
     refuse_while_traced("estimate")
@@ -59,10 +63,13 @@ def estimate(
 
 
 def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary:
-    """Return a table of a model's modules: parameters, output shapes and what a forward pass keeps for backward.
+    """Return a table of a model's modules: parameters, output shapes, and activations kept for backward.
 
-    ``model(*inputs, **kwargs)`` runs on fake tensors: nothing is computed, and the model stays as it is. Where that
-    cannot be done, it raises ``EstimateError``.
+    Use it to find the modules with most activations. ``model(*inputs, **kwargs)`` runs on fake tensors: nothing is
+    computed, and the model is not changed. If that is impossible, it raises ``EstimateError``.
+
+    >>> ipygpumem.summary(torch.nn.Linear(8, 4), torch.zeros(2, 8)).total.parameters
+    36
     """
     __tracebackhide__ = True  # of the model's errors
     refuse_while_traced("ask for a summary")
@@ -82,20 +89,26 @@ def autofit(
 ) -> AutofitResult | Callable[..., Any]:
     """Call a function with smaller and smaller values until it fits in memory, and return what fits.
 
-    ``autofit(train, batch_size=1024)`` calls ``train(batch_size=1024)``, then, each time that memory runs out, gives
-    back what the call held and halves the value; if nothing fits, it raises ``AutofitError``. Any other error is
-    raised as it is. It works in scripts, too.
+    Use it to find a batch size. ``autofit(train, batch_size=1024)`` calls ``train(batch_size=1024)``; whenever memory
+    runs out, it frees the memory of the call, halves the value and tries again. If nothing fits, it raises
+    ``AutofitError``; any other error is raised unchanged. It works in scripts, too.
 
-    Without a function it is a decorator: each call of the decorated function looks for what fits and returns what
-    the function returns; ``train.fitted`` has what was found.
+    Without a function it is a decorator: each call of the decorated function searches for a fitting value, and returns
+    the function's result; ``train.fitted`` has the values.
 
     Args:
         function: takes the variables by name.
         min: the smallest value, for all variables or for each by name; by default 1, for floats 0.
         step: ``halve``, a factor such as 0.9, or ``search``: by halves, then up to the largest that fits.
         headroom: share of the device's memory that must stay free at the peak; by default ``5%`` for a search.
-        max_tries: the most tries after the first.
-        **start: the variables, whole numbers or floats, and what to try first; several are reduced in turn.
+        max_tries: maximum number of tries after the first.
+        **start: the variables with their first values, integers or floats; several are reduced in turn.
+
+    >>> def train(batch_size):
+    ...     if batch_size > 300:
+    ...         raise MemoryError
+    >>> ipygpumem.autofit(train, batch_size=1024).values
+    {'batch_size': 256}
     """
     __tracebackhide__ = True  # of the user's errors, and ours
 
@@ -117,13 +130,17 @@ def autofit(
 
 
 def budget(*, gpu: int | str | None = None, **devices: int | str) -> Budget:
-    """Return a budget to use in ``with``: torch's allocator refuses more, as if the GPU were smaller.
+    """Return a budget, a ``with`` block in which torch's allocator refuses more memory, as if the GPU were smaller.
 
-    It works in scripts, too. The previous limit is back at the end.
+    Use it to test code for a smaller GPU, or to share one. It works in scripts, too, and restores the previous limit
+    at its end. It limits only torch's allocator, neither other libraries nor the CUDA context.
 
     Args:
         gpu: for each CUDA device that the process uses, and the current one: ``"8GiB"`` or bytes.
         **devices: single devices: ``**{"cuda:1": "8GiB"}``.
+
+    >>> ipygpumem.budget(gpu="8GiB").sizes
+    {'gpu': 8589934592}
     """
     sizes = budgets.checked({"gpu": gpu, **devices})
     notebook = loaded_notebook()

@@ -14,17 +14,17 @@ from ipygpumem.notebook.ipython.stored_errors import release_stored, stored_erro
 
 
 class Clearing:
-    """Releases what the functions that an error has left hold in their locals, when it leaves the block."""
+    """A ``with`` block that releases the locals of functions whose error leaves the block."""
 
     def __repr__(self) -> str:
-        return "<what the tracebacks of stored errors held is released>"
+        return "<cleared the tracebacks of stored errors>"
 
     def __enter__(self) -> Clearing:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if error is not None:
-            tracebacks.release(error)  # frames that run are left alone: that of the block, and those that called it
+            tracebacks.release(error)  # running frames are kept: the block's, and its callers'
 
 
 @overload
@@ -36,19 +36,25 @@ def clear_tracebacks(function: F, /) -> F: ...
 
 
 def clear_tracebacks(function: F | None = None, /) -> Clearing | F:
-    """Release what the tracebacks of stored errors hold; with ``with``, also those of an error that leaves the block.
+    """Release the locals in the tracebacks of stored errors; as a block, also those of an error that leaves it.
 
-    Write ``clear_tracebacks()``, ``with clear_tracebacks():`` or, above a function, ``@clear_tracebacks``. Errors stay
-    the same objects, with their type, message and the lines of their traceback. Only the locals of functions that have
-    ended go, and with them what ``%debug`` could show.
+    Use it to free a model that a traceback keeps alive. Write ``clear_tracebacks()``, ``with clear_tracebacks():`` or,
+    above a function, ``@clear_tracebacks``. Errors keep their type, message and the lines of their traceback. Only the
+    locals of ended functions are released, so ``%debug`` cannot show them.
 
     Raises:
-        GpuMemError: what is decorated is no function, or an async generator.
+        GpuMemError: the decorated object is not a function, or is an async generator.
+
+    >>> @ipygpumem.clear_tracebacks
+    ... def train(steps):
+    ...     return steps
+    >>> train(3)
+    3
     """
     if function is not None:
         if not can_decorate(function):
             raise GpuMemError(
-                "clear_tracebacks decorates functions, and no classes or async generators: "
+                "clear_tracebacks cannot decorate classes or async generators: "
                 "write with ipygpumem.clear_tracebacks(): inside"
             )
         return run_inside(function, Clearing)

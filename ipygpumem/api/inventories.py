@@ -26,24 +26,30 @@ from ipygpumem.units import checked_bytes, whole
 
 
 def tensors(*names: str, device: str | None = None, kind: str | None = None, min_bytes: float | str = 0) -> Inventory:
-    """Return the tensors and arrays that are alive, each storage once, the largest first.
+    """Return the live tensors and arrays, each storage once, the largest first.
 
-    It works in a script as well. In IPython it lists the notebook's names and cells too, even without the extension.
+    Use it to find out which names hold the memory, or before and after a step, with ``diff``. It works in a script as
+    well. In IPython it also lists the notebook's names and cells, even without the extension. Memory without a Python
+    object is not listed: activations saved for backward, buffers in C++.
 
     Args:
-        names: globs, of which one must fit a tensor's name: ``"model.*"``; none: also tensors without a name.
+        names: globs, of which one must match a tensor's name: ``"model.*"``; none: all, with and without a name.
         device: ``RAM``, ``cuda:0``, or ``cuda`` for all of its kind.
         kind: ``parameter``, ``gradient``, ``optimizer state``, ``buffer`` or ``other``.
         min_bytes: the smallest size: a number, or ``"1MiB"``.
 
     Raises:
-        GpuMemError: a name is no text, or there is no such kind or device.
+        GpuMemError: a name is not a string, or there is no such kind or device.
         UnitError: ``min_bytes`` is not a size.
+
+    >>> weights = numpy.zeros((256, 512))
+    >>> ipygpumem.tensors("weights").total_bytes
+    1048576
     """
     wrong = [type_name(name) for name in names if type(name) is not str]
     if wrong:
         raise GpuMemError(
-            f"tensors takes names as text, such as 'model.*', and not {wrong[0]}; see diff for inventories"
+            f"tensors takes names as strings, such as 'model.*', not {wrong[0]}; see diff for inventories"
         )
     if kind is not None and kind not in records.KINDS:
         raise GpuMemError(f"there is no such kind of tensor: write one of {', '.join(records.KINDS)}")
@@ -53,7 +59,7 @@ def tensors(*names: str, device: str | None = None, kind: str | None = None, min
 
 
 def inventory_at(frame: FrameType, storages: Storages | None = None) -> Inventory:
-    """Return an inventory of everything, with the names that code at ``frame`` sees; ``storages`` as in a survey."""
+    """Return an inventory with the names visible to code at ``frame``; ``storages`` as in a survey."""
     shell = current_shell()
     if shell is None:
         code = frame.f_code
@@ -78,15 +84,22 @@ def keeper_of(tensor: TensorRecord) -> str:
 
 
 def diff(before: Inventory, after: Inventory) -> InventoryDiff:
-    """Return what came and what went between two inventories of ``tensors``.
+    """Return the tensors and arrays that came and went between two inventories of ``tensors``.
+
+    Use it to see what a step leaves behind. A new storage at the address of a freed one of the same size is missed.
 
     Raises:
-        GpuMemError: one of them is no inventory.
+        GpuMemError: an argument is not an inventory.
+
+    >>> before = ipygpumem.tensors("batch")
+    >>> batch = numpy.ones(2**17)
+    >>> ipygpumem.diff(before, ipygpumem.tensors("batch")).changed_bytes
+    {'cpu': 1048576}
     """
     for given in (before, after):
         if type(given) is not Inventory:
             raise GpuMemError(
-                f"diff takes two inventories, as ipygpumem.tensors() gives them, and not {type_name(given)}"
+                f"diff takes two inventories, as ipygpumem.tensors() returns them, not {type_name(given)}"
             )
     return records.difference(before, after)
 
@@ -95,17 +108,25 @@ def diff(before: Inventory, after: Inventory) -> InventoryDiff:
 
 
 def tracker(to: object = None, *, top: int = 10, silent: bool = False) -> Tracker:
-    """Return a tracker, whose ``track()`` says anywhere which tensors and arrays came and went since its last call.
+    """Return a tracker, whose ``track()`` reports the tensors and arrays that came and went since its last call.
+
+    Use it inside functions, where no cell ends: call ``track()`` before and after the suspected code.
 
     Args:
-        to: where it says so: None is the notebook, in a script its stdout; a logger gets it as ``INFO``; a path is that
-            of a file, to which it is added.
-        top: how many of those that came are listed, and of those that went: the largest. The others are counted.
-        silent: say nothing; ``track()`` returns the record in any case.
+        to: destination of the reports: None is the notebook, or a script's stdout; a logger gets them as ``INFO``; a
+            path is that of a file to append to.
+        top: maximum number of new ones to list, and of gone ones, the largest first; the rest are counted.
+        silent: report nothing; ``track()`` returns the record in any case.
 
     Raises:
-        TraceError: ``to`` is nothing to write to, or ``top`` no number of rows.
+        TraceError: ``to`` is no destination, or ``top`` not a number of rows.
         FileError: the file cannot be written.
+
+    >>> tracker = ipygpumem.tracker(silent=True)
+    >>> first = tracker.track()
+    >>> image = numpy.zeros(2**20)
+    >>> tracker.track().came[0].name
+    'image'
     """
     try:
         rows = whole(top, least=0)
@@ -115,7 +136,7 @@ def tracker(to: object = None, *, top: int = 10, silent: bool = False) -> Tracke
 
 
 class Tracker:
-    """Follows the tensors and arrays that are alive, from call to call; made by ``tracker``. It keeps none alive."""
+    """Compares the live tensors and arrays from call to call, without keeping them alive; made by ``tracker``."""
 
     def __init__(self, write: Callable[[Report], None], top: int, *, silent: bool) -> None:
         self._write = write
@@ -123,20 +144,19 @@ class Tracker:
         self._silent = silent
         self._number = 0
         self._last: tuple[Inventory, str, Storages] | None = None
-        """What was there, where that was asked, and its storages: kept until the next inventory is taken, they let
-        none be mistaken for one of them."""
+        """The last inventory, its place in the code, and its storages, so that no new one reuses their identities."""
         self._traces = current_traces()
         self._span = self._traces.meter.start()
 
-    def __getstate__(self) -> NoReturn:  # each has storages and a span of its own
-        raise TraceError("a tracker cannot be copied: make another")
+    def __getstate__(self) -> NoReturn:  # its storages and span cannot be shared
+        raise TraceError("a tracker cannot be copied: make a new one")
 
     def track(self) -> TrackerRecord:
-        """Say what came and went since the last call, and return it; the first call finds all that is there."""
+        """Report and return what came and went since the last call; the first call lists everything as new."""
         caller = sys._getframe().f_back
         usages, notes = self._usages()
         storages = Storages()
-        found = inventory_at(caller or sys._getframe(), storages)  # no code in Python calls what atexit runs
+        found = inventory_at(caller or sys._getframe(), storages)  # no Python code calls an atexit handler
         before, place, _ = self._last or (Inventory((), 0.0), "", None)
         file, line, cell, function = _position(caller, found.cell)
         where = f"{file}:{line}" if file is not None else "" if cell is None else f"cell {cell}, line {line}"
@@ -152,7 +172,7 @@ class Tracker:
             *(found.taken_at, file, line, cell, function, found.device_bytes, usages, (*notes, *found.notes)),
         )
         self._last = found, where, storages
-        self._traces.meter.lap(self._span)  # what our look took is not the code's
+        self._traces.meter.lap(self._span)  # exclude the memory of our own search
         if not self._silent:
             self._write(tracker_report(record, top=self._top))
         return record
@@ -166,17 +186,17 @@ class Tracker:
 
 
 def _position(caller: FrameType | None, cell: int | None) -> tuple[str | None, int | None, int | None, str]:
-    """Return the file (None for a cell), the line, the cell and the function of ``caller``, which ``cell`` has."""
+    """Return the file (None for a cell), the line, the cell and the function of ``caller``."""
     if caller is None:
         return None, None, None, ""
     code = caller.f_code
     name = str(getattr(code, "co_qualname", code.co_name)).replace(".<locals>", "")  # from Python 3.11 on
-    function = "" if name == "<module>" or name.startswith("<cell line:") else name  # so IPython 8 calls a cell
+    function = "" if name == "<module>" or name.startswith("<cell line:") else name  # IPython 8's name for a cell
     return (code.co_filename if cell is None else None), caller.f_lineno, cell, function
 
 
 def _writer(to: Any) -> Callable[[Report], None]:
-    """Return what writes a report to ``to``; where that fails, it shows it with the reason: the user's code goes on."""
+    """Return a function that writes a report to ``to``; if that fails, it shows the report with the reason."""
     if to is None:
         return show
     if is_instance(to, logging.Logger) or is_instance(to, logging.LoggerAdapter):
@@ -189,7 +209,7 @@ def _writer(to: Any) -> Callable[[Report], None]:
             raise FileError(f"the tracker's file cannot be written: {said(error)}") from None
         name = str(to)
     else:
-        raise TraceError(f"a tracker writes to a logger, or to a file whose path it gets, and not to {type_name(to)}")
+        raise TraceError(f"a tracker writes to a logger or to a file path, not to {type_name(to)}")
 
     def write(report: Report) -> None:
         try:
@@ -197,7 +217,7 @@ def _writer(to: Any) -> Callable[[Report], None]:
             if is_instance(to, pathlib.PurePath):
                 _append(to, shown + "\n")
             else:
-                to.info("%s", shown.rstrip(), stacklevel=3)  # who calls ``track``, which calls this
+                to.info("%s", shown.rstrip(), stacklevel=3)  # the caller of ``track``, which calls this
         except Exception as error:
             show(report)
             show(note(f"ipygpumem: the tracker could not write to {name}: {said(error)}"))

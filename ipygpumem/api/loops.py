@@ -30,50 +30,54 @@ _MOST_RECORDS = 10_000
 _ROWS_SHOWN = 20
 _UPDATE_SECONDS = 0.25
 _LINE_SECONDS = 1.0
-"""Where a table cannot be updated, iterations that are over sooner after a line get none."""
+"""Minimum seconds between two printed lines of a loop."""
 
 
 def track(items: Iterable[T], label: str = "iteration", *, silent: bool = False) -> Tracked[T]:
-    """Return ``items``, to loop over: each iteration is measured, and gets a row of a table that is updated.
+    """Return an iterator over ``items`` that measures each iteration and shows a table, one row per iteration.
 
-    A row says what the iteration kept, its peak and its time, and how far each device has grown since the first one.
-    When every iteration grows a device, that is said, with the names that hold what came. An iteration begins when its
-    item is asked for. Works with ``tqdm`` inside or around it, with ``break`` and with errors, and in scripts: there
-    each row is printed, one a second at most.
+    Use it to find an iteration that needs most memory, or a loop that grows. A row has the memory kept, the peak, the
+    time, and the growth of each device since the first iteration. If every iteration grows a device, a line says so,
+    with the names that hold the new memory. An iteration begins when its item is requested. Works with ``tqdm`` inside
+    or outside, with ``break`` and errors, and in scripts, where each row is printed, at most one a second.
 
     Args:
-        items: anything to loop over.
-        label: what an iteration is called.
+        items: an iterable.
+        label: the name of an iteration.
         silent: show nothing.
 
     Raises:
-        TraceError: ``items`` is nothing to loop over, or ``label`` no text.
+        TraceError: ``items`` is not iterable, or ``label`` not a string.
+
+    >>> loop = ipygpumem.track([1, 2, 3], "batch", silent=True)
+    >>> sum(loop), len(loop.records)
+    (6, 3)
     """
     if type(label) is not str:
-        raise TraceError(f"the label of a loop must be a text, not {type_name(label)}")
+        raise TraceError(f"the label of a loop must be a string, not {type_name(label)}")
     if not hasattr(type(items), "__iter__") and not hasattr(type(items), "__getitem__"):
-        raise TraceError(f"track needs something to loop over, such as range(10), and not {type_name(items)}")
+        raise TraceError(f"track needs an iterable, such as range(10), not {type_name(items)}")
     return Tracked(items, label, silent=silent)
 
 
 class Tracked(Generic[T]):
-    """A loop that is measured; made by ``track``."""
+    """A measured loop; made by ``track``."""
 
     def __init__(self, items: Iterable[T], label: str, *, silent: bool) -> None:
         self._items = items
         self._label = label
         self._silent = silent
         self.records: deque[TraceRecord] = deque(maxlen=_MOST_RECORDS)
-        """One for each iteration that is over of the loop over it that began last: the last 10,000."""
+        """Records of the finished iterations of the last loop started over it: the last 10,000."""
 
     def __bool__(self) -> bool:
-        return bool(self._items)  # else Python asks for our length, and a generator has none
+        return bool(self._items)  # otherwise Python calls __len__, which a generator lacks
 
     def __len__(self) -> int:
-        return len(self._items)  # type: ignore[arg-type]  # the TypeError of what has no length is the user's
+        return len(self._items)  # type: ignore[arg-type]  # without a length, the items' own TypeError
 
     def __iter__(self) -> Iterator[T]:
-        records = self.records = deque(maxlen=_MOST_RECORDS)  # another loop over it may run inside this one
+        records = self.records = deque(maxlen=_MOST_RECORDS)  # a nested loop over the same object may run
         traces, shown, growing = current_traces(), _Shown(self._length()), _Growing()
         iterator = iter(self._items)
         span = traces.meter.start()
@@ -85,15 +89,15 @@ class Tracked(Generic[T]):
                 except StopIteration:
                     return
                 try:
-                    yield item.pop()  # not kept here: the next batch would come beside it
-                finally:  # after a break or an error, too
+                    yield item.pop()  # no reference here: the next batch would be allocated next to it
+                finally:  # also after a break or an error
                     usages, seconds = traces.meter.lap(span), time.perf_counter() - started
                     record = TraceRecord(self._label, started_at, seconds, None, usages, number)
                     records.append(record)
                     traces.finished.append(record)
                 if growing.add(usages):
                     growing.look(number, sys._getframe(1))
-                    traces.meter.lap(span)  # what our look took is not the loop's
+                    traces.meter.lap(span)  # exclude the memory of our own search
                 if not self._silent:
                     shown.show(records, growing.remarks)
         finally:
@@ -104,12 +108,12 @@ class Tracked(Generic[T]):
     def _length(self) -> int | None:
         try:
             return len(self)
-        except Exception:  # whatever the items' own __len__ raises
+        except Exception:  # any error of the items' own __len__
             return None
 
 
 class _Growing:
-    """Finds out whether each iteration grows a device, and then, in one more iteration, what it leaves behind."""
+    """Detects loops that grow a device, and finds the memory that one more iteration leaves behind."""
 
     def __init__(self) -> None:
         self._devices: dict[str, DeviceRuns] = {}
@@ -119,11 +123,11 @@ class _Growing:
 
     @property
     def remarks(self) -> list[str]:
-        """What there is to say, in words."""
+        """Messages about growth."""
         return [*map(loop_growth_line, self._growths), *((self._held or []) if self._growths else [])]
 
     def add(self, usages: Sequence[Usage]) -> bool:
-        """Count an iteration; return True if a look at all tensors would say something new."""
+        """Count an iteration; return True if a search of all tensors would find something new."""
         found = [count_run(self._devices, usage, success=True) for usage in usages]
         self._growths = [growth for growth in found if growth is not None]
         if not self._growths:
@@ -131,24 +135,24 @@ class _Growing:
         return bool(self._growths) and self._held is None
 
     def look(self, number: int, frame: FrameType) -> None:
-        """Look at all tensors after iteration ``number`` of the loop at ``frame``; the second look finds what came."""
+        """List all tensors after iteration ``number`` of the loop at ``frame``; the second call finds the new ones."""
         try:
             while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("tqdm."):
                 frame = frame.f_back
-            live_tensors(Garbage())  # from now on each has an object
+            live_tensors(Garbage())  # creates the objects of tensors known only in C++
             now = inventory_at(frame)
             if self._before is not None:
                 self._held = holder_lines(self._before, now, number, self._growths, keeper_of)
             self._before = now if self._held is None else None
-            trim_host_heap()  # else the next iteration takes what the look has freed, and does not grow
+            trim_host_heap()  # else the next iteration would reuse freed memory of the search, and not grow
             for runs in self._devices.values():
-                runs.after_bytes = 0  # nor has the loop given back what is trimmed
+                runs.after_bytes = 0  # nor has the loop freed the trimmed memory
         except Exception as error:  # the loop goes on
-            self._held = [f"what it leaves behind could not be found ({said(error)})"]
+            self._held = [f"the memory that it leaves behind could not be found ({said(error)})"]
 
 
 class _Shown:
-    """What is seen of a loop: in a notebook a table that is updated, elsewhere a line for an iteration."""
+    """Display of a loop: in a notebook a table that is updated, elsewhere a line per iteration."""
 
     def __init__(self, total: int | None) -> None:
         notebook = loaded_notebook()
@@ -165,7 +169,7 @@ class _Shown:
         if self._last is records[-1] if at_end else time.monotonic() < self._due:
             return
         self._last = records[-1]
-        self._first = self._first or records[0]  # which the records may drop
+        self._first = self._first or records[0]  # the records may drop it
         if self._has_table:
             is_new, self._place = not self._place, self._place or f"ipygpumem-{secrets.token_hex(8)}"
             rows = [self._first, *itertools.islice(records, max(1, len(records) - _ROWS_SHOWN + 1), None)]

@@ -1,4 +1,4 @@
-"""Where a call comes from: IPython, or a script."""
+"""Finds the caller's environment: IPython, or a script."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def current_shell() -> Any | None:
 
 
 def loaded_notebook() -> Notebook | None:
-    """Return what the extension is in the current shell; None in a script, or where it is not loaded."""
+    """Return the extension's state in the current shell; None in a script, or without the extension."""
     module = sys.modules.get("ipygpumem.notebook.notebook")  # not imported for this: a script needs no IPython
     shell = current_shell()
     if module is None or shell is None:
@@ -40,15 +40,15 @@ def current_traces() -> Traces:
 
 
 def show(report: Report, **place: Any) -> None:
-    """Show a report where the call comes from: as a display in a notebook (``place`` as there), as text in a script."""
+    """Show a report to the caller: as a display in a notebook (``place`` as there), as text in a script."""
     try:
         notebook = loaded_notebook()
         if notebook is None:
             encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-            print(text.carried(text.render([report]), encoding))  # noqa: T201  # what the script asked for
+            print(text.carried(text.render([report]), encoding))  # noqa: T201  # requested by the script
         else:
             notebook.context.screen.show([report], **place)
-    except Exception as error:  # of a broken stdout or display: the user's code goes on
+    except Exception as error:  # a broken stdout or display must not stop user code
         say_broken(said(error))
 
 

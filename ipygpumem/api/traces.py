@@ -27,31 +27,38 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Trace:
-    """Measures a stretch of code on every device: what it kept, its peak, its time. It works in scripts, too.
+    """Measures a section of code on every device: memory kept, peak, time. It works in scripts, too.
 
-    Traces nest, overlap in any order, and run beside cells and experiments: each has its own exact peak. A trace can
-    be started again once it is stopped. To start one that runs, or ask one that does not, raises ``TraceError``.
+    Use it instead of ``trace`` where the start and the end are in different places. Traces nest, overlap in any order,
+    and run inside cells and experiments: each has its own exact peak. A stopped trace can be started again. Starting a
+    running trace, or reading one that is not running, raises ``TraceError``.
 
     Args:
-        label: what reports call it.
+        label: its name in reports.
         silent: show nothing; ``usage`` and ``record`` have the figures.
+
+    >>> trace = ipygpumem.Trace("step").start()
+    >>> trace.usage()[0].device
+    'cpu'
+    >>> trace.stop().label
+    'step'
     """
 
     def __init__(self, label: str = "", *, silent: bool = False) -> None:
         if type(label) is not str:
-            raise TraceError(f"the label of a trace must be a text, not {type_name(label)}")
+            raise TraceError(f"the label of a trace must be a string, not {type_name(label)}")
         self.label = label
         self.silent = silent
         self.record: TraceRecord | None = None
-        """What it cost, once it is stopped."""
+        """Its record, once it is stopped."""
         self._traces: Traces | None = None
         self._span: Measurement | None = None
         self._started_at = self._started = 0.0
 
     def start(self) -> Trace:
-        """Begin to measure."""
+        """Start measuring."""
         if self._span is not None:
-            raise TraceError("this trace runs already: stop() it first, or make another")
+            raise TraceError("this trace is already running: stop() it first, or make a new one")
         self.record = None
         self._traces = current_traces()
         self._started_at, self._started = time.time(), time.perf_counter()
@@ -59,28 +66,28 @@ class Trace:
         return self
 
     def usage(self) -> tuple[Usage, ...]:
-        """Return what each device went through since the start, or the last reset; once it is stopped, until then."""
+        """Return each device's usage since the start or the last reset; of a stopped trace, until the stop."""
         if self.record is not None:
             return self.record.usages
         traces, span = self._open()
         return traces.meter.read(span)
 
     def report(self, note: str = "") -> None:
-        """Show what was measured since the start, or the last reset; measuring goes on."""
+        """Show the usage since the start or the last reset, and continue measuring."""
         self._show(self.record or self._record(self.usage()), note)
 
     def reset(self) -> None:
-        """Begin anew, from now."""
+        """Restart the measurement."""
         self._lap()
 
     def report_and_reset(self, note: str = "") -> None:
-        """Show what was measured since the start, or the last reset, and begin anew; what is shown is remembered."""
+        """Show and store the usage since the start or the last reset, and restart the measurement."""
         record = self._lap()
         self._open()[0].finished.append(record)
         self._show(record, note)
 
     def stop(self) -> TraceRecord:
-        """End it and return its record; nothing is shown."""
+        """Stop measuring and return the record, without a report."""
         return self._stop(None)
 
     def _stop(self, error: BaseException | None) -> TraceRecord:
@@ -98,7 +105,7 @@ class Trace:
 
     def _open(self) -> tuple[Traces, Measurement]:
         if self._traces is None or self._span is None:
-            raise TraceError("this trace does not run: start() it first")
+            raise TraceError("this trace is not running: start() it first")
         return self._traces, self._span
 
     def _record(self, usages: tuple[Usage, ...], error: str | None = None) -> TraceRecord:
@@ -110,7 +117,7 @@ class Trace:
 
     def __getstate__(self) -> dict[str, object]:
         if self._span is not None:
-            raise TraceError("a trace that runs cannot be copied: stop() it first")
+            raise TraceError("a running trace cannot be copied: stop() it first")
         return vars(self)
 
     def __enter__(self) -> Trace:
@@ -118,11 +125,11 @@ class Trace:
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if self._span is not None:  # else it was stopped inside
-            self._stop(None if kind is GeneratorExit else error)  # so a generator ends that its loop has left
+            self._stop(None if kind is GeneratorExit else error)  # the loop over a generator was left
             self.report()
 
     def __call__(self, function: F) -> F:
-        """Return ``function`` so that each call is measured, in a trace of its own."""
+        """Return ``function`` with each call measured in its own trace."""
         return _traced(function, self.label, silent=self.silent)
 
 
@@ -137,15 +144,21 @@ def trace(what: F, /) -> F: ...
 def trace(what: str | F = "", /, *, silent: bool = False) -> Trace | F:
     """Measure a block, or each call of a function.
 
-    Write ``with trace("label"):`` or, above a function, ``@trace`` or ``@trace("label")``. One line says what it kept,
-    its peak and its time on every device; ``traces()`` remembers it.
+    Write ``with trace("label"):`` or, above a function, ``@trace`` or ``@trace("label")``. One line shows the memory
+    kept, the peak and the time on every device; ``traces()`` stores the record. Classes and async generators cannot be
+    decorated.
 
     Args:
-        what: the label; a function to decorate is called by its own name.
+        what: the label; a decorated function is labelled by its own name.
         silent: show nothing.
 
     Raises:
-        TraceError: ``what`` is neither a text nor a function.
+        TraceError: ``what`` is neither a string nor a function.
+
+    >>> with ipygpumem.trace("load", silent=True):
+    ...     data = bytes(2**20)
+    >>> ipygpumem.traces()[-1].label
+    'load'
     """
     if callable(what) or isinstance(what, classmethod):
         return _traced(what, "", silent=False)
@@ -153,15 +166,19 @@ def trace(what: str | F = "", /, *, silent: bool = False) -> Trace | F:
 
 
 def traces() -> list[TraceRecord]:
-    """Return the records of the traces that are over, oldest first; the number kept is bounded."""
+    """Return the records of the finished traces, oldest first, up to a limit.
+
+    >>> with ipygpumem.trace("train", silent=True) as trace:
+    ...     step = 1
+    >>> trace.record in ipygpumem.traces()
+    True
+    """
     return list(current_traces().finished)
 
 
 def _traced(function: F, label: str, *, silent: bool) -> F:
     if not can_decorate(function):
-        raise TraceError(
-            "trace decorates functions, and no classes or async generators: write with ipygpumem.trace(...): inside"
-        )
+        raise TraceError("trace cannot decorate classes or async generators: write with ipygpumem.trace(...): inside")
     name = label or text_of(getattr(function, "__qualname__", "")).replace(".<locals>", "") or type_name(function)
     return run_inside(function, lambda: Trace(name, silent=silent))
 
@@ -170,7 +187,7 @@ def _traced(function: F, label: str, *, silent: bool) -> F:
 
 
 def can_decorate(function: object) -> bool:
-    """Whether ``function`` is one, or a method as ``staticmethod`` makes it, and no class or async generator."""
+    """Return True for a function or a static or class method, but not for a class or an async generator."""
     if isinstance(function, staticmethod | classmethod):
         return can_decorate(function.__func__)
     return callable(function) and not inspect.isclass(function) and not inspect.isasyncgenfunction(_code_of(function))
@@ -185,12 +202,12 @@ def _code_of(function: Any) -> Any:
 
 
 def run_inside(function: F, new: Callable[[], AbstractContextManager[object]]) -> F:
-    """Return ``function`` so that each call runs in a block of its own, until what it returns is done."""
+    """Return ``function`` with each call running in its own block, until its result is complete."""
     method: Any = function
     if isinstance(function, staticmethod | classmethod):
         return type(method)(run_inside(method.__func__, new))  # type: ignore[no-any-return]  # of the same type
 
-    # An error that leaves takes these frames along: what was passed must not stay alive with it.
+    # An escaping error keeps these frames: they must not keep the arguments alive.
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         try:
             with new():
@@ -213,7 +230,7 @@ def run_inside(function: F, new: Callable[[], AbstractContextManager[object]]) -
             del args, kwargs
 
     code = _code_of(function)
-    is_awaited = any(map(inspect.iscoroutinefunction, (function, code)))  # the object may be marked as one
+    is_awaited = any(map(inspect.iscoroutinefunction, (function, code)))  # the object may be marked
     decorated = awaited if is_awaited else generated if inspect.isgeneratorfunction(code) else called
     if decorated is generated and code.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE:
         decorated = types.coroutine(generated)  # its generators can be awaited, too
@@ -224,9 +241,13 @@ def run_inside(function: F, new: Callable[[], AbstractContextManager[object]]) -
 
 
 def preload() -> TraceRecord | None:
-    """Create the context of torch's accelerator now, and return what that costs; None where torch sees none.
+    """Create the context of torch's accelerator now, and return its cost; None if torch has no accelerator.
 
-    Where torch is not installed, or its accelerator does not work, it raises ``DeviceError``.
+    Use it before measuring, so that the first cell that uses the device does not include the context. It raises
+    ``DeviceError`` if torch is not installed, or its accelerator does not work.
+
+    >>> if torch.cuda.is_available():
+    ...     record = ipygpumem.preload()
     """
     return measuring.preload(current_traces().meter)
 
@@ -234,14 +255,20 @@ def preload() -> TraceRecord | None:
 def register_probe(name: str, probe: Probe) -> None:
     """Measure with ``probe``, too, from now on: in this notebook, or in this script's traces.
 
-    It needs a method ``read(*, detail, peak)`` that returns ``ipygpumem.model.Reading`` tuples, and may have
-    ``rearm()``, ``close()`` and ``sampled``. It is read at the start and end of each cell, and dropped with a warning
-    if that takes more than half a second. It replaces a probe that was registered by the same name. If its first
-    reading fails or makes no sense, ``ProbeError`` is raised.
+    Use it for devices that ipygpumem does not know. The probe needs a method ``read(*, detail, peak)`` that returns
+    ``ipygpumem.model.Reading`` tuples, and may have ``rearm()``, ``close()`` and ``sampled``. It is read at the start
+    and end of each cell, and dropped with a warning if that takes more than half a second. It replaces a probe that
+    was registered with the same name. ``ProbeError`` is raised if its first reading fails or is invalid.
 
     Args:
-        name: what its devices are called: ``tpu``, or ``tpu:0`` and so on.
-        probe: what measures.
+        name: the name of its devices: ``tpu``, or ``tpu:0`` and so on.
+        probe: the probe.
+
+    >>> from ipygpumem.model import Reading
+    >>> class TpuProbe:
+    ...     def read(self, *, detail, peak):
+    ...         return [Reading("tpu", 100, 120, "sampled")]
+    >>> ipygpumem.register_probe("tpu", TpuProbe())
     """
     if not callable(getattr(probe, "read", None)):
         raise ProbeError(f"a probe needs a method read(*, detail, peak), which {type_name(probe)} lacks")
@@ -254,17 +281,19 @@ def register_probe(name: str, probe: Probe) -> None:
 
 
 def export(path: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Write the finished cells and experiments to a file, whole or not at all; its suffix says the format.
+    """Write the finished cells and experiments to a file, completely or not at all; the suffix selects the format.
 
-    In a script, without IPython, it writes the finished traces.
+    Without IPython, in a script, it writes the finished traces.
 
     Args:
-        path: ends in ``.json`` (all of it, for ``load``) or ``.csv``.
+        path: ends in ``.json`` (complete, for ``load``) or ``.csv``.
         force: replace a file that ipygpumem did not write.
 
     Raises:
         NotLoadedError: the extension is not loaded in this IPython.
-        FileError: the suffix is neither of these, another program wrote the file, or it cannot be written.
+        FileError: the suffix is unknown, another program wrote the file, or it cannot be written.
+
+    >>> ipygpumem.export("session.json")
     """
     notebook = loaded_notebook()
     if notebook is None and current_shell() is not None:
@@ -274,9 +303,13 @@ def export(path: str | os.PathLike[str], *, force: bool = False) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> SessionRecord:
-    """Return what was exported to a .json file; it needs neither IPython nor the extension.
+    """Return the session exported to a .json file; needs neither IPython nor the extension.
 
     Raises:
-        FileError: the file cannot be read, was not exported by ipygpumem, or was written by a newer ipygpumem.
+        FileError: the file cannot be read, was not exported by ipygpumem, or was written by a newer version.
+
+    >>> ipygpumem.export("run.json")
+    >>> ipygpumem.load("run.json")
+    <SessionRecord of 0 cells and 0 experiments>
     """
     return formats.load(path)

@@ -221,13 +221,18 @@ class Filler:
 
 
 def allocate(size: int | str, device: object = "cuda") -> Filler:
-    """Hold ``size`` bytes of a device until ``free()`` or the end of ``with``; keep what is returned.
+    """Reserve ``size`` bytes of a device until ``free()`` or the end of ``with``; keep the returned object.
 
-    On a CUDA device it is a tensor, and the context is created if there is none.
+    Use it to test how code behaves next to another process. On a CUDA device it is a tensor, and the context is
+    created if there is none.
 
     Raises:
-        DeviceError: the device is not there, or has not so much.
+        DeviceError: the device does not exist, or has too little memory.
         UnitError: ``size`` is not a size.
+
+    >>> with ipygpumem.allocate("16 MiB", "RAM") as reservation:
+    ...     reservation.size_bytes
+    16777216
     """
     size_bytes, name = checked_bytes(size), checked_device(device)
     text = f"{format_bytes(size_bytes)} held; free() gives them back"
@@ -241,15 +246,19 @@ def allocate(size: int | str, device: object = "cuda") -> Filler:
 
 
 def leave_free(size: int | str, device: object = "cuda") -> Filler:
-    """Leave ``size`` bytes to be had on a device, until ``free()`` or the end of ``with``; keep what is returned.
+    """Leave only ``size`` bytes free on a device until ``free()`` or the end of ``with``; keep the returned object.
 
-    On a CUDA device torch's cache is emptied and the rest is held. What stays free is ``size``, rounded up to the 2 MiB
-    that torch's allocator asks for. On the host nothing is filled: this process gets a limit on its address space
-    (``RLIMIT_AS``), and others notice nothing. 32 MiB are the least there.
+    Use it to test code for a smaller device. On a CUDA device, torch's cache is emptied, and all memory but ``size``,
+    rounded up to torch's 2 MiB, is reserved. On the host nothing is allocated: the address space of this process is
+    limited (``RLIMIT_AS``), to at least 32 MiB more than it uses.
 
     Raises:
-        DeviceError: the device is not there, has not so much, or cannot be limited.
+        DeviceError: the device does not exist, has too little memory, or cannot be limited.
         UnitError: ``size`` is not a size.
+
+    >>> with ipygpumem.leave_free("1GiB", "RAM") as reservation:
+    ...     reservation.device
+    'cpu'
     """
     leave_bytes, name = checked_bytes(size), checked_device(device)
     left = format_bytes(leave_bytes)

@@ -1,4 +1,4 @@
-"""What users call from Python about a notebook: each function is ``ipygpumem.NAME``."""
+"""Functions of ``ipygpumem`` that need a notebook."""
 
 from __future__ import annotations
 
@@ -24,51 +24,70 @@ def experiment(
     budget: Mapping[str, int | str] | None = None,
     record: str | os.PathLike[str] | None = None,
 ) -> Experiment:
-    """Return an experiment, to be opened by ``with`` or by ``start()`` and closed by ``finish()``.
+    """Return an experiment, opened by ``with`` or ``start()`` and closed by ``finish()``.
+
+    Use it where ``%%experiment`` does not fit, such as in a loop over settings. At its end, names that it has bound are
+    deleted, overwritten ones get their old values back, and their memory is freed. Inside a function, Python itself
+    deletes the local names.
 
     Args:
-        name: any one-line text; one that ``%experiment start`` opened under the same name is finished first.
-        keep: names or globs whose values stay at the end.
+        name: any one-line text; an experiment started under the same name by ``%experiment start`` is finished first.
+        keep: names or globs to keep at the end.
         drop_imports: delete the names of modules that the experiment imported.
         seed: reset Python's, NumPy's and torch's generators to this before every cell.
         report: ``full``, ``compact`` or ``none``; None means as configured.
-        note: parameters to remember with it: numbers or text by name.
-        budget: let torch have less of GPUs: ``{"gpu": "8GiB"}``; see ``budget``.
-        record: a file, ``.pickle``, for where CUDA memory was allocated, as torch's memory viewer reads it.
+        note: parameters to store in its record: numbers or text by name.
+        budget: limit torch's memory on GPUs: ``{"gpu": "8GiB"}``; see ``budget``.
+        record: a ``.pickle`` file for CUDA's memory history, for torch's memory viewer.
 
     Raises:
         NotLoadedError: the extension is not loaded in this IPython, or there is no IPython.
         ExperimentError: ``report`` is none of the three, or ``note`` holds more than numbers and text.
         BudgetError: ``budget`` names no device or no size.
-        FileError: ``record`` cannot be written to; ``start`` raises it where there is no CUDA device.
+        FileError: ``record`` cannot be written to; ``start`` raises it without a CUDA device.
+
+    >>> with ipygpumem.experiment("baseline", report="none", note={"lr": 0.1}):
+    ...     loss = 0.5
+    >>> ipygpumem.experiments()[-1].parameters
+    {'lr': 0.1}
     """
     experiments = current_notebook().experiments
     return Experiment(experiments, name, keep, drop_imports, seed, report, note, budget, record)
 
 
 def last() -> CellRecord | None:
-    """Return the record of the last finished cell, or None before there is one."""
+    """Return the record of the last finished cell, or None before there is one.
+
+    >>> ipygpumem.last().success
+    True
+    """
     cells = history()
     return cells[-1] if cells else None
 
 
 def history() -> History:
-    """Return the records of the finished cells, oldest first; the number kept is bounded.
+    """Return the records of the finished cells, oldest first, up to a limit: a list with ``to_pandas()``.
 
-    It is a list that has ``to_pandas()``, too.
+    >>> [cell.experiment for cell in ipygpumem.history()]
+    ['demo']
     """
     return History(current_notebook().session.history)
 
 
 def experiments() -> list[ExperimentRecord]:
-    """Return the records of the finished experiments, oldest first."""
+    """Return the records of the finished experiments, oldest first.
+
+    >>> ipygpumem.experiments()[0].name
+    'demo'
+    """
     return list(current_notebook().experiments.finished)
 
 
 def subscribe(subscriber: Callable[[CellRecord | ExperimentRecord], object]) -> Callable[[], None]:
     """Call ``subscriber`` with the record of every cell and experiment that finishes, until the undo is called.
 
-    It is called after the report is shown. If it raises, that is said once and it gets no more records.
+    Use it to send records elsewhere. It is called after the report is shown. If it raises, one line says so, and it is
+    not called again.
 
     Returns:
         The undo, which may be called more than once.
@@ -76,12 +95,16 @@ def subscribe(subscriber: Callable[[CellRecord | ExperimentRecord], object]) -> 
     Raises:
         NotLoadedError: the extension is not loaded in this IPython, or there is no IPython.
         GpuMemError: ``subscriber`` cannot be called.
+
+    >>> seen = []
+    >>> undo = ipygpumem.subscribe(seen.append)
+    >>> undo()
     """
     if not callable(subscriber):
-        raise GpuMemError("subscribe takes something that can be called with a record: subscribe(print)")
+        raise GpuMemError("subscribe takes a function of a record: subscribe(print)")
     return current_notebook().subscribers.subscribe(subscriber)
 
 
 def reconciliations_now() -> Sequence[Reconciliation]:
-    """Return what each device's memory consists of, as ``%gpumem status`` lists it."""
+    """Return the breakdown of each device's memory, as in ``%gpumem status``."""
     return reconcile(current_notebook()).reconciliations

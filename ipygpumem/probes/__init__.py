@@ -17,9 +17,8 @@ class Probe(Protocol):
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         """Return each device's current memory and its peak since the last ``rearm``.
 
-        Without ``peak``, the peak may equal the current value. With ``detail``, figures that take more than
-        microseconds are included (totals of every device, other processes). Devices that the user's code has not used
-        yet are left out.
+        Without ``peak``, the peak may equal the current value. ``detail`` adds figures that take more than microseconds
+        (totals of every device, other processes). Devices that the user's code has not used yet are left out.
         """
 
     def glance(self) -> tuple[Reading, ...]:

@@ -60,7 +60,7 @@ def parse_device(given: object, *, kinds: Iterable[str] = TORCH_DEVICES, known: 
     kind = re.fullmatch(r"([a-z]\w*)(:(0|[1-9]\d{0,8}))?", name)
     if kind is not None and kind[1] in kinds:
         return "mps" if kind[1] == "mps" else name
-    raise DeviceError(f"unknown device {quoted(text or given)}: expected RAM or a name such as cuda:0")
+    raise DeviceError(f"{quoted(text or given)} is not a device: write RAM or a name such as cuda:0")
 
 
 def in_use(backend: str) -> Any | None:

@@ -268,13 +268,20 @@ def device_here(device: object, known: Collection[str]) -> str:
 
 
 def memory(device: object = "cpu") -> DeviceMemory:
-    """Return how much memory a device has, has free, and has in use. It makes no CUDA context.
+    """Return the total, free and used memory of a device, without creating a CUDA context.
+
+    Use it before loading a model. Only NVIDIA devices and the host are supported, and the driver does not report
+    every figure in a container or under MIG: those are None.
 
     Args:
         device: ``RAM``, ``cuda:0``, a number, or a ``torch.device``.
 
     Raises:
         DeviceError: there is no such device.
+
+    >>> ram = ipygpumem.memory("RAM")
+    >>> ram.total_bytes == ram.free_bytes + ram.used_bytes
+    True
     """
     name = checked_device(device)
     if name == "cpu":

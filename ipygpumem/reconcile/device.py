@@ -206,11 +206,11 @@ def _beside(size: int, reserved: int, wide: DeviceWide | None, why: str) -> list
         rest = size - context - sum(used for _, used in wide.others)
         if rest >= 0:
             own = "CUDA's context, kernels, workspaces: freed when the kernel restarts"
-            others = sorted(wide.others, key=lambda item: -item[1])
+            by_size = sorted(wide.others, key=lambda item: -item[1])
             hidden = "in use, by no process that the driver lists: the driver itself, or hidden processes"
             return [
                 Part("context and libraries", context, own),
-                *(Part(_process(pid), used, "another process: end it if it is yours") for pid, used in others),
+                *(Part(_process(pid), used, "another process: end it if it is yours") for pid, used in by_size),
                 Part("unknown", rest, hidden),
             ]
         why = "the driver's figures for processes exceed the memory in use: read at a busy moment"

@@ -161,7 +161,7 @@ def test_a_cell_is_estimated_and_leaves_nothing(estimating: Kernel) -> None:
 
 MISTAKES = {
     "%%estimate --device-memory much\nx": "'much' is not a size",
-    "%%estimate --device tpu\nx": "unknown device 'tpu': expected RAM or a name such as cuda:0",
+    "%%estimate --device tpu\nx": "'tpu' is not a device: write RAM or a name such as cuda:0",
     "%%estimate\n\n": "the cell is empty",
     "%%estimate\nawait x\n": "can await only inside an async function",
     "%%estimate\ny = x * 2\nz = y[y > 0]\n": "index in line 3: z = y[y > 0]",

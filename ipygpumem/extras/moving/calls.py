@@ -18,19 +18,27 @@ from ipygpumem.objects.inventory import survey
 
 
 def release(*objects: object) -> ReleaseRecord:
-    """Empty objects, such as a model, an optimizer or a trainer, and free what only they hold.
+    """Empty objects, such as a model, an optimizer or a trainer, and free the memory that only they hold.
 
-    What something else holds too stays, and the record says what that is. Each object itself is empty then: using it
-    raises an error that says where it was released. It works in scripts, too.
+    Use it when other names or libraries still refer to an object that you no longer need. Memory that something else
+    holds too stays, and the record names the holder. Using an emptied object raises an error that says where it was
+    released. It works in scripts, too. Tensors, lists and built-in objects have nothing to empty: delete their names.
 
     Args:
-        objects: several that lead to each other, as a model and its optimizer, go together.
+        objects: pass objects that refer to each other, such as a model and its optimizer, together.
 
     Raises:
-        GpuMemError: one of them cannot be released, such as a list, or a part of a model that stays; then none is.
+        GpuMemError: one of them cannot be released; then none is.
+
+    >>> class Trainer:
+    ...     pass
+    >>> trainer = Trainer()
+    >>> trainer.batch = numpy.ones(2**20)
+    >>> ipygpumem.release(trainer).freed_bytes
+    8388608
     """
     if not objects:
-        raise GpuMemError("release takes the objects that are to go: release(learner)")
+        raise GpuMemError("release needs at least one object: release(learner)")
     frame = sys._getframe(1)
     known = {id(value): name for name, value in reversed(list(survey.names_in(frame)))}
     named = [(known.get(id(item), type_name(item)), item) for item in objects]
@@ -46,15 +54,19 @@ def release(*objects: object) -> ReleaseRecord:
 def purge(model: object, optimizer: object = None) -> PurgeRecord:
     """Defragment a device: move a model off it, empty the caches, and move it back in place.
 
-    Parameters, buffers, gradients and the optimizer's state keep their values, and stay the same objects: views and
-    tied weights stay so. What does not fit back stays on the host, and a warning says so.
+    Use it when an allocation fails although much memory is free in fragments. Parameters, buffers, gradients and the
+    optimizer's state keep their values and identities, including views and tied weights. Tensors that do not fit back
+    stay on the host, with a warning. Only CUDA, ROCm and XPU devices are supported.
 
     Args:
-        model: a torch module; what of it is on the host stays there.
+        model: a torch module; its tensors on the host are not moved.
         optimizer: its optimizer.
 
     Raises:
-        GpuMemError: they cannot be moved, or the host has no room: then nothing was moved.
+        GpuMemError: they cannot be moved, or the host has too little memory; then nothing was moved.
+
+    >>> ipygpumem.purge(torch.nn.Linear(2, 2)).moved_bytes  # it is on the host
+    0
     """
     record = moving.purge(model, optimizer, current_traces().meter, _garbage())
     if record.is_on_host:
@@ -63,15 +75,20 @@ def purge(model: object, optimizer: object = None) -> PurgeRecord:
 
 
 def offload(*given: object) -> Offload:
-    """Return a ``with`` block in which a model is on the host; after it, also after an error, it is back.
+    """Return a ``with`` block during which a model is on the host; at its end, also after an error, it is moved back.
 
-    What does not fit back stays on the host, and a warning says so.
+    Use it to give another model the device for a while. Tensors that do not fit back stay on the host, with a warning.
 
     Args:
-        given: modules, and optimizers whose state is to go along.
+        given: modules, and optimizers whose state is moved with them.
 
     Raises:
         GpuMemError: one of them cannot be moved.
+
+    >>> model = torch.nn.Linear(2, 2)
+    >>> with ipygpumem.offload(model):
+    ...     model.weight.device
+    device(type='cpu')
     """
     return Offload(given, _garbage())
 

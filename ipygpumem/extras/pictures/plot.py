@@ -1,6 +1,6 @@
-"""Pictures as matplotlib figures: ``ipygpumem.extras.pictures.plot.session()``, ``experiments()`` and ``devices()``.
+"""Matplotlib figures: ``ipygpumem.plot.session()``, ``experiments()`` and ``devices()``.
 
-They draw the running session, or given records: what ``ipygpumem.load`` has read, an experiment's record, or any
+They draw the running session, or given records: the result of ``ipygpumem.load``, an experiment's record, or any
 records, such as ``ipygpumem.history()[-20:]``. With records they work in scripts, too.
 """
 
@@ -23,11 +23,13 @@ Records = SessionRecord | ExperimentRecord | Iterable[CellRecord | ExperimentRec
 
 
 def session(records: Records = None, *, device: str | None = None, last: int | None = None) -> Figure:
-    """Return memory over computing time, of the last cells: a panel for each device, or for ``device`` only.
+    """Return a figure of memory over computing time, of the last cells: a panel per device, or for ``device`` only.
 
     Raises:
         PlotError: matplotlib is not installed, or there is nothing to draw.
         NotLoadedError: ``records`` are not given, and the extension is not loaded.
+
+    >>> ipygpumem.plot.session(last=50).savefig("session.png")
     """
     from ipygpumem.extras.pictures import figures  # imports matplotlib, as below
 
@@ -35,14 +37,20 @@ def session(records: Records = None, *, device: str | None = None, last: int | N
 
 
 def experiments(records: Records = None, *, device: str | None = None, last: int | None = None) -> Figure:
-    """Return the last experiments side by side; errors as those of ``session``."""
+    """Return a figure of the last experiments in rows; raises the errors of ``session``.
+
+    >>> ipygpumem.plot.experiments(device="RAM").savefig("experiments.svg")
+    """
     from ipygpumem.extras.pictures import figures  # only a picture needs it
 
     return figures.experiments(_given(records, ExperimentRecord), device=device, last=last)
 
 
 def devices(reconciliations: Sequence[Reconciliation] | None = None, *, device: str | None = None) -> Figure:
-    """Return what each device's memory consists of as stacked bars: by default now, as ``%gpumem status`` lists it."""
+    """Return a figure of each device's memory as stacked bars; by default now, like ``%gpumem status``.
+
+    >>> ipygpumem.plot.devices(device="RAM").savefig("devices.png")
+    """
     from ipygpumem.extras.pictures import figures  # only a picture needs it
 
     found = _session().reconciliations_now() if reconciliations is None else reconciliations
@@ -50,13 +58,13 @@ def devices(reconciliations: Sequence[Reconciliation] | None = None, *, device: 
 
 
 def _session() -> Any:
-    from ipygpumem.notebook import python  # records in a script need no IPython
+    from ipygpumem.notebook import python  # a script with records needs no IPython
 
     return python
 
 
 def _given(records: Records, kind: type[T]) -> list[T]:
-    """Return the records of this kind; None stands for the session's."""
+    """Return the records of this kind; None stands for the session's records."""
     if records is None:
         records = [*_session().history(), *_session().experiments()]
     elif isinstance(records, ExperimentRecord):

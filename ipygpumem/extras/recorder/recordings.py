@@ -1,4 +1,4 @@
-"""The flight recorder: a file of JSON lines that outlives its kernel, and what it proves about the kernel's end.
+"""The flight recorder: a file of JSON lines that outlives its kernel, and evidence of how the kernel ended.
 
 The first line describes the kernel. Each other line is the start, a tick or the end of a cell, or the end of the
 recording. A file is not trusted: lines that do not decode are counted and skipped.
@@ -25,15 +25,15 @@ _KEPT_SECONDS = 30 * 86400
 _MOST_BYTES = 16 * 2**20
 """Maximum number of bytes to read of a recording."""
 TAIL_BYTES = 64 * 2**10
-"""Enough to know how a recording ends."""
+"""Bytes to read to learn how a recording ends."""
 _HEAD_BYTES = 8192
 _LATEST = 1e11
-"""No calendar has later times."""
+"""Maximum time in a recording, in Unix seconds."""
 _LINES_KEPT, _LETTERS_KEPT = 12, 160
 _CLOCK_SECONDS = 2.0
 """Maximum difference of the system log's clock."""
 _ROOT_NAMESPACE = "pid:[4026531836]"
-"""Here process ids are those of the system log (PROC_PID_INIT_INO)."""
+"""The PID namespace of the system log (PROC_PID_INIT_INO)."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Moment(Record):
     time: float
     cell: int | None = None
     memory: dict[str, int] = field(default_factory=dict)
-    """Bytes in use by device (RSS for ``cpu``), and those of the machine and the control group."""
+    """Bytes in use by device (RSS for ``cpu``), and of the machine and the control group."""
     totals: dict[str, int] = field(default_factory=dict)
     kills: int | None = None
     """Value of the counter of OOM kills."""
@@ -75,13 +75,13 @@ def first_lines(source: str) -> str:
 
 
 def encode(entry: Kernel | Moment) -> bytes:
-    """Return an entry's line; fields that are not known are left out."""
+    """Return an entry's line, without unknown fields."""
     known = {name: value for name, value in entry.to_dict().items() if value not in (None, "", {})}
     return f"{json.dumps({'kind': 'kernel', **known}, separators=(',', ':'))}\n".encode("ascii")
 
 
 def decode(line: bytes) -> Kernel | Moment | None:
-    """Return the entry of a line; None if it is not one of ours, or damaged."""
+    """Return the entry of a line; None if it is foreign or damaged."""
     try:
         data = json.loads(line)
         entry = (Kernel if data["kind"] == "kernel" else Moment).from_dict(data)
@@ -97,13 +97,13 @@ class Recording(NamedTuple):
 
     path: Path
     kernel: Kernel | None
-    """None for a file that is not a recording, or whose beginning is damaged."""
+    """None for a file that is not a recording, or with a damaged beginning."""
     cell: tuple[Moment, ...]
-    """What is known of the last cell."""
+    """The known moments of the last cell."""
     end: Moment | None
-    """The end on purpose, if the recording has one."""
+    """The regular end of the recording, if any."""
     skipped: int
-    """Lines that could not be read, without a torn last one."""
+    """Number of unreadable lines, except a torn last one."""
 
     @property
     def last_time(self) -> float:
@@ -112,20 +112,20 @@ class Recording(NamedTuple):
 
     @property
     def running(self) -> Moment | None:
-        """The last moment of a cell that ran when the recording stopped; None if none did."""
+        """The last moment of the cell that was running when the recording stopped, if any."""
         return self.cell[-1] if self.cell and self.cell[-1].kind != "cell end" else None
 
 
 def read(path: Path, most: int = _MOST_BYTES) -> Recording:
-    """Return a recording, without the middle of a file that has more than ``most`` bytes."""
+    """Return a recording; of a file with more than ``most`` bytes the middle is skipped."""
     text = b""
-    with contextlib.suppress(OSError, ValueError), open_plain(path) as file:  # or a name that no file can have
+    with contextlib.suppress(OSError, ValueError), open_plain(path) as file:  # or an invalid file name
         text = file.readline(_HEAD_BYTES)
         if path.stat().st_size - most > len(text):
             file.seek(-most, os.SEEK_END)
             file.readline(most)
         text += file.read(most)
-    lines = [line for line in text.split(b"\n")[:-1] if line]  # nothing follows the last newline, or a torn line
+    lines = [line for line in text.split(b"\n")[:-1] if line]  # after the last newline there is nothing, or a torn line
     entries = [entry for entry in map(decode, lines) if entry is not None]
     kernel = next((entry for entry in entries if isinstance(entry, Kernel)), None)
     moments = [entry for entry in entries if isinstance(entry, Moment)]
@@ -143,7 +143,7 @@ def listed(folder: Path) -> list[Path]:
 
 
 def prune(folder: Path, own: Path) -> None:
-    """Delete recordings that are old, or too many, but none of a kernel that runs."""
+    """Delete old or excess recordings, except those of running kernels."""
     for position, path in enumerate(path for path in listed(folder) if path != own):
         with contextlib.suppress(OSError):
             old = time.time() - path.stat().st_mtime > _KEPT_SECONDS
@@ -154,10 +154,10 @@ def prune(folder: Path, own: Path) -> None:
 
 
 class Writer:
-    """The open recording of this process; safe to use from several threads.
+    """The open recording of this process; thread-safe.
 
-    Each entry is one ``write`` to a file opened for appending, so a killed process loses none. Nothing is forced to
-    the disk: a loss of power can lose what the system had not yet written.
+    Each entry is one ``write`` to a file opened for appending, so a killed process loses none. Nothing is synced to the
+    disk: a power loss can lose entries that the system has not written yet.
 
     Raises:
         OSError: the file cannot be written.
@@ -170,13 +170,13 @@ class Writer:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._head, self._running = encode(kernel), b""
-        """Lines that survive when the file is cut: that of the kernel, and of the running cell's start."""
+        """Lines kept when the file is cut: the kernel's, and that of the running cell's start."""
         self._max_bytes = max_bytes
         self._file = open(self.path, "xb", buffering=0, opener=_private)  # noqa: SIM115  # it stays open
         self._append(self._head)
 
     def write(self, moment: Moment) -> None:
-        """Append a moment (``OSError``); a process that was forked from this one appends nothing."""
+        """Append a moment (``OSError`` on failure); does nothing in a forked process."""
         with self._lock:
             if os.getpid() != self._pid or self._file.closed:
                 return
@@ -194,7 +194,7 @@ class Writer:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     def close(self, reason: str) -> None:
-        """End the recording on purpose; where that cannot be written, delete it: a later kernel would see a death."""
+        """End the recording regularly; if that fails, delete it, or a later kernel would see a crash."""
         with self._lock:
             if os.getpid() != self._pid or self._file.closed:
                 return
@@ -210,14 +210,14 @@ def _private(path: str, flags: int) -> int:
 
 
 def state(kernel: Kernel | None) -> Literal["alive", "dead", "unknown"]:
-    """Return whether a recording's kernel runs; of one in another container or on another machine nothing is known."""
+    """Return the state of a recording's kernel; unknown in another container or on another machine."""
     if kernel is None or kernel.place != host.process_space():
         return "unknown"
     return "alive" if host.is_running(kernel.pid, kernel.started) else "dead"
 
 
 def ended(folder: Path, notebook: str = "") -> list[Recording]:
-    """Return the ends of a notebook's recordings whose kernels do not run, or not here; the newest first."""
+    """Return the recordings of a notebook's kernels that do not run, or not here; the newest first."""
     tails = (read(path, TAIL_BYTES) for path in listed(folder))
     return [
         tail
@@ -227,19 +227,19 @@ def ended(folder: Path, notebook: str = "") -> list[Recording]:
 
 
 class Verdict(NamedTuple):
-    """Why a kernel is gone, or that it is not known to be."""
+    """Why a kernel ended, or that its end is unknown."""
 
     text: str
     grade: Literal["certain", "likely", "unknown", ""] = ""
-    """How sure the reason of a death is; empty where no death is known."""
+    """Certainty of the reason; empty if the end is unknown."""
     evidence: str = ""
 
 
 def judge(recording: Recording) -> Verdict:
-    """Return why a recording's kernel is gone, as far as the system's own records prove it."""
+    """Return why a recording's kernel ended, as far as the system's own records prove it."""
     kernel = recording.kernel
     if kernel is None:
-        return Verdict("its beginning is damaged: whose kernel it was and how it ended is not known")
+        return Verdict("its beginning is damaged, so the kernel and the reason of its end are unknown")
     if recording.end is not None:
         return Verdict(recording.end.reason)
     now = state(kernel)
@@ -260,10 +260,10 @@ def judge(recording: Recording) -> Verdict:
     if before is None or after is None:
         return Verdict("it was killed, or it crashed", "unknown", "OOM kills cannot be counted from here")
     if after <= before:
-        none = "the OOM killer has ended nothing here since the kernel's last entry"
+        none = "the OOM killer has killed no process here since the kernel's last entry"
         return Verdict("not the OOM killer: it was killed, or it crashed", "unknown", none)
     number = "one process" if after - before == 1 else f"{after - before} processes"
-    counted = f"the OOM killer has ended {number} here since the kernel's last entry"
-    if kernel.counter.startswith("/proc/"):  # of the whole machine
+    counted = f"the OOM killer has killed {number} here since the kernel's last entry"
+    if kernel.counter.startswith("/proc/"):  # counter of the whole machine
         return Verdict("perhaps the OOM killer", "unknown", counted)
     return Verdict("the OOM killer ended it", "likely", counted)
