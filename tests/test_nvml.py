@@ -133,9 +133,9 @@ def test_each_process_is_listed_with_what_it_has() -> None:
     ]
     driver.graphics = [SimpleNamespace(pid=-1, usedGpuMemory=250)]
     found = nvml._wide(driver, "GPU-a", processes=True, has_context=True)
-    assert (found.own_bytes, found.others, found.other_bytes) == (100, ((-1, 250),), 250)
+    assert (found.own_bytes, found.other_processes, found.other_bytes) == (100, ((-1, 250),), 250)
     unasked = nvml._wide(driver, "GPU-a", processes=False, has_context=True)
-    assert (unasked.own_bytes, unasked.others, unasked.other_bytes) == (None, (), None)
+    assert (unasked.own_bytes, unasked.other_processes, unasked.other_bytes) == (None, (), None)
 
 
 def test_a_card_that_fails_does_not_hide_the_others(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ def reading(device: str, current: int, reserved: int | None, **more: Any) -> Rea
 
 
 def test_two_libraries_on_one_device_have_one_reconciliation_that_adds_up() -> None:
-    wide = DeviceWide(24 * GIB, 12 * GIB, own_bytes=10 * GIB, others=((7, 2 * GIB),))
+    wide = DeviceWide(24 * GIB, 12 * GIB, own_bytes=10 * GIB, other_processes=((7, 2 * GIB),))
     own = reading("cuda:0", GIB, 2 * GIB, total_bytes=24 * GIB, used_bytes=12 * GIB)
     readings = {
         "cuda:0": own,

@@ -56,7 +56,7 @@ def reading(**changes: Any) -> Reading:
 
 
 def wide(**changes: Any) -> DeviceWide:
-    told = DeviceWide(20_000, 10_000, 1500, own_bytes=7000, others=((-1, 500), (-2, 1000)))
+    told = DeviceWide(20_000, 10_000, 1500, own_bytes=7000, other_processes=((-1, 500), (-2, 1000)))
     return dataclasses.replace(told, **changes)
 
 
@@ -119,7 +119,7 @@ def test_memory_of_other_libraries_is_not_counted_as_the_allocators() -> None:
     assert "4 MiB of tensors lie outside torch's allocator" in found.notes[0]
 
 
-@pytest.mark.parametrize("used_by_driver", [wide(own_bytes=None, others=(), note="hidden"), None])
+@pytest.mark.parametrize("used_by_driver", [wide(own_bytes=None, other_processes=(), note="hidden"), None])
 def test_processes_that_cannot_be_told_apart_are_one_unknown_part_with_the_reason(
     used_by_driver: DeviceWide | None,
 ) -> None:

@@ -339,8 +339,8 @@ def test_many_processes_are_the_largest_and_a_sum() -> None:
 def test_what_a_child_has_on_devices_stands_beside_it_and_the_largest_there_come_first() -> None:
     two = [child(100.5, 7, 9 * MIB), child(100.5, 8)]
     found = Findings(children=two)
-    found.note_processes("cuda:0", DeviceWide(others=((8, 64 * MIB), (99, MIB))))
-    found.note_processes("cuda:1", DeviceWide(others=((8, 32 * MIB),)))
+    found.note_processes("cuda:0", DeviceWide(other_processes=((8, 64 * MIB), (99, MIB))))
+    found.note_processes("cuda:1", DeviceWide(other_processes=((8, 32 * MIB),)))
     table = status_report("x", [], [], (), found.children, []).tables[-1]
     assert table.columns == ("size", "on devices", "process", "name", "started in")
     assert [row[:3] for row in table.rows] == [("1 MiB", "cuda:0 64 MiB, cuda:1 32 MiB", "8"), ("9 MiB", "", "7")]
@@ -351,7 +351,7 @@ def test_in_a_container_with_ids_of_its_own_the_drivers_ids_are_not_those_of_chi
 ) -> None:
     monkeypatch.setattr(nvml, "_FIRST_NAMESPACE", "pid:[1]")
     found = Findings(children=[child(100.5, 8)])
-    found.note_processes("cuda:0", DeviceWide(others=((8, 64 * MIB),)))
+    found.note_processes("cuda:0", DeviceWide(other_processes=((8, 64 * MIB),)))
     assert found.children == [child(100.5, 8)]
 
 

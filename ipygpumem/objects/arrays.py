@@ -346,7 +346,7 @@ class Reader:
         self._storage, self._is_shared = self.base.untyped_storage, self._storage_type.is_shared
         self._getters: dict[str, Callable[[Any], Any]] = {}
         self._foreign: dict[int, bool] = {}
-        """Whether a type has its own ``__torch_dispatch__``, by the type's identity."""
+        """Results of ``is_foreign``, by the type's identity."""
         self._texts: dict[Any, str] = {None: ""}
         self._shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
         """Interned shapes: few differ."""
@@ -539,4 +539,4 @@ class Storages:
 
 
 _READERS: dict[int, Reader] = {}
-"""By the identity of the torch module."""
+"""Cached readers, by the identity of the torch module."""

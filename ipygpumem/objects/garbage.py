@@ -35,7 +35,7 @@ _ROUNDS = 5
 _TIMES = 50
 """Maximum number of attempts to run a collection."""
 _FEW = 4
-"""Of 10 collections of generation 0 after which CPython itself collects generation 1."""
+"""Collections of generation 0, of the 10 after which CPython itself collects generation 1."""
 
 
 class Mark:

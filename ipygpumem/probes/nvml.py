@@ -39,7 +39,7 @@ class DeviceWide:
     note: str = ""
     own_bytes: int | None = None
     """Memory of this process, its context included; None if processes were not asked for."""
-    others: tuple[tuple[int, int], ...] = ()
+    other_processes: tuple[tuple[int, int], ...] = ()
     """PID and bytes of each other process."""
 
 

@@ -203,10 +203,10 @@ def _beside(size: int, reserved: int, wide: DeviceWide | None, why: str) -> list
     """Return the parts of the ``size`` bytes that are in use on the device but not reserved here."""
     if wide is not None and wide.own_bytes is not None:
         context = max(0, wide.own_bytes - reserved)
-        rest = size - context - sum(used for _, used in wide.others)
+        rest = size - context - sum(used for _, used in wide.other_processes)
         if rest >= 0:
             own = "CUDA's context, kernels, workspaces: freed when the kernel restarts"
-            by_size = sorted(wide.others, key=lambda item: -item[1])
+            by_size = sorted(wide.other_processes, key=lambda item: -item[1])
             hidden = "in use, by no process that the driver lists: the driver itself, or hidden processes"
             return [
                 Part("context and libraries", context, own),

@@ -42,7 +42,7 @@ class Findings:
 
     def note_processes(self, device: str, wide: DeviceWide) -> None:
         """Record each child's memory on a device, if the driver's PIDs are the ones seen here."""
-        sizes = dict(wide.others) if sees_system_processes() else {}
+        sizes = dict(wide.other_processes) if sees_system_processes() else {}
         self.children = [
             child._replace(on_devices=(*child.on_devices, (device, sizes[child.pid]))) if child.pid in sizes else child
             for child in self.children
@@ -125,7 +125,7 @@ def _device(
         wide = nvml.device(module, index, processes=True, has_context=bool(reading.reserved_bytes))
         if reading.used_bytes is not None and reading.other_bytes is None:
             # The probe remembers that this process has used the device, so the driver must list it.
-            wide = dataclasses.replace(wide, own_bytes=None, others=(), note=reading.note or wide.note)
+            wide = dataclasses.replace(wide, own_bytes=None, other_processes=(), note=reading.note or wide.note)
         findings.note_processes(reading.device, wide)
     if backend == "cuda":
         pools = pools_on(index, findings.readings)

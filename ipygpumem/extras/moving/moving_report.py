@@ -16,7 +16,7 @@ def release_report(record: ReleaseRecord) -> Report:
     names = layout.listed([clean_name(name) for name in record.names])
     notes = [f"left: {line}" for line in content.leak_lines(record.left)]
     report = content.freed_report(f"released {names}", record.steps, record.reclaimed, notes)
-    tables = [content.held_table("tensors and arrays that are gone", record.freed)] * bool(record.freed)
+    tables = [content.held_table("freed tensors and arrays", record.freed)] * bool(record.freed)
     return replace(report, kind="release", tables=tables)
 
 

@@ -219,7 +219,7 @@ class _Nodes:
         self._following: dict[int, tuple[Any, list[Any]]] = {}
         """Nodes, kept alive so that their identities hold, with their next nodes."""
         self.leaves: dict[int, set[bool]] = {}
-        """Whether the leaves behind a node are parameters at rest."""
+        """For each node, True or False for the leaves behind it: parameters at rest or not."""
         self.are_all = True
         stack = [(node, False) for node in first if node is not None]
         while stack and self.are_all:

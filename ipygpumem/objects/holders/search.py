@@ -68,7 +68,7 @@ class Roots:
     Attributes:
         namespaces: by the identity of a dict: returns the place of one of its keys.
         objects: places by the identity of an object.
-        hidden: identities of objects to skip, which refer to others only temporarily.
+        hidden: identities of objects to skip, which refer to their contents only temporarily.
         cell_of: returns the number of the cell with a code's file name.
         names: the user's names, to write the statement that frees an object.
     """
