@@ -34,7 +34,7 @@ _PLACES = {
     "notebook.python": ("experiment", "experiments", "history", "last", "subscribe"),
     "probes.nvml": ("memory",),
 }
-"""What users call, by module. What is not in ``notebook`` works in scripts, too, where nothing imports IPython."""
+"""Public functions by module; those outside ``notebook`` also work in scripts, where nothing imports IPython."""
 
 __all__ = ["load_ipython_extension", "plot", "unload_ipython_extension"]
 __all__ += ["autofit", "budget", "estimate", "summary"]
@@ -46,7 +46,7 @@ __all__ += ["experiment", "experiments", "history", "last", "subscribe"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what users call when it is first asked for: what loads the extension need not pay for it."""
+    """Import a public function on first use, so that loading the extension stays fast."""
     if name == "plot":
         return importlib.import_module("ipygpumem.extras.pictures.plot")
     place = next((place for place, names in _PLACES.items() if name in names), None)
@@ -62,13 +62,13 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """Install the extension; IPython calls this for ``%load_ext ipygpumem``."""
-    from ipygpumem.notebook.extension import load  # who only reads an export needs no IPython
+    from ipygpumem.notebook.extension import load  # reading an export needs no IPython
 
     load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Remove the extension and everything it registered; open experiments are left as they are."""
+    """Remove the extension and everything it registered; open experiments are not changed."""
     from ipygpumem.notebook.extension import unload  # as above
 
     unload(shell)

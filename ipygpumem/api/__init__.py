@@ -1,1 +1,1 @@
-"""What users call from Python, in scripts too: each function is ``ipygpumem.NAME``. What a notebook adds comes last."""
+"""Functions of ``ipygpumem`` for notebooks and scripts; features of a notebook are imported late."""

@@ -1,1 +1,1 @@
-"""What code costs, statement by statement and line by line."""
+"""The cost of code, statement by statement and line by line."""

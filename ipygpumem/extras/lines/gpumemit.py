@@ -1,4 +1,4 @@
-"""``%gpumemit`` and ``%%gpumemit``: their lines, and the statements that they compare."""
+"""``%gpumemit`` and ``%%gpumemit``: parses their lines and statements."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _RULE = re.compile(r"^---[ \t]*$", re.MULTILINE)
 
 
 def of_line(notebook: Notebook, options: Options) -> list[Report]:
-    """Return what the statement of a line costs."""
+    """Return the cost of the statement in a line."""
     __tracebackhide__ = True
     return _measured(notebook, options, [Statement(options.code, _compiled(notebook.context.shell, options.code))])
 
 
 def of_cell(notebook: Notebook, options: Options, cell: str) -> list[Report]:
-    """Return what the statements of a cell cost, side by side."""
+    """Return the costs of the statements of a cell, side by side."""
     __tracebackhide__ = True
     if options.code:
         word = clean(options.code)
@@ -48,7 +48,7 @@ def _measured(notebook: Notebook, options: Options, found: list[Statement]) -> l
 
 
 def _statements(shell: Any, cell: str) -> list[Statement]:
-    """Return the statements of a cell: what stands between lines ``---``, else each line's of its own."""
+    """Return the statements of a cell: the code between ``---`` lines, else one per line."""
     if _RULE.search(cell):
         return [Statement(part, _compiled(shell, part)) for part in _RULE.split(cell) if part.strip()]
     source = shell.transform_cell(cell)
@@ -81,7 +81,7 @@ def _compiled(shell: Any, text: str) -> CodeType:
 
 @contextlib.contextmanager
 def _one_line(source: str) -> Iterator[None]:
-    """Raise IPython's error of one line for a mistake in ``source``."""
+    """Raise IPython's one-line error for a mistake in ``source``."""
     try:
         yield
     except (SyntaxError, ValueError) as error:  # ValueError: a null byte

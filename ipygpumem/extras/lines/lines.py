@@ -1,6 +1,6 @@
-"""Measures lines: each lasts from its beginning until the next line of its frame begins or the frame is left.
+"""Measures lines: each lasts until the next line of its frame begins or the frame is left.
 
-What a line calls is within its span, so a followed function counts for the line that calls it, too.
+Calls are within the span of their line, so a followed function also counts for the calling line.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from ipygpumem.measuring.meter import Measurement, Meter
 
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _TRIM_SHARE, _TRIM_SECONDS = 1 / 3, 0.1
-"""So much of the time since the beginning, and so much beside, may go into giving free heap pages back."""
+"""Maximum time for freeing heap pages: a share of the elapsed time, plus some seconds."""
 
 
 @dataclass
 class LineCost:
-    """What one line cost in all its runs."""
+    """Cost of one line in all its runs."""
 
     hits: int = 0
     seconds: float = 0.0
     kept_bytes: dict[str, int] = field(default_factory=dict)
     peak_bytes: dict[str, int] = field(default_factory=dict)
-    """How far a device rose above its level at the line's beginning, in the worst of the runs."""
+    """The highest peak above the line's start, per device, over all runs."""
 
     def add(self, before: dict[str, int], peaks: dict[str, int], after: dict[str, int], seconds: float) -> None:
         """Count one run."""
@@ -54,23 +54,23 @@ class CodeBlock:
 
 @dataclass
 class LinesRecord:
-    """The costs of the lines of some code."""
+    """Costs of the lines of some code."""
 
     blocks: list[CodeBlock]
     costs: dict[tuple[int, int], LineCost] = field(default_factory=dict)
     """Keyed by the numbers of the block and of the line."""
     seconds: float = 0.0
     own_seconds: float = 0.0
-    """Time of that which went into measuring."""
+    """Time spent on measuring."""
     error: str = ""
     """Why measuring stopped before its end; empty if it did not."""
     untrimmed: int = 0
-    """How often free heap pages were not given back before a look, since that takes too long here."""
+    """Number of readings before which free heap pages were not freed, because that takes too long here."""
 
 
 @dataclass
 class _Visit:
-    """A followed frame that runs, and its line; none before the first one."""
+    """A running followed frame, and its current line; None before the first one."""
 
     frame: int
     block: int
@@ -85,24 +85,24 @@ class _Visit:
 
 
 class Tracer:
-    """Watches the lines of one thread by a trace function, until its own first error; one that was there rests.
+    """Traces the lines of one thread until its own first error; an earlier trace function is suspended.
 
-    The first block is the cell's, known by the file that it was compiled under. Frames are told apart by identity. They
-    are entered and left in the order of a stack; one that was not seen to leave is taken off with the frame below it.
+    The first block is the cell's, known by its file name. Frames are identified by identity, and are entered and left
+    like a stack; a frame whose end was missed is removed together with the frame below it.
     """
 
     def __init__(self, meter: Meter, cell_file: str, cell: CodeBlock) -> None:
         self._meter, self._cell_file = meter, cell_file
         self.record = LinesRecord([cell])
         self._known: dict[int, tuple[int, CodeType]] = {}
-        """The blocks of functions' code by its identity; the code is kept, so that no other can come to have that."""
+        """Blocks by the identity of a function's code; the code is kept, so that the identity is not reused."""
         self._frames: list[_Visit] = []
         self._span: Measurement | None = None
         self._began = self._trim_seconds = 0.0
         self._thread, self._on = threading.get_ident(), False
 
     def add(self, title: str, code: CodeType) -> None:
-        """Follow ``code`` and all that is defined inside it, unless it is followed already."""
+        """Follow ``code`` and all code defined inside it, unless it is followed already."""
         if id(code) in self._known:
             return
         self._known.update({id(inner): (len(self.record.blocks), inner) for inner in _with_inner(code)})
@@ -120,7 +120,7 @@ class Tracer:
         sys.settrace(self._call)
 
     def stop(self) -> None:
-        """Restore the earlier trace function, unless another one was set since; may be called again."""
+        """Restore the earlier trace function, unless another one was set since; can be called again."""
         if self._on:
             self._on = False
             if sys.gettrace() == self._call:
@@ -129,7 +129,7 @@ class Tracer:
                 self.record.error = self.record.error or "the code has set another trace function (sys.settrace)"
 
     def finish(self) -> LinesRecord:
-        """Stop, end what still runs, and return what the lines cost."""
+        """Stop, end running lines, and return the costs."""
         self.stop()
         now = time.perf_counter()
         after = self._lap()
@@ -141,7 +141,7 @@ class Tracer:
         return self.record
 
     def drop(self) -> None:
-        """Stop measuring; may be called again."""
+        """Stop measuring; can be called again."""
         self.stop()
         if self._span is not None:
             self._meter.drop(self._span)
@@ -178,10 +178,10 @@ class Tracer:
         known = self._known.get(id(code))
         return known[0] if known is not None else 0 if code.co_filename == self._cell_file else None
 
-    # -- the books -------------------------------------------------------------------------------------------------
+    # -- bookkeeping -----------------------------------------------------------------------------------------------
 
     def _enter(self, now: float, frame: FrameType, block: int, line: int | None) -> None:
-        """A frame begins, or goes on in ``line``: a generator or coroutine that had been suspended."""
+        """Enter a frame, or resume a suspended generator or coroutine in ``line``."""
         self._frames.append(_Visit(id(frame), block))
         if line is not None:
             self._begin(line, self._lap(), now)
@@ -194,13 +194,13 @@ class Tracer:
             self.record.costs.setdefault((self._frames[-1].block, line), LineCost()).hits += 1
 
     def _leave(self, now: float, frame: FrameType) -> None:
-        """The running frame returns, is suspended, or an error leaves it."""
+        """Leave the running frame: it returns, is suspended, or raises."""
         if self._is_running(frame):
             self._end(self._lap(), now)
             self._frames.pop()
 
     def _is_running(self, frame: FrameType) -> bool:
-        """Take off frames above ``frame`` that never left; whether it is one that was entered."""
+        """Remove frames above ``frame`` whose end was missed; return True if ``frame`` was entered."""
         wanted = id(frame)
         if all(visit.frame != wanted for visit in self._frames):
             return False
@@ -210,9 +210,9 @@ class Tracer:
         return True
 
     def _lap(self) -> dict[str, int]:
-        """Return each device's bytes, with the peak since the last lap counted for the line that runs.
+        """Return each device's bytes, and count the peak since the last lap for the running line.
 
-        Free heap pages are given back, or lines that take them again would cost nothing; microseconds, mostly.
+        Free heap pages are released first, mostly in microseconds; else lines that reuse them would cost nothing.
         """
         assert self._span is not None
         began = time.perf_counter()
@@ -230,7 +230,7 @@ class Tracer:
         return [visit for visit in self._frames if visit.line is not None]
 
     def _begin(self, line: int, now_bytes: dict[str, int], now: float) -> None:
-        # Time is counted without our own: this clock stands still while we measure.
+        # The clock excludes our own time: it stops while we measure.
         visit = self._frames[-1]
         visit.line, visit.before, visit.peaks = line, now_bytes, dict(now_bytes)
         visit.began = now - self.record.own_seconds
@@ -243,7 +243,7 @@ class Tracer:
         outer = self._lines()
         if outer:
             outer[-1].fold(visit.peaks)
-        # The outermost has all of a recursion.
+        # In a recursion, only the outermost call counts.
         if all((other.block, other.line) != (visit.block, line) for other in outer):
             cost = self.record.costs.setdefault((visit.block, line), LineCost())
             cost.add(visit.before, visit.peaks, after, now - self.record.own_seconds - visit.began)
@@ -257,7 +257,7 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 
 
 def code_of(value: Any) -> CodeType | None:
-    """Return the code of a function or method, behind what wraps it; None for what is none written in Python."""
+    """Return the code of a function or method, unwrapped; None if it is not written in Python."""
     if isinstance(value, property):
         value = value.fget
     while isinstance(value, functools.partial | functools.partialmethod):

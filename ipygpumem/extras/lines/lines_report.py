@@ -11,7 +11,7 @@ from ipygpumem.units import format_bytes, format_change, format_seconds, format_
 
 _UNSEEN = "lines that took such pages again show less than they used"
 _LONGEST_SHOWN = 100
-"""Lines of a block that are shown with those that did not run."""
+"""Maximum length of a block that is shown including lines that did not run."""
 
 _KEYS: dict[str, Callable[[LineCost], float]] = {
     "kept": lambda cost: max(cost.kept_bytes.values(), default=0),
@@ -23,7 +23,7 @@ ORDERS = ("line", *_KEYS)
 
 
 def lines_report(record: LinesRecord, order: str) -> Report:
-    """Return one table per block, in the order of lines or of what they cost, the most first."""
+    """Return one table per block, in the order of lines or of cost, the most expensive first."""
     used = {
         device: None
         for cost in record.costs.values()
@@ -71,7 +71,7 @@ def _row(line: int, block: CodeBlock, cost: LineCost | None, devices: list[str])
 
 
 def statements_report(costs: Sequence[Cost], nothing: Cost) -> Report:
-    """Return statements side by side, each figure the median of its runs, with the least and the most."""
+    """Return statements side by side, each figure as median, minimum and maximum of its runs."""
     rows = [_statement_row(cost, device) for cost in costs for device in cost.devices]
     table = Table.of(rows, {"kept", "peak", "all peaks", "time", "all times"}, code={"statement"})
     runs = count(len(nothing.runs), "run")

@@ -1,4 +1,4 @@
-"""``%%memlines``: follows the lines of a cell and of functions, from the cell's first line until its end."""
+"""``%%memlines``: follows the lines of a cell and of functions, from the cell's first line to its end."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _cell_block(file: str, cell: Cell) -> CodeBlock:
 
 
 def _add(tracer: Tracer, name: str, namespace: dict[str, Any]) -> None:
-    """Follow the function that ``name`` names."""
+    """Follow the function called ``name``."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"{_PROG}: {clean(name)!r} is not a name: write -f train or -f Model.forward")
     first, *rest = name.split(".")

@@ -1,4 +1,4 @@
-"""Measures statements: memory kept, its peak and the time, run after run, several statements in turns."""
+"""Measures statements: memory kept, its peak and the time, in several runs, several statements in turn."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ipygpumem.probes.accelerators import loaded_torch
 
 @dataclass(frozen=True)
 class Statement:
-    """Code to run, and how it reads."""
+    """Code to run, and its source text."""
 
     text: str
     code: CodeType
 
 
 NOTHING = Statement("pass", compile("pass", "<nothing>", "exec"))
-"""Its figures are the noise of all others."""
+"""An empty statement, whose figures are the noise."""
 
 
 class Spread(NamedTuple):
@@ -39,7 +39,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of ``values``, of which there is one at least."""
+        """Return the spread of ``values``, at least one."""
         return cls(median(values), min(values), max(values))
 
 
@@ -53,32 +53,32 @@ class Run:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a statement cost in all its runs."""
+    """Cost of a statement in all its runs."""
 
     text: str
     runs: list[Run] = field(default_factory=list)
 
     @property
     def devices(self) -> list[str]:
-        """The host, and each accelerator on which something was allocated."""
+        """The host, and each accelerator on which memory was allocated."""
         used = {u.device: None for run in self.runs for u in run.usages if u.device == "cpu" or u.peak_bytes}
         return list(used)
 
     @property
     def seconds(self) -> Spread:
-        """The time of a run, with the device's own where it works on after the call."""
+        """Time of a run, including the device's own if it continues after the call."""
         return Spread.of([run.seconds for run in self.runs])
 
     def kept_bytes(self, device: str) -> Spread:
-        """What the names that the statement bound still held after it."""
+        """Memory held by names that the statement bound."""
         return Spread.of([usage.delta_bytes for usage in self._usages(device)])
 
     def peak_bytes(self, device: str) -> Spread:
-        """How far the memory rose above its start."""
+        """Peak above the start."""
         return Spread.of([usage.peak_delta_bytes for usage in self._usages(device)])
 
     def is_sampled(self, device: str) -> bool:
-        """Whether peaks are samples, which may miss the highest point."""
+        """Return True if peaks are samples, which may miss the highest point."""
         return any(usage.method == "sampled" for usage in self._usages(device))
 
     def _usages(self, device: str) -> list[Usage]:
@@ -88,11 +88,11 @@ class Cost:
 def measure(
     meter: Meter, statements: Iterable[Statement], namespace: dict[str, Any], *, setup: CodeType | None, repeats: int
 ) -> tuple[list[Cost], Cost]:
-    """Return what each statement costs in ``repeats`` runs, and what an empty one does in as many.
+    """Return the costs of each statement and of an empty one in ``repeats`` runs.
 
-    Each runs once before that, unmeasured: libraries load, allocators take what they will keep. Then they take turns,
-    so that what drifts meets them all alike. A run sees the names of ``namespace`` and binds its own in a copy; the
-    objects are the same ones, so what it does to them stays done. ``setup`` runs before every run, unmeasured.
+    Each first runs once unmeasured: libraries load, allocators reserve memory. Then they take turns, so that drift
+    affects all of them. A run sees the names of ``namespace`` and binds its own in a copy; the objects are the same, so
+    changes to them persist. ``setup`` runs before every run, unmeasured.
     """
     __tracebackhide__ = True  # IPython shows the frames of the statement, and not those of whoever runs it
     nothing, costs = Cost(NOTHING.text), [(statement, Cost(statement.text)) for statement in statements]
@@ -131,7 +131,7 @@ def _run(
 
 
 def _wait_for(devices: Sequence[str]) -> Callable[[], None]:
-    """Return what waits until ``devices`` have done their work."""
+    """Return a function that waits until ``devices`` have finished their work."""
     torch: Any = loaded_torch()
     waits: list[tuple[Callable[..., None], list[int]]] = []
     for device in devices:

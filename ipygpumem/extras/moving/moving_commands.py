@@ -13,7 +13,7 @@ from ipygpumem.reports.layout import Report, clean_name
 
 
 def release(notebook: Notebook, options: Options) -> list[Report]:
-    """Empty the objects that are named, and free what only they hold."""
+    """Empty the named objects, and free the memory that only they hold."""
     named = list(zip(options.names, _objects(notebook, "release", options.names), strict=True))
     context = notebook.context
     where = f"cell {running_cell(context.shell)}"
@@ -26,13 +26,15 @@ def purge(notebook: Notebook, options: Options) -> list[Report]:
     """Move a model, and an optimizer's state, off the device and back."""
     if len(options.names) > 2:
         raise UsageError("%gpumem purge: it takes a model and its optimizer: %gpumem purge model optimizer")
-    model, *others = _objects(notebook, "purge", options.names)
-    record = moving.purge(model, others[0] if others else None, notebook.context.meter, notebook.context.garbage)
+    model, *optimizers = _objects(notebook, "purge", options.names)
+    record = moving.purge(
+        model, optimizers[0] if optimizers else None, notebook.context.meter, notebook.context.garbage
+    )
     return [purge_report(record)]
 
 
 def _objects(notebook: Notebook, command: str, names: list[str]) -> list[object]:
-    """Return what the notebook calls by ``names``."""
+    """Return the notebook's objects called ``names``."""
     for name in names:
         if name not in notebook.context.namespace:
             hint = f"; write ipygpumem.{command}({clean_name(name)})" if "." in name else ""

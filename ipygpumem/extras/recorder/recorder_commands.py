@@ -28,7 +28,7 @@ def record_off(notebook: Notebook, options: Options) -> list[Report]:
 
 
 def record_status(notebook: Notebook, options: Options) -> list[Report]:
-    """Return whether it records, and where recordings are."""
+    """Return the state of the recorder, and the folder of recordings."""
     path, folder = notebook.recorder.path, notebook.recorder.folder
     sizes = [found.stat().st_size for found in recordings.listed(folder)]
     kept = f"{count(len(sizes), 'recording')}, {format_bytes(sum(sizes))}, in {folder}"
@@ -49,7 +49,7 @@ def postmortem(notebook: Notebook, options: Options) -> list[Report]:
 
 
 def _named(folder: Path, name: str) -> recordings.Recording:
-    """Return the recording that a user names: by its file's name in the folder, or by a path."""
+    """Return the recording with a file name in the folder, or a path."""
     for path in (folder / name, Path(os.path.expanduser(name))):  # noqa: PTH111  # that of Path fails on some names
         found = recordings.read(path)
         if found.kernel or found.cell:
