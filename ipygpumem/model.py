@@ -207,7 +207,7 @@ class EngineRecord(Record):
     cards: dict[str, str] = field(default_factory=dict)  # names of those that torch used there, by device
     free: dict[str, int] = field(default_factory=dict)  # bytes at the end, by device
     version: str = ""
-    error: str = ""  # what ended its code, or why there is no record
+    error: str = ""  # the error of its code, or why there is no record
     record: ExperimentRecord | None = None
 
 

@@ -87,7 +87,7 @@ def autofit(
     max_tries: int = 10,
     **start: float,
 ) -> AutofitResult | Callable[..., Any]:
-    """Call a function with smaller and smaller values until it fits in memory, and return what fits.
+    """Call a function with smaller and smaller values until it fits in memory, and return the values that fit.
 
     Use it to find a batch size. ``autofit(train, batch_size=1024)`` calls ``train(batch_size=1024)``; whenever memory
     runs out, it frees the memory of the call, halves the value and tries again. If nothing fits, it raises

@@ -1,1 +1,1 @@
-"""Finds tensors and arrays: what they are, which are alive, what keeps them alive."""
+"""Tensors and arrays: their description, inventory, and the references that keep them alive."""

@@ -305,7 +305,7 @@ def process_space() -> str:
 
 
 def is_running(pid: int, started: float | None = None) -> bool:
-    """Return True if a process of this id, here, runs, and was started about then."""
+    """Return True if a process with this PID runs here, and was started about then."""
     psutil = _psutil()
     try:
         process = psutil.Process(pid)

@@ -27,7 +27,7 @@ def of_cell(notebook: Notebook, options: Options) -> list[Report]:
     running, namespace = notebook.context.cells.running(), notebook.context.namespace
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (frame.f_globals is not namespace or frame.f_code.co_flags & inspect.CO_NEWLOCALS):
-        frame = frame.f_back  # by its flags: what IPython calls a cell's code differs between its versions
+        frame = frame.f_back  # by its flags, because IPython versions name a cell's code differently
     if not running or frame is None:
         raise UsageError(f"{_PROG} must be the first line of a cell that you run yourself")
     if any(number > frame.f_lineno for _, _, number in frame.f_code.co_lines() if number is not None):

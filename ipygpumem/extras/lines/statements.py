@@ -124,7 +124,7 @@ def _run(
         exec(statement.code, names)  # noqa: S102
         wait()
         seconds = time.perf_counter() - started
-        reclaim.trim_host_heap()  # what the statement has dropped is not kept; the peak is, by the kernel's mark
+        reclaim.trim_host_heap()  # dropped memory does not count as kept; it does count for the kernel's peak
         return Run(meter.stop(span), seconds)
     finally:
         meter.drop(span)

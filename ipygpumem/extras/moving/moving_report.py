@@ -21,7 +21,7 @@ def release_report(record: ReleaseRecord) -> Report:
 
 
 def purge_report(record: PurgeRecord) -> Report:
-    """Return how far the memory that each device's allocator reserves fell."""
+    """Return the report of a purge: the decrease of each allocator's reserved memory."""
     moved = f"{format_bytes(record.moved_bytes)} moved off" if record.moved_bytes else "nothing was moved"
     end = ", and still on the host" if record.is_on_host else " and back" if record.moved_bytes else ""
     rows = [

@@ -39,7 +39,7 @@ class Recorder(Part):
         self._undo = contextlib.ExitStack()
         self._cell: Moment | None = None
         self._messages: list[str] = []
-        """Shown at the end of the next cell: loading may happen before there is one."""
+        """Messages to show after the next cell, because the extension may be loaded before the first one."""
 
     @property
     def folder(self) -> Path:
@@ -82,7 +82,7 @@ class Recorder(Part):
             self._write(lambda: self._cell_start(running[0], running_cell(shell)))
 
     def start_if_it_can(self, *, tell: bool = False) -> None:
-        """Begin as configured, or say why it cannot; as the extension loads, say if the last kernel died in a cell."""
+        """Start as configured, or report why not; with ``tell``, report if the last kernel died in a cell."""
         if tell:
             try:
                 self._tell_of_last()
@@ -107,7 +107,7 @@ class Recorder(Part):
         self.stop("the extension was unloaded")
 
     def stop(self, reason: str) -> None:
-        """End the recording on purpose; nothing happens if it is off."""
+        """End the recording regularly; does nothing if it is off."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close(reason)
@@ -121,7 +121,7 @@ class Recorder(Part):
             self.stop("recording was switched off")
 
     def shown(self) -> None:
-        """Show the messages that wait, but not inside a cell: a magic may capture its output."""
+        """Show the pending messages, but not inside a cell, where a magic may capture the output."""
         if self._messages and not self._context.cells.running():
             messages, self._messages = self._messages, []
             self._context.screen.show([note(message) for message in messages])
@@ -132,7 +132,7 @@ class Recorder(Part):
             self._write(lambda: Moment("end", time.time(), reason=reason))
 
     def _write(self, moment: Callable[[], Moment]) -> None:
-        """Write what ``moment`` returns; a failure ends the recording, and the cell goes on."""
+        """Write the moment that ``moment`` returns; a failure ends the recording, not the cell."""
         writer = self._writer
         if writer is None:
             return
@@ -163,7 +163,7 @@ class Recorder(Part):
         return self._cell
 
     def _tick(self) -> float | None:
-        """Write the memory of a cell that runs for long; called in the meter's thread, which rests between cells."""
+        """Write the memory of a long-running cell; called in the meter's thread, which sleeps between cells."""
         running, begun = self._context.cells.outermost(), self._cell
         if running is None:
             return None

@@ -111,7 +111,7 @@ def explain(
     holders, unnamed, left_out = _holders(objects, heap, roots, looks)
     rest = wanted - holders.keys()
     if rest and heap.tensors:
-        # A tensor saved by a graph may also be a Python object that only the graph refers to: that is no answer.
+        # A tensor saved by a graph may also be a Python object that only the graph refers to, which is no answer.
         candidates = requiring_grad(heap.tensors)
         owners = {("object", id(tensor)): [tensor] for tensor in candidates[:_MOST_OWNERS]}
         named, _, is_cut = _holders(owners, heap, roots, looks, of_graphs=True)
