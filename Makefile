@@ -13,7 +13,7 @@
 #
 # make gpu-memory  the part of the GPU suite that checks memory figures, on simulated cards
 # make corners     the oldest and the newest combination of `make matrix`
-# make bench       the figures of docs/measured/benchmarks.md
+# make bench       the figures of docs/measured/benchmarks.md and estimates.md
 #
 # JOBS is the number of processes that run the tests. PYTHON picks the interpreter. CONSTRAINTS picks the versions: the
 # default pins torch, so that no open range brings gigabytes of CUDA packages; an empty file takes the newest of all.

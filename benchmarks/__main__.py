@@ -79,7 +79,7 @@ def _section(section: Section) -> str:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", choices=_BENCHMARKS, help="run one benchmark, write nothing")
+    parser.add_argument("--only", choices=_BENCHMARKS, help="run one benchmark; only real-size writes its page")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter runs, write nothing")
     return parser.parse_args()
 

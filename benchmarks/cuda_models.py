@@ -78,7 +78,6 @@ def llama(wide: int, inner: int, deep: int, heads: int, dtype: Any = torch.bfloa
 
 
 small = partial(llama, 2048, 5632, 22, 32, num_key_value_heads=4)
-seven = partial(llama, 4096, 11008, 32, 32)
 
 
 def checkpointed(model: Any) -> Any:
@@ -91,14 +90,3 @@ def adapted(model: Any, *names: str) -> Any:
     from peft import LoraConfig, get_peft_model
 
     return get_peft_model(model, LoraConfig(r=16, target_modules=list(names)))
-
-
-class LowRank(nn.Module):
-    def __init__(self, layer: nn.Linear, rank: int = 16) -> None:
-        super().__init__()
-        self.layer = layer.requires_grad_(False)
-        self.down = nn.Linear(layer.in_features, rank, bias=False)
-        self.up = nn.Linear(rank, layer.out_features, bias=False)
-
-    def forward(self, x: Any) -> Any:
-        return self.layer(x) + self.up(self.down(x))

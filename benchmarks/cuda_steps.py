@@ -1,25 +1,23 @@
-"""Training and inference steps of real models, run on a card or estimated: ``python -m benchmarks.cuda_steps``.
+"""Training and inference steps of public models, which benchmarks/cuda_figures.py estimates and runs.
 
-Each makes its model with random weights and returns what to run: two steps, since an optimizer makes its state in its
-first. It runs in the environment of the simulated card, in a process of its own.
+Each entry builds its model with random weights and returns a function that runs two steps, because an optimizer
+allocates its state in the first one.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from copy import deepcopy
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from benchmarks.cuda_models import (
-    LowRank,
     UNet,
     adapted,
     checkpointed,
@@ -27,13 +25,13 @@ from benchmarks.cuda_models import (
     generator,
     gpt2,
     language_model,
-    seven,
+    llama,
     small,
 )
 
 Step = Callable[[], None]
 STEPS: dict[str, Callable[[], Step]] = {}
-"""What makes a model and returns the step, by what the table calls it."""
+"""Functions that build a model and return its step, by the step's name in the table."""
 _DEVICE = "cuda"
 
 
@@ -146,6 +144,176 @@ def _adversaries() -> Step:
     return run
 
 
+def _boxes(pictures: int, objects: int, size: int, *, masks: bool) -> list[dict[str, Any]]:
+    def target() -> dict[str, Any]:
+        corners = torch.tensor([[20.0, 20.0, size / 2, size / 2]] * objects, device=_DEVICE)
+        found = {"boxes": corners, "labels": torch.ones(objects, dtype=torch.long, device=_DEVICE)}
+        if masks:
+            found["masks"] = torch.ones(objects, size, size, dtype=torch.uint8, device=_DEVICE)
+        return found
+
+    return [target() for _ in range(pictures)]
+
+
+def _detector(name: str, batch: int, size: int, *, masks: bool = False) -> Step:
+    from torchvision.models import detection
+
+    model = getattr(detection, name)(weights=None, weights_backbone=None, min_size=size, max_size=size).train()
+
+    def loss() -> Any:
+        return sum(model([*_images(batch, size)], _boxes(batch, 4, size, masks=masks)).values())
+
+    return _train(loss, _momentum(model.parameters()))
+
+
+def _detect(name: str, batch: int, size: int) -> Step:
+    from torchvision.models import detection
+
+    model = getattr(detection, name)(weights=None, weights_backbone=None, min_size=size, max_size=size).eval()
+    return _infer(lambda: model([*_images(batch, size)]))
+
+
+def _detr() -> Step:
+    config = {"use_timm_backbone": False, "use_pretrained_backbone": False, "num_queries": 100}
+    model = language_model("DetrModel", of="DetrConfig", backbone_config=_resnet(), backbone=None, **config)
+    head = nn.Linear(256, 92)
+
+    def loss() -> Any:
+        hidden = model(pixel_values=_images(4, 800)).last_hidden_state
+        return functional.cross_entropy(head(hidden).flatten(0, 1), _labels(400))
+
+    return _train(loss, _AdamW([*model.parameters(), *head.parameters()]), clip=model.parameters())
+
+
+def _resnet() -> Any:
+    from transformers import ResNetConfig
+
+    return ResNetConfig(out_features=["stage4"])
+
+
+def _segment(batch: int, size: int, optimizer: Any, **options: Any) -> Step:
+    from torchvision.models import segmentation
+
+    model = segmentation.deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=21)
+
+    def loss() -> Any:
+        labels = torch.zeros(batch, size, size, dtype=torch.long, device=_DEVICE)
+        return functional.cross_entropy(model(_images(batch, size))["out"], labels)
+
+    return _train(loss, optimizer(model.parameters()), **options)
+
+
+def _segformer() -> Step:
+    config = {"depths": [3, 6, 40, 3], "hidden_sizes": [64, 128, 320, 512], "decoder_hidden_size": 768}
+    model = language_model("SegformerForSemanticSegmentation", of="SegformerConfig", num_labels=19, **config)
+
+    def loss() -> Any:
+        labels = torch.zeros(4, 512, 512, dtype=torch.long, device=_DEVICE)
+        return model(pixel_values=_images(4, 512), labels=labels).loss
+
+    return _train(loss, _AdamW(model.parameters()), mixed=_bf16)
+
+
+def _video() -> Step:
+    from torchvision.models.video import r2plus1d_18
+
+    model = r2plus1d_18(weights=None)
+
+    def loss() -> Any:
+        return functional.cross_entropy(model(torch.randn(8, 3, 16, 112, 112, device=_DEVICE)), _labels(8))
+
+    return _train(loss, _momentum(model.parameters()), mixed=_fp16, scaler=True)
+
+
+def _latent_diffusion() -> Step:
+    from diffusers import UNet2DConditionModel
+
+    model = UNet2DConditionModel(cross_attention_dim=768)
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn())
+    optimizer = _fused(model.parameters())
+
+    def run() -> None:
+        for _ in range(2):
+            x, text = torch.randn(4, 4, 64, 64, device=_DEVICE), torch.randn(4, 77, 768, device=_DEVICE)
+            with torch.autocast("cuda", dtype=_bf16):
+                loss = functional.mse_loss(model(x, _labels(4), text).sample.float(), x)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            average.update_parameters(model)
+
+    return run
+
+
+def _decode() -> Step:
+    from diffusers import AutoencoderKL
+
+    blocks = {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
+    model = AutoencoderKL(block_out_channels=(128, 256, 512, 512), layers_per_block=2, **blocks).half().eval()
+    return _infer(lambda: model.decode(torch.randn(4, 4, 64, 64, device=_DEVICE, dtype=_fp16)).sample)
+
+
+def _with_average(name: str, batch: int) -> Step:
+    import timm
+
+    model = timm.create_model(name, num_classes=1000)
+    average, optimizer = deepcopy(model).requires_grad_(False), _momentum(model.parameters(), nesterov=True)
+
+    def run() -> None:
+        for _ in range(2):
+            functional.cross_entropy(model(_images(batch)), _labels(batch), label_smoothing=0.1).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for kept, now in zip(average.parameters(), model.parameters(), strict=True):
+                    kept.lerp_(now, 0.001)
+
+    return run
+
+
+def _lightning(precision: str) -> Step:
+    import lightning
+    import timm
+
+    class Classifier(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = timm.create_model("vit_small_patch16_224", num_classes=100)
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            pictures, labels = batch
+            return functional.cross_entropy(self.model(pictures), labels)
+
+        def configure_optimizers(self) -> Any:
+            return _AdamW(self.parameters())
+
+    model = Classifier()
+
+    def run() -> None:
+        batches: Any = [(torch.randn(128, 3, 224, 224), torch.zeros(128, dtype=torch.long)) for _ in range(2)]
+        data = torch.utils.data.DataLoader(batches, batch_size=None)
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        options = {"max_epochs": 1, "devices": 1, "enable_model_summary": False, "gradient_clip_val": 1.0}
+        lightning.Trainer(accelerator="gpu", precision=precision, **quiet, **options).fit(model, data)
+
+    return run
+
+
+# -- graphs ------------------------------------------------------------------------------------------------------------
+
+
+def _graph(kind: str, wide: int, deep: int, nodes: int, edges: int, **options: Any) -> Step:
+    from torch_geometric import nn as layers
+
+    model = getattr(layers, kind)(128, wide, deep, 40, **options)
+
+    def loss() -> Any:
+        x, edge = torch.randn(nodes, 128, device=_DEVICE), torch.zeros(2, edges, dtype=torch.long, device=_DEVICE)
+        return functional.cross_entropy(model(x, edge), _labels(nodes))
+
+    return _train(loss, torch.optim.Adam(model.parameters()))
+
+
 # -- texts -------------------------------------------------------------------------------------------------------------
 
 
@@ -163,6 +331,11 @@ def _teach(model: Any, optimizer: Any, batch: int, length: int, **options: Any) 
     return _train(loss, optimizer(trained), clip=clip, **options)
 
 
+def _read(model: Any, batch: int, length: int) -> Step:
+    model = model.eval()
+    return _infer(lambda: model(input_ids=_tokens(batch, length)))
+
+
 def _encoder_decoder(name: str, of: str, optimizer: Any, batch: int, lengths: tuple[int, int], **options: Any) -> Step:
     model = language_model(name, of=of, **options.pop("config"))
 
@@ -172,15 +345,14 @@ def _encoder_decoder(name: str, of: str, optimizer: Any, batch: int, lengths: tu
     return _train(loss, optimizer(model.parameters()), **options)
 
 
-def _speech(optimizer: Any, batch: int, change: Callable[[Any], Any] = lambda model: model, **config: Any) -> Step:
-    model = change(language_model("WhisperForConditionalGeneration", of="WhisperConfig", **config))
+def _speech(optimizer: Any, batch: int, **config: Any) -> Step:
+    model = language_model("WhisperForConditionalGeneration", of="WhisperConfig", **config)
 
     def loss() -> Any:
         sound = torch.randn(batch, config["num_mel_bins"], 3000, device=_DEVICE)
         return model(input_features=sound, labels=_tokens(batch, 128)).loss
 
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return _train(loss, optimizer(trained), mixed=torch.bfloat16)
+    return _train(loss, optimizer(model.parameters()), mixed=torch.bfloat16)
 
 
 def _wave() -> Step:
@@ -197,14 +369,6 @@ def _experts(how: str) -> Step:
     more = {"num_key_value_heads": 8, "num_local_experts": 8, "use_cache": False, "experts_implementation": how}
     model = language_model("MixtralForCausalLM", of="MixtralConfig", **config, **more).to(torch.bfloat16)
     return _teach(model, torch.optim.AdamW, 1, 256)
-
-
-def _low_rank_by_hand() -> Step:
-    model = small(torch.float32).requires_grad_(False)
-    for layer in model.model.layers:
-        layer.self_attn.q_proj = LowRank(layer.self_attn.q_proj)
-        layer.self_attn.v_proj = LowRank(layer.self_attn.v_proj)
-    return _teach(model, torch.optim.AdamW, 2, 1024, mixed=torch.bfloat16)
 
 
 def _recurrent(kind: Any, optimizer: Any) -> Step:
@@ -254,6 +418,70 @@ def _prefill() -> Step:
     return run
 
 
+def _low_rank_8b() -> Step:
+    config = {"num_key_value_heads": 8, "vocab_size": 128_256, "max_position_embeddings": 8192}
+    model = checkpointed(adapted(llama(4096, 14336, 32, 32, **config), "q_proj", "k_proj", "v_proj", "o_proj"))
+    return _teach(model, _AdamW, 1, 4096)
+
+
+def _mistral() -> Step:
+    config = {"hidden_size": 2048, "intermediate_size": 7168, "num_hidden_layers": 12, "num_attention_heads": 16}
+    more = {"num_key_value_heads": 4, "use_cache": False, "attn_implementation": "eager"}
+    model = language_model("MistralForCausalLM", of="MistralConfig", **config, **more).to(torch.bfloat16)
+    return _teach(model, _AdamW, 2, 1024)
+
+
+def _x_transformer() -> Step:
+    from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper
+
+    layers = Decoder(dim=1024, depth=12, heads=16, attn_flash=True, rotary_pos_emb=True)
+    model = AutoregressiveWrapper(TransformerWrapper(num_tokens=20_000, max_seq_len=1024, attn_layers=layers))
+    return _train(lambda: model(_tokens(8, 1025)), _AdamW(model.parameters()), mixed=_bf16)
+
+
+def _x_encoder() -> Step:
+    from x_transformers import Encoder, ViTransformerWrapper
+
+    layers = Encoder(dim=768, depth=12, heads=12, attn_flash=False)
+    model = ViTransformerWrapper(image_size=384, patch_size=16, num_classes=1000, attn_layers=layers)
+    return _train(lambda: functional.cross_entropy(model(_images(16, 384)), _labels(16)), _AdamW(model.parameters()))
+
+
+def _contrast() -> Step:
+    model = language_model("CLIPModel", of="CLIPConfig")
+
+    def loss() -> Any:
+        return model(input_ids=_tokens(128, 77), pixel_values=_images(128), return_loss=True).loss
+
+    return _train(loss, _AdamW(model.parameters()), mixed=_fp16, scaler=True)
+
+
+def _generate() -> Step:
+    model = small().eval()
+    return _infer(lambda: model.generate(_tokens(8, 512), max_new_tokens=16, do_sample=False, pad_token_id=0))
+
+
+def _trainer() -> Step:
+    import transformers
+
+    class Texts(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, _: int) -> Any:
+            return {"input_ids": torch.ones(256, dtype=torch.long), "labels": torch.tensor(0)}
+
+    model = language_model("RobertaForSequenceClassification", of="RobertaConfig", max_position_embeddings=514)
+    folder = tempfile.mkdtemp()
+
+    def run() -> None:
+        options = {"max_steps": 2, "per_device_train_batch_size": 32, "report_to": [], "save_strategy": "no"}
+        arguments = transformers.TrainingArguments(folder, bf16=True, disable_tqdm=True, **options)
+        transformers.Trainer(model, arguments, train_dataset=Texts()).train()
+
+    return run
+
+
 _bf16, _fp16 = torch.bfloat16, torch.float16
 _AdamW, _SGD, _Adafactor = torch.optim.AdamW, torch.optim.SGD, torch.optim.Adafactor
 _loop, _fused = partial(_AdamW, foreach=False), partial(_AdamW, fused=True)
@@ -262,9 +490,6 @@ _BERT = {"of": "BertConfig", "hidden_size": 1024, "num_hidden_layers": 24, "num_
 _WHISPER = {"num_mel_bins": 80, "d_model": 768, "encoder_layers": 12, "decoder_layers": 12}
 _WHISPER |= {"encoder_attention_heads": 12, "decoder_attention_heads": 12}
 _WHISPER |= {"encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072, "use_cache": False}
-_LARGE = {**_WHISPER, "num_mel_bins": 128, "d_model": 1280, "encoder_layers": 32, "decoder_layers": 32}
-_LARGE |= {"encoder_attention_heads": 20, "decoder_attention_heads": 20, "encoder_ffn_dim": 5120}
-_LARGE |= {"decoder_ffn_dim": 5120}
 _T5 = {
     "decoder_start_token_id": 0,
     "d_model": 1024,
@@ -275,7 +500,6 @@ _T5 = {
 }
 
 STEPS |= {
-    "ResNet-50, batch 64, SGD": lambda: _classifier("resnet50", 64, _momentum),
     "ResNet-50, batch 128, AMP float16, SGD": lambda: _classifier("resnet50", 128, _momentum, mixed=_fp16, scaler=True),
     "ResNet-152, batch 128, no_grad": lambda: _classify("resnet152", 128, torch.no_grad),
     "EfficientNet-B3, batch 64, RMSprop": lambda: _classifier("efficientnet_b3", 64, torch.optim.RMSprop, 300),
@@ -285,7 +509,7 @@ STEPS |= {
         "vit_large_patch16_224", 32, _fused, mixed=_bf16, clipped=True
     ),
     "ViT-L/16, batch 128, inference_mode": lambda: _classify("vit_large_patch16_224", 128, torch.inference_mode),
-    "Swin-B, batch 32, AdamW": lambda: _classifier("swin_base_patch4_window7_224", 32, _AdamW),
+    "Swin-B, batch 32, bf16, AdamW": lambda: _classifier("swin_base_patch4_window7_224", 32, _AdamW, mixed=_bf16),
     "UNet, batch 8 of 256 px, Adam": _unet,
     "diffusion UNet, bf16, AdamW, clip": _diffusion,
     "DCGAN, two optimizers": _adversaries,
@@ -294,84 +518,43 @@ STEPS |= {
         gpt2(1024, 24, 16), _AdamW, 2, 1024, rounds=4, clipped=True, mixed=_bf16
     ),
     "GPT-2 XL, bf16, checkpointing": lambda: _teach(checkpointed(gpt2(1600, 48, 25)), _AdamW, 4, 1024, mixed=_bf16),
-    "GPT-2 XL, AMP float16, clip": lambda: _teach(
-        gpt2(1600, 48, 25), _AdamW, 2, 1024, mixed=_fp16, scaler=True, clipped=True
-    ),
     "LLaMA 1B, bf16, AdamW": lambda: _teach(small(), _AdamW, 2, 2048),
     "LLaMA 1B, float32, Adafactor": lambda: _teach(small(torch.float32), _Adafactor, 1, 1024),
     "LLaMA 1B, generation with a cache": _prefill,
-    "LLaMA 7B, bf16, checkpointing, SGD": lambda: _teach(checkpointed(seven()), _SGD, 1, 2048),
-    "LLaMA 7B, bf16, checkpointing, fused AdamW": lambda: _teach(checkpointed(seven()), _fused, 2, 2048),
-    "LLaMA 7B, bf16, LoRA (peft), checkpointing": lambda: _teach(
-        checkpointed(adapted(seven(), "q_proj", "v_proj")), _AdamW, 4, 2048
-    ),
-    "LLaMA 1B, LoRA by hand, bf16": _low_rank_by_hand,
     "T5 large, Adafactor": lambda: _encoder_decoder(
         "T5ForConditionalGeneration", "T5Config", _Adafactor, 8, (512, 128), config=_T5
     ),
-    "T5 large, bf16, AdamW": lambda: _encoder_decoder(
-        "T5ForConditionalGeneration", "T5Config", _AdamW, 8, (512, 128), config=_T5, mixed=_bf16
-    ),
     "Whisper small, bf16, AdamW": lambda: _speech(_AdamW, 8, **_WHISPER),
-    "Whisper large, bf16, LoRA (peft)": lambda: _speech(
-        _AdamW, 4, lambda model: adapted(model, "q_proj", "v_proj"), **_LARGE
-    ),
     "wav2vec 2.0, AMP float16, AdamW": _wave,
     "Mixtral of 8 × 1024, experts batched, bf16": lambda: _experts("batched_mm"),
     "Mixtral of 8 × 1024, experts grouped, bf16": lambda: _experts("grouped_mm"),
     "BERT large, AMP float16, AdamW": lambda: _teach(
         language_model("BertForMaskedLM", **_BERT), _AdamW, 16, 512, mixed=_fp16, scaler=True
     ),
-    "BERT large, no_grad": lambda: _infer(
-        partial(language_model("BertForMaskedLM", **_BERT).eval(), input_ids=_tokens(64, 512))
-    ),
+    "BERT large, no_grad": lambda: _read(language_model("BertForMaskedLM", **_BERT), 64, 512),
     "Transformer encoder, AdamW": _encoder,
     "LSTM, 2 × 1024, Adam": lambda: _recurrent(nn.LSTM, torch.optim.Adam),
     "GRU, 2 × 1024, SGD": lambda: _recurrent(nn.GRU, _momentum),
     "recommender, 6 tables, Adagrad": _recommender,
+    "Faster R-CNN, no_grad": lambda: _detect("fasterrcnn_resnet50_fpn", 8, 640),
+    "DETR, batch 4 of 800 px, AdamW, clip": _detr,
+    "DeepLabV3, batch 8 of 512 px, SGD": lambda: _segment(8, 512, _momentum),
+    "SegFormer-B5, batch 4 of 512 px, bf16": _segformer,
+    "R(2+1)D-18 on video, AMP float16, SGD": _video,
+    "ResNeXt-50, batch 32, EMA, label smoothing": lambda: _with_average("resnext50_32x4d", 32),
+    "Stable Diffusion UNet, bf16, fused AdamW, EMA": _latent_diffusion,
+    "Stable Diffusion VAE, decoding, float16": _decode,
+    "ViT-S, Lightning, bf16-mixed, clip": lambda: _lightning("bf16-mixed"),
+    "ViT-S, Lightning, 16-mixed, clip": lambda: _lightning("16-mixed"),
+    "GCN, 100,000 nodes, Adam": lambda: _graph("GCN", 256, 3, 100_000, 1_000_000),
+    "GIN, 100,000 nodes, Adam": lambda: _graph("GIN", 256, 4, 100_000, 1_000_000, norm="batch_norm"),
+    "GAT, 50,000 nodes, Adam": lambda: _graph("GAT", 128, 3, 50_000, 500_000, heads=4),
+    "GraphSAGE, 200,000 nodes, Adam": lambda: _graph("GraphSAGE", 256, 3, 200_000, 2_000_000),
+    "LLaMA 8B, LoRA (peft), checkpointing, 1 × 4096": _low_rank_8b,
+    "Mistral of 12 layers, eager attention, bf16": _mistral,
+    "x-transformers decoder, flash attention, bf16": _x_transformer,
+    "x-transformers ViT, attention by hand, AdamW": _x_encoder,
+    "CLIP, batch 128, AMP float16, AdamW": _contrast,
+    "LLaMA 1B, generate()": _generate,
+    "RoBERTa, transformers' Trainer, bf16": _trainer,
 }
-
-
-def _run(step: Step) -> dict[str, Any]:
-    """Return the counters of the card's allocator after the step."""
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    try:
-        step()
-    except torch.OutOfMemoryError:
-        return {"ran": False}
-    return {
-        "ran": True,
-        "allocated": torch.cuda.max_memory_allocated(),
-        "reserved": torch.cuda.max_memory_reserved(),
-    }
-
-
-def _estimate(step: Step, device: str | None) -> dict[str, Any]:
-    import ipygpumem
-
-    try:
-        found = ipygpumem.estimate(step, device=device)
-    except ipygpumem.errors.EstimateError as error:
-        return {"refused": str(error)}
-    card = next(figures for figures in found.devices if figures.device.startswith("cuda"))
-    return {**card.to_dict(), "seconds": found.duration_seconds}
-
-
-def main() -> None:
-    """Estimate or run one step, or both in this order, and print the figures as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=STEPS)
-    parser.add_argument("--estimate", action="store_true")
-    parser.add_argument("--run", action="store_true")
-    options = parser.parse_args()
-    here = torch.cuda.is_available()  # else the model has no memory at all
-    # Weights have no values on the simulated card, and this would need a compiler there.
-    with patch.object(torch.Tensor, "erfinv_", lambda tensor: tensor), torch.device("cuda" if here else "meta"):
-        step = STEPS[options.name]()
-    found = _estimate(step, None if here else "cuda:0") if options.estimate else {}
-    print(json.dumps({**found, **(_run(step) if options.run else {})}))
-
-
-if __name__ == "__main__":
-    main()

@@ -36,10 +36,14 @@ def render(section: Section, ours: str, peer: str) -> str:
     heads = ("figure", "target", ours, peer, section.control, "reached")
     met = {None: "too noisy", True: "yes", False: "**no**"}
     lines = [(r.figure, r.target, r.ours, r.peer, r.control, met[r.met] if r.target else "") for r in section.rows]
+    return "\n".join([f"## {section.title}", "", section.method, "", table(heads, lines), ""])
+
+
+def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table, its columns aligned."""
     widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
-    table = [_line(heads, widths), "| " + " | ".join("-" * width for width in widths) + " |"]
-    table += [_line(line, widths) for line in lines]
-    return "\n".join([f"## {section.title}", "", section.method, "", *table, ""])
+    rule = "| " + " | ".join("-" * width for width in widths) + " |"
+    return "\n".join([_line(heads, widths), rule, *(_line(line, widths) for line in lines)])
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
