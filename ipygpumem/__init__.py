@@ -14,11 +14,12 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from ipygpumem.api.calibrate import autofit, budget, estimate, summary
     from ipygpumem.api.freeing import clear_tracebacks
-    from ipygpumem.api.inventories import diff, tensors, tracker
+    from ipygpumem.api.inventories import diff, tensors
     from ipygpumem.api.loops import track
     from ipygpumem.api.traces import Trace, export, load, preload, register_probe, trace, traces
     from ipygpumem.extras.moving.calls import offload, purge, release
     from ipygpumem.extras.pictures import plot as plot
+    from ipygpumem.extras.tracker.tracker import tracker
     from ipygpumem.fitting.budgets import allocate, leave_free
     from ipygpumem.notebook.python import experiment, experiments, history, last, subscribe
     from ipygpumem.probes.nvml import memory
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
 _PLACES = {
     "api.calibrate": ("autofit", "budget", "estimate", "summary"),
     "api.freeing": ("clear_tracebacks",),
-    "api.inventories": ("diff", "tensors", "tracker"),
+    "api.inventories": ("diff", "tensors"),
     "api.loops": ("track",),
     "api.traces": ("Trace", "export", "load", "preload", "register_probe", "trace", "traces"),
     "extras.moving.calls": ("offload", "purge", "release"),
+    "extras.tracker.tracker": ("tracker",),
     "fitting.budgets": ("allocate", "leave_free"),
     "notebook.python": ("experiment", "experiments", "history", "last", "subscribe"),
     "probes.nvml": ("memory",),

@@ -15,6 +15,7 @@ from ipygpumem.extras.moving.moving import PurgeRecord
 from ipygpumem.extras.moving.releasing import ReleaseRecord
 from ipygpumem.extras.recorder import postmortem_report as postmortem
 from ipygpumem.extras.recorder.recordings import Kernel, Moment, Recording, Verdict
+from ipygpumem.extras.tracker.tracker_report import TrackerRecord, tracker_report
 from ipygpumem.fitting.fit import Try
 from ipygpumem.fitting.plan import Plan
 from ipygpumem.measuring.growth import Growth
@@ -30,7 +31,7 @@ from ipygpumem.model import (
     TraceRecord,
     Usage,
 )
-from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord, TrackerRecord
+from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.reconcile.device import Part, Reconciliation
 from ipygpumem.reports import content, history
 from ipygpumem.reports.autofit import autofit_report
@@ -38,7 +39,7 @@ from ipygpumem.reports.engines import engines_report, looks_report, merged_recor
 from ipygpumem.reports.estimate import estimate_report, summary_report
 from ipygpumem.reports.layout import Report, note
 from ipygpumem.reports.status import status_report
-from ipygpumem.reports.tensors import difference_report, groups_report, tensors_report, tracker_report
+from ipygpumem.reports.tensors import difference_report, groups_report, tensors_report
 from ipygpumem.units import GIB, MIB
 
 RAM = Usage("cpu", 3 * GIB, 3 * GIB + 512 * MIB, 3 * GIB + 1341 * MIB, 16 * GIB, "kernel")

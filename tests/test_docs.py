@@ -99,7 +99,7 @@ def test_links_lead_to_a_page_and_to_its_heading(page: str) -> None:
 def exists(name: str) -> bool:
     """Whether a dotted name is a module's, or what a module has."""
     names = name.split(".")
-    if name.startswith("ipygpumem.integrations."):  # its modules import libraries of trainers, and torch
+    if name.startswith("ipygpumem.extras.trainers."):  # its modules import libraries of trainers, and torch
         source = ROOT.joinpath(*names[:3]).with_suffix(".py")
         return source.exists() and all(f"\nclass {part}" in source.read_text() for part in names[3:])
     for length in range(len(names), 0, -1):

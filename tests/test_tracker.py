@@ -9,10 +9,10 @@ import numpy
 import pytest
 
 import ipygpumem
+from ipygpumem.extras.tracker.tracker_report import TrackerRecord, tracker_report
 from ipygpumem.model import Usage
-from ipygpumem.objects.inventory.records import TensorRecord, TrackerRecord
+from ipygpumem.objects.inventory.records import TensorRecord
 from ipygpumem.reports import text
-from ipygpumem.reports.tensors import tracker_report
 from tests.fakes import FakeProbe
 
 MIB = 1 << 20

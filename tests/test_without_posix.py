@@ -12,7 +12,7 @@ from tests.steps import fails, ok
 IMPORT_ALL = """
 import importlib, pkgutil, ipygpumem
 for module in pkgutil.walk_packages(ipygpumem.__path__, "ipygpumem."):
-    if ".integrations." not in module.name and "estimating" not in module.name:  # these import trainers and torch
+    if ".trainers." not in module.name and "estimating" not in module.name:  # these import trainers and torch
         importlib.import_module(module.name)
 """
 OUT_OF_MEMORY = "def f():\n    held = bytearray(16 << 20)\n    raise MemoryError\nf()"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from ipygpumem.model import Usage
-from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord, TrackerRecord
+from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.reports import layout
-from ipygpumem.reports.layout import Report, Table, clean, count, device_label, sizes
+from ipygpumem.reports.layout import Report, Table, clean, count, sizes
 from ipygpumem.units import format_bytes, format_change
 
 
@@ -41,10 +40,11 @@ def difference_report(difference: InventoryDiff, *, top: int = 20) -> Report:
     places = clean(f"from {difference.before or 'before'} to {difference.after or 'after'}")
     changes = sizes(difference.changed_bytes, format_change) or ["no change"]
     headline = layout.SEPARATOR.join(["tensors and arrays", places, *changes])
-    return Report("difference", headline, (), _changed(difference, top))
+    return Report("difference", headline, (), changed_tables(difference, top))
 
 
-def _changed(difference: InventoryDiff, top: int) -> list[Table]:
+def changed_tables(difference: InventoryDiff, top: int) -> list[Table]:
+    """Return a table of the ``top`` largest tensors that came, and one of those that went."""
     came, went = difference.came, difference.went
     return _tables(_table(f"came: {len(came):,}", came, top), _table(f"went: {len(went):,}", went, top))
 
@@ -69,38 +69,3 @@ def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
         size = format_bytes(sum(row.size_bytes for row in rest))
         rows.append(dict.fromkeys(rows[0], "") | {"size": size, "name": f"and {len(rest):,} more"})
     return Table.of(rows, {"cell", "size"}, title)
-
-
-# -- trackers -------------------------------------------------------------------------------------------------
-
-
-def tracker_report(record: TrackerRecord, *, top: int) -> Report:
-    """Return the ``top`` largest tensors that came, as many that went, and each device's totals."""
-    changes = sizes(record.changed_bytes, format_change) or ["nothing came or went"]
-    headline = layout.SEPARATOR.join(filter(None, [f"tracker {record.number}", record.after, *changes]))
-    return Report(
-        "tracker", clean(headline), list(map(clean, (*_totals(record), *record.notes))), _changed(record, top)
-    )
-
-
-def _totals(record: TrackerRecord) -> Iterator[str]:
-    since = "since the tracker was made" if record.number == 1 else "since the last call"
-    left = dict(record.tensor_bytes)
-    for usage in record.usages:
-        own = left.pop(usage.device, None)
-        own = left.pop(f"{usage.device}:0", 0) if own is None else own  # a single device: mps
-        if layout.in_use(usage) or own:
-            peak = f"peak {format_bytes(usage.peak_bytes)}{layout.sampled_mark(usage)} {since}"
-            yield f"{device_label(usage.device)}: {format_bytes(own)} in tensors{_beside(usage, own)}, {peak}"
-    yield from (f"{device_label(device)}: {format_bytes(size)} in tensors" for device, size in left.items() if size)
-
-
-def _beside(usage: Usage, own: int) -> str:
-    if usage.device == "cpu":
-        return f" and arrays; RSS {format_bytes(usage.after_bytes)}"
-    rest = usage.after_bytes - own
-    reserved = "" if usage.reserved_bytes is None else f", reserved {format_bytes(usage.reserved_bytes)}"
-    more = f"{format_bytes(rest)} of it in no Python tensor, or rounding"
-    if rest < 0:
-        more = f"{format_bytes(-rest)} less: some are memory that torch does not count here"
-    return f"; torch has allocated {format_bytes(usage.after_bytes)}{f' ({more})' if rest else ''}{reserved}"

@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader
 import ipygpumem
 from ipygpumem.api import shell as where
 from ipygpumem.errors import GpuMemError
+from ipygpumem.extras.trainers import hf
+from ipygpumem.extras.trainers import lightning as ours_of_lightning
 from ipygpumem.freeing.tracebacks import classify
-from ipygpumem.integrations import hf
-from ipygpumem.integrations import lightning as ours_of_lightning
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.measuring.traces import Traces
 from tests.alone import ROOT
@@ -111,7 +111,7 @@ def failing(base: type, hook: str, error: type[BaseException]) -> Any:
 
 
 class HuggingFace:
-    base, kind, before_step = transformers.TrainerCallback, hf.MemoryCallback, "on_pre_optimizer_step"
+    base, kind, before_step = transformers.TrainerCallback, hf.HfMemoryCallback, "on_pre_optimizer_step"
     highest = 20  # its validation comes after the epoch
 
     class Model(Network):
@@ -174,7 +174,7 @@ class Log(lightning.loggers.logger.DummyLogger):
 
 
 class Lightning:
-    base, kind, before_step = lightning.Callback, ours_of_lightning.MemoryCallback, "on_before_optimizer_step"
+    base, kind, before_step = lightning.Callback, ours_of_lightning.LightningMemoryCallback, "on_before_optimizer_step"
     highest = 32
 
     def __init__(self, card: Card, folder: Path, *callbacks: Any) -> None:
@@ -234,8 +234,8 @@ class FastAi:
 def fast(monkeypatch: pytest.MonkeyPatch) -> type[FastAi]:
     if not HAS_FASTAI:
         fastai_stand_in.install(monkeypatch)
-    monkeypatch.delitem(sys.modules, "ipygpumem.integrations.fastai", raising=False)
-    kind = importlib.import_module("ipygpumem.integrations.fastai").MemoryCallback
+    monkeypatch.delitem(sys.modules, "ipygpumem.extras.trainers.fastai", raising=False)
+    kind = importlib.import_module("ipygpumem.extras.trainers.fastai").FastaiMemoryCallback
     base = importlib.import_module("fastai.callback.core").Callback
     return type("Fast", (FastAi,), {"kind": kind, "base": base})
 
@@ -315,7 +315,7 @@ def test_a_missing_library_is_one_line_that_says_what_to_install(
             if name == library:
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    name = f"ipygpumem.integrations.{module}"
+    name = f"ipygpumem.extras.trainers.{module}"
     for loaded in list(sys.modules):
         if loaded == name or loaded.partition(".")[0] in {library, "pytorch_lightning"}:
             monkeypatch.delitem(sys.modules, loaded)
@@ -351,7 +351,7 @@ class Endless(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
 def test_a_callback_added_during_a_training_numbers_its_epochs(
     card: Card, tmp_path: Path, hook: str, case: str
 ) -> None:
-    ours, added, before = hf.MemoryCallback(), list[int](), 0
+    ours, added, before = hf.HfMemoryCallback(), list[int](), 0
     if case == "used before":
         HuggingFace(card, tmp_path, ours).train()
         before = len(records())
@@ -385,14 +385,14 @@ def test_a_trainers_own_log_keeps_what_it_has_collected(card: Card, tmp_path: Pa
             self.steps += 1
             return super().training_step(*inputs)
 
-    trained = HuggingFace(card, tmp_path, hf.MemoryCallback(), trainer=Collecting).train()
+    trained = HuggingFace(card, tmp_path, hf.HfMemoryCallback(), trainer=Collecting).train()
     assert [entry["collected"] for entry in trained.trainer.state.log_history if "collected" in entry] == [2, 2]
     assert len(trained.logged()) == 2
 
 
 def test_a_trainer_whose_training_has_failed_can_go(card: Card, tmp_path: Path) -> None:
     """Up to Python 3.12 a look at a frame's names leaves a copy there, which clearing the frame does not reach."""
-    trained = HuggingFace(card, tmp_path, hf.MemoryCallback(), failing(HuggingFace.base, "on_step_end", ValueError))
+    trained = HuggingFace(card, tmp_path, hf.HfMemoryCallback(), failing(HuggingFace.base, "on_step_end", ValueError))
     seen = [weakref.ref(trained.trainer), weakref.ref(trained.trainer.model)]
     with pytest.raises(ValueError, match="mine") as raised:
         trained.train()

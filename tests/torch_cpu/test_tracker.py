@@ -15,7 +15,6 @@ import pytest
 import ipygpumem
 from ipygpumem.api.loops import _Growing
 from ipygpumem.model import Usage
-from ipygpumem.objects.inventory.records import TrackerRecord
 from tests.kernel import Kernel
 from tests.tracing import interrupted_at
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal, NamedTuple, get_args
 
-from ipygpumem.model import Usage
 from ipygpumem.probes.nvml import device_here
 from ipygpumem.record import Record
 from ipygpumem.units import format_bytes, format_change
@@ -133,30 +132,6 @@ class InventoryDiff(Record):
         return f"<{type(self).__name__}: {len(self.came)} came, {len(self.went)} went: {sizes or 'no change'}>"
 
     __str__ = __repr__
-
-
-@dataclass(frozen=True, repr=False)
-class TrackerRecord(InventoryDiff):
-    """Changes between two calls of a tracker, and the state at the second; in the first call everything is new."""
-
-    number: int
-    """Number of the call, counted from 1."""
-    taken_at: float
-    """Unix time."""
-    file: str | None
-    """The calling code's file; None for a notebook cell, and without a Python caller."""
-    line: int | None
-    """Line in the file, or in the cell."""
-    cell: int | None
-    """Execution count of the cell with the calling code."""
-    function: str
-    """The calling function, such as ``Net.forward``; empty at the top level."""
-    tensor_bytes: dict[str, int]
-    """Bytes of all tensors and arrays on each device, each storage once."""
-    usages: tuple[Usage, ...]
-    """Usage of each device since the last call."""
-    notes: tuple[str, ...] = ()
-    """Messages for the user about tensors that could not be read."""
 
 
 KINDS: tuple[str, ...] = get_args(Role)

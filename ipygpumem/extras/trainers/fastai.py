@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ipygpumem.api.shell import current_traces
-from ipygpumem.integrations.epochs import Epochs, close, harmless, names_of, needs
+from ipygpumem.extras.trainers.epochs import Epochs, close, harmless, names_of, needs
 
 with needs("fastai", "fastai"):
     from fastai.callback.core import Callback
 
 
-class MemoryCallback(Callback):
+class FastaiMemoryCallback(Callback):
     """Adds each epoch's kept memory and its peak to the recorder, under names such as ``mem/cuda_0/kept_mib``.
 
     The columns are the devices in use when the training begins.

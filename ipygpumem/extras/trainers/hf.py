@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ipygpumem.integrations.epochs import Epochs, close, harmless, needs
+from ipygpumem.extras.trainers.epochs import Epochs, close, harmless, needs
 from ipygpumem.introspect import is_instance
 from ipygpumem.objects.holders.frames import peek, stack
 
@@ -16,7 +16,7 @@ with needs("transformers", "transformers[torch]"):
 _LOOP = "_inner_training_loop"
 
 
-class MemoryCallback(TrainerCallback):
+class HfMemoryCallback(TrainerCallback):
     """Logs each epoch's kept memory and its peak on every device in use, with names such as ``mem/cuda_0/kept_mib``."""
 
     def __init__(self) -> None:

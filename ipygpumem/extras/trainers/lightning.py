@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ipygpumem.integrations.epochs import Epochs, close, harmless, needs
+from ipygpumem.extras.trainers.epochs import Epochs, close, harmless, needs
 
 with needs("lightning", "lightning"):
     if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:  # its older name, with its own classes
@@ -15,7 +15,7 @@ with needs("lightning", "lightning"):
 import torch  # Lightning needs it
 
 
-class MemoryCallback(Callback):
+class LightningMemoryCallback(Callback):
     """Logs each epoch's kept memory and its peak on every device in use, with names such as ``mem/cuda_0/kept_mib``."""
 
     def __init__(self) -> None:

@@ -1,0 +1,1 @@
+"""``ipygpumem.tracker``: tensors and arrays that came and went from call to call."""

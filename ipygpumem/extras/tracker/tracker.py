@@ -1,0 +1,146 @@
+"""Trackers: each call reports the tensors and arrays that came and went since the last one."""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn
+
+from ipygpumem.api.inventories import inventory_at
+from ipygpumem.api.shell import current_traces, show
+from ipygpumem.errors import FileError, TraceError, UnitError, said
+from ipygpumem.extras.tracker.tracker_report import TrackerRecord, tracker_report
+from ipygpumem.introspect import is_instance, type_name
+from ipygpumem.model import Usage
+from ipygpumem.objects.arrays import Storages
+from ipygpumem.objects.inventory import records
+from ipygpumem.objects.inventory.records import Inventory
+from ipygpumem.reports import text
+from ipygpumem.reports.layout import Report, note
+from ipygpumem.units import whole
+
+
+def tracker(to: object = None, *, top: int = 10, silent: bool = False) -> Tracker:
+    """Return a tracker, whose ``track()`` reports the tensors and arrays that came and went since its last call.
+
+    Use it inside functions, where no cell ends: call ``track()`` before and after the suspected code.
+
+    Args:
+        to: destination of the reports: None is the notebook, or a script's stdout; a logger gets them as ``INFO``; a
+            path is that of a file to append to.
+        top: maximum number of new ones to list, and of gone ones, the largest first; the rest are counted.
+        silent: report nothing; ``track()`` returns the record in any case.
+
+    Raises:
+        TraceError: ``to`` is no destination, or ``top`` not a number of rows.
+        FileError: the file cannot be written.
+
+    >>> tracker = ipygpumem.tracker(silent=True)
+    >>> first = tracker.track()
+    >>> image = numpy.zeros(2**20)
+    >>> tracker.track().came[0].name
+    'image'
+    """
+    try:
+        rows = whole(top, least=0)
+    except UnitError as error:
+        raise TraceError(f"top: {error}") from None
+    return Tracker(_writer(to), rows, silent=silent)
+
+
+class Tracker:
+    """Compares the live tensors and arrays from call to call, without keeping them alive; made by ``tracker``."""
+
+    def __init__(self, write: Callable[[Report], None], top: int, *, silent: bool) -> None:
+        self._write = write
+        self._top = top
+        self._silent = silent
+        self._number = 0
+        self._last: tuple[Inventory, str, Storages] | None = None
+        """The last inventory, its place in the code, and its storages, so that no new one reuses their identities."""
+        self._traces = current_traces()
+        self._span = self._traces.meter.start()
+
+    def __getstate__(self) -> NoReturn:  # its storages and span cannot be shared
+        raise TraceError("a tracker cannot be copied: make a new one")
+
+    def track(self) -> TrackerRecord:
+        """Report and return what came and went since the last call; the first call lists everything as new."""
+        caller = sys._getframe().f_back
+        usages, notes = self._usages()
+        storages = Storages()
+        found = inventory_at(caller or sys._getframe(), storages)  # no Python code calls an atexit handler
+        before, place, _ = self._last or (Inventory((), 0.0), "", None)
+        file, line, cell, function = _position(caller, found.cell)
+        where = f"{file}:{line}" if file is not None else "" if cell is None else f"cell {cell}, line {line}"
+        where += f" in {function}" if function else ""
+        changed = records.difference(before, found)
+        self._number += 1
+        record = TrackerRecord(
+            changed.came,
+            changed.went,
+            place,
+            where,
+            self._number,
+            *(found.taken_at, file, line, cell, function, found.device_bytes, usages, (*notes, *found.notes)),
+        )
+        self._last = found, where, storages
+        self._traces.meter.lap(self._span)  # exclude the memory of our own search
+        if not self._silent:
+            self._write(tracker_report(record, top=self._top))
+        return record
+
+    def _usages(self) -> tuple[tuple[Usage, ...], list[str]]:
+        traces = current_traces()
+        if traces is self._traces:
+            return traces.meter.lap(self._span), []
+        self._traces, self._span = traces, traces.meter.start()
+        return traces.meter.read(self._span), ["the extension was loaded or unloaded: peaks count from this call only"]
+
+
+def _position(caller: FrameType | None, cell: int | None) -> tuple[str | None, int | None, int | None, str]:
+    """Return the file (None for a cell), the line, the cell and the function of ``caller``."""
+    if caller is None:
+        return None, None, None, ""
+    code = caller.f_code
+    name = str(getattr(code, "co_qualname", code.co_name)).replace(".<locals>", "")  # from Python 3.11 on
+    function = "" if name == "<module>" or name.startswith("<cell line:") else name  # IPython 8's name for a cell
+    return (code.co_filename if cell is None else None), caller.f_lineno, cell, function
+
+
+def _writer(to: Any) -> Callable[[Report], None]:
+    """Return a function that writes a report to ``to``; if that fails, it shows the report with the reason."""
+    if to is None:
+        return show
+    if is_instance(to, logging.Logger) or is_instance(to, logging.LoggerAdapter):
+        name = "its logger"
+    elif type(to) is str or is_instance(to, pathlib.PurePath):
+        try:
+            to = pathlib.Path(to).expanduser().absolute()
+            _append(to, "")
+        except (OSError, ValueError, RuntimeError) as error:
+            raise FileError(f"the tracker's file cannot be written: {said(error)}") from None
+        name = str(to)
+    else:
+        raise TraceError(f"a tracker writes to a logger or to a file path, not to {type_name(to)}")
+
+    def write(report: Report) -> None:
+        try:
+            shown = text.render([report])
+            if is_instance(to, pathlib.PurePath):
+                _append(to, shown + "\n")
+            else:
+                to.info("%s", shown.rstrip(), stacklevel=3)  # the caller of ``track``, which calls this
+        except Exception as error:
+            show(report)
+            show(note(f"ipygpumem: the tracker could not write to {name}: {said(error)}"))
+
+    return write
+
+
+def _append(path: pathlib.Path, shown: str) -> None:
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(shown)
