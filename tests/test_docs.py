@@ -100,8 +100,8 @@ def exists(name: str) -> bool:
     """Whether a dotted name is a module's, or what a module has."""
     names = name.split(".")
     if name.startswith("ipygpumem.extras.trainers."):  # its modules import libraries of trainers, and torch
-        source = ROOT.joinpath(*names[:3]).with_suffix(".py")
-        return source.exists() and all(f"\nclass {part}" in source.read_text() for part in names[3:])
+        source = ROOT.joinpath(*names[:4]).with_suffix(".py")
+        return source.exists() and all(f"\nclass {part}" in source.read_text() for part in names[4:])
     for length in range(len(names), 0, -1):
         if _finds(".".join(names[:length])):
             module = importlib.import_module(".".join(names[:length]))

@@ -15,7 +15,7 @@ ROOT = Path(ipygpumem.__file__).parent
 MOST_LATE_IMPORTS = 16
 BUDGET = {
     "__init__": 110,
-    "api": 765,
+    "api": 795,
     "errors": 95,
     "estimating": 3260,
     "extras/__init__": 1,
