@@ -1,4 +1,4 @@
-"""``ipygpumem.tensors``, ``diff`` and ``tracker``."""
+"""``ipygpumem.tensors`` and ``diff``."""
 
 from __future__ import annotations
 

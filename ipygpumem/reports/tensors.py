@@ -1,4 +1,4 @@
-"""Reports inventories of tensors and arrays, and the calls of a tracker."""
+"""Reports inventories of tensors and arrays."""
 
 from __future__ import annotations
 
