@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 
 _SCRIPT = ("api.calibrate", "api.freeing", "api.inventories", "api.loops", "api.traces", "fitting.budgets")
-_SCRIPT += ("model", "probes.nvml", "units")
+_SCRIPT += ("extras.moving.calls", "extras.tracker.tracker", "model", "probes.nvml", "units")
 
 
 def run(name: str) -> int:
@@ -32,7 +32,7 @@ def test_examples_of_scripts_run(name: str, tmp_path: Path, monkeypatch: pytest.
     assert run(name)
 
 
-@pytest.mark.parametrize("name", ["notebook.python", "plot"])
+@pytest.mark.parametrize("name", ["notebook.python", "extras.pictures.plot"])
 def test_examples_of_notebooks_run(
     name: str, loaded: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
