@@ -7,6 +7,7 @@ import importlib.util
 import linecache
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,33 @@ def loaded() -> Any:
 
 
 def users_line(frame: types.FrameType | None = None) -> str:
-    """Return where the user's code is now: the innermost line that is no library's, if there is one."""
+    """Return where the user's code is now: the innermost line that is no library's, if there is one.
+
+    Autograd's own thread has none: then it is the line that waits for the backward pass.
+    """
     first = frame or sys._getframe(1)
-    here = next((caller for caller in stack(first) if is_users(caller.f_code.co_filename)), first)
-    return line_text(here.f_code.co_filename, here.f_lineno)
+    here = _innermost(first, is_users)
+    if here is None:
+        others = (other for other in sys._current_frames().values() if any(map(_runs_estimate, stack(other))))
+        found = (_innermost(other, is_users) for other in others)
+        here = next(filter(None, found), None) or _innermost(first, lambda name: not is_ours(name))
+    return "an unknown line" if here is None else line_text(here.f_code.co_filename, here.f_lineno)
+
+
+def _innermost(first: types.FrameType, is_wanted: Callable[[str], bool]) -> types.FrameType | None:
+    return next((frame for frame in stack(first) if is_wanted(frame.f_code.co_filename)), None)
+
+
+def _runs_estimate(frame: types.FrameType) -> bool:
+    return frame.f_code.co_filename == str(Path(__file__).with_name("running.py"))
 
 
 def users_line_of(traceback: types.TracebackType | None) -> str:
     """Return the innermost line of the user's code in a traceback, as ``users_line`` does."""
     lines = [(step.tb_frame.f_code.co_filename, step.tb_lineno) for step in steps(traceback)]
-    innermost = ([line for line in lines if is_users(line[0])] or lines[:1])[-1:]
-    return line_text(*innermost[0]) if innermost else ""
+    users, others = ([line for line in lines if keep(line[0])] for keep in (is_users, lambda name: not is_ours(name)))
+    here = users[-1:] or others[:1]
+    return line_text(*here[0]) if here else ""
 
 
 def line_text(name: str, number: int) -> str:

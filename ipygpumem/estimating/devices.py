@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from ipygpumem.estimating import users_line
 from ipygpumem.probes.accelerators import current_device, parse_device
 
 UNKNOWN = "this code cannot be estimated, because it needs the values of tensors"
-_NEED_VALUES = {torch.Tensor.numpy: "NumPy", torch.Tensor.__array__: "NumPy", torch.Tensor.data_ptr: "data_ptr"}
+_TO_NUMPY = (torch.Tensor.numpy, torch.Tensor.__array__)
 _FACTORIES = frozenset(
     {
         *(torch.arange, torch.empty, torch.empty_strided, torch.eye, torch.full, torch.linspace, torch.ones),
@@ -20,6 +21,13 @@ _FACTORIES = frozenset(
         torch.logspace,
     }
 )
+
+
+def _array(tensor: Any) -> Any:
+    """Return an array with one guessed value in the place of a tensor's values."""
+    value = torch.ops.aten._local_scalar_dense(tensor)  # so that the guess is noted
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return importlib.import_module("numpy").full(tuple(tensor.shape), 0 if type(value) is int else value, kind)
 
 
 class Devices(TorchFunctionMode):
@@ -68,8 +76,10 @@ class Devices(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call one function of torch's with other devices."""
         kwargs = kwargs or {}
-        if func in _NEED_VALUES:
-            raise EstimateError(f"{UNKNOWN}: {_NEED_VALUES[func]} in {users_line()}")
+        if func is torch.Tensor.data_ptr:
+            raise EstimateError(f"{UNKNOWN}: data_ptr in {users_line()}")
+        if func in _TO_NUMPY:
+            return _array(args[0])
         if func in (torch.Tensor.pin_memory, torch.Tensor.share_memory_):
             # The host's memory, as before; or counted with the device's.
             pins_here = func is torch.Tensor.pin_memory and self._target is None

@@ -24,6 +24,7 @@ from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import users_line
 from ipygpumem.estimating.devices import UNKNOWN, Devices
 from ipygpumem.estimating.fake_copies import FakeCopies
+from ipygpumem.estimating.largest import LARGEST, is_mask, largest_value
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storages import GRADIENTS, OPTIMIZER, PARAMETERS, StorageLog, Workspaces
 from ipygpumem.estimating.transients import is_flash, loss_bytes, operator_name
@@ -220,7 +221,7 @@ _UNFOLLOWED = (
 _UNTOLD = "this code cannot be estimated, because torch cannot say what an operation returns"
 _DEVICE = torch.ops.prim.device.default
 _CPU_ATTENTION = getattr(getattr(_ATEN, "_scaled_dot_product_flash_attention_for_cpu", None), "default", None)
-_ADD = _ATEN.add.Tensor
+_ADD, _INDEX = _ATEN.add.Tensor, _ATEN.index.Tensor
 _IN_PLACE = frozenset(
     {
         *(_ADD, _ATEN.scatter.src, _ATEN.scatter.value, _ATEN.scatter_add.default, _ATEN.index_add.default),
@@ -246,9 +247,12 @@ class Follower(TorchDispatchMode):
         self._copies, self._note, self._check = copies, note, check
         self._last_graph = -1
         self._known: Any = WeakIdKeyDictionary()
+        self._largest: Any = WeakIdKeyDictionary()  # values of random numbers and positions
         self._given_to_lbfgs = 0
         self.guesses: dict[str, int] = {}
         """The lines that asked for a tensor's value and got a stand-in, in order, and how often they did."""
+        self.upper_bounds: dict[str, None] = {}
+        """The lines whose results were taken to be as large as they can be, in order."""
         self._handles: list[Any] = []  # what ends the hooks on real tensors
         self._strays: dict[int, tuple[Any, Any]] = {}  # real tensors by id, with their fake copies
 
@@ -278,12 +282,16 @@ class Follower(TorchDispatchMode):
         if in_backward and func in _IN_PLACE and _works_in_place(func, args):
             self._workspaces.see(operator_name(func, args, kwargs), args, [args[0]], in_backward=True)
             return args[0]
+        operator = _STAND_INS.get(func, func)
+        if (largest := LARGEST.get(func.name())) is not None and (func is not _INDEX or any(map(is_mask, args[1]))):
+            operator = largest
+            self.upper_bounds[users_line()] = None
         try:
-            result = _STAND_INS.get(func, func)(*args, **kwargs)
+            result = operator(*args, **kwargs)
         except _UNFOLLOWED as error:
             return self._stand_in(func, args, error)
         result = self._corrected(func, args, kwargs, arguments, result)
-        self._see_value(func, args, result)
+        self._see_value(func, args, kwargs, result)
         recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments)
         results, name = list(tensors_in(result)), operator_name(func, args, kwargs)
         for tensor in results[::-1] if name == "native_dropout" else results:  # in the order of allocation
@@ -371,17 +379,28 @@ class Follower(TorchDispatchMode):
         if is_condition:
             return bool(_answer_without_error() if known is None else known)
         plain = 1.0 if dtype.is_floating_point else 1j if dtype.is_complex else 1
-        return plain if known is None else type(plain)(known)
+        return type(plain)(self._largest.get(tensor, plain) if known is None else known)
 
     def _known_value(self, value: Any) -> bool | None:
         """Return what all elements of a tensor are taken to be, True or False; None if that is not known."""
         return self._known.get(value) if isinstance(value, torch.Tensor) else None
 
-    def _see_value(self, func: Any, args: Any, result: Any) -> None:
+    def _see_value(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Remember what an operation gives, or forget what was known of a tensor that it changed."""
-        if not isinstance(result, torch.Tensor) or not args:
+        if not args:
             return
-        truth = self._given_by(func.__name__.partition(".")[0].rstrip("_"), *args[:2])
+        name = func.__name__.partition(".")[0].rstrip("_")
+        largest = largest_value(name, args, kwargs, result)
+        if largest is None and (name in _SAME or name == "unbind") and args[0] in self._largest:
+            largest = result, self._largest[args[0]]
+        given, value = largest or ((), 0)
+        for tensor in tensors_in(given):
+            self._largest[tensor] = value
+        if not isinstance(result, torch.Tensor):
+            return
+        if largest is None:
+            self._largest.pop(result, None)
+        truth = self._given_by(name, *args[:2])
         if truth is not None:
             self._known[result] = truth
         else:

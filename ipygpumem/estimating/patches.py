@@ -442,8 +442,11 @@ class Accelerators:
         is_own = getattr(old, "__module__", "").startswith(module.__name__)
         if not is_own or name in _AS_IT_IS or (isinstance(old, type) and issubclass(old, BaseException)):
             return old
-        if type(old) is FunctionType or name in ("CUDAGraph", "MemPool", "graph", "GreenContext"):
-            return functools.partial(_refuse, f"torch.{short.partition('.')[0]}.{name}")
+        refuse = functools.partial(_refuse, f"torch.{short.partition('.')[0]}.{name}")
+        if name in ("CUDAGraph", "MemPool", "graph", "GreenContext"):  # classes, for annotations
+            return type(name, (), {"__new__": lambda _, *args, **more: _here_alone(refuse, old)(*args, **more)})
+        if type(old) is FunctionType:
+            return refuse
         return old
 
 

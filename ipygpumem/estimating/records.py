@@ -68,6 +68,8 @@ class Estimate(Record):
     guesses: tuple[str, ...] = ()
     """The lines that asked for a tensor's value and got a stand-in: 1, 1.0 or False."""
     notes: tuple[str, ...] = ()
+    upper_bounds: tuple[str, ...] = ()
+    """The lines whose results have a size that depends on values: it was taken to be the largest possible."""
 
     @property
     def peak_bytes(self) -> int:

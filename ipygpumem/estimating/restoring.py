@@ -260,7 +260,7 @@ class Restorer(Walk):
         for get, put in _SETTINGS:
             with contextlib.suppress(AttributeError, OSError):  # not in this torch; a folder that is gone
                 self._state(get, put, operator.eq)
-        self.take(sys.path, random._inst)  # the one behind random.random()
+        self.take(sys.path, getattr(random, "_inst", None))  # the one behind random.random()
 
     def _dice(self, value: Any) -> list[Any]:
         return self._leaf(lambda: random.Random.getstate(value), lambda kept: random.Random.setstate(value, kept))
@@ -278,13 +278,14 @@ class Restorer(Walk):
         """Give everything what it held; note what failed, and what still holds a fake tensor."""
         if not self.complete:
             self._fail(f"the last of more than {MOST_KEPT:,} objects")
-        for undo in reversed(self._undo):
+        # An error that this raised would hide the code's own.
+        for undo in [*reversed(self._undo), self._undo.clear, self.drop, self._forget_modules, self._name_holders]:
             try:
                 undo()
             except Exception as error:  # noqa: PERF203  # the others get theirs back
                 self._fail(str(error).partition("\n")[0])
-        self._undo.clear()
-        self.drop()
+
+    def _forget_modules(self) -> None:
         for name in set(sys.modules) - self._modules:
             if is_users_module(sys.modules[name]):  # it may have made fake tensors while it was imported
                 module = sys.modules.pop(name)
@@ -292,6 +293,8 @@ class Restorer(Walk):
                 if parent in sys.modules and module_dict(sys.modules[parent]).get(last) is module:
                     del module_dict(sys.modules[parent])[last]
                 del module  # its tensors are to die
+
+    def _name_holders(self) -> None:
         with interrupts.kept():
             gc.collect()
         if _alive(self._fakes):
@@ -376,7 +379,8 @@ def _is_users_class(kind: Any) -> bool:
 
 def _alive(mode: FakeTensorMode) -> list[Any]:
     """Return the fake tensors of ``mode``: those of an earlier estimate may be held by the traceback of its error."""
-    return [value for value in gc.get_objects() if type(value) is FakeTensor and value.fake_mode is mode]
+    fakes = [value for value in gc.get_objects() if type(value) is FakeTensor]
+    return [value for value in fakes if (instance_dict(value) or {}).get("fake_mode") is mode]  # one half made has none
 
 
 def _named_holders(mode: FakeTensorMode) -> list[str]:

@@ -163,7 +163,8 @@ class Estimation:
         started = time.perf_counter()
         found = self.carry_out(lambda: self._figures(run))
         devices = tuple(with_room(figures, there_bytes, self._room_bytes) for figures, there_bytes in found)
-        return Estimate(devices, time.perf_counter() - started, tuple(self._follower.guesses), tuple(self._notes))
+        seconds, follower = time.perf_counter() - started, self._follower
+        return Estimate(devices, seconds, tuple(follower.guesses), tuple(self._notes), tuple(follower.upper_bounds))
 
     def _figures(self, code: Callable[[], Any]) -> list[tuple[DeviceEstimate, int]]:
         """Run ``code`` and return for each device the figures, and the bytes that this process holds there already."""

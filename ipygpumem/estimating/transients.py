@@ -235,10 +235,16 @@ def _middle(args: Any, _: Any) -> Any:
     return count * (args[0].itemsize * 2 + 24) + count // 5  # sorted, with its results
 
 
+def _places(args: Any, _: Any) -> Any:
+    """The positions at which masks are true: everywhere."""
+    return [8 * index.numel() * index.dim() for index in args[1] if index is not None and index.itemsize == 1]
+
+
 def _put(args: Any, _: Any) -> Any:
     accumulates = len(args) > 3 and args[3]
     counts = [index.numel() for index in args[1] if index is not None]
-    return 49 * max(counts, default=0) if accumulates else 0
+    places = _places(args, _) if args[2].dim() else []  # a single value is filled in by the mask
+    return [*places, 49 * max(counts, default=0) if accumulates else 0]
 
 
 def _drawn(args: Any, _: Any) -> Any:
@@ -268,6 +274,8 @@ _TRANSIENTS: dict[str, Sizes] = {
     "_embedding_bag_backward": _bags,
     "_embedding_bag_dense_backward": _bags,
     **dict.fromkeys(("index_put", "_index_put_impl"), _put),
+    "index": _places,
+    "masked_select": lambda args, result: 8 * result.numel() * args[0].dim(),
     **dict.fromkeys(("sort", "argsort"), _sorted),
     **dict.fromkeys(("median", "nanmedian"), lambda args, _: _middle(args, _) if len(args) == 1 else 0),
     "randperm": lambda args, _: 40 * args[0] + MIB,

@@ -11,7 +11,7 @@ _GUESSES_SHOWN = 5
 
 def estimate_report(estimate: Estimate) -> Report:
     """Return the report of the memory that code would take on each device, by purpose."""
-    segments = ["estimate", *map(_verdict, estimate.devices)]
+    segments = ["estimate", *(_verdict(device, bool(estimate.upper_bounds)) for device in estimate.devices)]
     if not estimate.devices:
         segments.append("no tensor was made")
     segments.append(f"made in {format_seconds(estimate.duration_seconds)}, nothing ran on a device")
@@ -21,12 +21,16 @@ def estimate_report(estimate: Estimate) -> Report:
         for device in estimate.devices
         if device.peak_bytes
     ]
-    guesses = Fact("lines that got guessed values", tuple(map(clean, estimate.guesses)), most=_GUESSES_SHOWN)
-    return Report("estimate", segments, tuple(map(clean, estimate.notes)), tables, (guesses,) * bool(guesses.values))
+    lines = {
+        "lines that got guessed values": estimate.guesses,
+        "at most, since these lines are assumed to select all that they can": estimate.upper_bounds,
+    }
+    facts = [Fact(what, tuple(map(clean, values)), most=_GUESSES_SHOWN) for what, values in lines.items() if values]
+    return Report("estimate", segments, tuple(map(clean, estimate.notes)), tables, tuple(facts))
 
 
-def _verdict(device: DeviceEstimate) -> str:
-    text = f"{device_label(device.device)} peak {format_bytes(device.peak_bytes)}"
+def _verdict(device: DeviceEstimate, is_bound: bool) -> str:
+    text = f"{device_label(device.device)} peak {'at most ' * is_bound}{format_bytes(device.peak_bytes)}"
     if device.room_bytes is None:
         return text
     needed = format_bytes(device.required_bytes)

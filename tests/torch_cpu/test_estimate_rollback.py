@@ -28,6 +28,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 import ipygpumem
 from ipygpumem.errors import EstimateError
@@ -164,7 +165,7 @@ MISTAKES = {
     "%%estimate --device tpu\nx": "'tpu' is not a device: write RAM or a name such as cuda:0",
     "%%estimate\n\n": "the cell is empty",
     "%%estimate\nawait x\n": "can await only inside an async function",
-    "%%estimate\ny = x * 2\nz = y[y > 0]\n": "index in line 3: z = y[y > 0]",
+    "%%estimate\ny = x * 2\nz = y.to_sparse()\n": "to_sparse in line 3: z = y.to_sparse()",
     "%%estimate\n%%time\ny = x\n": "%%time acts on the notebook itself",
     "%%estimate\nfor _ in [1]:\n    %time y = x\n": "%time acts on the notebook itself",
 }
@@ -366,6 +367,15 @@ def test_one_thing_that_cannot_be_put_back_does_not_keep_the_rest() -> None:
     found = ipygpumem.estimate(step)
     assert any("could not be put back" in note for note in found.notes), found.notes
     assert kept == [1]
+
+
+def test_an_error_is_not_hidden_by_a_fake_tensor_that_it_left_half_made() -> None:
+    def step() -> None:
+        half = torch.Tensor._make_subclass(FakeTensor, torch.empty(1, device="meta"))  # torch's own first step
+        raise LookupError(id(half))
+
+    with pytest.raises(LookupError):
+        ipygpumem.estimate(step)
 
 
 def test_an_error_is_shown_with_the_users_lines_alone(estimating: Kernel) -> None:

@@ -5,6 +5,7 @@ What code does beyond its tensors is named too: files, processes, the network, t
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ipygpumem
 from ipygpumem.errors import EstimateError
+from ipygpumem.estimating import users_line
 from ipygpumem.estimating.effects import effects_of
 from ipygpumem.estimating.records import Estimate
 
@@ -162,9 +164,71 @@ def test_what_a_loop_on_values_asks_for_ends_with_its_line(tmp_path: Path, monke
         estimated(body, tmp_path)
 
 
+LARGEST = {
+    "x[x > 0]": (64 * 256,),
+    "x[(x > 0).any(1)]": (64, 256),
+    "x[:, (x > 0).any(0)]": (64, 256),
+    "torch.masked_select(x, x > 0)": (64 * 256,),
+    "nn.Parameter(x)[x > 0].sum().backward() or x[0]": (256,),
+    "(x > 0).nonzero()": (64 * 256, 2),
+    "torch.argwhere(x > 0)": (64 * 256, 2),
+    "torch.where(x > 0)[1]": (64 * 256,),
+    "(x.sum() > 0).nonzero()": (1, 0),
+    "torch.unique(x)": (64 * 256,),
+    "torch.unique(x, return_inverse=True)[1]": (64, 256),
+    "torch.unique(x, dim=0, return_counts=True)[1]": (64,),
+    "torch.unique_consecutive(y)": (64,),
+    "torch.unique_consecutive(x, dim=1)": (64, 256),
+    "torch.bincount(y, minlength=10)": (10,),
+    "torch.bincount(y)": (64,),
+    "torch.zeros_like(x).index_add_(0, k := torch.where(y == 0)[0], model[2].weight.new_ones(len(k), 256))": (64, 256),
+    "torch.stack([row for row in x[x > 0]])": (64 * 256,),
+}
+"""Results whose size depends on values, and the largest size that they can have."""
+
+
+def test_sizes_that_depend_on_values_are_the_largest_possible(tmp_path: Path) -> None:
+    body = "".join(f"z = {line}\nassert z.shape == {shape}, z.shape\n" for line, shape in LARGEST.items())
+    found = estimated(body, tmp_path)
+    assert [line.partition(": z = ")[2] for line in found.upper_bounds] == [*LARGEST]
+    assert found.peak_bytes >= 64 * 256 * 2 * 8
+    assert "cuda:0 peak at most " in str(found)
+    assert "at most, since these lines" in str(found)
+
+
+POSITIONS = [
+    "[3][int(torch.empty(1).uniform_(0.0, 1.0).item())]",  # torchvision's way of choosing a size
+    "[3][torch.randint(0, 1, (1,))], [3][torch.randint(1, (2,))[1].item()], [3][torch.randperm(1)[0]]",
+    "[3][torch.zeros(4, 1).argmax(1)[2]], [3, 3, 3, 3][torch.zeros(4).argmax()], [3][torch.rand(1).topk(1)[1]]",
+    "[3][torch.rand(1).sort().indices[0]], [3][torch.multinomial(torch.rand(1), 1)], [3][torch.rand(1).max(0)[1]]",
+    "[3][(x > 0).nonzero()[0][1].item()], [3][torch.where(x > 0)[0][0]]",
+]
+
+
+def test_random_numbers_and_positions_are_valid_indices(tmp_path: Path) -> None:
+    body = "\n".join([*POSITIONS, "assert torch.randint(8, 17, (1,)).item() == 16"])
+    assert estimated(body, tmp_path).guesses
+
+
+def test_arrays_of_tensors_have_guessed_values(tmp_path: Path) -> None:
+    body = "a = x.cpu().detach().numpy(), np.asarray(x), np.array(y), (x > 0).numpy()\n"
+    check = "assert [(b.shape, b.dtype.name, b.ravel()[0]) for b in a] == [((64, 256), 'float32', 1.0)] * 2 + ["
+    found = estimated(body + check + "((64,), 'int64', 0), ((64, 256), 'bool', False)]", tmp_path)
+    assert len(found.guesses) == 1
+
+
+def test_a_line_is_named_where_autograd_has_a_thread_of_its_own() -> None:
+    def step() -> None:
+        named: list[str] = []
+        thread = threading.Thread(target=named.extend, args=(map(users_line, [None]),))
+        thread.start()  # waits for it, as backward() does
+        thread.join()
+        assert Path(__file__).name in named[0], named
+
+    ipygpumem.estimate(step)
+
+
 REFUSED = {
-    "x.numpy()": "NumPy",
-    "np.asarray(x)": "NumPy",
     "x.to_sparse()": "to_sparse",
     "torch.cuda.CUDAGraph()": "torch.cuda.CUDAGraph",
     "torch.cuda.make_graphed_callables(model, (x,))": "torch.cuda.make_graphed_callables",
@@ -172,7 +236,7 @@ REFUSED = {
     "torch.cuda.get_device_properties(0).total_memory": "total_memory",
     "torch.cuda.memory_snapshot()": "torch.cuda.memory_snapshot",
     "torch.cuda.current_blas_handle()": "torch.cuda.current_blas_handle",
-    "for row in x[x > 0]: pass": "index",
+    "x.repeat_interleave(y, 0)": "repeat_interleave",
 }
 
 

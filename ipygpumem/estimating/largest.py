@@ -1,0 +1,112 @@
+"""Results of operators whose size or value depends on values: the largest that they can have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_ATEN = torch.ops.aten
+_MASKS = (torch.bool, torch.uint8)
+
+
+def _nonzero(given: Any) -> Any:
+    return given.new_empty((given.dim(), given.numel()), dtype=torch.long).t()
+
+
+def _masked_select(given: Any, mask: Any) -> Any:
+    return given.new_empty(math.prod(torch.broadcast_shapes(given.shape, mask.shape)))
+
+
+def _index(given: Any, indices: Any) -> Any:
+    places: list[Any] = []
+    for index in indices:
+        places += _nonzero(index).unbind(1) if is_mask(index) else [index]
+    return _ATEN.index.Tensor(given, places)
+
+
+def is_mask(index: Any) -> bool:
+    """Return True if an index selects where it is true."""
+    return index is not None and index.dtype in _MASKS
+
+
+def _unique(given: Any, _: bool = True, inverse: bool = False, counts: bool = False) -> Any:
+    return (given.new_empty(given.numel()), *_positions(given, given.shape, given.numel(), inverse, counts))
+
+
+def _unique_in(given: Any, dim: int, _: bool = True, inverse: bool = False, counts: bool = False) -> Any:
+    count = given.shape[dim]
+    return (torch.empty_like(given), *_positions(given, (count,), count, inverse, counts))
+
+
+def _unique_runs(given: Any, inverse: bool = False, counts: bool = False, dim: int | None = None) -> Any:
+    if dim is None:
+        return _unique(given, True, inverse, counts)
+    return _unique_in(given, dim, True, inverse, counts)
+
+
+def _positions(given: Any, shape: Any, count: int, inverse: bool, counts: bool) -> tuple[Any, Any]:
+    sizes = (shape if inverse else 0, count if counts else 0)
+    first, second = (given.new_empty(size, dtype=torch.long) for size in sizes)
+    return first, second
+
+
+def _bincount(given: Any, weights: Any = None, minlength: int = 0) -> Any:
+    """Return as many bins as the code asks for, else one for each value: values have no upper bound."""
+    kind = torch.long if weights is None else weights.dtype if weights.is_floating_point() else torch.double
+    return given.new_empty(minlength or given.numel(), dtype=kind)
+
+
+def _kept_boxes(boxes: Any, *_: Any) -> Any:
+    return boxes.new_empty(len(boxes), dtype=torch.long)
+
+
+LARGEST: dict[str, Callable[..., Any]] = {
+    "aten::nonzero": _nonzero,
+    "aten::masked_select": _masked_select,
+    "aten::index.Tensor": _index,
+    "aten::_unique2": _unique,
+    "aten::_unique": lambda given, is_sorted=True, inverse=False: _unique(given, is_sorted, inverse)[:2],
+    "aten::unique_dim": _unique_in,
+    "aten::unique_consecutive": _unique_runs,
+    "aten::unique_dim_consecutive": lambda given, dim, *rest, **more: _unique_in(given, dim, True, *rest, **more),
+    "aten::bincount": _bincount,
+    "torchvision::nms": _kept_boxes,
+}
+"""Makes the largest result, by operator."""
+
+
+_PLACES = {
+    **dict.fromkeys(("argmax", "argmin", "max", "min", "median", "mode", "sort"), 1),
+    **dict.fromkeys(("topk", "kthvalue"), 2),
+}
+"""Operators that return positions, and where the dimension is among their arguments."""
+_RANDOM = frozenset({"rand", "uniform", "randint", "randint_like", "random", "randperm", "multinomial"})
+
+
+def largest_value(name: str, args: Any, kwargs: Any, result: Any) -> tuple[Any, float] | None:
+    """Return a result that has random numbers or positions, and its largest value, which is a valid index; or None.
+
+    Of the positions that a mask selects it is the first one: code goes on from there.
+    """
+    if name == "nonzero":
+        return result, 0
+    if name in _PLACES:
+        dim = kwargs.get("dim", args[_PLACES[name]] if len(args) > _PLACES[name] else None)
+        if name.startswith("arg"):
+            return result, args[0].numel() - 1 if dim is None else _size(args[0], dim) - 1
+        return (result[1], _size(args[0], -1 if dim is None else dim) - 1) if isinstance(result, tuple) else None
+    if name not in _RANDOM:
+        return None
+    if name == "multinomial":
+        return result, args[0].shape[-1] - 1
+    if name in ("rand", "uniform"):
+        return result, math.nextafter(args[2] if len(args) > 2 else 1.0, -math.inf)
+    bounds = [number for number in args if type(number) is int]
+    return (result, bounds[-1] - 1) if bounds else None
+
+
+def _size(given: Any, dim: int) -> int:
+    return int(given.shape[dim]) if given.dim() else 1
