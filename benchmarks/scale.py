@@ -72,7 +72,7 @@ _MERGED = """
 import json, time
 from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord, Usage
 from ipygpumem.reports import html, text
-from ipygpumem.reports.engines import engines_report, merged_record
+from ipygpumem.extras.cluster.engines_report import engines_report, merged_record
 usages = (Usage("cpu", 2**30, 2**30, 2**31, None, "kernel"), Usage("cuda:0", 0, 0, 2**30, None, "allocator"))
 def best(work):
     found = []

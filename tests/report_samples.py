@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
+from ipygpumem.extras.cluster.engines_report import engines_report, looks_report, merged_record
 from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord
 from ipygpumem.extras.lines.lines_report import lines_report, statements_report
 from ipygpumem.extras.lines.statements import Cost, Run
@@ -35,7 +36,6 @@ from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, Tensor
 from ipygpumem.reconcile.device import Part, Reconciliation
 from ipygpumem.reports import content, history
 from ipygpumem.reports.autofit import autofit_report
-from ipygpumem.reports.engines import engines_report, looks_report, merged_record
 from ipygpumem.reports.estimate import estimate_report, summary_report
 from ipygpumem.reports.layout import Report, note
 from ipygpumem.reports.status import status_report

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ipygpumem.extras.cluster.engines_report import engines_report, looks_report, merged_record, values_of
 from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord, Usage
-from ipygpumem.reports.engines import engines_report, looks_report, merged_record, values_of
 from ipygpumem.units import GIB, MIB
 from tests.clusters import CTRL_C, ID, UNTIL, cluster_of, on_engines, record, start_cluster
 from tests.kernel import Kernel
@@ -99,7 +99,7 @@ def test_an_interrupt_reaches_an_engine_that_sleeps(cluster: Kernel, tmp_path: P
 
 
 STRIKES_IN = """
-from ipygpumem.notebook.commands.cluster import Engines
+from ipygpumem.extras.cluster.on_engines import Engines
 original = Engines.NAME
 def struck(*args, **options):
     Engines.NAME = original
@@ -193,7 +193,7 @@ def test_a_mistake_is_one_line_and_runs_nothing(cluster: Kernel, line: str, said
 
 
 def test_an_engine_without_the_extension_is_named(cluster: Kernel) -> None:
-    hide = "import sys; sys.modules['ipygpumem.notebook.engine'] = None"
+    hide = "import sys; sys.modules['ipygpumem.extras.cluster.engine'] = None"
     works(cluster, f"rc[1].execute({hide!r}, block=True)")
     try:
         reply = works(cluster, "%%experiment some --on all\nx = 1")
@@ -202,7 +202,7 @@ def test_an_engine_without_the_extension_is_named(cluster: Kernel) -> None:
         assert errors[1].startswith("has no ipygpumem, or an older one")
         assert "on 4 engines" in reply.reports("engines")[0]
     finally:
-        works(cluster, "rc[1].execute('import sys; del sys.modules[\"ipygpumem.notebook.engine\"]', block=True)")
+        works(cluster, "rc[1].execute('import sys; del sys.modules[\"ipygpumem.extras.cluster.engine\"]', block=True)")
 
 
 def test_what_a_closed_client_has_begun_does_not_stand_in_the_way(cluster: Kernel) -> None:
@@ -235,7 +235,7 @@ def other(cluster: Kernel) -> Iterator[Kernel]:
 
 
 MEANWHILE = """
-from ipygpumem.notebook.commands.cluster import Engines
+from ipygpumem.extras.cluster.on_engines import Engines
 original = Engines.run
 def meanwhile(*args):
     Engines.run = original

@@ -10,6 +10,7 @@ import importlib
 from typing import Any
 
 EXTRAS = {
+    "--on": "cluster.on_engines",
     "gpumem plot": "pictures.plot_command",
     "gpumem postmortem": "recorder.recorder_commands",
     "gpumem purge": "moving.moving_commands",
@@ -19,7 +20,7 @@ EXTRAS = {
     "memlines": "lines.memlines",
     "recorder": "recorder.recorder",
 }
-"""Module in ``extras`` of each optional command, and of the recorder."""
+"""Module in ``extras`` of each optional command or option, and of the recorder."""
 
 
 def loaded(place: str) -> Any:

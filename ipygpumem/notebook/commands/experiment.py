@@ -13,7 +13,7 @@ from ipygpumem.fitting.budgets import parse_budget
 from ipygpumem.notebook.commands.parsing import Options, command_of
 from ipygpumem.notebook.experiments import PARAMETER, Experiment, Parameters, plain_number
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.notebook.registry import loaded
+from ipygpumem.notebook.registry import EXTRAS, loaded
 from ipygpumem.reports import history as reports
 from ipygpumem.reports.content import usage_parts
 from ipygpumem.reports.layout import Report, clean, listed, note
@@ -108,7 +108,7 @@ def end(notebook: Notebook, options: Options) -> list[Report]:
     on_engines = [item for item in notebook.on_cluster if not options.name or item.name == options.name]
     here = notebook.experiments.here()
     if on_engines and (options.name or not here or here[-1].elapsed_seconds >= on_engines[-1].elapsed_seconds):
-        reports: list[Report] = loaded("notebook.commands.cluster.end")(notebook, on_engines[-1])
+        reports: list[Report] = loaded(f"extras.{EXTRAS['--on']}.end")(notebook, on_engines[-1])
         return reports
     if not options.name or not notebook.experiments.open:
         experiment = _innermost(notebook)
@@ -133,7 +133,7 @@ def keep(notebook: Notebook, options: Options) -> list[Report]:
 def status(notebook: Notebook, options: Options) -> list[Report]:
     """Return what is open and what it costs so far."""
     found = [note(described(experiment)) for experiment in notebook.experiments.open]
-    found += [note(loaded("notebook.commands.cluster.described")(experiment)) for experiment in notebook.on_cluster]
+    found += [note(loaded(f"extras.{EXTRAS['--on']}.described")(experiment)) for experiment in notebook.on_cluster]
     return found or [note("no experiment is open")]
 
 

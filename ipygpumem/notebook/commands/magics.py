@@ -13,7 +13,7 @@ from ipygpumem.introspect import text_of
 from ipygpumem.notebook.aside import say_failed
 from ipygpumem.notebook.ipython.rewriting import is_first_line, is_for_engines, words_of
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.notebook.registry import MAGICS, REWRITTEN, loaded
+from ipygpumem.notebook.registry import EXTRAS, MAGICS, REWRITTEN, loaded
 from ipygpumem.objects import interrupts
 from ipygpumem.reports.layout import clean
 
@@ -71,7 +71,7 @@ class GpuMemMagics(Magics):
                 if getattr(options, "on", None) is None:
                     reports = loaded(command.run)(self._notebook, options, *cell)
                 else:
-                    reports = loaded("notebook.commands.cluster.on_engines")(
+                    reports = loaded(f"extras.{EXTRAS['--on']}.on_engines")(
                         self._notebook, magic.lstrip("%"), command, options, line, *cell
                     )
         except GpuMemError as error:

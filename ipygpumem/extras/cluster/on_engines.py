@@ -17,13 +17,20 @@ from collections.abc import Iterable
 from typing import Any
 
 from ipygpumem.errors import ClusterError, quoted
+from ipygpumem.extras.cluster.engines_report import (
+    alike,
+    engine_numbers,
+    engines_report,
+    kind_of,
+    looks_report,
+    merged_record,
+)
 from ipygpumem.introspect import is_exactly
 from ipygpumem.model import EngineRecord, ExperimentRecord
 from ipygpumem.notebook.commands.parsing import Command, Options
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.bulk import Progress, unseen
-from ipygpumem.reports.engines import alike, engine_numbers, engines_report, kind_of, looks_report, merged_record
 from ipygpumem.reports.layout import Report, count
 from ipygpumem.units import format_seconds
 
@@ -257,7 +264,7 @@ class Engines:
 
     def ask(self, function: str, *words: object) -> Asked:
         """Let each engine call a function of ``engine.py`` with plain values, and return what will have the answers."""
-        module = "__import__('importlib').import_module('ipygpumem.notebook.engine')"
+        module = "__import__('importlib').import_module('ipygpumem.extras.cluster.engine')"
         return self._sent("apply_async", eval, f"{module}.answer({function!r}, *{words!r})", {})
 
     def run(self, source: str) -> Asked:

@@ -1,0 +1,1 @@
+"""``--on``: experiments and commands on the engines of an ipyparallel cluster."""
