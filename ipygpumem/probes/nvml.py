@@ -158,7 +158,7 @@ def _visible(library: Any) -> list[Any]:
     differ = len({library.nvmlDeviceGetName(card) for card in cards}) > 1
     if differ and any(word.isdecimal() for word in words) and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         raise LookupError(
-            "CUDA's order of cards that differ is known once it is used, or with CUDA_DEVICE_ORDER=PCI_BUS_ID"
+            "the order of different cards is unknown before CUDA is used, unless CUDA_DEVICE_ORDER=PCI_BUS_ID"
         )
     uuids = [library.nvmlDeviceGetUUID(card) if "GPU-" in text else "" for card in cards]
     found: list[int] = []

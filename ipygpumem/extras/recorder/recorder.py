@@ -87,7 +87,7 @@ class Recorder(Part):
             try:
                 self._tell_of_last()
             except Exception as error:  # another kernel's file must not keep this one from recording
-                self._messages.append(f"how the previous kernel ended cannot be said ({_reason(error)})")
+                self._messages.append(f"the end of the previous kernel is unknown ({_reason(error)})")
         try:
             self.start()
         except Exception as error:
