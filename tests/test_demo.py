@@ -55,7 +55,7 @@ def test_the_page_holds_the_reports_and_needs_no_network(demo: tuple[Path, str])
     words = re.sub(r"<[^>]+>", "", page)
     assert "experiment small · 1 cell" in words
     assert "experiment large · 3 cells" in words
-    assert "held by the traceback's frames" in page
+    assert "held by the traceback" in page
     assert not re.findall(r"<script|<link|\bsrc=|@import", page)
 
 

@@ -21,7 +21,7 @@ BUDGET = {
     "extras/__init__": 1,
     "extras/cluster": 750,
     "extras/lines": 690,
-    "extras/moving": 720,
+    "extras/moving": 725,
     "extras/pictures": 415,
     "extras/recorder": 605,
     "extras/tracker": 225,
@@ -36,7 +36,7 @@ BUDGET = {
     "probes": 1530,
     "reconcile": 560,
     "record": 136,
-    "reports": 1810,
+    "reports": 1815,
     "scopes": 750,
     "units": 140,
 }

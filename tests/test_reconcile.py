@@ -307,7 +307,7 @@ def test_what_the_machine_has_no_more_of_is_not_free_in_a_container() -> None:
 def test_children_that_cannot_be_told_are_among_the_others() -> None:
     found = host_parts(HostFigures(**{**vars(MACHINE), "children_bytes": None}), None, all_there)
     assert sizes(found)["other processes and the system"] == 10_000 - 2000 - 2700 - 2000
-    assert "cannot be told" in found.notes[0]
+    assert "not known separately" in found.notes[0]
 
 
 SIZES = st.integers(0, 9000)

@@ -137,7 +137,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(script_memory: FakeProbe) ->
         yield 1
 
     for wrong in (int, numbers):
-        with pytest.raises(TraceError, match="no classes or async generators"):
+        with pytest.raises(TraceError, match="cannot decorate classes or async generators"):
             ipygpumem.trace(wrong)
 
 

@@ -17,7 +17,7 @@ class Clearing:
     """A ``with`` block that releases the locals of functions whose error leaves the block."""
 
     def __repr__(self) -> str:
-        return "<cleared the tracebacks of stored errors>"
+        return "<released the locals in tracebacks of stored errors>"
 
     def __enter__(self) -> Clearing:
         return self

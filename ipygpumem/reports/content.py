@@ -163,7 +163,7 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
     if record.kind == "oom":
         head.append(f"free: {_sizes(record.free)}")
     head.append(f"came back: {_sizes(record.reclaimed)}")
-    title = "held by the traceback's frames"
+    title = "held by the traceback"
     tables = [held_table(title, record.held, min_held_bytes, _also_freed(record))] if held else []
     listings = [layout.Listing("small locals of these frames", list(map(clean, record.plain)))] * bool(record.plain)
     return [Report("recovery", head, _recovery_lines(record), tables, listings=listings, is_trouble=True)]
