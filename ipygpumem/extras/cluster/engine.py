@@ -1,6 +1,6 @@
-"""What an engine of a cluster does for the notebook that asks: experiments, commands and their records.
+"""Runs a notebook's requests on an engine of a cluster: experiments, commands and their records.
 
-Everything here takes and returns plain values, since the engine may run other versions of Python and IPython.
+All functions take and return plain values, because the engine may run other versions of Python and IPython.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ _OF_CALL = re.compile(r"_\w+_(f|args|kwargs|result)")
 
 
 def answer(function: str, *words: Any) -> dict[str, Any]:
-    """Call one of the functions below; return its ``value``, or the ``error`` in words."""
+    """Call one of the functions below; return its ``value``, or the ``error`` message."""
     names = get_ipython().user_ns
-    # ipyparallel binds what it calls; an experiment that ends meanwhile would take these names for its own.
+    # ipyparallel binds names for its call; an experiment that ends in it would own them.
     bound = {name: names.pop(name) for name in list(islice(reversed(names), 4)) if _OF_CALL.fullmatch(name)}
     try:
         found = find_notebook(get_ipython())
-        if found is None:  # where we load it ourselves, it shows nothing by itself
+        if found is None:  # loaded here, it shows nothing by itself
             found = load(get_ipython())
             found.context.config.report = False
         return {"value": _ASKED[function](found, *words)}
     except GpuMemError as error:
         return {"error": str(error)}
-    except Exception as error:  # whatever it is, the notebook names it
+    except Exception as error:  # any error: the notebook reports it
         return {"error": f"{type_name(error)}: {str(error).partition(chr(10))[0]}"}
     finally:
         names.update(bound)
 
 
 def prepare(notebook: Notebook, line: str) -> dict[str, Any]:
-    """Check the words of a cell ``%%experiment LINE`` that comes next."""
+    """Check the options of the next cell, ``%%experiment LINE``."""
     experiment.new(notebook, parse("%experiment", f"start {line}")[1])
     return place()
 
 
 def start(notebook: Notebook, line: str) -> dict[str, Any]:
-    """Open an experiment as ``%experiment start LINE`` does."""
+    """Open an experiment like ``%experiment start LINE``."""
     options = parse("%experiment", f"start {line}")[1]
     sys.modules["ipyparallel.serialize"].serialize_object(place())  # what the first one imports is not the experiment's
     for other in list(notebook.experiments.open):
@@ -70,7 +70,7 @@ def start(notebook: Notebook, line: str) -> dict[str, Any]:
 
 
 def end(notebook: Notebook, name: str, whose: str = "") -> dict[str, Any]:
-    """End the experiment of that name: that of the client that asks, or else another's, but only if not ``own``."""
+    """End the named experiment of the requesting client, else another client's, if that is allowed."""
     known = [*([] if whose == "own" else notebook.experiments.open), *notebook.experiments.here()]
     named = [item for item in known if item.name == name]
     if not named:
@@ -80,7 +80,7 @@ def end(notebook: Notebook, name: str, whose: str = "") -> dict[str, Any]:
 
 
 def record(notebook: Notebook, name: str, since: Mapping[int, float]) -> dict[str, Any]:
-    """Return the record of the first experiment of that name that has begun since a time of this engine's."""
+    """Return the record of the first experiment with that name that began since ``since``, a time of this engine."""
     begin = since[get_ipython().kernel.engine_id]
     found = [item for item in notebook.experiments.finished if item.name == name and item.started_at >= begin]
     if not found:
@@ -94,7 +94,7 @@ def _result(notebook: Notebook, found: ExperimentRecord) -> dict[str, Any]:
 
 
 def look(notebook: Notebook, magic: str, line: str) -> dict[str, Any]:
-    """Return what a command shows here, as text, and what is in use before and after it."""
+    """Return a command's output here as text, and the memory in use before and after it."""
     command, options = parse(f"%{magic}", line)
     before = {reading.device: reading.current_bytes for reading in notebook.context.meter.now().values()}
     reports = loaded(command.run)(notebook, options)
@@ -103,7 +103,7 @@ def look(notebook: Notebook, magic: str, line: str) -> dict[str, Any]:
 
 
 def place() -> dict[str, Any]:
-    """Return where this engine is, what it runs, and its time."""
+    """Return this engine's host, process, versions and time."""
     cuda = in_use("cuda")
     used = [] if cuda is None else [at for at in range(cuda.device_count()) if cuda.memory_reserved(at)]
     ours = sys.modules["ipygpumem"].__version__
@@ -117,7 +117,7 @@ def place() -> dict[str, Any]:
 
 
 def _free(notebook: Notebook) -> dict[str, int]:
-    """Return what nobody uses of each device that is measured here."""
+    """Return the free memory of each device measured here."""
     found = {"cpu": nvml.memory("cpu").free_bytes}
     for reading in notebook.context.meter.now().values():
         if reading.device != "cpu" and reading.total_bytes is not None and reading.used_bytes is not None:
@@ -126,4 +126,4 @@ def _free(notebook: Notebook) -> dict[str, int]:
 
 
 _ASKED: dict[str, Callable[..., dict[str, Any]]] = {ask.__name__: ask for ask in (prepare, start, end, record, look)}
-"""What may be asked for."""
+"""Functions that a notebook may request."""

@@ -1,7 +1,7 @@
-"""``--on``: experiments and commands on the engines of an ipyparallel cluster; each engine measures by itself.
+"""``--on``: experiments and commands on the engines of an ipyparallel cluster; each engine measures itself.
 
-An engine works off what it is sent in order, so a question that follows a cell is answered when the cell is over.
-Questions travel as text for ``eval``: a function would travel as bytecode, which another Python cannot read.
+An engine handles messages in order, so a request sent after a cell is answered when the cell has finished. Requests
+are sent as text for ``eval``, because a function would be sent as bytecode, which another Python cannot read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _START_SECONDS = 30.0
 _GRACE_SECONDS = 10.0
 """Seconds to wait for engines after our Ctrl-C."""
 _NEWS_SECONDS = 0.5
-"""Seconds to wait for the news that an engine has begun a cell."""
+"""Seconds to wait for the message that an engine has begun a cell."""
 
 Asked = dict[int, Any]
 """ipyparallel's ``AsyncResult`` by engine."""
@@ -51,7 +51,7 @@ Asked = dict[int, Any]
 def on_engines(
     notebook: Notebook, magic: str, command: Command, options: Options, line: str, cell: str = ""
 ) -> list[Report]:
-    """Do on engines what ``command`` does here; a Ctrl-C breaks off its waiting alone, so that nothing stays open."""
+    """Run ``command`` on engines; a Ctrl-C interrupts only the waiting, so that nothing stays open."""
     __tracebackhide__ = True
     if getattr(options, "record", None) is not None:
         raise ClusterError("--record and --on: the engines would write one file; run it on one engine with %%px")
@@ -80,7 +80,7 @@ def _unless(struck: list[int], notebook: Notebook, reports: list[Report]) -> lis
 
 
 def _run_cell(notebook: Notebook, options: Options, line: str, cell: str, struck: list[int]) -> list[Report]:
-    """Run a cell as an experiment on all engines at once, and raise what it raised there once all is shown."""
+    """Run a cell as an experiment on all engines at once; show everything, then raise its error."""
     __tracebackhide__ = True
     experiment = ClusterExperiment(options, _engines_of(notebook.context.shell, options.on))
     with notebook.context.screen.working(f"experiment on {count(len(experiment.all.numbers), 'engine')}") as progress:
@@ -116,7 +116,7 @@ def _start(notebook: Notebook, options: Options, line: str, struck: list[int]) -
 
 
 def end(notebook: Notebook, experiment: ClusterExperiment) -> list[Report]:
-    """End an experiment that engines have open, and return its report."""
+    """End an experiment that is open on engines, and return its report."""
     notebook.on_cluster.remove(experiment)
     if _is_closed(experiment.all.client):
         raise ClusterError(
@@ -148,7 +148,7 @@ def _end(notebook: Notebook, experiment: ClusterExperiment, *, is_ours: bool = T
 
 
 def _ended(notebook: Notebook, experiment: ClusterExperiment, record: ExperimentRecord) -> list[Report]:
-    """Remember the record of an experiment that has ended, and return its report."""
+    """Store the record of an ended experiment, and return its report."""
     notebook.experiments.finished.append(record)
     notebook.subscribers.add(record)
     is_shown = (experiment.report or notebook.context.config.experiment_report) != "none"
@@ -156,13 +156,13 @@ def _ended(notebook: Notebook, experiment: ClusterExperiment, record: Experiment
 
 
 def described(experiment: ClusterExperiment) -> str:
-    """Return one line on an open experiment."""
+    """Return a line that describes an open experiment."""
     where = engine_numbers(experiment.engines.numbers)
     return f"experiment {experiment.name} · on {where} · span {format_seconds(experiment.elapsed_seconds)}"
 
 
 def _look(notebook: Notebook, magic: str, line: str, options: Options) -> list[Report]:
-    """Let each engine run a command, and return its reports below one table of figures."""
+    """Run a command on each engine, and return its reports below one table of figures."""
     engines = _engines_of(notebook.context.shell, options.on)
     asked = engines.ask("look", magic, line)
     with notebook.context.screen.working(f"%{magic} {line}") as progress:
@@ -191,7 +191,7 @@ class ClusterExperiment:
         self.name: str = options.name
         self.report: str | None = options.report
         self.all = self.engines = engines
-        """The latter are those that take part."""
+        """The participating engines."""
         self._failed: dict[int, str] = {}
         self._places: dict[int, dict[str, Any]] = {}
         self._started_at, self._started = time.time(), time.perf_counter()
@@ -202,7 +202,7 @@ class ClusterExperiment:
         return time.perf_counter() - self._started
 
     def begin(self, function: str, line: str) -> None:
-        """Ask all engines; those that answer take part, and one that is busy will not begin later."""
+        """Ask all engines; those that reply participate, and a busy one will not begin later."""
         asked = self.all.ask(function, line)
         with interrupts.noted() as struck:
             self.all.wait(asked, seconds=_START_SECONDS)
@@ -263,24 +263,26 @@ class Engines:
         self.numbers = tuple(numbers)
 
     def ask(self, function: str, *words: object) -> Asked:
-        """Let each engine call a function of ``engine.py`` with plain values, and return what will have the answers."""
+        """Call a function of ``engine.py`` with plain values on each engine, and return the pending results."""
         module = "__import__('importlib').import_module('ipygpumem.extras.cluster.engine')"
         return self._sent("apply_async", eval, f"{module}.answer({function!r}, *{words!r})", {})
 
     def run(self, source: str) -> Asked:
-        """Let each engine run a cell."""
+        """Run a cell on each engine."""
         return self._sent("execute", source, silent=False, block=False)
 
     def _sent(self, how: str, *words: object, **options: object) -> Asked:
         asked = Asked()
         for number in self.numbers:
-            with contextlib.suppress(LookupError, sys.modules["ipyparallel.error"].NoEnginesRegistered):  # it is gone
+            with contextlib.suppress(
+                LookupError, sys.modules["ipyparallel.error"].NoEnginesRegistered
+            ):  # the engine is gone
                 if not _is_closed(self.client) and number in self.client.ids:
                     asked[number] = getattr(self.client[number], how)(*words, **options)
         return asked
 
     def wait(self, asked: Asked, progress: Progress = unseen, *, seconds: float = float("inf"), heard: int = 0) -> None:
-        """Wait for all answers, for so long at most; a Ctrl-C after so many that were heard ends the waiting."""
+        """Wait for all results, up to ``seconds``; a Ctrl-C after ``heard`` earlier ones ends the wait."""
         until = time.monotonic() + seconds
         with interrupts.noted() as struck:
             while (waiting := _unanswered(asked)) and len(struck) <= heard and time.monotonic() < until:
@@ -288,7 +290,7 @@ class Engines:
                 asked[waiting[0]].wait(_POLL_SECONDS)
 
     def answers(self, asked: Asked) -> tuple[dict[int, Any], dict[int, str]]:
-        """Return what the engines have answered, and why others have not; the client drops the answers."""
+        """Return the engines' results, and the reasons for missing ones; the client drops the results."""
         found, failed = dict[int, Any](), dict.fromkeys(self.numbers, "is not there any more")
         for number, result in asked.items():
             if not result.ready():
@@ -304,9 +306,9 @@ class Engines:
         return found, failed
 
     def interrupt(self, cells: Asked) -> list[int]:
-        """Send a Ctrl-C to the engines that run these cells, and return them; take back cells that have not begun.
+        """Send a Ctrl-C to the engines that run these cells, and return them; cancel cells that have not begun.
 
-        An engine that has not begun runs something else, which may be another client's.
+        An engine that has not begun is running something else, maybe another client's code.
         """
         until = time.monotonic() + _NEWS_SECONDS
         while not all(self.has_begun(cells[number]) for number in _unanswered(cells)) and time.monotonic() < until:
@@ -323,7 +325,7 @@ class Engines:
         return self.client.metadata[result.msg_ids[0]]["execute_input"] is not None
 
     def forget(self, asked: Asked) -> None:
-        """Drop answers from the client's cache, and take back questions that have not been begun."""
+        """Drop results from the client's cache, and cancel requests that have not begun."""
         late = [asked[number] for number in _unanswered(asked)]
         if late and not _is_closed(self.client):
             self.client.abort(late, block=False)
@@ -352,7 +354,7 @@ def _why(error: BaseException | None) -> str:
 
 
 def _engines_of(shell: Any, words: str) -> Engines:
-    """Return the engines that ``all``, ``0-3,5`` or the name of a view stands for."""
+    """Return the engines selected by ``all``, ``0-3,5`` or the name of a view."""
     named = shell.user_ns.get(words)
     if is_exactly(named, _library("DirectView"), _library("BroadcastView")):
         client, numbers = named.client, named.targets
@@ -384,7 +386,7 @@ def _library(name: str) -> Any:
 
 
 def _client(shell: Any) -> Any:
-    """Return the client of the active view, or the only one that a name of the notebook's holds."""
+    """Return the client of the active view, or the only one that a notebook's name refers to."""
     if "ipyparallel" not in sys.modules:
         raise ClusterError(f"--on needs a running cluster: pip install ipyparallel, then {_HOW}")
     if sys.modules["ipyparallel"].version_info[0] < 8:
