@@ -78,7 +78,8 @@ def _estimate(step: Step, *, hidden: bool) -> dict[str, Any]:
     card = next(figures for figures in found.devices if figures.device.startswith("cuda"))
     taken = 0 if hidden else _TAKEN_MIB
     sizes = range(taken + 1, _LARGEST_MIB)
-    fits = sizes[bisect_left(sizes, True, key=lambda size: _said(card, size - taken) == "fits")]
+    turn = bisect_left(sizes, True, key=lambda size: _said(card, size - taken) == "fits")
+    fits = sizes[turn] if turn < len(sizes) else None  # "perhaps" on any card
     unfit = sizes[bisect_left(sizes, True, key=lambda size: _said(card, size - taken) != "does not fit")] - 1
     figures = {"peak": card.peak_bytes, "reserved": card.reserved_bytes, "guesses": len(found.guesses)}
     return {**figures, "fits_mib": fits, "unfit_mib": unfit, "seconds": found.duration_seconds}

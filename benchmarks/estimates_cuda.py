@@ -226,7 +226,7 @@ def _ours(figures: dict[str, Any], way: str) -> str:
 
 
 def _verdict(figures: dict[str, Any]) -> str:
-    if "refused" in figures:
+    if not figures.get("fits_mib"):
         return "-"
     return f"{figures['fits_mib'] / 1024:.2f} GiB: {'yes' if figures['fits_ran'] else '**no**'}"
 

@@ -33,7 +33,7 @@ BUDGET = {
     "model": 335,
     "notebook": 4740,
     "objects": 3740,
-    "probes": 1530,
+    "probes": 1540,
     "reconcile": 560,
     "record": 136,
     "reports": 1815,

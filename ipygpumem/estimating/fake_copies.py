@@ -108,6 +108,7 @@ class FakeCopies:
                 copy.requires_grad_()
         life = self._log.see(copy, self._devices.name(copy.device), before=True)
         if life is not None:
+            life.address = tensor.untyped_storage().data_ptr()
             place = str(tensor.device)
             self.originals_bytes[place] = self.originals_bytes.get(place, 0) + life.size_bytes
         if isinstance(copy, torch.nn.Parameter):

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ipygpumem.record import Record
 
 Note = Callable[[str], None]
 """Takes what the report is to say: one of an estimate's ``notes``."""
+
+
+FITS, PERHAPS, DOES_NOT_FIT = "fits", "fits perhaps", "does not fit"
+VERDICTS = ("", FITS, PERHAPS, DOES_NOT_FIT)
+"""From the best to the worst; the first one where nothing is known of the device."""
+_FITS = {FITS: True, DOES_NOT_FIT: False}
+_SMALL_SHARE = 20
+"""One part in so many of what is reserved: gaps may take that much more where the allocator empties its cache often."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,7 @@ class DeviceEstimate(Record):
     reserved_bytes: int
     """What the allocator would get from the device: blocks, the gaps between them and what it keeps for later."""
     needed_bytes: int
-    """About the least with which it gets through: where there is no more, it gives back what it keeps for later."""
+    """About the least with which, and with more, it gets through: it gives back what it keeps for later."""
     parts: Mapping[str, int] = field(default_factory=dict)
     """What is alive at the peak, by purpose."""
     room_bytes: int | None = None
@@ -34,6 +43,8 @@ class DeviceEstimate(Record):
     """What is set aside for buffers that kernels take while they run, and for the gaps that these make."""
     context_bytes: int = 0
     """What is set aside of that for a context, which is an assumption; 0 where there is one, or needs to be none."""
+    unknown_operators: tuple[str, ...] = ()
+    """Operators that take memory inside of which nothing tells how much."""
 
     @property
     def kept_bytes(self) -> int:
@@ -46,14 +57,29 @@ class DeviceEstimate(Record):
         return self.needed_bytes + self.spare_bytes + self.context_bytes
 
     @property
-    def fits(self) -> bool | None:
-        """Whether there is as much as is required; None where the room is not known."""
-        return None if self.room_bytes is None else self.required_bytes <= self.room_bytes
+    def verdict(self) -> str:
+        """One of ``VERDICTS``; empty where the room is not known."""
+        if self.room_bytes is None:
+            return ""
+        if self.required_bytes > self.room_bytes:
+            return DOES_NOT_FIT
+        return PERHAPS if self.gaps_decide or self.unknown_operators else FITS
 
     @property
-    def tight(self) -> bool:
-        """Whether it fits only since the allocator gives back what it keeps, which takes time."""
-        return bool(self.fits) and self.reserved_bytes + self.context_bytes > (self.room_bytes or 0)
+    def gaps_decide(self) -> bool:
+        """Whether it does not fit, or not for certain, for what the allocator cannot use: gaps between its blocks."""
+        margin, small = (self.room_bytes or 0) - self.required_bytes, self.reserved_bytes // _SMALL_SHARE
+        empties_its_cache = margin < self.reserved_bytes - self.needed_bytes
+        return empties_its_cache and (margin < 0 or margin < small < self.reserved_bytes - self.needed_bytes)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits; None where that is not certain."""
+        return _FITS.get(self.verdict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as a dictionary of plain values, and its verdict."""
+        return {**super().to_dict(), "verdict": self.verdict}
 
 
 @dataclass(frozen=True)
@@ -77,10 +103,18 @@ class Estimate(Record):
         return max((device.peak_bytes for device in self.devices), default=0)
 
     @property
+    def verdict(self) -> str:
+        """The worst of the devices whose room is known; empty if none is."""
+        return max((device.verdict for device in self.devices), key=VERDICTS.index, default="")
+
+    @property
     def fits(self) -> bool | None:
-        """Whether it fits on every device whose room is known; None if none is."""
-        known = [device.fits for device in self.devices if device.fits is not None]
-        return all(known) if known else None
+        """Whether it fits on every device whose room is known; None where that is not certain."""
+        return _FITS.get(self.verdict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as a dictionary of plain values, and its verdict."""
+        return {**super().to_dict(), "verdict": self.verdict}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import time
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import psutil
@@ -26,7 +26,16 @@ from ipygpumem.estimating.following import Follower, tensors_in
 from ipygpumem.estimating.patches import Accelerators, choose_loop, patched
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.estimating.restoring import Restorer
-from ipygpumem.estimating.storages import WORKSPACES, StorageLife, StorageLog, Workspaces, read, unfollowed, with_room
+from ipygpumem.estimating.storages import (
+    WORKSPACES,
+    StorageLife,
+    StorageLog,
+    Workspaces,
+    advice,
+    read,
+    unfollowed,
+    with_room,
+)
 from ipygpumem.introspect import is_exactly, is_instance, type_name
 from ipygpumem.objects import interrupts
 from ipygpumem.probes.host import available_bytes
@@ -134,8 +143,9 @@ class Estimation:
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=tries)
         self.copies = FakeCopies(self.log, self._devices, self._fakes, self._note)
         self._accelerators = Accelerators(self.log, self._devices, room_bytes, self._note)
-        workspaces = Workspaces(self.log, self._devices, self._accelerators.known_properties, self._note)
-        self._follower = Follower(self.log, self._devices, workspaces, self.copies, self._note, self._limits.check)
+        known_properties, check = self._accelerators.known_properties, self._limits.check
+        self._workspaces = Workspaces(self.log, self._devices, known_properties, self._note)
+        self._follower = Follower(self.log, self._devices, self._workspaces, self.copies, self._note, check)
 
     def _note(self, text: str) -> None:
         self._notes[text] = None
@@ -163,6 +173,7 @@ class Estimation:
         started = time.perf_counter()
         found = self.carry_out(lambda: self._figures(run))
         devices = tuple(with_room(figures, there_bytes, self._room_bytes) for figures, there_bytes in found)
+        self._notes.update(dict.fromkeys(filter(None, map(advice, devices))))
         seconds, follower = time.perf_counter() - started, self._follower
         return Estimate(devices, seconds, tuple(follower.guesses), tuple(self._notes), tuple(follower.upper_bounds))
 
@@ -174,10 +185,12 @@ class Estimation:
             self._note(f"{names} is not here: tensors on it and on the host are counted together")
         devices = []
         for place in dict.fromkeys(life.device for life in self.log.lives):
-            device = read(self.log, place, self._devices.named or place)
+            device, there_bytes = read(self.log, place, self._devices.named or place)
             held = [life for life in self.log.lives if life.before and life.role == WORKSPACES and life.device == place]
-            there_bytes = self.copies.originals_bytes.get(device.device, 0) + sum(life.size_bytes for life in held)
-            devices.append((device, there_bytes))
+            of_copies = self.copies.originals_bytes.get(device.device, 0) + sum(life.size_bytes for life in held)
+            if device.device.startswith("cuda"):
+                device = replace(device, unknown_operators=tuple(self._workspaces.unknown))
+            devices.append((device, there_bytes or of_copies))
         if any(device.device.startswith("cuda") for device, _ in devices) and (settings := unfollowed()):
             self._note(f"{', '.join(settings)}: not followed, reserved and needed are the figures without it")
         return devices

@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,15 +22,15 @@ from ipygpumem.estimating.records import DeviceEstimate, Note
 from ipygpumem.estimating.transients import HOPPERS_PROCESSORS, is_unknown, transient_sizes
 from ipygpumem.introspect import is_exactly
 from ipygpumem.objects.arrays import SPARSE_PARTS
-from ipygpumem.probes.allocator import snapshots
+from ipygpumem.probes.allocator import Segment, snapshots
 from ipygpumem.probes.nvml import memory
 from ipygpumem.units import KIB, MIB, format_bytes
 
 _LEAST, _SMALL, _SMALL_SEGMENT, _MIDDLE, _MIDDLE_SEGMENT, _STEP = 512, MIB, 2 * MIB, 10 * MIB, 20 * MIB, 2 * MIB
 """Smallest block; largest small allocation and its segment; largest medium one and its segment; rounding above."""
 _NO_LIMIT = 1 << 62
-_CLOSE = 0.002
-"""How well the least memory is looked for, as a share of it."""
+_CLOSE, _MOST_LIMITS = 0.005, 64
+"""How well the least memory is looked for, as a share of what is reserved, and maximum number of limits to try."""
 
 ROLES = ("parameters", "gradients", "optimizer state", "activations", "temporaries", "cuBLAS workspaces", "other")
 """In the order of the reports; ``other`` is what was there before: inputs, buffers, tensors of the notebook."""
@@ -54,6 +54,8 @@ class StorageLife:
     in_backward: bool = False
     role: str = ""
     died: int | None = None
+    address: int = 0
+    """Where the original of a copy lies."""
 
 
 @dataclass
@@ -230,10 +232,10 @@ class Workspaces:
                 f"{device.type}:{device.index or 0} is taken to be a Hopper: torch takes {format_bytes(_HOPPER_BYTES)} "
                 f"for cuBLAS there for each thread that multiplies, and {format_bytes(_OTHERS_BYTES)} on other cards"
             )
-        taken = self._taken.get(place, [])
-        self._log.hold(size, place, WORKSPACES, before=size in taken)
-        if size in taken:
-            taken.remove(size)
+        taken = self._taken.get(place, {})
+        address = next((address for address, there in taken.items() if there == size), 0)
+        self._log.hold(size, place, WORKSPACES, before=bool(address)).address = address
+        taken.pop(address, None)
 
 
 def _columns(name: str, args: Any, result: Any) -> list[int]:
@@ -250,8 +252,8 @@ def _columns(name: str, args: Any, result: Any) -> list[int]:
     return [size] * (1 + (backward and transposed))
 
 
-def blocks_in_use() -> dict[str, list[int]]:
-    """Return the sizes of blocks in use on each CUDA device that may be workspaces: no plain tensor lies in them."""
+def blocks_in_use() -> dict[str, dict[int, int]]:
+    """Return the addresses and sizes of each CUDA device's blocks that may be workspaces: no plain tensor is there."""
     if not torch.cuda.is_initialized():
         return {}
     try:
@@ -266,7 +268,8 @@ def blocks_in_use() -> dict[str, list[int]]:
                 if tensor is not None and tensor.layout is torch.strided:
                     likely.discard(tensor.untyped_storage().data_ptr())
     return {
-        place: [block.requested_bytes for block in blocks if block.address in likely] for place, blocks in used.items()
+        place: {block.address: block.requested_bytes for block in blocks if block.address in likely}
+        for place, blocks in used.items()
     }
 
 
@@ -289,8 +292,11 @@ def unfollowed() -> list[str]:
 def _settings() -> str:
     """Return the allocator's settings, made by a call (newer torch reports them) or in the environment."""
     ask: Any = getattr(getattr(sys.modules.get("torch"), "_C", None), "_accelerator_getAllocatorSettings", str)
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-    return str(ask() or next(filter(None, map(os.environ.get, names)), ""))
+    return str(ask() or next(filter(None, map(os.environ.get, _VARIABLES)), ""))
+
+
+_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""The newest first; torch before 2.9 does not take it."""
 
 
 class OutOfRoomError(Exception):
@@ -310,12 +316,47 @@ class CachedBlock:
 
 
 class Allocator:
-    """Hands out blocks as the real one does: best fit, large rests split off, its cache emptied before it gives up."""
+    """Hands out blocks as the real one does: best fit, large rests split off, its cache emptied before it gives up.
 
-    def __init__(self, most_split_bytes: int = _NO_LIMIT, limit_bytes: int = _NO_LIMIT) -> None:
-        self._most_split_bytes, self._limit_bytes, self._next_address = most_split_bytes, limit_bytes, 0
+    It starts with ``segments`` of a device. New ones have higher addresses, or lower ones (``downwards``): of two free
+    blocks of one size, the lower one is taken.
+    """
+
+    def __init__(
+        self,
+        most_split_bytes: int = _NO_LIMIT,
+        limit_bytes: int = _NO_LIMIT,
+        segments: Sequence[Segment] = (),
+        *,
+        downwards: bool = False,
+    ) -> None:
+        self._most_split_bytes, self._limit_bytes, self._downwards = most_split_bytes, limit_bytes, downwards
         self._free: dict[bool, list[tuple[int, int, CachedBlock]]] = {True: [], False: []}
-        self.reserved_bytes = self.most_reserved_bytes = 0
+        self.in_use: dict[int, CachedBlock] = {}
+        """Blocks of ``segments`` by address."""
+        self.reserved_bytes = sum(map(self._load, segments))
+        self.most_reserved_bytes = self.reserved_bytes
+        blocks = [block for segment in segments for block in segment.blocks]
+        lowest = min((block.address for block in blocks), default=0)
+        highest = max((block.address + block.size_bytes for block in blocks), default=0)
+        self._edge = lowest if downwards else highest
+        if self.reserved_bytes > limit_bytes:
+            raise OutOfRoomError
+
+    def _load(self, segment: Segment) -> int:
+        """Add the blocks of a device's segment, and return its size."""
+        last = None
+        for block in segment.blocks:
+            free = segment.is_usable(block)
+            loaded = CachedBlock(block.address, block.size_bytes, segment.small, free, last)
+            if last is not None:
+                last.after = loaded
+            if free:
+                insort(self._free[segment.small], (loaded.size, loaded.address, loaded))
+            else:
+                self.in_use[loaded.address] = loaded
+            last = loaded
+        return sum(block.size_bytes for block in segment.blocks)
 
     def take(self, size_bytes: int) -> CachedBlock:
         """Return a block for ``size_bytes``, or a larger one (``OutOfRoomError`` if the device has no more)."""
@@ -333,7 +374,7 @@ class Allocator:
 
     def _cached(self, size: int) -> CachedBlock | None:
         free = self._free[size <= _SMALL]
-        place = bisect_left(free, (size, 0))
+        place = bisect_left(free, (size,))
         if place == len(free):
             return None
         available, most = free[place][0], self._most_split_bytes
@@ -350,8 +391,8 @@ class Allocator:
                 raise OutOfRoomError
         self.reserved_bytes += segment
         self.most_reserved_bytes = max(self.most_reserved_bytes, self.reserved_bytes)
-        self._next_address += segment
-        return CachedBlock(self._next_address - segment, segment, small)
+        self._edge += -segment if self._downwards else segment
+        return CachedBlock(self._edge if self._downwards else self._edge - segment, segment, small)
 
     def _empty(self) -> None:
         """Give segments back to the device of which nothing is in use."""
@@ -373,50 +414,96 @@ class Allocator:
         block.free = True
         insort(free, (block.size, block.address, block))
 
-    def replay(self, events: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-        """Yield the change of bytes in use for each event: which storage, and its size where it is born, else 0."""
+
+@dataclass(frozen=True)
+class Replay:
+    """What is replayed in allocators: the events, the settings, and the segments that the device has at the start."""
+
+    events: Sequence[tuple[int, int]]
+    """Which storage, and its size where it is born, else 0."""
+    most_split_bytes: int = _NO_LIMIT
+    segments: Sequence[Segment] = ()
+    addresses: Mapping[int, int] = field(default_factory=dict)
+    """Where storages lie that are there at the start."""
+
+    @functools.cached_property
+    def others_bytes(self) -> int:
+        """Bytes of the segments that no storage has, and that none can get."""
+        own = {*self.addresses.values()}
+        return sum(
+            block.size_bytes
+            for segment in self.segments
+            for block in segment.blocks
+            if not segment.is_usable(block) and block.address not in own
+        )
+
+    @property
+    def there_bytes(self) -> int:
+        """Bytes of the segments that storages have or can get."""
+        return sum(block.size_bytes for segment in self.segments for block in segment.blocks) - self.others_bytes
+
+    def allocator(self, limit_bytes: int = _NO_LIMIT, *, downwards: bool = False) -> Allocator:
+        """Return an allocator that may reserve so much next to the blocks of others."""
+        return Allocator(self.most_split_bytes, limit_bytes + self.others_bytes, self.segments, downwards=downwards)
+
+    def changes(self, allocator: Allocator) -> Iterator[tuple[int, int]]:
+        """Yield each event's storage and its change of bytes in use."""
         blocks: dict[int, CachedBlock] = {}
-        for number, size in events:
+        for number, size in self.events:
             if size:
-                blocks[number] = block = self.take(size)
+                block = allocator.in_use.get(self.addresses.get(number, -1)) or allocator.take(size)
+                blocks[number] = block
                 yield number, block.size
             else:
                 block = blocks.pop(number)
                 yield number, -block.size
-                self.give(block)
+                allocator.give(block)
 
-
-def least_bytes(
-    events: Sequence[tuple[int, int]], most_split_bytes: int, allocated_bytes: int, reserved_bytes: int
-) -> int:
-    """Return about the least that a device must have: the allocator empties its cache before it gives up.
-
-    It is between what is allocated at once, and what is reserved where there is room.
-    """
-    low, high = allocated_bytes, reserved_bytes
-    while high - low > max(_STEP, high * _CLOSE):
-        middle = (low + high) // 2
+    def runs(self, limit_bytes: int) -> bool:
+        """Return whether it gets through with so much, wherever the device puts new segments."""
         try:
-            for _ in Allocator(most_split_bytes, middle).replay(events):
-                pass
-            high = middle
+            for downwards in (False, True):
+                for _ in self.changes(self.allocator(limit_bytes, downwards=downwards)):
+                    pass
         except OutOfRoomError:
-            low = middle
-    return high
+            return False
+        return True
+
+    def least_bytes(self, allocated_bytes: int, reserved_bytes: int) -> int:
+        """Return about the least that a device must have, at which and above which all limits that were tried suffice.
+
+        It is between what is allocated at once, and what is reserved where there is room. More memory can be worse:
+        the later the cache is emptied, the more of its segments have a small block in use.
+        """
+        step = max(_STEP, int(reserved_bytes * _CLOSE), (reserved_bytes - allocated_bytes) // _MOST_LIMITS)
+        enough = reserved_bytes
+        while enough - step >= allocated_bytes and self.runs(enough - step):
+            enough -= step
+        return enough
 
 
-def read(log: StorageLog, device: str, label: str) -> DeviceEstimate:
-    """Return the figures of one device, called ``label``. The host's storages take no more than their sizes."""
-    own, most_split = [life for life in log.lives if life.device == device], most_split_bytes()
+def read(log: StorageLog, device: str, label: str) -> tuple[DeviceEstimate, int]:
+    """Return the figures of one device, called ``label``, and what the allocator has of that there already.
+
+    The host's storages take no more than their sizes.
+    """
+    own = [life for life in log.lives if life.device == device]
     sizes = [life.size_bytes for life in own]
     born = [(life.born, True, number) for number, life in enumerate(own) if life.size_bytes]
     died = [(life.died, False, number) for number, life in enumerate(own) if life.size_bytes and life.died]
     moments = sorted([*born, *died])
-    events = [(number, sizes[number] if is_born else 0) for _, is_born, number in moments]
-    allocator = Allocator(most_split)
-    on_host = ((number, size or -sizes[number]) for number, size in events)
+    segments = _segments_in_use(label)
+    there = {block.address for segment in segments for block in segment.blocks}
+    replay = Replay(
+        [(number, sizes[number] if is_born else 0) for _, is_born, number in moments],
+        most_split_bytes(),
+        segments,
+        {number: life.address for number, life in enumerate(own) if life.address in there},
+    )
+    allocator = replay.allocator(downwards=True)
+    on_host = ((number, size or -sizes[number]) for number, size in replay.events)
     allocated = peak = peak_at = 0
-    changes = on_host if label == "cpu" else allocator.replay(events)
+    changes = on_host if label == "cpu" else replay.changes(allocator)
     for (moment, is_born, _), (number, change) in zip(moments, changes, strict=True):
         allocated += change
         if is_born:
@@ -430,9 +517,22 @@ def read(log: StorageLog, device: str, label: str) -> DeviceEstimate:
     before = sum(size for life, size in zip(own, sizes, strict=True) if life.before)
     reserved = needed = peak
     if label != "cpu":
-        reserved = allocator.most_reserved_bytes
-        needed = least_bytes(events, most_split, peak, reserved)
-    return DeviceEstimate(label, before, peak, allocated, reserved, needed, parts)
+        reserved = allocator.most_reserved_bytes - replay.others_bytes
+        needed = replay.least_bytes(peak, reserved)
+    return DeviceEstimate(label, before, peak, allocated, reserved, needed, parts), replay.there_bytes
+
+
+def _segments_in_use(device: str) -> list[Segment]:
+    """Return the segments of a CUDA device in which something is in use; the allocator can give back the others."""
+    if not torch.cuda.is_initialized():
+        return []
+    try:
+        found = snapshots("cuda").get(device)
+    except RuntimeError:  # another allocator
+        return []
+    segments = found.segments if found is not None else ()
+    used = [segment for segment in segments if any(block.state != "inactive" for block in segment.blocks)]
+    return [] if any(segment.page_bytes for segment in used) else used
 
 
 # -- the room ---------------------------------------------------------------------------------------------------------
@@ -463,6 +563,19 @@ def with_room(figures: DeviceEstimate, there_bytes: int, room_bytes: int | None)
     return replace(figures, room_bytes=room_bytes, context_bytes=context, spare_bytes=spare)
 
 
+def advice(figures: DeviceEstimate) -> str:
+    """Return the setting of the allocator that would leave fewer gaps, where that decides; else an empty text."""
+    enough = figures.peak_bytes + figures.spare_bytes + figures.context_bytes
+    decides = figures.gaps_decide and enough <= (figures.room_bytes or 0)
+    if not decides or not figures.device.startswith("cuda") or "expandable_segments:True" in _settings():
+        return ""
+    variable = _VARIABLES[not hasattr(torch._C, "_accelerator_setAllocatorSettings")]
+    return (
+        f"gaps between blocks decide on {figures.device}: start Python with {variable}=expandable_segments:True, which "
+        f"leaves hardly any; then {format_bytes(enough)} should be enough"
+    )
+
+
 def free_bytes(name: str) -> int | None:
     """Return the bytes that a device has free, with what the allocator keeps for later and can give back.
 
@@ -474,6 +587,6 @@ def free_bytes(name: str) -> int | None:
         if free is None or not reserved:
             return free
         split = snapshots("cuda").get(found.device)  # gaps between blocks in use stay gaps
-        return free + reserved - (found.allocated_bytes or 0) - (sum(split.fragments) if split else 0)
+        return free + (split.cached_bytes if split else reserved - (found.allocated_bytes or 0))
     except Exception:  # a broken context or driver must not take the estimate with it
         return None

@@ -39,6 +39,14 @@ class Segment:
     """True for a segment of a private pool, such as a captured CUDA graph's, which serves no other code."""
     page_bytes: int | None = None
     """Set for a segment that grows in place (``expandable_segments``): its free pages can be returned to the driver."""
+    small: bool = False
+    """It serves allocations of at most 1 MiB."""
+    stream: int = 0
+    """Its free blocks serve this CUDA stream alone; 0 is the default stream."""
+
+    def is_usable(self, block: Block) -> bool:
+        """Return True if a block is free for any allocation on the default stream."""
+        return block.state == "inactive" and not self.private and not self.stream
 
     def free_pieces(self) -> Iterator[tuple[int, bool]]:
         """Yield the size of each free piece, and True if emptying the cache frees it."""
@@ -107,4 +115,4 @@ def _segment(data: Mapping[str, Any]) -> Segment:
         address += size
     pages = _PAGES.get(data.get("segment_type", "")) if data.get("is_expandable") else None  # torch 2.1
     private = tuple(data.get("segment_pool_id", (0, 0))) != (0, 0)
-    return Segment(tuple(blocks), private, pages)
+    return Segment(tuple(blocks), private, pages, data.get("segment_type") == "small", int(data.get("stream", 0)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
+from ipygpumem.estimating.records import PERHAPS, DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.reports.layout import Fact, Report, Table, clean, device_label, shape_label
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
@@ -34,8 +34,8 @@ def _verdict(device: DeviceEstimate, is_bound: bool) -> str:
     if device.room_bytes is None:
         return text
     needed = format_bytes(device.required_bytes)
-    verdict = "tight" if device.tight else "fits" if device.fits else "does not fit"
-    return f"{text}, {verdict}: needs {needed} of {format_bytes(device.room_bytes)}"
+    unknown = f" ({', '.join(map(clean, device.unknown_operators))})" if device.verdict == PERHAPS else ""
+    return f"{text}, {device.verdict}{unknown}: needs {needed} of {format_bytes(device.room_bytes)}"
 
 
 def _parts(device: DeviceEstimate, title: str) -> Table:

@@ -143,14 +143,11 @@ except torch.OutOfMemoryError:
 def test_in_a_fresh_process_the_peak_and_what_is_reserved_are_the_allocators(
     model: str, figure: Callable[[str], None]
 ) -> None:
-    """In a fresh process a training's estimate is max_memory_allocated within 1 %, max_memory_reserved within 6 %.
-
-    A kernel's buffer of 128 MiB finds a free block or does not, depending on where the parameters lie.
-    """
+    """In a fresh process a training's estimate is max_memory_allocated within 1 %, max_memory_reserved within 3 %."""
     found = script(f"{STEP}{model}\nprint(json.dumps(figures()))")
     figure(f"estimated {format_bytes(found['peak_bytes'])}, allocated {format_bytes(found['allocated'])}")
     assert found["peak_bytes"] == pytest.approx(found["allocated"], rel=0.01)
-    assert found["reserved_bytes"] == pytest.approx(found["reserved"], rel=0.06)
+    assert found["reserved_bytes"] == pytest.approx(found["reserved"], rel=0.03)
     assert found["context_bytes"] == 0  # this process has its own already
 
 
