@@ -136,7 +136,7 @@ def test_a_second_ctrl_c_ends_the_waiting_for_an_engine_that_takes_none(cluster:
         "    before = signal.signal(2, signal.SIG_IGN)\n"
         f"    Path({str(deaf)!r}).touch(); until({str(end)!r})\n    signal.signal(2, before)"
     )
-    grace = "from ipygpumem.notebook.commands import cluster as e\nbefore, e._GRACE_SECONDS = e._GRACE_SECONDS, 600"
+    grace = "from ipygpumem.extras.cluster import on_engines as e\nbefore, e._GRACE_SECONDS = e._GRACE_SECONDS, 600"
     works(cluster, f"{grace}\n{CTRL_C}\nctrl_c(lambda: os.path.exists({str(deaf)!r}), lambda: True)")
     try:
         assert cluster.run(source).error == "KeyboardInterrupt"
@@ -148,7 +148,7 @@ def test_a_second_ctrl_c_ends_the_waiting_for_an_engine_that_takes_none(cluster:
 
 
 def test_an_engine_that_is_busy_is_left_out_and_does_not_begin_later(cluster: Kernel) -> None:
-    seconds = "from ipygpumem.notebook.commands import cluster as e\nbefore, e._START_SECONDS = e._START_SECONDS, 3"
+    seconds = "from ipygpumem.extras.cluster import on_engines as e\nbefore, e._START_SECONDS = e._START_SECONDS, 3"
     works(cluster, f"{seconds}\nbusy = {BUSY}")
     try:
         works(cluster, "%%experiment around --on all\nx = 1")
