@@ -65,11 +65,6 @@ class Terminal:
     def rows(self) -> list[str]:
         return [row.rstrip() for row in self.screen.display]
 
-    @property
-    def local_modes(self) -> int:
-        """The terminal's local modes: ``termios.ECHO`` and its kin."""
-        return int(termios.tcgetattr(self._descriptor)[3])
-
     def close(self) -> None:
         if self.exit_code is None:
             os.kill(self._pid, signal.SIGKILL)

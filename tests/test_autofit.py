@@ -527,20 +527,6 @@ def test_nothing_fits_in_an_experiment_before_any_traceback_was_shown(kernel: Ke
     assert "AttributeError" not in reply.reports("experiment")[0]
 
 
-def test_an_interrupt_in_the_third_try_leaves_what_it_leaves_in_a_plain_cell(notebook: Kernel) -> None:
-    works(notebook, "from tests.waiting import announce; bound = 'old'")
-    reply = notebook.run(
-        "%%autofit size=800\nbound = size\nif size == 200:\n    held = Big(); watched.append(weakref.ref(held))\n"
-        "    announce()\nwork(size)",
-        interrupt_when="waits here",
-    )
-    assert reply.error == "KeyboardInterrupt"
-    assert notebook.value("size, bound, alive()") == (200, 200, 1)
-    assert "size=200: KeyboardInterrupt · 3 tries" in reply.reports("autofit")[0]
-    works(notebook, "del held")
-    assert works(notebook, "%%autofit size=400\nwork(size)").result == "100"
-
-
 def test_an_interrupt_while_a_failed_try_is_taken_back_loses_no_name(notebook: Kernel) -> None:
     works(
         notebook,

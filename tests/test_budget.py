@@ -76,7 +76,7 @@ class KnowingCuda(LimitedCuda):
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Let budgets see this ``torch.cuda``."""
     monkeypatch.setattr(budgets, "_fractions", {})
-    return lambda cuda: monkeypatch.setattr(budgets, "_cuda", lambda: cuda)
+    return lambda cuda: monkeypatch.setattr(budgets, "torch_cuda", lambda: cuda)
 
 
 def test_the_limit_is_set_and_what_was_set_before_is_back_after_an_error_too(use: Any) -> None:

@@ -261,24 +261,20 @@ def refused_by_load(path: Any, words: str) -> None:
 
 def nested(levels: int) -> str:
     """Return an experiment in an engine's record in an experiment, and so on."""
-    one = json.dumps(experiment(engines=(EngineRecord(0, record=experiment("inner")),)).to_dict())
     inner = json.dumps(experiment("inner").to_dict())
-    head, tail = one.split(inner)
-    return head * levels + inner + tail * levels
+    around = json.dumps(experiment(engines=(EngineRecord(0, record=experiment("inner")),)).to_dict()).split(inner)
+    return around[0] * levels + inner + around[1] * levels
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
+        ('"experiments": [', '"experiments": [' + nested(400) + ", "),
         ('"before_bytes": 1', '"before_bytes": 1' + "0" * 400),
-        ('"total_bytes": 1048576000', '"total_bytes": 1' + "0" * 400),
         ('"duration_seconds": 2.0', '"duration_seconds": 1e400'),
-        ('"duration_seconds": 2.0', '"duration_seconds": 1' + "0" * 400),
         ('"duration_seconds": 2.0', '"duration_seconds": NaN'),
-        ('"saved_at": 1700000000.0', '"saved_at": -Infinity'),
         ('"started_at": ', '"started_at": 1e18, "_": '),
         ('"lr": 0.001', '"lr": Infinity'),
-        ('"bs": 64', '"bs": 6' + "4" * 400),
         ('"bs": 64', '"bs": 6' + "4" * 5000),
         ('"consumed": {', '"consumed": {' + "".join(f'"cuda:{n}": 1, ' for n in range(20_000))),
         ('"usages": [', '"usages": [' + (json.dumps(usage().to_dict()) + ", ") * 20_000),
@@ -287,7 +283,6 @@ def nested(levels: int) -> str:
             '"cells": [' + "".join(f"{json.dumps(cell(usages=(usage(str(n)),)).to_dict())}, " for n in range(10_001)),
         ),
         ('"engines": []', f'"engines": [{", ".join([json.dumps(EngineRecord(0).to_dict())] * 20_000)}]'),
-        ('"experiments": [', '"experiments": [' + nested(400) + ", "),
     ],
 )
 def test_what_no_export_has_is_refused_before_it_is_used(tmp_path: Path, old: str, new: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from traitlets.config import Config
 import ipygpumem
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.extras.lines.lines import Tracer
-from ipygpumem.notebook import experiments, session
 from ipygpumem.notebook import extension as hooks
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.notebook import notebook_of
@@ -261,36 +259,3 @@ def test_a_script_imports_what_it_calls_and_nothing_of_other_features(name: str,
     loaded = imported_after(f"import ipygpumem\nipygpumem.{name}")
     assert needed in loaded
     assert not [module for module in loaded if module.startswith(("IPython", "notebook", "fitting", "estimating"))]
-
-
-def test_nothing_imports_the_package_root() -> None:
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                assert "ipygpumem" not in [alias.name for alias in node.names], path
-            if isinstance(node, ast.ImportFrom) and node.module == "ipygpumem":
-                # "from ipygpumem import reclaim" names a module, not something of the root's.
-                for alias in node.names:
-                    assert (PACKAGE / f"{alias.name}.py").exists() or (PACKAGE / alias.name).is_dir(), path
-
-
-def test_no_module_keeps_state_that_changes() -> None:
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            assert not isinstance(node, ast.Global), path
-
-
-def test_an_error_between_two_cells_is_seen_even_if_it_has_the_identity_of_one_before(
-    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As that of a callback may, once the error is gone that was stored when the experiment started."""
-    released, stored = [], [1]
-    for module in (session, experiments):
-        monkeypatch.setattr(module, "last_error", lambda: stored[0])
-    monkeypatch.setattr(notebook_of(loaded).recovery, "release_stored_tracebacks", lambda: released.append(1) or [])
-    loaded.run_cell("%experiment start a")
-    for identity in (2, 1):
-        stored[0] = identity
-        loaded.run_cell("1")
-    loaded.run_cell("%experiment end")
-    assert released == [1]

@@ -402,22 +402,6 @@ def test_what_others_take_from_ipythons_lists_is_there_again_for_the_next_cell(
     assert not len(notebook_of(shell).context.meter._open)
 
 
-def test_a_collectors_callback_that_raises_an_interrupt_of_itself_keeps_no_code_from_running(
-    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # pytest's keeps what it is told
-    shell.run_cell("%load_ext ipygpumem\nimport gc\ndef strikes(*_): raise KeyboardInterrupt\nran, old = [], 1")
-    gc.callbacks.append(shell.user_ns["strikes"])
-    monkeypatch.setattr(Experiment, "start", lambda *_, start=Experiment.start: (gc.collect(), start(*_))[1])
-    try:
-        for cell in ("%%experiment e\nold = 2\nran.append(1)", "%experiment start m\nran.append(2)", "%experiment end"):
-            shell.run_cell(cell)
-    finally:
-        gc.callbacks.remove(shell.user_ns["strikes"])
-    assert (shell.user_ns["ran"], shell.user_ns["old"]) == ([1, 2], 1)
-    assert notebook_of(shell).experiments.open == []
-
-
 def test_code_whose_cell_was_not_seen_to_begin_runs_without_a_scope(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

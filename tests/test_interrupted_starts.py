@@ -57,7 +57,7 @@ def fractions(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
         get_per_process_memory_fraction=fractions.__getitem__,
         set_per_process_memory_fraction=lambda fraction, index: fractions.update({index: fraction}),
     )
-    monkeypatch.setattr("ipygpumem.fitting.budgets._cuda", lambda: cuda)
+    monkeypatch.setattr("ipygpumem.fitting.budgets.torch_cuda", lambda: cuda)
     return fractions
 
 

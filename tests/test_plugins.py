@@ -116,22 +116,6 @@ def test_a_second_probe_of_a_name_takes_the_first_ones_place(meter: Meter) -> No
     assert not meter.now()
 
 
-def test_two_of_our_probes_of_one_class_have_failures_of_their_own() -> None:
-    class Named(FakeProbe):
-        def __init__(self, name: str, *, fails: bool) -> None:
-            super().__init__(name)
-            self.name, self.fails = name, fails
-
-        def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
-            if self.fails:
-                raise OSError("gone")
-            return super().read(detail=detail, peak=peak)
-
-    meter = Meter([Named("one", fails=True), Named("two", fails=False)])
-    assert list(meter.now()) == ["two"]
-    assert meter.failures == {"one": "OSError: gone"}
-
-
 TOY = """
 import ipygpumem
 from ipygpumem.model import Reading

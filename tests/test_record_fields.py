@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import pickle
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import ExperimentError
-from ipygpumem.model import CellRecord, ExperimentRecord, Usage
+from ipygpumem.model import CellRecord, ExperimentRecord
 from ipygpumem.notebook.commands.experiment import parse_parameters
 from ipygpumem.notebook.experiments import checked_parameters
 from ipygpumem.notebook.ipython.sources import cell_that_bound, describing_line
@@ -103,14 +102,6 @@ def test_a_cell_in_which_time_runs_one_of_our_magics_has_bound_what_its_code_bin
     loaded.run_cell("x = 0", store_history=True)
     loaded.run_cell(f"%%time\n{line}\nx = 1", store_history=True)
     assert cell_that_bound(loaded, "x") == 2
-
-
-def test_records_that_there_are_many_of_have_no_dict_and_are_pickled() -> None:
-    usage = Usage("cpu", 1, 2, 3, None, "kernel")
-    cell = CellRecord(1, "id", None, 0.0, 1.0, True, None, (usage,), "digest", "x = 1")
-    assert not hasattr(cell, "__dict__")
-    assert not hasattr(usage, "__dict__")
-    assert pickle.loads(pickle.dumps(cell)) == cell
 
 
 def test_records_of_older_and_newer_versions_are_read() -> None:

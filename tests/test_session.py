@@ -91,29 +91,10 @@ def test_the_line_says_that_the_oom_killer_took_a_process(
     ]
 
 
-@pytest.mark.parametrize("step", ["_measure", "_line", "_recover"])
-def test_an_interrupt_in_our_own_work_still_ends_what_ends_with_the_cell(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    def interrupted(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    info = info_of("x")
-    notebook.session.cell_begins(info)
-    experiment = Experiment(notebook.experiments, "one cell").start()
-    notebook.experiments.end_with_cell(experiment)
-    monkeypatch.setattr(notebook.session, step, interrupted)
-    notebook.session.cell_ends(result_of(info))
-    assert notebook.experiments.open == []
-    assert experiment.record is not None
-    assert "experiment" in [report.kind for report in shown_in(notebook)]
-    assert len(notebook.context.meter._open) == 0
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("hook", ["code_ended", "give_back", "cell_ended"])
-def test_a_part_that_fails_or_is_interrupted_keeps_no_other_from_what_it_does_at_a_cells_end(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch, hook: str, error: type[BaseException]
+@pytest.mark.parametrize("step", ["_measure", "_line", "_recover", "code_ended", "give_back", "cell_ended"])
+def test_what_fails_or_is_interrupted_at_a_cells_end_keeps_nothing_else_from_its_end(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch, step: str, error: type[BaseException]
 ) -> None:
     def failing(*_: object, **__: object) -> None:
         raise error
@@ -122,11 +103,11 @@ def test_a_part_that_fails_or_is_interrupted_keeps_no_other_from_what_it_does_at
     notebook.session.cell_begins(info)
     experiment = Experiment(notebook.experiments, "one cell").start()
     notebook.experiments.end_with_cell(experiment)
-    monkeypatch.setattr(notebook.subscribers, hook, failing)
+    monkeypatch.setattr(notebook.session if step[0] == "_" else notebook.subscribers, step, failing)
     with contextlib.suppress(RuntimeError):  # the extension's guard says it
         notebook.session.cell_ends(result_of(info))
     assert [record.name for record in notebook.experiments.finished] == ["one cell"]
-    assert len(experiment.cells) == 1
+    assert (notebook.experiments.open, len(notebook.context.meter._open)) == ([], 0)
     assert "experiment" in [report.kind for report in shown_in(notebook)]
 
 

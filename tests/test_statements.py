@@ -139,10 +139,3 @@ def test_a_traceback_has_the_users_frames_and_none_of_ours(shared: Kernel) -> No
     assert not re.findall(r"ipygpumem/(?:notebook|extras)", plain)
     shown = re.findall(r"^-+> *\d+ (.*)", plain, re.MULTILINE)  # before version 9 IPython shows frames of its own, too
     assert shown[-2:] == ["fail(0)", "def fail(x): return 1 / x"]
-
-
-def test_an_interrupt_ends_it_and_the_next_one_works(shared: Kernel) -> None:
-    cell = "from tests.waiting import announce\n%gpumemit announce()"
-    reply = shared.run(cell, interrupt_when="waits here")
-    assert reply.error == "KeyboardInterrupt"
-    assert len(rows(shared, "%gpumemit -r 1 1")) == 1

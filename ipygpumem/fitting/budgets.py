@@ -104,7 +104,7 @@ class Budget:
             self.notes.append(f"budget: {fault} ({said(error)})")
 
     def _limit_all(self) -> None:
-        cuda = _cuda()
+        cuda = torch_cuda()
         why = "there is no CUDA device here, so it limits nothing" if cuda is None else uncounted()
         if why:
             self.notes.append(f"budget: {why}")
@@ -142,7 +142,7 @@ class Budget:
         """Restore the previous limits; one that was set by other code meanwhile stays."""
         if self in in_force:
             in_force.remove(self)
-        cuda = _cuda() if self._earlier else None
+        cuda = torch_cuda() if self._earlier else None
         for index, (earlier, ours) in list(self._earlier.items()):
             with self._noted(f"cuda:{index} stays limited"):
                 if abs(_fraction(cuda, index) - ours) < 1e-6:  # it is rounded to bytes
@@ -280,7 +280,7 @@ def leave_free(size: int | str, device: object = "cuda") -> Filler:
 
 
 def _torch_with(name: str) -> Any:
-    cuda = _cuda()
+    cuda = torch_cuda()
     if cuda is None or int(name[5:]) >= cuda.device_count():
         raise DeviceError(f"there is no {name} here, or no torch")
     return importlib.import_module("torch")
@@ -337,7 +337,7 @@ def _limit_host(leave_bytes: int) -> Callable[[], None]:
     return end
 
 
-def _cuda() -> Any:
+def torch_cuda() -> Any:
     """Return ``torch.cuda`` where it has a device. It may load torch: the user has named the device."""
     torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") is not None else None
     return torch.cuda if torch is not None and torch.cuda.is_available() else None

@@ -23,17 +23,11 @@ from ipygpumem.probes.accelerators import TORCH_DEVICES, CachingAllocatorProbe
 
 POOLS = {"jax": "JAX", "cupy": "CuPy", "rmm": "RMM", "tensorflow": "TensorFlow"}
 """Libraries by imported module. To support another one, add a function here."""
-_OWN = TORCH_DEVICES | POOLS.keys() | {"cpu"}
 _MOST_SECONDS = 0.5
 """A slower probe is dropped, because every cell would wait for it."""
 
 
-def _pool(
-    name: str, number: int | None, used: int, highest: int | None, reserved: int | None = None, limit: int | None = None
-) -> Reading:
-    """Return a library's memory on a device, with its highest use ever; None where the library does not report one."""
-    device = name if number is None else f"{name}:{number}"
-    return Reading(device, used, highest or 0, "sampled", limit, reserved)
+# Each of these yields a library's memory on a device, and as the peak its highest use ever; 0 if it records none.
 
 
 def _jax(jax: Any) -> Iterator[Reading]:
@@ -41,23 +35,24 @@ def _jax(jax: Any) -> Iterator[Reading]:
     has_begun = getattr(sys.modules.get("jax._src.xla_bridge"), "backends_are_initialized", None)
     for device in jax.local_devices() if has_begun is not None and has_begun() else ():
         if stats := device.memory_stats():  # none on the CPU
-            number, peak = getattr(device, "local_hardware_id", None), stats.get("peak_bytes_in_use")
-            number = device.id if number is None else number
-            yield _pool("jax", number, stats["bytes_in_use"], peak, stats.get("pool_bytes"), stats.get("bytes_limit"))
+            number = getattr(device, "local_hardware_id", None)
+            name = f"jax:{device.id if number is None else number}"
+            used, limit, reserved = stats["bytes_in_use"], stats.get("bytes_limit"), stats.get("pool_bytes")
+            yield Reading(name, used, stats.get("peak_bytes_in_use") or 0, "sampled", limit, reserved)
 
 
 def _cupy(cupy: Any) -> Iterator[Reading]:
     """Yield the pool of the current device: asking for another one would create a context there."""
     if cupy.cuda.is_available():
         own, index = cupy.get_default_memory_pool(), cupy.cuda.runtime.getDevice()
-        yield _pool("cupy", index, own.used_bytes(), None, own.total_bytes(), own.get_limit() or None)
+        yield Reading(f"cupy:{index}", own.used_bytes(), 0, "sampled", own.get_limit() or None, own.total_bytes())
 
 
 def _rmm(rmm: Any) -> Iterator[Reading]:
     """Yield the counts of the statistics adaptor, if there is one. RMM does not report its device."""
     counts = getattr(rmm.mr.get_current_device_resource(), "allocation_counts", None)
     if counts is not None:
-        yield _pool("rmm", None, counts.current_bytes, counts.peak_bytes)
+        yield Reading("rmm", counts.current_bytes, counts.peak_bytes, "sampled")
 
 
 def _tensorflow(tensorflow: Any) -> Iterator[Reading]:
@@ -66,7 +61,7 @@ def _tensorflow(tensorflow: Any) -> Iterator[Reading]:
     if getattr(made, "_initialized", False):
         for index in range(len(tensorflow.config.list_logical_devices("GPU"))):
             info = tensorflow.config.experimental.get_memory_info(f"GPU:{index}")
-            yield _pool("tensorflow", index, info["current"], info["peak"])
+            yield Reading(f"tensorflow:{index}", info["current"], info["peak"], "sampled")
 
 
 def _torch(torch: Any) -> Iterator[Reading]:
@@ -75,7 +70,7 @@ def _torch(torch: Any) -> Iterator[Reading]:
     if is_here is not None and is_here():
         most = torch.mps.recommended_max_memory() if hasattr(torch.mps, "recommended_max_memory") else None
         used, reserved = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
-        yield _pool("mps", None, used, None, reserved, most)
+        yield Reading("mps", used, 0, "sampled", most, reserved)
 
 
 _READERS = {"torch": _torch, "jax": _jax, "cupy": _cupy, "rmm": _rmm, "tensorflow": _tensorflow}
@@ -142,9 +137,9 @@ class PluginProbe(Probe):
     sampled = False
 
     def __init__(self, name: str, probe: Any) -> None:
-        if type(name) is not str or not re.fullmatch(r"[A-Za-z][\w-]*", name) or name in _OWN:
-            own = ", ".join(sorted(_OWN))
-            raise ProbeError(f"a probe needs a name of letters and digits for its devices, other than {own}")
+        own = sorted(TORCH_DEVICES | POOLS.keys() | {"cpu"})
+        if type(name) is not str or not re.fullmatch(r"[A-Za-z][\w-]*", name) or name in own:
+            raise ProbeError(f"a probe needs a name of letters and digits for its devices, other than {', '.join(own)}")
         self.name, self._probe, self._too_slow = name, probe, ""
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:

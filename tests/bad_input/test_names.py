@@ -56,17 +56,6 @@ def test_a_wrong_line_with_control_characters_does_not_write_over_the_terminal(n
     goes_on(notebook)
 
 
-def test_users_names_like_ours_are_ordinary_names(notebook: Kernel) -> None:
-    ours = "ipygpumem experiment experiments exp meter session scope shell reclaim last history gpumem Session cell"
-    old = f"for n in {ours.split()!r}: globals()[n] = 'old ' + n"
-    bind = "\n".join(f"{name} = 'new {name}'" for name in ours.split())
-    works(notebook, old, "%experiment start a", bind, "%gpumem status", "%experiment end")
-    assert notebook.value(f"all(globals()[n] == 'old ' + n for n in {ours.split()!r})") is True
-    works(notebook, f"del {ours.replace(' ', ', ')}, n", f"%%experiment b\n{bind}")
-    assert names(notebook) == []
-    goes_on(notebook)
-
-
 @pytest.mark.parametrize("name", ["Out", "_oh", "_ih", "get_ipython", "__name__"])
 @pytest.mark.parametrize("change", ["del {}", "{} = 5"])
 def test_deleting_or_replacing_ipythons_own_names_in_a_scope_breaks_nothing(

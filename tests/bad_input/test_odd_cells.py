@@ -48,24 +48,6 @@ def test_silent_and_unrecorded_cells_run_in_a_scope(notebook: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
-    [
-        "import asyncio\nx = await asyncio.sleep(0.01, 'new')\nx",
-        "import asyncio\nclass M:\n    async def __aenter__(self): return 'new'\n"
-        "    async def __aexit__(self, *a): pass\nasync with M() as x: y = x\nx",
-    ],
-)
-def test_top_level_await_binds_a_scopes_names(notebook: Kernel, body: str) -> None:
-    works(notebook, "x = 'old'")
-    assert works(notebook, f"%%experiment a --drop-imports\n{body}").result is not None
-    assert (notebook.value("x"), names(notebook)) == ("old", ["x"])
-    works(notebook, "%experiment start b --drop-imports", body, "%experiment end")
-    assert (notebook.value("x"), names(notebook)) == ("old", ["x"])
-    fails(notebook, f"%%experiment a --drop-imports\n{body}\nawait asyncio.sleep(0)\n1/0", "ZeroDivisionError")
-    assert (notebook.value("x"), names(notebook)) == ("old", ["x"])
-
-
-@pytest.mark.parametrize(
     ("body", "error"),
     [
         ("y = (", "SyntaxError"),
@@ -121,19 +103,6 @@ def test_python_scopes_finished_in_the_wrong_order_give_all_names_back(notebook:
     assert (notebook.value("x"), open_now(notebook)) == ("old", [])
     assert "z" in names(notebook)
     assert "y" not in names(notebook)
-
-
-def test_with_blocks_left_in_the_wrong_order_end_each_scope_once(notebook: Kernel) -> None:
-    works(
-        notebook,
-        "import ipygpumem\n"
-        "outer, inner = ipygpumem.experiment('outer'), ipygpumem.experiment('inner')\n"
-        "outer.__enter__(); x = 1; inner.__enter__(); y = 2\n"
-        "outer.__exit__(None, None, None); inner.__exit__(None, None, None)\n"
-        "found = [record.name for record in ipygpumem.experiments()]",
-    )
-    assert notebook.value("found") == ["inner", "outer"]
-    assert not {"x", "y"} & set(names(notebook))
 
 
 @pytest.mark.parametrize("peak", ["kernel", "sampled"])
@@ -199,27 +168,3 @@ def test_unloading_works_after_the_user_cleared_ipythons_callbacks_and_lists() -
         lines = works(kernel, "%unload_ext ipygpumem").stderr.splitlines()
         assert [line for line in lines if not line.startswith("ipygpumem: unloading: ")] == []
         works(kernel, "%load_ext ipygpumem", "2", "%experiment start a\n%experiment end")
-
-
-def test_a_pending_ctrl_c_that_strikes_in_the_exit_itself_is_mended_by_another_end(notebook: Kernel) -> None:
-    works(
-        notebook,
-        "import _thread\n"
-        "class Bomb:\n    __del__ = staticmethod(_thread.interrupt_main)  # strikes after the finaliser, in our code\n"
-        "old = 'old'",
-        "%experiment start a",
-        "a = 1\nbomb = Bomb()\nold = 'new'\nz = 2",
-    )
-    fails(notebook, "%experiment end", "KeyboardInterrupt")
-    assert open_now(notebook) == ["a"]
-    works(notebook, "%experiment end")
-    assert open_now(notebook) == []
-    assert notebook.value("old") == "old"
-    assert not {"a", "z", "bomb"} & set(names(notebook))
-    # The same at the end of a cell: the cell is over, and so is its scope.
-    reply = notebook.run("%%experiment b\nbomb = Bomb()\nold = 'new'\nz = 2")
-    assert "is not affected" not in reply.stderr
-    assert open_now(notebook) == []
-    assert notebook.value("old") == "old"
-    assert "z" not in names(notebook)
-    goes_on(notebook)

@@ -85,24 +85,6 @@ _SQUEEZED = """root => [...root.querySelectorAll('td, th')]
 """The quantities in a table that are broken over two lines."""
 
 
-_LEFTS = """table => [...table.querySelectorAll('tr')].map(row => {
-    const cells = [...row.querySelectorAll('td, th')];
-    const end = cells[0].getBoundingClientRect().bottom;
-    return {
-        first: cells[0].innerText.trim(),
-        lefts: cells.map(cell => cell.getBoundingClientRect().left),
-        below: cells.map(cell => cell.getBoundingClientRect().bottom > end + 10),
-    };
-})"""
-"""Of every row of a table its first text, where its cells begin, and which of them stand below the first line."""
-
-
-def rows_of(table: Locator) -> list[dict[str, Any]]:
-    """Return ``first`` (text), ``lefts`` (pixels) and ``below`` (of cells in later lines) of every row of a table."""
-    found: list[dict[str, Any]] = table.evaluate(_LEFTS)
-    return found
-
-
 def contrasts(element: Locator) -> list[dict[str, Any]]:
     """Return ``text``, ``contrast`` and ``size`` (in pixels) of every visible text in an element."""
     found: list[dict[str, Any]] = element.evaluate(_CONTRASTS)

@@ -24,19 +24,6 @@ def test_a_cell_run_by_keyboard_shows_its_line_once_below_its_own_output(lab: No
     assert re.match(rf"cell 2 · [\d.]+ m?s · {FIGURES}", " ".join(line.split()))
 
 
-def test_the_stop_button_ends_a_cell_and_the_next_one_runs(lab: Notebook) -> None:
-    lab.open(notebook(LOAD, "block = bytearray(2**26)\nprint('it runs')\nwhile True: pass", "1 + 1"))
-    lab.run(0)
-    lab.enter(1)
-    lab.press()
-    lab.outputs(1).get_by_text("it runs").wait_for()
-    lab.command("notebook:interrupt-kernel")
-    lab.wait(1)
-    assert "KeyboardInterrupt" in lab.cell(1).inner_text()
-    lab.run(2)
-    assert "2" in lab.outputs(2).first.inner_text()
-
-
 def test_reports_are_saved_and_still_there_after_the_page_is_reloaded(lab: Notebook) -> None:
     lab.open(notebook(LOAD, "%%experiment trial\npart = 1"))
     lab.run(0, 1)

@@ -12,7 +12,7 @@ import pytest
 
 from ipygpumem.units import MIB
 from tests.frontends.lab import DARK, LIGHT, Notebook, Server
-from tests.frontends.looks import Pictures, contrasts, misfits, rows_of
+from tests.frontends.looks import Pictures, contrasts, misfits
 from tests.notebooks import notebook
 
 if TYPE_CHECKING:
@@ -89,30 +89,6 @@ def test_reports_fit_the_width_of_the_page(page: Notebook, width: int) -> None:
         assert [text for cell, at in reports(page) for text in misfits(page.reports(cell).nth(at))] == []
     finally:
         page.resize(900, TALL)
-
-
-def test_in_a_narrow_page_rows_stack_at_the_same_places_and_the_size_comes_first(page: Notebook) -> None:
-    tensors = next(index for index, shown in enumerate(gallery()) if "tensors" in shown.pictures)
-    table = page.reports(tensors).locator("table").first  # a long one had a line of its own before
-    wide = rows_of(table)
-    assert not any(any(row["below"]) for row in wide), wide
-    page.resize(380, TALL)
-    try:
-        narrow, box = rows_of(table), table.bounding_box()
-    finally:
-        page.resize(900, TALL)
-    assert box is not None
-    assert [row["first"] for row in narrow] == [row["first"] for row in wide]
-    assert narrow[0]["first"] == "size"
-    assert all(re.fullmatch(r"[\d.]+ [KMG]?i?B", row["first"]) for row in narrow[1:])
-    for row in narrow:
-        assert row["below"] == narrow[0]["below"]
-        assert row["lefts"] == pytest.approx(narrow[0]["lefts"], abs=1)
-        second = [left for left, below in zip(row["lefts"], row["below"], strict=True) if below]
-        assert second
-        assert second[0] == pytest.approx(row["lefts"][1], abs=2)
-        assert row["lefts"][0] < row["lefts"][1]
-        assert max(row["lefts"]) < box["x"] + box["width"]
 
 
 def test_the_pictures_of_the_page_are_taken(page: Notebook, pictures: Pictures) -> None:

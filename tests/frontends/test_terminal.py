@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,6 @@ pytest.importorskip("pyte")
 if sys.platform == "win32":
     pytest.skip("no pty on this system", allow_module_level=True)
 
-import pyte
 
 from tests.terminal import Terminal  # only where there is a pty
 
@@ -82,28 +80,3 @@ def test_text_that_is_not_for_the_terminal_gets_no_blanks(wide: Terminal, tmp_pa
     wide.run("sys.stdout.close(); sys.stdout = usual")
     assert "cell 3" in log.read_text()
     assert not re.search(" {20}", log.read_text())
-
-
-def test_ctrl_c_ends_a_cell_and_leaves_its_open_experiment(wide: Terminal) -> None:
-    wide.run("%experiment start trial")
-    wide.run("part = 1")
-    wide.press(b"print('it ' + 'runs'); import time; time.sleep(99)\r")
-    wide.watch(lambda: "it runs" in wide.rows)
-    wide.press(b"\x03")
-    wide.await_prompt()
-    assert any("KeyboardInterrupt" in row for row in wide.rows)
-    wide.run("%experiment end")
-    assert any("deleted: part" in row for row in wide.rows)
-
-
-@pytest.mark.parametrize("leave", [b"exit\r", b"\x04"])
-def test_leaving_while_all_is_on_ends_at_once_and_leaves_a_sane_terminal(leave: bytes, wide: Terminal) -> None:
-    wide.run("%experiment start trial")
-    wide.press(leave)
-    wide.watch(lambda: wide.exit_code is not None)
-    assert wide.exit_code == 0
-    assert wide.local_modes & (termios.ECHO | termios.ICANON) == termios.ECHO | termios.ICANON
-    assert wide.screen.margins is None
-    assert pyte.modes.DECTCEM in wide.screen.mode  # the cursor is there
-    assert wide.screen.cursor.attrs == wide.screen.default_char
-    assert not any("Traceback" in row or "Error" in row for row in wide.rows)

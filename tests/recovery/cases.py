@@ -64,53 +64,15 @@ def g():
     except MemoryError as e:
         v = ValueError(); v.__cause__ = e; e.__context__ = v; raise v
 g()
-### AttributeError.obj
-class Model:
-    def __init__(self): self.weights = big()
-def f():
-    Model().missing
-def g():
-    try: f()
-    except AttributeError: raise MemoryError
-g()
-### an OOM with the array among its arguments
-def f():
-    raise MemoryError('no memory for', big(), [big()], {'k': (big(),)})
-f()
-### an OOM with the array in a slot
-class Oom(MemoryError):
-    __slots__ = ('batch',)
-def f():
-    e = Oom('no')
-    e.batch = big()
-    raise e
-f()
 ### a generator
 def gen():
     x = big()
     yield 1
     raise MemoryError
 list(gen())
-### a generator that waits
-def gen():
-    x = big()
-    yield 1
-    yield 2
-def f():
-    g = gen(); next(g)
-    raise MemoryError
-f()
 ### arguments that wait on the stack
 def f(): raise MemoryError
 print(big(), [big()], f())
-### a context manager's body
-@contextlib.contextmanager
-def manager():
-    x = big()
-    yield x
-with manager() as y:
-    del y
-    raise MemoryError
 ### a closure
 def f():
     x = big()
@@ -137,8 +99,6 @@ def f():
     raise MemoryError
 with ThreadPoolExecutor(1) as pool:
     pool.submit(f).result()
-### a nested run_cell
-get_ipython().run_cell('def f():\\n    x = big()\\n    raise MemoryError\\nf()').raise_error()
 ### a cell magic that captures
 %%capture
 def f():
@@ -159,12 +119,6 @@ def g():
         x = big()
         raise MemoryError
 g()
-### a subclass named as torch's
-class OutOfMemoryError(RuntimeError): pass
-def f():
-    x = big()
-    raise OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')
-f()
 """
 
 OOM = {case.partition("\n")[0]: case.partition("\n")[2] for case in CASES.split("### ")[1:]}

@@ -170,23 +170,3 @@ def test_a_cell_kept_what_is_left_after_its_own_clean_up(notebook: Kernel, endin
     assert abs(after - before) < 16 * MIB
     assert abs(peak - before - 256 * MIB) < 16 * MIB
     assert abs(reclaimed - 256 * MIB) < 16 * MIB
-
-
-def test_all_that_tells_of_a_session_tells_the_same(notebook: Kernel) -> None:
-    """After an experiment of one cell: export, history, its own record and the cell's."""
-    reply = ok(notebook, "import ipygpumem\n%gpumem free", "%%experiment big\nblock = bytearray(256 << 20)")
-    assert reply.reports("cell")[0].count(" now") == 1
-    ok(
-        notebook,
-        """import csv, pathlib, tempfile
-_file = pathlib.Path(tempfile.mkdtemp(), "session.csv")
-ipygpumem.export(_file)
-with _file.open() as _lines:
-    _row = [row for row in csv.DictReader(_lines) if row["device"] == "cpu"][-1]
-_cell, _record = ipygpumem.last(), ipygpumem.experiments()[-1]
-assert _record.cells[-1] == _cell""",
-    )
-    figures = "_cell.usages[0].after_bytes, _record.usages[0].after_bytes, int(_row['after_bytes'])"
-    cell, experiment, exported = notebook.value(figures)
-    assert cell == exported
-    assert abs(cell - experiment) < MIB

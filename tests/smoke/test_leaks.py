@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile import SOURCE
 from tests.kernel import Kernel
 from tests.steps import tidied_kernel, works
 
@@ -81,21 +80,6 @@ def test_what_waits_to_be_restored_is_explained_half_way_through_a_scope(noteboo
     assert "held by experiment a, which restores model at its end" in leaks(notebook)
     works(notebook, "%experiment end")
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
-
-
-def test_objects_that_defend_themselves_are_not_touched(notebook: Kernel) -> None:
-    works(
-        notebook,
-        SOURCE + "import weakref\n"
-        "class Plain: pass\n"
-        "plain = Plain(); proxy = weakref.proxy(plain)\n"
-        "hostile = made(Hostile, 1)\n"
-        "boxes = []",
-    )
-    works(notebook, f"%%experiment a\nx = {BIG}\nboxes.append({{1: x}})\nh = hostile; p = proxy; lazy = made(Lazy)")
-    works(notebook, "lazy = [made(Lazy), proxy, hostile]")
-    assert "held by notebook variable boxes[0][1]" in leaks(notebook)
-    assert notebook.value("touched") == []
 
 
 def test_the_advice_about_a_cached_function_works_as_it_stands(notebook: Kernel, tmp_path: Path) -> None:

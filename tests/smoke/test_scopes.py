@@ -44,6 +44,7 @@ BINDING = [
     "async def many():\n    yield 1\nasync for x in many():\n    pass",
     "with open('/dev/null') as x:\n    pass",
     "async def x():\n    return 1",
+    "import contextlib\nasync with contextlib.AsyncExitStack() as x:\n    y = x\ndel contextlib",
     "class x:\n    y = 1",
     "def x():\n    return 1",
     "y = [x := i for i in range(3)]",

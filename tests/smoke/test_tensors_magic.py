@@ -71,11 +71,6 @@ def test_filters_groups_and_the_rest(notebook: Kernel) -> None:
     assert fails(notebook, "%gpumem tensors --device RAMM", None).stderr.endswith("and not 'RAMM'\n")
 
 
-@pytest.mark.parametrize("line", ["--by size", "--kind weight", "--min much", "--nothing", "--top many", "--top 0"])
-def test_a_mistake_in_the_options_is_one_line(notebook: Kernel, line: str) -> None:
-    assert "%gpumem tensors: " in fails(notebook, f"%gpumem tensors {line}", None).stderr
-
-
 def test_the_difference_of_two_inventories_names_their_cells(notebook: Kernel) -> None:
     ok(notebook, "import numpy as np, ipygpumem\nold = np.ones(1 << 17)", "first = ipygpumem.tensors()")
     ok(notebook, "del old\nnew = np.ones(1 << 18)", "second = ipygpumem.tensors()\nd = ipygpumem.diff(first, second)")

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from tests.kernel import Kernel
-from tests.smoke.conftest import HAS_POSIX
 from tests.steps import fails, ok
 
 pytestmark = pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python has other generations")
@@ -42,44 +41,6 @@ def left_and_full(kernel: Kernel) -> tuple[list[str], bool]:
     """Return which nodes are alive, and whether an end has looked at everything."""
     left, full = kernel.value("(left(), len(full))")
     return left, full > 0
-
-
-@pytest.mark.skipif(not HAS_POSIX, reason="there is no fork here")
-def test_a_forked_child_ends_its_copy_of_the_experiment_and_the_parent_its_own(counting: Kernel) -> None:
-    child = (
-        "ipygpumem.experiments  # loaded\n"
-        "notebook = get_ipython().find_line_magic('gpumem').__self__._notebook\n"
-        "n = node('n')\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    code = 99\n"
-        "    try:\n"
-        "        del n\n"
-        "        notebook.context.garbage.collect(notebook.experiments.open[-1]._baseline._mark)\n"
-        "        code = len(left()) * 10 + len(full)\n"
-        "    finally:\n"
-        "        os._exit(code)\n"
-        "code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])\n"
-    )
-    ok(counting, f"%%experiment a --keep code\n{child}")
-    assert counting.value("code") == 0
-    assert left_and_full(counting) == ([], False)
-
-
-def test_an_end_that_was_interrupted_is_done_again_whatever_is_old_by_then(counting: Kernel) -> None:
-    ok(
-        counting,
-        "def interrupted(self, since=None, real=garbage.Garbage.collect):\n"
-        "    garbage.Garbage.collect = real\n"
-        "    self.mark()\n"
-        "    raise KeyboardInterrupt\n"
-        "experiment = ipygpumem.experiment('a').start()",
-        "n = node('n')\nresults = [node('m')]",
-    )
-    fails(counting, "garbage.Garbage.collect = interrupted\nexperiment.finish()", "KeyboardInterrupt")
-    assert "'a'" in str(counting.value("[e.name for e in (experiment,) if e.record is None]"))
-    ok(counting, "experiment.finish();")
-    assert left_and_full(counting) == ([], True)
 
 
 def test_the_first_error_that_is_recovered_from_frees_older_garbage_too(counting: Kernel) -> None:

@@ -111,24 +111,6 @@ def test_a_data_loader_can_be_released() -> None:
         iter(loader)
 
 
-def test_a_model_and_its_optimizer_go_together() -> None:
-    model = nn.Linear(64, 64)
-    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
-    weight = weakref.ref(model.weight)
-    assert [held.name for held in ipygpumem.release(model).left] == ["model.weight", "model.bias"]
-    assert weight() is not None  # the optimizer's
-    ipygpumem.release(optimizer)
-    assert weight() is None
-
-
-def test_what_else_leads_to_a_released_object_finds_it_empty() -> None:
-    item = nn.Linear(4, 4)
-    user = nn.Sequential(item)
-    ipygpumem.release(item)
-    with pytest.raises(ReleasedError, match="`item` was released by ipygpumem at test_freeing"):
-        user(torch.ones(1, 4))
-
-
 @pytest.mark.parametrize(
     ("item", "why"),
     [

@@ -176,17 +176,6 @@ def test_the_frames_of_a_kept_exception(path: Callable[..., str], names: dict[st
     assert path(keep) == f"notebook variable errors[0]: saved traceback, train line {line}, local batch"
 
 
-def test_the_last_error(path: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    gc.unfreeze()  # what the interpreter itself holds is asked for
-
-    def keep(x: Any) -> None:
-        error = AttributeError()
-        error.obj = [x]
-        monkeypatch.setattr(sys, "last_value", error, raising=False)
-
-    assert path(keep) == "the last error: exception.obj[0]"
-
-
 def test_what_only_cpp_holds_is_said_to_be_so(path: Callable[..., str]) -> None:
     torch = pytest.importorskip("torch")
     storage = torch.zeros(100).untyped_storage()

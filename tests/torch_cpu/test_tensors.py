@@ -55,24 +55,6 @@ def test_every_kind_of_tensor_can_be_in_a_scope_that_ends(notebook: Kernel) -> N
     works(notebook, "leaked.clear()")
 
 
-def test_tensors_without_memory_of_their_own_count_for_nothing_and_wrappers_for_what_they_hold(
-    notebook: Kernel,
-) -> None:
-    works(notebook, "from torch._subclasses.fake_tensor import FakeTensorMode\nleaked = []")
-    works(
-        notebook,
-        "%%experiment a\n"
-        "meta = torch.empty(1 << 30, device='meta')\n"
-        "with FakeTensorMode(): fake = torch.empty(1 << 30)\n"
-        "jagged = torch.nested.nested_tensor([torch.ones(1 << 20), torch.ones(1 << 20)], layout=torch.jagged)\n"
-        "module = nn.Linear(1 << 15, 1 << 15, device='meta')\n"
-        "leaked += [meta, fake, jagged, module]",
-    )
-    found = notebook.value("[(h.name, h.size_bytes >> 20) for h in ipygpumem.experiments()[-1].survivors]")
-    assert found == [("jagged", 8)]
-    works(notebook, "leaked.clear()")
-
-
 @pytest.mark.parametrize("kind", ["function", "None", "strides", "sizes"])
 def test_no_code_of_a_tensor_subclass_runs_at_exit_in_status_or_after_an_oom(notebook: Kernel, kind: str) -> None:
     works(notebook, SOURCE + "\nwatched.clear()", "old = tensors()[KIND]\nleaked = []".replace("KIND", repr(kind)))

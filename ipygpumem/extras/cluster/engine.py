@@ -18,8 +18,7 @@ from typing import Any
 import IPython
 from IPython import get_ipython
 
-from ipygpumem.errors import GpuMemError, quoted
-from ipygpumem.introspect import type_name
+from ipygpumem.errors import GpuMemError, quoted, said
 from ipygpumem.model import ExperimentRecord
 from ipygpumem.notebook.commands import experiment
 from ipygpumem.notebook.commands.parsing import parse
@@ -44,10 +43,8 @@ def answer(function: str, *words: Any) -> dict[str, Any]:
             found = load(get_ipython())
             found.context.config.report = False
         return {"value": _ASKED[function](found, *words)}
-    except GpuMemError as error:
-        return {"error": str(error)}
     except Exception as error:  # any error: the notebook reports it
-        return {"error": f"{type_name(error)}: {str(error).partition(chr(10))[0]}"}
+        return {"error": said(error)}
     finally:
         names.update(bound)
 

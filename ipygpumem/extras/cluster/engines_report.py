@@ -14,7 +14,6 @@ from ipygpumem.units import format_bytes, format_change, format_seconds
 
 TIME, PEAK, KEPT, FREE = "time", "peak", "kept", "free"
 NAMES = ("deleted", "restored", "kept")
-_NOTES_SHOWN, _ROWS_SHOWN = 20, 200
 _TOTALLED = (KEPT, "in use", "came back")
 """Figures whose sum is meaningful: peaks come at different times, and engines share the free memory."""
 Values = Mapping[tuple[str, str], float]
@@ -64,7 +63,7 @@ def merged_record(
         restored,
         kept,
         (),
-        notes=_cut(alike(notes, hosts), _NOTES_SHOWN, "notes on engines"),
+        notes=tuple(alike(notes, hosts)),
         parameters=next((record.parameters for record in records), {}),
         ooms=sum(record.ooms for record in records),
         engines=tuple(engines),
@@ -97,11 +96,6 @@ def _usages(records: Iterable[ExperimentRecord]) -> tuple[Usage, ...]:
         )
         for kind, own in by_kind.items()
     )
-
-
-def _cut(texts: Sequence[str], most: int, what: str) -> tuple[str, ...]:
-    rest = len(texts) - most
-    return (*texts[:most], *([f"and {rest:,} more {what}"] if rest > 0 else []))
 
 
 def engine_numbers(numbers: Sequence[int]) -> str:
@@ -193,10 +187,8 @@ def _engines_table(engines: Sequence[EngineRecord], figures: Mapping[int, Values
             **{head: _size(key[0], values[key]) if key in values else "" for head, key in heads.items()},
             "error": clean_name(engine.error),
         }
-        for engine, values in ((engine, figures[engine.engine]) for engine in engines[:_ROWS_SHOWN])
+        for engine, values in ((engine, figures[engine.engine]) for engine in engines)
     ]
-    if len(engines) > _ROWS_SHOWN:
-        rows.append(dict.fromkeys(rows[0], "") | {"engine": f"and {len(engines) - _ROWS_SHOWN:,} more"})
     return Table.of(rows, {"engine", "process", *heads}, "each engine", folded=True)
 
 
@@ -204,11 +196,9 @@ def looks_report(command: str, looks: Mapping[int, tuple[str, str, Values]], fai
     """Return a command's output on each engine (host, text and figures), and the errors of the failed ones."""
     headline = f"{clean(command)} on {count(len(looks), 'engine')}"
     figures = _figures_table({number: values for number, (_, _, values) in looks.items()})
-    listings = []
-    for number, (host, text, _) in list(looks.items())[:_ROWS_SHOWN]:
-        lines = _cut([clean(line) for line in text.splitlines()], _ROWS_SHOWN, "lines")
-        listings.append(Listing(f"engine {number} ({clean_name(host)})", lines, code=True, folded=True))
-    if len(looks) > _ROWS_SHOWN:
-        listings.append(Listing(f"and {len(looks) - _ROWS_SHOWN:,} more engines", (), code=True, folded=True))
+    listings = [
+        Listing(f"engine {number} ({clean_name(host)})", tuple(map(clean, text.splitlines())), code=True, folded=True)
+        for number, (host, text, _) in looks.items()
+    ]
     tables = [figures] if figures.rows else []
     return Report("engines", headline, alike(failed.items()), tables, (), listings, is_trouble=bool(failed))

@@ -82,7 +82,7 @@ def _unless(struck: list[int], notebook: Notebook, reports: list[Report]) -> lis
 def _run_cell(notebook: Notebook, options: Options, line: str, cell: str, struck: list[int]) -> list[Report]:
     """Run a cell as an experiment on all engines at once; show everything, then raise its error."""
     __tracebackhide__ = True
-    experiment = ClusterExperiment(options, _engines_of(notebook.context.shell, options.on))
+    experiment = ClusterExperiment(options.name, _engines_of(notebook.context.shell, options.on), options.report)
     with notebook.context.screen.working(f"experiment on {count(len(experiment.all.numbers), 'engine')}") as progress:
         record, results = experiment.run(line, cell, progress)
     ready = {number: result for number, result in results.items() if result.ready()}
@@ -93,7 +93,7 @@ def _run_cell(notebook: Notebook, options: Options, line: str, cell: str, struck
                     sys.stdout.write(f"[engine {number}]\n")
                 result.display_outputs()
         notebook.context.screen.show(_ended(notebook, experiment, record))
-        errors = [error for error in map(_error_of, ready.values()) if error is not None]
+        errors = [error for result in ready.values() if (error := result.exception(timeout=0)) is not None]
         if errors and not struck:
             sys.modules["ipyparallel.error"].collect_exceptions(errors, "execute")
     finally:
@@ -102,7 +102,7 @@ def _run_cell(notebook: Notebook, options: Options, line: str, cell: str, struck
 
 
 def _start(notebook: Notebook, options: Options, line: str, struck: list[int]) -> list[Report]:
-    experiment = ClusterExperiment(options, _engines_of(notebook.context.shell, options.on))
+    experiment = ClusterExperiment(options.name, _engines_of(notebook.context.shell, options.on), options.report)
     for other in [item for item in notebook.on_cluster if item.name == options.name]:
         notebook.on_cluster.remove(other)
         if not _is_closed(other.all.client):
@@ -119,10 +119,8 @@ def end(notebook: Notebook, experiment: ClusterExperiment) -> list[Report]:
     """End an experiment that is open on engines, and return its report."""
     notebook.on_cluster.remove(experiment)
     if _is_closed(experiment.all.client):
-        raise ClusterError(
-            f"the client that began {quoted(experiment.name)} is closed: connect again, and end it with "
-            "%experiment end NAME --on all"
-        )
+        again = "connect again, and end it with %experiment end NAME --on all"
+        raise ClusterError(f"the client that began {quoted(experiment.name)} is closed: {again}")
     with interrupts.noted() as struck:
         reports = _end(notebook, experiment)
     return _unless(struck, notebook, reports)
@@ -135,8 +133,8 @@ def _end_by_name(notebook: Notebook, options: Options) -> list[Report]:
     named = [item for item in notebook.on_cluster if item.name == options.name and not _is_closed(item.all.client)]
     if named:
         return end(notebook, named[-1])
-    options.report = None
-    return _end(notebook, ClusterExperiment(options, _engines_of(notebook.context.shell, options.on)), is_ours=False)
+    engines = _engines_of(notebook.context.shell, options.on)
+    return _end(notebook, ClusterExperiment(options.name, engines), is_ours=False)
 
 
 def _end(notebook: Notebook, experiment: ClusterExperiment, *, is_ours: bool = True) -> list[Report]:
@@ -187,9 +185,8 @@ def _look(notebook: Notebook, magic: str, line: str, options: Options) -> list[R
 class ClusterExperiment:
     """An experiment on engines."""
 
-    def __init__(self, options: Options, engines: Engines) -> None:
-        self.name: str = options.name
-        self.report: str | None = options.report
+    def __init__(self, name: str, engines: Engines, report: str | None = None) -> None:
+        self.name, self.report = name, report
         self.all = self.engines = engines
         """The participating engines."""
         self._failed: dict[int, str] = {}
@@ -229,8 +226,8 @@ class ClusterExperiment:
             if not result.ready():
                 goes_on = "goes on" if self.engines.has_begun(result) else "has not begun, and is taken back"
                 self._failed[number] = f"has not answered: its cell {goes_on}"
-            elif getattr(_error_of(result), "ename", "") in ("EngineError", "TaskAborted"):
-                self._failed[number] = _why(_error_of(result))
+            elif getattr(error := result.exception(timeout=0), "ename", "") in ("EngineError", "TaskAborted"):
+                self._failed[number] = _why(error)
         there = Engines(self.all.client, [number for number in results if number not in self._failed])
         since = {number: place["time"] for number, place in self._places.items()}
         return self._merged(there.ask("record", self.name, since), progress), results
@@ -295,7 +292,7 @@ class Engines:
         for number, result in asked.items():
             if not result.ready():
                 failed[number] = "has not answered"
-            elif (error := _error_of(result)) is not None:
+            elif (error := result.exception(timeout=0)) is not None:
                 failed[number] = _why(error)
             elif "value" in (answer := result.get(timeout=0)):
                 found[number] = answer["value"]
@@ -335,11 +332,6 @@ class Engines:
 
 def _unanswered(asked: Asked) -> list[int]:
     return [number for number, result in asked.items() if not result.ready()]
-
-
-def _error_of(result: Any) -> BaseException | None:
-    found: BaseException | None = result.exception(timeout=0)
-    return found
 
 
 def _why(error: BaseException | None) -> str:

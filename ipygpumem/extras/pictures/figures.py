@@ -101,14 +101,11 @@ def _draw_strip(axes: Axes, spans: Sequence[tuple[CellRecord, float, float]]) ->
     for name, group in itertools.groupby(spans, lambda span: span[0].experiment):
         if name is not None:
             own = list(group)
-            (bar,) = axes.barh(
-                0.5, own[-1][2] - own[0][1], 0.8, own[0][1], facecolor="C4", alpha=0.3, edgecolor="white"
-            )
-            label = axes.annotate(shorten(name, 100), (own[0][1], 0.5), (3, 0), textcoords="offset points", **words)
+            begin, end = own[0][1], own[-1][2]
+            (bar,) = axes.barh(0.5, end - begin, 0.8, begin, facecolor="C4", alpha=0.3, edgecolor="white")
+            label = axes.annotate(shorten(name, 100), (begin, 0.5), (3, 0), textcoords="offset points", **words)
             label.set_clip_path(bar)
-    for parity, alpha in enumerate((0.25, 0.1)):
-        boxes = [(start, end - start) for _, start, end in spans[parity::2]]
-        axes.broken_barh(boxes, (1, 1), facecolors="gray", alpha=alpha)
+    axes.broken_barh([(start, end - start) for _, start, end in spans], (1, 1), facecolors=["0.875", "0.95"])
     for cell, start, end in spans:
         if end - start > 0.03 * axes.get_xlim()[1]:
             text = _name(cell) if cell.success else f"× {_name(cell)}"
@@ -168,9 +165,8 @@ def experiments(
         rows = range(len(shown))
         bars = panels[0].barh(rows, [item.duration_seconds for item in shown], 0.6, color="gray")
         panels[0].bar_label(bars, times, padding=3, fontsize="x-small")
-        panels[0].set_yticks(
-            rows, [f"{name}\n{note}".rstrip() for name, note in zip(names, notes, strict=True)], size="x-small"
-        )
+        labels = [f"{name}\n{note}".rstrip() for name, note in zip(names, notes, strict=True)]
+        panels[0].set_yticks(rows, labels, size="x-small")
         panels[0].set_ylim(len(shown) - 0.5, -0.5)
         for axes, name in zip(panels[1:], devices, strict=True):
             _draw_experiments(axes, shown, name)
@@ -209,20 +205,15 @@ def _peak_and_kept(item: ExperimentRecord, device: str) -> str:
 def devices(reconciliations: Sequence[Reconciliation], *, device: str | None = None) -> Picture:
     """Draw each device's memory as one stacked bar, with its parts' names and sizes below it."""
     chosen = _chosen((found.device for found in reconciliations), device, "is not known")
-    parts = {
-        found: [part for part in found.parts if part.size_bytes != 0]
-        for found in reconciliations
-        if found.device in chosen
-    }
-    lines = [
-        f"{_label(found.device)}{SEPARATOR}{format_bytes(found.total_bytes)}, {clean(found.basis)}" for found in parts
-    ]
-    words = [f"{line}: {', '.join(map(_part_label, own))}" for line, own in zip(lines, parts.values(), strict=True)]
+    shown = [found for found in reconciliations if found.device in chosen]
+    parts = [[part for part in found.parts if part.size_bytes != 0] for found in shown]
+    lines = [f"{_label(one.device)}{SEPARATOR}{format_bytes(one.total_bytes)}, {clean(one.basis)}" for one in shown]
+    words = [f"{line}: {', '.join(map(_part_label, own))}" for line, own in zip(lines, parts, strict=True)]
     with rc_context(_NO_FORMULAS):
-        heights = [inches for own in parts.values() for inches in (0.4, 0.18 * -(-max(1, len(own)) // 2))]
+        heights = [inches for own in parts for inches in (0.4, 0.18 * -(-max(1, len(own)) // 2))]
         figure = Picture(sum(heights) + 0.9 * len(parts) + 0.4, ["parts of the memory", *words])
         panels = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
-        for axes, below, (found, own), line in zip(panels[::2], panels[1::2], parts.items(), lines, strict=True):
+        for axes, below, found, own, line in zip(panels[::2], panels[1::2], shown, parts, lines, strict=True):
             axes.set_title(shorten(line, 120), loc="left", fontsize="small")
             left = 0
             for index, part in enumerate(own):
@@ -267,11 +258,7 @@ def _devices(records: Iterable[CellRecord | ExperimentRecord], wanted: str | Non
 def _chosen(devices: Iterable[str], wanted: str | None, why_not: str) -> list[str]:
     """Return the devices selected by ``wanted``: ``RAM``, ``cuda:0``, ``cuda`` for all of its kind; None for all."""
     there = list(dict.fromkeys(devices))
-    found = (
-        there
-        if wanted is None
-        else [name for name in there if parse_device(wanted, known=there) in (name, name.partition(":")[0])]
-    )
+    found = [n for n in there if wanted is None or parse_device(wanted, known=there) in (n, n.partition(":")[0])]
     if not found:
         names = ", ".join(clean(device_label(device)) for device in there) or "none"
         raise PlotError(f"device {clean(str(wanted))!r} {why_not}; there are: {names}")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import pickle
+import sys
 from typing import Any
 
 from ipygpumem.errors import FileError, said, short
+from ipygpumem.fitting.budgets import torch_cuda
 from ipygpumem.record import open_plain
 from ipygpumem.reports.export import place_of, write
 from ipygpumem.units import format_bytes
 
-MOST_ENTRIES = 100_000
-"""Maximum number of allocations and frees that are remembered; each takes some KB."""
+MOST_ENTRIES = 100_000  # allocations and frees to remember; each takes some KB
 
 
 class AllocationFile:
@@ -24,8 +24,7 @@ class AllocationFile:
         self._place, name = place_of(file), repr(short(file))
         self._memory: Any = None
         self._is_ours = False
-        self.remark = ""
-        """What the report says of the file."""
+        self.remark = ""  # what the report says of the file
         if self._place.suffix.lower() not in (".pickle", ".pkl"):
             raise FileError(f"--record {name}: name a file that ends in .pickle, for torch's memory viewer")
         if not os.access(self._place.parent, os.W_OK | os.X_OK):
@@ -40,14 +39,11 @@ class AllocationFile:
 
     def start(self) -> None:
         """Begin to record; a recording of the user's own is used and goes on."""
-        try:
-            torch: Any = importlib.import_module("torch")
-        except ImportError:
-            raise FileError("--record needs torch, which is not installed") from None
-        if not torch.cuda.is_available():
+        cuda = torch_cuda()
+        if cuda is None:
             raise FileError("--record needs a CUDA device, and torch sees none here: leave it out")
-        torch.cuda.init()  # before that there is no allocator that could record
-        self._memory, self._is_ours = torch.cuda.memory, not torch._C._cuda_isHistoryEnabled()
+        cuda.init()  # before that there is no allocator that could record
+        self._memory, self._is_ours = cuda.memory, not sys.modules["torch"]._C._cuda_isHistoryEnabled()
         if self._is_ours:
             try:
                 self._memory._record_memory_history("all", context="all", stacks="python", max_entries=MOST_ENTRIES)
