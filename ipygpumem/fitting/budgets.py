@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import math
 import re
 import weakref
@@ -339,7 +338,9 @@ def _limit_host(leave_bytes: int) -> Callable[[], None]:
 
 def torch_cuda() -> Any:
     """Return ``torch.cuda`` where it has a device. It may load torch: the user has named the device."""
-    torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") is not None else None
+    torch: Any = None
+    with contextlib.suppress(ImportError):
+        torch = importlib.import_module("torch")
     return torch.cuda if torch is not None and torch.cuda.is_available() else None
 
 

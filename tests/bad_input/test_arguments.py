@@ -3,139 +3,146 @@
 from __future__ import annotations
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import GpuMemError
-from tests.kernel import Kernel
-from tests.steps import fails, goes_on, names, open_now, refused, works
+from ipygpumem.notebook.notebook import notebook_of
+
+WRONG = [
+    ("%experiment", "a command is missing"),
+    ("%experiment bogus", "bogus"),
+    ("%experiment end", "no experiment is open"),
+    ("%experiment start", "name"),
+    ("%%experiment\nx = 1", "name"),
+    ("%%experiment --keep x\nx = 1", "which name?"),
+    ("%%experiment --keep x run\nx = 1", "Write it before the options"),
+    ("%experiment start --budget gpu=4GiB run", "Write it before the options"),
+    ("%experiment start a --bogus", "--bogus"),
+    ("%%experiment a --bogus 3\nx = 1", "--bogus"),
+    ("%experiment start a --help", "--help"),
+    ("%experiment start a --see 1", "--see"),
+    *((f"%experiment start a --seed {seed}", "--seed") for seed in ("x", "9" * 26, "-" + "9" * 26)),
+    ("%experiment start a --report loud", "--report"),
+    ("%experiment start a --keep", "--keep"),
+    ("%experiment start a --keep 'x y'", "x y"),
+    ("%experiment start don't", "quotation"),
+    ("%%experiment train keep model\nx = 1", "write train --keep model"),
+    ("%%experiment train \N{EN DASH}keep model\nx = 1", "write train --keep model"),
+    ("%experiment start train keep model", "write train --keep model"),
+    ("%experiment start train keep=model loss", "write train --keep model loss"),
+    ("%experiment start train # the last\nx = 1", "a comment stands in a line of its own"),
+    ("%%experiment my run\nx = 1", "my-run"),
+    ("%%experiment 'unclosed\nx = 1", "quotation"),
+    ("%gpumem bogus", "status"),
+    ("%gpumem stauts", "(did you mean status?)"),
+    ("%gpumem Tensor", "(did you mean tensors?)"),
+    ("%gpumem record of", "(did you mean off?)"),
+    ("%experiment strat a", "(did you mean start?)"),
+    ("%gpumem tensors --tpo 3", "(did you mean --top?)"),
+    ("%%experiment a --sed 3\nx = 1", "(did you mean --seed?)"),
+    *(
+        (f"{line} {value}", f"{shown} is not a whole number ")
+        for line in ("%gpumem tensors --top", "%gpumem history -n", "%gpumem plot -n", "%gpumemit -r")
+        for value, shown in {"0": "0", "-1": "-1", "1.5": "1.5", "9" * 5000: "inf", "x": "'x'"}.items()
+    ),
+    *(
+        (f"%%estimate --timeout {value}\nx = 1", f"{shown} is not a number from 0.001 to 1e+09")
+        for value, shown in {"-5": "-5", "0": "0", "nan": "nan", "inf": "inf", "1e400": "inf", "x": "'x'"}.items()
+    ),
+    *(
+        (line.format(value), message)
+        for line in (
+            "%%estimate --device-memory {}\nx = 1",
+            "%gpumem tensors --min {}",
+            "%gpumem leaks --min {}",
+            "%experiment start a --budget gpu={}",
+        )
+        for value, message in {
+            "24": "'24' has no unit: write 24GiB, or 24 bytes",
+            "1" * 80 + "GiB": "no device has more than",
+            "24Q": "'24Q' is not a size",
+            "nan": "'nan' is not a size",
+            "-1GiB": "",
+        }.items()
+    ),
+    ("%%estimate --device-memory 24B\nx = 1", "24 B is too little"),
+    *(
+        (f"%%autofit batch_size={value}\nx = batch_size", "autofit reduces finite numbers below 2**63")
+        for value in ("inf", "-inf", "nan", "1e400", "1" + "0" * 400, "9" * 5000)
+    ),
+    ("%%autofit batch_size=8 --min inf\nx = batch_size", "the minimum of batch_size is inf"),
+    ("%%autofit batch_size=8 --min nan\nx = batch_size", "the minimum of batch_size is nan"),
+    ("%%autofit batch_size=8 --max-tries -1\nx = batch_size", "-1 is not a whole number of 0 or more"),
+    ("%%autofit batch_size=8 --step nan\nx = batch_size", "step is 'nan'"),
+    ("%%autofit batch_size=8 --headroom inf\nx = batch_size", "headroom='inf'"),
+    ("%gpumem on off", "takes none"),
+    ("%gpumem release", "which object?"),
+    ("%gpumem release nothing", "there is no variable 'nothing' here"),
+    ("%gpumem release In", "`In` (list) cannot be emptied"),
+    ("%gpumem purge", "which model?"),
+    ("%gpumem purge In", "purge moves torch modules, but torch is not loaded"),
+    ("%gpumem purge In In In", "it takes a model and its optimizer"),
+]
 
 
-@pytest.mark.parametrize(
-    ("line", "part"),
-    [
-        ("%experiment", "a command is missing"),
-        ("%experiment bogus", "bogus"),
-        ("%experiment end", "no experiment is open"),
-        ("%experiment start", "name"),
-        ("%%experiment\nx = 1", "name"),
-        ("%%experiment --keep x\nx = 1", "which name?"),
-        ("%%experiment --keep x run\nx = 1", "Write it before the options"),
-        ("%experiment start --budget gpu=4GiB run", "Write it before the options"),
-        ("%experiment start a --bogus", "--bogus"),
-        ("%%experiment a --bogus 3\nx = 1", "--bogus"),
-        ("%experiment start a --help", "--help"),
-        ("%experiment start a --see 1", "--see"),
-        *((f"%experiment start a --seed {seed}", "--seed") for seed in ("x", "9" * 26, "-" + "9" * 26)),
-        ("%experiment start a --report loud", "--report"),
-        ("%experiment start a --keep", "--keep"),
-        ("%experiment start a --keep 'x y'", "x y"),
-        ("%experiment start don't", "quotation"),
-        ("%%experiment train keep model\nx = 1", "write train --keep model"),
-        ("%%experiment train \N{EN DASH}keep model\nx = 1", "write train --keep model"),
-        ("%experiment start train keep model", "write train --keep model"),
-        ("%experiment start train keep=model loss", "write train --keep model loss"),
-        ("%experiment start train # the last\nx = 1", "a comment stands in a line of its own"),
-        ("%%experiment my run\nx = 1", "my-run"),
-        ("%%experiment 'unclosed\nx = 1", "quotation"),
-        ("%gpumem bogus", "status"),
-        ("%gpumem stauts", "(did you mean status?)"),
-        ("%gpumem Tensor", "(did you mean tensors?)"),
-        ("%gpumem record of", "(did you mean off?)"),
-        ("%experiment strat a", "(did you mean start?)"),
-        ("%gpumem tensors --tpo 3", "(did you mean --top?)"),
-        ("%%experiment a --sed 3\nx = 1", "(did you mean --seed?)"),
-        *(
-            (f"{line} {value}", f"{shown} is not a whole number ")
-            for line in ("%gpumem tensors --top", "%gpumem history -n", "%gpumem plot -n", "%gpumemit -r")
-            for value, shown in {"0": "0", "-1": "-1", "1.5": "1.5", "9" * 5000: "inf", "x": "'x'"}.items()
-        ),
-        *(
-            (f"%%estimate --timeout {value}\nx = 1", f"{shown} is not a number from 0.001 to 1e+09")
-            for value, shown in {"-5": "-5", "0": "0", "nan": "nan", "inf": "inf", "1e400": "inf", "x": "'x'"}.items()
-        ),
-        *(
-            (line.format(value), message)
-            for line in (
-                "%%estimate --device-memory {}\nx = 1",
-                "%gpumem tensors --min {}",
-                "%gpumem leaks --min {}",
-                "%experiment start a --budget gpu={}",
-            )
-            for value, message in {
-                "24": "'24' has no unit: write 24GiB, or 24 bytes",
-                "1" * 80 + "GiB": "no device has more than",
-                "24Q": "'24Q' is not a size",
-                "nan": "'nan' is not a size",
-                "-1GiB": "",
-            }.items()
-        ),
-        ("%%estimate --device-memory 24B\nx = 1", "24 B is too little"),
-        *(
-            (f"%%autofit batch_size={value}\nx = batch_size", "autofit reduces finite numbers below 2**63")
-            for value in ("inf", "-inf", "nan", "1e400", "1" + "0" * 400, "9" * 5000)
-        ),
-        ("%%autofit batch_size=8 --min inf\nx = batch_size", "the minimum of batch_size is inf"),
-        ("%%autofit batch_size=8 --min nan\nx = batch_size", "the minimum of batch_size is nan"),
-        ("%%autofit batch_size=8 --max-tries -1\nx = batch_size", "-1 is not a whole number of 0 or more"),
-        ("%%autofit batch_size=8 --step nan\nx = batch_size", "step is 'nan'"),
-        ("%%autofit batch_size=8 --headroom inf\nx = batch_size", "headroom='inf'"),
-        ("%gpumem on off", "takes none"),
-        ("%gpumem release", "which object?"),
-        ("%gpumem release nothing", "there is no variable 'nothing' here"),
-        ("%gpumem release In", "`In` (list) cannot be emptied"),
-        ("%gpumem purge", "which model?"),
-        ("%gpumem purge In", "purge moves torch modules, but torch is not loaded"),
-        ("%gpumem purge In In In", "it takes a model and its optimizer"),
-    ],
-)
-def test_a_wrong_line_gets_one_line_that_names_the_mistake_and_opens_nothing(
-    notebook: Kernel, line: str, part: str
+def refused(shell: InteractiveShell, code: str) -> str:
+    """Run a cell that must end with one line of ``UsageError``; return that line."""
+    error = shell.run_cell(code).error_in_exec
+    assert type(error).__name__ == "UsageError", (code[:200], error)
+    assert "\n" not in str(error)
+    return str(error)
+
+
+def open_and_names(shell: InteractiveShell) -> tuple[list[str], list[str]]:
+    return [item.name for item in notebook_of(shell).experiments.open], shell.run_line_magic("who_ls", "")
+
+
+def test_a_wrong_line_gets_one_line_that_names_the_mistake_and_opens_nothing(loaded: InteractiveShell) -> None:
+    for line, part in WRONG:
+        assert part in refused(loaded, line), line
+        assert open_and_names(loaded) == ([], []), line
+
+
+def test_gpumem_alone_shows_a_short_status_and_what_to_type_next(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert part in refused(notebook, line)
-    assert (open_now(notebook), names(notebook)) == ([], [])
-
-
-def test_gpumem_alone_shows_a_short_status_and_what_to_type_next(notebook: Kernel) -> None:
-    works(notebook, "import numpy\nbig, less = numpy.ones(1 << 20), [numpy.ones(1 << 18)]\nx = y = numpy.ones(1 << 10)")
-    head, largest, following = works(notebook, "%gpumem").reports("note")[0].splitlines()
+    loaded.run_cell("import numpy\nbig, less = numpy.ones(1 << 20), [numpy.ones(1 << 18)]\nx = y = numpy.ones(1 << 10)")
+    capsys.readouterr()
+    loaded.run_line_magic("gpumem", "")
+    head, largest, following = capsys.readouterr().out.splitlines()
     assert "ipygpumem · reports on · " in head
     assert " · RAM " in head
     assert largest.strip() == "largest tensors and arrays: big 8 MiB, less 2 MiB, x 8 KiB"
     assert "next: %gpumem status" in following
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "experiment(7)",
-        "experiment('')",
-        "experiment('a', keep=[1])",
-        "experiment('a', seed='x')",
-        "experiment('a', seed=1 << 80)",
-        "experiment('a', report='loud')",
-    ],
-)
-def test_a_wrong_argument_in_python_is_refused_when_it_is_given_and_loses_no_name(notebook: Kernel, call: str) -> None:
-    works(notebook, "import ipygpumem\nx = 'old'\ndef attempt():\n    return ipygpumem." + call + ".start()")
-    reply = fails(notebook, "handle = attempt()\nx = 'new'")
-    assert reply.error in ("ExperimentError", "TypeError", "ValueError"), reply
-    assert (notebook.value("x"), open_now(notebook)) == ("old", [])
-    goes_on(notebook)
+def test_a_wrong_argument_in_python_is_refused_when_it_is_given_and_loses_no_name(loaded: InteractiveShell) -> None:
+    for arguments in ("7", "''", "'a', keep=[1]", "'a', seed='x'", "'a', seed=1 << 80", "'a', report='loud'"):
+        loaded.run_cell(f"import ipygpumem\nx = 'old'\ndef attempt(): return ipygpumem.experiment({arguments}).start()")
+        error = loaded.run_cell("handle = attempt()\nx = 'new'").error_in_exec
+        assert type(error).__name__ in ("ExperimentError", "TypeError", "ValueError"), arguments
+        assert (loaded.user_ns["x"], open_and_names(loaded)[0]) == ("old", [])
 
 
-def test_a_misspelt_name_to_keep_is_said_and_deletes_nothing(notebook: Kernel) -> None:
-    reply = works(notebook, "%%experiment a --keep modle --keep 'no*' --keep here\nhere, model = 1, 2")
-    (text,) = reply.reports("experiment")
+def test_a_misspelt_name_to_keep_is_said_and_deletes_nothing(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded.run_cell("%%experiment a --keep modle --keep 'no*' --keep here\nhere, model = 1, 2")
+    text = capsys.readouterr().out
     assert all(f"no name matches '{name}'" in text for name in ("modle", "no*"))
     assert "(did you mean model?): nothing was deleted" in text
     assert "'here'" not in text
-    assert names(notebook) == ["here", "model"]
-    (text,) = works(notebook, "%%experiment b --keep modle --report none\nmodel = 3").reports("note")
-    assert "no name matches 'modle'" in text
-    assert notebook.value("model") == 3
+    assert open_and_names(loaded)[1] == ["here", "model"]
+    loaded.run_cell("%%experiment b --keep modle --report none\nmodel = 3")
+    assert "no name matches 'modle'" in capsys.readouterr().out
+    assert loaded.user_ns["model"] == 3
     # A name that the code would have bound is no slip: nothing keeps the memory of what failed.
-    fails(notebook, "%%experiment c --keep late\nearly = 1\n1 / 0\nlate = 2", "ZeroDivisionError")
-    assert names(notebook) == ["here", "model"]
+    assert (
+        type(loaded.run_cell("%%experiment c --keep late\nearly = 1\n1 / 0\nlate = 2").error_in_exec)
+        is ZeroDivisionError
+    )
+    assert open_and_names(loaded)[1] == ["here", "model"]
 
 
 LONG = "x" * 100_000
@@ -150,21 +157,19 @@ def test_a_path_of_any_length_is_shortened(end: str, path: str) -> None:
     assert len(str(raised.value)) < MOST
 
 
-def test_what_is_given_in_a_notebook_is_shortened(bare_kernel: Kernel) -> None:
-    bare_kernel.run("%load_ext ipygpumem\nimport ipygpumem\nx = 'x' * 100_000\nlong = 'x' * 3000")
+def test_what_is_given_in_a_notebook_is_shortened(loaded: InteractiveShell) -> None:
+    loaded.run_cell("import ipygpumem\nx = 'x' * 100_000\nlong = 'x' * 3000")
     for call in (
         *(f"export({path})" for path in ("x", "x + '.json'", "'~' + x + '.json'", "x + '/a.json'")),
         *(f"experiment('n', record={path})" for path in ("x", "x + '/a.pickle'")),
         *("experiment('n', report=x)", "experiment('n', report=[x])", "experiment(x).usage()", "tracker(x + '/none')"),
     ):
-        reply = bare_kernel.run(f"ipygpumem.{call}")
-        assert reply.error in ("FileError", "ExperimentError"), (call, reply.error, reply.message[:200])
-        assert len(reply.message) < MOST, call
+        error = loaded.run_cell(f"ipygpumem.{call}").error_in_exec
+        assert type(error).__name__ in ("FileError", "ExperimentError"), (call, error)
+        assert len(str(error)) < MOST, call
     for line in (
         *("%gpumem export {long}.json", "%gpumem plot session {long}", "%gpumem postmortem ~{long}"),
         *("%gpumem history --experiment {long}", "%gpumem compare {long} other"),
         *("%experiment start a --record {long}.pickle", "%experiment start a --report {long}"),
     ):
-        reply = bare_kernel.run(line)
-        assert reply.stderr.startswith("UsageError"), (line, reply.stderr[:200])
-        assert len(reply.stderr) < MOST, (line, reply.stderr[:200])
+        assert len(refused(loaded, line)) < MOST, line

