@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ipygpumem.extras.cluster.engines_report import engines_report, looks_report, merged_record, values_of
+from ipygpumem.extras.cluster.engines_report import engines_report, merged_record, values_of
 from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord, Usage
 from ipygpumem.units import GIB, MIB
 from tests.clusters import CTRL_C, ID, UNTIL, cluster_of, on_engines, record, start_cluster
@@ -342,14 +342,3 @@ def test_errors_and_notes_are_told_once_for_engines_that_are_alike() -> None:
     (sums,) = merged.usages
     assert (sums.device, sums.peak_delta_bytes, sums.delta_bytes) == ("cpu", 3 * MIB, 6 * MIB)
     assert engines_report(merged).is_trouble
-
-
-def test_a_command_shows_each_engines_text_below_the_figures_and_who_has_none() -> None:
-    report = looks_report(
-        "%gpumem free", {0: ("a", "came back: 1\nrest", {}), 2: ("b", "", {})}, {1: "died", 3: "died"}
-    )
-    assert (report.headline, report.lines) == ("%gpumem free on 2 engines", ["engines 1, 3: died"])
-    assert [(listing.title, listing.lines, listing.folded) for listing in report.listings] == [
-        ("engine 0 (a)", ("came back: 1", "rest"), True),
-        ("engine 2 (b)", (), True),
-    ]

@@ -61,20 +61,6 @@ def test_the_cost_of_our_own_look_at_the_names_is_not_the_experiments_peak(share
     assert whole == pytest.approx(cell, abs=2 * MIB)
 
 
-def test_a_view_that_escapes_keeps_its_whole_storage_and_is_named(shared: Kernel) -> None:
-    shared.run("import torch, numpy; escaped = []; data = torch.ones(1 << 20)")
-    reply = shared.run(
-        "%%experiment views\nbig = torch.ones(4 << 20); wide = numpy.ones(4 << 20); batch = data[:10]\n"
-        "escaped += [big[:1], wide[:1]]"
-    )
-    assert "still alive" in reply.reports("experiment")[0]
-    assert shared.value("[(h.name, h.size_bytes >> 20) for h in ipygpumem.experiments()[-1].survivors]") == [
-        ("wide", 32),
-        ("big", 16),
-    ]
-    shared.run("del escaped, data")
-
-
 def test_nested_blocks_that_an_error_leaves_tell_of_it_once(shared: Kernel) -> None:
     shared.run("import numpy")
     reply = shared.run(

@@ -8,7 +8,7 @@ import pytest
 
 from ipygpumem.units import parse_bytes
 from tests.kernel import Kernel, Reply
-from tests.steps import kernel_with
+from tests.steps import kernel_with, ok
 
 MIB = 1 << 20
 _SETUP = """\
@@ -63,13 +63,6 @@ def _mib(text: str) -> int:
         return int(words[0])
     sign = -1 if words[0].startswith("-") else 1
     return round(sign * parse_bytes(f"{words[0].lstrip('-')} {words[1]}") / MIB)
-
-
-def ok(kernel: Kernel, cell: str) -> Reply:
-    reply = kernel.run(cell)
-    assert reply.status == "ok", (reply.traceback, reply.stderr)
-    assert not reply.stderr
-    return reply
 
 
 def test_a_cell_and_a_function_of_the_notebook_line_by_line(shared: Kernel) -> None:

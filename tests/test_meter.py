@@ -146,19 +146,6 @@ def test_jobs_run_when_they_are_due_in_one_thread_that_ends_with_the_last_of_the
     wait_for(lambda: not threads())
 
 
-def test_a_wake_while_the_job_runs_is_not_lost() -> None:
-    worker, runs = Worker(), [0]
-
-    def job() -> None:
-        runs[0] += 1
-        if runs[0] == 1:
-            worker.wake(job)
-
-    worker.add(job)
-    wait_for(lambda: runs == [2])
-    worker.close()
-
-
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signal masks on this system")
 def test_signals_are_left_to_the_main_thread() -> None:
     worker, blocked = Worker(), threading.Event()

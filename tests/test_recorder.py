@@ -23,7 +23,7 @@ from ipygpumem.extras.recorder.recordings import Kernel, Moment, Recording, Writ
 from ipygpumem.probes import cgroup, host
 from ipygpumem.probes.cgroup import Death
 from ipygpumem.reports import text
-from tests.control_group import FakeSystem, v1_system, v2_system
+from tests.control_group import v2_system
 
 GIB = 2**30
 ALIVE = Kernel(100.0, os.getpid(), psutil.Process().create_time(), host.process_space(), "folder/a.ipynb", "group:7")
@@ -97,15 +97,6 @@ def test_garbage_and_a_torn_end_hide_no_whole_line(tmp_path: Path, garbage: byte
 )
 def test_a_line_that_is_no_entry_is_skipped(line: bytes) -> None:
     assert decode(line) is None
-
-
-def test_a_recording_with_very_many_devices_has_a_short_report(tmp_path: Path) -> None:
-    ticks = [
-        dataclasses.replace(TICK, memory={f"cuda:{number}": 1 for number in range(n, n + 500)})
-        for n in range(0, 9000, 500)
-    ]
-    page = shown(read(write(tmp_path, b"".join(map(encode, (DEAD, START, *ticks))))))
-    assert page.count("\n") < 150
 
 
 @pytest.mark.parametrize(
@@ -187,17 +178,6 @@ def test_a_process_is_known_by_its_id_and_its_start() -> None:
     assert recordings.state(kernel) == "dead", "a zombie"
     process.communicate()
     assert recordings.state(kernel) == "dead"
-
-
-def test_kills_are_those_of_the_own_group_else_of_the_machine(tmp_path: Path) -> None:
-    second, first = v2_system(tmp_path / "2", "/a/b"), v1_system(tmp_path / "1", "/a")
-    neither = FakeSystem(tmp_path / "3", "0::/", "")
-    for system in (second, first, neither):
-        system.write("proc/vmstat", "nr_free_pages 5\noom_kill 41\n")
-    second.write("sys/fs/cgroup/a/b/memory.events", "low 0\noom 9\noom_kill 3\noom_group_kill 8\n")
-    first.write("sys/fs/cgroup/memory/a/memory.oom_control", "under_oom 0\noom_kill 2\n")
-    assert [cgroup.counted(cgroup.counter(system.root)) for system in (second, first, neither)] == [3, 2, 41]
-    assert cgroup.counter(tmp_path / "nothing") == ""
 
 
 LOG = {

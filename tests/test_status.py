@@ -302,15 +302,6 @@ def test_the_report_has_a_table_of_devices_and_one_of_each_devices_parts() -> No
     assert report.tables[1].rows == (("1 MiB", "here", "do this"), ("unknown", "unknown: rest", "hidden"))
 
 
-def test_many_processes_are_summed_up_in_one_row() -> None:
-    processes = tuple(Part(f"process {number}", number * MIB, "another") for number in range(1, 101))
-    found = Reconciliation("cuda:0", 0, "all", (*processes, Part("unknown", None, "why"), Part("free", GIB, "free")))
-    rows = status_report("head", [], [], [found]).tables[1].rows
-    assert len(rows) == 24
-    assert rows[-1][:2] == ("3.09 GiB", "79 smaller parts")
-    assert ("unknown", "unknown", "why") in rows
-
-
 def cell(number: int | None, started: float, seconds: float) -> CellRecord:
     return CellRecord(number, None, None, started, seconds, True, None, ())
 

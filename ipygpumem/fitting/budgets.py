@@ -124,11 +124,7 @@ class Budget:
         earlier = min(1.0, _fraction(cuda, index))  # cudaMallocAsync calls no limit more than all
         share = min(earlier, math.nextafter(size / total, 1.0))  # one byte less would cost a block of 2 MiB
         self._earlier[index] = earlier, share  # first: an interrupt may come after the change
-        try:
-            _set_fraction(cuda, index, share)
-        except Exception:
-            del self._earlier[index]
-            raise
+        _set_fraction(cuda, index, share)
         limit = self.limits[name] = min(size, int(earlier * total))
         if cuda.memory_reserved(name) > limit:  # the allocator goes on using what it has already
             cuda.empty_cache()
@@ -144,9 +140,10 @@ class Budget:
         cuda = torch_cuda() if self._earlier else None
         for index, (earlier, ours) in list(self._earlier.items()):
             with self._noted(f"cuda:{index} stays limited"):
-                if abs(_fraction(cuda, index) - ours) < 1e-6:  # it is rounded to bytes
+                now = min(1.0, _fraction(cuda, index))
+                if abs(now - ours) < 1e-6:  # it is rounded to bytes
                     _set_fraction(cuda, index, earlier)
-                else:
+                elif abs(now - earlier) >= 1e-6:  # else it could not be set
                     self.notes.append(f"budget: other code has changed the limit on cuda:{index}; it stays")
             self._earlier.pop(index)
 

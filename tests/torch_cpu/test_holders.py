@@ -39,14 +39,6 @@ def names() -> dict[str, Any]:
 
 
 @pytest.fixture
-def library() -> Iterator[Any]:
-    module: Any = ModuleType("mylib")
-    sys.modules["mylib"] = module
-    yield module
-    del sys.modules["mylib"]
-
-
-@pytest.fixture
 def path(names: dict[str, Any]) -> Callable[..., str]:
     """Return a function that says by which path what a function keeps in its namespace is held."""
 
@@ -338,12 +330,14 @@ def test_a_running_function_does_not_keep_what_it_was_asked_about() -> None:
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_the_order_in_which_the_collector_lists_objects_changes_no_answer(
-    library: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+    monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     key, shared = made(lambda x: [x], kind)
-    another: Any = ModuleType("another")
-    monkeypatch.setitem(sys.modules, "another", another)
-    library.one, another.one = [shared], [shared]
+    for name in ("mylib", "another"):
+        module: Any = ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, module)
+        module.one = [shared]
+    del module
     del shared
     roots = Roots(hidden=frozenset({id(sys._getframe())}))
     found, referrers = set(), Heap.referrers

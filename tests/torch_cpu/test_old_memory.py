@@ -98,8 +98,8 @@ PUT = {
     "cache.append(torch.ones(1 << 19))": "cache[0]",
     "model = nn.Linear(512, 1024); cache.append(model)": "cache[1].weight",
     "images.items.append(np.zeros(1 << 18)); v = images": "images.items[100]",
-    "objects[1] = np.zeros(1 << 18); v = objects[1]": "objects (in an array of objects)",
-    "frame['new'] = np.ones(1 << 18); v = frame": "frame",
+    "objects[1] = np.zeros(1 << 18); element = objects[1]": "objects (in an array of objects)",
+    "frame['new'] = np.ones(1 << 18); table = frame": "frame",
     "x = torch.ones(700, 700).to_sparse(); cache.append(x)": "cache[2]",
     "y = torch.ones(1 << 19).numpy(); cache.append(y)": "cache[3]",
 }

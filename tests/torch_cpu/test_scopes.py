@@ -21,7 +21,8 @@ def test_survivors_are_those_that_something_outside_refers_to_with_their_sizes(n
         "box = [kept, kept[1:]]\n"
         "view = outer[10:20]\n"
         "hooks = [lambda: 0]\n"
-        "leaked.append(model); leaked.append({'x': [kept]})",
+        "wide = torch.ones(1 << 20)\n"
+        "leaked.append(model); leaked.append({'x': [kept]}); leaked.append(wide[:1])",
     )
     found = notebook.value(
         "[(h.name, h.type_name, h.shape, h.dtype, h.device, h.size_bytes, h.arrays) for h in "
@@ -30,6 +31,7 @@ def test_survivors_are_those_that_something_outside_refers_to_with_their_sizes(n
     size = 4 * (1024 * 1024 + 1024)
     assert found == [
         ("model", "Linear", None, "float32", "cpu", size, 2),
+        ("wide", "Tensor", (1 << 20,), "float32", "cpu", 4 << 20, 1),
         ("kept", "Tensor", (512, 1024), "float32", "cpu", 2 << 20, 1),
     ]
     assert "still alive" in reply.reports("experiment")[0]
