@@ -193,7 +193,7 @@ def test_quiet_hides_no_error_and_no_growth_and_nothing_else_that_is_said(
     monkeypatch.undo()
     notebook.context.config.min_cell_seconds = 0.0
     told = note("a budget was crossed")
-    monkeypatch.setattr(notebook.trends, "code_ended", lambda cell, *, failed: cell.below.append(told))
+    monkeypatch.setattr(notebook.experiments, "code_ended", lambda cell, *, failed: cell.below.append(told))
     assert run_cell(notebook) == [told.headline]
 
 

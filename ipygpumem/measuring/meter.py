@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from ipygpumem.errors import said
 from ipygpumem.measuring.worker import Worker
@@ -121,9 +122,6 @@ class Meter:
         with self._lock:
             self._close(measurement)
 
-    def _spans(self) -> list[Measurement]:
-        return [span for reference in tuple(self._open) if (span := reference()) is not None]
-
     def _close(self, measurement: Measurement) -> None:
         self._open.discard(weakref.ref(measurement))
         if self._sampling and not self._open:
@@ -139,7 +137,7 @@ class Meter:
         """Return each device's memory now, without affecting open spans; other threads may use the devices."""
         found: dict[str, Reading] = {}
         with self._lock:
-            self._find()
+            self._probes += self._find_more() if self._find_more is not None else ()
             for probe in self._probes:
                 try:
                     found |= {reading.device: reading for reading in probe.glance()}
@@ -170,7 +168,7 @@ class Meter:
 
     def _readings(self, **how: bool) -> dict[str, Reading]:
         """Read all probes into all open spans."""
-        self._find()
+        self._probes += self._find_more() if self._find_more is not None else ()
         return self._read(self._probes, **how)
 
     def _read(
@@ -178,11 +176,11 @@ class Meter:
     ) -> dict[str, Reading]:
         """Read ``probes`` into all open spans; one that fails is left out and named in ``failures``."""
         found = {}
-        spans = self._spans()
+        spans = [span for reference in tuple(self._open) if (span := reference()) is not None]
         for probe in probes:
             try:
                 readings = probe.read(detail=detail, peak=peak)
-                for measurement in spans:
+                for measurement in spans if readings else ():
                     measurement.fold(readings)
                 if rearm:
                     probe.rearm()
@@ -195,12 +193,8 @@ class Meter:
                 found[reading.device] = reading
         return found
 
-    def _find(self) -> None:
-        if self._find_more is not None and (found := self._find_more()):
-            self._probes += found
-
     def _sample_if_needed(self) -> None:
-        if self._open and any(probe.sampled for probe in self._probes):
+        if self._open and any(map(attrgetter("sampled"), self._probes)):
             self._sampling = True
             self.worker.add(self._sample)  # even if it is registered: a forked child has no thread
 

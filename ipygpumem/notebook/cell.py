@@ -73,6 +73,8 @@ class Cell:
         """A recovery that was made before the cell was over, or at its end."""
         self.at_end: tuple[Usage, ...] = ()
         """What its code had when it ended, where something may give memory back after that."""
+        self.failed = False
+        """An error ended it, or was shown in it."""
         self.over = False
         """Its end has been seen; what another thread still has to say about it comes too late."""
         self.interrupted = False
@@ -149,7 +151,7 @@ class CellStack:
     def push(self, info: Any) -> Cell:
         """Note that a cell begins."""
         thread = get_ident()
-        nested = any(cell.thread == thread for cell in self._cells)
+        nested = thread in [cell.thread for cell in self._cells]
         cell = Cell(info, nested=nested, thread=thread)
         self._cells.append(cell)
         return cell

@@ -137,7 +137,7 @@ class Experiments(Part):
         opens = our_magic(tree.body[0]) == "experiment" if getattr(tree, "body", None) else False
         noted = frozenset[str]()
         if may_change and not is_timed:
-            noted = self._instrument(tree, text_of(getattr(cell.info, "raw_cell", None)), opens=opens)
+            noted = self._instrument(tree, here, text_of(getattr(cell.info, "raw_cell", None)), opens=opens)
         code = SeenCode(tree, noted)
         cell.code.append(code)
         if here:
@@ -150,9 +150,8 @@ class Experiments(Part):
             saved = [] if opens or is_timed else self._expect(here[-1].scope, bindings, noted)
             cell.saved_early = [] if may_change else saved
 
-    def _instrument(self, tree: Any, source: str, *, opens: bool) -> frozenset[str]:
+    def _instrument(self, tree: Any, here: list[Experiment], source: str, *, opens: bool) -> frozenset[str]:
         """Let the code of a cell note the names that a scope may have to know, and return them."""
-        here = self.here()
         may_open_later = "experiment" in (source.lstrip().partition("\n")[2] if opens else source)
         if not (opens or self.open or may_open_later) or _MEASURES_LINES.search(source):
             return frozenset()
@@ -232,8 +231,9 @@ class Experiments(Part):
 
     def give_back(self, cell: Cell) -> None:
         """End the experiments that end with the cell."""
-        ends = [functools.partial(self._end_of_cell, one, cell.ended) for one in reversed(cell.ending)]
-        self.context.guard.each("experiment", *ends)
+        if cell.ending:
+            ends = [functools.partial(self._end_of_cell, one, cell.ended) for one in reversed(cell.ending)]
+            self.context.guard.each("experiment", *ends)
 
     def overdue(self) -> list[Experiment]:
         """Return the experiments whose cells are over; a finaliser or another thread may ask while one of them ends."""
@@ -251,7 +251,7 @@ class Experiments(Part):
         if record is not None and cell.in_scope:
             for experiment in (*self.here(), *cell.ended):
                 experiment.add_cell(record)
-        return self._publish(cell.ended)
+        return self._publish(cell.ended) if cell.ended else ()
 
     # -- begin and end ----------------------------------------------------------------------------------------
 

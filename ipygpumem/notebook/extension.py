@@ -6,6 +6,8 @@ import builtins
 import functools
 import sys
 from collections.abc import Callable
+from itertools import repeat
+from operator import is_
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,7 +60,7 @@ class Extension:
     def _register(self, config: IPyGpuMem) -> None:
         shell, notebook = self._shell, self.notebook
         listener = notebook.experiments.listener
-        self._stays(lambda: shell.configurables, config)
+        self._stays(functools.partial(getattr, shell, "configurables"), config)
         config.observe(self._host_peak_changed, "host_peak")
         config.observe(lambda change: notebook.recorder.switched(change), "record")
         seen = self._guarded("code_seen", self._code_seen, notebook.experiments.code_missed)
@@ -77,7 +79,7 @@ class Extension:
         self._event("post_run_cell", notebook.session.cell_ends)
         self._event("post_run_cell", notebook.session.cell_has_ended, notebook.context.cells.forget)
         rewrite = self._guarded("rewriting", self._cell_seen, lambda lines: lines)
-        self._stays(lambda: shell.input_transformers_cleanup, rewrite)
+        self._stays(functools.partial(getattr, shell, "input_transformers_cleanup"), rewrite)
         self._magics()
         optional: dict[str, Callable[[], object]] = {"completion": self._completers}
         if config.record:
@@ -93,7 +95,7 @@ class Extension:
             self._stays(lambda: getattr(self._shell.Completer, "custom_matchers", []), _matcher(self.notebook))
 
     def _cell_begins(self, info: Any) -> None:
-        self._guarded.each("pre_run_cell", self._observe_both_ends, self.put_back)
+        self._guarded.each("pre_run_cell", self._observe_both_ends, self._put_back_lists)
         self.notebook.session.cell_begins(info)
 
     def _cell_seen(self, lines: list[str]) -> list[str]:
@@ -103,7 +105,7 @@ class Extension:
     def _put_back_lists(self) -> None:
         """Put back what others have taken out of IPython's lists: without it code would run unseen, or never end."""
         for find, item in self._staying:
-            if not any(one is item for one in find()):
+            if not any(map(is_, find(), repeat(item))):
                 find().append(item)
                 self.notebook.session.end_missed()
                 for experiment in self.notebook.experiments.overdue():
@@ -114,7 +116,7 @@ class Extension:
 
     def _code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
         self.notebook.session.code_seen(tree, may_change=may_change, is_timed=is_timed)
-        loop_over_body(tree, self._shell.ast_node_interactivity)
+        loop_over_body(tree, self._shell)
 
     def _observe_both_ends(self) -> None:
         """See the tree after the user's own transformers, and before: one that raises makes IPython skip the next."""
@@ -136,7 +138,9 @@ class Extension:
         self._undo.append(lambda: find().remove(item))
 
     def _event(self, name: str, callback: Callable[..., None], *instead: Callable[..., None]) -> None:
-        self._stays(lambda: self._shell.events.callbacks[name], self._guarded(name, callback, *instead))
+        self._stays(
+            functools.partial(self._shell.events.callbacks.__getitem__, name), self._guarded(name, callback, *instead)
+        )
 
     def _magics(self) -> None:
         magics = self._shell.magics_manager.magics

@@ -103,9 +103,10 @@ class Screen:
     def _begin_row(self) -> None:
         """Go to the beginning of a row of the terminal that has nothing in it yet."""
         terminals = getattr(sys.modules.get("IPython.terminal.interactiveshell"), "TerminalInteractiveShell", ())
-        is_capable = os.name == "posix" and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
         stream = sys.stdout if sys.stdout is sys.__stdout__ else None  # else another gets the report
-        if is_capable and isinstance(self._shell, terminals) and stream is not None and is_terminal(stream):
+        if not (isinstance(self._shell, terminals) and stream is not None and is_terminal(stream)):
+            return
+        if os.name == "posix" and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", ""):
             # As many blanks as there are columns end in the last column of the cursor's row if they began in its first,
             # and in the next row otherwise; shells do so before their prompt (zsh's PROMPT_SP).
             stream.write(" " * os.get_terminal_size(stream.fileno()).columns + "\r")
@@ -164,12 +165,12 @@ def is_terminal(stream: Any) -> bool:
 
 def wants_colour(stream: Any, shell: Any) -> bool:
     """Whether text for ``stream`` may be coloured: by ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and IPython's colours."""
-    if os.environ.get("NO_COLOR") or str(getattr(shell, "colors", "")).lower() == "nocolor":
-        return False
     forced = os.environ.get("FORCE_COLOR")
-    if forced is not None:
-        return forced not in ("", "0", "false")
-    return is_terminal(stream) and os.environ.get("TERM") != "dumb"
+    if forced is None:
+        wanted = is_terminal(stream) and os.environ.get("TERM") != "dumb"
+    else:
+        wanted = forced not in ("", "0", "false")
+    return wanted and not os.environ.get("NO_COLOR") and str(getattr(shell, "colors", "")).lower() != "nocolor"
 
 
 def _is_kernels(stream: Any) -> bool:

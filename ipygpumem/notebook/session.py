@@ -28,8 +28,23 @@ class Session:
     def __init__(self, context: Context, recovery: Recovery, parts: Sequence[Part]) -> None:
         self._context = context
         self._recovery = recovery
-        self.parts = tuple(parts)  # replaced as a whole: one may join or leave while they have their turn
+        self.parts = tuple(parts)
+        self._waits_to_be_shown = False
+        """Nothing has told the parts yet that the reports of the last cell were shown."""
         self.history: deque[CellRecord] = deque(maxlen=context.config.history_length)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What goes along with cells; replaced as a whole: one may join or leave while they have their turn."""
+        return self._parts
+
+    @parts.setter
+    def parts(self, parts: tuple[Part, ...]) -> None:
+        self._parts = parts
+        hooks = {name: hook for name, hook in vars(Part).items() if callable(hook)}
+        self._with = {
+            name: [part for part in parts if getattr(type(part), name) is not hook] for name, hook in hooks.items()
+        }
 
     def cell_begins(self, info: Any) -> None:
         """Start measuring a cell."""
@@ -40,17 +55,18 @@ class Session:
             cell.last_error = last_error()
             cell.measurement = context.meter.start()
 
-        context.guard.each("pre_run_cell", measure, *[partial(part.cell_begins, cell) for part in self.parts])
+        begins = [partial(part.cell_begins, cell) for part in self._with["cell_begins"]]
+        context.guard.each("pre_run_cell", measure, *begins)
         cell.started = perf_counter()
 
     def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
         """Note code that runs next in a cell."""
-        for part in self.parts:
+        for part in self._with["code_seen"]:
             part.code_seen(tree, may_change=may_change, is_timed=is_timed)
 
     def cell_ends(self, result: Any) -> None:
         """Take the cell that ``result`` ends on the rest of its way."""
-        ended_at = perf_counter()
+        ended_at, self._waits_to_be_shown = perf_counter(), True
         cell, lost = self._context.cells.pop(result)
         for other in lost:  # as after an error
             self._drop(other)
@@ -71,7 +87,7 @@ class Session:
         """
         if self._context.cells.has(result):
             self.cell_ends(result)
-        else:
+        elif self._waits_to_be_shown:
             self._shown()
 
     def end_missed(self) -> None:
@@ -101,44 +117,44 @@ class Session:
             measure,
             lambda _: reports.extend(cell.below),
         ]
-        steps += [partial(ended, part) for part in self.parts]
+        steps += [partial(ended, part) for part in self._with["cell_ended"]]
         try:
             guard.each_with((result,), "post_run_cell", steps)
         except KeyboardInterrupt:
             cell.interrupted = True
             self._drop(cell)
-        steps = [partial(self._show, cell, reports), lambda _: self._shown(), lambda _: self._drop(cell)]
+        steps = [partial(self._show, cell, reports), self._shown, partial(self._drop, cell)]
         guard.each_with((result,), "post_run_cell", steps)
 
     def _give_back(self, cell: Cell, result: Any) -> None:
         """Release what the cell's error holds, and let the parts give back what ends with the cell."""
-        failed = error_of(result) is not None or last_error() != cell.last_error
+        cell.failed = error_of(result) is not None or last_error() != cell.last_error
 
         def code_ended(part: Part, *_: Any) -> None:
-            part.code_ended(cell, failed=failed)
+            part.code_ended(cell, failed=cell.failed)
 
         def give_back(part: Part, *_: Any) -> None:
             part.give_back(cell)
 
-        steps: list[Callable[..., object]] = [partial(code_ended, part) for part in self.parts]
+        steps: list[Callable[..., object]] = [partial(code_ended, part) for part in self._with["code_ended"]]
         steps += [self._settle, self._recover, lambda cell, _: cell.end()]
-        steps += [partial(give_back, part) for part in self.parts]
+        steps += [partial(give_back, part) for part in self._with["give_back"]]
         self._context.guard.each_with((cell, result), "post_run_cell", steps)
 
     def _settle(self, cell: Cell, result: Any) -> None:
-        if cell.measurement and (cell.ending or (error_of(result) or shown_since(cell.last_error)) is not None):
+        if cell.measurement and (cell.ending or cell.failed):
             cell.at_end = self._context.meter.settle(cell.measurement)
 
     def _recover(self, cell: Cell, result: Any) -> None:
-        cell.below += self._recovery.cell_ended(cell, error_of(result) or shown_since(cell.last_error))
+        cell.below += self._recovery.cell_ended(cell, _error(cell, result) if cell.failed else None)
 
-    def _drop(self, cell: Cell) -> None:
+    def _drop(self, cell: Cell, _: Any = None) -> None:
         if cell.measurement is not None:
             self._context.meter.drop(cell.measurement)
 
     def _measure(self, cell: Cell, result: Any, seconds: float) -> CellRecord | None:
         """Collect garbage where that is cheap, and return what the cell has cost; None if that is not known."""
-        context, error = self._context, error_of(result)
+        context, error = self._context, error_of(result) if cell.failed else None
         if cell.measurement is None:
             return None
         if not (cell.at_end or cell.nested) and context.config.collect_garbage:  # else it was done, or is done after it
@@ -146,7 +162,7 @@ class Session:
                 context.garbage.cell_ended(seconds, context.config.garbage_share, in_scope=cell.in_scope)
             except KeyboardInterrupt:  # what the cell cost is known all the same
                 cell.interrupted = True
-        usages = context.meter.stop(cell.measurement)
+        usages, cell.measurement = context.meter.stop(cell.measurement), None
         now = {usage.device: usage.after_bytes for usage in usages}
         source = text_of(getattr(cell.info, "raw_cell", None))
         return CellRecord(
@@ -159,7 +175,9 @@ class Session:
             error=None if error is None else type_name(error),
             usages=usages,
             source_digest=digest_of(source),
-            source_line=describing_line(source.partition("\n")[0] if _never_ran(source, error) else source),
+            source_line=describing_line(
+                source.partition("\n")[0] if error is not None and _never_ran(source, error) else source
+            ),
             recovery=None if cell.recovery is None else replace(cell.recovery, now=now),
             reclaimed=fallen({usage.device: usage.after_bytes for usage in cell.at_end}, now),
         )
@@ -167,8 +185,8 @@ class Session:
     def _line(self, cell: Cell, record: CellRecord, result: Any) -> list[Report]:
         """Return the line of a cell, if it is to be shown."""
         context = self._context
-        remarks = self._recovery.remarks(cell, error_of(result) or shown_since(cell.last_error))
-        remarks += [line for part in self.parts for line in part.remarks(record)]
+        remarks = self._recovery.remarks(cell, _error(cell, result) if cell.failed else None)
+        remarks += [line for part in self._with["remarks"] for line in part.remarks(record)]
         context.screen.scales.note(record.usages)
         if not (context.config.report and (remarks or self._is_shown(record))):
             return []
@@ -200,10 +218,16 @@ class Session:
         result.error_in_exec = KeyboardInterrupt("the cell's code had ended")
         return [note("Ctrl-C came when the cell's code had ended")]
 
-    def _shown(self) -> None:
-        self._context.guard.each("post_run_cell", *[part.shown for part in self.parts])
+    def _shown(self, _: Any = None) -> None:
+        self._waits_to_be_shown = False
+        self._context.guard.each("post_run_cell", *[part.shown for part in self._with["shown"]])
 
 
-def _never_ran(source: str, error: BaseException | None) -> bool:
+def _error(cell: Cell, result: Any) -> BaseException | None:
+    """Return the error that ended a cell, or that was shown in it."""
+    return error_of(result) or shown_since(cell.last_error)
+
+
+def _never_ran(source: str, error: BaseException) -> bool:
     """Whether the line of a cell magic was wrong, so that none of the cell's code has run."""
-    return source.startswith("%%") and error is not None and type_name(error) == "UsageError"
+    return source.startswith("%%") and type_name(error) == "UsageError"

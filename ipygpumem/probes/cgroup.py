@@ -9,8 +9,10 @@ group and for the whole machine (``/proc/vmstat``), and named in the system log 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -175,13 +177,26 @@ class Kills:
     """Counts processes ended by the OOM killer in this process's control group, else on the machine."""
 
     def __init__(self, root: Path = ROOT) -> None:
-        self._counter = counter(root)
-        self.of_machine = "/vmstat:" in self._counter
-        self._known = counted(self._counter)
+        name = counter(root)
+        self.of_machine = "/vmstat:" in name
+        self._file: int | None = None
+        if name and hasattr(os, "pread"):
+            self._file = os.open(name.rpartition(":")[0], os.O_RDONLY)  # every cell reads it, and opening takes longest
+            weakref.finalize(self, os.close, self._file).atexit = False
+        self._known = self._counted()
+
+    def _counted(self) -> int | None:
+        content = b"\n"
+        try:
+            while self._file is not None and (more := os.pread(self._file, 1 << 16, len(content) - 1)):
+                content += more
+            return int(content.partition(b"\noom_kill ")[2].partition(b"\n")[0])
+        except (OSError, ValueError):  # the group is gone, or nothing is counted
+            return None
 
     def new(self) -> int:
         """Return the number of kills since the last call."""
-        before, self._known = self._known, counted(self._counter)
+        before, self._known = self._known, self._counted()
         return 0 if before is None or self._known is None else max(0, self._known - before)
 
 

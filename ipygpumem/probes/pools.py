@@ -64,10 +64,14 @@ def _tensorflow(tensorflow: Any) -> Iterator[Reading]:
             yield Reading(f"tensorflow:{index}", info["current"], info["peak"], "sampled")
 
 
+def _has_mps(torch: Any) -> bool:
+    is_here = getattr(getattr(getattr(torch, "backends", None), "mps", None), "is_available", None)
+    return is_here is not None and bool(is_here())
+
+
 def _torch(torch: Any) -> Iterator[Reading]:
     """Yield Apple's GPU."""
-    is_here = getattr(getattr(getattr(torch, "backends", None), "mps", None), "is_available", None)
-    if is_here is not None and is_here():
+    if _has_mps(torch):
         most = torch.mps.recommended_max_memory() if hasattr(torch.mps, "recommended_max_memory") else None
         used, reserved = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
         yield Reading("mps", used, 0, "sampled", most, reserved)
@@ -115,8 +119,12 @@ def finder() -> Callable[[], list[Probe]]:
             if name == "torch":
                 from ipygpumem.probes.nvml import Nvml  # loading the extension must stay fast
 
-                found += [CachingAllocatorProbe("cuda", Nvml()), CachingAllocatorProbe("xpu")]
-            found.append(PoolProbe(name))
+                # Each probe is read twice per cell: there are none for what this build of torch does not have.
+                library = getattr(sys.modules[name], "_C", None)
+                has = [kind for kind in ("cuda", "xpu") if hasattr(library, f"_{kind}_memoryStats")]
+                found += [CachingAllocatorProbe(kind, Nvml() if kind == "cuda" else None) for kind in has]
+            if name != "torch" or _has_mps(sys.modules[name]):
+                found.append(PoolProbe(name))
         return found
 
     return find

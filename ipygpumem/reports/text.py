@@ -49,8 +49,9 @@ def render(reports: Iterable[Report], style: Style = PLAIN) -> str:
 
 
 def _report(report: Report, style: Style) -> str:
-    plain = [clean(segment.text) for segment in report.segments]
-    lines = _broken(plain, [segment.bar if style.bars else None for segment in report.segments], style.width)
+    segments = report.segments
+    plain = [clean(segment.text) for segment in segments]
+    lines = _broken(plain, [segment.bar if style.bars else None for segment in segments], style.width)
     if style.colour and lines[0].startswith(plain[0]):
         lines[0] = f"{_BOLD}{plain[0]}{_RESET}{lines[0][len(plain[0]) :]}"
     for table in report.tables:

@@ -76,7 +76,7 @@ _FIT = f"{FIT_NAME}()"
 _LOOP = f"while {_FIT}.again():\n    with {_FIT}:\n        pass\n"
 
 
-def loop_over_body(tree: Any, interactivity: str) -> None:
+def loop_over_body(tree: Any, shell: Any) -> None:
     """Put a loop around the body of a cell that begins with ``%%autofit``; leave every other tree as it is."""
     if type(tree) is not ast.Module or not (start := _start_of_body(tree)):
         return
@@ -89,6 +89,7 @@ def loop_over_body(tree: Any, interactivity: str) -> None:
     loop.ipygpumem_loop = True
     after: list[ast.stmt] = []
     last: Any = body[-1]
+    interactivity = shell.ast_node_interactivity
     if interactivity in ("last_expr", "last_expr_or_assign", "last", "all") and type(last) is ast.Expr:
         keep: Any = _at(f"{_FIT}.keep(None)", last)
         keep.value.args[0] = last.value

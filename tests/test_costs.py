@@ -1,0 +1,94 @@
+"""How many Python functions our work calls. Calls can be counted exactly, while times are noise."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import sys
+from types import CodeType, FrameType
+
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from ipygpumem.introspect import is_ours
+from tests.alone import alone
+
+MOST = {
+    "a trivial cell": 199,
+    "an empty experiment": 1094,
+    "an empty experiment, each object": 0,
+    "an empty experiment, each name": 0,
+    "%gpumem status, each object": 0.27,
+    "%gpumem status, each name": 0.28,
+    "%gpumem leaks, each object": 0.28,
+    "%gpumem leaks, each name": 33,
+    "a recovery, each object": 0,
+    "a recovery, each name": 3.75,
+    "with torch, the first experiment": 1100,
+    "with torch, an empty experiment": 1094,
+    "with torch, a trivial cell": 199,
+}
+"""Calls of our functions, and calls that these lead to. A commit that raises a number says why."""
+
+SLACK = 1.1
+"""Python's own functions call each other in another way in each version."""
+MANY = 10_000
+EMPTY, RECOVERY = "%%experiment\npass", "raise MemoryError"
+OBJECTS = f"objects = [kind() for kind in (list, dict, set, Exception) for _ in range({MANY // 4})]"
+NAMES = f"""
+{OBJECTS}
+globals().update((f"name_{{number}}", found) for number, found in enumerate(objects))
+del objects, found, number
+"""
+
+
+def calls_in(shell: InteractiveShell, cell: str) -> int:
+    """Return how many Python functions we call in a cell, directly or not."""
+    calls = depth = 0
+    ours = dict[CodeType, bool]()
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls, depth
+        code = frame.f_code
+        if event == "call" and (depth or ours.setdefault(code, is_ours(code.co_filename))):
+            depth += 1
+            calls += not code.co_name.endswith("comp>")  # Python 3.12 makes no frames for comprehensions
+        elif event == "return" and depth:
+            depth -= 1
+
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        sys.setprofile(profile)
+        try:
+            shell.run_cell(cell)
+        finally:
+            sys.setprofile(None)
+    return calls
+
+
+def least_calls_in(shell: InteractiveShell, cell: str) -> int:
+    """Return the same of several runs: we do more after a cell that was slow, or in which the process grew."""
+    return min(calls_in(shell, cell) for _ in range(3))
+
+
+@alone
+def test_no_work_calls_more_functions_than_before() -> None:
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    shell.run_line_magic("load_ext", "ipygpumem")
+    steps = {"an empty experiment": EMPTY, "a recovery": RECOVERY}
+    steps |= {f"%gpumem {command}": f"%gpumem {command}" for command in ("status", "leaks")}
+    bare = {name: least_calls_in(shell, step) for name, step in steps.items()}
+    found: dict[str, float] = {"a trivial cell": least_calls_in(shell, "1")}
+    found["an empty experiment"] = bare["an empty experiment"]
+    for thing, made in {"object": OBJECTS, "name": NAMES}.items():
+        shell.run_cell(made)
+        for name, step in steps.items():
+            found[f"{name}, each {thing}"] = round((least_calls_in(shell, step) - bare[name]) / MANY, 3)
+    shell.run_cell("%reset -f")
+    if importlib.util.find_spec("torch"):
+        shell.run_cell("import torch")
+        found["with torch, the first experiment"] = calls_in(shell, EMPTY)
+        found["with torch, an empty experiment"] = least_calls_in(shell, EMPTY)
+        found["with torch, a trivial cell"] = least_calls_in(shell, "1")
+    risen = {name: calls for name, calls in found.items() if calls > MOST[name] * SLACK}
+    assert risen == {}, found
