@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 import torch
@@ -90,6 +91,8 @@ class Devices(TorchFunctionMode):
 
     def _sent(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function of torch's with the target in the place of other devices."""
+        if sys._getframe(2).f_globals.get("__name__", "").startswith("torch.optim."):  # its counters stay on the host
+            return func(*args, **kwargs)
         if func in (torch.Tensor.cuda, torch.Tensor.xpu):
             self.asked.setdefault("cuda:0" if func is torch.Tensor.cuda else "xpu:0")
             return args[0].to(self._target)

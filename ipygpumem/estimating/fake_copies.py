@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._mode_utils import no_dispatch
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.devices import Devices
@@ -27,6 +28,7 @@ from ipygpumem.estimating.restoring import Restorer
 from ipygpumem.estimating.storages import PARAMETERS, StorageLog
 from ipygpumem.introspect import instance_dict, is_atom, is_exactly, is_instance, module_of, solid_base, type_name
 
+_HOST = torch.device("cpu")
 _SHARED_MODULES = {"IPython", "ipykernel", "ipygpumem", "numpy", "pandas", "matplotlib", "logging", "threading"}
 
 
@@ -138,8 +140,14 @@ class FakeCopies:
         size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
         known = self._storages.get(key)
         storage, device = known() if known is not None else None, self._devices.place(tensor.device)
+        size_bytes = tensor.untyped_storage().nbytes()
+        if storage is None and tensor.device == device == _HOST and size_bytes == tensor.itemsize:  # a value, known
+            with no_dispatch():
+                value = tensor.detach().clone()
+            copy = self._fakes.fake_tensor_converter.from_real_tensor(self._fakes, value, make_constant=True)
+            self._storages[key] = weakref.ref(copy.untyped_storage())
+            return copy
         if storage is None:
-            size_bytes = tensor.untyped_storage().nbytes()
             storage = torch.empty(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
             self._storages[key] = weakref.ref(storage)
         return torch.empty(0, dtype=tensor.dtype, device=device).set_(storage, offset, size, stride)

@@ -96,10 +96,11 @@ _SCALAR = _ATEN._local_scalar_dense.default
 _COMPARES = (_ATEN.equal.default, _ATEN.allclose.default)
 
 
-def _lbfgs_frame() -> types.FrameType | None:
-    """Return torch's LBFGS's own frame, if it is LBFGS that asks: it looks at values all the time."""
+def _optimizer_frame() -> types.FrameType | None:
+    """Return the innermost frame of torch.optim, if it is an optimizer of torch's that asks for a value."""
     ours_and_torchs = takewhile(lambda frame: not is_users(frame.f_code.co_filename), stack(sys._getframe(1)))
-    return next((frame for frame in ours_and_torchs if frame.f_code.co_filename == lbfgs.__file__), None)
+    folder = str(Path(lbfgs.__file__).parent)
+    return next((frame for frame in ours_and_torchs if frame.f_code.co_filename.startswith(folder)), None)
 
 
 _PAGE_BYTES, _LINE_BYTES = 4096, 64
@@ -138,11 +139,13 @@ def _gru_cell_backward(gradient: Any, workspace: Any, has_bias: bool) -> tuple[A
     return (*gates, torch.empty_like(gradient), *biases)
 
 
+_FUSED_SGD = getattr(_ATEN, "_fused_sgd_", None)
 _STAND_INS = {
     _ATEN._thnn_fused_gru_cell.default: _gru_cell,
     _ATEN._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+    **{getattr(_FUSED_SGD, kind, None): lambda *_, **__: None for kind in ("default", "tensor_lr")},
 }
-"""What stands in for operations of which torch does not tell what they give: a GRU's cell on a card without cuDNN."""
+"""Replace operations whose results torch does not tell: a GRU's cell on a card without cuDNN, SGD's fused step."""
 
 _SUMS = frozenset({_ATEN.add.Tensor, _ATEN.sub.Tensor, _ATEN.cat.default})
 """Their results have the entries of all arguments."""
@@ -362,7 +365,8 @@ class Follower(TorchDispatchMode):
         """Return a value for an operation that asks for one."""
         compares, dtype = func in _COMPARES, tensor.dtype
         is_condition = compares or dtype is torch.bool
-        if (frame := _lbfgs_frame()) is not None:
+        frame = _optimizer_frame()
+        if frame is not None and frame.f_code.co_filename == lbfgs.__file__:  # it asks for values all the time
             self._note("LBFGS: assumed to run all its iterations, and to keep as much history as these make")
             if is_condition:  # it keeps a step only where ``ys`` is positive, and stops where its loss does not change
                 return "ys >" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
@@ -378,7 +382,8 @@ class Follower(TorchDispatchMode):
         known = None if compares else self._known_value(tensor)
         if is_condition:
             return bool(_answer_without_error() if known is None else known)
-        plain = 1.0 if dtype.is_floating_point else 1j if dtype.is_complex else 1
+        real = 1.0 if frame is None else 0.5  # an optimizer may divide by 1 minus the value
+        plain = real if dtype.is_floating_point else 1j if dtype.is_complex else 1
         return type(plain)(self._largest.get(tensor, plain) if known is None else known)
 
     def _known_value(self, value: Any) -> bool | None:

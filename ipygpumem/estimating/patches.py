@@ -219,6 +219,7 @@ def _changes(  # noqa: C901  # one small function after another
         (torch, "load", load_what_was_there),
         (torch, "set_num_threads", lambda _: None),
         (fake_tensor.log, "disabled", True),  # errors are raised, too
+        (fake_tensor.FakeTensorMode, "avoid_device_init", True),  # else torch.tensor makes a real one on a device
         (fake_tensor.FakeTensor, "tolist", tolist),
         (tensor, "record_stream", lambda *_: None),
         (tensor, "__format__", formatted),
@@ -236,7 +237,9 @@ def _changes(  # noqa: C901  # one small function after another
         (torch.nn.Module, "compile", lambda *_, **__: note(COMPILED)),
     ]
     if devices.on_cpu:
+        optimizers = [module for name, module in list(sys.modules.items()) if name.startswith("torch.optim.")]
         changes += [
+            *((module, "_get_capturable_supported_devices", lambda *_, **__: ["cpu"]) for module in optimizers),
             (torch.amp.autocast_mode, "_cast", lambda value, _, dtype: cast_inputs(value, "cpu", dtype)),
             (cast, "__init__", cast_here),
             (torch, "clear_autocast_cache", clear_casts),

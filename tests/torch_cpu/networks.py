@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -124,3 +125,20 @@ def training(
             loss.backward()
         optimizer.step()
     return loss.item()
+
+
+def every_optimizer(place: str = "cpu") -> list[Any]:
+    """Return torch's optimizers with each option that chooses how they step, as far as ``place`` supports it."""
+    made = []
+    options = ({}, {"fused": True}, {"foreach": True}, {"foreach": False}, {"capturable": True}, {"amsgrad": True})
+    kinds: list[Any] = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
+    for kind in kinds:
+        for chosen in options if kind not in (torch.optim.Optimizer, torch.optim.SparseAdam) else ():
+            has_no_kernel = kind is torch.optim.Adagrad and "fused" in chosen and place != "cpu"  # before torch 2.12
+            if chosen.keys() - inspect.signature(kind).parameters or has_no_kernel:
+                continue
+            weights = [nn.Parameter(torch.ones(64, 64, device=place)) for _ in range(2)]
+            for weight in weights:
+                weight.grad = torch.ones_like(weight)
+            made.append(kind(weights, **chosen))
+    return made

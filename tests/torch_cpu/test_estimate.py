@@ -17,7 +17,7 @@ import ipygpumem
 from ipygpumem.errors import EstimateError, GpuMemError
 from ipygpumem.estimating import autocast
 from ipygpumem.units import MIB
-from tests.torch_cpu.networks import MODELS, OPTIMIZERS, RealStorages, training
+from tests.torch_cpu.networks import MODELS, OPTIMIZERS, RealStorages, every_optimizer, training
 
 CARD = "cuda:0"
 
@@ -298,6 +298,34 @@ def test_a_module_goes_to_a_device_that_is_not_here(build: Any, peak: int | None
     (found,) = ipygpumem.estimate(build).devices
     assert (found.device, found.after_bytes, sum(found.parts.values())) == (CARD, after, found.peak_bytes)
     assert peak is None or found.peak_bytes == peak
+
+
+def test_every_optimizer_steps_on_a_named_card_and_with_every_option() -> None:
+    optimizers = every_optimizer()
+
+    def step() -> None:
+        for optimizer in optimizers:
+            optimizer.step(lambda: 0.0)
+
+    first = ipygpumem.estimate(step, device=CARD)
+    for optimizer in optimizers:
+        if not optimizer.defaults.get("capturable"):  # which steps on cards only
+            optimizer.step(lambda: 0.0)
+    for options in ({"device": "cuda"}, {"device": CARD, "device_memory": "24GiB", "timeout": 100.0}):
+        assert ipygpumem.estimate(step, **options).peak_bytes == pytest.approx(first.peak_bytes, rel=0.01)
+
+
+def test_the_value_of_a_number_on_the_host_is_known() -> None:
+    count, weight = torch.tensor(1000), nn.Parameter(torch.tensor(2.0))
+
+    def step() -> Any:
+        count.add_(24)
+        (weight * torch.ones(int(count))).sum().backward()
+        return torch.ones(int(count), int(weight * 128))
+
+    found = ipygpumem.estimate(step)
+    assert found.peak_bytes == pytest.approx(MIB, rel=0.02)
+    assert (found.guesses, int(count), weight.grad) == ((), 1000, None)
 
 
 @pytest.mark.parametrize("name", ["Adam", "Adafactor"])
