@@ -11,7 +11,7 @@ from tests.kernel import Kernel
 
 FRAGMENTED = """
 import torch, ipygpumem
-from ipygpumem.freeing import moving
+from ipygpumem.extras.moving import moving
 from torch import nn
 fill = moving._Piece.fill
 class Many(nn.Module):
