@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ipygpumem.errors import GpuMemError
 from ipygpumem.model import CellRecord, ExperimentRecord, History
-from ipygpumem.notebook.commands.gpumem import reconcile
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.notebook import current_notebook
+from ipygpumem.reconcile import findings
 from ipygpumem.reconcile.device import Reconciliation
 
 
@@ -107,4 +107,4 @@ def subscribe(subscriber: Callable[[CellRecord | ExperimentRecord], object]) -> 
 
 def reconciliations_now() -> Sequence[Reconciliation]:
     """Return the breakdown of each device's memory, as in ``%gpumem status``."""
-    return reconcile(current_notebook()).reconciliations
+    return findings.now(current_notebook().context.meter).reconciliations

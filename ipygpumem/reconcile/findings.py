@@ -16,8 +16,10 @@ from typing import Any, TypeVar
 
 from ipygpumem.errors import said
 from ipygpumem.introspect import is_instance
+from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import Reading
 from ipygpumem.objects.arrays import library_type
+from ipygpumem.objects.inventory.survey import roles_of_objects
 from ipygpumem.probes.accelerators import TORCH_DEVICES, loaded_torch, uncounted
 from ipygpumem.probes.allocator import Snapshot, snapshots
 from ipygpumem.probes.host import Child, anonymous_bytes, children, host_figures
@@ -92,6 +94,11 @@ def reconcile(
         findings.reconciliations += findings.attempt("NVML", functools.partial(_cards, nvml, findings), [])
     findings.attempt("NVML", nvml.close, None)
     return findings
+
+
+def now(meter: Meter) -> Findings:
+    """Return each device's memory now, and what it consists of."""
+    return reconcile(functools.partial(meter.now, detail=True), lambda: storages_of(roles_of_objects()))
 
 
 def _host(reading: Reading, held: list[Storage] | None) -> list[Reconciliation]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ipygpumem.errors import PlotError, short
-from ipygpumem.notebook.commands import gpumem
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
+from ipygpumem.reconcile import findings
 from ipygpumem.reports.export import place_of, write
 from ipygpumem.reports.layout import Report, clean
 from ipygpumem.units import format_bytes
@@ -21,7 +21,7 @@ def plot(notebook: Notebook, options: Options) -> list[Report]:
     from ipygpumem.extras.pictures import figures  # imports matplotlib
 
     if options.picture == "devices":
-        picture = figures.devices(gpumem.reconcile(notebook).reconciliations, device=options.device)
+        picture = figures.devices(findings.now(notebook.context.meter).reconciliations, device=options.device)
     elif options.picture == "experiments":
         picture = figures.experiments(notebook.experiments.finished, device=options.device, last=options.n)
     else:

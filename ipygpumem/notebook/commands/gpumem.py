@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from fnmatch import fnmatchcase
@@ -21,7 +20,6 @@ from ipygpumem.notebook.ipython.sources import number_of_input
 from ipygpumem.notebook.ipython.stored_errors import stored_errors
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.objects.inventory.records import UNNAMED, group
-from ipygpumem.objects.inventory.survey import roles_of_objects
 from ipygpumem.reconcile import findings
 from ipygpumem.reports.content import freed_report
 from ipygpumem.reports.export import save
@@ -139,7 +137,7 @@ def status(notebook: Notebook, options: Options) -> list[Report]:
     """Return the settings, the open experiments, and each device's memory now."""
     headline = " · ".join(_headline(notebook))
     lines = [described(experiment) for experiment in notebook.experiments.open] or ["no experiment is open"]
-    found = reconcile(notebook)
+    found = findings.now(notebook.context.meter)
     lines += [f"{probe} cannot be read: {error}" for probe, error in notebook.context.meter.failures.items()]
     lines += [f"{source} cannot be read: {error}" for source, error in found.failures.items()]
     cells, running = list(notebook.session.history), notebook.context.cells
@@ -149,9 +147,3 @@ def status(notebook: Notebook, options: Options) -> list[Report]:
         cells.append(CellRecord(number, None, None, cell.started_at, seconds, True, None, ()))
     readings = found.readings.values()
     return [status_report(headline, lines, readings, found.reconciliations, found.children, cells)]
-
-
-def reconcile(notebook: Notebook) -> findings.Findings:
-    """Return each device's memory now, and the parts that it consists of."""
-    read = functools.partial(notebook.context.meter.now, detail=True)
-    return findings.reconcile(read, lambda: findings.storages_of(roles_of_objects()))
