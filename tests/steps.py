@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ipygpumem.units import parse_bytes
 from tests.kernel import Kernel, Reply
 from tests.waiting import announce
 
@@ -154,6 +155,16 @@ def open_now(kernel: Kernel) -> list[str]:
     """Return the names of the experiments that ``%experiment status`` shows."""
     (text,) = ok(kernel, "%experiment status").reports("note")
     return re.findall(r"^experiment (.*?) ·", text, re.MULTILINE)
+
+
+def host_table(kernel: Kernel) -> tuple[str, dict[str, int]]:
+    """Return the title of the host's table in ``%gpumem status``, and its rows in bytes."""
+    (text,) = ok(kernel, "%gpumem status").reports("status")
+    title = re.search(r"^  (RAM: .+)$", text, re.MULTILINE)
+    assert title is not None, text
+    table = re.split(r"\n  (?:no experiment is open|experiment |child processes, by )", text[title.end() :])[0]
+    rows = re.findall(r"^ +([\d.]+ (?:[KMGTP]i)?B)  +(\S.*?)  +\S", table, re.MULTILINE)
+    return title[1], {name: parse_bytes(size) for size, name in rows}
 
 
 def plain(text: str) -> str:

@@ -93,26 +93,6 @@ def test_a_backend_that_is_not_initialised_is_not_touched(
     probe.close()
 
 
-def test_a_reset_in_the_first_cell_that_uses_the_device_loses_nothing(
-    meter: Meter, allocator: FakeAllocator, cuda: Any
-) -> None:
-    cuda.initialized = False
-    span = meter.start()
-    cuda.initialized = True
-    allocator.allocate(500)
-    allocator.allocate(-400)
-    cuda.reset_peak_memory_stats()
-    assert meter.stop(span)[0].peak_bytes == 500
-
-
-def test_statistics_without_pools_are_the_users_too(meter: Meter, allocator: FakeAllocator) -> None:
-    span = meter.start()
-    allocator.allocate(500)
-    allocator.allocate(-500)
-    meter.stop(span)
-    assert allocator._cuda_memoryStats(0)["oversize"]["peak"] == 500
-
-
 def test_a_device_whose_cache_was_emptied_still_shows_what_the_whole_device_uses(
     meter: Meter, allocator: FakeAllocator
 ) -> None:
@@ -145,16 +125,6 @@ def test_an_unused_device_is_not_asked_for_free_memory(
     allocator.allocate(1)
     meter.now(detail=True)
     assert asked == [0]
-
-
-def test_the_users_peak_survives_our_resets(meter: Meter, allocator: FakeAllocator, cuda: Any) -> None:
-    span = meter.start()
-    allocator.allocate(500)
-    allocator.allocate(-500)
-    meter.stop(span)
-    meter.stop(meter.start())
-    assert allocator.peak[0] == 0
-    assert cuda.max_memory_allocated() == 500
 
 
 def test_the_users_reset_counts_from_there_and_loses_nothing_of_ours(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -14,10 +13,10 @@ import pytest
 
 from ipygpumem.probes import cgroup, host
 from ipygpumem.probes.cgroup import Group
-from ipygpumem.units import GIB, MIB, parse_bytes
+from ipygpumem.units import GIB, MIB
 from tests.control_group import NO_LIMIT_V1, V1_MOUNT, V2_MOUNT, FakeSystem, limited_group, v1_system, v2_system
 from tests.kernel import Kernel
-from tests.steps import works
+from tests.steps import host_table, works
 
 
 def test_a_container_with_a_namespace_of_its_own_sees_its_limit_at_the_top(tmp_path: Path) -> None:
@@ -145,7 +144,6 @@ def test_a_limit_that_changes_is_seen_by_the_next_detailed_reading(monkeypatch: 
 
 
 LIMIT = GIB
-_ROW = re.compile(r"^ +([\d.]+ (?:[KMGTP]i)?B)  +(\S.*?)  +\S", re.MULTILINE)
 
 
 @pytest.fixture
@@ -169,20 +167,11 @@ def kernel_in(group: Path, folder: Path) -> Iterator[Kernel]:
         yield kernel
 
 
-def status(kernel: Kernel) -> tuple[str, dict[str, int]]:
-    """Return the title of the host's table and its rows."""
-    (text,) = works(kernel, "%gpumem status").reports("status")
-    title = re.search(r"^  (RAM: .+)$", text, re.MULTILINE)
-    assert title is not None, text
-    table = re.split(r"\n  (?:no experiment is open|child processes, by )", text[title.end() :])[0]
-    return title[1], {name: parse_bytes(size) for size, name in _ROW.findall(table)}
-
-
 def test_the_limit_is_the_total_and_the_parts_sum_to_it(group: Path, tmp_path: Path) -> None:
     with kernel_in(group, tmp_path) as kernel:
-        title, before = status(kernel)
+        title, before = host_table(kernel)
         works(kernel, "block = bytearray(b'x') * (256 << 20)")
-        _, held = status(kernel)
+        _, held = host_table(kernel)
         (file,) = [name for name in ("memory.usage_in_bytes", "memory.current") if (group / name).exists()]
         used = int((group / file).read_text())
     assert title == "RAM: 1.00 GiB, the container's limit (cgroup)"

@@ -9,7 +9,7 @@ import pytest
 from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.kernel import Kernel
 from tests.smoke.conftest import HAS_POSIX
-from tests.steps import exist, fails, ok, plain, sizes
+from tests.steps import exist, fails, host_table, ok, plain, sizes
 
 
 def test_the_line_tells_what_a_cell_kept_and_its_peak(notebook: Kernel) -> None:
@@ -99,18 +99,11 @@ def test_the_python_interface_makes_the_same_scope(notebook: Kernel) -> None:
     assert notebook.value("(old, 'more' in globals())") == (1, False)
 
 
-_ROW = re.compile(r"^ +([\d.]+ (?:[KMGTP]i)?B)  +(\S.*?)  +\S", re.MULTILINE)
-_TITLE = re.compile(r"^  RAM: ([\d.]+ (?:[KMGTP]i)?B), (.+)$", re.MULTILINE)
-
-
 def parts(kernel: Kernel) -> dict[str, int]:
     """Return the rows of the host's table; they sum to its title but for what rounding loses."""
-    (status,) = ok(kernel, "%gpumem status").reports("status")
-    title = _TITLE.search(status)
-    assert title is not None, status
-    table = re.split(r"\n  (?:no experiment is open|experiment |child processes, by )", status[title.end() :])[0]
-    rows = {name: parse_bytes(size) for size, name in _ROW.findall(table)}
-    assert abs(sum(rows.values()) - parse_bytes(title[1])) < len(rows) * GIB // 100, status
+    title, rows = host_table(kernel)
+    total = parse_bytes(title.partition(",")[0].removeprefix("RAM: "))
+    assert abs(sum(rows.values()) - total) < len(rows) * GIB // 100, (title, rows)
     return rows
 
 
