@@ -67,7 +67,7 @@ def start(notebook: Notebook, line: str) -> dict[str, Any]:
 
 
 def end(notebook: Notebook, name: str, whose: str = "") -> dict[str, Any]:
-    """End the named experiment of the requesting client, else another client's, if that is allowed."""
+    """End the named experiment: the requesting client's, else another client's unless ``whose`` is ``own``."""
     known = [*([] if whose == "own" else notebook.experiments.open), *notebook.experiments.here()]
     named = [item for item in known if item.name == name]
     if not named:

@@ -271,9 +271,7 @@ class Engines:
     def _sent(self, how: str, *words: object, **options: object) -> Asked:
         asked = Asked()
         for number in self.numbers:
-            with contextlib.suppress(
-                LookupError, sys.modules["ipyparallel.error"].NoEnginesRegistered
-            ):  # the engine is gone
+            with contextlib.suppress(LookupError, sys.modules["ipyparallel.error"].NoEnginesRegistered):  # it is gone
                 if not _is_closed(self.client) and number in self.client.ids:
                     asked[number] = getattr(self.client[number], how)(*words, **options)
         return asked
