@@ -144,9 +144,9 @@ def trace(what: F, /) -> F: ...
 def trace(what: str | F = "", /, *, silent: bool = False) -> Trace | F:
     """Measure a block, or each call of a function.
 
-    Write ``with trace("label"):`` or, above a function, ``@trace`` or ``@trace("label")``. One line shows the memory
-    kept, the peak and the time on every device; ``traces()`` stores the record. Classes and async generators cannot be
-    decorated.
+    Use it for a part of a cell, or for a function. Write ``with trace("label"):`` or, above a function, ``@trace`` or
+    ``@trace("label")``. One line shows the memory kept, the peak and the time on every device; ``traces()`` has the
+    record. Classes and async generators cannot be decorated.
 
     Args:
         what: the label; a decorated function is labelled by its own name.
@@ -283,7 +283,7 @@ def register_probe(name: str, probe: Probe) -> None:
 def export(path: str | os.PathLike[str], *, force: bool = False) -> None:
     """Write the finished cells and experiments to a file, completely or not at all; the suffix selects the format.
 
-    Without IPython, in a script, it writes the finished traces.
+    Use it to compare sessions, or to keep them. Without IPython, in a script, it writes the finished traces.
 
     Args:
         path: ends in ``.json`` (complete, for ``load``) or ``.csv``.
