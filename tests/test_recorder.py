@@ -205,7 +205,7 @@ CASES: dict[str, tuple[Kernel | None, Moment, tuple[Death, ...], int | None, str
     "ended": (DEAD, END, (OOM,), 3, "", "because"),
     "alive": (ALIVE, TICK, (), 3, "", "still runs"),
     "elsewhere": (ELSEWHERE, TICK, (OOM,), 3, "", "may still run"),
-    "damaged": (None, TICK, (OOM,), 3, "", "is not known"),
+    "damaged": (None, TICK, (OOM,), 3, "", "are unknown"),
     "the log, in its group": (DEAD, TICK, (GROUP_OOM,), 3, "certain", "its control group's limit was reached"),
     "the log": (DEAD, TICK, (OOM,), 3, "certain", "the machine's memory was used up"),
     "a fatal signal in the log": (DEAD, TICK, (FAULT,), 2, "certain", "crashed"),
