@@ -17,7 +17,7 @@ BUDGET = {
     "__init__": 110,
     "api": 865,
     "errors": 95,
-    "estimating": 3625,
+    "estimating": 3900,
     "extras/__init__": 1,
     "extras/cluster": 750,
     "extras/lines": 690,

@@ -26,6 +26,9 @@ _FACTORIES = frozenset(
 
 def _array(tensor: Any) -> Any:
     """Return an array with one guessed value in the place of a tensor's values."""
+    if getattr(tensor, "constant", None) is not None:
+        with torch._C._DisableTorchDispatch():
+            return tensor.constant.numpy().copy()
     value = torch.ops.aten._local_scalar_dense(tensor)  # so that the guess is noted
     kind = str(tensor.dtype).removeprefix("torch.")
     return importlib.import_module("numpy").full(tuple(tensor.shape), 0 if type(value) is int else value, kind)

@@ -9,9 +9,11 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from ipygpumem.errors import EstimateError
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,
+    is_atom,
     is_instance,
     is_users,
     module_dict,
@@ -53,6 +55,43 @@ def effects_of(
     """
     calls: set[str] = set()
     iterators: set[str] = {f"a {type_name(value)}" for value in args if _is_consumed(value)}
+    for names, value, module in _named_by(code, namespaces):
+        top = module.partition(".")[0] or (names[0] if len(names) > 1 else "")
+        if top in ("os", "posix", "nt"):
+            reaches_out = names[-1] in _OF_OS
+        else:
+            reaches_out = names[-1] in _CALLS or (top in _MODULES and len(names) > 1)
+        if reaches_out and (top, names[-1]) != ("torch", "save"):  # which is replaced
+            calls.add(".".join(names))
+        if _is_consumed(value):
+            iterators.add(".".join(names))
+    notes = []
+    if calls:
+        notes.append(f"only tensors are fake; calls of these run for real: {', '.join(sorted(calls))}")
+    if iterators:
+        notes.append(f"items that the code takes from these iterators are gone: {', '.join(sorted(iterators))}")
+    return notes
+
+
+def refuse_numpy(code: types.CodeType | None, namespaces: tuple[dict[str, Any], ...], args: tuple[Any, ...]) -> None:
+    """Raise an EstimateError if ``code`` calls NumPy and names nothing that may have tensors."""
+    tops = {type_name(value) for value in args if not is_atom(value)}
+    for _, value, module in _named_by(code, namespaces):
+        is_looked_into = type(value) is types.FunctionType and is_users(value.__code__.co_filename)
+        if module:
+            tops.add(module.partition(".")[0])
+        elif value is not None and not is_atom(value) and not is_looked_into:
+            is_module = is_instance(value, types.ModuleType)
+            name = str(module_dict(value).get("__name__", "")) if is_module else type_name(value)
+            tops.add(name.partition(".")[0])
+    if "numpy" in tops and not tops - {"numpy", "ndarray", *sys.stdlib_module_names}:
+        raise EstimateError("NumPy arrays are not estimated: they are made in earnest, and this code names no tensor")
+
+
+def _named_by(
+    code: types.CodeType | None, namespaces: tuple[dict[str, Any], ...]
+) -> Iterator[tuple[tuple[str, ...], Any, str]]:
+    """Yield the dotted names in ``code`` and in the users' functions that it names, with their values and modules."""
     seen: dict[int, types.CodeType] = {}
     waiting = [(code, namespaces)] if code is not None else []
     while waiting:
@@ -63,24 +102,10 @@ def effects_of(
         waiting += [(item, spaces) for item in code.co_consts if type(item) is types.CodeType]
         for names in _paths(code):
             value, module = _at(names, spaces)
-            top = module.partition(".")[0] or (names[0] if len(names) > 1 else "")
-            if top in ("os", "posix", "nt"):
-                reaches_out = names[-1] in _OF_OS
-            else:
-                reaches_out = names[-1] in _CALLS or (top in _MODULES and len(names) > 1)
-            if reaches_out and (top, names[-1]) != ("torch", "save"):  # which is replaced
-                calls.add(".".join(names))
-            if _is_consumed(value):
-                iterators.add(".".join(names))
+            yield names, value, module
             # Libraries' own functions name much that they seldom do.
             if type(value) is types.FunctionType and is_users(value.__code__.co_filename):
                 waiting.append((value.__code__, (closure_of(value), value.__globals__)))
-    notes = []
-    if calls:
-        notes.append(f"only tensors are fake; calls of these run for real: {', '.join(sorted(calls))}")
-    if iterators:
-        notes.append(f"items that the code takes from these iterators are gone: {', '.join(sorted(iterators))}")
-    return notes
 
 
 def closure_of(function: Any) -> dict[str, Any]:
@@ -113,7 +138,8 @@ def _paths(code: types.CodeType) -> Iterator[tuple[str, ...]]:
         elif step.opname not in ("CACHE", "PUSH_NULL", "PRECALL", "NOP", "EXTENDED_ARG"):
             if path:
                 yield tuple(path)
-            named = step.opname.startswith(("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF"))
+            kinds = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF", "IMPORT_NAME")
+            named = step.opname.startswith(kinds)
             last = step.argval[-1:] if type(step.argval) is tuple else (step.argval,)  # two in one, from 3.13 on
             path = [str(name) for name in last] if named else []
     if path:

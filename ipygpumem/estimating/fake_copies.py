@@ -8,11 +8,14 @@ files, objects of C extensions.
 from __future__ import annotations
 
 import copyreg
+import functools
+import re
+import sys
 import threading
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +25,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.devices import Devices
-from ipygpumem.estimating.patches import COMPILED, NO_PROCESSES
+from ipygpumem.estimating.patches import COMPILED, MOST_VALUES, NO_PROCESSES
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.restoring import Restorer
 from ipygpumem.estimating.storages import PARAMETERS, StorageLog
@@ -108,6 +111,8 @@ class FakeCopies:
                 copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
             elif tensor.requires_grad:
                 copy.requires_grad_()
+        if not copy.is_floating_point() and tensor.device.type == copy.device.type == "cpu":
+            self._keep_values(tensor, copy)
         life = self._log.see(copy, self._devices.name(copy.device), before=True)
         if life is not None:
             life.address = tensor.untyped_storage().data_ptr()
@@ -121,6 +126,13 @@ class FakeCopies:
             copy.grad = self.of(tensor.grad)
         vars(copy).update(self.of(vars(tensor)))
         return copy
+
+    def _keep_values(self, tensor: Any, copy: Any) -> None:
+        """Let torch compute with the values of a small tensor of integers: they may be sizes or positions."""
+        if tensor.numel() <= MOST_VALUES:
+            with torch._C._DisableTorchDispatch():
+                copy.constant = tensor.detach().clone()
+            self._fakes.fake_tensor_converter.add_constant_storage_mapping(copy)
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
@@ -268,8 +280,45 @@ class Namespace(dict[str, Any]):
         self._deleted.add(name)
         super().pop(name, None)
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a name's copy, as ``globals().get`` does."""
+        return super().get(name, self[name]) if name in self else default
+
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or (name in self._original and name not in self._deleted)
+
+
+_exec = exec
+
+
+def run_code(code: types.CodeType, namespace: dict[str, Any]) -> None:
+    """Run the user's code, which copies names when it looks them up."""
+    _exec(code, namespace)
+
+
+def loading(run: Any) -> Any:
+    """Return ``eval`` or ``exec`` for code of a copied namespace: C looks its names up past ``__missing__``."""
+
+    @functools.wraps(run)
+    def call(source: Any, space: Any = None, names: Any = None, /, **more: Any) -> Any:
+        frame = sys._getframe(1)
+        if space is None:
+            space, names = frame.f_globals, frame.f_locals if names is None else names
+        if type(space) is Namespace:
+            for name in _named(source):
+                if name in space:
+                    space[name]
+        return run(source, space, *(() if names is None else (names,)), **more)
+
+    return call
+
+
+def _named(source: Any) -> Iterable[str]:
+    """Return the words of a text, or the names in code."""
+    if not is_instance(source, types.CodeType):
+        return re.findall(r"\w+", source if is_instance(source, str) else str(bytes(source), "utf-8", "replace"))
+    inner = (code for code in source.co_consts if is_instance(code, types.CodeType))
+    return [*source.co_names, *(name for code in inner for name in _named(code))]
 
 
 _MAKERS: tuple[tuple[type, Callable[[FakeCopies, Any], Any]], ...] = (

@@ -10,6 +10,7 @@ import operator
 import sys
 import types
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ def _answer_without_error() -> bool | None:
     """Return the value that lets the asking code pass its ``assert`` or ``raise``; None if there is no such value."""
     for frame in stack(sys._getframe(1)):
         name = frame.f_code.co_filename
+        if name == torch.__file__ and frame.f_code.co_name.startswith("_check"):  # torch._check() and its like
+            return True
         if not is_ours(name) and not name.startswith(_COMPILER):
             return _answer(frame.f_code, frame.f_lasti)
     return None
@@ -139,13 +142,46 @@ def _gru_cell_backward(gradient: Any, workspace: Any, has_bias: bool) -> tuple[A
     return (*gates, torch.empty_like(gradient), *biases)
 
 
+def _grouped_mm(first: Any, second: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    """Return products of groups of rows or of columns, as their kernel lays them out: torch's rule takes bfloat16."""
+    groups = [len(offs)] if first.dim() == second.dim() == 2 else list(first.shape[:-2] if second.dim() > 2 else ())
+    rows, columns, kind = first.shape[-2], second.shape[-1], out_dtype or first.dtype
+    wide = -(-columns * kind.itemsize // _ALIGNED) * _ALIGNED // kind.itemsize
+    return first.new_empty((*groups, rows, wide), dtype=kind)[..., :columns]
+
+
+def _bag_backward(gradient: Any, indices: Any, offsets: Any, bags: Any, *rest: Any) -> Any:
+    """Return a bag's gradient: if it is sparse, a row for each index."""
+    if not rest[5]:
+        return _ATEN._embedding_bag_backward.default(gradient, indices, offsets, bags, *rest)
+    shape = (rest[2], gradient.shape[-1])
+    values = gradient.new_empty((indices.numel(), gradient.shape[-1]))
+    return torch.sparse_coo_tensor(indices.reshape(1, -1), values, shape, check_invariants=False)
+
+
+def _coalesce(given: Any) -> Any:
+    shape = (given.sparse_dim(), 0), (0, *given.shape[given.sparse_dim() :])
+    indices, values = given.new_empty(shape[0], dtype=torch.long, layout=torch.strided), given._values()[:0]
+    return torch.sparse_coo_tensor(indices, values, given.shape, check_invariants=False)
+
+
+def _sparse_mask(_: Any, mask: Any) -> Any:
+    parts = mask._indices().clone(), mask._values().clone()
+    return torch.sparse_coo_tensor(*parts, mask.shape, check_invariants=False)._coalesced_(True)
+
+
+_ALIGNED = 16
 _FUSED_SGD = getattr(_ATEN, "_fused_sgd_", None)
 _STAND_INS = {
+    _ATEN.sparse_mask.default: _sparse_mask,
+    _ATEN._coalesce.default: _coalesce,
+    _ATEN._embedding_bag_backward.default: _bag_backward,
+    **({_ATEN._grouped_mm.default: _grouped_mm} if hasattr(_ATEN, "_grouped_mm") else {}),
     _ATEN._thnn_fused_gru_cell.default: _gru_cell,
     _ATEN._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
     **{getattr(_FUSED_SGD, kind, None): lambda *_, **__: None for kind in ("default", "tensor_lr")},
 }
-"""Replace operations whose results torch does not tell: a GRU's cell on a card without cuDNN, SGD's fused step."""
+"""Replace operations whose results torch does not tell, or not on a card."""
 
 _SUMS = frozenset({_ATEN.add.Tensor, _ATEN.sub.Tensor, _ATEN.cat.default})
 """Their results have the entries of all arguments."""
@@ -168,6 +204,20 @@ def _with_entries(func: Any, arguments: list[Any], result: Any) -> Any:
     values = torch.empty((entries, *dense), dtype=result.dtype, device=result.device)
     made = torch.sparse_coo_tensor(indices, values, result.shape, check_invariants=False)
     return made._coalesced_(True) if func is _ATEN._coalesce.default else made
+
+
+@contextmanager
+def _without_values(func: Any, args: Any, kwargs: Any) -> Iterator[None]:
+    """Hide a tensor's values from a copy to a device: torch would make that copy in earnest."""
+    kept = args[0].constant if func is _ATEN._to_copy.default and isinstance(args[0], fake_tensor.FakeTensor) else None
+    if kept is None or kept.numel() < 2 or torch.device(kwargs.get("device") or "cpu").type == "cpu":
+        yield
+        return
+    args[0].constant = None
+    try:
+        yield
+    finally:
+        args[0].constant = kept
 
 
 _MOST_USES, _MOST_OF_STORAGE = 4, 2
@@ -286,11 +336,15 @@ class Follower(TorchDispatchMode):
             self._workspaces.see(operator_name(func, args, kwargs), args, [args[0]], in_backward=True)
             return args[0]
         operator = _STAND_INS.get(func, func)
-        if (largest := LARGEST.get(func.name())) is not None and (func is not _INDEX or any(map(is_mask, args[1]))):
+        if operator is func and any(map(_is_sparse, arguments)) and arguments[0].layout is torch.strided:
+            operator = func if not func._schema.is_mutable else lambda first, *_, **__: first  # such as add_()
+        largest = LARGEST.get(func.name()) if func is not _INDEX or any(map(is_mask, args[1])) else None
+        if largest is not None and any(getattr(tensor, "constant", None) is None for tensor in arguments):
             operator = largest
             self.upper_bounds[users_line()] = None
         try:
-            result = operator(*args, **kwargs)
+            with _without_values(func, args, kwargs):
+                result = operator(*args, **kwargs)
         except _UNFOLLOWED as error:
             return self._stand_in(func, args, error)
         result = self._corrected(func, args, kwargs, arguments, result)
@@ -343,7 +397,7 @@ class Follower(TorchDispatchMode):
         if _is_sparse(result):
             name = str(func)
             is_made_of_parts = "sparse_coo_tensor" in name or name.startswith(
-                ("aten.empty", "aten.zeros", "aten.detach")
+                ("aten.empty", "aten.zeros", "aten.detach", "aten._embedding_bag")
             )
             if not any(map(_is_sparse, arguments)) and not is_made_of_parts:
                 raise _refusal(UNKNOWN, func)
@@ -405,7 +459,9 @@ class Follower(TorchDispatchMode):
             return
         if largest is None:
             self._largest.pop(result, None)
-        truth = self._given_by(name, *args[:2])
+        truth = True if name == "full" and args[1] is True else self._given_by(name, *args[:2])
+        if result is args[0] and result._base is not None:
+            self._known.pop(result._base, None)
         if truth is not None:
             self._known[result] = truth
         else:

@@ -59,6 +59,12 @@ def _bincount(given: Any, weights: Any = None, minlength: int = 0) -> Any:
     return given.new_empty(minlength or given.numel(), dtype=kind)
 
 
+def _ctc_loss(log_probs: Any, targets: Any, *_: Any) -> tuple[Any, Any]:
+    """Return the losses, and the scores for texts as long as they can be."""
+    steps, batch = log_probs.shape[0], log_probs.shape[1] if log_probs.dim() > 2 else 1
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * targets.shape[-1] + 1)
+
+
 def _kept_boxes(boxes: Any, *_: Any) -> Any:
     return boxes.new_empty(len(boxes), dtype=torch.long)
 
@@ -73,6 +79,7 @@ LARGEST: dict[str, Callable[..., Any]] = {
     "aten::unique_consecutive": _unique_runs,
     "aten::unique_dim_consecutive": lambda given, dim, *rest, **more: _unique_in(given, dim, True, *rest, **more),
     "aten::bincount": _bincount,
+    "aten::_ctc_loss.Tensor": _ctc_loss,
     "torchvision::nms": _kept_boxes,
 }
 """Makes the largest result, by operator."""

@@ -42,6 +42,9 @@ def choose_loop(optimizer: Any, devices: Devices) -> None:
 
 COMPILED = "torch.compile: the figures are those of eager code"
 
+MOST_VALUES = 1 << 16
+"""Elements of a tensor that keeps its values: one that code makes of numbers, or of integers on the host."""
+
 NO_PROCESSES = {
     "num_workers": 0,
     "prefetch_factor": None,
@@ -109,6 +112,9 @@ def _changes(  # noqa: C901  # one small function after another
             raise EstimateError(f"torch.save wrote nothing that could be loaded in {users_line()}") from error
 
     def tolist(tensor: Any) -> Any:
+        if tensor.constant is not None:
+            with torch._C._DisableTorchDispatch():
+                return tensor.constant.tolist()
         values: Any = torch.ops.aten._local_scalar_dense(tensor)  # so that the guess is noted
         values = 0 if type(values) is int else values  # it may be an index
         for length in reversed(tensor.shape):
@@ -221,6 +227,7 @@ def _changes(  # noqa: C901  # one small function after another
         (fake_tensor.log, "disabled", True),  # errors are raised, too
         (fake_tensor.FakeTensorMode, "avoid_device_init", True),  # else torch.tensor makes a real one on a device
         (fake_tensor.FakeTensor, "tolist", tolist),
+        (fake_tensor, "CONSTANT_NUMEL_LIMIT", MOST_VALUES),
         (tensor, "record_stream", lambda *_: None),
         (tensor, "__format__", formatted),
         (loader, "__init__", without_processes),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import signal
 import sys
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import psutil
 import torch
@@ -20,8 +22,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import users_line, users_line_of, users_part
 from ipygpumem.estimating.devices import Devices
-from ipygpumem.estimating.effects import closure_of, effects_of
-from ipygpumem.estimating.fake_copies import FakeCopies
+from ipygpumem.estimating.effects import closure_of, effects_of, refuse_numpy
+from ipygpumem.estimating.fake_copies import FakeCopies, loading, run_code
 from ipygpumem.estimating.following import Follower, tensors_in
 from ipygpumem.estimating.patches import Accelerators, choose_loop, patched
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
@@ -141,6 +143,10 @@ class Estimation:
         # What torch cannot tell of an operation it would try with zeros: on a device, that takes memory there.
         tries = self._devices.on_cpu
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=tries)
+        keeps = self._fakes.may_turn_const
+        self._fakes.may_turn_const = lambda tensor: (
+            keeps(tensor) and (tensor.numel() < 2 or tensor.device.type == "cpu")
+        )
         self.copies = FakeCopies(self.log, self._devices, self._fakes, self._note)
         self._accelerators = Accelerators(self.log, self._devices, room_bytes, self._note)
         known_properties, check = self._accelerators.known_properties, self._limits.check
@@ -159,14 +165,17 @@ class Estimation:
         for namespace in namespaces:
             self.copies.namespace(namespace)
         code, spaces = getattr(function, "__code__", None), (closure_of(function), *namespaces)
+        own = getattr(function, "__globals__", {})
+        refuse_numpy(code, (*spaces, own), (*args, *kwargs.values(), getattr(function, "__self__", None)))
         self._notes.update(dict.fromkeys(effects_of(code, spaces, (*args, *kwargs.values()))))
         return self._of(lambda: of(function)(*of(args), **of(kwargs)))
 
     def of_code(self, code: types.CodeType, namespace: dict[str, Any]) -> Estimate:
         """Return what ``code`` would take in ``namespace``, which stays as it is."""
         __tracebackhide__ = True  # of the user's errors
+        refuse_numpy(code, (namespace,), ())
         self._notes.update(dict.fromkeys(effects_of(code, (namespace,))))
-        return self._of(lambda: exec(code, self.copies.namespace(namespace)))  # noqa: S102  # the user's own cell
+        return self._of(lambda: run_code(code, self.copies.namespace(namespace)))
 
     def _of(self, run: Callable[[], Any]) -> Estimate:
         __tracebackhide__ = True  # of the user's errors
@@ -225,6 +234,8 @@ class Estimation:
             stack.callback(register_optimizer_step_post_hook(self._follower.stepped).remove)
             stack.enter_context(self._accelerators.standing_in())
             stack.enter_context(patched(self._note, self._devices, self._modes))
+            for run in (eval, exec):
+                stack.enter_context(patch.object(builtins, run.__name__, loading(run)))
             stack.enter_context(self._modes())
             result = self._result_of(code)
             for optimizer in self.copies.optimizers:

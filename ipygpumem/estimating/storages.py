@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from psutil import Process
 
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.records import DeviceEstimate, Note
@@ -559,6 +560,8 @@ def with_room(figures: DeviceEstimate, there_bytes: int, room_bytes: int | None)
             context = 0  # this process certainly has its own there
     elif room_bytes is None:
         context = 0
+    elif name == "cpu":  # the user's figure is for the whole process
+        context = max(0, Process().memory_info().rss - there_bytes)
     spare = figures.needed_bytes // _SPARE_SHARE if name != "cpu" else 0
     return replace(figures, room_bytes=room_bytes, context_bytes=context, spare_bytes=spare)
 

@@ -7,6 +7,7 @@ from ipygpumem.reports.layout import Fact, Report, Table, clean, device_label, s
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 _GUESSES_SHOWN = 5
+_CONTEXT = {"cpu": "what this process has already"}
 
 
 def estimate_report(estimate: Estimate) -> Report:
@@ -49,7 +50,7 @@ def _parts(device: DeviceEstimate, title: str) -> Table:
     if device.spare_bytes:
         rows.append((format_bytes(device.spare_bytes), "", "set aside for kernels"))
     if device.context_bytes:
-        rows.append((format_bytes(device.context_bytes), "", "set aside for a context"))
+        rows.append((format_bytes(device.context_bytes), "", _CONTEXT.get(device.device, "set aside for a context")))
     rows.append((format_bytes(device.before_bytes), "", "already allocated"))
     rows.append((format_change(device.kept_bytes), "", "kept"))
     return Table(title, ("size", "share", "at the peak"), tuple(rows), frozenset({"size", "share"}))

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -200,7 +201,7 @@ def test_the_verdict_sets_a_context_aside_on_a_cuda_device() -> None:
     assert verdict(required - 1) == (context + spare, False, "does not fit")
     assert verdict(required) == verdict(required + GIB // 11) == (context + spare, None, "fits perhaps")
     assert verdict(required + GIB // 9) == (context + spare, True, "fits")
-    assert verdict(GIB, "cpu")[:2] == (0, None)
+    assert verdict(GIB, "cpu")[1] is False
 
 
 def test_fragmented_memory_does_not_fit() -> None:
@@ -265,3 +266,10 @@ def test_free_on_the_host_is_what_a_containers_limit_leaves(monkeypatch: pytest.
     monkeypatch.setattr("ipygpumem.probes.host.available_bytes", lambda: 5 * MIB)
     (device,) = ipygpumem.estimate(lambda: torch.ones(4)).devices
     assert (device.device, device.room_bytes) == ("cpu", 5 * MIB)
+
+
+def test_a_size_for_the_host_has_to_hold_the_whole_process() -> None:
+    rss = psutil.Process().memory_info().rss
+    small, large = (ipygpumem.estimate(lambda: torch.ones(9), device_memory=size) for size in (rss // 2, rss * 2))
+    assert (small.fits, large.fits) == (False, True)
+    assert "what this process has already" in str(large)

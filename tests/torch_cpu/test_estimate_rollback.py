@@ -163,6 +163,7 @@ MISTAKES = {
     "%%estimate --device-memory much\nx": "'much' is not a size",
     "%%estimate --device tpu\nx": "'tpu' is not a device: write RAM or a name such as cuda:0",
     "%%estimate\n\n": "the cell is empty",
+    "%%estimate\nimport numpy\ny = numpy.ones(3)\nwhile True: y = numpy.sin(y)": "NumPy arrays are not estimated",
     "%%estimate\nawait x\n": "can await only inside an async function",
     "%%estimate\ny = x * 2\nz = y.to_sparse()\n": "to_sparse in line 3: z = y.to_sparse()",
     "%%estimate\n%%time\ny = x\n": "%%time acts on the notebook itself",
@@ -222,6 +223,17 @@ class Closed:
 plain, closed = np.zeros(3), Closed()
 state = lambda: (Table.cache, hasattr(Table, "extra"), plain.tolist(), closed.seen)
 """
+
+
+def test_code_in_texts_finds_the_notebooks_names(estimating: Kernel) -> None:
+    works(estimating, "import torch, ipygpumem\nfirst, second, third = torch.ones(3), torch.ones(5), 7")
+    texts = (
+        "eval('first.sum() + third'), exec('global fourth; fourth = second * third'), eval('[second[i] for i in [0]]')"
+    )
+    step = (
+        f"def step():\n    {texts}\n    own = 3\n    assert eval('own + third') == 10 and globals().get('first').shape"
+    )
+    works(estimating, f"{step}\nassert ipygpumem.estimate(step).peak_bytes\nassert 'fourth' not in globals()")
 
 
 def test_what_the_notebook_shares_with_an_estimate_is_as_it_was(users: Kernel) -> None:

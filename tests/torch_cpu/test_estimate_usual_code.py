@@ -177,11 +177,14 @@ LARGEST = {
     "torch.unique(x)": (64 * 256,),
     "torch.unique(x, return_inverse=True)[1]": (64, 256),
     "torch.unique(x, dim=0, return_counts=True)[1]": (64,),
-    "torch.unique_consecutive(y)": (64,),
+    "torch.unique_consecutive(x[0])": (256,),
     "torch.unique_consecutive(x, dim=1)": (64, 256),
-    "torch.bincount(y, minlength=10)": (10,),
-    "torch.bincount(y)": (64,),
-    "torch.zeros_like(x).index_add_(0, k := torch.where(y == 0)[0], model[2].weight.new_ones(len(k), 256))": (64, 256),
+    "torch.bincount(x[0].long(), minlength=10)": (10,),
+    "torch.bincount(x[0].long())": (256,),
+    "torch.zeros_like(x).index_add_(0, k := torch.where(x[:, 0] == 0)[0], model[2].weight.new_ones(len(k), 256))": (
+        64,
+        256,
+    ),
     "torch.stack([row for row in x[x > 0]])": (64 * 256,),
 }
 """Results whose size depends on values, and the largest size that they can have."""
@@ -194,6 +197,57 @@ def test_sizes_that_depend_on_values_are_the_largest_possible(tmp_path: Path) ->
     assert found.peak_bytes >= 64 * 256 * 2 * 8
     assert "cuda:0 peak at most " in str(found)
     assert "at most, since these lines" in str(found)
+
+
+KNOWN = """
+grid, done = torch.tensor([[1, 8, 8], [2, 4, 6]]), torch.zeros(2, dtype=torch.long)
+assert grid.prod(-1).tolist() == [64, 48] and np.asarray(grid)[1, 2] == 6 and y.sum().item() == 0
+assert [len(part) for part in x.split((grid.prod(-1) // 2 + 4)[[0, 1]].tolist())] == [36, 28]
+assert (x[:6] * 2).repeat_interleave(grid[1].repeat(2), 0).shape == (24, 256) and (y == 0).nonzero().shape == (64, 1)
+grid[0, 0] = x[0, 0].long()
+assert grid.tolist() == [[0] * 3] * 2
+for step in range(5):  # as transformers' generate()
+    stops = torch.full((2,), False) | (x[:2, 0] > 0) | torch.full((2,), step >= 3)
+    done = torch.ones(2, dtype=torch.long) & ~stops
+    if done.max() == 0:
+        break
+assert step == 3
+torch._check_tensor_all(x > 0)
+"""
+
+
+def test_values_that_code_writes_down_are_known(tmp_path: Path) -> None:
+    found = estimated(KNOWN, tmp_path, device=None)
+    assert not any("split" in line or "prod" in line for line in found.guesses)
+
+
+UNTOLD = {
+    "F.ctc_loss(x.view(32, 4, 128).log_softmax(2), x[:, 0].long(), *(x[:2, :4].long()), reduction='none')": (4,),
+    "torch._grouped_mm(x, x.new_ones(3, 256, 30), offs=x[0, :3].int())": (64, 30),
+    "torch._grouped_mm(x.t(), x, offs=x[0, :3].int())": (3, 256, 256),
+}
+
+
+def test_results_that_torch_does_not_tell_are_known(tmp_path: Path) -> None:
+    lines = {line: shape for line, shape in UNTOLD.items() if "grouped" not in line or hasattr(torch, "_grouped_mm")}
+    estimated("".join(f"z = {line}\nassert z.shape == {shape}, z.shape\n" for line, shape in lines.items()), tmp_path)
+
+
+SPARSE = {
+    "an embedding": "e, given = nn.Embedding(9000, 64, sparse=True), (y[None] + 1,)",
+    "bags": "e, given = nn.EmbeddingBag(9000, 64, sparse=True), (y[None] + 1,)",
+    "bags of sums": "e, given = nn.EmbeddingBag(9000, 64, mode='sum', sparse=True), (y, y[:4] * 16)",
+}
+
+
+@pytest.mark.parametrize("made", SPARSE.values(), ids=SPARSE)
+@pytest.mark.parametrize("optimizer", ["SparseAdam", "Adagrad", "SGD"])
+def test_a_sparse_gradient_has_a_row_for_each_index(made: str, optimizer: str, tmp_path: Path) -> None:
+    body = f"{made}\ne.cuda()\noptimizer = torch.optim.{optimizer}(e.parameters(), lr=0.1)\n"
+    found = estimated(f"{body}e(*given).sum().backward()\noptimizer.step()", tmp_path, device=None)
+    (device,) = found.devices
+    states = {"SparseAdam": 2, "Adagrad": 1, "SGD": 0}[optimizer]
+    assert 0 < device.peak_bytes - (1 + states) * 9000 * 64 * 4 < 32 * 64 * 64 * 4
 
 
 POSITIONS = [
@@ -236,7 +290,7 @@ REFUSED = {
     "torch.cuda.get_device_properties(0).total_memory": "total_memory",
     "torch.cuda.memory_snapshot()": "torch.cuda.memory_snapshot",
     "torch.cuda.current_blas_handle()": "torch.cuda.current_blas_handle",
-    "x.repeat_interleave(y, 0)": "repeat_interleave",
+    "x.repeat_interleave(x[:, 0].long(), 0)": "repeat_interleave",
 }
 
 
