@@ -27,7 +27,7 @@ BUDGET = {
     "extras/tracker": 225,
     "extras/trainers": 270,
     "fitting": 925,
-    "freeing": 785,
+    "freeing": 790,
     "introspect": 190,
     "measuring": 490,
     "model": 335,
@@ -37,7 +37,7 @@ BUDGET = {
     "reconcile": 560,
     "record": 136,
     "reports": 1815,
-    "scopes": 750,
+    "scopes": 757,
     "units": 140,
 }
 """Maximum number of lines of each room. A number goes up only in a commit that says for which users."""

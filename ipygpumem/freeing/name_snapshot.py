@@ -4,58 +4,64 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain, compress, repeat
-from operator import is_
+from operator import is_, is_not, ne
 from typing import Any
 
 from ipygpumem.introspect import is_instance
 from ipygpumem.objects.arrays import library_type, watch
+from ipygpumem.objects.bulk import one_of_each
 from ipygpumem.objects.garbage import weak
-from ipygpumem.scopes.scope import is_ownable
+from ipygpumem.scopes.scope import ownable
 
-_Seen = weakref.ref[object] | int | tuple[int, Callable[[], bool]]
+_GONE = object()
+"""Stands for the object of a name that has been deleted."""
 
 
 class NameSnapshot:
     """The objects of all names at one moment; detects later whether one may be still alive without its name.
 
     Dead objects may leave objects behind in reference cycles, except tensors, which refer to nothing. It keeps no
-    object alive, and does not cover objects that only other objects refer to.
+    object alive, and does not cover objects that only other objects refer to. There may be 100,000 names: only
+    tensors cost a Python call each.
     """
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         now = dict(namespace)  # one object, where a list of 100,000 pairs makes the collector examine them
-        leading = chain(compress(now.items(), map(gc.is_tracked, now.values())), _arrays_of_objects(now))
-        tensor_type = library_type("torch", "Tensor")
-        self._values = {name: _seen(value, tensor_type) for name, value in leading if is_ownable(name)}
+        names = ownable(chain(compress(now, map(gc.is_tracked, now.values())), _arrays_of_objects(now)))
+        values = list(map(now.__getitem__, names))
+        kinds, tensor_type = one_of_each(values), library_type("torch", "Tensor")
+        array_type = library_type("numpy", "ndarray")  # NumPy does not resize an array that has weak references
+        tensors = {kind for kind, one in kinds.items() if tensor_type is not None and is_instance(one, tensor_type)}
+        arrays = {kind for kind, one in kinds.items() if array_type is not None and is_instance(one, array_type)}
+        weakly = {kind for kind, one in kinds.items() if weak(one) is not None} - tensors - arrays
+        self._tensors = {name: (id(value), watch(value)) for name, value in _of_kinds(tensors, names, values)}
+        self._weakly = {name: weakref.ref(value) for name, value in _of_kinds(weakly, names, values)}
+        self._others = {name: id(value) for name, value in _of_kinds(kinds.keys() - tensors - weakly, names, values)}
 
     def some_may_live_on(self, namespace: dict[str, Any]) -> bool:
         """Return True if an object has lost its name, and it or an object that it referred to may be still alive."""
-        return any(_lingers(value, namespace.get(name)) for name, value in self._values.items())
+        if any(map(ne, self._others.values(), map(id, map(namespace.get, self._others, repeat(_GONE))))):
+            return True
+        alive = list(map(weakref.ref.__call__, self._weakly.values()))
+        now = map(namespace.get, self._weakly, repeat(_GONE))
+        if any(map(is_, alive, repeat(None))) or any(map(is_not, alive, now)):
+            return True
+        return any(
+            earlier != id(namespace.get(name)) and is_alive() for name, (earlier, is_alive) in self._tensors.items()
+        )
 
 
-def _arrays_of_objects(names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the object arrays, which the collector does not look into."""
+def _of_kinds(kinds: Collection[int], names: list[str], values: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Return the names and values of these types, by the types' identities."""
+    return compress(zip(names, values, strict=True), map(kinds.__contains__, map(id, map(type, values))))
+
+
+def _arrays_of_objects(names: dict[str, Any]) -> list[str]:
+    """Return the names of object arrays, which the collector does not look into."""
     array_type: Any = library_type("numpy", "ndarray")
-    if array_type is not None:
-        arrays = compress(names.items(), map(is_, map(type, names.values()), repeat(array_type)))
-        yield from ((name, array) for name, array in arrays if array.dtype.hasobject)
-
-
-def _seen(value: object, tensor_type: type | None) -> _Seen:
-    if tensor_type is not None and is_instance(value, tensor_type):
-        return id(value), watch(value)
-    array_type = library_type("numpy", "ndarray")
-    if array_type is not None and is_instance(value, array_type):
-        return id(value)  # NumPy does not resize an array that has weak references
-    return weak(value) or id(value)
-
-
-def _lingers(earlier: _Seen, now: object) -> bool:
-    if isinstance(earlier, int):
-        return earlier != id(now)
-    if isinstance(earlier, tuple):
-        return earlier[0] != id(now) and earlier[1]()
-    item = earlier()
-    return item is None or item is not now
+    if array_type is None:
+        return []
+    arrays = compress(names.items(), map(is_, map(type, names.values()), repeat(array_type)))
+    return [name for name, array in arrays if array.dtype.hasobject]

@@ -234,7 +234,7 @@ def _containers_of_more(items: Sequence[object]) -> list[object]:
     untracked = list(filterfalse(gc.is_tracked, of_types(_CONTAINERS, items)))
     if ATOMS.issuperset(types_of(gc.get_referents(*untracked))):
         return []
-    return [item for item in untracked if not ATOMS.issuperset(types_of(gc.get_referents(item)))]
+    return [item for item in untracked if not ATOMS.issuperset(map(id, map(type, gc.get_referents(item))))]
 
 
 def _referents_of(items: Sequence[object]) -> Iterator[list[object]]:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, compress, count, islice
+from operator import itemgetter
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
@@ -191,8 +192,9 @@ class Walk:
             self._kept.append(arrays)
         if not self._kinds["leading"].isdisjoint(several):
             candidates = self.of_kind("leading", items)
-            if not (with_paths and len(candidates) > _FEW and self._lead_nowhere(candidates)):
-                leading += self._new(candidates)
+            if with_paths and len(candidates) > _FEW:
+                candidates = [] if self._lead_nowhere(candidates) else self._with_more(candidates)
+            leading += self._new(candidates)
         if self._own and not self._kinds["class"].isdisjoint(several):
             own = [kind for kind in self.of_kind("class", items) if self._is_own(kind)]
             leading += self._new(own)
@@ -210,6 +212,11 @@ class Walk:
             self.complete = self.complete and types_of(items) <= ATOMS
             return False
         return not types_of(items) <= ATOMS
+
+    def _with_more(self, items: Sequence[object]) -> list[Any]:
+        """Return the objects that contain more than numbers and text, after ``_lead_nowhere`` has seen them."""
+        skip = self._kinds["skip"]
+        return [item for item in items if not skip.issuperset(map(id, map(type, gc.get_referents(item))))]
 
     def _lead_nowhere(self, items: Sequence[object]) -> bool:
         """Return True if containers contain only numbers and text, as most do."""
@@ -341,10 +348,10 @@ class Names(Walk):
         self._categories: dict[int, str] = {}
         """How to enter a type's objects, by the type's identity."""
 
-    def named(self, roots: Iterable[tuple[str, object]]) -> dict[int, Any]:
+    def named(self, roots: Collection[tuple[str, object]]) -> dict[int, Any]:
         """Return the arrays and other objects behind names, by identity; those on the shortest paths first."""
-        groups = (([value], [name].__getitem__) for name, value in roots)
-        return {id(item): item for arrays in self.run(groups) for item in arrays}
+        names, values = list(map(itemgetter(0), roots)), list(map(itemgetter(1), roots))
+        return {id(item): item for arrays in self.run([(values, names.__getitem__)]) for item in arrays}
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
         """Yield the contents of an object, with their paths."""

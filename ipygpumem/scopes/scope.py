@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import filterfalse
+from itertools import compress, filterfalse, repeat
 from operator import is_
 from types import ModuleType
 from typing import Any
@@ -34,6 +34,13 @@ _LIBRARYS_OWN = re.compile(r"__\w+|\w*_\d+_c\d+(/.*)?")
 def is_ownable(name: object) -> bool:
     """Return True if a scope may own ``name``: a string that neither IPython nor a front-end uses itself."""
     return type(name) is str and _SHELLS_OWN.fullmatch(name) is None
+
+
+def ownable(names: Iterable[Any]) -> list[str]:
+    """Return the names that a scope may own, without a Python call for each of many."""
+    names = list(names)
+    texts = list(compress(names, map(is_, map(type, names), repeat(str))))
+    return list(compress(texts, map(is_, map(_SHELLS_OWN.fullmatch, texts), repeat(None))))
 
 
 @dataclass

@@ -7,17 +7,18 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 from ipygpumem.freeing.reclaim import trim_host_heap
 from ipygpumem.introspect import is_atom, is_instance, is_users_module, module_dict, text_of
 from ipygpumem.model import Held
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.ipython.outputs import is_of_ipython, kept_outputs
+from ipygpumem.notebook.ipython.outputs import kept_outputs
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.notebook.survivors import MOST_EXPLAINED, Watched, held_without_name, size_of
 from ipygpumem.objects.arrays import StorageKey, library_type, storage_key
-from ipygpumem.objects.bulk import Progress
+from ipygpumem.objects.bulk import Progress, of_types, one_of_each
 from ipygpumem.objects.heap import Heap, undisturbed
 from ipygpumem.objects.holders.frames import running_locals
 from ipygpumem.objects.holders.graphs import live_tensors, requiring_grad
@@ -26,7 +27,7 @@ from ipygpumem.objects.holders.search import NOTEBOOK, explain
 from ipygpumem.objects.inventory.survey import optimizer_states
 from ipygpumem.reports.content import Kept, leaks_report
 from ipygpumem.reports.layout import Report
-from ipygpumem.scopes.scope import is_ownable
+from ipygpumem.scopes.scope import ownable
 
 _OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")
 _QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")
@@ -52,8 +53,8 @@ def _look(notebook: Notebook, smallest: int, progress: Progress) -> tuple[list[H
     live_tensors(notebook.context.garbage)  # from now on each has an object
     with undisturbed():
         in_frames = set(map(id, running_locals()))
-        namespace = notebook.context.namespace.items()
-        names = {name: value for name, value in namespace if is_ownable(name) and not is_of_ipython(name)}
+        namespace = dict(notebook.context.namespace)
+        names = {name: namespace[name] for name in ownable(namespace)}
         kept, keepers = kept_outputs(notebook.context.shell)
         outputs = {f"Out[{number}]": value for number, value in kept.items() if not is_atom(value)}
         paths, inside = paths_of(names, outputs)
@@ -123,7 +124,9 @@ def _users_modules(namespace: dict[str, Any]) -> set[str]:
     """Return the names of modules from the user's files that the notebook can write, ``package.module`` too."""
     waiting, names = [namespace], set[str]()
     while waiting:
-        found = [module_dict(item) for item in list(waiting.pop().values()) if is_users_module(item)]
+        values = list(waiting.pop().values())
+        kinds = {kind for kind, one in one_of_each(values).items() if is_instance(one, ModuleType)}
+        found = [module_dict(item) for item in of_types(kinds, values) if is_users_module(item)]
         new = {text_of(inside.get("__name__")): inside for inside in found if "__file__" in inside}
         waiting += [inside for name, inside in new.items() if name not in names]
         names |= new.keys()

@@ -9,7 +9,7 @@ from typing import Any
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.introspect import is_instance
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.ipython.outputs import cell_of_output, is_of_ipython
+from ipygpumem.notebook.ipython.outputs import cell_of_output
 from ipygpumem.notebook.ipython.sources import cell_of_file, cell_that_bound, running_cell
 from ipygpumem.notebook.notebook import Notebook, notebook_of
 from ipygpumem.objects.arrays import Storages
@@ -18,7 +18,7 @@ from ipygpumem.objects.inventory import records, survey
 from ipygpumem.objects.inventory.records import Inventory
 from ipygpumem.reports import tensors as reports
 from ipygpumem.reports.layout import Report
-from ipygpumem.scopes.scope import is_ownable
+from ipygpumem.scopes.scope import ownable
 
 _WORK = "tensors and arrays"
 
@@ -74,7 +74,7 @@ def take(
 def _roots(shell: Any) -> Iterator[tuple[str, object]]:
     """Yield the notebook's names, the plain ones first, then its outputs."""
     namespace = {name: value for name, value in list(shell.user_ns.items()) if type(name) is str}
-    plain = [name for name in namespace if is_ownable(name) and not is_of_ipython(name)]
+    plain = ownable(namespace)
     for name in sorted(plain, key=lambda name: name.startswith("_")):
         yield name, namespace[name]
     outputs = namespace.get("_oh")
