@@ -115,7 +115,7 @@ class FakeCopies:
             self._keep_values(tensor, copy)
         life = self._log.see(copy, self._devices.name(copy.device), before=True)
         if life is not None:
-            life.address = tensor.untyped_storage().data_ptr()
+            life.address = tensor.untyped_storage().data_ptr() if tensor.is_cuda else 0
             place = str(tensor.device)
             self.originals_bytes[place] = self.originals_bytes.get(place, 0) + life.size_bytes
         if isinstance(copy, torch.nn.Parameter):

@@ -14,10 +14,10 @@ Note = Callable[[str], None]
 
 FITS, PERHAPS, DOES_NOT_FIT = "fits", "fits perhaps", "does not fit"
 VERDICTS = ("", FITS, PERHAPS, DOES_NOT_FIT)
-"""From the best to the worst; the first one where nothing is known of the device."""
+"""From best to worst; empty if the memory of the device is not known."""
 _FITS = {FITS: True, DOES_NOT_FIT: False}
 _SMALL_SHARE = 20
-"""One part in so many of what is reserved: gaps may take that much more where the allocator empties its cache often."""
+"""A margin below this fraction of the reserved memory is small: fragmentation could use it up."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class DeviceEstimate(Record):
     reserved_bytes: int
     """What the allocator would get from the device: blocks, the gaps between them and what it keeps for later."""
     needed_bytes: int
-    """About the least with which, and with more, it gets through: it gives back what it keeps for later."""
+    """Approximate minimum memory to complete, with the cache freed when memory is short; more memory suffices too."""
     parts: Mapping[str, int] = field(default_factory=dict)
     """What is alive at the peak, by purpose."""
     room_bytes: int | None = None
@@ -44,7 +44,7 @@ class DeviceEstimate(Record):
     context_bytes: int = 0
     """What is set aside of that for a context, which is an assumption; 0 where there is one, or needs to be none."""
     unknown_operators: tuple[str, ...] = ()
-    """Operators that take memory inside of which nothing tells how much."""
+    """Operators whose kernels allocate memory that cannot be derived from shapes."""
 
     @property
     def kept_bytes(self) -> int:
@@ -58,7 +58,7 @@ class DeviceEstimate(Record):
 
     @property
     def verdict(self) -> str:
-        """One of ``VERDICTS``; empty where the room is not known."""
+        """One of ``VERDICTS``; empty if the room is not known."""
         if self.room_bytes is None:
             return ""
         if self.required_bytes > self.room_bytes:
@@ -67,14 +67,14 @@ class DeviceEstimate(Record):
 
     @property
     def gaps_decide(self) -> bool:
-        """Whether it does not fit, or not for certain, for what the allocator cannot use: gaps between its blocks."""
+        """True if fragmentation may decide: it does not fit, or by a small margin if the cache is freed."""
         margin, small = (self.room_bytes or 0) - self.required_bytes, self.reserved_bytes // _SMALL_SHARE
         empties_its_cache = margin < self.reserved_bytes - self.needed_bytes
         return empties_its_cache and (margin < 0 or margin < small < self.reserved_bytes - self.needed_bytes)
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits; None where that is not certain."""
+        """True if it fits, False if it does not, None if that is not certain."""
         return _FITS.get(self.verdict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,12 +104,12 @@ class Estimate(Record):
 
     @property
     def verdict(self) -> str:
-        """The worst of the devices whose room is known; empty if none is."""
+        """The worst verdict of the devices; empty if no room is known."""
         return max((device.verdict for device in self.devices), key=VERDICTS.index, default="")
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits on every device whose room is known; None where that is not certain."""
+        """True if it fits on every device whose room is known, False if not on one, None if that is not certain."""
         return _FITS.get(self.verdict)
 
     def to_dict(self) -> dict[str, Any]:

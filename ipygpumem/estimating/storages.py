@@ -30,8 +30,8 @@ from ipygpumem.units import KIB, MIB, format_bytes
 _LEAST, _SMALL, _SMALL_SEGMENT, _MIDDLE, _MIDDLE_SEGMENT, _STEP = 512, MIB, 2 * MIB, 10 * MIB, 20 * MIB, 2 * MIB
 """Smallest block; largest small allocation and its segment; largest medium one and its segment; rounding above."""
 _NO_LIMIT = 1 << 62
-_CLOSE, _MOST_LIMITS = 0.005, 64
-"""How well the least memory is looked for, as a share of what is reserved, and maximum number of limits to try."""
+_CLOSE, _MOST_LIMITS = 0.005, 40
+"""Precision of the search for the minimum memory, as a share of the reserved memory; most limits to try."""
 
 ROLES = ("parameters", "gradients", "optimizer state", "activations", "temporaries", "cuBLAS workspaces", "other")
 """In the order of the reports; ``other`` is what was there before: inputs, buffers, tensors of the notebook."""
@@ -56,7 +56,7 @@ class StorageLife:
     role: str = ""
     died: int | None = None
     address: int = 0
-    """Where the original of a copy lies."""
+    """Address of the original tensor's storage on a CUDA device; 0 if there is none."""
 
 
 @dataclass
@@ -297,7 +297,7 @@ def _settings() -> str:
 
 
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""The newest first; torch before 2.9 does not take it."""
+"""Newest first; torch before 2.9 does not read it."""
 
 
 class OutOfRoomError(Exception):
@@ -319,8 +319,8 @@ class CachedBlock:
 class Allocator:
     """Hands out blocks as the real one does: best fit, large rests split off, its cache emptied before it gives up.
 
-    It starts with ``segments`` of a device. New ones have higher addresses, or lower ones (``downwards``): of two free
-    blocks of one size, the lower one is taken.
+    It starts with ``segments``. New segments get higher addresses, or lower ones (``downwards``); that matters because
+    the lower of two free blocks of the same size is taken.
     """
 
     def __init__(
@@ -334,7 +334,7 @@ class Allocator:
         self._most_split_bytes, self._limit_bytes, self._downwards = most_split_bytes, limit_bytes, downwards
         self._free: dict[bool, list[tuple[int, int, CachedBlock]]] = {True: [], False: []}
         self.in_use: dict[int, CachedBlock] = {}
-        """Blocks of ``segments`` by address."""
+        """Blocks of ``segments`` that are not free, by address."""
         self.reserved_bytes = sum(map(self._load, segments))
         self.most_reserved_bytes = self.reserved_bytes
         blocks = [block for segment in segments for block in segment.blocks]
@@ -345,7 +345,7 @@ class Allocator:
             raise OutOfRoomError
 
     def _load(self, segment: Segment) -> int:
-        """Add the blocks of a device's segment, and return its size."""
+        """Add the blocks of a segment, and return its size."""
         last = None
         for block in segment.blocks:
             free = segment.is_usable(block)
@@ -418,18 +418,18 @@ class Allocator:
 
 @dataclass(frozen=True)
 class Replay:
-    """What is replayed in allocators: the events, the settings, and the segments that the device has at the start."""
+    """Input of a replay: the events, the allocator's settings, and the segments that the device has at the start."""
 
     events: Sequence[tuple[int, int]]
-    """Which storage, and its size where it is born, else 0."""
+    """Number of the storage, and its size when it is allocated, 0 when it is freed."""
     most_split_bytes: int = _NO_LIMIT
     segments: Sequence[Segment] = ()
     addresses: Mapping[int, int] = field(default_factory=dict)
-    """Where storages lie that are there at the start."""
+    """Addresses of the storages that exist at the start, by number."""
 
     @functools.cached_property
     def others_bytes(self) -> int:
-        """Bytes of the segments that no storage has, and that none can get."""
+        """Bytes of the segments that other tensors occupy, or that only another stream or a private pool can use."""
         own = {*self.addresses.values()}
         return sum(
             block.size_bytes
@@ -440,15 +440,15 @@ class Replay:
 
     @property
     def there_bytes(self) -> int:
-        """Bytes of the segments that storages have or can get."""
+        """Bytes of the segments that the storages occupy or can use."""
         return sum(block.size_bytes for segment in self.segments for block in segment.blocks) - self.others_bytes
 
     def allocator(self, limit_bytes: int = _NO_LIMIT, *, downwards: bool = False) -> Allocator:
-        """Return an allocator that may reserve so much next to the blocks of others."""
+        """Return an allocator that may reserve ``limit_bytes`` in addition to ``others_bytes``."""
         return Allocator(self.most_split_bytes, limit_bytes + self.others_bytes, self.segments, downwards=downwards)
 
     def changes(self, allocator: Allocator) -> Iterator[tuple[int, int]]:
-        """Yield each event's storage and its change of bytes in use."""
+        """Yield each event's storage and the change of bytes in use."""
         blocks: dict[int, CachedBlock] = {}
         for number, size in self.events:
             if size:
@@ -461,7 +461,7 @@ class Replay:
                 allocator.give(block)
 
     def runs(self, limit_bytes: int) -> bool:
-        """Return whether it gets through with so much, wherever the device puts new segments."""
+        """Return True if the replay completes within a limit, wherever the device puts new segments."""
         try:
             for downwards in (False, True):
                 for _ in self.changes(self.allocator(limit_bytes, downwards=downwards)):
@@ -471,10 +471,10 @@ class Replay:
         return True
 
     def least_bytes(self, allocated_bytes: int, reserved_bytes: int) -> int:
-        """Return about the least that a device must have, at which and above which all limits that were tried suffice.
+        """Return about the lowest limit at and above which the replay completes, from the peak to the reserved memory.
 
-        It is between what is allocated at once, and what is reserved where there is room. More memory can be worse:
-        the later the cache is emptied, the more of its segments have a small block in use.
+        Limits are tried from above, because a higher limit can fail where a lower one suffices: the later the cache is
+        freed, the more of its segments are pinned by a small block.
         """
         step = max(_STEP, int(reserved_bytes * _CLOSE), (reserved_bytes - allocated_bytes) // _MOST_LIMITS)
         enough = reserved_bytes
@@ -484,7 +484,7 @@ class Replay:
 
 
 def read(log: StorageLog, device: str, label: str) -> tuple[DeviceEstimate, int]:
-    """Return the figures of one device, called ``label``, and what the allocator has of that there already.
+    """Return the figures of one device, called ``label``, and the bytes of its segments that they include.
 
     The host's storages take no more than their sizes.
     """
@@ -524,7 +524,7 @@ def read(log: StorageLog, device: str, label: str) -> tuple[DeviceEstimate, int]
 
 
 def _segments_in_use(device: str) -> list[Segment]:
-    """Return the segments of a CUDA device in which something is in use; the allocator can give back the others."""
+    """Return the segments of a CUDA device with a block in use; the allocator can free the others."""
     if not torch.cuda.is_initialized():
         return []
     try:
@@ -567,15 +567,15 @@ def with_room(figures: DeviceEstimate, there_bytes: int, room_bytes: int | None)
 
 
 def advice(figures: DeviceEstimate) -> str:
-    """Return the setting of the allocator that would leave fewer gaps, where that decides; else an empty text."""
+    """Return the allocator setting that would prevent fragmentation, if that decides; else an empty text."""
     enough = figures.peak_bytes + figures.spare_bytes + figures.context_bytes
     decides = figures.gaps_decide and enough <= (figures.room_bytes or 0)
     if not decides or not figures.device.startswith("cuda") or "expandable_segments:True" in _settings():
         return ""
     variable = _VARIABLES[not hasattr(torch._C, "_accelerator_setAllocatorSettings")]
     return (
-        f"gaps between blocks decide on {figures.device}: start Python with {variable}=expandable_segments:True, which "
-        f"leaves hardly any; then {format_bytes(enough)} should be enough"
+        f"fragmentation decides on {figures.device}: start Python with {variable}=expandable_segments:True, which "
+        f"prevents most of it; then {format_bytes(enough)} should suffice"
     )
 
 
