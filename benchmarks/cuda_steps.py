@@ -245,6 +245,19 @@ def _latent_diffusion() -> Step:
     return run
 
 
+def _transformer_diffusion() -> Step:
+    from diffusers import DiTTransformer2DModel
+
+    sizes = {"num_attention_heads": 16, "attention_head_dim": 72, "num_layers": 28, "sample_size": 32}
+    model = DiTTransformer2DModel(in_channels=4, out_channels=8, patch_size=2, **sizes)
+
+    def loss() -> Any:
+        x = torch.randn(16, 4, 32, 32, device=_DEVICE)
+        return model(x, timestep=_labels(16), class_labels=_labels(16)).sample.float().pow(2).mean()
+
+    return _train(loss, _AdamW(model.parameters()), mixed=_bf16)
+
+
 def _decode() -> Step:
     from diffusers import AutoencoderKL
 
@@ -456,6 +469,12 @@ def _contrast() -> Step:
     return _train(loss, _AdamW(model.parameters()), mixed=_fp16, scaler=True)
 
 
+def _score() -> Step:
+    config = {"hidden_size": 2048, "num_hidden_layers": 24, "ffn_dim": 8192, "num_attention_heads": 32}
+    model = language_model("OPTForCausalLM", of="OPTConfig", use_cache=False, **config).half().eval()
+    return _infer(lambda: model(input_ids=_tokens(8, 1024), labels=_tokens(8, 1024)).loss, torch.inference_mode)
+
+
 def _generate() -> Step:
     model = small().eval()
     return _infer(lambda: model.generate(_tokens(8, 512), max_new_tokens=16, do_sample=False, pad_token_id=0))
@@ -543,6 +562,7 @@ STEPS |= {
     "R(2+1)D-18 on video, AMP float16, SGD": _video,
     "ResNeXt-50, batch 32, EMA, label smoothing": lambda: _with_average("resnext50_32x4d", 32),
     "Stable Diffusion UNet, bf16, fused AdamW, EMA": _latent_diffusion,
+    "DiT-XL/2, batch 16, bf16, AdamW": _transformer_diffusion,
     "Stable Diffusion VAE, decoding, float16": _decode,
     "ViT-S, Lightning, bf16-mixed, clip": lambda: _lightning("bf16-mixed"),
     "ViT-S, Lightning, 16-mixed, clip": lambda: _lightning("16-mixed"),
@@ -556,5 +576,6 @@ STEPS |= {
     "x-transformers ViT, attention by hand, AdamW": _x_encoder,
     "CLIP, batch 128, AMP float16, AdamW": _contrast,
     "LLaMA 1B, generate()": _generate,
+    "OPT 1.3B, float16, inference_mode": _score,
     "RoBERTa, transformers' Trainer, bf16": _trainer,
 }

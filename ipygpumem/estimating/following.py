@@ -19,6 +19,7 @@ import torch
 from torch._subclasses import fake_tensor
 from torch.optim import lbfgs
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ipygpumem.errors import EstimateError
@@ -27,7 +28,7 @@ from ipygpumem.estimating.devices import UNKNOWN, Devices
 from ipygpumem.estimating.fake_copies import FakeCopies
 from ipygpumem.estimating.largest import LARGEST, is_mask, largest_value
 from ipygpumem.estimating.records import Note
-from ipygpumem.estimating.storages import GRADIENTS, OPTIMIZER, PARAMETERS, StorageLog, Workspaces
+from ipygpumem.estimating.storages import GRADIENTS, OPTIMIZER, PARAMETERS, StorageLog, Workspaces, takes_cudnn
 from ipygpumem.estimating.transients import is_flash, loss_bytes, operator_name
 from ipygpumem.introspect import is_ours, is_users
 from ipygpumem.objects.holders.frames import stack
@@ -274,6 +275,7 @@ _UNFOLLOWED = (
 _UNTOLD = "this code cannot be estimated, because torch cannot say what an operation returns"
 _DEVICE = torch.ops.prim.device.default
 _CPU_ATTENTION = getattr(getattr(_ATEN, "_scaled_dot_product_flash_attention_for_cpu", None), "default", None)
+_CONVOLUTIONS = frozenset([_ATEN.convolution.default, _ATEN.convolution_backward.default])
 _ADD, _INDEX = _ATEN.add.Tensor, _ATEN.index.Tensor
 _IN_PLACE = frozenset(
     {
@@ -320,6 +322,11 @@ class Follower(TorchDispatchMode):
         """Run one operation on fake tensors."""
         if func is _DEVICE and isinstance(args[0], fake_tensor.FakeTensor):  # asked for all the time, torch is slow
             return args[0].fake_device
+        if torch.is_inference_mode_enabled() and not self._copies.paused:
+            with self:  # elsewhere autograd splits composite operators into those that allocate
+                parts = func.decompose(*args, **(kwargs or {}))
+            if parts is not NotImplemented:
+                return parts
         with self._copies.lock:
             return self._followed(func, args, kwargs or {})
 
@@ -392,6 +399,8 @@ class Follower(TorchDispatchMode):
         if func is _CPU_ATTENTION and self._devices.is_elsewhere and not is_flash(args, kwargs):
             batch, heads, length, width = result[0].shape  # CUDA's kernel for this case puts heads inside of rows
             return result[0].new_empty((batch, length, heads, width)).transpose(1, 2), *result[1:]
+        if func in _CONVOLUTIONS and self._devices.is_elsewhere and not takes_cudnn():  # the CPU keeps channels last
+            return tree_map_only(torch.Tensor, lambda tensor: tensor.new_empty(tensor.shape), result)
         if func is _ATEN._cudnn_rnn.default:
             self._note(f"{users_line()}: what cuDNN keeps of a recurrent layer is not counted")
         if _is_sparse(result):

@@ -203,12 +203,11 @@ class Workspaces:
         if is_unknown(name):
             self.unknown.setdefault(name)
         device, place = torch.device(there), self._devices.name(results[0].device)
-        convolves, cudnn = name in _CONVOLVE, torch.backends.cudnn
-        # Without CUDA here, convolutions are assumed to go through cuDNN.
-        if convolves and cudnn.enabled and (not torch.backends.cuda.is_built() or cudnn.is_available()):
+        convolves = name in _CONVOLVE
+        if convolves and takes_cudnn():
             self._note(_CUDNN)
             return
-        if convolves or name in _MULTIPLY:
+        if (convolves and not _is_by_depth(name, args)) or name in _MULTIPLY:
             number = _BIASES.get(name)
             biased = number is not None and len(args) > number and getattr(args[number], "ndim", 0) == 1
             thread = "autograd" if in_backward else threading.get_ident()
@@ -219,8 +218,8 @@ class Workspaces:
         known = self._known_properties(device)
         processors = known.multi_processor_count if known else HOPPERS_PROCESSORS
         if convolves:
-            for size in _columns(name, args, results[0]):  # one after the other
-                self._log.pass_by([size], place)
+            for sizes in _in_convolution(name, args, results[0]):  # one after the other
+                self._log.pass_by(list(filter(None, sizes)), place)
         else:
             self._log.pass_by(transient_sizes(name, args, results[0], processors), place)
 
@@ -239,18 +238,41 @@ class Workspaces:
         taken.pop(address, None)
 
 
-def _columns(name: str, args: Any, result: Any) -> list[int]:
-    """Return the buffers of a convolution without cuDNN: one sample's input, laid out for a matrix product."""
+def takes_cudnn() -> bool:
+    """Return True if convolutions go through cuDNN, which is assumed where torch has no CUDA."""
+    cudnn = torch.backends.cudnn
+    return bool(cudnn.enabled and (not torch.backends.cuda.is_built() or cudnn.is_available()))
+
+
+def _is_by_depth(name: str, args: Any) -> bool:
+    """Return True if a convolution has a kernel of its own without cuDNN, since each channel is a group."""
+    backward = name == "convolution_backward"
+    transposed, groups = args[6 + backward], args[8 + backward]
+    return bool(not transposed and groups == args[backward].shape[1] > 1)
+
+
+def _in_convolution(name: str, args: Any, result: Any) -> list[list[int]]:
+    """Return the blocks that a convolution takes without cuDNN, in rounds: copies, and a sample laid out for a product.
+
+    That sample has a column for each place of the kernel. Groups are convolved one by one, and joined in the end.
+    """
     backward = name == "convolution_backward"
     outer, given, weight = args[:3] if backward else (result, *args[:2])
     stride, padding, _, transposed, _, groups = args[4:10] if backward else args[3:9]
+    operands = (outer, given) if backward else (given,)
+    copies = [tensor.nbytes for tensor in operands if not tensor.is_contiguous()]
+    if _is_by_depth(name, args):  # the weight's gradient comes first
+        before_result = given.nbytes if backward and args[10][0] else 0
+        return [[max(sum(copies) - before_result, 0 if outer.is_contiguous() or not backward else outer.nbytes)]]
     kernel = weight.shape[2:]
-    as_it_is = not transposed and all(size == 1 for size in (*kernel, *stride)) and not any(padding)
-    if as_it_is or groups == given.shape[1] > 1:  # a product of matrices, or one that has a kernel of its own
-        return []
+    unfolded = backward or len(kernel) > 2 or any(size > 1 for size in (*kernel, *stride)) or any(padding)
     rows, places = (weight.shape[1], given) if transposed else (given.shape[1] // groups, outer)
-    size = rows * math.prod((*kernel, *places.shape[2:])) * given.element_size()
-    return [size] * (1 + (backward and transposed))
+    size = rows * math.prod((*kernel, *places.shape[2:])) * given.element_size() if unfolded or transposed else 0
+    if groups > 1:
+        parts = sum(tensor.nbytes for tensor in operands) // groups + size
+        copies = copies[-1:] if not given.is_contiguous() else []
+        size = max(parts, given.nbytes + weight.nbytes if backward else outer.nbytes)
+    return [[*copies, size]] * (1 + (backward and transposed))
 
 
 def blocks_in_use() -> dict[str, dict[int, int]]:

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ipygpumem.units import MIB
 
 Sizes = Callable[[Any, Any], Any]
@@ -134,6 +136,15 @@ def _unless_contiguous(*numbers: int) -> Sizes:
         return sum(tensor.nbytes for tensor in tensors if not tensor.is_contiguous())
 
     return size
+
+
+def _unless_dense(args: Any, _: Any) -> Any:
+    """A copy of pictures that lie neither channel by channel nor pixel by pixel."""
+    pictures = args[0]
+    dense = pictures.is_contiguous() or (
+        pictures.dim() == 4 and pictures.is_contiguous(memory_format=torch.channels_last)
+    )
+    return 0 if dense else pictures.nbytes
 
 
 def _reduced(args: Any, result: Any) -> Any:
@@ -265,6 +276,12 @@ _TRANSIENTS: dict[str, Sizes] = {
     "count_nonzero": lambda args, _: args[0].numel() * 9,
     "native_layer_norm": _unless_contiguous(0),
     **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), _unless_contiguous(0, 1)),
+    **dict.fromkeys(
+        ("upsample_bilinear2d_backward", "upsample_nearest2d_backward", "upsample_nearest2d"), _unless_dense
+    ),
+    **dict.fromkeys(("avg_pool2d", "max_pool2d_with_indices"), _unless_dense),
+    **dict.fromkeys(("upsample_bicubic2d_backward", "reflection_pad2d"), _unless_contiguous(0)),
+    **dict.fromkeys(("avg_pool2d_backward", "_adaptive_avg_pool2d_backward"), _unless_contiguous(0)),
     "max_pool2d_with_indices_backward": _unless_contiguous(0, 1),
     **dict.fromkeys(("mm", "bmm"), _operands(0, 1)),
     **dict.fromkeys(("addmm", "baddbmm"), _operands(1, 2)),

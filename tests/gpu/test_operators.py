@@ -29,6 +29,19 @@ OPERATORS = {
     "rms_norm": "F.rms_norm(T(N, N), (N,), T(N)).sum()",
     "soft_margin_loss": "F.soft_margin_loss(T(N, N), fixed(N, N))",
     "max_pool2d": "F.max_pool2d(T(16, 64, 64, 64), 3, 2).sum()",
+    "convolution of channels last": "F.conv2d(T(4, 64, 64, 128).permute(0, 3, 1, 2), T(32, 128, 3, 3))",
+    "convolution of single pixels": "F.conv2d(T(4, 512, 64, 64), T(8, 512, 1, 1))",
+    "convolution of expanded gradients": "F.conv2d(T(4, 64, 64, 64), T(64, 64, 3, 3), padding=1).sum()",
+    "convolution of groups": "F.conv2d(T(4, 256, 64, 64), T(256, 32, 3, 3), padding=1, groups=8)",
+    "convolution of two groups": "F.conv2d(T(4, 64, 64, 64).permute(0, 3, 1, 2), T(8, 32, 3, 3), groups=2)",
+    "convolution by depth": "F.conv2d(T(4, 64, 64, 256).permute(0, 3, 1, 2), T(256, 1, 3, 3), padding=1, groups=256)",
+    "convolution in three dimensions": "F.conv3d(T(2, 256, 8, 32, 32), T(16, 256, 1, 1, 1))",
+    "transposed convolution": "F.conv_transpose2d(T(4, 64, 64, 64).permute(0, 3, 1, 2), T(64, 64, 2, 2))",
+    **{
+        f"{mode} interpolation of part of an input": f"F.interpolate(T(4, 64, 64, 128)[..., :64].permute(0, 3, 1, 2), "
+        f"scale_factor=2, mode='{mode}').sum()"
+        for mode in ("nearest", "bilinear")
+    },
     "linear of four dimensions": "F.linear(T(8, 16, 64, N), T(N, N), T(N))",
     "GRU's cell": "torch.nn.GRUCell(N, N, device=home, dtype=dtype)(fixed(N, N), fixed(N, N)).sum()",
     "LSTM's cell": "torch.nn.LSTMCell(N, N, device=home, dtype=dtype)(fixed(N, N), (fixed(N, N),) * 2)[0].sum()",

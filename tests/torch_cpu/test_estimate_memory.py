@@ -174,6 +174,19 @@ def test_what_is_assumed_of_a_device_that_nobody_knows_is_reported() -> None:
     assert ipygpumem.estimate(lambda: (layer(images), x @ x), device="cpu").notes == ()
 
 
+def test_inference_mode_counts_what_composite_operators_allocate() -> None:
+    x, labels = torch.ones(256, 1024), torch.zeros(256, dtype=torch.long)
+
+    def peak(mode: Any) -> int:
+        def step() -> None:
+            with mode():
+                nn.functional.cross_entropy(x, labels)
+
+        return ipygpumem.estimate(step).peak_bytes
+
+    assert peak(torch.inference_mode) == peak(torch.no_grad) > 2 * x.nbytes
+
+
 def test_without_cudnn_a_convolution_takes_columns_of_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(4, 8, 64, 64)
 
