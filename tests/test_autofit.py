@@ -12,9 +12,10 @@ import pytest
 
 import ipygpumem
 from ipygpumem.errors import AutofitError
+from ipygpumem.estimating.records import FITS
 from ipygpumem.fitting import budgets
 from ipygpumem.fitting.budgets import Budget
-from ipygpumem.fitting.fit import CROWDED, FITS, OUT_OF_MEMORY, OVER, Fit, Try, crowded_device, failed_device, run_tries
+from ipygpumem.fitting.fit import CROWDED, OUT_OF_MEMORY, OVER, Fit, Try, crowded_device, failed_device, run_tries
 from ipygpumem.fitting.plan import Plan
 from ipygpumem.freeing.tracebacks import Failure
 from ipygpumem.measuring.meter import Meter
@@ -115,7 +116,6 @@ def test_a_search_of_several_variables_that_has_no_tries_left_says_that_more_may
         ({"n": 8}, {"min": "x"}, "the minimum of n is 'x'"),
         ({"n": 8}, {"step": "0.9x"}, "write halve, search, or a factor"),
         ({"n": 8}, {"step": 1.5}, "write halve, search, or a factor"),
-        ({"n": 8}, {"step": None}, "write halve, search, or a factor"),
         ({"n": 8}, {"max_tries": -1}, r"max_tries .* -1 is not a whole number of 0 or more"),
         ({"n": 8}, {"headroom": "lots"}, "write a share"),
         ({"n": 8}, {"headroom": 1.2}, "write a share"),

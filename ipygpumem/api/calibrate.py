@@ -82,9 +82,9 @@ def autofit(
     /,
     *,
     min: float | Mapping[str, float] | None = None,  # noqa: A002  # as the magic's --min; the built-in is not used
-    step: str | float = "halve",
+    step: str | float | None = None,
     headroom: str | float | None = None,
-    max_tries: int = 10,
+    max_tries: int | None = None,
     **start: float,
 ) -> AutofitResult | Callable[..., Any]:
     """Call a function with smaller and smaller values until it fits in memory, and return the values that fit.
@@ -93,15 +93,21 @@ def autofit(
     runs out, it frees the memory of the call, halves the value and tries again. If nothing fits, it raises
     ``AutofitError``; any other error is raised unchanged. It works in scripts, too.
 
+    If the function returns an ``Estimate``, its verdict decides, and nothing runs on a device:
+    ``autofit(lambda n: estimate(train, n, device_memory="24GiB"), n=1024)`` finds the largest batch for a card that
+    need not be here.
+
     Without a function it is a decorator: each call of the decorated function searches for a fitting value, and returns
     the function's result; ``train.fitted`` has the values.
 
     Args:
         function: takes the variables by name.
         min: the smallest value, for all variables or for each by name; by default 1, for floats 0.
-        step: ``halve``, a factor such as 0.9, or ``search``: by halves, then up to the largest that fits.
-        headroom: share of the device's memory that must stay free at the peak; by default ``5%`` for a search.
-        max_tries: maximum number of tries after the first.
+        step: ``halve``, a factor such as 0.9, or ``search``: by halves, then up to the largest that fits; by default
+            ``halve``, for estimates ``search``.
+        headroom: share of the device's memory that must stay free at the peak; by default ``5%`` for a search, none for
+            estimates.
+        max_tries: maximum number of tries after the first; by default 10, for estimates 100.
         **start: the variables with their first values, integers or floats; several are reduced in turn.
 
     >>> def train(batch_size):

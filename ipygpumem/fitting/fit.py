@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import re
 import threading
 import time
@@ -13,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ipygpumem.errors import AutofitError, quoted
+from ipygpumem.estimating.records import DOES_NOT_FIT, FITS, PERHAPS, Estimate
 from ipygpumem.fitting import budgets
 from ipygpumem.fitting.plan import Number, Plan
 from ipygpumem.freeing import reclaim, tracebacks
-from ipygpumem.introspect import text_of, type_name
+from ipygpumem.introspect import is_exactly, text_of, type_name
 from ipygpumem.measuring.meter import Measurement, Meter
 from ipygpumem.model import Usage, usage_on
 from ipygpumem.objects import interrupts
@@ -27,11 +29,10 @@ from ipygpumem.probes.host import available_bytes
 from ipygpumem.record import Record
 from ipygpumem.units import MIB, format_bytes
 
-FITS = "fits"
 OUT_OF_MEMORY = "out of memory"
 CROWDED = "too little headroom"
 OVER = "over the budget"
-TOO_LARGE = (OUT_OF_MEMORY, CROWDED, OVER)
+TOO_LARGE = (OUT_OF_MEMORY, CROWDED, OVER, PERHAPS, DOES_NOT_FIT)
 """The outcomes after which a smaller value is tried."""
 _TRIFLE = MIB
 """If a try leaves more than that behind, it is worth a look at everything."""
@@ -127,13 +128,19 @@ class Fit:
         self._span = self._meter.start()
         self._started = time.perf_counter()
 
-    def end(self, error: BaseException | None) -> bool:
-        """Note how the try ended, and release the frames of an out-of-memory error; return whether it was one."""
+    def end(self, error: BaseException | None, result: object = None) -> bool:
+        """Note how the try ended, and release the frames of an out-of-memory error; return whether it was one.
+
+        If the try's ``result`` is an estimate, its verdict counts instead of the memory that the try took.
+        """
         seconds = time.perf_counter() - self._started
         self._threads.discard(self._thread)
         span, self._span = self._span, None
         usages = () if span is None else self._meter.stop(span)
         note = functools.partial(Try, dict(self.plan.values), duration_seconds=seconds, usages=usages)
+        if error is None and is_exactly(result, Estimate):
+            self._end_estimate(result, note)  # type: ignore[arg-type]  # an Estimate
+            return False
         if error is None:
             # What fitted with headroom may take a little of it when it runs again: that is what it is for.
             crowded = None if self.plan.repeats else crowded_device(usages, self.plan.headroom)
@@ -155,6 +162,24 @@ class Fit:
         self.tries.append(note(outcome, device=device, requested_bytes=failure.requested_bytes, limit_bytes=limit))
         self.more = self.plan.note(fits=False)
         return True
+
+    def _end_estimate(self, estimate: Estimate, note: Callable[..., Try]) -> None:
+        """Note the verdict of an estimate: only a plain "fits" counts."""
+        if not estimate.verdict:
+            raise AutofitError("the estimate knows no size of the device: say --device-memory (device_memory=)")
+        if not self.tries:
+            self.plan.expect_estimates()
+        outcome = estimate.verdict
+        rooms = [(device.required_bytes, device.room_bytes or math.inf) for device in estimate.devices]
+        if outcome == FITS and any(needed > room * (1 - self.plan.headroom) for needed, room in rooms):
+            outcome = CROWDED
+        usages = tuple(
+            Usage(item.device, item.before_bytes, item.after_bytes, item.peak_bytes, item.room_bytes, "allocator")
+            for item in estimate.devices
+        )
+        largest = max(estimate.devices, key=lambda item: item.required_bytes - (item.room_bytes or math.inf))
+        self.tries.append(note(outcome, usages=usages, device=largest.device))
+        self.more = self.plan.note(fits=outcome == FITS)
 
     def give_back(self) -> None:
         """Give back what the last try leaves behind, once nothing refers to it any more."""
@@ -226,7 +251,7 @@ def failed_device(failure: tracebacks.Failure, usages: Sequence[Usage]) -> str:
 def _nothing_fits(tries: Sequence[Try], plan: Plan) -> str:
     """Return what is said where not even the smallest values fit."""
     last = tries[-1]
-    text = f"even {shown(last.values)} does not fit ({last.outcome})"
+    text = f"even {shown(last.values)} does not fit" + f" ({last.outcome})" * (last.outcome != DOES_NOT_FIT)
     device = last.device or "cpu"
     usage = usage_on(last.usages, device)
     needed = (usage.peak_bytes if usage is not None else 0) + (last.requested_bytes or 0)
@@ -295,7 +320,7 @@ def _try(function: Callable[..., Any], fit: Fit) -> Any:
         if not fit.end(error):
             raise
         return None
-    fit.end(None)
+    fit.end(None, result)
     return result
 
 

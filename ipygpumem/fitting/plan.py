@@ -18,6 +18,8 @@ _LARGEST = 2**63
 _FINE = 1.01
 """A search among floats ends when the smallest that failed is so many times the largest that fits."""
 
+_MOST_ESTIMATES = 100
+
 
 @dataclass(frozen=True)
 class _Variable:
@@ -83,7 +85,7 @@ def _variables(start: Mapping[str, Any], smallest: Any) -> list[_Variable]:
 
 def _factor(step: object) -> float:
     """Return the factor that ``halve``, ``search`` (which begins by halves) or a text such as ``0.9`` names."""
-    if type(step) is str and step in ("halve", "search"):
+    if step is None or (type(step) is str and step in ("halve", "search")):
         return 0.5
     try:
         factor = float(step) if type(step) in (str, float) else 0.0  # type: ignore[arg-type]  # one of the two
@@ -119,19 +121,20 @@ class Plan:
         start: Mapping[str, Any],
         *,
         smallest: Any = None,
-        step: Any = "halve",
+        step: Any = None,
         headroom: Any = None,
-        max_tries: Any = 10,
+        max_tries: Any = None,
     ) -> None:
         self._variables = _variables(start, smallest)
         self._factor = _factor(step)
         self._searches = type(step) is str and step == "search"
         try:
-            self._left = whole(max_tries, least=0)
+            self._left = 10 if max_tries is None else whole(max_tries, least=0)
         except UnitError as error:
             raise AutofitError(f"max_tries (--max-tries): {error}") from None
         self.headroom = (0.05 if self._searches else 0.0) if headroom is None else _share(headroom)
         """Share of each device's memory that must stay free at the peak."""
+        self._defaults = step is None, headroom is None, max_tries is None
         self._turn = 0
         self._failures: list[Values] = []
         self.best: Values | None = None
@@ -141,6 +144,13 @@ class Plan:
         self.repeats = False
         """Whether ``values`` are tried again because they are the ones that were found."""
         self.values: Values = dict(start)
+
+    def expect_estimates(self) -> None:
+        """Search without headroom, and to the end, where the user asked for nothing else: an estimate is no run."""
+        no_step, no_headroom, no_limit = self._defaults
+        self._searches |= no_step
+        self.headroom *= not no_headroom
+        self._left = _MOST_ESTIMATES if no_limit else self._left
 
     @property
     def failed(self) -> Number | None:

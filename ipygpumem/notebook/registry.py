@@ -127,7 +127,8 @@ Names that a statement binds are its own; what it does to your objects stays don
     --headroom 5%   the share of the device's memory that must stay free at the peak
     --max-tries 10  the most tries after the first
 
-A function is fitted by ``ipygpumem.autofit``.
+Above ``%%estimate`` it finds by estimates alone the largest value that fits, for a card that need not be here. A
+function is fitted by ``ipygpumem.autofit``.
 """,
     "%%estimate": """Say what a cell would take, without running it on a device: its tensors are fake.
 

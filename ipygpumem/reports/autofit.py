@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ipygpumem.fitting.fit import FITS, Try, shown
+from ipygpumem.estimating.records import FITS
+from ipygpumem.fitting.fit import Try, shown
 from ipygpumem.model import usage_on
 from ipygpumem.reports.layout import SEPARATOR, Report, Table, clean, clean_name, device_label, sampled_mark
 from ipygpumem.units import format_bytes, format_seconds

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ipygpumem.fitting.fit import FITS, TOO_LARGE
+from ipygpumem.estimating.records import FITS
+from ipygpumem.fitting.fit import TOO_LARGE
 from ipygpumem.units import MIB, format_bytes
 from tests.gpu.support import Card, allocated, ready, run_ok
 from tests.kernel import Kernel

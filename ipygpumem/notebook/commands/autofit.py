@@ -10,7 +10,8 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from ipygpumem.errors import AutofitError, quoted
-from ipygpumem.fitting.fit import FITS, TOO_LARGE, Fit
+from ipygpumem.estimating.records import FITS
+from ipygpumem.fitting.fit import TOO_LARGE, Fit
 from ipygpumem.fitting.plan import Number, Plan, Values
 from ipygpumem.introspect import type_name
 from ipygpumem.notebook.cell import Cell
@@ -108,6 +109,9 @@ class CellFit:
         """What the open scopes took for outer names before the try."""
         self._last_error = 0
         self._value: object = None
+        self._estimate: object = None
+        self._reports: list[Report] = []
+        """The report of the last estimate."""
         self._cell = cell
         self._is_left = False
         """The code is over, or the extension was unloaded meanwhile."""
@@ -156,7 +160,16 @@ class CellFit:
             return False
         self._undone = [name for name, value in self._given.items() if self._namespace.get(name) is not value]
         # Magics such as %run show an error and go on.
-        return self._fit.end(error or shown_since(self._last_error))
+        failure, estimate = error or shown_since(self._last_error), self._estimate or self._value
+        self._estimate = None
+        try:
+            return self._fit.end(failure, estimate)
+        except AutofitError as mistake:
+            raise UsageError(clean(f"%%autofit: {mistake}")) from None
+
+    def estimated(self, estimate: object, reports: list[Report]) -> None:
+        """Take the verdict of ``%%estimate`` in the cell as the try's; ``reports`` show once all tries are made."""
+        self._estimate, self._reports = estimate, reports
 
     def keep(self, value: object) -> None:
         """Keep the value of the cell's last expression until a try has fitted."""
@@ -219,7 +232,7 @@ class CellFit:
         elif self._scope is not None:
             self._scope.waiting.clear()  # the names of the last try stay
         if not self._fit.tries:
-            return []
+            return self._reports
         notes = [
             f"the cell does not use {name}: all tries are the same, unless code that it calls uses {name}"
             for name in self._before
@@ -231,4 +244,4 @@ class CellFit:
         if self._waiting_bytes >= self._context.config.min_held_bytes:
             size = format_bytes(self._waiting_bytes)
             notes.append(f"the old values of the cell's names held {size} during the tries: del them before the cell")
-        return [autofit_report(self._fit.tries, notes, self._fit.plan)]
+        return [*self._reports, autofit_report(self._fit.tries, notes, self._fit.plan)]

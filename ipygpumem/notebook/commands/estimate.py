@@ -34,7 +34,12 @@ def of_cell(notebook: Notebook, options: Options, cell: str) -> list[Report]:
         shown = shell.SyntaxTB.structured_traceback(type(error), error, frames)
         kind: type[Exception] = type(type(error).__name__, (Exception,), {"_render_traceback_": lambda _: shown})
         raise kind(str(error)) from None
-    return [estimate_report(result)]
+    reports = [estimate_report(result)]
+    running = notebook.context.cells.running()
+    if not running or running[-1].fit is None:
+        return reports
+    running[-1].fit.estimated(result, reports)
+    return []
 
 
 def _compiled(shell: Any, cell: str) -> Any:
