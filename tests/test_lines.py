@@ -116,6 +116,31 @@ def test_a_coroutine_is_not_charged_for_what_others_do_while_it_waits() -> None:
     assert [lab.figures(line)[1:] for line in (1, 2, 3)] == [(10, 10), (0, 0), (0, 5)]
 
 
+def test_a_line_that_awaits_has_the_peak_of_all_its_pieces() -> None:
+    async def grow() -> None:
+        for _ in range(3):
+            lab.add(100)
+            await asyncio.sleep(0)
+
+    async def work() -> None:
+        await grow()
+        lab.add(-300)
+        await grow()
+
+    async def other() -> None:
+        for _ in range(3):
+            lab.add(500)
+            await asyncio.sleep(0)
+
+    async def both() -> None:
+        await asyncio.gather(work(), other())
+
+    lab = Lab(work)
+    with lab.watching():
+        asyncio.run(both())
+    assert [lab.figures(line)[1:] for line in (1, 2, 3)] == [(300, 300), (-300, 0), (300, 300)]
+
+
 def test_the_trace_function_of_somebody_else_rests_and_is_back() -> None:
     def theirs(*_: Any) -> None: ...
 

@@ -90,6 +90,19 @@ def test_methods_and_async_functions_and_await_at_the_top(shared: Kernel) -> Non
     ok(shared, "del gone")
 
 
+def test_functions_that_the_cell_defines_or_imports_are_followed(shared: Kernel) -> None:
+    cell = "%%memlines -f own Local.method dedent\nfrom textwrap import dedent\ndef own():\n    return b'x' * (8 << 20)"
+    cell += "\nclass Local:\n    def method(self):\n        return own()\nkept = Local().method(), dedent('text')"
+    for _ in range(2):  # the second time the names have values of the first
+        reply = ok(shared, cell)
+        found = sizes(reply)
+        assert found["cell:4"] == found["cell:7"] == (8, 8)
+        assert "\n  dedent\n" in reply.reports("memlines")[0]
+        assert not any(name.startswith(("own:", "Local")) for name in found)
+        ok(shared, "del kept")
+    ok(shared, "del own, Local, dedent")
+
+
 def test_pages_that_the_heap_has_kept_are_counted_when_they_are_used_again(shared: Kernel) -> None:
     # Seen: once glibc has freed a block of that size, the next ones come from its heap, and were shown as 0.
     ok(shared, "import numpy as np\ndef make():\n    held = np.ones(2**21)\n    del held\n    return 1")

@@ -33,13 +33,13 @@ class LineCost:
     peak_bytes: dict[str, int] = field(default_factory=dict)
     """The highest peak above the line's start, per device, over all runs."""
 
-    def add(self, before: dict[str, int], peaks: dict[str, int], after: dict[str, int], seconds: float) -> None:
-        """Count one run."""
+    def add(self, visit: _Visit, after: dict[str, int], seconds: float) -> None:
+        """Count one run, or one piece of a run that is suspended in between."""
         self.seconds += seconds
         for device, size in after.items():
-            start = before.get(device, 0)
+            start = visit.before.get(device, 0)
             self.kept_bytes[device] = self.kept_bytes.get(device, 0) + size - start
-            rise = max(peaks.get(device, 0), size) - start
+            rise = max(visit.peaks.get(device, 0), size) - start + visit.carried.get(device, 0)
             self.peak_bytes[device] = max(self.peak_bytes.get(device, 0), rise)
 
 
@@ -77,6 +77,8 @@ class _Visit:
     line: int | None = None
     before: dict[str, int] = field(default_factory=dict)
     peaks: dict[str, int] = field(default_factory=dict)
+    carried: dict[str, int] = field(default_factory=dict)
+    """Bytes that the line kept before its frame was suspended."""
     began: float = 0.0
 
     def fold(self, peaks: dict[str, int]) -> None:
@@ -96,14 +98,18 @@ class Tracer:
         self.record = LinesRecord([cell])
         self._known: dict[int, tuple[int, CodeType]] = {}
         """Blocks by the identity of a function's code; the code is kept, so that the identity is not reused."""
+        self.waiting: list[Callable[[], bool]] = []
+        """Each follows a function as soon as the cell has bound its name, and returns True then."""
         self._frames: list[_Visit] = []
+        self._suspended: dict[int, tuple[int | None, dict[str, int]]] = {}
+        """The line of each frame that was left, and the bytes that this run of it has kept so far."""
         self._span: Measurement | None = None
         self._began = self._trim_seconds = 0.0
         self._thread, self._on = threading.get_ident(), False
 
     def add(self, title: str, code: CodeType) -> None:
         """Follow ``code`` and all code defined inside it, unless it is followed already."""
-        if id(code) in self._known:
+        if id(code) in self._known or code.co_filename == self._cell_file:
             return
         self._known.update({id(inner): (len(self.record.blocks), inner) for inner in _with_inner(code)})
         try:
@@ -183,8 +189,10 @@ class Tracer:
     def _enter(self, now: float, frame: FrameType, block: int, line: int | None) -> None:
         """Enter a frame, or resume a suspended generator or coroutine in ``line``."""
         self._frames.append(_Visit(id(frame), block))
+        where, carried = self._suspended.pop(id(frame), (None, {}))
         if line is not None:
             self._begin(line, self._lap(), now)
+            self._frames[-1].carried = carried if where == line else {}
 
     def _next_line(self, now: float, frame: FrameType, line: int) -> None:
         if self._is_running(frame):
@@ -192,11 +200,17 @@ class Tracer:
             self._end(after, now)
             self._begin(line, after, now)
             self.record.costs.setdefault((self._frames[-1].block, line), LineCost()).hits += 1
+            self.waiting = [follow for follow in self.waiting if not follow()]
 
     def _leave(self, now: float, frame: FrameType) -> None:
         """Leave the running frame: it returns, is suspended, or raises."""
         if self._is_running(frame):
-            self._end(self._lap(), now)
+            visit, after = self._frames[-1], self._lap()
+            if frame.f_code.co_flags & _SUSPENDS:
+                kept = {name: size - visit.before.get(name, 0) for name, size in after.items()}
+                carried = {name: size + visit.carried.get(name, 0) for name, size in kept.items()}
+                self._suspended[id(frame)] = visit.line, carried
+            self._end(after, now)
             self._frames.pop()
 
     def _is_running(self, frame: FrameType) -> bool:
@@ -232,7 +246,7 @@ class Tracer:
     def _begin(self, line: int, now_bytes: dict[str, int], now: float) -> None:
         # The clock excludes our own time: it stops while we measure.
         visit = self._frames[-1]
-        visit.line, visit.before, visit.peaks = line, now_bytes, dict(now_bytes)
+        visit.line, visit.before, visit.peaks, visit.carried = line, now_bytes, dict(now_bytes), {}
         visit.began = now - self.record.own_seconds
 
     def _end(self, after: dict[str, int], now: float) -> None:
@@ -246,7 +260,7 @@ class Tracer:
         # In a recursion, only the outermost call counts.
         if all((other.block, other.line) != (visit.block, line) for other in outer):
             cost = self.record.costs.setdefault((visit.block, line), LineCost())
-            cost.add(visit.before, visit.peaks, after, now - self.record.own_seconds - visit.began)
+            cost.add(visit, after, now - self.record.own_seconds - visit.began)
 
 
 def _with_inner(code: CodeType) -> Iterator[CodeType]:

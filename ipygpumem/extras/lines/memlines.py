@@ -6,7 +6,8 @@ import inspect
 import linecache
 import re
 import sys
-from types import FrameType
+from functools import partial
+from types import CodeType, FrameType
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -33,9 +34,15 @@ def of_cell(notebook: Notebook, options: Options) -> list[Report]:
     if any(number > frame.f_lineno for _, _, number in frame.f_code.co_lines() if number is not None):
         raise UsageError(f"{_PROG} comes too late here: write it above %%autofit, as the cell's first line")
     file = frame.f_code.co_filename
+    defined = {item.co_name for item in frame.f_code.co_consts if isinstance(item, CodeType)}
+    bound = running[-1].code[-1].bindings().bound if running[-1].code else set()
     tracer = Tracer(notebook.context.meter, file, _cell_block(file, running[-1]))
     for name in (part for word in options.f for part in word.split(",") if part):
-        _add(tracer, name, namespace)
+        first = name.partition(".")[0]
+        if first in bound and first not in namespace:
+            tracer.waiting.append(partial(_add_later, tracer, name, namespace))
+        elif first not in defined:
+            _add(tracer, name, namespace)
 
     def finish() -> list[Report]:
         return [lines_report(tracer.finish(), options.sort)]
@@ -56,6 +63,14 @@ def _cell_block(file: str, cell: Cell) -> CodeBlock:
         ours = {at for at, line in enumerate(compiled) if line.startswith("get_ipython().") and at < len(written)}
         written = [written[at] if at in ours else line for at, line in enumerate(compiled)]
     return CodeBlock("cell", 1, tuple(written))
+
+
+def _add_later(tracer: Tracer, name: str, namespace: dict[str, Any]) -> bool:
+    """Follow a function once the cell has bound its name; return True if it has."""
+    if name.partition(".")[0] not in namespace:
+        return False
+    _add(tracer, name, namespace)
+    return True
 
 
 def _add(tracer: Tracer, name: str, namespace: dict[str, Any]) -> None:
