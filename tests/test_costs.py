@@ -1,18 +1,25 @@
-"""How many Python functions our work calls. Calls can be counted exactly, while times are noise."""
+"""How many Python functions our work calls, and what it leaves in the process.
+
+Calls can be counted exactly, while times are noise.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
 import io
+import re
 import sys
 from types import CodeType, FrameType
 
+import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from ipygpumem.introspect import is_ours
 from tests.alone import alone
+from tests.kernel import Kernel
+from tests.steps import works
 
 MOST = {
     "a trivial cell": 199,
@@ -94,3 +101,12 @@ def test_no_work_calls_more_functions_than_before() -> None:
         found["with torch, a trivial cell"] = least_calls_in(shell, "1")
     risen = {name: calls for name, calls in found.items() if calls > MOST[name] * SLACK}
     assert risen == {}, found
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_the_line_names_what_our_own_command_has_imported(kernel: Kernel) -> None:
+    works(kernel, "import torch")
+    for command, what in (("%%estimate\ntorch.ones(3)", "torch's fake tensors"), ("%gpumem plot", "%gpumem plot")):
+        first, again = (works(kernel, command).reports("cell")[0] for _ in range(2))
+        assert re.search(rf"of it \d\d(\.\d)? MiB for {what}$", first, re.MULTILINE)
+        assert "of it" not in again

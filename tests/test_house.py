@@ -29,7 +29,7 @@ BUDGET = {
     "fitting": 960,
     "freeing": 790,
     "introspect": 190,
-    "measuring": 490,
+    "measuring": 510,
     "model": 335,
     "notebook": 4795,
     "objects": 3740,

@@ -13,7 +13,11 @@ from typing import Any
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.introspect import is_ours, is_users
+from ipygpumem.measuring.own_growth import growth_for
 from ipygpumem.objects.holders.frames import stack, steps
+
+FOR_FAKES = "torch's fake tensors"
+"""Label of the modules that an estimate imports."""
 
 
 def loaded() -> Any:
@@ -25,7 +29,8 @@ def loaded() -> Any:
     if importlib.util.find_spec("torch") is None:
         raise EstimateError("an estimate needs torch, which is not installed")
     try:
-        return importlib.import_module("ipygpumem.estimating.running")
+        with growth_for(FOR_FAKES):
+            return importlib.import_module("ipygpumem.estimating.running")
     except (ImportError, AttributeError) as error:
         version = importlib.import_module("torch").__version__
         raise EstimateError(f"torch {version} is too old for estimates: it lacks fake tensors ({error})") from error

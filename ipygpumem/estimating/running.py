@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import users_line, users_line_of, users_part
+from ipygpumem.estimating import FOR_FAKES, users_line, users_line_of, users_part
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.effects import closure_of, effects_of, refuse_numpy
 from ipygpumem.estimating.fake_copies import FakeCopies, loading, run_code
@@ -39,6 +39,7 @@ from ipygpumem.estimating.storages import (
     with_room,
 )
 from ipygpumem.introspect import is_exactly, is_instance, type_name
+from ipygpumem.measuring.own_growth import growth_for
 from ipygpumem.objects import interrupts
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.units import format_bytes
@@ -142,7 +143,8 @@ class Estimation:
         self._notes: dict[str, None] = {}
         # What torch cannot tell of an operation it would try with zeros: on a device, that takes memory there.
         tries = self._devices.on_cpu
-        self._fakes = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=tries)
+        with growth_for(FOR_FAKES):  # the first one imports 800 modules of torch
+            self._fakes = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=tries)
         keeps = self._fakes.may_turn_const
         self._fakes.may_turn_const = lambda tensor: (
             keeps(tensor) and (tensor.numel() < 2 or tensor.device.type == "cpu")

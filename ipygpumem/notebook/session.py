@@ -12,6 +12,7 @@ from typing import Any
 
 from ipygpumem.freeing.reclaim import fallen
 from ipygpumem.introspect import text_of, type_name
+from ipygpumem.measuring import own_growth
 from ipygpumem.model import CellRecord
 from ipygpumem.notebook.cell import Cell, Part
 from ipygpumem.notebook.context import Context
@@ -187,10 +188,12 @@ class Session:
         context = self._context
         remarks = self._recovery.remarks(cell, _error(cell, result) if cell.failed else None)
         remarks += [line for part in self._with["remarks"] for line in part.remarks(record)]
+        ours = [own_growth.growth_line(record.usages)] if own_growth.waiting else []
         context.screen.scales.note(record.usages)
         if not (context.config.report and (remarks or self._is_shown(record))):
             return []
         report = content.cell_report(record, context.screen.scales)
+        remarks = [*filter(None, ours), *remarks]
         return [replace(report, lines=(*report.lines, *remarks)) if remarks else report]
 
     def _is_shown(self, record: CellRecord) -> bool:

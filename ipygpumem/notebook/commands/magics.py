@@ -10,6 +10,7 @@ from IPython.core.magic import Magics, magics_class, no_var_expand
 
 from ipygpumem.errors import GpuMemError
 from ipygpumem.introspect import text_of
+from ipygpumem.measuring.own_growth import growth_for
 from ipygpumem.notebook.aside import say_failed
 from ipygpumem.notebook.ipython.rewriting import is_first_line, is_for_engines, words_of
 from ipygpumem.notebook.notebook import Notebook
@@ -67,7 +68,8 @@ class GpuMemMagics(Magics):
         try:
             command, options = loaded("notebook.commands.parsing.parse")(magic, line)
             runs_users_code = cell or command.ends_in_code
-            with contextlib.nullcontext() if runs_users_code else interrupts.kept():
+            asked = growth_for(command.name) if magic == "%gpumem" else contextlib.nullcontext()
+            with contextlib.nullcontext() if runs_users_code else interrupts.kept(), asked:
                 if getattr(options, "on", None) is None:
                     reports = loaded(command.run)(self._notebook, options, *cell)
                 else:
