@@ -25,14 +25,24 @@ from torch.utils._mode_utils import no_dispatch
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.devices import Devices
-from ipygpumem.estimating.patches import COMPILED, MOST_VALUES, NO_PROCESSES
+from ipygpumem.estimating.patches import COMPILED, MOST_VALUES, NO_PROCESSES, fake_parameter
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.restoring import Restorer
-from ipygpumem.estimating.storages import PARAMETERS, StorageLog
-from ipygpumem.introspect import instance_dict, is_atom, is_exactly, is_instance, module_of, solid_base, type_name
+from ipygpumem.estimating.storages import GRADIENTS, PARAMETERS, StorageLog
+from ipygpumem.introspect import (
+    class_dict,
+    instance_dict,
+    is_atom,
+    is_exactly,
+    is_instance,
+    module_of,
+    solid_base,
+    type_name,
+)
 
 _HOST = torch.device("cpu")
 _SHARED_MODULES = {"IPython", "ipykernel", "ipygpumem", "numpy", "pandas", "matplotlib", "logging", "threading"}
+_SHARED_MODULES |= {"torch.distributed.device_mesh", "torch.distributed.tensor._dtensor_spec"}
 
 
 class FakeCopies:
@@ -101,17 +111,17 @@ class FakeCopies:
     def _tensor(self, tensor: Any) -> Any:
         if is_instance(tensor, FakeTensor):
             return tensor
-        if not is_exactly(tensor, torch.Tensor, torch.nn.Parameter):
+        kind: Any = type(tensor)
+        if any("__tensor_flatten__" in class_dict(base) for base in type.mro(kind)):
+            return self._wrapper(tensor)
+        is_parameter = is_instance(tensor, torch.nn.Parameter)
+        if not is_parameter and not is_exactly(tensor, torch.Tensor):
             raise EstimateError(f"an estimate cannot follow a {type_name(tensor)}: only plain tensors have fake copies")
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise EstimateError("an estimate cannot follow sparse or quantized tensors")
         with self._quietly(), torch.no_grad():
-            copy = self._strided(tensor)
-            if type(tensor) is torch.nn.Parameter:
-                copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
-            elif tensor.requires_grad:
-                copy.requires_grad_()
-        if not copy.is_floating_point() and tensor.device.type == copy.device.type == "cpu":
+            copy = _as(kind, self._strided(tensor), tensor.requires_grad)
+        if not is_parameter and not copy.is_floating_point() and tensor.device.type == copy.device.type == "cpu":
             self._keep_values(tensor, copy)
         life = self._log.see(copy, self._devices.name(copy.device), before=True)
         if life is not None:
@@ -125,6 +135,25 @@ class FakeCopies:
         if tensor.is_leaf and tensor.grad is not None:
             copy.grad = self.of(tensor.grad)
         vars(copy).update(self.of(vars(tensor)))
+        return copy
+
+    def _wrapper(self, tensor: Any) -> Any:
+        """Return the copy of a tensor made of others, such as a DTensor, with copies of these."""
+        names, context = tensor.__tensor_flatten__()
+        self.share(context)
+        inner = {name: self.of(getattr(tensor, name)) for name in names}
+        with torch.no_grad():
+            copy = type(tensor).__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        copy = torch.nn.Parameter(copy.detach(), tensor.requires_grad) if is_parameter else copy
+        if is_parameter:
+            self._log.mark(copy, PARAMETERS)
+        if copy.is_leaf and copy.requires_grad:
+            copy.register_post_accumulate_grad_hook(lambda leaf: self._log.mark(leaf.grad, GRADIENTS))
+        self._tensors[id(tensor)] = weakref.ref(copy)
+        self._originals.append(tensor)
+        if tensor.is_leaf and tensor.grad is not None:
+            copy.grad = self.of(tensor.grad)
         return copy
 
     def _keep_values(self, tensor: Any, copy: Any) -> None:
@@ -253,11 +282,22 @@ class FakeCopies:
         return self._keep(value, value if target is None else weakref.ref(self.of(target)))
 
 
+def _as(kind: Any, copy: Any, requires_grad: bool) -> Any:
+    """Return a fake copy as a tensor or a parameter of this kind, such as one of bitsandbytes."""
+    if kind is torch.Tensor:
+        return copy.requires_grad_(requires_grad)
+    return (
+        torch.nn.Parameter(copy, requires_grad)
+        if kind is torch.nn.Parameter
+        else fake_parameter(kind, copy, requires_grad)
+    )
+
+
 def _can_be_copied(kind: type, module: str) -> bool:
     """Whether an object is no more than its attributes, so that a copy of them is a copy of it."""
     plain = solid_base(kind) is object and type.__getattribute__(kind, "__new__") is object.__new__
     finalised = any("__del__" in type.__dict__["__dict__"].__get__(base) for base in type.mro(kind))
-    return plain and not finalised and module.partition(".")[0] not in _SHARED_MODULES
+    return plain and not finalised and not {module, module.partition(".")[0]} & _SHARED_MODULES
 
 
 class Namespace(dict[str, Any]):

@@ -252,6 +252,11 @@ def _works_in_place(func: Any, args: Any) -> bool:
     return caller is None or caller in _STARTERS
 
 
+@functools.lru_cache(maxsize=64)
+def _is_wrapper(kind: type) -> bool:
+    return hasattr(kind, "__tensor_flatten__")
+
+
 _HOOKED = "_ipygpumem_hooked"
 
 
@@ -322,6 +327,8 @@ class Follower(TorchDispatchMode):
         """Run one operation on fake tensors."""
         if func is _DEVICE and isinstance(args[0], fake_tensor.FakeTensor):  # asked for all the time, torch is slow
             return args[0].fake_device
+        if any(map(_is_wrapper, types)):  # it works with the tensors inside it, and these come here
+            return NotImplemented
         if torch.is_inference_mode_enabled() and not self._copies.paused:
             with self:  # elsewhere autograd splits composite operators into those that allocate
                 parts = func.decompose(*args, **(kwargs or {}))

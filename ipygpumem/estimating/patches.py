@@ -56,6 +56,24 @@ NO_PROCESSES = {
 """Attributes of a data loader: a worker's process would get fake tensors."""
 
 
+def fake_parameter(kind: Any, tensor: Any, requires_grad: bool) -> Any:
+    """Return a fake tensor that is also a library's own kind of parameter."""
+    made = torch.Tensor.detach(tensor).requires_grad_(requires_grad)
+    made.__class__ = _fake_kind(kind)
+    return made
+
+
+@functools.lru_cache(maxsize=64)
+def _fake_kind(kind: Any) -> Any:
+    def detach(tensor: Any) -> Any:  # of the same kind, as torch.nn.Parameter() demands
+        made = fake_parameter(kind, torch.Tensor.detach(tensor), False)
+        vars(made).update(vars(tensor))
+        return made
+
+    bases = (kind, fake_tensor.FakeTensor)
+    return type(kind)(kind.__name__, bases, {"__module__": kind.__module__, "detach": detach})
+
+
 @contextmanager
 def patched(note: Note, devices: Devices, following: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
     """Replace functions of torch's meanwhile; ``following`` makes the modes for threads that the code starts."""
@@ -87,6 +105,16 @@ def _changes(  # noqa: C901  # one small function after another
     clear = torch.clear_autocast_cache
     form, begin, start, init = tensor.__format__, cast.__init__, thread.start, loader.__init__
     written: dict[Any, Any] = {}
+    make: Any = tensor._make_subclass
+
+    def set_data(fake: Any, value: Any) -> None:
+        tensor.data.__set__(fake, value)
+        fake.fake_device = value.fake_device  # torch forgets it
+
+    def make_subclass(kind: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(data, fake_tensor.FakeTensor) and issubclass(kind, torch.nn.Parameter):
+            return fake_parameter(kind, data, bool(kwargs.get("require_grad", args[0] if args else False)))
+        return make(kind, data, *args, **kwargs)
 
     def swap_tensors(first: Any, second: Any) -> None:
         # torch refuses to swap a tensor that anybody refers to weakly, as fake tensors' own memo does.
@@ -219,6 +247,7 @@ def _changes(  # noqa: C901  # one small function after another
         return torch.ops.aten._thnn_fused_gru_cell(*gates, state, *biases)[0]
 
     changes: list[tuple[Any, str, Any]] = [
+        (tensor, "_make_subclass", staticmethod(make_subclass)),
         (torch.utils, "swap_tensors", swap_tensors),
         (torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda _: [])),
         (torch, "save", save),
@@ -227,6 +256,7 @@ def _changes(  # noqa: C901  # one small function after another
         (fake_tensor.log, "disabled", True),  # errors are raised, too
         (fake_tensor.FakeTensorMode, "avoid_device_init", True),  # else torch.tensor makes a real one on a device
         (fake_tensor.FakeTensor, "tolist", tolist),
+        (fake_tensor.FakeTensor, "data", property(tensor.data.__get__, set_data)),
         (fake_tensor, "CONSTANT_NUMEL_LIMIT", MOST_VALUES),
         (tensor, "record_stream", lambda *_: None),
         (tensor, "__format__", formatted),

@@ -121,6 +121,7 @@ _GUESSES_SHOWN = 5
 _INTERNAL = {
     "data is not allocated yet": "code in C++ that reads a tensor",
     "Cannot get CUDA generator": "a generator of a device that is not here",
+    "shape_env must not be None": "nested tensors",
     "no rule registered for HigherOrderOperator": "operators that take functions, such as flex_attention,",
 }
 """Words of torch's where it cannot do without a tensor's values or its device, and what it is that it cannot do."""
@@ -253,7 +254,7 @@ class Estimation:
         except EstimateError:
             raise
         except (Exception, SystemExit) as error:
-            text = str(error) if is_exactly(error, RuntimeError, NotImplementedError) else ""
+            text = str(error) if is_exactly(error, RuntimeError, NotImplementedError, AssertionError) else ""
             for words, what in _INTERNAL.items():
                 if words in text:
                     line = users_line_of(error.__traceback__)

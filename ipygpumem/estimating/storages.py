@@ -143,7 +143,10 @@ class StorageLog:
 
 
 def _storages_of(tensor: Any) -> list[Any]:
-    """Return the storages of a tensor: one, or those of a sparse one's indices and values."""
+    """Return the storages of a tensor: one, or those of the tensors that it is made of."""
+    if hasattr(type(tensor), "__tensor_flatten__"):
+        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        return [storage for part in inner if isinstance(part, torch.Tensor) for storage in _storages_of(part)]
     if tensor.layout is torch.strided:
         return [tensor.untyped_storage()]
     parts = SPARSE_PARTS.get(str(tensor.layout).removeprefix("torch."), ())  # none: oneDNN's, only its kernels read it

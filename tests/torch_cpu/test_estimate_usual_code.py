@@ -5,6 +5,7 @@ What code does beyond its tensors is named too: files, processes, the network, t
 
 from __future__ import annotations
 
+import functools
 import threading
 from pathlib import Path
 from typing import Any
@@ -303,12 +304,77 @@ def test_what_cannot_be_known_is_refused_by_its_line(tmp_path: Path, capsys: pyt
         assert f"users_code.py, line {15 + 4 * number}: {line}" in error
 
 
+class Packed(nn.Parameter):
+    """A parameter of a library's own kind that packs itself when it is moved, as bitsandbytes' do."""
+
+    def __new__(cls, data: torch.Tensor) -> Packed:
+        made: Packed = torch.Tensor._make_subclass(cls, data, False)  # type: ignore[attr-defined]
+        made.scale = None
+        return made
+
+    def cuda(self, *_: Any) -> Packed:  # type: ignore[override]
+        self.scale = self.data.abs().amax().cuda()
+        self.data = self.data.cuda().to(torch.uint8)[:, ::2].contiguous()
+        return self
+
+
+class Unpacking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = Packed(torch.randn(256, 256))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert type(self.weight).__name__ == "Packed"
+        return x @ (self.weight.to(x.dtype).repeat(1, 2) * self.weight.scale)
+
+
+def test_parameters_of_a_librarys_own_kind_are_estimated() -> None:
+    there, moved = Unpacking(), Unpacking()
+    moved.weight.cuda = functools.partial(Packed.cuda, moved.weight)  # type: ignore[method-assign]
+    moved.weight.scale, moved.weight.data = torch.ones(()), torch.zeros(256, 128, dtype=torch.uint8)
+
+    def step() -> None:
+        for model in (Unpacking().cuda(), there.cuda(), moved):
+            x = torch.randn(8, 256, device="cuda", requires_grad=True)
+            model(x).sum().backward()
+            assert x.grad is not None
+
+    (device,) = ipygpumem.estimate(step).devices
+    assert device.parts["parameters"] >= 3 * 256 * 128
+    assert type(there.weight) is Packed
+    assert there.weight.scale is None
+
+
+def test_tensors_made_of_others_are_estimated_by_these() -> None:
+    if not torch.distributed.is_available():
+        pytest.skip("this torch has no processes")
+    fakes = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    tensors = pytest.importorskip("torch.distributed.tensor")
+    torch.distributed.init_process_group("fake", rank=0, world_size=4, store=fakes.FakeStore())
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (4,))
+        weight = nn.Parameter(tensors.distribute_tensor(torch.randn(1024, 256), mesh, [tensors.Shard(0)]))
+        optimizer = torch.optim.Adam([weight])
+
+        def step() -> None:
+            (weight * 2).to_local().sum().backward()
+            optimizer.step()
+
+        (device,) = ipygpumem.estimate(step).devices
+        quarter = 1024 * 256
+        assert (device.before_bytes, weight.grad, len(optimizer.state)) == (quarter, None, 0)
+        assert [device.parts[name] // quarter for name in ("parameters", "gradients", "optimizer state")] == [1, 1, 2]
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 SAVED = "from tempfile import mkdtemp\nf = {file}\ntorch.save(x, f)\ntorch.load(f)"
 UNFOLLOWED = {
     "from torch.nn.attention.flex_attention import flex_attention\nq = x[None, None]\n"
     "flex_attention(q, q, q)": "flex_attention",
     "import torch.distributed as d\nd.init_process_group('gloo', 'tcp://127.0.0.1:0', rank=0, world_size=1)\n"
     "nn.parallel.DistributedDataParallel(model)": "reads a tensor",
+    "torch.nested.nested_tensor([x, x[:3]], layout=torch.jagged)": "nested tensors",
     "\n\ng = torch.Generator(device='cuda')": "a generator",
     SAVED.format(file="mkdtemp() + '/x.pt'"): "torch.save wrote nothing",
     SAVED.format(file="io.BytesIO()"): "torch.save wrote nothing",
