@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from benchmarks import (
+    batches_cuda,
     environment,
     estimates_cuda,
     estimating,
@@ -43,6 +44,7 @@ _BENCHMARKS = {
     "rendering": rendering.run,
     "estimates": estimating.run,
     "real-size": estimates_cuda.run,
+    "batches": batches_cuda.run,
     "history": history.run,
     "scale": scale.run,
 }

@@ -34,9 +34,10 @@ def estimate(
 ) -> Estimate:
     """Estimate the memory that ``function(*args, **kwargs)`` would allocate, without running it on a device.
 
-    Use it before you run a step that may not fit. The function's Python code runs on fake tensors without values, and
-    its changes to objects are undone. If that is impossible, or the function needs values of tensors, it raises
-    ``EstimateError``. Memory that C++ code allocates past torch is not included.
+    Use it before you run a step that may not fit. The function's Python code runs at once, in this process and thread,
+    on fake tensors without values, and its changes to objects are undone. If that is impossible, or the function needs
+    values of tensors, it raises ``EstimateError``. Build large models inside the function: their weights take no memory
+    there. Memory that C++ code allocates past torch is not included.
 
     Args:
         function: the code to estimate, such as a training step.
@@ -46,8 +47,12 @@ def estimate(
         timeout: seconds after which the estimate is stopped.
         kwargs: its keyword arguments; for one called ``device``, use ``functools.partial``.
 
-    >>> ipygpumem.estimate(torch.zeros, 1024, 1024, device="cuda:0", device_memory="24GiB").peak_bytes
-    4194304
+    >>> def train():
+    ...     model = torch.nn.Linear(65536, 65536)  # 16 GiB, and no memory here
+    ...     model(torch.ones(8, 65536)).sum().backward()
+    >>> found = ipygpumem.estimate(train, device="cuda", device_memory="24GiB")
+    >>> found.verdict, found.devices[0].parts["parameters"] == 2**34 + 2**18
+    ('does not fit', True)
     """
     __tracebackhide__ = True  # of the function's errors
     refuse_while_traced("estimate")

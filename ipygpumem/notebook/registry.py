@@ -132,6 +132,9 @@ function is fitted by ``ipygpumem.autofit``.
 """,
     "%%estimate": """Say what a cell would take, without running it on a device: its tensors are fake.
 
+The cell runs at once, in the notebook's process, and what it changes is put back. Build the model inside the cell:
+16 GB of weights take no memory there.
+
 ::
 
     %%estimate [--device-memory SIZE] [--device D] [--timeout SECONDS]
