@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import subprocess
 import sys
 from pathlib import Path
@@ -149,21 +148,6 @@ def test_a_block_whose_extension_is_unloaded_ends_as_if_it_were_none(
     assert loaded.user_ns["x"] == 1
     assert type(result.error_in_exec) is (ValueError if "raise" in then else type(None))
     assert "unloaded with open experiments ('a'); their names stay as they are" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("magic", ["unload_ext", "reload_ext"])
-def test_an_autofit_whose_extension_is_unloaded_ends_with_the_try_that_runs(
-    loaded: InteractiveShell, magic: str
-) -> None:
-    fits = loaded.run_cell(f"%%autofit size=4\n%{magic} ipygpumem\nsize + 1")
-    assert fits.success
-    assert fits.result == 5
-    loaded.run_cell("%load_ext ipygpumem")
-    failed = loaded.run_cell(f"%%autofit size=4\n%{magic} ipygpumem\nraise MemoryError")
-    assert type(failed.error_in_exec) is MemoryError
-    assert loaded.user_ns["size"] == 4
-    assert not [name for name in vars(builtins) if "ipygpumem" in name]
-    loaded.run_cell("%load_ext ipygpumem")
 
 
 def test_the_api_says_what_is_missing_where_nothing_is_loaded(shell: InteractiveShell) -> None:

@@ -6,7 +6,6 @@ import gc
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 
@@ -19,6 +18,7 @@ from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.notebook import Notebook, notebook_of
 from tests.fakes import FakeProbe
+from tests.test_budget import KnowingCuda
 from tests.tracing import interrupted_at
 
 PACKAGE = Path(ipygpumem.__file__).parent
@@ -44,21 +44,11 @@ def notebook(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 @pytest.fixture
-def fractions(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
-    """The share of its one device that torch's allocator may take."""
-    fractions = {0: 1.0}
-    cuda = SimpleNamespace(
-        device=lambda index: nullcontext(),
-        device_count=lambda: 1,
-        current_device=lambda: 0,
-        empty_cache=lambda: None,
-        memory_reserved=lambda index: 0,
-        get_device_properties=lambda index: SimpleNamespace(total_memory=1000 << 20),
-        get_per_process_memory_fraction=fractions.__getitem__,
-        set_per_process_memory_fraction=lambda fraction, index: fractions.update({index: fraction}),
-    )
-    monkeypatch.setattr("ipygpumem.fitting.budgets.torch_cuda", lambda: cuda)
-    return fractions
+def cuda(monkeypatch: pytest.MonkeyPatch) -> KnowingCuda:
+    """A torch.cuda whose limits a budget changes."""
+    cuda = KnowingCuda()
+    monkeypatch.setattr(budgets, "torch_cuda", lambda: cuda)
+    return cuda
 
 
 def is_entering(frame: FrameType) -> bool:
@@ -88,28 +78,24 @@ def test_no_measurement_is_left_open_by_an_interrupt_while_a_cell_begins(noteboo
         assert notebook.context.cells.running() == []
 
 
-def test_an_experiment_whose_start_is_interrupted_is_not_open(notebook: Notebook, fractions: dict[int, float]) -> None:
+def test_an_experiment_whose_start_is_interrupted_is_not_open(notebook: Notebook, cuda: KnowingCuda) -> None:
     notebook.context.namespace["shadowed"] = object()
     experiment, meta_path = None, list(sys.meta_path)
 
     def start() -> None:
         nonlocal experiment
-        experiment = Experiment(notebook.experiments, "a", budget={"gpu": 500 << 20}, seed=1)
+        experiment = Experiment(notebook.experiments, "a", budget={"gpu": 8 << 30}, seed=1)
         experiment.start()
 
     for _ in every_interrupt(start):
         if experiment is not None and experiment in notebook.experiments.open:  # not interrupted, or once it was open
-            assert fractions == pytest.approx({0: 0.5})
+            assert cuda.fractions == pytest.approx([0.5, 1.0])
             experiment.abandon()
             notebook.experiments.open.clear()
         experiment = None
         gc.collect(1)
-        assert (notebook.experiments.open, budgets.in_force, fractions, len(notebook.context.meter._open)) == (
-            [],
-            [],
-            {0: 1.0},
-            0,
-        )
+        left = notebook.experiments.open, budgets.in_force, cuda.fractions, len(notebook.context.meter._open)
+        assert left == ([], [], [1.0, 1.0], 0)
         assert sys.meta_path == meta_path
 
 

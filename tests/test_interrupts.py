@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-import ipygpumem
 from ipygpumem.fitting.fit import Fit, run_tries
 from ipygpumem.fitting.plan import Plan
-from ipygpumem.freeing import reclaim, tracebacks
+from ipygpumem.freeing import reclaim
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.garbage import Garbage
@@ -176,22 +175,6 @@ def test_a_ctrl_c_that_strikes_a_callback_in_our_own_work_is_not_lost(
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         place(meter)
-
-
-def test_a_ctrl_c_after_an_out_of_memory_error_is_an_interrupt_and_ends_an_autofit() -> None:
-    tries = []
-
-    def train(n: int) -> None:
-        tries.append(n)
-        try:
-            raise MemoryError
-        finally:
-            strike()
-
-    with pytest.raises(KeyboardInterrupt) as caught:
-        ipygpumem.autofit(train, n=8)
-    assert tries == [8]
-    assert tracebacks.classify(caught.value).kind == "interrupt"
 
 
 SETUP = """

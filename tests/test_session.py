@@ -18,7 +18,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.measuring.growth import Growth
-from ipygpumem.notebook import recovery, survivors
+from ipygpumem.notebook import recovery
 from ipygpumem.notebook.cell import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import Experiment
@@ -132,25 +132,6 @@ def run(notebook: Notebook, source: str) -> None:
     notebook.session.code_seen(tree, may_change=False, is_timed=False)
     exec(compile(tree, "cell", "exec"), notebook.context.namespace)
     notebook.session.cell_ends(result_of(info))
-
-
-def test_an_end_that_cannot_tell_what_survived_is_an_end_all_the_same(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*args: object, **options: object) -> None:
-        raise ValueError("out of order")
-
-    pytest.importorskip("numpy")  # else there is nothing to look for
-    monkeypatch.setattr(survivors, "Before", fail)
-    monkeypatch.setattr(notebook.experiments.survivors, "of_experiment", fail)
-    experiment = Experiment(notebook.experiments, "a").start()
-    run(notebook, "x = 1")
-    record = experiment.finish()
-    assert (record.deleted, notebook.experiments.open) == (("x",), [])
-    assert record.notes == (
-        "what is still alive cannot be listed at the end, since the look at the start failed: ValueError: out of order",
-        "what is still alive could not be listed: ValueError: out of order",
-    )
 
 
 def test_an_experiment_and_the_cell_that_ends_it_agree_on_what_is_in_use_though_the_look_for_survivors_took_memory(

@@ -245,22 +245,6 @@ def test_every_storage_is_moved_and_comes_back_as_it_was(trained: Trained) -> No
     assert (record.moved_bytes, record.is_on_host, record.notes) == (sum(sizes.values()), False, ())
 
 
-@pytest.mark.usefixtures("trained")
-def test_a_training_goes_on_after_a_purge_as_without_one() -> None:
-    results = []
-    for purged in (False, True):
-        trained = Trained()
-        loss = trained.model(torch.ones(4, 16)).square().sum()  # a graph that is alive meanwhile
-        if purged:
-            trained.purge()
-            with Offload([trained.model, trained.optimizer], trained.garbage):
-                pass
-        loss.backward()
-        trained.optimizer.step()
-        results.append(trained.values())
-    assert results[0] == results[1]
-
-
 def test_what_does_not_fit_back_stays_on_the_host_whole_and_usable(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,18 +338,6 @@ def test_an_offload_that_has_ended_keeps_no_model_alive() -> None:
     assert alive() is None
     with pytest.raises(GpuMemError, match="was deleted: call ipygpumem"):
         away.__enter__()
-
-
-def test_what_is_done_inside_offload_is_kept(trained: Trained) -> None:
-    with Offload([trained.model, trained.optimizer], trained.garbage):
-        trained.optimizer.step()
-        expected = trained.values()
-        with torch.no_grad():
-            shown = trained.model.every_other.numpy()  # a NumPy array shows the host's memory
-        first = shown.copy()
-    assert trained.values() == expected
-    gc.collect()
-    assert (shown == first).all()
 
 
 @pytest.mark.parametrize(
