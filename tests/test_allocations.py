@@ -76,27 +76,23 @@ def test_an_experiment_records_its_scope_and_writes_while_it_still_records(
     assert [file.name for file in tmp_path.iterdir()] == ["a.pickle"]
 
 
+FAILS = (
+    "class Held:\n    def __del__(self): memory.history.append('freed')\n"
+    "def train(n):\n    held = Held()\n    memory.history.append(n)\n    if n > 2: raise MemoryError\n    return n\n"
+)
+
+
 def test_out_of_memory_writes_before_anything_is_given_back_and_that_stays(
     loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.pickle"
     loaded.run_cell(f"%experiment start a --record {path}")
-    loaded.run_cell(
-        "class Held:\n    def __del__(self): memory.history.append('freed')\n"
-        "def fail():\n    held = Held()\n    raise MemoryError\nfail()"
-    )
-    assert load(path)["history"] == []
-    assert memory.history == ["freed"]
+    loaded.run_cell(f"{FAILS}train(8)")
+    assert (load(path)["history"], memory.history) == ([8], [8, "freed"])
     loaded.run_cell("%experiment end")
-    assert load(path)["history"] == []
+    assert load(path)["history"] == [8]
     assert "written when memory ran out" in notebook_of(loaded).experiments.finished[-1].notes[0]
     assert not memory.enabled
-
-
-FAILS = (
-    "class Held:\n    def __del__(self): memory.history.append('freed')\n"
-    "def train(n):\n    held = Held()\n    memory.history.append(n)\n    if n > 2: raise MemoryError\n    return n\n"
-)
 
 
 def test_an_out_of_memory_error_in_a_try_is_counted_and_written_before_it_is_released(

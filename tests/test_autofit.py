@@ -360,18 +360,6 @@ def _first(batch_size: int, name: str, epochs: int = 1) -> tuple[object, ...]:
     return batch_size, name, epochs
 
 
-def _between(name: str, batch_size: int, epochs: int = 1) -> tuple[object, ...]:
-    return batch_size, name, epochs
-
-
-def _only_by_position(batch_size: int, name: str, /, *more: object) -> tuple[object, ...]:
-    return batch_size, name, *more
-
-
-def _by_name(*name: str, batch_size: int) -> tuple[object, ...]:
-    return batch_size, *name
-
-
 class Trainer:
     def train(self, batch_size: int, name: str) -> tuple[object, ...]:
         assert type(self) is Trainer
@@ -386,10 +374,9 @@ class Trainer:
         (_first, ("m",), {}, (16, "m", 1)),
         (_first, ("m", 3), {}, (16, "m", 3)),
         (_first, ("m",), {"epochs": 3, "batch_size": 4}, (4, "m", 3)),
-        (_between, ("m", 3), {}, (16, "m", 3)),
-        (_between, (), {"name": "m"}, (16, "m", 1)),
-        (_only_by_position, ("m", 5, 6), {}, (16, "m", 5, 6)),
-        (_by_name, ("m", "n"), {}, (16, "m", "n")),
+        (lambda name, batch_size, epochs=1: (batch_size, name, epochs), ("m", 3), {}, (16, "m", 3)),
+        (lambda batch_size, name, /, *more: (batch_size, name, *more), ("m", 5, 6), {}, (16, "m", 5, 6)),
+        (lambda *name, batch_size: (batch_size, *name), ("m", "n"), {}, (16, "m", "n")),
         (functools.wraps(_first)(lambda **values: _first(**values)), (), {"name": "m"}, (16, "m", 1)),
     ],
 )

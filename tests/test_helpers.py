@@ -119,12 +119,6 @@ def test_without_nvml_only_a_device_with_a_context_is_asked(driver: FakeNvml, mo
     assert (unknown.total_bytes, unknown.free_bytes, unknown.note) == (1000, None, "NVML: Driver Not Loaded")
 
 
-def test_a_script_needs_no_ipython() -> None:
-    code = "import ipygpumem, sys; ipygpumem.memory(); ipygpumem.autofit(lambda n: n, n=2)"
-    code += "\nassert not {'IPython', 'torch'} & {*sys.modules}"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
-
-
 FILL = """
 import ipygpumem, sys
 MIB = 1 << 20
@@ -314,6 +308,10 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: ipygpumem.tensors(device="RAMM"), "'RAMM' is not a device: write RAM or a name such as cuda:0"),
     (lambda: ipygpumem.tensors(device="9" * 10_000), "is not a device"),
     (lambda: ipygpumem.tensors(min_bytes=-_HUGE), _BITS),
+    (lambda: ipygpumem.tensors(min_bytes=True), "not an object of type bool"),
+    (lambda: ipygpumem.tensors(kind="x"), "write one of parameter, gradient, optimizer state, buffer, other"),
+    (lambda: ipygpumem.tensors(3), "names as strings, such as"),  # type: ignore[arg-type]
+    (lambda: ipygpumem.diff(ipygpumem.tensors("no such"), 2), "diff takes two inventories"),  # type: ignore[arg-type]
     (lambda: ipygpumem.budget(), "no device is named"),
     (lambda: ipygpumem.budget(gpu=_HUGE), f"budget: gpu: {_MOST}"),
     (lambda: ipygpumem.budget(**{"x" * 10_000: "1GiB"}), "is not a device"),

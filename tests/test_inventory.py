@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-import ipygpumem
-from ipygpumem.errors import GpuMemError
 from ipygpumem.objects.arrays import Array, describe, elements
 from ipygpumem.objects.bulk import CHUNK
 from ipygpumem.objects.inventory import before, records, survey
@@ -215,28 +213,6 @@ def test_an_inventory_holds_no_object_of_the_users() -> None:
     del key, arrays, box
     assert [reference() for reference in references] == [None] * 11
     assert {f"arrays[{place}]" for place in range(10)} <= {row.name for row in found.tensors}
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"kind": "x"}, "write one of parameter, gradient, optimizer state, buffer, other"),
-        ({"min_bytes": -1}, "not -1"),
-        ({"min_bytes": True}, "not an object of type bool"),
-        ({"min_bytes": "1 MeB"}, "is not a size"),
-    ],
-)
-def test_a_wrong_condition_is_said_in_one_line(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(GpuMemError, match=words):
-        ipygpumem.tensors(**options)
-
-
-def test_what_is_no_name_and_no_inventory_is_said_in_one_line() -> None:
-    with pytest.raises(GpuMemError, match=r"names as strings, such as .*, not int"):
-        ipygpumem.tensors(3)  # type: ignore[arg-type]
-    with pytest.raises(GpuMemError, match=r"diff takes two inventories, .* not int"):
-        ipygpumem.diff(ipygpumem.tensors("no such"), 2)  # type: ignore[arg-type]
-    assert ipygpumem.tensors("no such", min_bytes="1GiB").tensors == ()
 
 
 def size(value: object) -> int:

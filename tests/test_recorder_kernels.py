@@ -122,16 +122,8 @@ def test_a_recording_has_each_cell_and_no_failure_of_it_reaches_one(start: Start
         *((kind, cell) for cell in (2, 3, 4) for kind in ("cell", "cell end")),
     ]
     assert [entry["error"] for entry in entries if "error" in entry] == ["ZeroDivisionError"]
-    for line, message in {
-        "%gpumem record": "a command is missing; use on, off, status",
-        "%gpumem postmortem nowhere.jsonl": "there is no such recording",
-        "%gpumem postmortem /dev/zero": "there is no such recording",
-        "%gpumem postmortem 0.jsonl": "there is no such recording",
-        "%gpumem postmortem 2.jsonl": "there is no such recording",
-    }.items():
-        reply = kernel.run(line)
-        assert message in reply.stderr, line
-        assert reply.stderr.count("\n") <= 1
+    for name in ("nowhere.jsonl", "/dev/zero", "0.jsonl", "2.jsonl"):
+        assert "there is no such recording" in kernel.run(f"%gpumem postmortem {name}").stderr, name
     kernel.run("%gpumem record off")
     assert json.loads(path.read_text().splitlines()[-1])["reason"] == "recording was switched off"
     kernel.run("%gpumem record on")

@@ -142,7 +142,8 @@ def test_what_makes_no_sense_is_refused_in_one_line(script_memory: FakeProbe) ->
 
 
 def test_a_script_needs_no_ipython_and_its_stdout_no_unicode() -> None:
-    code = "import sys, ipygpumem\nwith ipygpumem.trace('größe'): pass\nassert 'IPython' not in sys.modules"
+    code = "import sys, ipygpumem\nwith ipygpumem.trace('größe'): pass\n"
+    code += "ipygpumem.memory(); ipygpumem.autofit(lambda n: n, n=2)\nassert not {'IPython', 'torch'} & {*sys.modules}"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=True)
     assert done.stdout.startswith(b"trace gr??e - ")

@@ -74,10 +74,7 @@ WRONG = [
         for value in ("inf", "-inf", "nan", "1e400", "1" + "0" * 400, "9" * 5000)
     ),
     ("%%autofit batch_size=8 --min inf\nx = batch_size", "the minimum of batch_size is inf"),
-    ("%%autofit batch_size=8 --min nan\nx = batch_size", "the minimum of batch_size is nan"),
-    ("%%autofit batch_size=8 --max-tries -1\nx = batch_size", "-1 is not a whole number of 0 or more"),
-    ("%%autofit batch_size=8 --step nan\nx = batch_size", "step is 'nan'"),
-    ("%%autofit batch_size=8 --headroom inf\nx = batch_size", "headroom='inf'"),
+    ("%gpumem record", "a command is missing; use on, off, status"),
     ("%gpumem on off", "takes none"),
     ("%gpumem release", "which object?"),
     ("%gpumem release nothing", "there is no variable 'nothing' here"),

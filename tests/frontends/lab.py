@@ -166,9 +166,6 @@ class Notebook:
         """Return what ipygpumem shows in a cell's outputs as HTML."""
         return self.cell(index).locator(".jp-OutputArea-output.jp-RenderedHTML")
 
-    def prompt(self, index: int) -> str:
-        return self.cell(index).locator(".jp-InputPrompt").inner_text().strip()
-
     def enter(self, index: int) -> None:
         self.cell(index).locator(".cm-content").click()
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.frontends.conftest import needs
-from tests.frontends.lab import DARK, LIGHT, Notebook, Server
-from tests.frontends.looks import contrasts, misfits
+from tests.frontends.lab import Notebook, Server
 from tests.notebooks import notebook
 
 if TYPE_CHECKING:
@@ -40,9 +39,4 @@ def test_an_experiment_and_an_error_in_the_classic_notebook(classic: Notebook) -
     assert "restored: x" in classic.reports(2).last.inner_text()
     assert "IndexError" in classic.cell(3).inner_text()
     assert "deleted: part" in classic.reports(3).last.inner_text()
-    for theme in (LIGHT, DARK):
-        classic.theme(theme)
-        for report in [*classic.reports(2).all(), *classic.reports(3).all()]:
-            assert [text for text in contrasts(report) if text["contrast"] < 4.5] == []
-            assert misfits(report) == []
     assert classic.complaints == []

@@ -155,9 +155,7 @@ INTERRUPTS = {
     "Ctrl-C": "raise KeyboardInterrupt",
     "Lightning": f"{_INTERRUPTED}except KeyboardInterrupt: sys.exit(1)",
     "an error behind it": f"{_INTERRUPTED}except KeyboardInterrupt: raise RuntimeError('training stopped')",
-    "from it": f"{_INTERRUPTED}except KeyboardInterrupt as error: raise RuntimeError from error",
     "from None": f"{_INTERRUPTED}except KeyboardInterrupt: raise RuntimeError from None",
-    "finally": f"{_INTERRUPTED}finally: {{}}['missing']",
     "several levels": f"{_INTERRUPTED}except BaseException:\n    try: 1 / 0\n    except ZeroDivisionError as error:\n"
     "        try: raise ValueError from error\n        finally: sys.exit()",
     "with": "class Block:\n    def __enter__(self): pass\n    def __exit__(self, *error): raise OSError('no disk')\n"

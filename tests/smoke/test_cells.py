@@ -91,14 +91,6 @@ def test_help_and_completion_know_the_magic(notebook: Kernel) -> None:
     assert "--drop-imports" in notebook.complete("%%experiment a --keep loss_of_a --d")
 
 
-def test_the_python_interface_makes_the_same_scope(notebook: Kernel) -> None:
-    ok(notebook, "import ipygpumem\nold = 1")
-    ok(notebook, "with ipygpumem.experiment('a', keep='best') as done:\n    old = 2\n    new = 3\n    best = 4")
-    assert notebook.value("(old, best, done.record.deleted, done.record.restored)") == (1, 4, ("new",), ("old",))
-    ok(notebook, "running = ipygpumem.experiment('b').start()", "old = 5\nmore = 6", "record = running.finish()")
-    assert notebook.value("(old, 'more' in globals())") == (1, False)
-
-
 def parts(kernel: Kernel) -> dict[str, int]:
     """Return the rows of the host's table; they sum to its title but for what rounding loses."""
     title, rows = host_table(kernel)
