@@ -29,16 +29,11 @@ class Reply:
     """Where in ``displays`` each display with an id is."""
     kinds: list[str] = field(default_factory=list)
     """What a notebook has of the cell: ``stdout``, ``stderr``, ``display``, ``result``, ``error``, each where it is."""
-    _clear_next: bool = False
 
     def note(self, message: str, content: dict[str, Any]) -> None:
-        """Add to the outputs, or clear them, as a notebook does: text goes to that which came just before."""
+        """Add to the outputs, as a notebook does: text goes to that which came just before."""
         names = {"execute_result": "result", "display_data": "display", "error": "error", "stream": content.get("name")}
-        kind, clears = names.get(message), message == "clear_output"
-        if (clears and not content["wait"]) or (kind and self._clear_next):
-            self.displays, self.places, self.kinds = [], {}, []  # texts stay, for tests to read
-        if clears or kind:
-            self._clear_next = clears and content["wait"]
+        kind = names.get(message)
         if kind and not (message == "stream" and self.kinds[-1:] == [kind]):
             self.kinds.append(kind)
 

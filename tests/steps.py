@@ -124,14 +124,6 @@ def recovery(kernel: Kernel, code: str, **options: Any) -> str:
     return text
 
 
-def refused(kernel: Kernel, code: str) -> str:
-    """Run a cell that must end with one line of ``UsageError``; return that line."""
-    (line,) = fails(kernel, code, None).stderr.strip().splitlines()
-    assert line.startswith("UsageError: ")
-    goes_on(kernel)
-    return line
-
-
 def goes_on(kernel: Kernel) -> None:
     """The kernel's next cell runs, shows its result and its one line."""
     reply = works(kernel, "6 * 7")

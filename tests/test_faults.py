@@ -362,13 +362,11 @@ def test_each_cell_that_runs_without_its_scope_is_told_so(
 
 
 TAKEN = {
-    "beginnings": "events.callbacks['pre_run_cell'].clear()",
     "ends": "events.callbacks['post_run_cell'].clear()",
     "one end": "events.unregister('post_run_cell', events.callbacks['post_run_cell'][-1])",
     "our beginning": "events.unregister('pre_run_cell', events.callbacks['pre_run_cell'][-1])",
     "lists": "events.callbacks.update(pre_run_cell=[], post_run_cell=[])",
     "completer": "ip.Completer = None",
-    "rewriting": "ip.input_transformers_cleanup.clear()",
     "all": "[known.clear() for known in (*events.callbacks.values(), ip.input_transformers_cleanup)]",
 }
 

@@ -12,9 +12,7 @@ import psutil
 import pytest
 
 from ipygpumem.probes import nvml
-from ipygpumem.probes.accelerators import CachingAllocatorProbe
 from ipygpumem.probes.nvml import Nvml
-from tests.fakes import FakeAllocator, fake_torch
 
 
 class NVMLError(Exception):
@@ -199,24 +197,3 @@ def test_a_mig_slice_is_not_given_the_whole_cards_figures(driver: FakeNvml, monk
     assert "split by MIG" in found.note
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-x")
     assert Nvml().device(cuda_with("b"), 0, processes=False, has_context=True).used_bytes == 40
-
-
-def test_nvmls_figures_reach_the_reading_and_its_absence_a_note(
-    driver: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    allocator = FakeAllocator()
-    torch = fake_torch(allocator)
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    driver.memory["GPU-uuid-0"] = (5000, 1200)
-    driver.processes["GPU-uuid-0"] = [SimpleNamespace(pid=os.getpid(), usedGpuMemory=60)]
-    allocator.allocate(10)
-    probe = CachingAllocatorProbe("cuda", Nvml())
-    (reading,) = probe.read(detail=True)
-    assert (reading.total_bytes, reading.used_bytes, reading.other_bytes) == (5000, 1200, 0)
-    probe.close()
-    driver.fail_init = True
-    probe = CachingAllocatorProbe("cuda", Nvml())
-    (reading,) = probe.read()
-    assert (reading.total_bytes, reading.used_bytes) == (1000, 60)
-    assert "Driver Not Loaded" in reading.note
-    probe.close()

@@ -43,9 +43,7 @@ class Unsayable(Toy):
 LIES: dict[str, Any] = {
     "not Readings": [("toy", 1, 2, "kernel")],
     "another's device": [Reading("cuda:0", 1, 1, "kernel")],
-    "a name that only begins alike": [Reading("toys", 1, 1, "kernel")],
     "a share": [Reading("toy", 0.5, 1, "kernel")],  # type: ignore[arg-type]
-    "less than nothing": [Reading("toy", -1, 1, "kernel")],
     "a peak below": [Reading("toy", 2, 1, "kernel")],
     "more than there is": [Reading("toy", 20, 20, "kernel", 10)],
     "a method of its own": [Reading("toy", 1, 1, "guessed")],  # type: ignore[arg-type]

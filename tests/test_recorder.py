@@ -78,12 +78,9 @@ def test_garbage_and_a_torn_end_hide_no_whole_line(tmp_path: Path, garbage: byte
     "line",
     [
         b"{}",
-        b"[]",
         b'{"kind":[]}',
         b'{"kind":"tick","time":1e400}',
-        b'{"kind":"tick","time":1' + b"0" * 400 + b"}",
         b'{"kind":"tick","time":NaN}',
-        b'{"kind":"tick","time":1,"cell":1' + b"0" * 400 + b"}",
         b'{"kind":"tick","time":1,"memory":{"cpu":1' + b"0" * 400 + b"}}",
         b'{"kind":"tick","time":1,"memory":{' + b",".join(b'"%d":1' % n for n in range(20_000)) + b"}}",
         b'{"kind":' + b"[" * 100_000,
