@@ -78,21 +78,6 @@ def test_no_optional_part_keeps_the_extension_from_loading(
     assert registered(shell) == before
 
 
-def test_a_hook_that_fails_warns_once_and_the_cell_goes_on(
-    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    session = notebook_of(loaded)
-
-    def broken(*arguments: Any) -> None:
-        raise RuntimeError("probe gone")
-
-    monkeypatch.setattr(session.context.meter, "start", broken)
-    results = [loaded.run_cell(f"x = {number}") for number in range(3)]
-    assert all(result.success for result in results)
-    assert loaded.user_ns["x"] == 2
-    assert capsys.readouterr().err.count("probe gone") == 1
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("place", ["the first step", "a closer"])
 def test_what_strikes_as_a_cell_begins_to_end_leaves_it_and_those_that_follow_their_records(

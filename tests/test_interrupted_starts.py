@@ -52,11 +52,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> KnowingCuda:
 
 
 def is_entering(frame: FrameType) -> bool:
-    """Whether a frame is of code that begins something.
-
-    Not all of ours: a trace may raise where a signal cannot, as the clock leaves the "with" of its lock; and the first
-    look at what is alive takes many lines.
-    """
+    """Return True in code that begins something; elsewhere a trace may raise where a signal cannot."""
     return frame.f_code.co_filename in FILES
 
 

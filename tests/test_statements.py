@@ -114,25 +114,6 @@ def test_braces_are_pythons_and_no_variable_of_ipythons(shared: Kernel) -> None:
         assert row.strip().startswith("{1}")
 
 
-@pytest.mark.parametrize(
-    ("line", "part"),
-    [
-        ("%gpumemit", "which statement"),
-        ("%gpumemit -r 0 block", "-r 0"),
-        ("%gpumemit --repeat 3 block", "'--repeat' is not an option; use -r RUNS or -s 'SETUP', or put (...) around"),
-        ("%%gpumemit block\nblock", "'block' cannot stand on the first line"),
-        ("%gpumemit block +", "gpumemit: invalid syntax: 'block +'"),
-        ("%gpumemit await block", "gpumemit cannot measure await: run it in a plain cell"),
-        ("%%gpumemit\nfor x in []: pass\nawait block", "gpumemit cannot measure await"),
-        ("%gpumemit -s 'return' block", "gpumemit: 'return' outside function: 'return'"),
-    ],
-)
-def test_a_wrong_line_is_said_in_one_line(shared: Kernel, line: str, part: str) -> None:
-    reply = shared.run(line)
-    assert reply.stderr.count("\n") == 1, reply.stderr
-    assert part in reply.stderr
-
-
 def test_a_traceback_has_the_users_frames_and_none_of_ours(shared: Kernel) -> None:
     reply = shared.run("def fail(x): return 1 / x\n%gpumemit fail(0)")
     plain = re.sub(r"\x1b\[[\d;]*m", "", reply.traceback)

@@ -82,6 +82,14 @@ WRONG = [
     ("%gpumem purge", "which model?"),
     ("%gpumem purge In", "purge moves torch modules, but torch is not loaded"),
     ("%gpumem purge In In In", "it takes a model and its optimizer"),
+    ("%gpumemit", "which statement"),
+    ("%gpumemit -r 0 block", "-r 0"),
+    ("%gpumemit --repeat 3 block", "'--repeat' is not an option; use -r RUNS or -s 'SETUP', or put (...) around"),
+    ("%%gpumemit block\nblock", "'block' cannot stand on the first line"),
+    ("%gpumemit block +", "gpumemit: invalid syntax: 'block +'"),
+    ("%gpumemit await block", "gpumemit cannot measure await: run it in a plain cell"),
+    ("%%gpumemit\nfor x in []: pass\nawait block", "gpumemit cannot measure await"),
+    ("%gpumemit -s 'return' block", "gpumemit: 'return' outside function: 'return'"),
 ]
 
 

@@ -116,16 +116,6 @@ def test_what_a_function_keeps_of_its_locals_is_not_emptied(notebook: Kernel) ->
     assert notebook.value("kept[0]['rate']") == 0.1
 
 
-def test_a_timeout_of_asyncio_is_no_interrupt(notebook: Kernel) -> None:
-    reply = fails(
-        notebook,
-        "async def job():\n    secret = big()\n    await asyncio.wait_for(asyncio.sleep(60), 0.05)\nawait job()",
-    )
-    assert reply.error == "TimeoutError"
-    assert reply.reports("recovery") == []
-    assert notebook.value("alive()") == 1
-
-
 STOP = """
 class Stop(MemoryError):
     __slots__ = ('batch',)

@@ -95,21 +95,6 @@ def test_an_optimizer_that_keeps_half_of_its_state_is_reported(notebook: Kernel)
     assert advice not in recovery(notebook, "step(kept, False); torch.empty(1 << 50)")
 
 
-def test_an_oom_in_a_data_loaders_dataset_leaves_no_batch(notebook: Kernel) -> None:
-    works(notebook, "watched.clear()")
-    recovery(
-        notebook,
-        "from torch.utils.data import DataLoader, Dataset\n"
-        "class Images(Dataset):\n"
-        "    def __len__(self): return 8\n"
-        "    def __getitem__(self, index):\n"
-        "        if index == 3: raise MemoryError\n"
-        "        image = torch.ones(1 << 18); watch(image=image)\n        return image\n"
-        "def train():\n    for batch in DataLoader(Images(), batch_size=2): watch(batch=batch)\ntrain()",
-    )
-    assert notebook.value("alive()") == []
-
-
 def test_forked_data_loader_workers_in_a_scope_end_with_it(notebook: Kernel) -> None:
     works(notebook, "x = 'old'\nfrom torch.utils.data import DataLoader")
     works(

@@ -37,14 +37,6 @@ def test_survivors_are_those_that_something_outside_refers_to_with_their_sizes(n
     assert "still alive" in reply.reports("experiment")[0]
 
 
-def test_a_tensor_that_never_had_a_name_is_a_survivor_too(notebook: Kernel) -> None:
-    reply = works(notebook, "leaked = {}", "%%experiment a\nleaked['run3'] = [torch.ones(1 << 20)]")
-    assert 'held by notebook variable leaked["run3"][0]' in reply.reports("experiment")[0]
-    assert notebook.value("[h.size_bytes for h in ipygpumem.experiments()[-1].survivors]") == [4 << 20]
-    works(notebook, "%%experiment b\nx = 1")
-    assert notebook.value("[h.name for h in ipygpumem.experiments()[-1].survivors]") == []
-
-
 DRAW = "numbers.append((random.random(), float(np.random.rand()), torch.rand(2).tolist(), torch.randperm(5).tolist()))"
 
 
