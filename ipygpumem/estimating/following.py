@@ -7,6 +7,7 @@ import functools
 import linecache
 import math
 import operator
+import re
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -29,7 +30,7 @@ from ipygpumem.estimating.fake_copies import FakeCopies
 from ipygpumem.estimating.largest import LARGEST, is_mask, largest_value
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storages import GRADIENTS, OPTIMIZER, PARAMETERS, StorageLog, Workspaces, takes_cudnn
-from ipygpumem.estimating.transients import is_flash, loss_bytes, operator_name
+from ipygpumem.estimating.transients import loss_bytes, operator_name
 from ipygpumem.introspect import is_ours, is_users
 from ipygpumem.objects.holders.frames import stack
 
@@ -132,6 +133,17 @@ def _row(wide: int, size: int) -> int:
     return row + line if row % 256 == 0 else row
 
 
+def _lstm_cell(gates: Any, _: Any, state: Any, *biases: Any) -> tuple[Any, ...]:
+    return torch.empty_like(state), torch.empty_like(state), torch.empty_like(gates)
+
+
+def _ctc_loss(log_probabilities: Any, targets: Any, _: Any, lengths: Any, *rest: Any) -> tuple[Any, Any]:
+    times, count = log_probabilities.shape[:2]
+    most = max(lengths, default=0) if isinstance(lengths, (list, tuple)) else targets.numel() // max(1, len(lengths))
+    most = targets.shape[1] if targets.dim() == 2 else most
+    return log_probabilities.new_empty(count), log_probabilities.new_empty((count, times, 2 * most + 1))
+
+
 def _gru_cell(gates: Any, _: Any, state: Any, *biases: Any) -> tuple[Any, Any]:
     return torch.empty_like(state), state.new_empty(len(state), 5 * state.shape[1])
 
@@ -178,6 +190,18 @@ _STAND_INS = {
     _ATEN._coalesce.default: _coalesce,
     _ATEN._embedding_bag_backward.default: _bag_backward,
     **({_ATEN._grouped_mm.default: _grouped_mm} if hasattr(_ATEN, "_grouped_mm") else {}),
+    _ATEN._thnn_fused_lstm_cell.default: _lstm_cell,
+    **{getattr(_ATEN._ctc_loss, name): _ctc_loss for name in _ATEN._ctc_loss.overloads() if "out" not in name},
+    **{
+        getattr(_ATEN._ctc_loss_backward, name): lambda _, log_probabilities, *__: torch.empty_like(log_probabilities)
+        for name in _ATEN._ctc_loss_backward.overloads()
+        if "out" not in name
+    },
+    **{
+        getattr(packet, name): lambda *_: False
+        for packet in (_ATEN._use_cudnn_ctc_loss, getattr(_ATEN, "_use_miopen_ctc_loss", None))
+        for name in (packet.overloads() if packet is not None else ())
+    },
     _ATEN._thnn_fused_gru_cell.default: _gru_cell,
     _ATEN._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
     **{getattr(_FUSED_SGD, kind, None): lambda *_, **__: None for kind in ("default", "tensor_lr")},
@@ -238,9 +262,11 @@ def _works_in_place(func: Any, args: Any) -> bool:
     may_be = (
         _CAN_COUNT
         and not torch.is_grad_enabled()
+        and _formula_works_in_place(func)
         and (func is not _ADD or (isinstance(args[1], torch.Tensor) and first.shape == args[1].shape))
+        and (func not in _LOSS_IN_PLACE or first.shape == torch.broadcast_shapes(first.shape, args[1].shape))
         and first.layout is torch.strided
-        and first._use_count() <= _MOST_USES + (func is _ATEN.index_put.default)
+        and first._use_count() <= _MOST_USES + (func is _ATEN.index_put.default) + 2 * (func in _LOSS_IN_PLACE)
         and torch._C._storage_Use_Count(first.untyped_storage()._cdata) <= _MOST_OF_STORAGE
         and first.untyped_storage().nbytes() == first.nbytes  # neither a part nor an expanded one
     )
@@ -255,6 +281,21 @@ def _works_in_place(func: Any, args: Any) -> bool:
 @functools.lru_cache(maxsize=64)
 def _is_wrapper(kind: type) -> bool:
     return hasattr(kind, "__tensor_flatten__")
+
+
+_NODE: Any = getattr(torch._C, "_current_autograd_node", lambda: None)
+_COPIED = re.compile("(MaskedFill|MaskedScatter|Xlogy|Scatter|ScatterReduce|Index(Put|Fill|Copy|Reduce))Backward")
+"""Nodes whose formulas make new tensors of gradients, whatever these are."""
+_LOSS = "BinaryCrossEntropyWithLogitsBackward"
+
+
+def _formula_works_in_place(func: Any) -> bool:
+    """Return True if the node of autograd that runs now has a formula in place, or if autograd adds up gradients."""
+    node = _NODE()
+    name = "" if node is None else node.name()
+    if func in _LOSS_IN_PLACE:
+        return bool(name.startswith(_LOSS))
+    return not _COPIED.match(name)
 
 
 _HOOKED = "_ipygpumem_hooked"
@@ -279,13 +320,14 @@ _UNFOLLOWED = (
 """What torch raises where it cannot follow an operation; the user's mistakes are other errors."""
 _UNTOLD = "this code cannot be estimated, because torch cannot say what an operation returns"
 _DEVICE = torch.ops.prim.device.default
-_CPU_ATTENTION = getattr(getattr(_ATEN, "_scaled_dot_product_flash_attention_for_cpu", None), "default", None)
 _CONVOLUTIONS = frozenset([_ATEN.convolution.default, _ATEN.convolution_backward.default])
 _ADD, _INDEX = _ATEN.add.Tensor, _ATEN.index.Tensor
+_LOSS_IN_PLACE = (_ATEN.mul.Tensor, _ATEN.sub.Tensor)
 _IN_PLACE = frozenset(
     {
         *(_ADD, _ATEN.scatter.src, _ATEN.scatter.value, _ATEN.scatter_add.default, _ATEN.index_add.default),
-        *(_ATEN.index_put.default, _ATEN.index_fill.int_Scalar, _ATEN.masked_fill.Scalar),
+        *(_ATEN.index_put.default, _ATEN.index_fill.int_Scalar, _ATEN.masked_fill.Scalar, _ATEN.put.default),
+        *_LOSS_IN_PLACE,
     }
 )
 """Operators that autograd calls in place if nothing else references the tensor."""
@@ -347,7 +389,7 @@ class Follower(TorchDispatchMode):
         if not all(known):
             args, kwargs = self._with_copies((args, kwargs))
         if in_backward and func in _IN_PLACE and _works_in_place(func, args):
-            self._workspaces.see(operator_name(func, args, kwargs), args, [args[0]], in_backward=True)
+            self._workspaces.see(operator_name(func), args, [args[0]], in_backward=True)
             return args[0]
         operator = _STAND_INS.get(func, func)
         if operator is func and any(map(_is_sparse, arguments)) and arguments[0].layout is torch.strided:
@@ -364,7 +406,7 @@ class Follower(TorchDispatchMode):
         result = self._corrected(func, args, kwargs, arguments, result)
         self._see_value(func, args, kwargs, result)
         recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments)
-        results, name = list(tensors_in(result)), operator_name(func, args, kwargs)
+        results, name = list(tensors_in(result)), operator_name(func)
         for tensor in results[::-1] if name == "native_dropout" else results:  # in the order of allocation
             device = tensor.fake_device if isinstance(tensor, fake_tensor.FakeTensor) else tensor.device
             if device.type != "meta":  # those take no bytes on any device
@@ -403,11 +445,10 @@ class Follower(TorchDispatchMode):
                 return result
             workspace = torch.empty(_lstm_workspace(*args), dtype=torch.uint8, device=result[0].device)
             return (*result[:3], workspace)
-        if func is _CPU_ATTENTION and self._devices.is_elsewhere and not is_flash(args, kwargs):
-            batch, heads, length, width = result[0].shape  # CUDA's kernel for this case puts heads inside of rows
-            return result[0].new_empty((batch, length, heads, width)).transpose(1, 2), *result[1:]
         if func in _CONVOLUTIONS and self._devices.is_elsewhere and not takes_cudnn():  # the CPU keeps channels last
             return tree_map_only(torch.Tensor, lambda tensor: tensor.new_empty(tensor.shape), result)
+        if func is _ATEN.log_sigmoid_forward.default and self._devices.is_elsewhere:
+            return result[0], result[1].new_empty(0)  # CUDA keeps nothing for backward
         if func is _ATEN._cudnn_rnn.default:
             self._note(f"{users_line()}: what cuDNN keeps of a recurrent layer is not counted")
         if _is_sparse(result):

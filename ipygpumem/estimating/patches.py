@@ -19,12 +19,11 @@ from torch._subclasses import fake_tensor
 from torch.nn import functional
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import users_line
+from ipygpumem.estimating import fused, users_line
 from ipygpumem.estimating.autocast import CudaAutocast, cast_type
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.records import Note
-from ipygpumem.estimating.storages import StorageLog
-from ipygpumem.estimating.transients import MOST_OF_FLASH
+from ipygpumem.estimating.storages import StorageLog, takes_cudnn
 
 
 def choose_loop(optimizer: Any, devices: Devices) -> None:
@@ -95,11 +94,12 @@ def _changes(  # noqa: C901  # one small function after another
     attend: Any = getattr(functional, "scaled_dot_product_attention", None)
     project: Any = functional.linear
     normalize: Any = getattr(functional, "rms_norm", None)
-    step_lstm, step_gru = torch._VF.lstm_cell, torch._VF.gru_cell
     cast: Any = torch.amp.autocast_mode.autocast
     cast_inputs: Any = getattr(torch.amp.autocast_mode, "_cast", None)
     swap, load, drop = torch.utils.swap_tensors, torch.load, functional.dropout
     is_cast: Any = torch.is_autocast_enabled
+    find_ctc: Any = torch.ctc_loss
+    has_own: Any = torch.overrides.has_torch_function
     takes_kind = hasattr(torch, "get_autocast_dtype")  # torch 2.4
     casts_on_cpu = functools.partial(is_cast, "cpu") if takes_kind else torch.is_autocast_cpu_enabled
     clear = torch.clear_autocast_cache
@@ -195,27 +195,46 @@ def _changes(  # noqa: C901  # one small function after another
     def type_of_casts(device_type: str = "cuda") -> Any:
         return cast_type("cpu" if casts_now(device_type) and devices.is_elsewhere else device_type)
 
-    def attention(
-        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any, **more: Any
-    ) -> Any:
+    def attention(query: Any, key: Any, value: Any, *rest: Any, **more: Any) -> Any:
         if not devices.is_elsewhere:
-            return attend(query, key, value, attn_mask, dropout_p, *rest, **more)
-        itemsize, width = (type_of_casts() if casts_now() else query.dtype).itemsize, query.shape[-1]
-        flash = attn_mask is None and itemsize == 2 and width == value.shape[-1] <= MOST_OF_FLASH
-        widest = max(width, value.shape[-1]) + (-width % 8 if flash else 0)
-        if widest > min(width, value.shape[-1]):  # CUDA pads for flash attention; the CPU's takes no other values
-            padded = [functional.pad(item, (0, widest - item.shape[-1])) for item in (query, key, value)]
-            return attention(*padded, attn_mask, dropout_p, *rest, **more)[..., : value.shape[-1]]
-        is_grouped = more.get("enable_gqa") and key.shape[1] != query.shape[1]
-        if not flash and (is_grouped or width * itemsize % 16) and hasattr(torch.nn, "attention"):  # torch 2.3
-            # CUDA's fused kernel that takes a mask or float32 takes no grouped heads, nor such rows; the CPU's does.
-            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-                return attend(query, key, value, attn_mask, dropout_p, *rest, **more)
-        # With dropout, or a mask's gradient, the CPU has no kernel that leaves the matrix of weights out; CUDA has.
-        if attn_mask is None or not attn_mask.requires_grad:
-            return attend(query, key, value, attn_mask, 0.0, *rest, **more)
-        bias = attn_mask.expand(*query.shape[:-1], key.shape[-2])
-        return _Biased.apply(attend(query, key, value, bias.detach(), 0.0, *rest, **more), bias)
+            return attend(query, key, value, *rest, **more)
+        items = query, key, value, *rest
+        if casts_now():
+            kind = type_of_casts()
+            items = tuple(cast_inputs(item, "cpu", kind) for item in items)
+            more = {name: cast_inputs(item, "cpu", kind) for name, item in more.items()}
+        return fused.attention(of_products, *items, **more)
+
+    def of_products(*args: Any, **more: Any) -> Any:
+        if not hasattr(torch.nn, "attention"):  # torch 2.3
+            return attend(*args, **more)
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            return attend(*args, **more)
+
+    def on_card(kernel: Any, own: Any) -> Any:
+        def call(first: Any, *args: Any, **more: Any) -> Any:
+            is_there = devices.is_elsewhere or first.device.type == "cuda"
+            return (kernel if is_there else own)(first, *args, **more)
+
+        return call
+
+    def step_by_step(cell: Any, own: Any) -> Any:
+        def run(*args: Any) -> Any:
+            is_packed = not isinstance(args[3], bool)
+            if not devices.is_elsewhere or takes_cudnn() or is_packed:
+                return own(*args)
+            return fused.unrolled(cell, *args)
+
+        return run
+
+    def to_float32(kernel: Any, own: Any) -> Any:
+        def softmax(first: Any, *args: Any, **more: Any) -> Any:
+            converts = first.dtype is torch.float16 and more.get("dtype") is torch.float32 and not casts_now()
+            if converts and devices.is_elsewhere:  # CUDA makes no converted copy
+                return kernel(first, more["dim"] if "dim" in more else args[0], True)
+            return own(first, *args, **more)
+
+        return softmax
 
     def linear(input: Any, weight: Any, bias: Any = None) -> Any:  # noqa: A002  # torch's
         in_one_product = input.dim() == 2 or input.is_contiguous()
@@ -234,17 +253,17 @@ def _changes(  # noqa: C901  # one small function after another
             return functional.layer_norm(input, shape, weight)  # it keeps as much; the CPU takes several kernels
         return normalize(input, shape, weight, eps)
 
-    def lstm_cell(input: Any, state: Any, *weights: Any) -> Any:  # noqa: A002  # torch's
-        if not devices.is_elsewhere:
-            return step_lstm(input, state, *weights)
-        gates, biases = [*map(functional.linear, (input, state[0]), weights)], weights[2:]
-        return torch.ops.aten._thnn_fused_lstm_cell(*gates, state[1], *biases)[:2]
+    def is_other_tensor(items: Any) -> bool:
+        # Modules take their fused kernels for torch's own tensors only: our modes are not to turn these off.
+        return any(type(item) not in (*_PLAIN, fake_tensor.FakeTensor) and has_own(items) for item in items)
 
-    def gru_cell(input: Any, state: Any, *weights: Any) -> Any:  # noqa: A002  # torch's
-        if not devices.is_elsewhere:
-            return step_gru(input, state, *weights)
-        gates, biases = [*map(functional.linear, (input, state), weights)], weights[2:]
-        return torch.ops.aten._thnn_fused_gru_cell(*gates, state, *biases)[0]
+    def ctc_loss(scores: Any, targets: Any, *rest: Any, **more: Any) -> Any:
+        # For fake tensors torch takes a path on which lengths on the host cannot be read.
+        lengths = [torch.as_tensor(item, device=scores.device) for item in rest[:2]]
+        return find_ctc(scores, targets, *lengths, *rest[2:], **more)
+
+    def cell(kernel: Any, own: Any) -> Any:
+        return lambda *args: (kernel if devices.is_elsewhere else own)(*args)
 
     changes: list[tuple[Any, str, Any]] = [
         (tensor, "_make_subclass", staticmethod(make_subclass)),
@@ -264,10 +283,26 @@ def _changes(  # noqa: C901  # one small function after another
         (thread, "start", start_followed),
         (torch.amp.GradScaler, "_maybe_opt_step", step_always),
         (functional, "dropout", dropout),
+        (torch, "dropout", dropout),
+        (torch, "ctc_loss", ctc_loss),
+        (torch.overrides, "has_torch_function", is_other_tensor),
         (functional, "linear", linear),
         (functional, "rms_norm", rms_norm),
-        (torch._VF, "lstm_cell", lstm_cell),
-        (torch._VF, "gru_cell", gru_cell),
+        (torch._VF, "lstm_cell", cell(fused.lstm_cell, torch._VF.lstm_cell)),
+        (torch._VF, "gru_cell", cell(fused.gru_cell, torch._VF.gru_cell)),
+        *((torch._VF, name, step_by_step(kernel, getattr(torch._VF, name))) for name, kernel in fused.CELLS.items()),
+        *(
+            (torch, name, on_card(kernel, getattr(torch, name, None)))
+            for name, kernel in {
+                "_transformer_encoder_layer_fwd": fused.encoder_layer,
+                "_native_multi_head_attention": fused.multi_head_attention,
+            }.items()
+        ),
+        *(
+            (place, name, to_float32(getattr(torch.ops.aten, f"_{name}"), getattr(place, name)))
+            for place in (torch, tensor)
+            for name in ("softmax", "log_softmax")
+        ),
         (fake_tensor, "init_gpu_context", lambda *_: None),  # it takes memory there
         (functional, "scaled_dot_product_attention", attention),
         (torch, "compile", compile_nothing),
@@ -287,19 +322,7 @@ def _changes(  # noqa: C901  # one small function after another
     return [change for change in changes if hasattr(*change[:2])]  # older ones lack some
 
 
-class _Biased(torch.autograd.Function):
-    """Gives attention's mask the gradient that CUDA's kernel allocates for it."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Any, bias: Any) -> Any:
-        ctx.shape = bias.shape
-        return output.view_as(output)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        return gradient, gradient.new_empty(ctx.shape)
-
-
+_PLAIN = (type(None), torch.Tensor, torch.nn.Parameter)
 _NOTHING = (
     *("init", "synchronize", "empty_cache", "empty_host_cache", "ipc_collect", "set_stream", "cudart"),
     *("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached", "set_sync_debug_mode"),

@@ -308,6 +308,19 @@ def _are_same(now: list[Any], kept: list[Any]) -> bool:
     return len(now) == len(kept) and all(map(operator.is_, now, kept))
 
 
+@contextlib.contextmanager
+def imports_undone() -> Iterator[None]:
+    """Put back what imports inside the block set: variables of the environment and filters of warnings."""
+    environment, filters = dict(os.environ), list(warnings.filters)
+    try:
+        yield
+    finally:
+        if os.environ != environment:
+            _set_environment(environment)
+        if warnings.filters != filters:
+            _set_filters(filters)
+
+
 def _set_environment(kept: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(kept)

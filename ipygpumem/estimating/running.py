@@ -27,7 +27,7 @@ from ipygpumem.estimating.fake_copies import FakeCopies, loading, run_code
 from ipygpumem.estimating.following import Follower, tensors_in
 from ipygpumem.estimating.patches import Accelerators, choose_loop, patched
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
-from ipygpumem.estimating.restoring import Restorer
+from ipygpumem.estimating.restoring import Restorer, imports_undone
 from ipygpumem.estimating.storages import (
     WORKSPACES,
     StorageLife,
@@ -144,7 +144,7 @@ class Estimation:
         self._notes: dict[str, None] = {}
         # What torch cannot tell of an operation it would try with zeros: on a device, that takes memory there.
         tries = self._devices.on_cpu
-        with growth_for(FOR_FAKES):  # the first one imports 800 modules of torch
+        with imports_undone(), growth_for(FOR_FAKES):  # the first one imports torch's compiler, 800 modules
             self._fakes = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=tries)
         keeps = self._fakes.may_turn_const
         self._fakes.may_turn_const = lambda tensor: (

@@ -160,7 +160,7 @@ _MULTIPLY = frozenset(
         *("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul"),
         *("_addmm_activation", "_scaled_mm", "_int_mm", "_transformer_encoder_layer_fwd"),
         *("_native_multi_head_attention", "_linalg_solve_ex", "linalg_solve_triangular", "linalg_inv_ex"),
-        "_euclidean_dist",
+        *("_euclidean_dist", "_trilinear", "affine_grid_generator"),
     ]
 )
 _BIASES = {"addmm": 0, "_addmm_activation": 0, "linear": 2}

@@ -24,7 +24,15 @@ UNKNOWN = frozenset(
         *("_scaled_dot_product_cudnn_attention_backward", "_fft_c2c", "_fft_c2r", "_fft_r2c"),
         *("_linalg_svd", "_linalg_eigh", "_linalg_eigvals", "linalg_eig", "_linalg_slogdet", "_linalg_det"),
         *("_linalg_solve_ex", "linalg_cholesky_ex", "linalg_inv_ex", "linalg_ldl_factor_ex", "linalg_lstsq"),
-        *("linalg_lu", "linalg_lu_factor_ex", "linalg_qr", "geqrf", "ormqr", "linalg_householder_product"),
+        *(
+            "linalg_lu",
+            "linalg_lu_factor_ex",
+            "linalg_qr",
+            "geqrf",
+            "linalg_matrix_exp",
+            "ormqr",
+            "linalg_householder_product",
+        ),
         *("_cslt_sparse_mm", "_grouped_mm", "_scaled_grouped_mm", "_sparse_sparse_matmul"),
     ]
 )
@@ -40,15 +48,21 @@ def transient_sizes(name: str, args: Any, result: Any, processors: int) -> list[
     size = _TRANSIENTS.get(name)
     found = size(args, result) if size is not None else ()
     sizes = [*found] if isinstance(found, (list, tuple)) else [found]
-    if name in _SUMS and len(args) > _SUMS[name]:
-        sizes.append(_column_sums(args[0], args[_SUMS[name]], result.itemsize, processors))
+    if name in _REDUCE and len(args) > (place := 2 if name == "linalg_vector_norm" else 1):
+        dims = args[place] if isinstance(args[place], (list, tuple)) else [args[place]]
+        itemsize = _REDUCE[name] or (args[0].itemsize if name in _OWN_TYPE else max(4, result.itemsize))
+        sizes.append(_column_sums(args[0], dims, itemsize, processors))
     if name in _CELLS and args[-1]:
-        sizes.append(_column_sums(result, [0], result.itemsize, processors))
+        sizes.append(_column_sums(result, [0], max(4, result.itemsize), processors))
     return [int(size) for size in sizes if size]
 
 
-_SUMS = {"sum": 1, "mean": 1, "linalg_vector_norm": 2}
-"""Operators that add up along dimensions, and which argument these are."""
+_OWN_TYPE = ("amax", "amin", "any", "all")
+_REDUCE = {
+    **dict.fromkeys(("sum", "mean", "linalg_vector_norm", "logsumexp", *_OWN_TYPE), 0),
+    **dict.fromkeys(("max", "min", "argmax", "argmin", "var", "std", "var_mean", "std_mean"), 16),
+}
+"""Operators that reduce dimensions, and the bytes of a partial result; 0: it has the result's type, or float32."""
 _CELLS = frozenset({"_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell_backward"})
 """Operators that add up their first result for a bias, which is their last argument."""
 _THREADS, _WARP, _THREADS_OF_PROCESSOR = 512, 32, 2048
@@ -56,12 +70,12 @@ _LEAST_VALUES, _MOST_VALUES = 16, 256
 """Values that one thread adds up if several blocks share one sum."""
 
 
-def _column_sums(given: Any, dims: Any, result_itemsize: int, processors: int) -> Any:
+def _column_sums(given: Any, dims: Any, itemsize: int, processors: int) -> Any:
     """Return the buffer of sums of columns, such as a bias's gradient: several blocks write partial sums.
 
     The choice of blocks is that of ATen/native/cuda/Reduce.cuh.
     """
-    reduced = {dim % given.dim() for dim in dims or ()} if given.dim() else set()
+    reduced = {dim % given.dim() for dim in dims if dim is not None} if given.dim() else set()
     moving = sorted((dim for dim in range(given.dim()) if given.shape[dim] > 1), key=given.stride)
     if not reduced or not moving or moving[0] in reduced or given.stride(moving[0]) == 0:
         return 0
@@ -79,7 +93,7 @@ def _column_sums(given: Any, dims: Any, result_itemsize: int, processors: int) -
     if inputs < min(height * _LEAST_VALUES, _MOST_VALUES) or values < _MOST_VALUES or grid > most_blocks:
         return 0
     shares = max(min(-(-most_blocks // grid), -(-values // _LEAST_VALUES)), -(-values // _MOST_VALUES))
-    return max(4, result_itemsize) * outputs * shares * width * vector if shares > 1 else 0
+    return itemsize * outputs * shares * width * vector if shares > 1 else 0
 
 
 def _power_of_2(size: int, most: int) -> int:
@@ -87,24 +101,20 @@ def _power_of_2(size: int, most: int) -> int:
 
 
 def loss_bytes(name: str, args: Any, result: Any) -> int:
-    """Return the bytes that a reduced loss keeps: some kernels compute all losses in its storage."""
-    return int(args[0].nbytes) if result.dim() == 0 and name in _IN_RESULT else 0
+    """Return the bytes that a result keeps at least: some kernels compute more in its storage, such as all losses."""
+    return int(args[0].nbytes) if name == "col2im" or (result.dim() == 0 and name in _IN_RESULT) else 0
 
 
 _IN_RESULT = frozenset({"mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss"})
 
 
-def operator_name(func: Any, args: Any, kwargs: Any) -> str:
+def operator_name(func: Any) -> str:
     """Return an operator's name on CUDA, without its overload and without the mark of operators in place.
 
     Those of other libraries have their library's name before it.
     """
     name = str(func.__name__.partition(".")[0].rstrip("_"))
-    if func.namespace not in _TORCHS:
-        return f"{func.namespace}::{name}"
-    if name == "_scaled_dot_product_flash_attention_for_cpu_backward":
-        return f"_scaled_dot_product_{'flash' if is_flash(args, kwargs) else 'efficient'}_attention_backward"
-    return name
+    return name if func.namespace in _TORCHS else f"{func.namespace}::{name}"
 
 
 _TORCHS = frozenset({"aten", "prim", "prims", "quantized", "rngprims", "torchvision"})
@@ -115,36 +125,24 @@ def is_unknown(name: str) -> bool:
     return name in UNKNOWN or "::" in name
 
 
-def is_flash(args: Any, kwargs: Any) -> bool:
-    """Return True if CUDA takes flash attention where the CPU has one kernel: half precision and no mask."""
-    return args[1].itemsize == 2 and args[1].shape[-1] <= MOST_OF_FLASH and kwargs.get("attn_mask") is None
-
-
-MOST_OF_FLASH = 256
-"""The widest heads that flash attention takes."""
-
-
 def _input(args: Any, _: Any) -> Any:
     return args[0].nbytes
 
 
 def _unless_contiguous(*numbers: int) -> Sizes:
     """Return a size: copies of the arguments with these numbers that are not contiguous."""
-
-    def size(args: Any, _: Any) -> int:
-        tensors = (args[number] for number in numbers)
-        return sum(tensor.nbytes for tensor in tensors if not tensor.is_contiguous())
-
-    return size
+    return lambda args, _: sum(args[number].nbytes for number in numbers if not args[number].is_contiguous())
 
 
-def _unless_dense(args: Any, _: Any) -> Any:
-    """A copy of pictures that lie neither channel by channel nor pixel by pixel."""
-    pictures = args[0]
-    dense = pictures.is_contiguous() or (
-        pictures.dim() == 4 and pictures.is_contiguous(memory_format=torch.channels_last)
-    )
-    return 0 if dense else pictures.nbytes
+def _unless_dense(*numbers: int) -> Sizes:
+    """Return a size: copies of the arguments with these numbers that have gaps or are expanded, as sums' gradients."""
+    return lambda args, _: sum(args[number].nbytes for number in numbers if not _is_dense(args[number]))
+
+
+def _is_dense(tensor: Any) -> bool:
+    """Return True if a tensor is contiguous, or is with its channels last."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
+    return bool(tensor.is_contiguous() or tensor.is_contiguous(memory_format=last))
 
 
 def _reduced(args: Any, result: Any) -> Any:
@@ -237,8 +235,9 @@ def _sorted(args: Any, _: Any) -> Any:
     length, count = (args[0].shape[dim], args[0].numel()) if args[0].dim() else (1, 1)
     if length <= 4096:
         return 0
-    size = args[0].itemsize
-    return count * (size + 16 if count == length else 2 * size + 24) + count // 5
+    size, strided = args[0].itemsize, args[0].dim() > 0 and args[0].stride(dim) != 1
+    copies = 2 * size + 8 if strided else 0
+    return count * (copies + (size + 16 if count == length else 2 * size + 24)) + count // 5
 
 
 def _middle(args: Any, _: Any) -> Any:
@@ -255,7 +254,7 @@ def _put(args: Any, _: Any) -> Any:
     accumulates = len(args) > 3 and args[3]
     counts = [index.numel() for index in args[1] if index is not None]
     places = _places(args, _) if args[2].dim() else []  # a single value is filled in by the mask
-    return [*places, 49 * max(counts, default=0) if accumulates else 0]
+    return [*places, *([49 * max(counts, default=0), _unless_contiguous(2)(args, _)] if accumulates else [])]
 
 
 def _drawn(args: Any, _: Any) -> Any:
@@ -263,6 +262,15 @@ def _drawn(args: Any, _: Any) -> Any:
     return args[0].nbytes * (3 if with_replacement else 1)
 
 
+_COPY_GRADIENTS = (
+    *(f"_adaptive_avg_pool{number}d_backward" for number in (2, 3)),
+    *(f"adaptive_max_pool{number}d_backward" for number in (2, 3)),
+    *(f"avg_pool{number}d_backward" for number in (2, 3)),
+    *(f"{how}_pad{number}d_backward" for how in ("reflection", "replication") for number in (1, 2, 3)),
+    *("upsample_linear1d_backward", "upsample_bilinear2d_backward", "upsample_trilinear3d_backward"),
+    *("_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward"),
+    *(f"{how}{number}d_backward" for how in ("upsample_nearest", "_upsample_nearest_exact") for number in (1, 2, 3)),
+)
 _TRANSIENTS: dict[str, Sizes] = {
     "_softmax_backward_data": lambda args, _: args[1].nbytes,
     "_safe_softmax": lambda args, _: args[0].numel(),
@@ -270,19 +278,23 @@ _TRANSIENTS: dict[str, Sizes] = {
     "binary_cross_entropy_with_logits": lambda args, result: (
         2 * args[0].nbytes - (result.nbytes if result.dim() else 0)
     ),
+    "_log_softmax_backward_data": _unless_contiguous(0),
+    "_pdist_backward": lambda args, _: args[1].nbytes * (len(args[1]) - 1),
+    "_cdist_backward": lambda args, _: args[1].nbytes * args[2].shape[-2],
+    "_ctc_loss_backward": lambda args, _: args[6].nbytes + args[1].nbytes,
+    "masked_scatter": lambda args, _: 8 * args[0].numel(),
+    "masked_scatter_backward": _input,
     "soft_margin_loss_backward": lambda args, _: 2 * args[1].nbytes,
     **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss"), _reduced),
     **dict.fromkeys(("sum", "cumsum", "prod", "cumprod"), _converted),
     "count_nonzero": lambda args, _: args[0].numel() * 9,
     "native_layer_norm": _unless_contiguous(0),
     **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), _unless_contiguous(0, 1)),
-    **dict.fromkeys(
-        ("upsample_bilinear2d_backward", "upsample_nearest2d_backward", "upsample_nearest2d"), _unless_dense
-    ),
-    **dict.fromkeys(("avg_pool2d", "max_pool2d_with_indices"), _unless_dense),
-    **dict.fromkeys(("upsample_bicubic2d_backward", "reflection_pad2d"), _unless_contiguous(0)),
-    **dict.fromkeys(("avg_pool2d_backward", "_adaptive_avg_pool2d_backward"), _unless_contiguous(0)),
-    "max_pool2d_with_indices_backward": _unless_contiguous(0, 1),
+    **dict.fromkeys(("avg_pool2d", "max_pool2d_with_indices", "upsample_nearest2d"), _unless_dense(0)),
+    "reflection_pad2d": _unless_contiguous(0),
+    **dict.fromkeys(("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward"), _unless_dense(0, 1)),
+    **dict.fromkeys(_COPY_GRADIENTS, _unless_dense(0)),
+    "upsample_bicubic2d_backward": _unless_contiguous(0),
     **dict.fromkeys(("mm", "bmm"), _operands(0, 1)),
     **dict.fromkeys(("addmm", "baddbmm"), _operands(1, 2)),
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
@@ -299,6 +311,7 @@ _TRANSIENTS: dict[str, Sizes] = {
     "multinomial": _drawn,
     "roll": lambda args, _: args[0].nbytes if len(args) > 2 and len(args[2]) > 1 else 0,
     "im2col": _input,
+    "col2im": _unless_contiguous(0),
     "_fft_c2r": _input,
     "_fft_r2c": _unless_contiguous(0),
     "_euclidean_dist": lambda args, _: args[0].nbytes + args[1].nbytes,

@@ -86,7 +86,7 @@ def size_after(label: str, text: str) -> int:
 def script(code: str, *, env: dict[str, str] | None = None) -> Any:
     """Run Python code in a process of its own and return what it printed last, as JSON."""
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -65,6 +65,52 @@ OPERATORS = {
     "count_nonzero": "torch.count_nonzero(fixed(N, N))",
     "randperm": "torch.randperm(4 * 2**20, device='cuda')",
     "multinomial": "torch.multinomial(fixed(N, N).abs(), 1)",
+    "attention of wider values": "F.scaled_dot_product_attention(T(4, 8, N, 64), T(4, 8, N, 64), T(4, 8, N, 128))",
+    "attention of narrower values": "F.scaled_dot_product_attention(T(4, 8, N, 192), T(4, 8, N, 192), T(4, 8, N, 96), "
+    "dropout_p=0.1)",
+    "attention, grouped, of odd values": "F.scaled_dot_product_attention(T(4, 8, 512, 64), T(4, 2, 512, 64), "
+    "T(4, 2, 512, 30), enable_gqa=True)",
+    "encoder's fused kernel": "encoded(8, 256, 512)",
+    "encoder's fused kernel with padding": "encoded(8, 256, 512, src_key_padding_mask=fixed(8, 256) > 1)",
+    **{
+        f"{kind}, {options}": f"torch.nn.{kind}(128, 256, device=home, dtype=dtype, {options})(T(64, 32, 128))[0]"
+        for kind, options in [
+            ("LSTM", "num_layers=2, dropout=0.1"),
+            ("LSTM", "bidirectional=True"),
+            ("LSTM", "proj_size=64, bias=False"),
+            ("GRU", "batch_first=True"),
+            ("RNN", "nonlinearity='relu'"),
+        ]
+    },
+    "bce_with_logits with weights of classes": "F.binary_cross_entropy_with_logits(T(N, N), fixed(N, N), "
+    "pos_weight=fixed(N))",
+    "bce_with_logits with both weights": "F.binary_cross_entropy_with_logits(T(N, N), fixed(N, N), fixed(N, N), "
+    "pos_weight=fixed(N), reduction='none')",
+    "softmax into float32": "T(N, N).softmax(-1, dtype=torch.float32)",
+    "log_softmax of an expanded gradient": "T(N, N).log_softmax(-1).sum()",
+    "logsigmoid": "F.logsigmoid(T(N, N))",
+    "ctc_loss": "F.ctc_loss(T(512, 64, 128).log_softmax(-1), zeros(64, 64), [512] * 64, [64] * 64)",
+    "dropout by its other name": "torch.dropout(T(N, N), 0.1, True)",
+    "masked scores": "(T(N, N) * 1).masked_fill(fixed(N, N) > 0, 0.0) * 1",
+    "scatter of an own gradient": "(T(N, N) * 1).scatter(0, zeros(N, N), 1.0) * 1",
+    "kl_div of its own target": "F.kl_div(T(N, N).log_softmax(-1), T(N, N).softmax(-1), reduction='sum')",
+    "scatter_reduce": "T(N, N).scatter_reduce(0, zeros(N, N), T(N, N), 'amax')",
+    "index of an expanded gradient": "T(N, N)[zeros(4096)].sum()",
+    "max of columns": "T(N, N).max(0).values",
+    "std of columns": "T(N, N).std(0)",
+    "avg_pool2d": "F.avg_pool2d(T(16, 64, 32, 32), 3, 1, 1).sum()",
+    "max_pool2d, channels last": "F.max_pool2d(T(16, 64, 32, 32).to(memory_format=torch.channels_last), 2)",
+    "interpolate": "F.interpolate(T(16, 16, 32, 32), scale_factor=2, mode='bicubic').sum()",
+    "pad by reflection": "F.pad(T(16, 16, 64, 64), (1, 1, 1, 1), mode='reflect').sum()",
+    "unfold": "F.unfold(T(16, 16, 32, 32), 3, padding=1).sum()",
+    "fold": "F.fold(T(16, 144, 1024), (32, 32), 3, padding=1)",
+    "convolution of an expanded gradient": "F.conv2d(T(16, 64, 32, 32), T(128, 64, 3, 3), T(128), padding=1).sum()",
+    "convolution of each channel": "F.conv2d(T(16, 64, 32, 32), T(64, 1, 3, 3), T(64), padding=1, groups=64)",
+    "transposed convolution of each channel": "F.conv_transpose2d(T(16, 64, 32, 32), T(64, 1, 4, 4), T(64), 2, 1, "
+    "groups=64)",
+    "pdist": "F.pdist(T(512, 64))",
+    "cdist without products": "torch.cdist(T(256, 64), T(256, 64), p=1.0)",
+    "sort of long columns": "T(8192, 64).sort(0).values",
     "roll": "T(8, 256, 64, 16).roll((3, 3), (1, 2))",
     "cdist": "torch.cdist(fixed(N, N), fixed(N, N))",
     "irfft": "torch.fft.irfft(torch.fft.rfft(fixed(N, N).float()))",
@@ -86,6 +132,11 @@ def T(*shape):
 def zeros(*shape):
     return torch.zeros(*shape, dtype=torch.long, device="cuda")
 
+def encoded(*shape, **more):
+    with torch.no_grad():
+        layer = torch.nn.TransformerEncoderLayer(shape[-1], 8, batch_first=True, device=home, dtype=dtype)
+        return layer.eval()(fixed(*shape), **more)
+
 def clean():
     gc.collect()
     if here:
@@ -93,9 +144,11 @@ def clean():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
+gc.collect()
+gc.freeze()
 for name, code in OPERATORS.items():
-    for dtype in (torch.float32, torch.bfloat16):
-        if dtype is torch.bfloat16 and name in ("cdist", "median", "multinomial"):
+    for dtype in (torch.float32, torch.float16 if name == "softmax into float32" else torch.bfloat16):
+        if dtype is not torch.float32 and name.startswith(("cdist", "median", "multinomial", "pdist", "ctc")):
             continue
         exec(f"def run(): return {code}")
 

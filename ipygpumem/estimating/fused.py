@@ -1,0 +1,188 @@
+"""Takes CUDA's fused kernels apart, or calls them by name, where torch has another way on the CPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+_ATEN = torch.ops.aten
+_MOST_OF_FLASH = 256
+"""The widest heads that flash attention takes."""
+
+
+def attention(
+    attend: Callable[..., Any],
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Return attention from the kernel that torch chooses on CUDA; ``attend`` has it from matrix products.
+
+    The choice is that of ATen/native/transformers/cuda/sdp_utils.cpp, without cuDNN.
+    """
+    allowed, items = torch.backends.cuda, (query, key, value)
+    widths, length, keys = {item.shape[-1] for item in items}, query.shape[-2], key.shape[-2]
+    fuses = query.dim() == 4 and all(item.stride(-1) == 1 for item in items)
+    is_grouped = not query.shape[:2] == key.shape[:2] == value.shape[:2]
+    if (
+        *(fuses, allowed.flash_sdp_enabled(), attn_mask is None, query.itemsize == 2, len(widths) == 1),
+        *(max(widths) <= _MOST_OF_FLASH, enable_gqa or not is_grouped, length == keys or not is_causal),
+    ) == (True,) * 8:
+        width = query.shape[-1]
+        padded = [functional.pad(item, (0, -width % 8)) if width % 8 else item for item in items]
+        return _ATEN._scaled_dot_product_flash_attention(
+            *padded, dropout_p, is_causal, False, scale=scale or width**-0.5
+        )[0][..., :width]
+    reads = all(width * query.itemsize % 16 == 0 for width in widths)
+    if not fuses or is_grouped or not reads or not allowed.mem_efficient_sdp_enabled():
+        return attend(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if attn_mask is not None:
+        if attn_mask.dtype is torch.bool:
+            attn_mask = torch.where(attn_mask, 0.0, query.new_full((), -torch.inf))
+        if any(stride % 8 for stride in attn_mask.stride()[:-1]):
+            attn_mask = functional.pad(attn_mask, (0, -keys % 8))[..., :keys]
+        attn_mask = attn_mask.expand(*query.shape[:2], length, keys)
+    keeps = torch.is_grad_enabled() and any(item.requires_grad for item in items)
+    return _ATEN._scaled_dot_product_efficient_attention(*items, attn_mask, keeps, dropout_p, is_causal, scale=scale)[0]
+
+
+def multi_head_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    width: int,
+    heads: int,
+    weight: Any,
+    bias: Any,
+    out_weight: Any,
+    out_bias: Any,
+    mask: Any = None,
+    need_weights: bool = True,
+    average: bool = True,
+    mask_type: int | None = None,
+) -> Any:
+    """Return what ``torch._native_multi_head_attention`` does, by what its kernels allocate."""
+    batch, length, of_head = query.shape[0], query.shape[1], width // heads
+    if query is key is value and mask is None and not need_weights and of_head % 8 == 0:
+        parts = functional.linear(query, weight, bias).chunk(3, -1)
+        items = [part.view(batch, -1, heads, of_head).transpose(1, 2) for part in parts]
+        joined = functional.scaled_dot_product_attention(*items).transpose(1, 2).reshape(batch, -1, width)
+        return functional.linear(joined, out_weight, out_bias), None
+    projected = functional.linear(query, weight)
+    packed = query.new_empty((3, batch * heads, length, of_head))
+    del projected
+    weights = torch.bmm(packed[0], packed[1].transpose(1, 2))
+    if mask is not None:  # else softmax is in place
+        copied = torch.empty(weights.shape if mask_type == 0 else (0,), dtype=torch.bool, device=weights.device)
+        weights = weights.softmax(-1)
+        del copied
+    result = functional.linear(torch.empty_like(query), out_weight, out_bias)
+    if not need_weights:
+        return result, None
+    weights = weights.view(batch, heads, length, -1)
+    return result, weights.mean(1) if average else weights
+
+
+def encoder_layer(
+    source: Any,
+    width: int,
+    heads: int,
+    weight: Any,
+    bias: Any,
+    out_weight: Any,
+    out_bias: Any,
+    gelu: bool,
+    norm_first: bool,
+    eps: float,
+    *rest: Any,
+) -> Any:
+    """Return what ``torch._transformer_encoder_layer_fwd`` does: nn.TransformerEncoderLayer without gradients."""
+    norms, (grow, grown, shrink, shrunk) = (rest[:2], rest[2:4]), rest[4:8]
+    mask, mask_type = (*rest[8:], None, None)[:2]
+
+    def normed(tensor: Any, number: int) -> Any:
+        return functional.layer_norm(tensor, (width,), norms[number][0], norms[number][1], eps)
+
+    given = normed(source, 0) if norm_first else source
+    last = multi_head_attention(
+        given, given, given, width, heads, weight, bias, out_weight, out_bias, mask, False, True, mask_type
+    )[0].add_(source)
+    last = last if norm_first else normed(last, 0)
+    given = normed(last, 1) if norm_first else last
+    rows = given.view(-1, width)
+    result = torch.addmm(shrunk, torch._addmm_activation(grown, rows, grow.t(), use_gelu=gelu), shrink.t())
+    result = result.view(source.shape).add_(last)
+    return result if norm_first else normed(result, 1)
+
+
+def lstm_cell(source: Any, state: Any, *weights: Any) -> Any:
+    """Return the next state of an LSTM, from the kernel that CUDA has for it."""
+    gates = functional.linear(source, weights[0]), functional.linear(state[0], weights[1])
+    biases = weights[2:4] if len(weights) > 3 else (None, None)
+    hidden, cell, _ = _ATEN._thnn_fused_lstm_cell(*gates, state[1], *biases)
+    return functional.linear(hidden, weights[-1]) if len(weights) % 2 else hidden, cell
+
+
+def gru_cell(source: Any, state: Any, *weights: Any) -> Any:
+    """Return the next state of a GRU, from the kernel that CUDA has for it."""
+    gates = functional.linear(source, weights[0]), functional.linear(state, weights[1])
+    biases = weights[2:] or (None, None)
+    return _ATEN._thnn_fused_gru_cell(*gates, state, *biases)[0]
+
+
+def plain_cell(activation: Callable[[Any], Any], source: Any, state: Any, *weights: Any) -> Any:
+    """Return the next state of a layer without gates."""
+    biases = weights[2:] or (None, None)
+    given = functional.linear(source, weights[0], biases[0])
+    return activation(functional.linear(state, weights[1], biases[1]).add_(given))
+
+
+CELLS = {
+    "lstm": lstm_cell,
+    "gru": gru_cell,
+    "rnn_tanh": functools.partial(plain_cell, torch.tanh),
+    "rnn_relu": functools.partial(plain_cell, torch.relu),
+}
+"""Of recurrent layers, by their function in ``torch._VF``."""
+
+
+def unrolled(
+    cell: Callable[..., Any],
+    source: Any,
+    hidden: Any,
+    weights: Any,
+    _: bool,
+    layers: int,
+    drop: float,
+    training: bool,
+    both: bool,
+    batch_first: bool = False,
+) -> Any:
+    """Return a recurrent layer's result as CUDA computes it without cuDNN: step by step (ATen/native/RNN.cpp)."""
+    has_cells = isinstance(hidden, (tuple, list))
+    states = [*zip(*(part.unbind(0) for part in hidden), strict=True)] if has_cells else hidden.unbind(0)
+    each, ends, outputs = len(weights) // len(states), [], source.transpose(0, 1) if batch_first else source
+    for layer in range(layers):
+        steps, ways = outputs.unbind(0), []
+        for way in range(1 + both):
+            number, found = layer * (1 + both) + way, []
+            state = states[number]
+            for step in steps[::-1] if way else steps:
+                state = cell(step, state, *weights[number * each : (number + 1) * each])
+                found.append(state[0] if has_cells else state)
+            ways.append(torch.stack(found[::-1] if way else found))
+            ends.append(state)
+        outputs = torch.cat(ways, -1) if both else ways[0]
+        if drop and training and layer < layers - 1:
+            outputs = functional.dropout(outputs, drop)
+    result = outputs.transpose(0, 1) if batch_first else outputs
+    return (result, *(map(torch.stack, zip(*ends, strict=True)) if has_cells else [torch.stack(ends)]))
