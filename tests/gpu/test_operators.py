@@ -104,8 +104,6 @@ OPERATORS = {
     "pad by reflection": "F.pad(T(16, 16, 64, 64), (1, 1, 1, 1), mode='reflect').sum()",
     "unfold": "F.unfold(T(16, 16, 32, 32), 3, padding=1).sum()",
     "fold": "F.fold(T(16, 144, 1024), (32, 32), 3, padding=1)",
-    "convolution of an expanded gradient": "F.conv2d(T(16, 64, 32, 32), T(128, 64, 3, 3), T(128), padding=1).sum()",
-    "convolution of each channel": "F.conv2d(T(16, 64, 32, 32), T(64, 1, 3, 3), T(64), padding=1, groups=64)",
     "transposed convolution of each channel": "F.conv_transpose2d(T(16, 64, 32, 32), T(64, 1, 4, 4), T(64), 2, 1, "
     "groups=64)",
     "pdist": "F.pdist(T(512, 64))",
