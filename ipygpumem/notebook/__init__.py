@@ -1,1 +1,1 @@
-"""The edge to IPython: events, magics, configuration, and the one object that holds a shell's state."""
+"""The interface to IPython: events, magics, configuration, and the object that holds a shell's state."""

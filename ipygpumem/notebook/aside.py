@@ -1,4 +1,4 @@
-"""Whatever of ours fails, the user's code goes on: each distinct failure is reported once."""
+"""Isolates our own failures from user code; each distinct failure is reported once."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 from ipygpumem.errors import said
 
 MOST_SAID = 5
-"""Maximum number of failures at one place that are reported: their texts may differ by a number each time."""
+"""Maximum number of failures reported per place: their texts may differ only by a number."""
 _OURS = __file__.rpartition("notebook")[0]
 
 
 def say_failed(name: str, error: Exception | None = None, *, hint: str = "") -> None:
-    """Report a failure of ours in one line, with its reason unless that was said; the user's code is not affected."""
+    """Report a failure of ours in one line, with its reason unless ``error`` is None (reported before)."""
     reason = f" ({_text_of(error)})" if error is not None else " again"
-    with contextlib.suppress(Exception):  # whatever stands for stderr now
+    with contextlib.suppress(Exception):  # the user may have replaced stderr
         sys.stderr.write(f"ipygpumem: {name} failed{reason}. Your code is not affected{hint}.\n")
 
 
 def _place_of(error: Exception) -> str:
-    """Return the innermost line of ours that failed."""
+    """Return the innermost line of our code in the traceback."""
     lines = [f"{frame.f_code.co_filename}:{line}" for frame, line in traceback.walk_tb(error.__traceback__)]
     return next((line for line in reversed(lines) if line.startswith(_OURS)), "")
 
@@ -32,12 +32,12 @@ def _place_of(error: Exception) -> str:
 def _text_of(error: Exception) -> str:
     try:
         return said(error)
-    except Exception:  # a user's error that has no text
+    except Exception:  # a user's error whose text cannot be read
         return type(error).__name__
 
 
 class Guard:
-    """Isolates our own failures from user code, in one shell; each distinct one is reported once."""
+    """Isolates our own failures from user code in one shell, and reports each distinct one once."""
 
     def __init__(self) -> None:
         self._said: dict[tuple[str, str], set[str]] = {}
@@ -45,7 +45,7 @@ class Guard:
     def failed(
         self, name: str, error: Exception, *, hint: str = "; %reload_ext ipygpumem tries again", asked: bool = False
     ) -> None:
-        """Report a failure of what is called ``name``, unless that was done before and the user has not ``asked``."""
+        """Report a failure of the component ``name``; report it again only if the user ``asked`` for that component."""
         earlier, text = self._said.setdefault((name, _place_of(error)), set()), _text_of(error)
         if text not in earlier and len(earlier) < MOST_SAID:
             earlier.add(text)
@@ -54,16 +54,16 @@ class Guard:
             say_failed(name, hint=hint)
 
     def each(self, name: str, *steps: Callable[[], object]) -> None:
-        """Run all ``steps`` in their order: one that fails is reported; a Ctrl-C is raised when the last has run."""
+        """Run all ``steps`` in order; report those that fail, and raise a Ctrl-C after the last one."""
         self.each_with((), name, steps)
 
     def each_with(self, given: tuple[object, ...], name: str, steps: Sequence[Callable[..., object]]) -> None:
-        """Do the same with steps that take what is ``given``: a cell's result, to which no closure may refer."""
+        """Do the same with steps that take the arguments ``given``, since no closure may reference a cell's result."""
         interrupted = False
         for step in steps:
             try:
                 step(*given)
-            except KeyboardInterrupt:  # noqa: PERF203  # each step has its turn
+            except KeyboardInterrupt:  # noqa: PERF203  # every step must run
                 interrupted = True
             except Exception as error:
                 self.failed(name, error)
@@ -73,7 +73,7 @@ class Guard:
     def __call__(
         self, name: str, callback: Callable[..., Any], instead: Callable[..., Any] = lambda *_, **__: None
     ) -> Callable[..., Any]:
-        """Return ``callback`` for others to call: if it fails, it is reported and ``instead`` is called."""
+        """Wrap ``callback`` for IPython: if it fails, report that and call ``instead``."""
 
         @functools.wraps(callback)
         def call(*args: Any, **options: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Keeps the running cells of a shell, and defines what observes them (``Part``).
+"""Keeps the running cells of a shell, and defines their observers (``Part``).
 
-Events do not come in neat pairs: a magic that runs cells nests them, a blank cell ends without having begun, a
-broken one never ends, and subshells interleave. So cells are found again by the identity of their ``info``.
+Events are not always paired: a magic that runs cells nests them, a blank cell ends without having begun, a
+broken one never ends, and subshells interleave. So cells are identified by their ``info`` object.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class SeenCode(NamedTuple):
 
     tree: ast.AST
     noted: frozenset[str]
-    """The names that it notes for the scopes itself."""
+    """Names whose bindings the instrumented code reports to the scopes."""
 
     def bindings(self) -> Bindings:
-        """Return what it binds."""
+        """Return the bindings of the code."""
         return bindings_of(self.tree)
 
 
@@ -38,9 +38,9 @@ class Cell:
         self.nested = nested
         self.thread = thread
         self.measurement: Measurement | None = None
-        """Its measurement; None if that failed."""
+        """None if measuring failed."""
         self.number: int | None = None
-        """IPython's count of it, once it is over."""
+        """Its execution count, once it has ended."""
         self.experiment: str | None = None
         """The innermost experiment around it."""
         self.started = perf_counter()
@@ -49,42 +49,42 @@ class Cell:
         """Identity of the last error that was shown before the cell."""
         self.code: list[SeenCode] = []
         self.has_unseen_code = False
-        """Some of its code could not be looked at: it may bind any name."""
+        """True if some of its code was not analysed and may bind any name."""
         self.closers: list[Callable[[], list[Report]]] = []
-        """Called once when its code is over, before anything else; what they return stands above its line."""
+        """Called once when its code has ended, before anything else; their reports are shown above its line."""
         self.enders: list[Callable[[], list[Report]]] = []
-        """Called once when what its error held has been released; what they return stands below its line."""
+        """Called once after the memory held by its error was freed; their reports are shown below its line."""
         self.above: list[Report] = []
         self.below: list[Report] = []
         self.in_scope = False
-        """An experiment was open when its code ended, in whichever thread."""
+        """True if an experiment was open in any thread when its code ended."""
         self.ending: list[Any] = []
-        """The experiments that end with it, and those that have ended so."""
+        """Experiments that end with the cell; ``ended`` lists those that have."""
         self.ended: list[Any] = []
         self.saved_early: list[str] = []
-        """Names that the open scope saved before it was known whether the code reports them."""
+        """Names that the open scope saved before the code was instrumented."""
         self.bound_outside: set[str] = set()
-        """Names that its code bound outside of scopes while scopes of other threads were open."""
+        """Names bound outside scopes while scopes of other threads were open."""
         self.names_before: set[str] | None = None
-        """The notebook's names when it began, or when a scope of another thread did."""
+        """The notebook's names when the cell, or a scope of another thread, began."""
         self.fit: Any = None
-        """The ``CellFit`` that the loop around its body calls (see ``loop_over_body``), if there is one."""
+        """The ``CellFit`` called by the loop around its body (see ``loop_over_body``), if any."""
         self.recovery: RecoveryRecord | None = None
-        """A recovery that was made before the cell was over, or at its end."""
+        """A recovery during the cell or at its end."""
         self.at_end: tuple[Usage, ...] = ()
-        """What its code had when it ended, where something may give memory back after that."""
+        """Usage when its code ended, if memory may be freed after that."""
         self.failed = False
-        """An error ended it, or was shown in it."""
+        """True if an error ended it, or was shown in it."""
         self.over = False
-        """Its end has been seen; what another thread still has to say about it comes too late."""
+        """True once its end event has arrived; other threads may no longer change it."""
         self.interrupted = False
-        """A Ctrl-C struck when its code had ended."""
+        """True if a Ctrl-C arrived after its code had ended."""
         self.interrupted_inside = False
-        """A Ctrl-C struck when the code of a cell inside it had ended, where nothing can be raised."""
+        """True if a Ctrl-C arrived after the code of a nested cell had ended, where nothing can be raised."""
         self.refusals: dict[str, str] = {}
-        """Messages of its out-of-memory errors, and who refused the memory, in words."""
+        """Messages of its out-of-memory errors → the limit that refused the memory, in words."""
         self.released_by = 0
-        """Identity of an error that ended an experiment inside the cell: its frames belong to that experiment."""
+        """Identity of the error that ended an experiment inside the cell; its frames are released at the cell's end."""
 
     def close(self) -> None:
         """Call the closers."""
@@ -98,44 +98,44 @@ class Cell:
 
 
 class Part:
-    """Goes along with cells. The session calls the hooks of all parts, in this order, in the cell's own thread."""
+    """Observes cells. The session calls each hook of all observers in the cell's own thread, in this order."""
 
     def cell_begins(self, cell: Cell) -> None:
-        """Prepare for a cell; it has been measured, and its time is not counted yet."""
+        """Prepare for a cell; its measurement has begun, its timer has not."""
 
     def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
-        """Note code that runs next.
+        """Analyse code that runs next.
 
         Args:
             tree: its syntax tree.
-            may_change: nobody else changes the tree after us.
-            is_timed: %timeit runs it: its names never reach the notebook, and it must not get slower.
+            may_change: no other transformer changes the tree after us.
+            is_timed: run by %timeit: its names never reach the notebook, and it must not be slowed down.
         """
 
     def code_ended(self, cell: Cell, *, failed: bool) -> None:
-        """Note that a cell's code is over; nothing has been given back yet."""
+        """Note that a cell's code has ended; nothing has been freed yet."""
 
     def give_back(self, cell: Cell) -> None:
-        """Give back what ends with a cell; what its error held has been released."""
+        """Free memory that ends with a cell; the memory held by its error has been freed."""
 
     def remarks(self, record: CellRecord) -> Sequence[str]:
-        """Return what to add to the line of a cell that is over; the line is shown if anybody adds to it."""
+        """Return remarks to add to the line of a finished cell; a line with remarks is always shown."""
         return ()
 
     def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
-        """Return what to show below a cell's line.
+        """Return reports to show below a cell's line.
 
         Args:
-            cell: what is over.
-            record: what it cost; None inside another cell, whose record has it, and after an interrupt.
+            cell: the finished cell.
+            record: its record; None for a nested cell, which the outer cell's record covers, and after an interrupt.
         """
         return ()
 
     def shown(self) -> None:
-        """Note that a cell's reports have been shown; the cell that loads us has no other hook."""
+        """Note that a cell's reports have been shown; the only hook called for the cell that loads the extension."""
 
     def close(self) -> None:
-        """Undo what is still in force: the extension is being unloaded."""
+        """Undo everything still in force, because the extension is being unloaded."""
 
 
 class CellStack:
@@ -144,12 +144,12 @@ class CellStack:
     def __init__(self) -> None:
         self._cells: list[Cell] = []
         self.missed: Any = None
-        """The ``info`` of a running cell whose beginning has failed."""
+        """The ``info`` of a running cell whose start hook failed."""
         self.ended_inside = False
-        """Whether the last cell that ended was one inside another, whose code gets its result."""
+        """True if the last cell that ended was nested: the outer cell's code gets its result."""
 
     def push(self, info: Any) -> Cell:
-        """Note that a cell begins."""
+        """Add a cell that begins."""
         thread = get_ident()
         nested = thread in [cell.thread for cell in self._cells]
         cell = Cell(info, nested=nested, thread=thread)
@@ -157,9 +157,9 @@ class CellStack:
         return cell
 
     def pop(self, result: Any) -> tuple[Cell | None, list[Cell]]:
-        """Return the cell that ``result`` ends, and those inside it that never got an end.
+        """Remove and return the cell that ``result`` ends, and nested cells whose end was never reported.
 
-        The cell is None where it never began. ``result`` may be None; then the innermost cell ends.
+        The cell is None if it never began. If ``result`` is None, the innermost cell ends.
         """
         ended, lost = self._ended(result)
         self.missed = None
@@ -171,14 +171,14 @@ class CellStack:
         return ended, lost
 
     def forget(self, result: Any) -> None:
-        """Remove a cell whose end has failed."""
+        """Remove a cell whose end hook failed."""
         info = getattr(result, "info", None)
         for cell in self._cells:
             cell.over |= cell.info is info is not None
         self._cells = [cell for cell in self._cells if not cell.over]
 
     def has(self, result: Any) -> bool:
-        """Whether the cell that ``result`` ends is still here."""
+        """Return True if the cell that ``result`` ends is still running."""
         info = getattr(result, "info", None)
         return info is not None and any(cell.info is info for cell in self._cells)
 
@@ -192,21 +192,21 @@ class CellStack:
             ended = own[-1] if own else None
         else:
             ended = next((cell for cell in reversed(self._cells) if cell.info is info), None)
-            # After an exception that escaped the runner, IPython makes a new info for the same cell.
+            # After an exception that escaped the runner, IPython creates a new info for the same cell.
             ended = ended or next((cell for cell in reversed(own) if _same_source(cell.info, info)), None)
         return ended, own[own.index(ended) + 1 :] if ended in own else []
 
     def outermost(self) -> Cell | None:
-        """Return the cell that has run for longest, in whichever thread; asked from any thread."""
+        """Return the cell that has been running longest, in any thread; callable from any thread."""
         return next((cell for cell in self._cells if not cell.nested), None)
 
     def running(self, thread: int | None = None) -> list[Cell]:
-        """Return the cells that run in a thread, by default in this one, innermost last."""
+        """Return the cells running in a thread, by default this one, innermost last."""
         thread = get_ident() if thread is None else thread
         return [cell for cell in self._cells if cell.thread == thread]
 
     def of_others(self, thread: int) -> list[Cell]:
-        """Return the cells that run in other threads than ``thread``."""
+        """Return the cells running in threads other than ``thread``."""
         return [cell for cell in self._cells if cell.thread != thread]
 
     def close(self) -> None:

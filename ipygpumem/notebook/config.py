@@ -1,4 +1,4 @@
-"""Every option, as traitlets: ``%config IPyGpuMem``, configuration files and the command line."""
+"""Options as traitlets, set by ``%config IPyGpuMem``, configuration files or the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ipygpumem.units import checked_bytes, finite, number_in, whole
 
 
 class Number(TraitType):
-    """An option that a function checks, as arguments of Python functions and options of commands are checked."""
+    """A number validated by the same function as the arguments of Python functions and commands."""
 
     def __init__(self, default: float, check: Callable[..., object], *, help: str, **bounds: float) -> None:  # noqa: A002
         super().__init__(default, help=help)
@@ -27,7 +27,7 @@ class Number(TraitType):
             raise TraitError(f"IPyGpuMem.{self.name}: {error}") from None
 
     def from_string(self, text: str) -> Any:
-        """Return the number on the command line, to be validated; a size needs no unit there: its option says bytes."""
+        """Return the number given on the command line, before validation; a size without a unit means bytes."""
         return number_in(text)
 
 
@@ -35,7 +35,7 @@ class IPyGpuMem(Configurable):
     """Options of the ipygpumem extension."""
 
     notebook: object = None
-    """What has these options; see ``notebook_of``."""
+    """The ``Notebook`` with these options; see ``notebook_of``."""
     extension: Any = None
 
     report = Bool(True, help="Show the one-line report after every cell (%gpumem on|off).").tag(config=True)
@@ -53,27 +53,27 @@ class IPyGpuMem(Configurable):
         0.0,
         finite,
         least=0,
-        help="Show no line after cells that were shorter than this, unless they grow with every run.",
+        help="Show no line after cells shorter than this, unless their memory grows with every run.",
     ).tag(config=True)
     experiment_report = Enum(
-        ["full", "compact", "none"], "full", help="What an experiment shows at its end, unless --report says otherwise."
+        ["full", "compact", "none"], "full", help="Level of detail of an experiment's report, unless --report is given."
     ).tag(config=True)
     release_frames = Enum(
         ["never", "oom", "oom+interrupt", "always"],
         "oom+interrupt",
-        help="After which errors the frames of the traceback give up their locals, so that their memory comes back. "
-        "'always' means that %debug finds no locals after any error.",
+        help="Errors after which the locals of the traceback's frames are cleared to free their memory. "
+        "With 'always', %debug finds no locals after any error.",
     ).tag(config=True)
     collect_garbage = Bool(
         True,
-        help="Collect garbage after a cell: what it has made, and all that there is when that is cheap beside the cell "
-        "(see garbage_share).",
+        help="Collect garbage after a cell: always the objects made by the cell, and all garbage if that is cheap "
+        "compared to the cell (see garbage_share).",
     ).tag(config=True)
     garbage_share = Number(
         0.05,
         finite,
         least=0,
-        help="Largest share of a cell's CPU time that collecting all garbage after it may be predicted to take.",
+        help="Maximum predicted cost of collecting all garbage after a cell, as a share of the cell's CPU time.",
     ).tag(config=True)
     host_peak = Enum(
         ["kernel", "sampled"],
@@ -86,15 +86,15 @@ class IPyGpuMem(Configurable):
         finite,
         least=0.001,
         most=3600,
-        help="Time between two samples where peaks must be sampled; read when the extension loads.",
+        help="Seconds between samples where peaks must be sampled; read when the extension loads.",
     ).tag(config=True)
     min_held_bytes = Number(
         2**20,
         checked_bytes,
-        help="Smallest size that is listed among what a traceback held or what survived an experiment.",
+        help="Minimum size of listed objects that a traceback held, or that survived an experiment.",
     ).tag(config=True)
     history_length = Number(
-        10_000, whole, most=10**6, help="How many finished cells are remembered; read when the extension loads."
+        10_000, whole, most=10**6, help="Maximum number of cells in the history; read when the extension loads."
     ).tag(config=True)
     record = Bool(
         False,
@@ -105,5 +105,5 @@ class IPyGpuMem(Configurable):
         8 * 2**20,
         checked_bytes,
         least=2**16,
-        help="The most that one kernel's recording may take; read when recording begins.",
+        help="Maximum size of one kernel's recording; read when recording starts.",
     ).tag(config=True)

@@ -1,4 +1,4 @@
-"""What everything in one shell shares."""
+"""Services shared by all components of one shell."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ipygpumem.probes.pools import finder
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Context:
-    """IPython's shell, our options, and what measures, collects and shows."""
+    """IPython's shell, our options, and the services that measure, collect garbage and show reports."""
 
     shell: Any
     config: IPyGpuMem
@@ -36,6 +36,6 @@ class Context:
 
 
 def context_for(shell: Any, config: IPyGpuMem, host: HostProbe, probes: Sequence[Probe] = ()) -> Context:
-    """Return the context of a shell, which measures with ``probes``: by default the host and all accelerators."""
+    """Return the context of a shell that measures with ``probes``, by default the host and all accelerators."""
     meter = Meter(probes or [host], find_more=None if probes else finder(), sample_seconds=config.sample_seconds)
     return Context(shell, config, meter, Garbage(), CellStack(), Screen(shell, config), Guard())

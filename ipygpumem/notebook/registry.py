@@ -1,7 +1,7 @@
-"""The magics as their help tells them: lines are parsed by it, and completed from it.
+"""Help texts of the magics, from which their lines are parsed and completed.
 
-A new command is a row of a help here, a function in ``commands`` that is called as the row is, and, where the help does
-not say it all, what ``commands.parsing`` knows of its arguments. A command of an optional feature has a line in EXTRAS.
+To add a command, add a row to a help text, a function of the same name in ``commands``, and, where the help text does
+not define an argument fully, details in ``commands.parsing``. A command of an optional feature has a line in EXTRAS.
 """
 
 from __future__ import annotations
@@ -24,113 +24,113 @@ EXTRAS = {
 
 
 def loaded(place: str) -> Any:
-    """Return a function by its module in the package and its name, imported only now: loading must be fast."""
+    """Import and return a function or class by its path in the package; loading the extension must stay fast."""
     module, _, name = place.rpartition(".")
     return getattr(importlib.import_module(f"ipygpumem.{module}"), name)
 
 
 REWRITTEN = ("experiment", "memlines", "autofit")
-"""``%%name`` as a cell's first line becomes a call, so that the body is a plain cell: see rewriting.py."""
+"""Cell magics whose first line is turned into a call, so that the body is a plain cell; see rewriting.py."""
 
 MAGICS = {
-    "%experiment": """Open and close scopes over many cells.
+    "%experiment": """Group several cells into an experiment.
 
 ::
 
     %experiment start NAME         open one: [--keep NAME...] [--drop-imports] [--seed N]
                                    [--report full|compact|none] [--note NAME=VALUE...] [--budget gpu=SIZE...]
                                    [--record FILE] [--on ENGINES]
-    %experiment end [NAME]         delete its names, restore what they shadowed, give memory back [--on ENGINES]
-    %experiment keep NAME...       names, or globs such as 'y*', that stay at the end
-    %experiment status             what is open, and what it costs so far
-    %experiment list               the finished ones, one row each
-    %experiment compare [NAME...]  finished ones side by side: names, globs, or A#2 for the second run of A
+    %experiment end [NAME]         delete its names, restore overwritten ones, free the memory [--on ENGINES]
+    %experiment keep NAME...       keep these names or globs, such as 'y*', at the end too
+    %experiment status             show the open experiments and their memory so far
+    %experiment list               show the finished experiments, one row each
+    %experiment compare [NAME...]  compare finished experiments: names, globs, or A#2 for the second run of A
 
-``%%experiment NAME`` as a cell's first line does all of it for that one cell.
+``%%experiment NAME`` as a cell's first line does all of this for one cell.
 """,
-    "%%experiment": """Run one cell as a scope, like a function: afterwards its names are gone and its memory is back.
+    "%%experiment": """Run a cell like a function: at the end its new names are deleted and its memory is freed.
 
 ::
 
     %%experiment NAME [--keep NAME...] [--drop-imports] [--seed N] [--report full|compact|none]
                  [--note NAME=VALUE...] [--budget gpu=SIZE...] [--record FILE] [--on ENGINES]
-    --keep NAME...              names or globs that stay, with blanks or commas: --keep model 'loss*'
+    --keep NAME...              names or globs to keep, separated by blanks or commas: --keep model 'loss*'
     --drop-imports              delete the names of imported modules too
-    --seed N                    reset Python's, NumPy's and torch's random generators first
-    --report full|compact|none  how much to show at the end
-    --note NAME=VALUE...        parameters to remember with it: --note lr=1e-3 bs=64
-    --budget gpu=SIZE...        let torch have no more of a GPU: --budget gpu=8GiB
-    --record FILE               where CUDA memory was allocated, for torch's memory viewer (.pickle)
-    --on ENGINES                on engines of an ipyparallel cluster: all, 0-3, or a view's name
+    --seed N                    seed Python's, NumPy's and torch's random generators first
+    --report full|compact|none  level of detail of the report
+    --note NAME=VALUE...        parameters to store in the record: --note lr=1e-3 bs=64
+    --budget gpu=SIZE...        limit torch's memory on a GPU: --budget gpu=8GiB
+    --record FILE               write CUDA's allocation history for torch's memory viewer (.pickle)
+    --on ENGINES                run on engines of an ipyparallel cluster: all, 0-3, or a view's name
 """,
-    "%gpumem": """Control ipygpumem.
+    "%gpumem": """Show what uses memory, and free it.
 
 ::
 
-    %gpumem on                 show the line after each cell
-    %gpumem off                show it no more; measuring goes on
-    %gpumem status             what is on, which experiments are open, each device's memory now [--on ENGINES]
-    %gpumem preload            create the accelerator's context now, and say what it costs
-    %gpumem free               give memory back now: stored tracebacks, garbage, caches [--on ENGINES]
-    %gpumem release NAME...    empty an object and free what only it holds
-    %gpumem purge NAME...      defragment: move a model, and its optimizer's state, off the device and back
-    %gpumem leaks              what did not come back, and who holds it [--min SIZE] [--on ENGINES]
-    %gpumem tensors [NAME...]  tensors and arrays by storage [--device D] [--min SIZE]
+    %gpumem on                 show a line after each cell
+    %gpumem off                hide it; measuring continues
+    %gpumem status             show settings, open experiments, and each device's memory [--on ENGINES]
+    %gpumem preload            create the accelerator's context now, and show its cost
+    %gpumem free               free memory now: stored tracebacks, garbage, caches [--on ENGINES]
+    %gpumem release NAME...    empty objects, and free all that only they reference
+    %gpumem purge NAME...      defragment: move a model and its optimizer's state off the device and back
+    %gpumem leaks              list memory that was not freed, and what holds it [--min SIZE] [--on ENGINES]
+    %gpumem tensors [NAME...]  list tensors and arrays by storage [--device D] [--min SIZE]
                                [--kind parameter|gradient|optimizer|buffer|other] [--by name|shape|kind|cell|device]
                                [--top N]
-    %gpumem history            one row per finished cell [-n 20] [--experiment NAME]
-    %gpumem export FILE        what has finished, as .json or .csv [--force]
-    %gpumem plot               a picture: [session|devices|experiments] [--device D] [-n N] [--save FILE] [--force]
-    %gpumem record             keep a recording that outlives the kernel: on | off | status
-    %gpumem postmortem [FILE]  how the last kernel died that was recorded
+    %gpumem history            show one row per finished cell [-n 20] [--experiment NAME]
+    %gpumem export FILE        write the session's records as .json or .csv [--force]
+    %gpumem plot               draw a picture: [session|devices|experiments] [--device D] [-n N] [--save FILE] [--force]
+    %gpumem record             write a recording that outlives the kernel: on | off | status
+    %gpumem postmortem [FILE]  show how the last recorded kernel died
 
-Alone it shows a short status and the largest names. All options: ``%config IPyGpuMem``.
+``%gpumem`` alone shows a short status and the largest names. Options: ``%config IPyGpuMem``.
 """,
-    "%gpumemit": """Say what a statement costs: memory kept, its peak, and the time.
+    "%gpumemit": """Measure a statement: memory kept, peak and time.
 
 ::
 
     %gpumemit [-r RUNS] [-s 'SETUP'] STATEMENT
-    -r RUNS     measured runs of each, after one to warm up (5)
+    -r RUNS     measured runs, after one warm-up run (5)
     -s 'SETUP'  code to run before each run, not measured
 
-Names that a statement binds are its own; what it does to your objects stays done. ``%%gpumemit`` compares several.
+Names that the statement binds are local to it; its changes to your objects remain. ``%%gpumemit`` compares several.
 """,
-    "%%gpumemit": """Say what statements cost, side by side: memory kept, its peak, and the time.
+    "%%gpumemit": """Compare statements: memory kept, peak and time.
 
-Each line of the cell is a statement; longer ones stand between lines ``---``.
+Each line of the cell is a statement; separate longer ones with lines ``---``.
 
 ::
 
     %%gpumemit [-r RUNS] [-s 'SETUP']
-    -r RUNS     measured runs of each, after one to warm up (5)
+    -r RUNS     measured runs of each, after one warm-up run (5)
     -s 'SETUP'  code to run before each run, not measured
 
-Names that a statement binds are its own; what it does to your objects stays done.
+Names that a statement binds are local to it; its changes to your objects remain.
 """,
-    "%%memlines": """Say of each line of a cell, and of functions, what it kept, its peak, its runs and its time.
+    "%%memlines": """Measure each line of a cell, and of functions: memory kept, peak, runs and time.
 
 ::
 
     %%memlines [-f FUNCTION...] [--sort line|kept|peak|time|hits]
-    -f FUNCTION...                   a function or method to follow too: -f train Model.forward
-    --sort line|kept|peak|time|hits  the lines that ran, those that cost most first
+    -f FUNCTION...                   functions or methods to measure too: -f train Model.forward
+    --sort line|kept|peak|time|hits  order of the lines: by number, or most expensive first
 """,
-    "%%autofit": """Run a cell again with a smaller value until it fits in memory; the variable then holds that value.
+    "%%autofit": """Rerun a cell with smaller values until it fits in memory; the variable keeps the value that fits.
 
 ::
 
     %%autofit NAME=VALUE... [--min N...] [--step STEP] [--headroom 5%] [--max-tries 10]
-    NAME=VALUE...   such as batch_size=1024; several are reduced in turn; NAME alone: from its value now
-    --min N...      the smallest value, for all or each: --min batch_size=8 seq_len=128
-    --step STEP     halve, a factor such as 0.9, or search: down by halves, then up to the largest that fits
-    --headroom 5%   the share of the device's memory that must stay free at the peak
-    --max-tries 10  the most tries after the first
+    NAME=VALUE...   such as batch_size=1024; several are reduced in turn; NAME alone starts at its current value
+    --min N...      smallest value, for all or each: --min batch_size=8 seq_len=128
+    --step STEP     halve, a factor such as 0.9, or search: halve, then go up to the largest that fits
+    --headroom 5%   share of the device's memory that must stay free at the peak
+    --max-tries 10  maximum number of tries after the first
 
-Above ``%%estimate`` it finds by estimates alone the largest value that fits, for a card that need not be here. A
-function is fitted by ``ipygpumem.autofit``.
+Followed by a line ``%%estimate``, it finds the largest value that fits from estimates alone, without the device.
+``ipygpumem.autofit`` does the same for a function.
 """,
-    "%%estimate": """Say what a cell would take, without running it on a device: its tensors are fake.
+    "%%estimate": """Estimate a cell's memory without running it on a device: its tensors are fake.
 
 The cell runs at once, in the notebook's process, and what it changes is put back. Build the model inside the cell:
 16 GB of weights take no memory there.
@@ -138,9 +138,9 @@ The cell runs at once, in the notebook's process, and what it changes is put bac
 ::
 
     %%estimate [--device-memory SIZE] [--device D] [--timeout SECONDS]
-    --device-memory SIZE  does it fit in this much? Without: in what is free
-    --device D            take all tensors to be on this device, which need not be here
-    --timeout SECONDS     stop it then, and name the line; 300 without
+    --device-memory SIZE  check that it fits in this much, instead of the free memory
+    --device D            assume all tensors on this device; you need not have it
+    --timeout SECONDS     stop after this time and name the line (300)
 """,
 }
-"""The helps, which ``?`` shows, by name."""
+"""Help texts by magic, shown by ``?``."""

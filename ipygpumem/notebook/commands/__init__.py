@@ -1,1 +1,1 @@
-"""The magics: their words, their completion, and a file for each command."""
+"""The magics: parsing, completion, and the code of each command."""

@@ -1,1 +1,1 @@
-"""What goes with cells and can be left out: trends, subscribers."""
+"""Optional cell observers: trends, subscribers."""
