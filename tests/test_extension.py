@@ -132,7 +132,7 @@ def test_a_block_whose_extension_is_unloaded_ends_as_if_it_were_none(
     result = loaded.run_cell(f"with ipygpumem.experiment('a'):\n    x = 1\n    {leave}\n    {then}")
     assert loaded.user_ns["x"] == 1
     assert type(result.error_in_exec) is (ValueError if "raise" in then else type(None))
-    assert "unloaded with open experiments ('a'); their names stay as they are" in capsys.readouterr().err
+    assert "unloaded with open experiments ('a'); their names are kept" in capsys.readouterr().err
 
 
 def test_the_api_says_what_is_missing_where_nothing_is_loaded(shell: InteractiveShell) -> None:

@@ -389,7 +389,7 @@ def test_what_others_take_from_ipythons_lists_is_there_again_for_the_next_cell(
     assert found == {"old": 1, "new": None, "late": late, "since": 7, "ran": [2, 3, 4]}
     said = capsys.readouterr().err
     assert [line for line in said.splitlines() if "ipygpumem: " in line] == [
-        "ipygpumem: experiment 'q' could not be ended: its names stay."
+        "ipygpumem: experiment 'q' could not be ended; its names are kept."
     ] * stays
     assert not notebook_of(shell).context.cells.running()
     assert not len(notebook_of(shell).context.meter._open)

@@ -1,7 +1,7 @@
-"""Experiments: opens and ends them, nested; finds the scope whose names the running code binds; frees what they own.
+"""Opens and ends nested experiments, tracks the names that running code binds in their scopes, and frees their memory.
 
-A scope owns what its own cells bind. Its cells are those of the thread that opened it, since another subshell runs its
-cells in a thread of its own, over the same names. On an engine of a cluster they are those of one client.
+A scope owns the names that its own cells bind. Its cells run in the thread that opened it, because each subshell runs
+its cells in its own thread, over the same names. On an engine of a cluster its cells come from one client.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ Parameters = dict[str, int | float | str]
 
 PARAMETER = re.compile(r"[^\W\d][\w.-]{0,79}")
 _ATTEMPTS = 5
-"""Maximum number of times that an end is begun: finalisers may raise, or a Ctrl-C may strike, in each of them."""
+"""Maximum number of attempts to end an experiment: finalisers may raise, or a Ctrl-C may interrupt, each of them."""
 _MEASURES_LINES = re.compile(r"^%%memlines", re.MULTILINE)
-"""In such a cell there must be no lines but the user's."""
+"""Matches cells that are not instrumented: it would skew line costs."""
 
 
 class Experiments(Part):
-    """The experiments of one shell, and the code that runs in their scopes."""
+    """Manages the experiments of one shell, and observes the code that runs in their scopes."""
 
     def __init__(self, context: Context, recovery: Recovery, subscribers: Subscribers) -> None:
         self.context = context
@@ -81,14 +81,14 @@ class Experiments(Part):
         return Survivors(self.context, lambda: [(item.name, item.scope.waiting) for item in self.open], ours=self)
 
     def here(self, like: Experiment | None = None) -> list[Experiment]:
-        """Return the open experiments around the code that asks, or around ``like``, innermost last."""
+        """Return the open experiments around the calling code, or around ``like``, innermost last."""
         if not self.open:
             return []
         thread, client = (like.thread, like.client) if like else (get_ident(), client_of(self.context.shell))
         return [one for one in self.open if one.thread == thread and one.client == client]
 
     def _ran_out_of_memory(self, error: BaseException, leaving: object) -> None:
-        """Count ``error`` for all experiments around it, unless it was, as it leaves each of them in turn."""
+        """Count ``error`` once for each experiment around it; it is reported again as it leaves each of them."""
         counted = self._counted if id(error) == self._last_oom else []
         if counted and (leaving is None or leaving in counted):
             return
@@ -97,30 +97,30 @@ class Experiments(Part):
             experiment.ran_out_of_memory()
 
     def ran_out_in_try(self, error: BaseException) -> None:
-        """A try of an autofit ran out of memory: the open experiments count it, unless it left them already."""
+        """Count an out-of-memory error of an autofit try for the open experiments, unless it was counted before."""
         self.recovery.saw(error)
-        self._counted = []  # the error of the next try may come to have the identity of this one
+        self._counted = []  # the next try's error may reuse this one's identity
 
     # -- code -------------------------------------------------------------------------------------------------
 
     def _noted(self, key: str) -> bool:
-        """Take what the code notes; return whether it need not note it again."""
+        """Record a binding reported by instrumented code; return True if it need not be reported again."""
         scopes = [experiment.scope for experiment in self.here()]
         if not scopes:  # scopes of other threads are open, over the same names
             for cell in self._cells.running()[-1:]:
                 cell.bound_outside.add(key.rsplit(" ", 1)[1])
             return False
-        # Another thread's code may look up the same.
+        # Code of another thread may report the same key.
         return note_event(scopes, key) and len(scopes) == len(self.open)
 
     def event_missed(self, key: str) -> bool:
-        """Keep what the running code has bound and may bind, since one of its events could not be noted."""
+        """Keep all names that the running code may bind, because one of its events could not be recorded."""
         for experiment in self.here()[-1:]:
             experiment.scope.missed(key)
         return False
 
     def code_missed(self, *_: object, **__: object) -> None:
-        """Prepare the scopes for code that could not be looked at: it may bind any name."""
+        """Prepare the scopes for code that could not be analysed and may bind any name."""
         for cell in self._cells.running()[-1:]:
             cell.has_unseen_code = True
         for experiment in self.here()[-1:]:
@@ -129,7 +129,7 @@ class Experiments(Part):
     def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
         """Prepare the scopes for code that runs next in the innermost running cell; see ``Part``."""
         running, here = self._cells.running(), self.here()
-        if not running:  # silent code, such as a front-end's own
+        if not running:  # silent code, such as a front-end's requests
             for experiment in [one for one in self.open if one not in here]:
                 experiment.scope.share(bindings_of(tree).bound)
             return
@@ -146,19 +146,19 @@ class Experiments(Part):
                 experiment.scope.share(bindings.shared)
             if may_change:
                 here[-1].scope.unsave(cell.saved_early)
-            # A first line %%experiment opens a scope of its own for all that comes.
+            # With %%experiment as the first line, the rest of the cell runs in a new scope.
             saved = [] if opens or is_timed else self._expect(here[-1].scope, bindings, noted)
             cell.saved_early = [] if may_change else saved
 
     def _instrument(self, tree: Any, here: list[Experiment], source: str, *, opens: bool) -> frozenset[str]:
-        """Let the code of a cell note the names that a scope may have to know, and return them."""
+        """Instrument a cell's code to report bindings that a scope may need, and return their names."""
         may_open_later = "experiment" in (source.lstrip().partition("\n")[2] if opens else source)
         if not (opens or self.open or may_open_later) or _MEASURES_LINES.search(source):
             return frozenset()
         found = bindings_of(tree)
         names = (found.bound | found.deleted) - found.shared
         if opens and not may_open_later:
-            names &= self.context.namespace.keys()  # what is not there yet will be the scope's
+            names &= self.context.namespace.keys()  # names not bound yet will belong to the scope
         elif here and not may_open_later:
             names = here[-1].scope.to_report(names)
         names |= found.imported - found.shared
@@ -167,13 +167,13 @@ class Experiments(Part):
         return frozenset(names)
 
     def _expect(self, scope: Scope, bindings: Bindings, noted: frozenset[str]) -> list[str]:
-        """Prepare ``scope`` for code; return the names saved because the code does not note them."""
+        """Prepare ``scope`` for code; return the names saved because the code does not report them."""
         self.listener.clear()
         scope.note(bindings, noted)
         return scope.save(bindings.bound.difference(noted))
 
     def _expect_running_code(self, experiment: Experiment) -> None:
-        """Prepare a scope that becomes the innermost for what the running code will bind."""
+        """Prepare the scope that becomes the innermost for names that the running code may bind."""
         self.listener.clear()
         for code in [code for cell in self._cells.running(experiment.thread) for code in cell.code]:
             bindings = code.bindings()
@@ -185,7 +185,7 @@ class Experiments(Part):
             cell.names_before = set(self.context.namespace)
 
     def _leave_to(self, cell: Cell, experiment: Experiment) -> None:
-        """Exclude the cell's names from the scope of another thread."""
+        """Exclude the cell's names from another thread's scope."""
         bound = cell.bound_outside.union(*(code.bindings().bound - code.noted for code in cell.code))
         appeared = () if cell.names_before is None else self.context.namespace.keys() - cell.names_before
         experiment.scope.leave_to_others(bound, appeared)
@@ -193,9 +193,9 @@ class Experiments(Part):
     # -- cells ------------------------------------------------------------------------------------------------
 
     def cell_begins(self, cell: Cell) -> None:
-        """Begin to watch names, and reset the generators of experiments with a seed."""
+        """Start tracking names, and seed the generators of experiments with a seed."""
         for experiment in self.overdue():
-            self.give_up(experiment)  # its end will not be requested again: nothing is deleted
+            self.give_up(experiment)  # nothing requests its end again: no name is deleted
         here = self.here()
         if len(here) < len(self.open):  # names that appear may be the cell's
             self._note_names(cell)
@@ -208,7 +208,7 @@ class Experiments(Part):
                 experiment.reseed()
 
     def code_ended(self, cell: Cell, *, failed: bool) -> None:
-        """Settle what the cell's code has done to names and outputs."""
+        """Update the scopes' names and outputs after the cell's code."""
         cell.in_scope = bool(self.open)
         if not self.open:
             return
@@ -236,18 +236,18 @@ class Experiments(Part):
             self.context.guard.each("experiment", *ends)
 
     def overdue(self) -> list[Experiment]:
-        """Return the experiments whose cells are over; a finaliser or another thread may ask while one of them ends."""
+        """Return open experiments whose cells have ended, except those ending now in a finaliser or another thread."""
         return [one for one in self.open if one.cell is not None and one.cell.over and not one.is_ending]
 
     def shown(self) -> None:
-        """End the experiments of cells that are over, if something has kept them from their end."""
+        """End experiments whose cells ended without ending them."""
         for experiment in self.overdue():
             ended: list[Experiment] = []
             self._end_of_cell(experiment, ended)
             self.context.screen.show(self._publish(ended))
 
     def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
-        """Count the cell as its experiments', and publish those that have ended with it."""
+        """Add the cell to its experiments, and publish those that ended with it."""
         if record is not None and cell.in_scope:
             for experiment in (*self.here(), *cell.ended):
                 experiment.add_cell(record)
@@ -256,7 +256,7 @@ class Experiments(Part):
     # -- begin and end ----------------------------------------------------------------------------------------
 
     def begin(self, experiment: Experiment) -> None:
-        """Open ``experiment`` inside those that are open."""
+        """Open ``experiment`` inside the open experiments."""
         for other in self.here():
             if other.name == experiment.name and not other.ends_by_itself:
                 self.finish(other)
@@ -266,20 +266,20 @@ class Experiments(Part):
             self.open.append(experiment)
             self._expect_running_code(experiment)
             running = self._cells.running()
-            is_silent = not running and experiment.thread == main_thread().ident  # in others, functions run
+            is_silent = not running and experiment.thread == main_thread().ident  # in other threads, functions run
             if is_silent or any(cell.has_unseen_code or not cell.code for cell in running):
                 experiment.scope.save_all()
             for cell in self._cells.of_others(experiment.thread):
                 self._note_names(cell)
             experiment.reseed()
-        except BaseException:  # an interrupt, too: what is half open would never end
+        except BaseException:  # an interrupt, too: a half-open experiment would never end
             if experiment in self.open:
                 self.open.remove(experiment)
             experiment.abandon()
             raise
 
     def end_with_cell(self, experiment: Experiment) -> None:
-        """Let ``experiment`` end when the running cell does."""
+        """End ``experiment`` when the running cell ends."""
         running, missed = self._cells.running(), self._cells.missed
         is_missed = missed is not None and not (running and running[-1].info is missed)
         cells = [] if running else [one for one, _ in walk_stack(None) if one.f_code.co_name == "run_cell_async"]
@@ -305,7 +305,7 @@ class Experiments(Part):
         ended: list[Experiment] = []
         try:
             self._end(experiment, ended)
-        finally:  # those inside it have ended, even if an interrupt keeps it open
+        finally:  # inner ones have ended, even if an interrupt keeps this one open
             reports = self._publish(ended)
         return reports
 
@@ -316,7 +316,7 @@ class Experiments(Part):
     def _end(self, experiment: Experiment, ended: list[Experiment]) -> None:
         """End ``experiment`` and all inside it, and append each to ``ended``.
 
-        Afterwards it is closed. Only a Ctrl-C leaves it open, and only if the user can end it again.
+        Only a Ctrl-C leaves it open, and only if the user can end it again.
         """
         if experiment not in self.open:
             raise ExperimentError(
@@ -326,7 +326,7 @@ class Experiments(Part):
         if any(one.is_ending for one in inside[inside.index(experiment) :]):
             raise ExperimentError(f"experiment {quoted(experiment.name)} is ending already")
         interrupted = False
-        for _ in range(_ATTEMPTS):  # each goes on where the one before it stopped
+        for _ in range(_ATTEMPTS):  # each continues where the previous one stopped
             if experiment not in self.open:
                 break
             try:
@@ -358,27 +358,27 @@ class Experiments(Part):
                     experiment.leave(enclosing.scope if enclosing else None)
             finally:
                 experiment.is_ending = False
-        if enclosing is None:  # what it kept is the notebook's, and no other thread's scope's
+        if enclosing is None:  # names that it kept belong to the notebook, not to another thread's scope
             for other in [one for one in self.open if one not in around]:
                 other.scope.leave_to_others(experiment.scope.outcome.kept, ())
         ended.append(experiment)
-        # Not certainly the last one: finalisers and threads run during an end, and may unload the extension.
+        # It need not be the last one: finalisers and threads run during an end, and may unload the extension.
         self.open[:] = [one for one in self.open if one is not experiment]
         if enclosing is not None:
             self._expect_running_code(enclosing)
 
     def give_up(self, experiment: Experiment) -> None:
-        """Close an experiment that cannot be ended: no name is deleted, and what names have shadowed is back."""
+        """Close an experiment that cannot be ended: restore overwritten names, delete none."""
         if experiment not in self.open:
             return
         self.open[:] = [one for one in self.open if one is not experiment]
         experiment.record = experiment.record or experiment.bare_record()
         name = f"experiment {quoted(experiment.name)}"
-        say = functools.partial(print, f"ipygpumem: {name} could not be ended: its names stay.", file=sys.stderr)
+        say = functools.partial(print, f"ipygpumem: {name} could not be ended; its names are kept.", file=sys.stderr)
         self.context.guard.each(name, say, experiment.scope.restore_all, experiment.abandon)
 
     def _publish(self, ended: list[Experiment]) -> list[Report]:
-        """Remember the records of finished experiments, and return their reports."""
+        """Store the records of finished experiments, and return their reports."""
         reports: list[Report] = []
         for experiment in ended:
             if (record := experiment.record) is not None:
@@ -391,7 +391,7 @@ class Experiments(Part):
         return reports
 
     def close(self) -> None:
-        """Keep open experiments' names, and stop measuring them."""
+        """Stop measuring the open experiments; their names are kept."""
         for experiment in self.open:
             if not experiment.is_ending:
                 experiment.abandon()
@@ -401,8 +401,8 @@ class Experiments(Part):
 class Experiment:
     """A scope over the notebook's names, opened by ``start`` (or ``with``) and closed by ``finish``.
 
-    Made by ``ipygpumem.experiment``, which explains the arguments, and by the magics. The record is in ``record`` once
-    it is finished.
+    Created by the magics and by ``ipygpumem.experiment``, which documents the arguments. ``record`` is set once it is
+    finished.
     """
 
     def __init__(
@@ -438,35 +438,35 @@ class Experiment:
         self.record: ExperimentRecord | None = None
         self.was_started = self.failed = False
         self.is_ending = False
-        """True while it ends: no other caller may end it then."""
+        """True while it is being ended: no other caller may end it then."""
         self.error_at_start = self.seen_error = self.ooms = 0
         self.thread = get_ident()
-        """The thread whose cells are the experiment's: that in which it starts."""
+        """The thread that started it, whose cells belong to it."""
         self.cell: Cell | None = None
-        """The cell with which it ends."""
+        """The cell whose end ends it, if any."""
         self.ends_by_itself = False
-        """The user asks for its end but once, as that of a cell or of a ``with`` block: nothing may leave it open."""
+        """True if a cell or ``with`` block ends it: its end is requested only once, so it must not stay open."""
         self.client: str | None = None
-        """On an engine of a cluster, the client whose cells alone are the experiment's."""
+        """On an engine of a cluster, the only client whose cells belong to it."""
         self.remarks: list[str] = []
         self._cells: list[CellRecord] = []
         self._seconds_here = 0.0
-        """How long it has run in the cell that ends it: that is over later, and none of its cells."""
+        """Seconds in the cell that ends it, which is not among its cells until it ends."""
         self.span_seconds = 0.0
-        """From its start to the end of the last cell so far."""
+        """Seconds from its start to the end of the last cell so far."""
         self._steps: list[ReclaimStep] = []
         self._at_end: tuple[Usage, ...] | None = None
-        """What it had when its end was requested."""
+        """Usage when its end was requested."""
         self._waiting: list[Held] = []
         self.slip = ""
-        """The report's line about a misspelt name in ``keep``."""
+        """Report line about a misspelt name in ``keep``."""
         self._own: list[str] | None = None
-        """Its names as they were looked at just now."""
+        """Its names when its end began."""
         self._survivors: tuple[Held, ...] = ()
         self._is_closed = self._is_freed = False
-        """Its names have been deleted, restored and kept; and their memory has been freed."""
+        """True once its names are deleted, restored or kept; and once their memory is freed."""
         self._watched: list[Watched] | None = None
-        """The arrays of its names; None if there was no memory to list them: the search for survivors needs more."""
+        """The arrays of its names; None if memory was too short to list them."""
 
     @property
     def cells(self) -> tuple[CellRecord, ...]:
@@ -475,7 +475,7 @@ class Experiment:
 
     @property
     def is_open(self) -> bool:
-        """True if it was started, and neither finished nor left open by an unloading."""
+        """True if it was started, and neither finished nor abandoned when the extension was unloaded."""
         return self in self._experiments.open
 
     def start(self) -> Experiment:
@@ -490,7 +490,7 @@ class Experiment:
         return self
 
     def keep(self, *patterns: str) -> None:
-        """Keep these names or globs at the end."""
+        """Keep these names or globs at the end too."""
         if not all(isinstance(pattern, str) for pattern in patterns):
             raise ExperimentError("keep must be a name, a glob, or a list of them: keep='x' or keep=['x', 'y*']")
         self._keep += patterns
@@ -502,7 +502,7 @@ class Experiment:
         return self.record.usages if self.record is not None else self._context.meter.read(self._measurement)
 
     def finish(self) -> ExperimentRecord:
-        """End the experiment (and those inside it), show its report and return its record.
+        """End the experiment (and the ones inside it), show its report and return its record.
 
         A finished experiment returns its record again. If an interrupt stops the end half-way, the experiment
         stays open and ``finish`` can be called again.
@@ -529,7 +529,7 @@ class Experiment:
         if self.record is None and not self.is_open:
             return  # the extension was unloaded inside the block, and said so
         try:
-            if error is not None and kind is not GeneratorExit:  # else a generator was closed
+            if error is not None and kind is not GeneratorExit:  # closing a generator is no failure
                 self.failed = True
                 if remark := self._experiments.recovery.failed_inside(error, self):
                     self.remarks.append(remark)
@@ -543,7 +543,7 @@ class Experiment:
     # -- open -------------------------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Open scope and measurement; if this fails, ``abandon`` undoes it."""
+        """Open the scope and start measuring; if this fails, ``abandon`` undoes it."""
         context = self._context
         self.thread, self.client = get_ident(), client_of(context.shell)
         self.error_at_start = self.seen_error = last_error()
@@ -564,21 +564,21 @@ class Experiment:
         return perf_counter() - self._started
 
     def seconds_here(self) -> float:
-        """Return for how long the experiment has run in the cell that runs now; 0 between cells."""
+        """Return the seconds spent in the running cell; 0 between cells."""
         running = self._context.cells.running(self.thread)[:1]
         return sum(perf_counter() - max(cell.started, self._started) for cell in running)
 
     def seconds(self, here: float) -> float:
-        """Return the sum of its cells' times, with ``here`` of a cell that is not among them."""
+        """Return the sum of its cells' durations, plus ``here`` of a cell not among them yet."""
         return sum(cell.duration_seconds for cell in self._cells) + here
 
     @property
     def limit_notes(self) -> tuple[str, ...]:
-        """Sentences on what its budget cannot limit."""
+        """Sentences about devices that its budget cannot limit."""
         return tuple(self._budget.notes) if self._budget is not None else ()
 
     def reseed(self) -> None:
-        """Reset the random generators if the experiment has a seed, and those imported later when they come."""
+        """Seed the random generators if the experiment has a seed; libraries imported later are seeded on import."""
         if self._seeder is not None:
             self._seeder.seed_all()
 
@@ -589,7 +589,7 @@ class Experiment:
             self._allocations.write("written when memory ran out")
 
     def add_cell(self, cell: CellRecord) -> None:
-        """Count a finished cell as the experiment's, the one with which it ends included."""
+        """Add a finished cell, including the one that ends the experiment."""
         self._cells.append(cell)
         if self.record is not None:
             self.record = replace(self.record, cells=self.cells, duration_seconds=self.seconds(self._seconds_here))
@@ -601,16 +601,16 @@ class Experiment:
         return [entry[0] for entry in entries if entry is not None]
 
     def saw_error(self, identity: int) -> None:
-        """Note the last error that was shown.
+        """Record the identity of the last error shown; a new one marks the experiment as failed.
 
-        Called often enough that no two errors are shown between two calls: an error is made while the one shown
-        before is alive, and a later one may reuse that one's identity.
+        Call it often enough that at most one error is shown between two calls: an error is created while the previous
+        one is alive, but a later one may reuse that identity.
         """
         self.failed |= identity != self.seen_error
         self.seen_error = identity
 
     def abandon(self) -> None:
-        """Keep the names and stop measuring: the extension is being unloaded, or the start or the end has failed."""
+        """Stop measuring and keep the names, because the extension is unloaded or the start or end failed."""
         steps: list[Callable[[], object]] = [self._stop_limits]
         if self._allocations is not None:
             steps.append(functools.partial(self._allocations.stop, write=False))
@@ -631,11 +631,11 @@ class Experiment:
     # -- its end ----------------------------------------------------------------------------------------------
 
     def leave(self, enclosing: Scope | None) -> None:
-        """Free everything and make the record; after an interrupt, call it again."""
+        """Free everything and create the record; call it again after an interrupt."""
         self._seconds_here = self.seconds_here()
         if self._seconds_here or not self.span_seconds:
             self.span_seconds = self.elapsed_seconds
-        self._own = None  # after an interrupt there may be other names by now
+        self._own = None  # stale after an interrupt
         steps: list[Callable[[], object]] = [self._find_slip, self._look] if self._at_end is None else []
         if self._allocations is not None:
             steps.insert(0, functools.partial(self._allocations.stop, write=True))
@@ -647,30 +647,30 @@ class Experiment:
             self.record = self.bare_record()
             self._context.meter.drop(self._measurement)
         self._baseline.forget()
-        self._watched = None  # it refers weakly to arrays
+        self._watched = None  # drop its weak references to arrays
 
     def _find_slip(self) -> None:
-        """Keep all names if one to be kept is misspelt: it may be the trained model's."""
+        """Keep all names if a name in ``keep`` is misspelt: it may mean the trained model."""
         slips = self.scope.misspelt_keep()
         if slips:
             (*close,) = difflib.get_close_matches(slips[0], self.scope.own_names(), 1)
             meant = f" (did you mean {close[0]}?)" if close else ""
-            self.slip = f"keep: no name matches {quoted(slips[0])}{meant}: nothing was deleted, all its names stay"
+            self.slip = f"keep: no name matches {quoted(slips[0])}{meant}: nothing was deleted, all names are kept"
             self._keep[:] = [*(pattern for pattern in self._keep if pattern != slips[0]), "*"]
 
     def _look(self) -> None:
-        """Note the state before anything is freed."""
+        """Record usage, names and arrays before anything is freed."""
         self._at_end = ()
         try:
             self._at_end = self._context.meter.settle(self._measurement)
             self._waiting = self.waiting()
             self._own = self.scope.own_names()
             self._watched = self._watch(self._own)
-        except MemoryError:  # now more than ever the names must be deleted
-            self.remarks.append("memory was too short to list everything that the experiment held")
+        except MemoryError:  # the names must be deleted all the more
+            self.remarks.append("not enough memory to list everything that the experiment held")
 
     def _watch(self, own: list[str]) -> list[Watched]:
-        """Return the arrays held by the scope's names and outputs, to be watched."""
+        """Watch the arrays held by the scope's names and outputs."""
         scope, search = self.scope, ArraySearch(self._baseline.was_there)
         namespace, outputs = self._context.namespace, self.outputs.since(self.outputs_at_start)
         values = ((name, namespace.get(name)) for name in scope.names_to_delete(own))
@@ -679,15 +679,15 @@ class Experiment:
         ours = set(own)
         for name, value in named_objects(namespace) if named else ():
             if is_ownable(name) and name not in ours:
-                search.ignore(value)  # names made the notebook's by ``global`` are no leak
+                search.ignore(value)  # names bound in the notebook by ``global`` are no leak
         return self._experiments.survivors.watch(named, search)
 
     def _free(self, enclosing: Scope | None) -> None:
-        """Delete names, outputs and tracebacks, then free the memory that they held."""
+        """Delete names, outputs and tracebacks, then free their memory."""
         meter, context = self._context.meter, self._context
 
         def close() -> int:
-            own, self._own = self._own, None  # later there may be other names
+            own, self._own = self._own, None  # stale after the first attempt
             if not self._is_closed:
                 self.scope.close(enclosing, own, spare=lambda value: value is self)
                 self._is_closed = True
@@ -698,7 +698,7 @@ class Experiment:
             reclaim.run_steps(meter, list(steps), self._steps)
 
         def close_again() -> None:
-            if not self._is_closed:  # there was no memory even for that; the tracebacks' memory is free now
+            if not self._is_closed:  # memory was too short; by now the tracebacks' memory is freed
                 run(("names again", close))
 
         outputs = ("outputs", lambda: 0 if self.slip else self.outputs.forget_since(self.outputs_at_start))
@@ -718,7 +718,7 @@ class Experiment:
         return int(releases)
 
     def _since(self) -> Mark | None:
-        """Return the start if everything that may be garbage at the end was made since, else None."""
+        """Return the start mark if all garbage at the end must be newer, else None."""
         releases_older_error = self.failed and self.error_at_start != 0
         return None if releases_older_error else self._baseline.mark_if_nothing_lingers()
 
@@ -736,16 +736,16 @@ class Experiment:
                 first_cell=min((cell.execution_count or 0 for cell in self._cells), default=None),
             )
         except Exception as error:  # everything has been freed: this only lists the rest
-            self.remarks.append(f"what is still alive could not be listed: {said(error)}")
+            self.remarks.append(f"objects still alive could not be listed: {said(error)}")
 
     def bare_record(self) -> ExperimentRecord:
-        """Return a record of an experiment of which nothing is known."""
+        """Return a record without measurements."""
         seconds = perf_counter() - self._started
         return ExperimentRecord(self.name, self._started_at, seconds, (), (), {}, {}, (), (), (), ())
 
     def _make_record(self) -> None:
         if not (self._is_freed and self._is_closed):
-            return  # it is to be ended again
+            return  # another attempt follows
         outcome, at_end, usages = self.scope.outcome, self._at_end or (), self._context.meter.stop(self._measurement)
         consumed = {usage.device: usage.delta_bytes for usage in at_end}
         self.record = ExperimentRecord(
@@ -791,7 +791,7 @@ def _allocation_file(file: str | os.PathLike[str]) -> AllocationFile:
 
 
 def client_of(shell: Any) -> str | None:
-    """Return which client's code runs now on an engine of a cluster; None elsewhere: front-ends share their kernel."""
+    """Return the client whose code runs on this engine of a cluster; None in a kernel, which all front-ends share."""
     kernel: Any = getattr(shell, "kernel", None)
     if not hasattr(kernel, "engine_id"):
         return None
@@ -800,7 +800,7 @@ def client_of(shell: Any) -> str | None:
 
 
 def checked_parameters(given: object) -> Parameters:
-    """Return ``note=`` with plain values, so that the record can be written to any file."""
+    """Return the parameters of ``note=`` as plain values that any file format can store."""
     if not is_instance(given, Mapping) and not is_instance(given, dict):
         raise ExperimentError("note must be a dictionary of parameters: note={'lr': 1e-3, 'bs': 64}")
     found: Parameters = {}
@@ -815,7 +815,7 @@ def _plain(name: str, value: object) -> int | float | str:
     if type(value) is bool:
         return str(value)
     if is_instance(value, int):
-        number = int.__int__(value)  # type: ignore[arg-type]  # NumPy's and enums' are made plain
+        number = int.__int__(value)  # type: ignore[arg-type]  # converts NumPy integers and enums
         if number.bit_length() > 63:
             raise ExperimentError(f"note: {name} is {quoted(number)}; write it as text")
         return number
@@ -827,5 +827,5 @@ def _plain(name: str, value: object) -> int | float | str:
 
 
 def plain_number(value: float) -> float | str:
-    """Return a value that JSON can hold: it has no infinity and no NaN."""
+    """Return a value that JSON can store: infinity and NaN become text."""
     return value if math.isfinite(value) else str(value)

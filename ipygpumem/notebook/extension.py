@@ -1,4 +1,4 @@
-"""Puts the extension into a shell and takes it out again: every registration pushes its own undo."""
+"""Loads and unloads the extension; every registration with the shell pushes its own undo."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ipygpumem.scopes.instrumenting import LISTENER
 
 
 def load(shell: Any) -> Notebook:
-    """Install the extension in ``shell``, and return what it is there."""
+    """Install the extension in ``shell`` and return its ``Notebook``."""
     try:
         return notebook_of(shell)  # loaded already
     except NotLoadedError:
@@ -32,15 +32,15 @@ def load(shell: Any) -> Notebook:
 
 
 def unload(shell: Any) -> None:
-    """Remove the extension from ``shell``, and say so if experiments were left open."""
+    """Remove the extension from ``shell``; print a warning if experiments were open."""
     extension = notebook_of(shell).context.config.extension
     if type(extension) is Extension and (abandoned := extension.remove()):
         names = ", ".join(repr(name) for name in abandoned)
-        print(f"ipygpumem: unloaded with open experiments ({names}); their names stay as they are.", file=sys.stderr)
+        print(f"ipygpumem: unloaded with open experiments ({names}); their names are kept.", file=sys.stderr)
 
 
 class Extension:
-    """All that the extension has registered with one shell."""
+    """The extension's registrations with one shell."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
@@ -68,9 +68,9 @@ class Extension:
         shell.ast_transformers.append(self._last)
         self._undo.append(self._stop_observing)
         listener.note = self._guarded("names", listener.note, notebook.experiments.event_missed)
-        # Not taken out of the running cell's builtins: its code may go on to look names up.
+        # Stays in the running cell's builtins: its instrumented code may still use it.
         shell.builtin_trap.auto_builtins[LISTENER] = listener
-        if LISTENER in vars(builtins):  # an earlier session's, which a running cell has
+        if LISTENER in vars(builtins):  # set by an earlier load, for a running cell
             setattr(builtins, LISTENER, listener)
         elif shell.builtin_trap._nested_level:
             shell.builtin_trap.add_builtin(LISTENER, listener)
@@ -84,7 +84,7 @@ class Extension:
         optional: dict[str, Callable[[], object]] = {"completion": self._completers}
         if config.record:
             optional["the recorder"] = lambda: notebook.recorder.start_if_it_can(tell=True)
-        for name, start in optional.items():  # without these the extension works: no failure stops its loading
+        for name, start in optional.items():  # optional: their failure does not stop loading
             self._guarded(name, start)()
 
     def _completers(self) -> None:
@@ -103,7 +103,7 @@ class Extension:
         return rewrite_cell(lines)
 
     def _put_back_lists(self) -> None:
-        """Put back what others have taken out of IPython's lists: without it code would run unseen, or never end."""
+        """Restore entries that other code removed from IPython's lists; without them cells would be missed."""
         for find, item in self._staying:
             if not any(map(is_, find(), repeat(item))):
                 find().append(item)
@@ -119,12 +119,12 @@ class Extension:
         loop_over_body(tree, self._shell)
 
     def _observe_both_ends(self) -> None:
-        """See the tree after the user's own transformers, and before: one that raises makes IPython skip the next."""
+        """Observe the tree before and after the user's transformers: if one raises, IPython skips the rest."""
         transformers = self._shell.ast_transformers
         if len(transformers) == 1 and transformers[0] is self._last:
             return
-        others = self._transformers_of_others()
-        transformers[:] = [self._first, *others, self._last] if others else [self._last]
+        foreign = self._transformers_of_others()
+        transformers[:] = [self._first, *foreign, self._last] if foreign else [self._last]
 
     def _stop_observing(self) -> None:
         self._shell.ast_transformers[:] = self._transformers_of_others()
@@ -146,7 +146,7 @@ class Extension:
         magics = self._shell.magics_manager.magics
         ours = GpuMemMagics(self._shell, self.notebook)
         before = {(kind, name): magics[kind].get(name) for kind in ours.magics for name in ours.magics[kind]}
-        self._undo.append(lambda: self._shell.configurables.remove(ours))  # where every Magics object adds itself
+        self._undo.append(lambda: self._shell.configurables.remove(ours))  # every Magics object adds itself there
         self._shell.register_magics(ours)
         for (kind, name), earlier in before.items():
             self._undo.append(functools.partial(_put_back, magics[kind], name, earlier))
@@ -161,41 +161,41 @@ class Extension:
         self.notebook.context.meter.change(lambda: self.notebook.host.use_mark(exact=change["new"] == "kernel"))
 
     def remove(self) -> list[str]:
-        """Undo every registration, the last one first; return the names of experiments left open."""
+        """Undo every registration in reverse order; return the names of open experiments."""
         self._staying.clear()
         while self._undo:
             undo = self._undo.pop()
             try:
                 undo()
-            except Exception as error:  # somebody removed it already: the rest must still go
+            except Exception as error:  # already removed by other code; undo the rest
                 print(f"ipygpumem: unloading: {type(error).__name__}: {error}", file=sys.stderr)
         return self.notebook.close()
 
 
 def _configured(shell: Any) -> IPyGpuMem:
-    """Return the options as they are configured; one that cannot be is named, and has its default."""
+    """Return the configured options; an invalid one is reported and keeps its default."""
     try:
         return IPyGpuMem(parent=shell)
     except TraitError:
         given = shell.config.IPyGpuMem
-        for name in list(given):  # %config keeps what it has refused, and a file may hold anything
+        for name in list(given):  # %config keeps refused values, and a file may hold anything
             try:
                 IPyGpuMem(config=Config(IPyGpuMem={name: given[name]}))
-            except TraitError as error:  # noqa: PERF203  # each option by itself
+            except TraitError as error:  # noqa: PERF203  # check each option
                 del given[name]
                 print(f"ipygpumem: option {name} is set to its default: {error}", file=sys.stderr)
         return IPyGpuMem(parent=shell)
 
 
 class _Observer:
-    """Sees the tree of all code that the shell compiles, and may change it in place."""
+    """AST transformer that passes on the tree of all code compiled by the shell, and may change it in place."""
 
     def __init__(self, callback: Callable[..., None], *, may_change: bool) -> None:
         self._callback = callback
         self._may_change = may_change
 
     def visit(self, node: Any) -> Any:
-        is_timed = sys._getframe(2).f_code.co_name == "timeit"  # the magic, which has IPython transform the tree
+        is_timed = sys._getframe(2).f_code.co_name == "timeit"  # the magic calls the transformers itself
         self._callback(node, may_change=self._may_change, is_timed=is_timed)
         return node
 
@@ -212,7 +212,7 @@ def _completions(notebook: Notebook, magic: str, shell: Any, event: Any) -> list
 
 
 def _matcher(notebook: Notebook) -> Callable[[Any], dict[str, Any]]:
-    """Return what completes the lines of our magics alone: beside the hook, Jedi offers hundreds of names first."""
+    """Return a matcher that suppresses all other completions in lines of our magics, such as Jedi's names."""
     names = {magic.lstrip("%") for magic in MAGICS}
 
     def ipygpumem_matcher(context: Any) -> dict[str, Any]:

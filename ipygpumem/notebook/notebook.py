@@ -1,4 +1,4 @@
-"""Builds and wires everything that ipygpumem has in one shell."""
+"""Builds and wires the services of one shell."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ipygpumem.probes.host import HostProbe
 
 
 class Notebook:
-    """Puts the parts of one shell together."""
+    """The services of one shell."""
 
     def __init__(self, shell: Any, config: IPyGpuMem, probes: Sequence[Probe] = ()) -> None:
         self.host = HostProbe(exact=config.host_peak == "kernel")
@@ -36,34 +36,34 @@ class Notebook:
         self.subscribers = Subscribers(shell)
         self.experiments = Experiments(context, self.recovery, self.subscribers)
         self.on_cluster: list[Any] = []
-        """The experiments that engines have open."""
+        """Experiments open on engines of a cluster."""
         self.trends = Trends()
         self.traces = Traces(context.meter, config.history_length)
-        # In this order they are asked, and say what they have to say.
+        # Hooks are called, and reports shown, in this order.
         parts: list[Part] = [self.subscribers, self.experiments, self.trends]
         self.session = Session(context, self.recovery, parts)
 
     @functools.cached_property
     def recorder(self) -> Any:
-        """The flight recorder, which goes along from now on."""
+        """The flight recorder, registered as a cell observer on first use."""
         recorder = loaded(f"extras.{EXTRAS['recorder']}.Recorder")(self.context)
         self.join(recorder)
         return recorder
 
     def join(self, part: Part) -> None:
-        """Let a part go along with cells from now on."""
+        """Register a cell observer."""
         self.session.parts = (*self.session.parts, part)
 
     def leave(self, part: Part) -> None:
-        """Let a part go along no more."""
+        """Unregister a cell observer."""
         self.session.parts = tuple(other for other in self.session.parts if other is not part)
 
     def records(self) -> SessionRecord:
-        """Return all that has finished, as one record."""
+        """Return the finished cells, experiments and traces as one record."""
         return SessionRecord.of(self.session.history, self.experiments.finished, self.traces.finished)
 
     def close(self) -> list[str]:
-        """End everything; return the names of the experiments that were open."""
+        """Close all services; return the names of open experiments."""
         names = [experiment.name for experiment in self.experiments.open if not experiment.is_ending]
         with contextlib.ExitStack() as stack:  # called in reverse, even if one fails
             if graphs := sys.modules.get("ipygpumem.objects.holders.graphs"):
@@ -77,7 +77,7 @@ class Notebook:
 
 
 def find_notebook(shell: Any) -> Notebook | None:
-    """Return what ipygpumem is in ``shell``; None where the extension is not loaded."""
+    """Return the ``Notebook`` of ``shell``, or None if the extension is not loaded."""
     for configurable in getattr(shell, "configurables", ()):
         if type(configurable) is IPyGpuMem and type(configurable.notebook) is Notebook:
             return configurable.notebook
@@ -85,18 +85,18 @@ def find_notebook(shell: Any) -> Notebook | None:
 
 
 def notebook_of(shell: Any) -> Notebook:
-    """Return what ipygpumem is in ``shell``."""
+    """Return the ``Notebook`` of ``shell`` (``NotLoadedError`` if there is none)."""
     found = find_notebook(shell)
     if found is not None:
         return found
     if shell is None:
         raise NotLoadedError(
             "this needs a notebook or IPython: run the script as ipython --ext ipygpumem SCRIPT.py, "
-            "or put the code into a function, whose names go when it returns"
+            "or put the code into a function, whose local names are deleted when it returns"
         )
     raise NotLoadedError("ipygpumem is not loaded here: run %load_ext ipygpumem first")
 
 
 def current_notebook() -> Notebook:
-    """Return what ipygpumem is in the current shell (``NotLoadedError`` if there is none)."""
+    """Return the ``Notebook`` of the current shell (``NotLoadedError`` if there is none)."""
     return notebook_of(get_ipython())

@@ -1,4 +1,4 @@
-"""Releases what the frames hold after an out-of-memory error or an interrupt, and records it."""
+"""Frees memory held by the traceback's frames after an out-of-memory error or an interrupt, and records it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ipygpumem.reports.layout import Report, note
 from ipygpumem.units import MIB, format_bytes
 
 _MUCH = 32 * MIB
-"""An error whose frames keep more says so."""
+"""Minimum bytes held by an error's frames to be mentioned in the cell's line."""
 
 
 class Recovery:
-    """Gives back what errors hold in one shell."""
+    """Frees the memory that errors hold in one shell."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -39,14 +39,14 @@ class Recovery:
         self._cells = context.cells
         self._kills = Kills()
         self.on_oom: Callable[[BaseException, object], None] = lambda error, leaving: None
-        """Called with each out-of-memory error that is seen, before anything is released, and with what it leaves."""
+        """Called with each out-of-memory error before anything is freed, and with the experiment that it leaves."""
         self._named: NameSnapshot | None = None
-        """What names stood for after a recovery, if no cell has run since without one."""
+        """The names after the last recovery; None once a cell has run without one."""
         self._mark: Mark | None = None
-        """The moment of that recovery."""
+        """The garbage mark of that recovery."""
 
     def cell_ended(self, cell: Cell, error: BaseException | None) -> list[Report]:
-        """Release what the cell's error holds, if the policy says so, and return the report."""
+        """Free memory held by the cell's error, if ``release_frames`` says so, and return the report."""
         if error is not None:
             failure = self.saw(error)
             refused = self._refused(failure, cell)
@@ -54,7 +54,7 @@ class Recovery:
             if cell.recovery is None and (releases or failure.poisoned):
                 cell.recovery = replace(self._record(error, failure, release=releases), refused_by=refused)
             elif releases:
-                release_stored(error, self._shell)  # frames that still ran when the experiment inside the cell ended
+                release_stored(error, self._shell)  # frames that still ran when the inner experiment ended
                 if cell.recovery is not None:
                     cell.recovery = replace(cell.recovery, let_go=cell.recovery.let_go + self._take_off(error))
         if cell.recovery is None:
@@ -71,16 +71,16 @@ class Recovery:
         return policy == "always" or (policy != "never" and failure.kind in policy.split("+"))
 
     def _record(self, error: BaseException, failure: tracebacks.Failure, *, release: bool) -> RecoveryRecord:
-        """Release what the frames of ``error`` hold, give the memory back, and return what came back."""
+        """Free the memory held by the frames of ``error``, and return the record."""
         held: tuple[Held, ...] = ()
         before: dict[str, Reading] = {}
         half_made, plain = None, tuple[str, ...]()
-        with contextlib.suppress(MemoryError):  # all this only serves the report
+        with contextlib.suppress(MemoryError):  # only needed for the report
             before = self._meter.now(detail=True)
             held = tracebacks.held(error, self._shell.user_ns)
             plain = tracebacks.plain_locals(error) if release else ()
             half_made = tracebacks.half_made(error) if failure.kind == "oom" else None
-        waiting = [error]  # emptied by the step: as a variable of the step's own it would be one more reference
+        waiting = [error]  # emptied by the step, so that no reference is left here
         frames: list[int] = []
         let_go: list[Held] = []
         steps: list[ReclaimStep] = []
@@ -129,18 +129,18 @@ class Recovery:
         return lines
 
     def _since(self) -> Mark | None:
-        """Return when all garbage had been collected, and nothing but code that failed has run since; or None.
+        """Return the mark of the last full collection if only failed code has run since, else None.
 
-        The first error that is recovered from pays for a full collection, those that follow it do not.
+        So only the first of several recoveries in a row pays for a full collection.
         """
         named = self._named
         return None if named is None or named.some_may_live_on(self._shell.user_ns) else self._mark
 
     def failed_inside(self, error: BaseException, leaving: object) -> str:
-        """Release what an error holds as it leaves the ``with`` block of the experiment ``leaving``.
+        """Free memory held by an error that leaves the ``with`` block of the experiment ``leaving``.
 
         Returns:
-            What is to be said of it in the experiment's report, if anything.
+            A remark for the experiment's report, or an empty text.
         """
         running = self._cells.running()
         failure = self.saw(error, leaving)
@@ -155,11 +155,11 @@ class Recovery:
                 cell.recovery = replace(record, refused_by=refused)
         elif cell is not None and self._config.release_frames != "never":
             cell.released_by = id(error)
-            return "what the traceback's frames hold comes back when the cell ends"
+            return "memory held by the traceback's frames is freed when the cell ends"
         return ""
 
     def leaves_budget(self, budget: Budget, error: BaseException | None) -> None:
-        """Note who refused memory when an error leaves a budget's block, and show the budget's notes."""
+        """Record the limit that refused memory when an error leaves a budget's block, and show the budget's notes."""
         running = self._cells.running()
         try:
             if error is not None:
@@ -169,18 +169,18 @@ class Recovery:
         self._context.screen.show([note(text) for text in budget.notes])
 
     def saw(self, error: BaseException, leaving: object = None) -> tracebacks.Failure:
-        """Announce an out-of-memory error, and return what kind of error it is."""
+        """Classify an error, and call ``on_oom`` if it is an out-of-memory error."""
         failure = tracebacks.classify(error)
         if failure.kind == "oom":
             self.on_oom(error, leaving)
         return failure
 
     def _refused(self, failure: tracebacks.Failure, cell: Cell | None) -> str:
-        """Return which budget or other limit refused the memory, in words; empty if the device did."""
+        """Return the budget or other limit that refused the memory, in words; empty if the device did."""
         refusals = cell.refusals if cell is not None else {}
-        # Most errors of this kind name no limit, and where the host's memory has run out there is none for more.
+        # Most such errors name no limit, and with the host out of memory there may be none left for the search.
         if failure.kind == "oom" and " allowed" in failure.message and failure.message not in refusals:
-            with contextlib.suppress(MemoryError):  # it only serves the report
+            with contextlib.suppress(MemoryError):  # only needed for the report
                 refused = refusal(failure.message)
                 refusals[failure.message] = refused.text if refused is not None else ""
         return refusals.get(failure.message, "")
@@ -189,16 +189,16 @@ class Recovery:
         """Release the last error, kept for %debug and %tb; return lines for the report."""
         errors = stored_errors(self._shell)
         let_go: list[Held] = []
-        while errors:  # each leaves the list before it is asked who refers to it
+        while errors:  # out of the list first, since its references are counted
             error = errors.pop()
             release_stored(error, self._shell)
             let_go.extend(self._take_off(error))
         return content.let_go_lines(let_go)
 
     def _take_off(self, error: BaseException) -> tuple[Held, ...]:
-        """Take the arrays off a released error if only IPython and ``sys`` still have it, and return what it was."""
+        """Remove the arrays from a released error that only IPython and ``sys`` reference, and return them."""
         if self._cells.ended_inside:
-            return ()  # code of the user's may have got it as the result of run_cell
+            return ()  # the user's code may have it as the result of run_cell
         last = self._shell.last_execution_result
         return tracebacks.remove_attributes(
             error,
@@ -209,7 +209,7 @@ class Recovery:
 
 
 def _free(readings: dict[str, Reading]) -> dict[str, int]:
-    """Return each device's free bytes, where they are known."""
+    """Return the free bytes of each device, if known."""
     free = {
         device: reading.total_bytes - reading.used_bytes
         for device, reading in readings.items()

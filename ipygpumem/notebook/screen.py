@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ipygpumem.notebook.config import IPyGpuMem
 
 _WORK_SECONDS = 1.0
-"""Our own work that takes longer shows a progress bar."""
+"""Seconds after which our own work shows a progress bar."""
 
 
 class Screen:
-    """Where the reports of one shell go."""
+    """Displays the reports of one shell."""
 
     def __init__(self, shell: Any, config: IPyGpuMem) -> None:
         self._shell = shell
@@ -34,18 +34,18 @@ class Screen:
 
     @property
     def has_images(self) -> bool:
-        """Whether images can be seen here: not in a terminal."""
+        """True if the front-end shows images and HTML, as a terminal does not."""
         return hasattr(self._shell, "kernel")
 
     def show(self, reports: Sequence[Report], *, place: str | None = None, is_new: bool = False) -> None:
-        """Show ``reports`` in one display, in place of that with the id ``place``; nothing if there are none.
+        """Show ``reports`` in one display, if there are any.
 
-        If it ``is_new``, the display gets that id.
+        With an id ``place``, it replaces the display with that id, or gets that id if it ``is_new``.
         """
         if not reports:
             return
         data = {"text/plain": text.render(reports)}
-        if os.getpid() != self._pid and self.has_images:  # a forked child: the kernel's messages are not its to send
+        if os.getpid() != self._pid and self.has_images:  # a forked child must not send the kernel's messages
             sys.stdout.write(data["text/plain"] + "\n")
             return
         if self.has_images:  # a terminal shows the text only
@@ -63,7 +63,7 @@ class Screen:
 
     @contextmanager
     def working(self, what: str) -> Iterator[Progress]:
-        """Show a progress bar once our own work, which is called ``what``, has taken a second."""
+        """Show a progress bar labelled ``what`` once our own work has taken a second."""
         bar: Any = None
         due = perf_counter() + _WORK_SECONDS if self._has_bars() else float("inf")
 
@@ -73,8 +73,8 @@ class Screen:
                 return
             try:
                 bar = bar or _new_bar(f"ipygpumem: {what}", share, self._bar_stream)
-                bar.update(max(0.0, min(share, 1.0) - bar.n))  # what is done again does not move the bar back
-            except Exception as error:  # the work goes on
+                bar.update(max(0.0, min(share, 1.0) - bar.n))  # the bar never moves back
+            except Exception as error:  # the work continues
                 due = float("inf")
                 say_failed("the progress bar", error)
 
@@ -86,7 +86,7 @@ class Screen:
                     bar.close()
 
     def _has_bars(self) -> bool:
-        """Return True if a person sees the bar: the output is not captured, nor the notebook run by nbconvert."""
+        """Return True if a user sees the bar: the output is not captured, nor the notebook run by nbconvert."""
         if not self._config.report:
             return False
         if self.has_images:
@@ -97,13 +97,13 @@ class Screen:
 
     @property
     def _bar_stream(self) -> Any:
-        """A notebook keeps an empty output where a bar was, and stderr's is a red band."""
+        """In a notebook stdout, because the bar leaves an empty output, which is red for stderr."""
         return sys.stdout if self.has_images else sys.stderr
 
     def _begin_row(self) -> None:
-        """Go to the beginning of a row of the terminal that has nothing in it yet."""
+        """Move a terminal's cursor to the start of an empty row."""
         terminals = getattr(sys.modules.get("IPython.terminal.interactiveshell"), "TerminalInteractiveShell", ())
-        stream = sys.stdout if sys.stdout is sys.__stdout__ else None  # else another gets the report
+        stream = sys.stdout if sys.stdout is sys.__stdout__ else None  # else the report goes elsewhere
         if not (isinstance(self._shell, terminals) and stream is not None and is_terminal(stream)):
             return
         if os.name == "posix" and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", ""):
@@ -112,7 +112,7 @@ class Screen:
             stream.write(" " * os.get_terminal_size(stream.fileno()).columns + "\r")
 
     def _for_terminal(self, reports: Sequence[Report], plain: str) -> str:
-        """Return the text as the stream that it will be printed to can show it."""
+        """Return the text in the style and encoding of stdout."""
         stream = sys.stdout
         shown = plain
         if is_terminal(stream):
@@ -129,7 +129,7 @@ class Screen:
 
 
 def _new_bar(what: str, share: float, stream: Any) -> Any:
-    """Return a progress bar up to 1 that stands at ``share`` and disappears when it is closed."""
+    """Return a progress bar from 0 to 1, now at ``share``, that disappears when closed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about ipywidgets, without which the bar is text
         from tqdm.auto import tqdm  # only long work needs it
@@ -142,7 +142,7 @@ def _new_bar(what: str, share: float, stream: Any) -> Any:
 
 
 class _Styled(str):
-    """Plain text that prints in colour: IPython keeps a terminal's outputs, too, for ``%notebook`` to write them."""
+    """Plain text that prints in colour: IPython also stores a terminal's outputs, and ``%notebook`` writes them."""
 
     _shown: str
 
@@ -156,15 +156,15 @@ class _Styled(str):
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether ``stream`` is a terminal that a person looks at."""
+    """Return True if ``stream`` is a terminal."""
     try:
         return bool(stream.isatty())
-    except (AttributeError, ValueError, OSError):  # a stand-in, or closed
+    except (AttributeError, ValueError, OSError):  # a replacement, or closed
         return False
 
 
 def wants_colour(stream: Any, shell: Any) -> bool:
-    """Whether text for ``stream`` may be coloured: by ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and IPython's colours."""
+    """Return True if ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and IPython's colours allow colour on ``stream``."""
     forced = os.environ.get("FORCE_COLOR")
     if forced is None:
         wanted = is_terminal(stream) and os.environ.get("TERM") != "dumb"
@@ -174,27 +174,29 @@ def wants_colour(stream: Any, shell: Any) -> bool:
 
 
 def _is_kernels(stream: Any) -> bool:
-    """Return True if ``stream`` is the kernel's own, and not a user's stream that passes on to it."""
+    """Return True if ``stream`` is the kernel's own, not a user's stream that forwards to it."""
     return type(stream) is getattr(sys.modules.get("ipykernel.iostream"), "OutStream", None)
 
 
 def _nothing_to_flush() -> bool:
-    """Whether the kernel's publisher may be spared its flush of stdout and stderr, since neither has anything.
+    """Return True if the kernel's stdout and stderr are empty, so that the publisher need not flush them.
 
-    It waits for another thread twice, which is most of what a report costs (1.1 of 1.3 ms were seen on a slow machine).
+    The flush waits for another thread twice, which is most of a report's cost (1.1 of 1.3 ms on a slow machine).
     """
     streams = sys.stdout, sys.stderr
     if not all(_is_kernels(stream) and getattr(stream, "_flush_pending", True) is False for stream in streams):
         return False
     thread = getattr(getattr(sys.stdout, "pub_thread", None), "thread", None)
     frame = None if thread is None else sys._current_frames().get(thread.ident)
-    while frame is not None and frame.f_code.co_name != "_flush":  # in there nothing is pending, but not yet sent
+    while (
+        frame is not None and frame.f_code.co_name != "_flush"
+    ):  # inside it nothing is pending, but output may not be sent yet
         frame = frame.f_back
     return frame is None
 
 
 class _WithoutFlush:
-    """Stands for ``publisher`` in one call that need not flush; others publish meanwhile, in threads of their own."""
+    """Proxy of ``publisher`` that skips the flush in one call; other threads keep using the publisher itself."""
 
     def __init__(self, publisher: Any) -> None:
         self._publisher = publisher
@@ -203,4 +205,4 @@ class _WithoutFlush:
         return getattr(self._publisher, name)
 
     def _flush_streams(self) -> None:
-        """Stand in for the publisher's."""
+        """Skip the publisher's flush."""

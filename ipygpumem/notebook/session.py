@@ -1,4 +1,4 @@
-"""A cell's way from its first event to its report. What features add to it are the parts."""
+"""Runs the cell lifecycle, from the first event to the report; features hook in as observers (``Part``)."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from ipygpumem.reports.layout import Report, note
 
 
 class Session:
-    """Takes each cell of one shell on its way: measure, give back, record, report."""
+    """Runs the lifecycle of each cell of one shell: measure, free, record, report."""
 
     def __init__(self, context: Context, recovery: Recovery, parts: Sequence[Part]) -> None:
         self._context = context
         self._recovery = recovery
         self.parts = tuple(parts)
         self._waits_to_be_shown = False
-        """Nothing has told the parts yet that the reports of the last cell were shown."""
+        """True until the parts are notified that the last cell's reports were shown."""
         self.history: deque[CellRecord] = deque(maxlen=context.config.history_length)
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What goes along with cells; replaced as a whole: one may join or leave while they have their turn."""
+        """The cell observers; the tuple is replaced, not changed, because one may join or leave during a hook."""
         return self._parts
 
     @parts.setter
@@ -61,15 +61,15 @@ class Session:
         cell.started = perf_counter()
 
     def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
-        """Note code that runs next in a cell."""
+        """Pass code that runs next in a cell to the parts."""
         for part in self._with["code_seen"]:
             part.code_seen(tree, may_change=may_change, is_timed=is_timed)
 
     def cell_ends(self, result: Any) -> None:
-        """Take the cell that ``result`` ends on the rest of its way."""
+        """Free, record and report the cell that ``result`` ends."""
         ended_at, self._waits_to_be_shown = perf_counter(), True
         cell, lost = self._context.cells.pop(result)
-        for other in lost:  # as after an error
+        for other in lost:  # their end events never came
             self._drop(other)
         if cell is None:
             self._shown()
@@ -82,9 +82,9 @@ class Session:
             raise
 
     def cell_has_ended(self, result: Any) -> None:
-        """End the cell after all if something struck before it had left the stack; else all others would nest in it.
+        """End the cell if ``cell_ends`` was interrupted before removing it; later cells would nest in it.
 
-        IPython prints what strikes in a callback, even a Ctrl-C, and calls the next.
+        IPython prints an exception raised in a callback, even a Ctrl-C, and calls the next callback.
         """
         if self._context.cells.has(result):
             self.cell_ends(result)
@@ -92,7 +92,7 @@ class Session:
             self._shown()
 
     def end_missed(self) -> None:
-        """Forget the cells that IPython runs no more in this thread: of their ends it could not tell us."""
+        """Drop cells of this thread that IPython no longer runs, because their end events were missed."""
         frames = [frame for frame, _ in walk_stack(None) if frame.f_code.co_name == "run_cell_async"]
         for cell in reversed(self._context.cells.running()):
             if not any(frame.f_locals.get("info") is cell.info for frame in frames):
@@ -100,7 +100,7 @@ class Session:
                 self._drop(cell)
 
     def _finish(self, cell: Cell, result: Any, seconds: float) -> None:
-        """Give back what ends with the cell; only then make the records, so that they agree."""
+        """Free memory that ends with the cell, then create the records, so that they agree."""
         guard, reports, records = self._context.guard, cell.above, list[CellRecord]()
 
         def measure(result: Any) -> None:
@@ -128,7 +128,7 @@ class Session:
         guard.each_with((result,), "post_run_cell", steps)
 
     def _give_back(self, cell: Cell, result: Any) -> None:
-        """Release what the cell's error holds, and let the parts give back what ends with the cell."""
+        """Free memory held by the cell's error, then memory of parts that ends with the cell."""
         cell.failed = error_of(result) is not None or last_error() != cell.last_error
 
         def code_ended(part: Part, *_: Any) -> None:
@@ -154,14 +154,14 @@ class Session:
             self._context.meter.drop(cell.measurement)
 
     def _measure(self, cell: Cell, result: Any, seconds: float) -> CellRecord | None:
-        """Collect garbage where that is cheap, and return what the cell has cost; None if that is not known."""
+        """Collect garbage if that is cheap, and return the cell's record; None if it was not measured."""
         context, error = self._context, error_of(result) if cell.failed else None
         if cell.measurement is None:
             return None
-        if not (cell.at_end or cell.nested) and context.config.collect_garbage:  # else it was done, or is done after it
+        if not (cell.at_end or cell.nested) and context.config.collect_garbage:  # else done already or later
             try:
                 context.garbage.cell_ended(seconds, context.config.garbage_share, in_scope=cell.in_scope)
-            except KeyboardInterrupt:  # what the cell cost is known all the same
+            except KeyboardInterrupt:  # the record is made all the same
                 cell.interrupted = True
         usages, cell.measurement = context.meter.stop(cell.measurement), None
         now = {usage.device: usage.after_bytes for usage in usages}
@@ -184,7 +184,7 @@ class Session:
         )
 
     def _line(self, cell: Cell, record: CellRecord, result: Any) -> list[Report]:
-        """Return the line of a cell, if it is to be shown."""
+        """Return the report line of a cell, or nothing if it is hidden."""
         context = self._context
         remarks = self._recovery.remarks(cell, _error(cell, result) if cell.failed else None)
         remarks += [line for part in self._with["remarks"] for line in part.remarks(record)]
@@ -197,12 +197,12 @@ class Session:
         return [replace(report, lines=(*report.lines, *remarks)) if remarks else report]
 
     def _is_shown(self, record: CellRecord) -> bool:
-        """Whether a cell's line is shown, as far as the cell decides that."""
+        """Return True if the options show the line of a cell without remarks."""
         long_enough = record.duration_seconds >= self._context.config.min_cell_seconds
         return long_enough and not (self._context.config.quiet and content.is_quiet(record))
 
     def _show(self, cell: Cell, reports: list[Report], result: Any) -> None:
-        """Show what there is to say of a cell, in spite of a Ctrl-C: it may wait long for much output of the cell's."""
+        """Show a cell's reports, even after a Ctrl-C: flushing the cell's output may take long."""
         for _ in range(2):
             if cell.interrupted:
                 reports += self._interrupted(result)
@@ -213,13 +213,13 @@ class Session:
                 cell.interrupted = True
 
     def _interrupted(self, result: Any) -> list[Report]:
-        """Let a late Ctrl-C, after the cell's code, stop what comes next; IPython would lose it."""
+        """Pass on a Ctrl-C that arrived after the cell's code, to stop the next cells; IPython would lose it."""
         for outer in self._context.cells.running():
             outer.interrupted_inside = True
         if getattr(result, "error_in_exec", self) is not None:
             return []
         result.error_in_exec = KeyboardInterrupt("the cell's code had ended")
-        return [note("Ctrl-C came when the cell's code had ended")]
+        return [note("Ctrl-C arrived after the cell's code had ended")]
 
     def _shown(self, _: Any = None) -> None:
         self._waits_to_be_shown = False
@@ -232,5 +232,5 @@ def _error(cell: Cell, result: Any) -> BaseException | None:
 
 
 def _never_ran(source: str, error: BaseException) -> bool:
-    """Whether the line of a cell magic was wrong, so that none of the cell's code has run."""
+    """Return True if a cell magic rejected its line, so that none of the cell's code ran."""
     return source.startswith("%%") and type_name(error) == "UsageError"

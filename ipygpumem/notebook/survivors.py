@@ -1,4 +1,4 @@
-"""Compares what is alive at an experiment's start and end, and finds who holds what outlived it."""
+"""Compares the live arrays at an experiment's start and end, and finds the holders of those that outlived it."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from ipygpumem.objects.inventory.before import Before
 from ipygpumem.objects.walk import ArraySearch
 
 MOST_EXPLAINED = 2000
-"""Maximum number of arrays whose holders are searched at once, largest first."""
+"""Maximum number of arrays, largest first, whose holders are searched at once."""
 
 
 @dataclass(frozen=True)
 class Watched:
-    """What a name held, and for each of its arrays a function that says whether its memory is still alive."""
+    """A name with its arrays, and for each array a function that returns True while its memory is alive."""
 
     held: Held
     arrays: tuple[tuple[Callable[[], bool], Array], ...]
     is_old_perhaps: bool = False
-    """Whether its memory may be older than the experiment: the notebook held too much to look through at the start."""
+    """True if its memory may be older than the experiment, because the baseline was incomplete."""
 
     def alive(self) -> list[Array]:
         """Return the arrays that are still alive, largest first."""
@@ -44,7 +44,7 @@ class Watched:
 
 
 class Baseline:
-    """Names and arrays at the start of an experiment."""
+    """The names and arrays at the start of an experiment."""
 
     def __init__(self, context: Context, remarks: list[str]) -> None:
         self._namespace = context.namespace
@@ -53,34 +53,34 @@ class Baseline:
         if {"torch", "numpy"} & sys.modules.keys():
             try:
                 self._before = Before(context.namespace, context.garbage)
-            except Exception as error:  # it only serves the report
+            except Exception as error:  # only needed for the report
                 self._failed = True
-                why = f"since the look at the start failed: {said(error)}"
-                remarks.append(f"what is still alive cannot be listed at the end, {why}")
+                why = f"because the baseline at the start failed: {said(error)}"
+                remarks.append(f"objects still alive will not be listed, {why}")
         self._names = NameSnapshot(context.namespace)
         self._mark = context.garbage.mark()
 
     @property
     def is_complete(self) -> bool:
-        """Return True if all arrays were seen."""
+        """Return True if it contains all arrays."""
         return self._before is None or self._before.complete
 
     def was_there(self, item: object, array: Array) -> bool:
-        """Return True if the memory of a tensor or array, which ``array`` describes, was there, or may have been."""
+        """Return True if the memory of ``item``, described by ``array``, may have been allocated at the start."""
         return self._failed or (self._before is not None and self._before.has(item, array))
 
     def mark_if_nothing_lingers(self) -> Mark | None:
-        """Return the moment, unless something that had a name then may be garbage by now."""
+        """Return the start mark, or None if objects named at the start may have become garbage."""
         return None if self._names.some_may_live_on(self._namespace) else self._mark
 
     def forget(self) -> None:
-        """Drop all that is known."""
+        """Drop the recorded arrays."""
         if self._before is not None:
             self._before.close()
 
 
 class Survivors:
-    """What outlived the experiments of one shell; nothing is kept alive by it."""
+    """Weak records of arrays that outlived the experiments of one shell."""
 
     def __init__(self, context: Context, waiting: Callable[[], Iterable[tuple[str, object]]], ours: object) -> None:
         self._context = context
@@ -89,12 +89,12 @@ class Survivors:
         self.known: list[Watched] = []
 
     def baseline(self, remarks: list[str]) -> Baseline:
-        """Return a baseline of the present state; a failure is a remark."""
+        """Return a baseline of the current state; a failure is added to ``remarks``."""
         return Baseline(self._context, remarks)
 
     @staticmethod
     def watch(named: Iterable[tuple[str, object]], search: ArraySearch) -> list[Watched]:
-        """Return the arrays that each name holds and no earlier one does, watched without keeping them alive."""
+        """Watch each name's arrays that no earlier name holds, without keeping them alive."""
         entries = [search.held(name, value) for name, value in named]
         found = [entry for entry in entries if entry is not None]
         described = [(held, [(item, describe(item)) for item in items]) for held, items in found]
@@ -111,12 +111,12 @@ class Survivors:
         certain: bool = True,
         first_cell: int | None = None,
     ) -> tuple[Held, ...]:
-        """Return what an experiment leaves behind, largest first, with its holders; remember it for %gpumem leaks.
+        """Return the arrays that outlive an experiment, largest first, with holders; keep them for %gpumem leaks.
 
         Args:
-            watched: what the experiment's names held.
-            known: says of a tensor whether its memory was there before, or stays on purpose.
-            certain: whether all that was there before is known, NumPy's arrays too.
+            watched: the arrays of the experiment's names.
+            known: returns True for a tensor allocated before, or kept on purpose.
+            certain: True if the baseline was complete, NumPy's arrays included.
             first_cell: number of the experiment's first cell; the running one unless given.
         """
         context = self._context
@@ -131,9 +131,9 @@ class Survivors:
                 alive.append(Watched(held_without_name(tensors[0]), ((watch(tensors[0]), tensor),)))
         if not alive:
             return ()
-        reported = {array.storage for item in self.known for array in item.alive()}  # by an experiment inside this one
+        reported = {array.storage for item in self.known for array in item.alive()}  # by an inner experiment
         self.known += [item for item in alive if any(array.storage not in reported for array in item.alive())]
-        with context.screen.working("who holds what is still alive") as progress, undisturbed():
+        with context.screen.working("holders of memory that was not freed") as progress, undisturbed():
             heap = Heap(running_locals())
             progress(0.5)
             found = self.explained(alive, heap)
@@ -141,25 +141,25 @@ class Survivors:
             heap.drop()
         for array in arrays:
             array.let_go(places)
-        trim_host_heap()  # what the search took must not be the next experiment's to give back
+        trim_host_heap()  # the search's own heap must not count for the next experiment
         return found
 
     def look(self, heap: Heap) -> None:
-        """Forget what is no more, by what there is on the ``heap``."""
+        """Drop records of arrays that are no longer on the ``heap``."""
         arrays, places = _of_numpy(self.known, heap)
         for array in arrays:
             array.look(places)
         self.known = [item for item in self.known if item.alive()]
 
     def _with_cell(self, item: Watched, first_cell: int, *, certain: bool) -> Watched:
-        """Add the cell that bound the name, before later cells bind it anew."""
+        """Add the cell that bound the name, before later cells rebind it."""
         is_old_perhaps = not certain and any(array.storage[0] == "numpy" for array in item.alive())
         name = item.held.name
         cell = cell_of_output(name) or cell_that_bound(self._context.shell, name, range(first_cell))
         return replace(item, held=replace(item.held, cell=cell), is_old_perhaps=is_old_perhaps)
 
     def explained(self, watched: Sequence[Watched], heap: Heap) -> tuple[Held, ...]:
-        """Return what is alive of each, largest first, with who holds its largest array."""
+        """Return the live arrays of each name, largest first, with the holder of the largest one."""
         alive = sorted(((item, item.alive()) for item in watched), key=lambda pair: -size_of(pair[1]))
         alive = [(item, arrays) for item, arrays in alive if arrays]
         holders = explain([arrays[0].storage for _, arrays in alive[:MOST_EXPLAINED]], heap, self.roots())
@@ -167,12 +167,12 @@ class Survivors:
         for item, arrays in alive:
             holder = holders.get(arrays[0].storage)
             if holder is not None and item.is_old_perhaps:
-                holder = Holder(f"{holder.path}, perhaps since before the experiment", "")
+                holder = Holder(f"{holder.path}, possibly allocated before the experiment", "")
             found.append(replace(item.held, size_bytes=size_of(arrays), arrays=len(arrays), holder=holder))
         return tuple(found)
 
     def roots(self) -> Roots:
-        """Return what the user of a notebook can name."""
+        """Return the namespaces and objects from which the user can reach objects."""
         shell, namespace = self._context.shell, self._context.namespace
         outputs = namespace.get("_oh")
         namespaces: dict[int, Callable[[object], Place]] = {id(namespace): _variable, id(shell.user_ns_hidden): _hidden}
@@ -191,13 +191,13 @@ class Survivors:
             namespaces[id(figures)] = functools.partial(_of_pyplot, plt or "import matplotlib.pyplot as plt; plt")
         objects = {
             id(shell): Place("IPython's shell", 3, "%gpumem free"),
-            id(self._ours): Place("ipygpumem itself", 4, "report this: it is a fault of ipygpumem"),
+            id(self._ours): Place("ipygpumem itself", 4, "please report this bug in ipygpumem"),
         }
         return Roots(namespaces, objects, cell_of=lambda filename: cell_of_file(shell, filename), names=namespace)
 
 
 def _of_numpy(watched: Iterable[Watched], heap: Heap) -> tuple[list[WatchedArray], Container[tuple[int, int, int]]]:
-    """Return NumPy's arrays, which cannot be watched while the user's code runs, and where arrays are now."""
+    """Return the NumPy arrays, which must not be weakly referenced while user code runs, and the heap's array places."""
     pairs = [pair for item in watched for pair in item.arrays]
     arrays = [is_alive for is_alive, _ in pairs if isinstance(is_alive, WatchedArray)]
     return arrays, heap.places() if arrays else ()
@@ -209,7 +209,7 @@ def size_of(arrays: Iterable[Array]) -> int:
 
 
 def held_without_name(item: object) -> Held:
-    """Return what a tensor or array without a name is."""
+    """Describe a tensor or array without a name."""
     array = describe(item)
     if array is None:  # it was readable a moment ago
         return Held("", type_name(item), None, "", "", 0)

@@ -44,7 +44,7 @@ def test_names_go_even_if_what_they_hold_cannot_be_seen(
         loaded.run_cell("%experiment end")
     assert (loaded.user_ns["x"], "y" in loaded.user_ns) == ("old", False)
     (record,) = ipygpumem.experiments()
-    assert "memory was too short to list everything that the experiment held" in record.notes
+    assert "not enough memory to list everything that the experiment held" in record.notes
 
 
 @pytest.mark.parametrize("missing", ["a part's note of the code's end", "the reading before the recovery"])

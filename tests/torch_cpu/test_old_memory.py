@@ -119,6 +119,6 @@ def test_where_the_notebook_held_too_much_the_report_does_not_claim_what_it_does
     )
     works(notebook, "before.MOST_AT_START = 50_000")
     first, second = [line for line in report.splitlines() if "held by" in line]
-    assert first.endswith("held by notebook variable rows[0][0], perhaps since before the experiment")
+    assert first.endswith("held by notebook variable rows[0][0], possibly allocated before the experiment")
     assert second.endswith("held by notebook variable cache[0] · to free it: remove it from there")
     works(notebook, "cache.clear()\n%gpumem leaks")
