@@ -117,7 +117,7 @@ def test_a_recording_of_the_users_own_is_used_and_goes_on(
     assert memory.calls == []
     assert memory.enabled
     assert load(path)["history"] == ["theirs"]
-    assert "a recording of your own, which goes on" in notebook_of(loaded).experiments.finished[-1].notes[0]
+    assert "your own recording, which continues" in notebook_of(loaded).experiments.finished[-1].notes[0]
 
 
 def test_a_failure_to_write_is_reported_and_leaves_the_old_file(

@@ -29,7 +29,7 @@ def test_status_says_what_is_on_what_is_open_and_each_devices_memory(shared: Ker
     shared.run("big = block(64)")
     shared.run("%experiment start alpha\nbig = None; other = block(32)")
     (status,) = shared.run("%gpumem status").reports("status")
-    assert "reports on · what out-of-memory errors and interrupts hold comes back after the cell · " in status
+    assert "reports on · memory held by out-of-memory errors and interrupts is freed after the cell · " in status
     assert "experiment alpha" in status
     assert "names: big, other" in status
     assert "RAM" in status

@@ -1,4 +1,4 @@
-"""Functions of ``ipygpumem`` that need a notebook."""
+"""Functions of ``ipygpumem`` that need a notebook or IPython."""
 
 from __future__ import annotations
 

@@ -188,9 +188,7 @@ def _nothing_to_flush() -> bool:
         return False
     thread = getattr(getattr(sys.stdout, "pub_thread", None), "thread", None)
     frame = None if thread is None else sys._current_frames().get(thread.ident)
-    while (
-        frame is not None and frame.f_code.co_name != "_flush"
-    ):  # inside it nothing is pending, but output may not be sent yet
+    while frame is not None and frame.f_code.co_name != "_flush":  # inside it, output may be unsent
         frame = frame.f_back
     return frame is None
 

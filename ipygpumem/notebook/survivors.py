@@ -197,7 +197,7 @@ class Survivors:
 
 
 def _of_numpy(watched: Iterable[Watched], heap: Heap) -> tuple[list[WatchedArray], Container[tuple[int, int, int]]]:
-    """Return the NumPy arrays, which must not be weakly referenced while user code runs, and the heap's array places."""
+    """Return NumPy arrays, which must not be weakly referenced while user code runs, and the heap's array places."""
     pairs = [pair for item in watched for pair in item.arrays]
     arrays = [is_alive for is_alive, _ in pairs if isinstance(is_alive, WatchedArray)]
     return arrays, heap.places() if arrays else ()

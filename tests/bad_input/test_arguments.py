@@ -33,7 +33,7 @@ WRONG = [
     ("%%experiment train \N{EN DASH}keep model\nx = 1", "write train --keep model"),
     ("%experiment start train keep model", "write train --keep model"),
     ("%experiment start train keep=model loss", "write train --keep model loss"),
-    ("%experiment start train # the last\nx = 1", "a comment stands in a line of its own"),
+    ("%experiment start train # the last\nx = 1", "put the comment on its own line"),
     ("%%experiment my run\nx = 1", "my-run"),
     ("%%experiment 'unclosed\nx = 1", "quotation"),
     ("%gpumem bogus", "status"),

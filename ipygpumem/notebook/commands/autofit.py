@@ -1,4 +1,4 @@
-"""``%%autofit``: a cell runs again with a smaller value until it fits. ``loop_over_body`` makes the loop itself."""
+"""``%%autofit``: reruns a cell with smaller values until it fits. ``loop_over_body`` creates the loop itself."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _MISSING = object()
 
 
 def of_cell(notebook: Notebook, options: Options) -> list[Report]:
-    """Fit the running cell: the loop around its body asks the ``CellFit`` made here."""
+    """Fit the running cell: create the ``CellFit`` that the loop around its body calls."""
     cells = notebook.context.cells
     running = cells.running()
     if not running:
         raise UsageError("%%autofit must be the first line of a cell that you run yourself")
     running[-1].fit = CellFit(notebook, running[-1], options)
     find = lambda: cells.running()[-1].fit  # noqa: E731  # works even if the cell unloads the extension
-    if FIT_NAME in vars(builtins):  # a cell in another thread has it
+    if FIT_NAME in vars(builtins):  # set by a cell in another thread
         setattr(builtins, FIT_NAME, find)
-    else:  # IPython takes it out again when no cell runs any more
+    else:  # IPython removes it after the last running cell
         notebook.context.shell.builtin_trap.add_builtin(FIT_NAME, find)
     return []
 
@@ -79,7 +79,7 @@ def _number(what: str, text: str) -> Number:
 
 
 class CellFit:
-    """The autofit of one running cell; the loop in its tree calls ``again`` and enters it."""
+    """The autofit of one running cell; the loop around its body calls ``again`` and enters it."""
 
     def __init__(self, notebook: Notebook, cell: Cell, options: Options) -> None:
         self._context, self._experiments = notebook.context, notebook.experiments
@@ -106,7 +106,7 @@ class CellFit:
         self._waiting_bytes = 0
         self._depth = 0
         self._outer: list[tuple[Scope, set[str]]] = []
-        """What the open scopes took for outer names before the try."""
+        """The names that each open scope regarded as outer before the try."""
         self._last_error = 0
         self._value: object = None
         self._estimate: object = None
@@ -114,17 +114,17 @@ class CellFit:
         """The report of the last estimate."""
         self._cell = cell
         self._is_left = False
-        """The code is over, or the extension was unloaded meanwhile."""
+        """True once the code has ended, or the extension was unloaded."""
         cell.closers.append(self._leave)
         cell.enders.append(self.end)
-        if here := self._experiments.here():  # the variables are bound as if a statement of the cell did it
+        if here := self._experiments.here():  # the variables count as bound by the cell
             here[-1].scope.note(Bindings(assigned=set(plan.values)))
             here[-1].scope.save(set(plan.values))
 
     # -- called by the loop -----------------------------------------------------------------------------------
 
     def again(self) -> bool:
-        """Prepare the next try and return True; return False after the one that stays."""
+        """Prepare the next try and return True; return False after the final one."""
         if self._is_left:
             return False
         if self._cell.interrupted_inside:
@@ -159,7 +159,7 @@ class CellFit:
         if self._is_left:
             return False
         self._undone = [name for name, value in self._given.items() if self._namespace.get(name) is not value]
-        # Magics such as %run show an error and go on.
+        # Magics such as %run show an error without raising it.
         failure, estimate = error or shown_since(self._last_error), self._estimate or self._value
         self._estimate = None
         try:
@@ -168,22 +168,22 @@ class CellFit:
             raise UsageError(clean(f"%%autofit: {mistake}")) from None
 
     def estimated(self, estimate: object, reports: list[Report]) -> None:
-        """Take the verdict of ``%%estimate`` in the cell as the try's; ``reports`` show once all tries are made."""
+        """Use the cell's ``%%estimate`` as the try's outcome; ``reports`` of the last try are shown at the end."""
         self._estimate, self._reports = estimate, reports
 
     def keep(self, value: object) -> None:
-        """Keep the value of the cell's last expression until a try has fitted."""
+        """Store the value of the cell's last expression until a try fits."""
         self._value = value
 
     def take(self) -> object:
-        """Return the value of the last expression, which the cell displays."""
+        """Return the value of the last expression for the cell to display."""
         value, self._value = self._value, None
         return value
 
     # -- between tries ----------------------------------------------------------------------------------------
 
     def _take_back(self) -> None:
-        """Delete the last try's names, end what it opened, and free its memory."""
+        """Delete the last try's names, end the experiments that it opened, and free its memory."""
         self._value = None
         while len(here := self._experiments.here()) > self._depth:
             self._experiments.close_experiment(here[-1])
@@ -195,7 +195,7 @@ class CellFit:
         self._fit.give_back()
 
     def _close(self, scope: Scope) -> None:
-        """Delete the names of a try; after an interrupt ``end`` calls it again, and it goes on where it stopped."""
+        """Delete the names of a try; after an interrupt, ``end`` calls it again to continue."""
         self._closing = True
         here = self._experiments.here()
         scope.close(here[-1].scope if here else None)
@@ -205,7 +205,7 @@ class CellFit:
         self._scope = None
 
     def _check(self) -> None:
-        """Raise ``AutofitError`` if another try makes no sense, with the variables as they were before the cell."""
+        """Restore the variables and raise ``AutofitError`` if no further try can fit."""
         if self._fit.more and not self._undone:
             return
         for name, value in self._before.items():
@@ -226,7 +226,7 @@ class CellFit:
         return []
 
     def end(self) -> list[Report]:
-        """Return the report, once the cell is over, however it ended."""
+        """Return the report at the end of the cell, even after an error."""
         if self._scope is not None and self._closing:
             self._close(self._scope)
         elif self._scope is not None:

@@ -18,7 +18,7 @@ _MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(\w+)'")
 
 
 def of_cell(notebook: Notebook, options: Options, cell: str) -> list[Report]:
-    """Return the report on a cell."""
+    """Return the estimate of a cell as a report."""
     if not cell.strip():
         raise EstimateError("%%estimate: the cell is empty; write the code to estimate below the first line")
     __tracebackhide__ = True  # of the user's errors
@@ -29,7 +29,7 @@ def of_cell(notebook: Notebook, options: Options, cell: str) -> list[Report]:
         estimation = module.Estimation(options.device, options.device_memory, timeout)
         result = estimation.of_code(_compiled(shell, cell), notebook.context.namespace)
     except SyntaxError as error:
-        # Shown as a syntax error of a plain cell: of a real one IPython shows our frames, too.
+        # Shown like a plain cell's: for a real SyntaxError IPython would show our frames too.
         frames = traceback.extract_tb(users_part(error.__traceback__))
         shown = shell.SyntaxTB.structured_traceback(type(error), error, frames)
         kind: type[Exception] = type(type(error).__name__, (Exception,), {"_render_traceback_": lambda _: shown})
@@ -43,13 +43,13 @@ def of_cell(notebook: Notebook, options: Options, cell: str) -> list[Report]:
 
 
 def _compiled(shell: Any, cell: str) -> Any:
-    """Return the cell's code with the line numbers of the cell: the magic's line is the first."""
+    """Compile the cell with its own line numbers; the magic's line is the first."""
     source = "\n" + shell.transform_cell(cell)
     magic = _MAGIC.search(source)
     if magic is not None:
         sign = "%%" if magic[1] == "cell" else "%"
         raise EstimateError(f"{sign}{magic[2]} acts on the notebook itself: take it out of a cell to estimate")
-    number = len(shell.history_manager.input_hist_parsed) - 1  # the count itself is the next cell's in some IPythons
+    number = len(shell.history_manager.input_hist_parsed) - 1  # execution_count may be the next cell's
     name = shell.compile.cache(source, number)
     try:
         return compile(source, name, "exec")

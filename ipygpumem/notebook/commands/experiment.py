@@ -1,4 +1,4 @@
-"""``%experiment`` and its commands, and the first line ``%%experiment`` of a cell."""
+"""The commands of ``%experiment``, and ``%%experiment``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GLOB = re.compile(r"(?=.*[*?\[])[\w*?\[\]!-]+")
 
 
 def start(notebook: Notebook, options: Options) -> list[Report]:
-    """Open an experiment; say what its budget cannot limit, since its report may be many cells away."""
+    """Open an experiment; return notes about devices that its budget cannot limit."""
     experiment = new(notebook, options).start()
     return [note(text) for text in experiment.limit_notes]
 
@@ -38,7 +38,7 @@ def of_cell(notebook: Notebook, options: Options) -> list[Report]:
 
 
 def new(notebook: Notebook, options: Options) -> Experiment:
-    """Return an experiment that has not begun; a mistake in the options is an error here."""
+    """Return a new experiment, not started yet; invalid options raise an error."""
     return Experiment(
         notebook.experiments,
         _checked_name(options.name),
@@ -53,22 +53,22 @@ def new(notebook: Notebook, options: Options) -> Experiment:
 
 
 def _checked_name(name: str) -> str:
-    """Return an experiment's name if it is one word: of several, some were meant as something else."""
-    word, *others = name.split()
-    if not others:
+    """Return an experiment's name if it is one word; further words are probably misplaced options."""
+    word, *more = name.split()
+    if not more:
         return word
-    option = next(iter(re.findall(r"\w[\w-]*", others[0])), "")
-    if "#" in others[0]:
-        fix = "a comment stands in a line of its own"
+    option = next(iter(re.findall(r"\w[\w-]*", more[0])), "")
+    if "#" in more[0]:
+        fix = "put the comment on its own line"
     elif f"--{option}" in [argument.name for argument in command_of("%%experiment").arguments]:
-        fix = " ".join(filter(None, [f"write {word} --{option}", others[0].partition("=")[2], *others[1:]]))
+        fix = " ".join(filter(None, [f"write {word} --{option}", more[0].partition("=")[2], *more[1:]]))
     else:
-        fix = f"write {'-'.join([word, *others])}; --keep goes before names that stay"
+        fix = f"write {'-'.join([word, *more])}; --keep goes before names to keep"
     raise UsageError(clean(f"an experiment's name is one word, not {quoted(name)}: {short(fix)}"))
 
 
 def parse_parameters(words: Iterable[str]) -> Parameters:
-    """Return the parameters that words such as ``lr=1e-3`` name; what reads as a number is one."""
+    """Parse parameters such as ``lr=1e-3``; values become numbers where possible."""
     found: Parameters = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -93,7 +93,7 @@ def _number(text: str) -> int | float | str:
 
 
 def _checked(what: str, words: Iterable[str]) -> list[str]:
-    """Return the names and globs in words with commas."""
+    """Split words at commas into names and globs, and check them."""
     patterns = [part for word in words for part in word.split(",") if part]
     for pattern in patterns:
         if not pattern.isidentifier() and not _GLOB.fullmatch(pattern):
@@ -104,7 +104,7 @@ def _checked(what: str, words: Iterable[str]) -> list[str]:
 
 
 def end(notebook: Notebook, options: Options) -> list[Report]:
-    """End the experiment that is named, or the one that was started last; it may be open on engines."""
+    """End the named experiment, or the one started last, here or on engines."""
     on_engines = [item for item in notebook.on_cluster if not options.name or item.name == options.name]
     here = notebook.experiments.here()
     if on_engines and (options.name or not here or here[-1].elapsed_seconds >= on_engines[-1].elapsed_seconds):
@@ -122,7 +122,7 @@ def end(notebook: Notebook, options: Options) -> list[Report]:
 
 
 def keep(notebook: Notebook, options: Options) -> list[Report]:
-    """Let names stay at the end of the innermost experiment."""
+    """Keep names at the end of the innermost experiment."""
     patterns = _checked("%experiment keep", options.names)
     if not patterns:  # words of commas
         raise UsageError("%experiment keep: which names? For instance: %experiment keep model 'loss*'")
@@ -131,7 +131,7 @@ def keep(notebook: Notebook, options: Options) -> list[Report]:
 
 
 def status(notebook: Notebook, options: Options) -> list[Report]:
-    """Return what is open and what it costs so far."""
+    """Return one line for each open experiment."""
     found = [note(described(experiment)) for experiment in notebook.experiments.open]
     found += [note(loaded(f"extras.{EXTRAS['--on']}.described")(experiment)) for experiment in notebook.on_cluster]
     return found or [note("no experiment is open")]
@@ -153,7 +153,7 @@ def _open_names(notebook: Notebook) -> str:
 
 
 def described(experiment: Experiment) -> str:
-    """Return one line on an open experiment: its costs, its names, and what waits to be restored."""
+    """Return one line about an open experiment: time, memory, names, and objects to restore at its end."""
     parts = [f"experiment {experiment.name}", format_seconds(experiment.seconds(experiment.seconds_here()))]
     parts.append(f"span {format_seconds(experiment.elapsed_seconds)}")
     parts += usage_parts(experiment.usage())
@@ -175,7 +175,7 @@ def list_(notebook: Notebook, options: Options) -> list[Report]:
 
 
 def compare(notebook: Notebook, options: Options) -> list[Report]:
-    """Return finished experiments side by side: those that names, globs or ``name#2`` say; all without any."""
+    """Compare the finished experiments that match names, globs or ``name#2``; all by default."""
     runs = reports.numbered(notebook.experiments.finished)
     if not runs:
         raise ExperimentError("no experiment has finished yet: there is nothing to compare")
@@ -193,7 +193,7 @@ def _fits(run: reports.NumberedRun, pattern: str) -> bool:
 
 
 def there_are(names: list[str]) -> str:
-    """Return which experiments there are, for an error."""
+    """Return a list of known experiments for an error message."""
     unique = list(dict.fromkeys(names))
     more = f" and {len(unique) - _NAMES_SHOWN} more" if len(unique) > _NAMES_SHOWN else ""
     return f"there are: {', '.join(unique[:_NAMES_SHOWN])}{more}" if unique else "there is none"

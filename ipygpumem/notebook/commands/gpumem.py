@@ -1,4 +1,4 @@
-"""The commands of ``%gpumem`` but ``leaks`` and ``tensors``."""
+"""The commands of ``%gpumem``, except ``leaks`` and ``tensors``."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from ipygpumem.units import format_bytes, format_change, format_seconds
 
 
 def on(notebook: Notebook, options: Options) -> list[Report]:
-    """Show the line after each cell from now on."""
+    """Show a line after each cell."""
     notebook.context.config.report = True
     return [note("the report after each cell is on")]
 
 
 def off(notebook: Notebook, options: Options) -> list[Report]:
-    """Show no line after cells any more; measuring goes on."""
+    """Hide the line after each cell; measuring continues."""
     notebook.context.config.report = False
     return [note("the report after each cell is off")]
 
 
 def free(notebook: Notebook, options: Options) -> list[Report]:
-    """Give memory back now: the frames of stored tracebacks, garbage, caches."""
+    """Free memory now: frames of stored tracebacks, garbage, caches."""
     before = notebook.context.meter.now()
     steps: list[ReclaimStep] = []
     notes: list[str] = []
@@ -60,7 +60,7 @@ def free(notebook: Notebook, options: Options) -> list[Report]:
 
 
 def preload(notebook: Notebook, options: Options) -> list[Report]:
-    """Create the context of torch's accelerator now, so that no cell pays for it, and say what it costs."""
+    """Create the context of torch's accelerator, so that no cell pays for it, and report its cost."""
     record = create(notebook.context.meter)
     if record is None:
         return [note("torch sees no accelerator here: there is nothing to preload")]
@@ -74,7 +74,7 @@ def preload(notebook: Notebook, options: Options) -> list[Report]:
 
 
 def history(notebook: Notebook, options: Options) -> list[Report]:
-    """Return one row per finished cell, the last ones, and one per trace."""
+    """Return one row for each of the last cells and traces."""
     cells = list(notebook.session.history)
     if options.experiment is not None:
         known = [(item.name, item.cells) for item in notebook.experiments.finished]
@@ -83,7 +83,7 @@ def history(notebook: Notebook, options: Options) -> list[Report]:
         if not fitting:
             names = there_are([name for name, _ in known])
             raise ExperimentError(f"no experiment matches {quoted(options.experiment)}; {names}")
-        inside = {id(cell) for own in fitting for cell in own}  # those of an experiment inside it, too
+        inside = {id(cell) for own in fitting for cell in own}  # including those of inner experiments
         cells = [cell for cell in cells if id(cell) in inside]
     reports = [history_report(cells[-options.n :], total=len(cells), experiment=options.experiment)]
     traces = list(notebook.traces.finished)
@@ -93,7 +93,7 @@ def history(notebook: Notebook, options: Options) -> list[Report]:
 
 
 def export(notebook: Notebook, options: Options) -> list[Report]:
-    """Write what has finished to a file."""
+    """Write the finished cells and experiments to a file."""
     record = notebook.records()
     place, size_bytes = save(options.file, record, force=options.force)
     cells, experiments = count(len(record.cells), "cell"), count(len(record.experiments), "experiment")
@@ -101,31 +101,31 @@ def export(notebook: Notebook, options: Options) -> list[Report]:
 
 
 RELEASED = {
-    "never": "what errors hold stays after the cell",
-    "oom": "what out-of-memory errors hold comes back after the cell",
-    "oom+interrupt": "what out-of-memory errors and interrupts hold comes back after the cell",
-    "always": "what errors hold comes back after the cell",
+    "never": "memory held by errors is kept after the cell",
+    "oom": "memory held by out-of-memory errors is freed after the cell",
+    "oom+interrupt": "memory held by out-of-memory errors and interrupts is freed after the cell",
+    "always": "memory held by errors is freed after the cell",
 }
-"""What the values of ``release_frames`` mean."""
+"""Values of ``release_frames`` → their meaning in the status."""
 
 
 _LARGEST_SHOWN = 3
 
 
 def of_line(notebook: Notebook, options: Options) -> list[Report]:
-    """Return a short status, the largest names, and what to type next."""
+    """Return a short status, the largest names, and the next commands to try."""
     on_or_off, _, measured = _headline(notebook)
     lines = [described(experiment) for experiment in notebook.experiments.open]
     used = {device: reading.current_bytes for device, reading in notebook.context.meter.now().items()}
     named = [item for item in group(tensors.inventory(notebook).tensors, "name") if item.label != UNNAMED]
     largest = [f"{clean(item.label)} {format_bytes(item.size_bytes)}" for item in named[:_LARGEST_SHOWN]]
-    lines.append(f"largest tensors and arrays: {', '.join(largest) or 'there are none with a name'}")
-    lines.append("next: %gpumem status, tensors, leaks, history or free; %gpumem? says what each does")
+    lines.append(f"largest tensors and arrays: {', '.join(largest) or 'none has a name'}")
+    lines.append("next: %gpumem status, tensors, leaks, history or free; %gpumem? describes them")
     return [Report("note", (on_or_off, measured, *sizes(used)), lines)]
 
 
 def _headline(notebook: Notebook) -> tuple[str, str, str]:
-    """Return the settings of lines and errors, and how much was measured."""
+    """Return the settings of lines and errors, and the number of measured cells and experiments."""
     config = notebook.context.config
     lines_shown = "off" if not config.report else "on, quiet" if config.quiet else "on"
     cells, experiments = len(notebook.session.history), len(notebook.experiments.finished)
@@ -134,7 +134,7 @@ def _headline(notebook: Notebook) -> tuple[str, str, str]:
 
 
 def status(notebook: Notebook, options: Options) -> list[Report]:
-    """Return the settings, the open experiments, and each device's memory now."""
+    """Return the settings, the open experiments, and the memory of each device."""
     headline = " · ".join(_headline(notebook))
     lines = [described(experiment) for experiment in notebook.experiments.open] or ["no experiment is open"]
     found = findings.now(notebook.context.meter)

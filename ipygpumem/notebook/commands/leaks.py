@@ -1,4 +1,4 @@
-"""``%gpumem leaks``: what did not come back, and who holds it."""
+"""``%gpumem leaks``: lists memory that was not freed, and its holders."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ _QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")
 
 
 def leaks(notebook: Notebook, options: Options) -> list[Report]:
-    """Return what survived experiments or cannot be reached by a notebook name, with its holders."""
+    """Report arrays that survived experiments or that no notebook name reaches, with their holders."""
     smallest = notebook.context.config.min_held_bytes if options.min is None else options.min
-    notebook.context.garbage.collect()  # what nobody holds is no leak
+    notebook.context.garbage.collect()  # garbage is no leak
     with notebook.context.screen.working("leaks") as progress:
         found, beyond, kept, is_all = _look(notebook, smallest, progress)
     trim_host_heap()
     kept += _sized(caches(), smallest)
-    notes = [] if is_all else ["there are too many autograd graphs to follow: nothing is said about them"]
+    notes = [] if is_all else ["too many autograd graphs to examine: they are not listed"]
     return [leaks_report(sorted(found, key=lambda held: -held.size_bytes), smallest, beyond, kept, notes)]
 
 
 def _look(notebook: Notebook, smallest: int, progress: Progress) -> tuple[list[Held], list[Held], list[Kept], bool]:
-    """Return leaks, memory too small to be examined, and memory that is kept; forget survivors that are gone.
+    """Return leaks, memory too small to examine, and memory that caches keep; drop freed survivors.
 
-    The last is False if there are too many graphs to say what is kept by them.
+    The last item is False if there are too many autograd graphs to examine.
     """
-    live_tensors(notebook.context.garbage)  # from now on each has an object
+    live_tensors(notebook.context.garbage)  # gives each a Python object
     with undisturbed():
         in_frames = set(map(id, running_locals()))
         namespace = dict(notebook.context.namespace)
@@ -66,7 +66,7 @@ def _look(notebook: Notebook, smallest: int, progress: Progress) -> tuple[list[H
         notebook.experiments.survivors.look(heap)
         known = [item for item in notebook.experiments.survivors.known if size_of(item.alive()) >= smallest]
         expected = _of_training(heap, {key for item in known for key in _storages(item)})
-        # Where a plain path leads to them, they are what the user's own optimizer needs, and no leak.
+        # State that the user's live optimizer needs is no leak.
         known = [item for item in known if item.held.name or not expected.issuperset(_storages(item))]
         found = notebook.experiments.survivors.explained(known, heap)
         progress(0.7)
@@ -89,15 +89,15 @@ def _storages(item: Watched) -> list[StorageKey]:
 
 
 def _of_training(heap: Heap, survivors: set[StorageKey]) -> set[StorageKey | None]:
-    """Return the gradients, and what live optimizers remember, of tensors that are not among the ``survivors``."""
+    """Return the storages of gradients and optimizer state of tensors not among the ``survivors``."""
     base: Any = library_type("torch", "Tensor")
     if base is None:
         return set()
     owned = list(optimizer_states(heap, base))
     with sys.modules["torch"]._C.DisableTorchFunction():
         for tensor in requiring_grad(heap.tensors):
-            with contextlib.suppress(RuntimeError):  # a view that was changed in place may refuse to tell its graph
-                if base.is_leaf.__get__(tensor):  # others make torch warn
+            with contextlib.suppress(RuntimeError):  # raised for some views changed in place
+                if base.is_leaf.__get__(tensor):  # torch warns for non-leaves
                     owned.append((tensor, base.grad.__get__(tensor)))
     return {
         storage_key(tensor)
@@ -109,7 +109,7 @@ def _of_training(heap: Heap, survivors: set[StorageKey]) -> set[StorageKey | Non
 def _unnamed(notebook: Notebook, heap: Heap, storages: set[StorageKey], smallest: int) -> tuple[list[Held], list[Held]]:
     """Return the tensors and arrays without a path from a notebook name, except those in ``storages``.
 
-    The second list has the smallest, if there are too many to examine.
+    If there are too many to examine, the second list has the smallest ones.
     """
     found = {key: held_without_name(same[0]) for key, same in heap.large(smallest).items() if key not in storages}
     ordered = sorted(found, key=lambda key: -found[key].size_bytes)
@@ -121,7 +121,7 @@ def _unnamed(notebook: Notebook, heap: Heap, storages: set[StorageKey], smallest
 
 
 def _users_modules(namespace: dict[str, Any]) -> set[str]:
-    """Return the names of modules from the user's files that the notebook can write, ``package.module`` too."""
+    """Return the user's modules reachable by a name in the notebook, such as ``package.module``."""
     waiting, names = [namespace], set[str]()
     while waiting:
         values = list(waiting.pop().values())
@@ -134,9 +134,9 @@ def _users_modules(namespace: dict[str, Any]) -> set[str]:
 
 
 def _is_plain(path: str, modules: set[str]) -> bool:
-    """Whether a path leads through a variable's items and attributes only: such data is kept on purpose.
+    """Return True if a path consists of a variable's items and attributes only: such data is kept on purpose.
 
-    So is what the notebook can write as ``module.name[index].attribute``, with one of the user's ``modules``.
+    The variable may be a global of one of the user's ``modules``: ``module.name[index].attribute``.
     """
     path = _QUOTED.sub("", path)  # a key may hold anything
     module = _OF_MODULE.fullmatch(path)

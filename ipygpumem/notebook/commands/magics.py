@@ -1,4 +1,4 @@
-"""Makes IPython's magics from the registry: each parses its line, calls a command, and shows what comes back."""
+"""Creates IPython's magics from the registry: each parses its line, calls a command, and shows its reports."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class GpuMemMagics(Magics):
                 self.magics["line"][name] = called
 
     def call(self, name: str, line: str, cell: str | None) -> None:
-        """Do what ``%name``, ``%%name`` with a cell, or the first line ``%%name`` of a running one asks for."""
+        """Run ``%name``, ``%%name`` with a cell, or the first line ``%%name`` of the running cell."""
         __tracebackhide__ = True
         if cell is not None and name in REWRITTEN and not is_for_engines(line):
-            # From run_cell_magic and its like: a first line never comes here, unless it could not be rewritten.
+            # From run_cell_magic and similar calls, or a first line that could not be rewritten.
             self._notebook.context.config.extension.put_back()
             source = f"%%{name} {line}\n{cell}"
-            cells = self._notebook.context.cells.running()[-2:]  # it may be in IPython's list again for the second
+            cells = self._notebook.context.cells.running()[-2:]  # if the rewriting was restored above
             texts = [text_of(getattr(running.info, "raw_cell", None)).split() for running in cells]
             if texts == [source.split()] * 2:
                 source = cell
-                say_failed(f"%%{name}", hint=_HINTS.get(name, ""))  # the reason is said already
+                say_failed(f"%%{name}", hint=_HINTS.get(name, ""))  # the reason was reported before
             else:
-                loaded("notebook.commands.parsing.parse")(f"%%{name}", line)  # a mistake would be shown twice below
+                loaded("notebook.commands.parsing.parse")(f"%%{name}", line)  # below, an error would be shown twice
             self.shell.run_cell(source).raise_error()
         elif cell is not None:
             self._run(f"%%{name}", line, cell)
@@ -63,8 +63,8 @@ class GpuMemMagics(Magics):
             self._run(f"%{name}", line)
 
     def _run(self, magic: str, line: str, *cell: str) -> None:
-        """Show what a command gives."""
-        __tracebackhide__ = True  # for errors of the user's code: IPython leaves this frame out
+        """Run a command and show its reports."""
+        __tracebackhide__ = True  # IPython hides this frame in tracebacks of the user's code
         try:
             command, options = loaded("notebook.commands.parsing.parse")(magic, line)
             runs_users_code = cell or command.ends_in_code
@@ -82,10 +82,10 @@ class GpuMemMagics(Magics):
 
 
 class _Called:
-    """What IPython calls for a magic."""
+    """The callable that IPython registers for a magic."""
 
     def __init__(self, magics: GpuMemMagics, magic: str) -> None:
-        self.__self__ = magics  # as a method's: %lsmagic groups by it
+        self.__self__ = magics  # as in a method: %lsmagic groups by it
         self.__name__ = magic.lstrip("%")
         self.__doc__ = MAGICS[magic]
 
@@ -97,6 +97,6 @@ class _Called:
             raise
         except Exception as error:
             if cell is not None or self.__name__ == "gpumemit":
-                raise  # may be the code's own
+                raise  # may come from the user's code
             guard = self.__self__._notebook.context.guard
             guard.failed(f"%{self.__name__}", error, hint=_HINTS.get(self.__name__, ""), asked=True)

@@ -1,4 +1,4 @@
-"""Parses the lines of magics as their help describes them, and completes them; a mistake is an error of one line."""
+"""Parses and completes the lines of magics according to their help texts; a mistake is a one-line error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Options = argparse.Namespace
 
 
 def _checked(check: Callable[..., object], **bounds: int) -> Callable[[str], object]:
-    """Return a parser of an option's text, with the check that Python functions and the configuration use."""
+    """Return a parser of an option's text that uses the same check as Python functions and the configuration."""
 
     def of(text: str) -> object:
         try:
@@ -72,7 +72,7 @@ _DETAILS: dict[str, dict[str, Any]] = {
     "%gpumem export FILE": {"offers": "files"},
     "%gpumem postmortem FILE": {"offers": "recordings"},
 }
-"""What the helps do not say of an argument: what its words are turned into, its default, what Tab offers for it."""
+"""Details of arguments beyond the help texts: conversion, default, and completions."""
 
 _MISSING = {
     "%experiment start": "which name? Write it before the options: NAME --keep x",
@@ -84,11 +84,11 @@ _MISSING = {
     "%gpumemit": "which statement? For instance: %gpumemit -r 3 torch.relu(x)",
     "%%autofit": "which variable? For instance: %%autofit batch_size=1024",
 }
-"""The question to ask where what a command needs is left out."""
+"""Commands → question to ask if the required argument is missing."""
 
 
 class Argument:
-    """What a command takes: an option (``--seed N``), a switch, or words without a name; with dots, several words."""
+    """An argument of a command: an option (``--seed N``), a switch, or positional words; ``...`` means several."""
 
     def __init__(self, command: str, usage: str) -> None:
         details = {**_DETAILS.get(usage, {}), **_DETAILS.get(f"{command} {usage}", {})}
@@ -97,32 +97,32 @@ class Argument:
         value = usage.removeprefix(self.name).strip()
         self.is_many, self.value = value.endswith("..."), value.removesuffix("...")
         self.is_text = not self.name and value in ("NAME", "STATEMENT")
-        """Several words are one text."""
+        """True if all words are joined into one text."""
         self.choices = tuple(value.split("|")) if "|" in value else ()
         plain = self.name.lstrip("-").replace("-", "_") or self.value.lower() + "s" * self.is_many
         self.attribute: str = details.get("to", plain)
         self.also: tuple[str, ...] = details.get("also", ())
-        """Its other names, which Tab does not offer."""
+        """Alternative names, not offered as completions."""
         self.of: Callable[[str], object] = details.get("of", str)
         self.default: object = details.get("default")
         self.offers: str | tuple[str, ...] = details.get("offers", self.choices)
 
 
 class Command(NamedTuple):
-    """A magic's line, or a command of a magic, as the row of a help says it."""
+    """A magic or a command of a magic, as defined by a row of a help text."""
 
     name: str
     run: str
-    """Module and function in the package: it takes the notebook, the options, and of a cell magic the cell."""
+    """Path of the function in the package; it takes the notebook, the options and, for a cell magic, the cell."""
     arguments: tuple[Argument, ...]
     needed: str
-    """The attribute without which the command does nothing."""
+    """Attribute of the required argument; empty if there is none."""
     commands: tuple[str, ...]
-    """The words that may come next."""
+    """The subcommands."""
 
     @property
     def ends_in_code(self) -> bool:
-        """Whether Python code follows the options: it is passed on as ``code``, as it was written."""
+        """True if Python code follows the options; it is passed on unparsed as ``code``."""
         return self.name.endswith("gpumemit")
 
 
@@ -131,11 +131,11 @@ _OTHERWISE = {
     "gpumem.leaks": "leaks.leaks",
     "gpumem.tensors": "tensors.tensors",
 }
-"""Functions in ``commands`` that are not where a command's name says."""
+"""Functions in ``commands`` whose path differs from the command's name."""
 
 
 def _place_of(magic: str, words: list[str]) -> str:
-    """Return module and function of a command."""
+    """Return the path of a command's function."""
     name, function = magic.lstrip("%"), "_".join(words) or ("of_cell" if magic.startswith("%%") else "of_line")
     for key in (name, f"{name} {words[0]}" if words else ""):
         if key in EXTRAS:
@@ -145,7 +145,7 @@ def _place_of(magic: str, words: list[str]) -> str:
 
 
 def command_of(magic: str, words: Iterable[str] = ()) -> Command:
-    """Return the command that a magic's first words name, as far as they name one."""
+    """Return the command named by a magic's first words, or the magic's own."""
     rows = re.findall(rf"^    {magic} (.*(?:\n {{9,}}.*)*)", MAGICS[magic], re.MULTILINE)
     below = {row.split()[0]: row for row in rows if row[0].islower()}
     usage, names = "" if below else " ".join(rows[0].split()), [magic]
@@ -173,12 +173,12 @@ def command_of(magic: str, words: Iterable[str] = ()) -> Command:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Raise IPython's error instead of leaving the process."""
+        """Raise IPython's error instead of exiting the process."""
         raise UsageError(clean(f"{self.prog}: {short(message, 600)}"))
 
 
 def parse(magic: str, line: str) -> tuple[Command, Options]:
-    """Return the command that a magic's line names, the magic's own if it has none, and the options."""
+    """Return the command named in a magic's line, or the magic's own, and its options."""
     command = command_of(magic)
     if command.ends_in_code:
         options = _options_and_code(command, line)
@@ -201,7 +201,7 @@ def parse(magic: str, line: str) -> tuple[Command, Options]:
 
 
 def _meant(word: str, known: Iterable[str]) -> str:
-    """Return a question after the known word that is like an unknown one; nothing if none is."""
+    """Return a suggestion of the known word most similar to an unknown one, or an empty text."""
     like = difflib.get_close_matches(word[:40].lower(), known, 1)
     return f" (did you mean {like[0]}?)" if like else ""
 
@@ -237,7 +237,7 @@ def _options(command: Command, words: list[str]) -> Options:
 
 
 def _options_and_code(command: Command, line: str) -> Options:
-    """Return the options at the head of a line, and as ``code`` what follows them."""
+    """Return the options at the start of a line, with the rest as ``code``."""
     found = Options(**{item.attribute: item.default for item in command.arguments})
     arguments = {item.name: item for item in command.arguments if item.name}
     option = re.compile(rf"""\s*(?P<name>{"|".join(arguments)})[\s=]*(?P<value>'[^']*'|"[^"]*"|\S+)(?:\s+|$)""")
@@ -261,13 +261,13 @@ def _options_and_code(command: Command, line: str) -> Options:
 
 
 def complete(notebook: Notebook, magic: str, event: Any) -> list[str]:
-    """Return what may stand at the cursor in the line of a magic, whose name has no ``%``."""
+    """Return completions at the cursor in the line of ``magic``, a name without ``%``."""
     line = event.text_until_cursor
-    if line.split()[:1] != event.line.split()[:1]:  # somebody asks by the old way, without a cursor
+    if line.split()[:1] != event.line.split()[:1]:  # the old API passes no cursor
         line = event.line
     words = line.split()
     begun = "" if line[-1:].isspace() else words.pop()
-    if not words or words[0] in notebook.context.namespace:  # its name is being typed, or it is a variable's
+    if not words or words[0] in notebook.context.namespace:  # the magic's name is being typed, or a variable has it
         return []
     name = ("%%" if words.pop(0).startswith("%%") else "%") + magic
     if name not in MAGICS:
@@ -300,7 +300,7 @@ def _values(notebook: Notebook) -> dict[str, object]:
 
 
 def _files(notebook: Notebook, begun: str) -> list[str]:
-    return [found + "/" * Path(found).is_dir() for found in sorted(glob(f"{begun}*"))]  # noqa: PTH207  # as it is typed
+    return [found + "/" * Path(found).is_dir() for found in sorted(glob(f"{begun}*"))]  # noqa: PTH207  # keeps the typed form
 
 
 SOURCES: dict[str, Callable[[Notebook, str], list[str]]] = {
@@ -314,4 +314,4 @@ SOURCES: dict[str, Callable[[Notebook, str], list[str]]] = {
     "recordings": lambda notebook, _: notebook.recorder.names(),
     "files": _files,
 }
-"""What Tab offers that the notebook or a folder knows."""
+"""Kinds of completions → function that lists them from the notebook or a folder."""

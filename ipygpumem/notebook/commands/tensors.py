@@ -1,4 +1,4 @@
-"""``%gpumem tensors``, and the names and cells that a notebook adds to an inventory."""
+"""``%gpumem tensors``, and inventories with the notebook's names and cells."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WORK = "tensors and arrays"
 
 
 def tensors(notebook: Notebook, options: Options) -> list[Report]:
-    """Return the report that ``%gpumem tensors`` and its options ask for."""
+    """Return the report of ``%gpumem tensors``."""
     kind = next((kind for kind in records.KINDS if options.kind and kind.startswith(options.kind)), None)
     found = records.select(
         inventory(notebook), options.names, device=options.device, kind=kind, min_bytes=options.min or 0
@@ -36,13 +36,13 @@ def tensors(notebook: Notebook, options: Options) -> list[Report]:
 
 
 def inventory(notebook: Notebook) -> Inventory:
-    """Return an inventory with the notebook's names, and show how far it is if it lasts."""
+    """Return an inventory with the notebook's names; show a progress bar if it takes long."""
     with notebook.context.screen.working(_WORK) as progress:
         return take(notebook.context.shell, progress=progress)
 
 
 def asked_by(frame: FrameType, shell: Any, storages: Storages | None = None) -> Inventory:
-    """Return the inventory that code at ``frame`` asks for; where the extension is loaded, with a bar if it lasts."""
+    """Return an inventory for code at ``frame``, with a progress bar if the extension is loaded."""
     try:
         notebook = notebook_of(shell)
     except NotLoadedError:
@@ -54,7 +54,7 @@ def asked_by(frame: FrameType, shell: Any, storages: Storages | None = None) -> 
 def take(
     shell: Any, frame: FrameType | None = None, storages: Storages | None = None, *, progress: Progress = unseen
 ) -> Inventory:
-    """Return an inventory with the notebook's names, and where ``frame`` (if that is given) asks for it."""
+    """Return an inventory with the notebook's names, and the local names of ``frame`` if given."""
     filename = "" if frame is None else frame.f_code.co_filename
     asking = running_cell(shell) if frame is None else cell_of_file(shell, filename)
     is_script = frame is not None and asking is None and not filename.startswith("<")
@@ -72,7 +72,7 @@ def take(
 
 
 def _roots(shell: Any) -> Iterator[tuple[str, object]]:
-    """Yield the notebook's names, the plain ones first, then its outputs."""
+    """Yield the notebook's names, names with an underscore last, then its outputs."""
     namespace = {name: value for name, value in list(shell.user_ns.items()) if type(name) is str}
     plain = ownable(namespace)
     for name in sorted(plain, key=lambda name: name.startswith("_")):
@@ -89,7 +89,7 @@ def _cell_of(shell: Any, root: str, covered: Container[int | None]) -> int | Non
 
 
 def _covered(shell: Any) -> dict[str, set[int | None]]:
-    """Return the cells whose bindings are gone, by the name that an experiment restored."""
+    """Return restored names → cells whose bindings an experiment undid."""
     try:
         experiments = notebook_of(shell).experiments.finished
     except NotLoadedError:

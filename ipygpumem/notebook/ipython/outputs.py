@@ -1,7 +1,7 @@
-"""IPython's output cache: ``Out``, ``_5``, ``_``, ``__``, ``___``, and the hidden copies of each.
+"""Clears IPython's output cache: ``Out``, ``_5``, ``_``, ``__``, ``___``, and hidden copies.
 
-And other caches that no name leads to: the modules of %run, %store's objects, the debugger. None of it is the user's: a
-script's names are in the notebook, a stored object is in its file, and the debugger is made again when it is needed.
+It also clears caches without a name: modules of %run, objects of %store, the debugger. The user loses nothing: a
+script's names are in the notebook, a stored object is in its file, and the debugger is created again when needed.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 from ipygpumem.introspect import instance_dict
 
 _NAME = re.compile(r"(?P<output>_{1,3}|_(?P<number>\d+))|_i{1,3}|_i\d+")
-"""The names that IPython gives to outputs, and with an ``i`` to the text of cells."""
+"""IPython's names of outputs, and (with an ``i``) of inputs."""
 _LABEL = re.compile(r"Out\[(\d+)\]")
 _LATEST = ("_", "__", "___")
 
 
 def is_of_ipython(name: str) -> bool:
-    """Whether IPython gives this name to outputs or to the text of cells."""
+    """Return True if IPython uses this name for outputs or inputs."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -28,7 +28,7 @@ def _names_in(namespace: dict[str, Any]) -> list[re.Match[str]]:
 
 
 def kept_outputs(shell: Any) -> tuple[dict[int, Any], set[int]]:
-    """Return the outputs that ``%xdel _5`` makes IPython forget, and the identities of all that keep them."""
+    """Return the outputs that ``%xdel _5`` would free, and the identities of the objects that hold them."""
     cache, namespace = shell.user_ns.get("_oh"), shell.user_ns
     if type(cache) is not dict:
         return {}, set()
@@ -45,11 +45,11 @@ def cell_of_output(label: str) -> int | None:
 
 
 StoredMark = dict[Any, float]
-"""The time of each file that %store's database has a copy of in memory."""
+"""Files cached by %store's database → their time."""
 
 
 class LatestOutput(NamedTuple):
-    """An object that ``_``, ``__`` or ``___`` named; not kept alive if it is among the outputs."""
+    """An object named by ``_``, ``__`` or ``___``; not kept alive if it is in the output cache."""
 
     key: int | None
     identity: int
@@ -57,13 +57,13 @@ class LatestOutput(NamedTuple):
 
 
 class OutputMark(NamedTuple):
-    """Which outputs were there at some moment."""
+    """The outputs at some moment."""
 
     keys: set[int]
     latest: dict[str, LatestOutput]
-    """The variables among ``_``, ``__``, ``___`` that IPython still owns."""
+    """The objects that IPython keeps as ``_``, ``__`` and ``___``."""
     users: dict[str, Any]
-    """Those of ``_``, ``__``, ``___`` that the user has bound himself."""
+    """Values of ``_``, ``__`` and ``___`` bound by the user."""
     stored: StoredMark
 
 
@@ -78,7 +78,7 @@ class Outputs:
         return cache if type(cache) is dict else {}  # the user may have removed or replaced it
 
     def mark(self) -> OutputMark:
-        """Return which outputs are there now."""
+        """Return the current outputs."""
         namespace, hook = self._shell.user_ns, self._shell.displayhook
         bound = [name for name in _LATEST if name in namespace]  # %reset removes them
         users = {name: namespace[name] for name in bound if namespace[name] is not getattr(hook, name, None)}
@@ -96,18 +96,18 @@ class Outputs:
         if latest.key is None:
             return latest.value
         found = self._cache().get(latest.key, self._shell.user_ns.get(f"_{latest.key}", ""))
-        return found if id(found) == latest.identity else ""  # %reset counts from one again
+        return found if id(found) == latest.identity else ""  # %reset restarts the count
 
     def settle(self, mark: OutputMark) -> None:
-        """Drop from ``mark`` what is gone by now: %reset counts from one again, and reuses the numbers."""
+        """Remove deleted outputs from ``mark``, because %reset restarts the count and reuses their numbers."""
         mark.keys.intersection_update(self._cache())
 
     def since(self, mark: OutputMark) -> dict[int, Any]:
-        """Return the outputs that came after ``mark``, by cell number."""
+        """Return the outputs created after ``mark``, by cell number."""
         return {key: value for key, value in list(self._cache().items()) if key not in mark.keys}
 
     def forget_since(self, mark: OutputMark) -> None:
-        """Remove the outputs that came after ``mark`` wherever IPython keeps them."""
+        """Remove the outputs created after ``mark`` everywhere in IPython."""
         new = list(self.since(mark))
         for key in new:
             self._cache().pop(key, None)
@@ -122,9 +122,9 @@ class Outputs:
         self._forget_caches(mark.stored)
 
     def forget_hidden(self) -> None:
-        """Drop the copies of outputs that no name leads to any more.
+        """Drop hidden copies of outputs whose names are gone.
 
-        The user has deleted or bound the names, or `%reset -f out` has emptied them.
+        The user deleted or rebound the names, or ran `%reset -f out`.
         """
         namespace, hidden, hook = self._shell.user_ns, self._shell.user_ns_hidden, self._shell.displayhook
         for match in _names_in(hidden):
@@ -132,15 +132,15 @@ class Outputs:
             if not name or (name in namespace and namespace[name] is hidden[name]):
                 continue
             if name in namespace and hasattr(hook, name) and getattr(hook, name) is namespace[name]:
-                hidden[name] = namespace[name]  # it is IPython's own still, which goes on with it
+                hidden[name] = namespace[name]  # still IPython's own variable
                 continue
             del hidden[name]
             if name in namespace and hasattr(hook, name):
-                # Still another object than the name's: so it knows that that is the user's.
+                # A new object tells IPython that the name is now the user's.
                 setattr(hook, name, object())
 
     def _forget_culled(self) -> None:
-        """Drop the hidden copies of outputs that IPython has dropped from a full cache."""
+        """Drop hidden copies of outputs that IPython removed from a full cache."""
         hidden, cache = self._shell.user_ns_hidden, self._cache()
         for match in _names_in(hidden):
             if match["number"] and int(match["number"]) not in cache:
@@ -159,10 +159,10 @@ class Outputs:
                 shell.user_ns[name] = shell.user_ns_hidden[name] = value
 
     def _forget_caches(self, mark: StoredMark) -> None:
-        """Drop copies of objects stored after ``mark``, and other caches of no use to later cells.
+        """Drop copies of objects stored after ``mark``, and other caches that later cells do not need.
 
-        That is the modules of scripts, which %run clears itself before it runs one again; the debugger, which keeps
-        each frame in which it displays something; and the record of warnings, which IPython drops before each cell.
+        These are modules of scripts, which %run clears itself on a rerun; the debugger, which keeps each frame in
+        which it displays something; and the warning registry, which IPython drops before each cell.
         """
         shell, stored = self._shell, self._stored()
         for path in [path for path, (_, time) in stored.items() if mark.get(path) != time]:
@@ -174,6 +174,6 @@ class Outputs:
 
     def _stored(self) -> dict[Any, tuple[Any, float]]:
         own = vars(self._shell)
-        database = own.get("_db", own.get("db"))  # asking for ``db`` would make one in IPython 9
+        database = own.get("_db", own.get("db"))  # accessing ``db`` would create one in IPython 9
         cache = getattr(database, "cache", None)
         return cache if type(cache) is dict else {}

@@ -1,10 +1,9 @@
-"""Makes ``%%experiment``, ``%%memlines`` and ``%%autofit`` feel like no wrappers at all.
+"""Rewrites cells that begin with ``%%experiment``, ``%%memlines`` or ``%%autofit``, so that they run as plain cells.
 
-A cell magic gets its body as text and must run it itself, at the cost of wrong line numbers, no ``Out`` and no
-top-level ``await``. So a cell that begins with ``%%experiment`` is rewritten before IPython parses it: its first
-line becomes a call that opens the scope, and the scope closes when the cell ends. ``%%memlines`` begins and ends in
-the same way. So does ``%%autofit``; its syntax tree also gets a loop around the body, which IPython runs as it runs any
-cell, with its outputs, ``await`` and tracebacks.
+A cell magic gets its body as text and must run it itself, which means wrong line numbers, no ``Out`` and no
+top-level ``await``. So a first line ``%%experiment`` is turned into a call before IPython parses the cell: the call
+opens the scope, and the scope closes when the cell ends. ``%%memlines`` works in the same way. So does ``%%autofit``,
+which also gets a loop around the body in the syntax tree; IPython runs it with outputs, ``await`` and tracebacks.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from ipygpumem.notebook.registry import REWRITTEN
 
 _FIRST_LINE = re.compile(rf"%%({'|'.join(REWRITTEN)})(?:[ \t]+(.*?))?[ \t]*\r?\n?", re.DOTALL)
 _ON = re.compile(r"(?:^|\s)--on(?:[\s=]|$)")
-"""Its cell is for the engines of a cluster: it stays a text."""
+"""Matches ``--on``: the cell runs on engines of a cluster, so it stays text."""
 _MARK = "%%"
-"""Begins the argument of such a call: a line that somebody writes has no reason to begin so."""
+"""Prefix of the argument of a rewritten call; no line written by a user starts with it."""
 
 
 def rewrite_cell(lines: list[str]) -> list[str]:
     """Return ``lines`` with a first line such as ``%%experiment ARGS`` turned into a call; else unchanged.
 
-    A body that is itself a cell magic keeps working: it is turned into its call here, since IPython only looks
-    for a cell magic in the first line of a cell.
+    A body that is itself a cell magic is turned into a call here too, since IPython only looks for one in the first
+    line of a cell.
     """
     match = _FIRST_LINE.fullmatch(lines[0]) if lines else None
     if match is None or (match[2] or "").endswith("?") or is_for_engines(match[2] or ""):
@@ -38,7 +37,7 @@ def rewrite_cell(lines: list[str]) -> list[str]:
 
 
 def our_magic(statement: ast.stmt) -> str | None:
-    """Return which of our cell magics a statement is the first line of."""
+    """Return the name of our cell magic if a statement is its rewritten first line."""
     call: Any = getattr(statement, "value", None)
     if type(call) is not ast.Call or getattr(call.func, "attr", "") != "run_line_magic" or len(call.args) != 2:
         return None
@@ -47,17 +46,17 @@ def our_magic(statement: ast.stmt) -> str | None:
 
 
 def is_for_engines(line: str) -> bool:
-    """Whether the words of a magic name engines that are to do it."""
+    """Return True if the line of a magic contains ``--on``."""
     return _ON.search(line) is not None
 
 
 def is_first_line(line: str) -> bool:
-    """Whether a line magic was called with ``line`` by a cell's first line."""
+    """Return True if ``line`` is the argument of a rewritten first line."""
     return line.partition(" ")[0] == _MARK
 
 
 def words_of(line: str) -> str:
-    """Return what the user wrote in such a first line."""
+    """Return the user's words in a rewritten first line."""
     return line.partition(" ")[2]
 
 
@@ -71,13 +70,13 @@ def first_lines(source: str) -> tuple[list[str], str]:
 
 
 FIT_NAME = "__ipygpumem_fit__"
-"""The built-in that gives the loop the fit of its cell, as long as the cell runs."""
+"""Built-in function that returns the running cell's fit to the loop."""
 _FIT = f"{FIT_NAME}()"
 _LOOP = f"while {_FIT}.again():\n    with {_FIT}:\n        pass\n"
 
 
 def loop_over_body(tree: Any, shell: Any) -> None:
-    """Put a loop around the body of a cell that begins with ``%%autofit``; leave every other tree as it is."""
+    """Wrap the body of a cell that begins with ``%%autofit`` in a loop; leave other trees unchanged."""
     if type(tree) is not ast.Module or not (start := _start_of_body(tree)):
         return
     body = tree.body[start:]
@@ -102,7 +101,7 @@ def loop_over_body(tree: Any, shell: Any) -> None:
 
 
 def _start_of_body(tree: ast.Module) -> int:
-    """Return where the body begins of a cell whose first lines are ours, with %%autofit among them; else 0."""
+    """Return the index of the first statement after our magics if %%autofit is among them, else 0."""
     names = []
     for statement in tree.body:
         name = our_magic(statement)
@@ -113,16 +112,16 @@ def _start_of_body(tree: ast.Module) -> int:
 
 
 def _compiles(body: list[ast.stmt]) -> bool:
-    """Whether the body is a cell by itself: inside a loop ``break`` would be allowed, too."""
+    """Return True if the body compiles without the loop, which would allow ``break``."""
     try:
         compile(ast.Module(body, []), "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    except (SyntaxError, ValueError):  # IPython says it better
+    except (SyntaxError, ValueError):  # IPython reports it
         return False
     return True
 
 
 def _at(code: str, place: ast.stmt) -> ast.stmt:
-    """Return the statement ``code``, as if it stood at ``place``."""
+    """Parse the statement ``code`` with the location of ``place``."""
     (statement,) = ast.parse(code).body
     for node in ast.walk(statement):
         ast.copy_location(node, place)

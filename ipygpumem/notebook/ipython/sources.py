@@ -1,6 +1,6 @@
-"""Finds the cell of some code: by its file name, or by a name that it binds.
+"""Finds the cell of some code, by its file name or by a name that it binds.
 
-And how a cell's source is known again: by its digest, and by its first line that says something.
+Also identifies a cell's source by a digest, and describes it by one of its lines.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ipygpumem.scopes.bindings import bindings_of
 
 _NUMBERED = re.compile(r"<ipython-input-(\d+)-")
 _RUN_CODE = ("time", "capture", "prun", *REWRITTEN)
-"""Magics whose code binds names of the notebook. That of %timeit runs in a function; of others nothing is known."""
+"""Magics whose code binds names of the notebook; the code of %timeit runs in a function."""
 _LINE_LENGTH = 80
 _HEAD_LENGTH = 4000
-"""How much of a cell is searched for a line that says what it does."""
+"""Number of characters searched for a describing line."""
 
 
 def digest_of(source: str) -> str:
-    """Return 16 hexadecimal digits, the same for the same source whatever white space surrounds it."""
+    """Return a digest of 16 hexadecimal digits that ignores surrounding white space."""
     return hashlib.blake2b(source.strip().encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def describing_line(source: str) -> str:
-    """Return the first line of code, else of an import, of a magic, of a comment, cut to 80 characters."""
+    """Return the first line of code, else the first import, magic or comment, cut to 80 characters."""
     imported = magic = comment = ""
     inside = False
     for text in source[:_HEAD_LENGTH].splitlines():
@@ -74,13 +74,13 @@ def running_cell(shell: Any) -> int:
 
 
 def number_of_input(shell: Any, raw: str) -> int | None:
-    """Return the number of the last cell that was typed so; several run at once where there are subshells."""
+    """Return the number of the last cell with this source; subshells may run several at once."""
     inputs, wanted = shell.history_manager.input_hist_raw, raw.rstrip("\n")
     return next((number for number in range(len(inputs) - 1, 0, -1) if inputs[number] == wanted), None)
 
 
 def cell_that_bound(shell: Any, name: str, without: Container[int | None] = ()) -> int | None:
-    """Return the last cell whose own code binds ``name``, leaving out those ``without``."""
+    """Return the last cell whose own code binds ``name``, ignoring the cells in ``without``."""
     for number, source in _cells(shell):
         if name in source and number not in without and name in _bound(source):
             return number
@@ -88,7 +88,7 @@ def cell_that_bound(shell: Any, name: str, without: Container[int | None] = ()) 
 
 
 def _cells(shell: Any) -> list[tuple[int, str]]:
-    """Return the numbers and the Python source of the cells that ran, the last one first."""
+    """Return the numbers and Python sources of the cells run so far, last one first."""
     sources = shell.history_manager.input_hist_parsed
     return [(number, sources[number]) for number in range(len(sources) - 1, 0, -1)]
 
@@ -104,7 +104,7 @@ def _bound(source: str) -> set[str]:
 
 
 def _code_in_magics(tree: ast.AST) -> Iterator[str]:
-    """Yield the code that magics run for the notebook, as IPython writes them: ``run_cell_magic("time", "", code)``."""
+    """Yield the code inside calls such as ``run_cell_magic("time", "", code)``, which IPython makes of magics."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             words = [word.value for word in node.args if isinstance(word, ast.Constant)]

@@ -1,4 +1,4 @@
-"""Finds the error of a cell, in its result or where IPython and ``sys`` keep it, and releases it there."""
+"""Finds the error of a cell in its result, in ``sys`` and in IPython, and releases it there."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ def error_of(result: Any) -> BaseException | None:
 
 
 def last_error() -> int:
-    """Return the identity of the last error that was shown."""
+    """Return the identity of the last error shown."""
     return id(getattr(sys, "last_value", None))
 
 
 def shown_since(earlier: int) -> BaseException | None:
-    """Return an error that was shown after ``earlier`` and then swallowed, as %run does with those of its script."""
+    """Return an error shown after ``earlier`` and then swallowed, as by %run."""
     return None if last_error() == earlier else stored_error("last_value")
 
 
 def stored_error(name: str) -> BaseException | None:
-    """Return an error that ``sys`` keeps; None if there is none, or if the user put something else there."""
+    """Return the error stored in ``sys`` under this name, or None; the user may have stored another object."""
     value = getattr(sys, name, None)
     return value if is_instance(value, BaseException) else None
 
 
 def stored_errors(shell: Any | None) -> list[BaseException]:
-    """Return the errors that ``sys`` and IPython, if there is one, keep for %debug and %tb, each once."""
+    """Return the errors that ``sys`` and IPython (if any) keep for %debug and %tb, each once."""
     stored = [
         stored_error("last_exc"),
         stored_error("last_value"),
@@ -41,9 +41,9 @@ def stored_errors(shell: Any | None) -> list[BaseException]:
 
 
 def release_stored(error: BaseException, shell: Any | None) -> int:
-    """Release ``error``, and let ``sys`` and IPython keep its stand-in instead of its real traceback.
+    """Release ``error``, and replace its real traceback in ``sys`` and IPython by its stand-in.
 
-    Return how many frames were cleared.
+    Return the number of frames cleared.
     """
     real = tracebacks.traceback_of(error)
     cleared = tracebacks.release(error)

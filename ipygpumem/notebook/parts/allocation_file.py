@@ -1,4 +1,4 @@
-"""``--record``: torch's own history of CUDA allocations with Python stacks, as a file for its memory viewer."""
+"""``--record``: writes torch's history of CUDA allocations with Python stacks to a file for its memory viewer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MOST_ENTRIES = 100_000  # allocations and frees to remember; each takes some KB
 
 
 class AllocationFile:
-    """Records torch's allocations from ``start`` on; ``file`` must be new, or a snapshot."""
+    """Records torch's allocations from ``start`` on; ``file`` must be new, or an earlier snapshot."""
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
         self._place, name = place_of(file), repr(short(file))
         self._memory: Any = None
         self._is_ours = False
-        self.remark = ""  # what the report says of the file
+        self.remark = ""  # the report's line about the file
         if self._place.suffix.lower() not in (".pickle", ".pkl"):
             raise FileError(f"--record {name}: name a file that ends in .pickle, for torch's memory viewer")
         if not os.access(self._place.parent, os.W_OK | os.X_OK):
@@ -38,11 +38,11 @@ class AllocationFile:
             raise FileError(f"{name} is not a snapshot of allocations, so it is not replaced: name another")
 
     def start(self) -> None:
-        """Begin to record; a recording of the user's own is used and goes on."""
+        """Start recording, or use the user's own recording, which continues."""
         cuda = torch_cuda()
         if cuda is None:
             raise FileError("--record needs a CUDA device, and torch sees none here: leave it out")
-        cuda.init()  # before that there is no allocator that could record
+        cuda.init()  # creates the allocator
         self._memory, self._is_ours = cuda.memory, not sys.modules["torch"]._C._cuda_isHistoryEnabled()
         if self._is_ours:
             try:
@@ -52,17 +52,17 @@ class AllocationFile:
                 raise FileError(f"--record: torch's allocator keeps no history here ({said(error)})") from None
 
     def write(self, when: str = "") -> None:
-        """Write the records so far; ``when`` that is, in words."""
-        shared = "" if self._is_ours else "a recording of your own, which goes on"
+        """Write the history so far; ``when`` describes the moment in the report."""
+        shared = "" if self._is_ours else "your own recording, which continues"
         try:
             size = write(self._place, pickle.dumps(self._memory._snapshot()), is_ours=lambda _: True, force=True)
             how = ", ".join(filter(None, (format_bytes(size), when, shared)))
             self.remark = f"allocations: {self._place} ({how}); pytorch.org/memory_viz shows it"
-        except Exception as error:  # it only serves the report
+        except Exception as error:  # only needed for the report
             self.remark = f"allocations: {said(error)}"
 
     def stop(self, *, write: bool) -> None:
-        """End the recording; a file that an out-of-memory error has written stays as it is."""
+        """Stop recording, and write the file unless an out-of-memory error wrote it already."""
         if write and not self.remark:
             self.write()
         if self._memory is not None and self._is_ours:

@@ -1,4 +1,4 @@
-"""The callables that want every record when it is finished, such as a logger of TensorBoard's."""
+"""Passes every finished record to subscribers, such as a TensorBoard logger."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ _KEPT_AS = "_ipygpumem_subscribers"
 
 
 class Subscribers(Part):
-    """The subscribers of one shell, and the records that wait for them until the reports are shown.
+    """The subscribers of one shell, and the records queued for them until the reports are shown.
 
-    They are kept in the shell, so that a subscription lasts through ``%reload_ext`` until it is undone.
+    They are stored in the shell, so that a subscription survives ``%reload_ext``.
     """
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._waiting: deque[CellRecord | ExperimentRecord] = deque()
         self._called: list[tuple[Subscriber]] = []
-        """Those that have not returned yet."""
+        """Subscribers being called right now."""
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Let ``subscriber`` have every record from now on, and return the undo."""
-        entry = (subscriber,)  # the same callable may subscribe twice; ours to compare, unlike the user's object
+        """Call ``subscriber`` with every record from now on, and return the undo."""
+        entry = (subscriber,)  # compared instead of the user's object; it may subscribe twice
         vars(self._shell).setdefault(_KEPT_AS, []).append(entry)
         return lambda: self._drop(entry)
 
     def add(self, record: CellRecord | ExperimentRecord) -> None:
-        """Keep a finished record until the reports are shown."""
+        """Queue a finished record until the reports are shown."""
         if _KEPT_AS in vars(self._shell):
             self._waiting.append(record)
 
     def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
-        """Keep the record of a cell."""
+        """Queue the record of a cell."""
         if record is not None:
             self.add(record)
         return ()
 
     def shown(self) -> None:
-        """Give the waiting records to the subscribers; one that fails is named once and dropped.
+        """Pass the queued records to the subscribers; one that fails is reported and removed.
 
-        A subscriber that runs cells does not get their records: it would run the next one, until Python's stack ends.
+        A subscriber that runs cells does not get their records, because it would call itself without end.
         """
         while self._waiting:
             record = self._waiting.popleft()
@@ -79,6 +79,6 @@ class Subscribers(Part):
 
 
 def _name(subscriber: object) -> str:
-    """Return what the user would call a callable, without asking it."""
+    """Return a callable's name without running the user's code."""
     function = subscriber.__func__ if type(subscriber) is MethodType else subscriber
     return f"subscriber {clean(function.__qualname__ if type(function) is FunctionType else type_name(function))}"

@@ -1,4 +1,4 @@
-"""Cells that are run again and again, and keep more memory each time."""
+"""Detects cells that keep more memory each time they are rerun."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _CELLS_MOST = 1000
 
 
 class Trends(Part):
-    """The last runs of every cell: one is known again by its id, or by its source."""
+    """The last runs of every cell, identified by its id or its source."""
 
     def __init__(self) -> None:
         self._cells: dict[str, dict[str, DeviceRuns]] = {}
 
     def remarks(self, record: CellRecord) -> Sequence[str]:
-        """Return a line for each device that the cell has grown in each of its last runs."""
+        """Return a line for each device on which each of the cell's last runs kept more memory."""
         growths = self.add(record)
         if not growths:
             return ()
@@ -27,11 +27,11 @@ class Trends(Part):
         return [growth_line(growth) for growth in growths]
 
     def add(self, record: CellRecord) -> list[Growth]:
-        """Count a run, and return the devices that the cell has grown in each of its last runs."""
+        """Count a run, and return the growth on devices where each of the last runs kept more memory."""
         known: dict[str, DeviceRuns] | None = None
         keys = [key for key in (record.cell_id, record.source_digest) if key]
         for key in keys:
-            found = self._cells.pop(key, None)  # to be the youngest again
+            found = self._cells.pop(key, None)  # reinserted as the newest
             known = found if known is None else known
         devices = {} if known is None else known
         for key in keys:
