@@ -299,7 +299,7 @@ def test_too_little_headroom_is_no_fit_but_the_last_run_of_a_search_may_take_of_
     with pytest.raises(AutofitError) as caught:
         run_tries(train, Fit(Plan({"n": 1000}, step="search", smallest=990, headroom=0.1), meter))
     assert str(caught.value) == (
-        "even n=990 does not fit (too little headroom): it needs 990 B of cuda:0 beside the 10% that must stay free"
+        "even n=990 does not fit (too little headroom): it needs 990 B of cuda:0 plus the 10% that must stay free"
     )
     meter.close()
 

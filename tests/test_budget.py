@@ -197,7 +197,7 @@ def test_a_limit_that_the_code_under_a_budget_sets_stays(use: Any) -> None:
     with Budget({"gpu": GIB}) as budget:
         cuda.set_per_process_memory_fraction(0.9, 0)
     assert cuda.fractions == [0.9, 1.0]
-    assert budget.notes == ["budget: other code has changed the limit on cuda:0; it stays"]
+    assert budget.notes == ["budget: other code changed the limit on cuda:0; it is kept"]
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ class World:
         is_ours_alone = re.search("/(notebook|scopes|reports)/", call.code.co_filename)  # elsewhere objects may fail
         raised = [type(result.error_before_exec or result.error_in_exec).__name__ for result in results]
         if not (struck and (not results or "KeyboardInterrupt" in text)):  # a Ctrl-C may stop the code, or what follows
-            is_late = struck and "Ctrl-C came when" in text and raised == ["KeyboardInterrupt"]
+            is_late = struck and "Ctrl-C arrived after" in text and raised == ["KeyboardInterrupt"]
             assert is_late or raised == [program.error or "NoneType"], f"raised {raised}"
             assert names.get("log") == [2], "the code has not run"
             assert program.error or "]: 42" in text, "no result"

@@ -167,12 +167,12 @@ def test_memory_that_is_held_on_the_host_is_in_ram_until_it_is_given_back() -> N
         "with ipygpumem.allocate('256 MiB', 'cpu') as held: inside = rss() - before\n"
         "print(250 <= inside <= 262, rss() - before < 6, held.size_bytes, ipygpumem.allocate(0, 'cpu'))"
     )
-    assert in_script(code) == f"True True {256 << 20} <cpu: 0 B held; free() gives them back>"
+    assert in_script(code) == f"True True {256 << 20} <cpu: 0 B reserved until free()>"
 
 
 def test_the_last_of_the_hosts_memory_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipygpumem.probes.host.available_bytes", lambda: 100 << 20)
-    with pytest.raises(DeviceError, match="the host can spare 95 MiB, and not 99 MiB"):
+    with pytest.raises(DeviceError, match="the host can spare only 95 MiB, not 99 MiB"):
         ipygpumem.allocate("99 MiB", "cpu")
 
 
@@ -299,7 +299,7 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: ipygpumem.allocate("9" * 90 + " bytes", "cpu"), _MOST),
     (lambda: ipygpumem.allocate(_HUGE, "cpu"), _MOST),
     (lambda: ipygpumem.allocate(1e300, "cpu"), _MOST),
-    (lambda: ipygpumem.leave_free(1, "cpu"), "leave the host 32 MiB at least: Python itself needs some to go on"),
+    (lambda: ipygpumem.leave_free(1, "cpu"), "leave the host at least 32 MiB: Python itself needs some memory"),
     (lambda: ipygpumem.leave_free("9 PiB", "cpu"), "cannot stay free"),
     (lambda: ipygpumem.leave_free(None, "cpu"), "not an object of type NoneType"),  # type: ignore[arg-type]
     (lambda: ipygpumem.leave_free(-_HUGE, "cpu"), _BITS),

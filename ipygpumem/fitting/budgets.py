@@ -1,6 +1,6 @@
-"""Pretends that there is less memory: limits torch's CUDA allocator, holds memory, limits this process on the host.
+"""Simulates smaller memory: limits torch's CUDA allocator, reserves memory, limits this process on the host.
 
-Also reads from torch's out-of-memory errors whether a limit refused the memory.
+Also recognises the out-of-memory errors of torch that a limit caused.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _OUT_OF_MEMORY = re.compile(  # the caching allocator's, since torch 2.1
     re.DOTALL,
 )
 _HOST_SHARE = 0.95
-"""Of the available memory: beyond it the system may kill a process."""
+"""Maximum share of the available memory to reserve; with more, the system may kill a process."""
 
 in_force: list[Budget] = []
 """The budgets in force, innermost last."""
 _fractions: dict[int, float] = {}
-"""What was last set as torch's limit, by device: torch before 2.8 does not tell."""
+"""torch's last limit that we set, by device index; torch before 2.8 cannot report it."""
 
 
 def parse_budget(text: str) -> dict[str, int]:
-    """Return the sizes of ``gpu=8GiB,cuda:1=4GiB``."""
+    """Parse sizes such as ``gpu=8GiB,cuda:1=4GiB``."""
     return checked(dict(part.partition("=")[::2] for part in filter(None, text.split(","))))
 
 
 def checked(sizes: Mapping[str, object]) -> dict[str, int]:
-    """Return a budget in bytes (``BudgetError`` if it names no size, or something else than ``gpu`` or ``cuda:N``)."""
+    """Return a budget in bytes (``BudgetError`` for an invalid size, or a device other than ``gpu`` or ``cuda:N``)."""
     found: dict[str, int] = {}
     for name, size in sizes.items():
         if size is None:
@@ -64,8 +64,8 @@ def checked(sizes: Mapping[str, object]) -> dict[str, int]:
 class Budget:
     """Limits torch's allocator from ``start`` to ``stop``, or in a ``with`` block.
 
-    ``gpu`` among the sizes means the current device and each on which this process has memory. ``leaving`` is called
-    at the block's end, while the budget is in force, with the error that leaves it.
+    The device ``gpu`` means the current one and each on which this process has memory. ``leaving`` is called at
+    the end of the block, while the budget is still in force, with the error that leaves it.
     """
 
     def __init__(
@@ -76,16 +76,16 @@ class Budget:
     ) -> None:
         self.sizes, self.of, self._leaving = dict(sizes), of, leaving
         self.limits: dict[str, int] = {}
-        """Bytes by device; one that cannot be limited is left out."""
+        """Bytes by device, without devices that cannot be limited."""
         self.notes: list[str] = []
-        """Sentences on what cannot be limited."""
+        """Sentences about devices that cannot be limited."""
         self.refusals: list[str] = []
-        """Sentences on the requests that it refused."""
+        """Sentences about requests that it refused."""
         self._earlier: dict[int, tuple[float, float]] = {}
-        """torch's limit before, and ours, as shares of the device."""
+        """torch's previous limit and ours, as shares of the device, by device index."""
 
     def start(self) -> None:
-        """Set the limits, and note what cannot be limited."""
+        """Set the limits; note devices that cannot be limited."""
         try:
             with self._noted("no device can be limited"):
                 self._limit_all()
@@ -96,7 +96,7 @@ class Budget:
 
     @contextlib.contextmanager
     def _noted(self, fault: str) -> Iterator[None]:
-        """Note an error of a device instead of raising it: the user's own code reports a broken context itself."""
+        """Turn an error of a device into a note; if its context is broken, the user's code will raise that itself."""
         try:
             yield
         except Exception as error:
@@ -121,12 +121,12 @@ class Budget:
 
     def _limit(self, cuda: Any, name: str, size: int) -> None:
         index, total = int(name[5:]), cuda.get_device_properties(name).total_memory
-        earlier = min(1.0, _fraction(cuda, index))  # cudaMallocAsync calls no limit more than all
+        earlier = min(1.0, _fraction(cuda, index))  # cudaMallocAsync reports no limit as more than 1
         share = min(earlier, math.nextafter(size / total, 1.0))  # one byte less would cost a block of 2 MiB
-        self._earlier[index] = earlier, share  # first: an interrupt may come after the change
+        self._earlier[index] = earlier, share  # before the change, in case of an interrupt
         _set_fraction(cuda, index, share)
         limit = self.limits[name] = min(size, int(earlier * total))
-        if cuda.memory_reserved(name) > limit:  # the allocator goes on using what it has already
+        if cuda.memory_reserved(name) > limit:  # the allocator keeps using memory reserved before
             cuda.empty_cache()
             if (reserved := cuda.memory_reserved(name)) > limit:
                 live = format_bytes(cuda.memory_allocated(name))
@@ -134,17 +134,17 @@ class Budget:
                 self.notes.append(f"budget: {text}: more than the {format_bytes(limit)} allowed")
 
     def stop(self) -> None:
-        """Restore the previous limits; one that was set by other code meanwhile stays."""
+        """Restore the previous limits, except those that other code has changed."""
         if self in in_force:
             in_force.remove(self)
         cuda = torch_cuda() if self._earlier else None
         for index, (earlier, ours) in list(self._earlier.items()):
             with self._noted(f"cuda:{index} stays limited"):
                 now = min(1.0, _fraction(cuda, index))
-                if abs(now - ours) < 1e-6:  # it is rounded to bytes
+                if abs(now - ours) < 1e-6:  # torch rounds to bytes
                     _set_fraction(cuda, index, earlier)
                 elif abs(now - earlier) >= 1e-6:  # else it could not be set
-                    self.notes.append(f"budget: other code has changed the limit on cuda:{index}; it stays")
+                    self.notes.append(f"budget: other code changed the limit on cuda:{index}; it is kept")
             self._earlier.pop(index)
 
     def __enter__(self) -> Budget:
@@ -173,7 +173,7 @@ class Refusal(NamedTuple):
 
 
 def refusal(message: str) -> Refusal | None:
-    """Return which limit on torch's allocator an out-of-memory error speaks of; None if the device ran out."""
+    """Return the limit on torch's allocator that caused an out-of-memory error; None if the device ran out."""
     found = _OUT_OF_MEMORY.search(message)
     if found is None:
         return None
@@ -192,22 +192,22 @@ def refusal(message: str) -> Refusal | None:
     return Refusal(limit, refuser, text)
 
 
-# -- memory that is held ----------------------------------------------------------------------------------------------
+# -- reserved memory --------------------------------------------------------------------------------------------------
 
 
 class Filler:
-    """Memory that is held, or a limit, until ``free()``, the end of ``with``, or the end of this object."""
+    """Reserved memory, or a limit, until ``free()``, the end of ``with``, or the deletion of this object."""
 
     def __init__(self, device: str, size_bytes: int, text: str, release: Callable[[], None]) -> None:
         self.device, self._text = device, text
         self.size_bytes = size_bytes
-        """Bytes that are held; 0 where a limit was set instead."""
+        """Reserved bytes; 0 if a limit was set instead."""
         self.free = weakref.finalize(self, release)
-        """Free it; a second call does nothing."""
+        """Free it; further calls do nothing."""
         self.free.atexit = False
 
     def __repr__(self) -> str:
-        return f"<{self.device}: {self._text if self.free.alive else 'given back'}>"
+        return f"<{self.device}: {self._text if self.free.alive else 'freed'}>"
 
     def __enter__(self) -> Filler:
         return self
@@ -219,8 +219,8 @@ class Filler:
 def allocate(size: int | str, device: object = "cuda") -> Filler:
     """Reserve ``size`` bytes of a device until ``free()`` or the end of ``with``; keep the returned object.
 
-    Use it to test how code behaves next to another process. On a CUDA device it is a tensor, and the context is
-    created if there is none.
+    Use it to test code next to another process. On a CUDA device the memory is a tensor, and the context is created if
+    there is none.
 
     Raises:
         DeviceError: the device does not exist, or has too little memory.
@@ -231,12 +231,12 @@ def allocate(size: int | str, device: object = "cuda") -> Filler:
     16777216
     """
     size_bytes, name = checked_bytes(size), checked_device(device)
-    text = f"{format_bytes(size_bytes)} held; free() gives them back"
+    text = f"{format_bytes(size_bytes)} reserved until free()"
     if name != "cpu":
         return _tensor(_torch_with(name), name, size_bytes, text)
     spare = int(host.available_bytes() * _HOST_SHARE)
     if size_bytes > spare:
-        raise DeviceError(f"the host can spare {format_bytes(spare)}, and not {format_bytes(size_bytes)}")
+        raise DeviceError(f"the host can spare only {format_bytes(spare)}, not {format_bytes(size_bytes)}")
     pages = [bytearray(b"\1") * size_bytes]  # written to, so that they are in RAM
     return Filler("cpu", size_bytes, text, pages.clear)
 
@@ -259,9 +259,9 @@ def leave_free(size: int | str, device: object = "cuda") -> Filler:
     leave_bytes, name = checked_bytes(size), checked_device(device)
     left = format_bytes(leave_bytes)
     if name == "cpu":
-        return Filler(name, 0, f"{left} were left to this process; free() ends that", _limit_host(leave_bytes))
+        return Filler(name, 0, f"limited to {left} more until free()", _limit_host(leave_bytes))
     torch = _torch_with(name)
-    torch.empty(0, device=name)  # the context must be there before what is free is read
+    torch.empty(0, device=name)  # create the context before reading the free memory
     cuda, index = torch.cuda, int(name[5:])
     with cuda.device(name):
         cuda.synchronize()
@@ -271,7 +271,7 @@ def leave_free(size: int | str, device: object = "cuda") -> Filler:
     if free < leave_bytes:
         raise DeviceError(f"{name} has only {format_bytes(free)} free: {left} cannot stay free")
     rest = (free - leave_bytes) // (2 * MIB) * 2 * MIB  # torch's allocator asks the driver for multiples of 2 MiB
-    text = f"{format_bytes(rest)} held, so that {left} stay free; free() gives them back"
+    text = f"{format_bytes(rest)} reserved until free(), so that {left} stay free"
     return _tensor(torch, name, rest, text)
 
 
@@ -288,25 +288,25 @@ def _tensor(torch: Any, name: str, size_bytes: int, text: str) -> Filler:
         tensors.append(torch.empty(size_bytes, dtype=torch.uint8, device=name))
     except RuntimeError as error:  # torch's OutOfMemoryError is one
         why = said(error)
-    if not tensors:  # raised here: with torch's error as its context it would be taken for the user's
-        raise DeviceError(f"{name} does not give {format_bytes(size_bytes)} ({why})")
+    if not tensors:  # raised here, without torch's error as context, which would look like the user's
+        raise DeviceError(f"{name} cannot reserve {format_bytes(size_bytes)} ({why})")
 
     def drop() -> None:
         tensors.clear()
-        torch.cuda.empty_cache()  # other processes could not have the memory otherwise
+        torch.cuda.empty_cache()  # frees it for other processes
 
     return Filler(name, size_bytes, text, drop)
 
 
 _host_limits: list[int] = []
-"""Limits on this process's address space in force, after the system's before the first of them."""
+"""The system's limit on this process's address space, then our limits in force."""
 
 
 def _limit_host(leave_bytes: int) -> Callable[[], None]:
-    """Limit the address space of this process to the least of our limits, and return what ends this one."""
+    """Limit the address space of this process to the lowest of our limits; return a function that ends this one."""
     available = host.available_bytes()
     if leave_bytes < 32 * MIB:
-        raise DeviceError("leave the host 32 MiB at least: Python itself needs some to go on")
+        raise DeviceError("leave the host at least 32 MiB: Python itself needs some memory")
     if leave_bytes > available:
         text = f"{format_bytes(leave_bytes)} cannot stay free"
         raise DeviceError(f"the host has only {format_bytes(available)} available: {text}")
@@ -334,7 +334,7 @@ def _limit_host(leave_bytes: int) -> Callable[[], None]:
 
 
 def torch_cuda() -> Any:
-    """Return ``torch.cuda`` where it has a device. It may load torch: the user has named the device."""
+    """Return ``torch.cuda`` if it has a device, else None; import torch if needed, since the user named a device."""
     torch: Any = None
     with contextlib.suppress(ImportError):
         torch = importlib.import_module("torch")

@@ -1,4 +1,4 @@
-"""Runs an autofit's tries: measures each, and gives its memory back before the next."""
+"""Runs an autofit's tries: measures each, and frees its memory before the next."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ OUT_OF_MEMORY = "out of memory"
 CROWDED = "too little headroom"
 OVER = "over the budget"
 TOO_LARGE = (OUT_OF_MEMORY, CROWDED, OVER, PERHAPS, DOES_NOT_FIT)
-"""The outcomes after which a smaller value is tried."""
+"""Outcomes after which a smaller value is tried."""
 _TRIFLE = MIB
-"""If a try leaves more than that behind, it is worth a look at everything."""
+"""If a try leaves more bytes allocated, all garbage is collected."""
 _NUMBERED = re.compile(r"\b(?:GPU|Allocation on device) (\d+)\b")
 _KINDS = {
     "cupy": r"CU\w+Error:|OutOfMemoryError: Out of memory allocating",
@@ -45,39 +45,39 @@ _KINDS = {
     "mps": r"\bMPS\b",
     "jax": r"RESOURCE_EXHAUSTED",
 }
-"""Patterns of an error's type and text, by the kind of device that ran out; the first that matches counts."""
+"""Patterns of an error's type and text by the kind of device that ran out; the first match counts."""
 
 
 @dataclass(frozen=True)
 class Try(Record):
-    """One try: the values, and what came of them."""
+    """One try: its values and their outcome."""
 
     values: dict[str, Any]
     outcome: str
-    """``fits``, one of ``TOO_LARGE``, or the name of another error, which ended it all."""
+    """``fits``, one of ``TOO_LARGE``, or the name of another error, which ended the autofit."""
     duration_seconds: float
     usages: tuple[Usage, ...]
     device: str | None = None
     """The device that had too little memory."""
     requested_bytes: int | None = None
-    """What could not be allocated, where the error says so."""
+    """Size of the failed allocation, if the error names it."""
     limit_bytes: int | None = None
-    """The limit of torch's allocator, where that refused it and not the device."""
+    """Limit of torch's allocator, if that refused the memory and not the device."""
 
 
 @dataclass(frozen=True)
 class AutofitResult:
-    """What ``ipygpumem.autofit`` found."""
+    """The result of ``ipygpumem.autofit``."""
 
     values: dict[str, Any]
     """The values that fit, by name."""
     result: Any = field(repr=False)
-    """What the function returned with them."""
+    """The function's return value with these values."""
     tries: tuple[Try, ...] = field(repr=False)
 
     @property
     def value(self) -> Any:
-        """The value of the only variable, or of the first."""
+        """The value of the only or first variable."""
         return next(iter(self.values.values()))
 
 
@@ -85,17 +85,17 @@ class Fit:
     """Runs a plan's tries one after the other: ``begin``, the user's code, ``end``, ``give_back``.
 
     Args:
-        plan: what to try.
+        plan: chooses the values to try.
         meter: measures each try.
-        ran_out: is called with each out-of-memory error before anything that it holds is released.
-        garbage: collects it.
+        ran_out: called with each out-of-memory error before any memory that it holds is freed.
+        garbage: collects garbage between tries.
 
     Raises:
-        AutofitError: a try runs in this thread.
+        AutofitError: another try is running in this thread.
     """
 
     _threads: ClassVar[set[int]] = set()
-    """Those in which a try runs."""
+    """Threads in which a try is running."""
 
     def __init__(
         self,
@@ -109,13 +109,13 @@ class Fit:
         self.plan = plan
         self.tries: list[Try] = []
         self.more = True
-        """Whether ``plan.values`` are to be tried."""
+        """True if ``plan.values`` must be tried next."""
         self._meter = meter
         self._ran_out = ran_out
         self._garbage = garbage or Garbage()
         self._mark: Mark | None = None
         self._left: dict[str, int] = {}
-        """What was in use of each device after the last try."""
+        """Bytes in use on each device after the last try."""
         self._span: Measurement | None = None
         self._started = 0.0
         self._thread = 0
@@ -129,9 +129,9 @@ class Fit:
         self._started = time.perf_counter()
 
     def end(self, error: BaseException | None, result: object = None) -> bool:
-        """Note how the try ended, and release the frames of an out-of-memory error; return whether it was one.
+        """Record the try's outcome; if ``error`` is an out-of-memory error, release its frames and return True.
 
-        If the try's ``result`` is an estimate, its verdict counts instead of the memory that the try took.
+        If ``result`` is an estimate, its verdict is the outcome instead of the measured memory.
         """
         seconds = time.perf_counter() - self._started
         self._threads.discard(self._thread)
@@ -142,7 +142,7 @@ class Fit:
             self._end_estimate(result, note)  # type: ignore[arg-type]  # an Estimate
             return False
         if error is None:
-            # What fitted with headroom may take a little of it when it runs again: that is what it is for.
+            # The final run of values that fitted may use some of the headroom: that is its purpose.
             crowded = None if self.plan.repeats else crowded_device(usages, self.plan.headroom)
             self.tries.append(note(FITS if crowded is None else CROWDED, device=crowded))
             self.more = self.plan.note(fits=crowded is None)
@@ -164,7 +164,7 @@ class Fit:
         return True
 
     def _end_estimate(self, estimate: Estimate, note: Callable[..., Try]) -> None:
-        """Note the verdict of an estimate: only a plain "fits" counts."""
+        """Record an estimate as the outcome; the values fit only if its verdict is a plain "fits"."""
         if not estimate.verdict:
             raise AutofitError("the estimate knows no size of the device: say --device-memory (device_memory=)")
         if not self.tries:
@@ -182,15 +182,15 @@ class Fit:
         self.more = self.plan.note(fits=outcome == FITS)
 
     def give_back(self) -> None:
-        """Give back what the last try leaves behind, once nothing refers to it any more."""
-        since = self._mark if len(self.tries) > 1 else None  # what older garbage there is goes after the first
+        """Free the last try's memory, once nothing references it."""
+        since = self._mark if len(self.tries) > 1 else None  # the first try collects older garbage too
         left = self._free_since(since)
         if since is not None and any(left[device] > self._left.get(device, 0) + _TRIFLE for device in left):
-            left = self._free_since(None)  # what the try has replaced may be an earlier one's, and garbage now
+            left = self._free_since(None)  # objects of earlier tries may have become garbage
         self._left = left
 
     def _free_since(self, since: Mark | None) -> dict[str, int]:
-        """Collect garbage that was made since then, and return what is in use of each device."""
+        """Collect garbage created since the mark; return the bytes in use on each device."""
         reclaim.run_steps(self._meter, reclaim.steps_that_free(self._garbage, lambda: since), [])
         return reclaim.current(self._meter.now())
 
@@ -201,20 +201,20 @@ class Fit:
             raise AutofitError(_nothing_fits(self.tries, self.plan))
 
     def abandon(self) -> None:
-        """Stop measuring a try that has no end."""
+        """Stop measuring a try that does not end normally."""
         self._threads.discard(self._thread)
         if self._span is not None:
             self._meter.drop(self._span)
             self._span = None
 
 
-# -- room -------------------------------------------------------------------------------------------------------------
+# -- headroom ---------------------------------------------------------------------------------------------------------
 
 
 def crowded_device(usages: Sequence[Usage], headroom: float) -> str | None:
-    """Return a device of which less than ``headroom`` was free at the peak; None if there is none.
+    """Return a device with less than ``headroom`` free at the peak, or None.
 
-    Accelerators count if the try used one, else the host. A budget takes the device's place.
+    Accelerators are checked if the try used one, else the host. A budget replaces the device's size.
     """
     used = [usage for usage in usages if usage.peak_delta_bytes > 0] if headroom else []
     limits = budgets.limits()
@@ -235,7 +235,7 @@ def crowded_device(usages: Sequence[Usage], headroom: float) -> str | None:
 
 
 def failed_device(failure: tracebacks.Failure, usages: Sequence[Usage]) -> str:
-    """Return the device whose memory ran out, by the error's text, else the accelerator that the try used most."""
+    """Return the device that ran out according to the error's text, else the most used accelerator."""
     text = f"{failure.error}: {failure.message}"
     kind = next((kind for kind, pattern in _KINDS.items() if re.search(pattern, text)), "")
     numbered = _NUMBERED.search(text)
@@ -249,7 +249,7 @@ def failed_device(failure: tracebacks.Failure, usages: Sequence[Usage]) -> str:
 
 
 def _nothing_fits(tries: Sequence[Try], plan: Plan) -> str:
-    """Return what is said where not even the smallest values fit."""
+    """Return the error message if not even the smallest values fit."""
     last = tries[-1]
     text = f"even {shown(last.values)} does not fit" + f" ({last.outcome})" * (last.outcome != DOES_NOT_FIT)
     device = last.device or "cpu"
@@ -259,7 +259,7 @@ def _nothing_fits(tries: Sequence[Try], plan: Plan) -> str:
         at_least = "" if last.outcome == CROWDED else "at least "
         text += f": it needs {at_least}{format_bytes(needed)} of {'RAM' if device == 'cpu' else device}"
         if last.outcome == CROWDED:
-            text += f" beside the {plan.headroom * 100:g}% that must stay free"
+            text += f" plus the {plan.headroom * 100:g}% that must stay free"
         limit = last.limit_bytes or budgets.limits().get(device)
         own = own_limits.nearest() if device == "cpu" else None
         if limit is not None:
@@ -288,10 +288,10 @@ def shown(values: dict[str, Number]) -> str:
 
 
 def run_tries(function: Callable[..., Any], fit: Fit) -> AutofitResult:
-    """Call ``function`` with the values of each try, until ``fit`` has found what fits.
+    """Call ``function`` with the values of each try until they fit.
 
     Raises:
-        AutofitError: nothing fits, or the function does not take the variables.
+        AutofitError: no values fit, or the function does not take the variables.
     """
     __tracebackhide__ = True
     _checked_parameters(function, fit.plan.values)
@@ -311,7 +311,7 @@ def run_tries(function: Callable[..., Any], fit: Fit) -> AutofitResult:
 
 
 def _try(function: Callable[..., Any], fit: Fit) -> Any:
-    """Return what the function gives; None after an out-of-memory error."""
+    """Return the function's return value; None after an out-of-memory error."""
     __tracebackhide__ = True
     fit.begin()
     try:
@@ -325,7 +325,7 @@ def _try(function: Callable[..., Any], fit: Fit) -> Any:
 
 
 def _checked_parameters(function: Callable[..., Any], names: Mapping[str, Any]) -> Sequence[inspect.Parameter]:
-    """Return the function's parameters as far as they are known, if it takes the variables."""
+    """Return the function's known parameters (``AutofitError`` if it does not take the variables)."""
     __tracebackhide__ = True
     called = text_of(getattr(function, "__qualname__", None)) or type_name(function)
     later = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
@@ -343,9 +343,9 @@ def _checked_parameters(function: Callable[..., Any], names: Mapping[str, Any]) 
 
 
 def _placed(function: Callable[..., Any], args: Sequence[Any], variables: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return a call's positional arguments: the name of a variable, or an empty name and one of the caller's ``args``.
+    """Return a call's positional arguments: a variable's name, or an empty name with one of the caller's ``args``.
 
-    The caller leaves the variables out, wherever they are among the function's parameters.
+    The caller omits the variables, wherever they are among the function's parameters.
     """
     __tracebackhide__ = True
     found, waiting, parameters = list[tuple[str, Any]](), list(args), _checked_parameters(function, variables)
@@ -367,10 +367,10 @@ def _placed(function: Callable[..., Any], args: Sequence[Any], variables: Mappin
 def decorated(
     function: Callable[..., Any], start: Mapping[str, Any], run: Callable[..., AutofitResult]
 ) -> Callable[..., Any]:
-    """Return ``function`` wrapped: each call searches for what fits, and ``fitted`` is the last result.
+    """Return ``function`` wrapped: each call searches for fitting values; ``fitted`` is the last result.
 
-    A call leaves the variables out, wherever they are among the function's parameters. One that gives a variable by
-    name starts from that value.
+    A call omits the variables, wherever they are among the function's parameters. To start from another value, pass a
+    variable by name.
     """
 
     @functools.wraps(function)
@@ -385,7 +385,7 @@ def decorated(
             return function(*positional, **values, **options)
 
         fitted = run(tried, own)
-        # What the function returned may be large: it is the caller's alone.
+        # The return value may be large: only the caller keeps it.
         call.fitted = dataclasses.replace(fitted, result=None)  # type: ignore[attr-defined]  # any attribute will do
         return fitted.result
 

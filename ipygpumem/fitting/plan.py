@@ -1,4 +1,4 @@
-"""Chooses the values to try next, by the results of the tries before. Nothing here runs anything."""
+"""Chooses an autofit's next values from the results of earlier tries, without running them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Values = dict[str, Number]
 
 _LARGEST = 2**63
 _FINE = 1.01
-"""A search among floats ends when the smallest that failed is so many times the largest that fits."""
+"""Ratio of the smallest failing float to the largest fitting one at which a search ends."""
 
 _MOST_ESTIMATES = 100
 
 
 @dataclass(frozen=True)
 class _Variable:
-    """A number to reduce (``AutofitError`` if it is not positive, or the smallest value is negative or above it)."""
+    """A number to reduce (``AutofitError`` if it is not positive, or its minimum is negative or above it)."""
 
     name: str
     start: Number
@@ -38,11 +38,11 @@ class _Variable:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has whole values only. 1e3 has, although it is a float; 1.0 is a share of something."""
+        """True if it stays whole: ints, and floats such as 1e3, but not 1.0, which is probably a share."""
         return isinstance(self.start, int) or (self.start > 1 and self.start.is_integer() and self.smallest >= 1)
 
     def below(self, value: Number, factor: float) -> Number | None:
-        """Return ``value`` times ``factor``, the smallest at least; None if it is the smallest already."""
+        """Return ``value`` times ``factor``, at least the minimum; None if it is the minimum already."""
         if value <= self.smallest:
             return None
         if self.is_whole:
@@ -50,7 +50,7 @@ class _Variable:
         return max(self.smallest, value * factor)
 
     def between(self, low: Number, high: Number) -> Number | None:
-        """Return a value in the middle, or None where there is none worth trying."""
+        """Return the value in the middle, or None if it is not worth trying."""
         if self.is_whole:
             middle = (int(low) + int(high)) // 2
             return type(self.start)(middle) if middle > low else None
@@ -58,13 +58,13 @@ class _Variable:
 
 
 def check_number(what: str, value: object) -> None:
-    """Raise ``AutofitError`` if a value cannot be reduced."""
+    """Raise ``AutofitError`` unless ``value`` is a finite number below 2**63."""
     if not (type(value) in (int, float) and abs(value) < _LARGEST):  # type: ignore[arg-type]  # NaN is not less
         raise AutofitError(f"{what} is {quoted(value)}: autofit reduces finite numbers below 2**63")
 
 
 def _variables(start: Mapping[str, Any], smallest: Any) -> list[_Variable]:
-    """Return the variables that begin at ``start``, with their minima: by default 1, and 0 for fractions."""
+    """Return the variables starting at ``start`` with their minima, by default 1, or 0 for fractions."""
     if not start:
         raise AutofitError("autofit needs a variable to reduce, such as batch_size=1024")
     minima = dict(smallest) if isinstance(smallest, Mapping) else dict.fromkeys(start, smallest)
@@ -84,7 +84,7 @@ def _variables(start: Mapping[str, Any], smallest: Any) -> list[_Variable]:
 
 
 def _factor(step: object) -> float:
-    """Return the factor that ``halve``, ``search`` (which begins by halves) or a text such as ``0.9`` names."""
+    """Return the factor for ``halve``, ``search`` (which starts by halving) or a text such as ``0.9``."""
     if step is None or (type(step) is str and step in ("halve", "search")):
         return 0.5
     try:
@@ -97,7 +97,7 @@ def _factor(step: object) -> float:
 
 
 def _share(headroom: object) -> float:
-    """Return the share that ``5%`` or ``0.05`` names."""
+    """Parse a share such as ``5%`` or ``0.05``."""
     text = headroom[:40] if type(headroom) is str else quoted(headroom)
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
     share = float(match[1]) / (100 if match[2] else 1) if match else 1.0
@@ -107,13 +107,13 @@ def _share(headroom: object) -> float:
 
 
 class Plan:
-    """Chooses what to try: first ``values``, then what ``note`` puts there, until that returns False.
+    """Chooses the values to try: run ``values``, call ``note`` with the outcome, repeat until it returns False.
 
-    Several variables are reduced in turn, and a search makes one after the other larger again. It ends with a last
-    run of the values that it found, unless they were tried last. The options are those of ``autofit``.
+    Several variables are reduced in turn, and a search then increases one after the other. It ends with a final run of
+    the values found, unless they were tried last. The options have the meaning that they have in ``autofit``.
 
     Raises:
-        AutofitError: what is asked for makes no sense.
+        AutofitError: an option is invalid.
     """
 
     def __init__(
@@ -138,15 +138,15 @@ class Plan:
         self._turn = 0
         self._failures: list[Values] = []
         self.best: Values | None = None
-        """The largest values that fit so far."""
+        """The largest values found to fit so far."""
         self.exhausted = False
-        """Whether it ended for want of tries."""
+        """True if it ended because all tries were used."""
         self.repeats = False
-        """Whether ``values`` are tried again because they are the ones that were found."""
+        """True if ``values`` are the final run of the values found."""
         self.values: Values = dict(start)
 
     def expect_estimates(self) -> None:
-        """Search without headroom, and to the end, where the user asked for nothing else: an estimate is no run."""
+        """Default to a complete search without headroom, since estimates are cheap."""
         no_step, no_headroom, no_limit = self._defaults
         self._searches |= no_step
         self.headroom *= not no_headroom
@@ -154,19 +154,19 @@ class Plan:
 
     @property
     def failed(self) -> Number | None:
-        """The smallest value that did not fit; None where there is none, or several variables."""
+        """The smallest value that did not fit; None if all fit, or with several variables."""
         of = self._variables
         return min((values[of[0].name] for values in self._failures), default=None) if len(of) == 1 else None
 
     def note(self, *, fits: bool) -> bool:
-        """Note whether ``values`` fit, choose the next ones, and return whether there are any."""
+        """Record the outcome of ``values`` and choose the next ones; return True if there are any."""
         if fits:
             self.best = dict(self.values)
             following = self._above() if self._searches else None
         else:
             self._failures.append(dict(self.values))
             if self.best == self.values:
-                self.best = None  # it had fitted once, and does no more
+                self.best = None  # it fitted earlier, but no longer does
             following = self._below() if self.best is None else self._above()
         if following is not None and self._left <= 0:
             self.exhausted = True
@@ -174,13 +174,13 @@ class Plan:
         self._left -= 1
         self.repeats = following is None and self.best is not None and self.best != self.values
         if self.repeats and self.best is not None:
-            following = dict(self.best)  # the notebook is to be left as a run with the value found leaves it
+            following = dict(self.best)  # leave the notebook in the state after a run with them
             self._searches = False
         self.values = following or self.values
         return following is not None
 
     def _below(self) -> Values | None:
-        """Return the values with the next variable reduced that can be."""
+        """Return the values with the next reducible variable reduced, or None."""
         for _ in self._variables:
             variable = self._variables[self._turn % len(self._variables)]
             self._turn += 1
@@ -190,7 +190,7 @@ class Plan:
         return None
 
     def _above(self) -> Values | None:
-        """Return values of which the first variable that can be is larger than in those that fit."""
+        """Return the best values with the first variable that can grow increased, or None."""
         if self.best is None or not self._failures:
             return None
         for variable in self._variables:
@@ -200,8 +200,8 @@ class Plan:
         return None
 
     def _ceiling(self, variable: _Variable, fits: Values) -> Number:
-        """Return the smallest value that failed beside others no larger than those of ``fits`` (or the start)."""
-        others = [other.name for other in self._variables if other is not variable]
-        failed = [values for values in self._failures if all(values[name] <= fits[name] for name in others)]
+        """Return the smallest failed value among tries whose other variables were at most ``fits``, or the start."""
+        names = [other.name for other in self._variables if other is not variable]
+        failed = [values for values in self._failures if all(values[name] <= fits[name] for name in names)]
         beyond = variable.start + 1 if variable.is_whole else variable.start
         return min((values[variable.name] for values in failed), default=beyond)

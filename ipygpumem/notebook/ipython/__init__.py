@@ -1,1 +1,1 @@
-"""What ipygpumem knows of IPython and its front-ends: their outputs, errors, sources, displays."""
+"""Access to IPython's outputs, stored errors and cell sources, and the rewriting of cells."""
