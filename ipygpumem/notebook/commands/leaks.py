@@ -55,6 +55,7 @@ def _look(notebook: Notebook, smallest: int, progress: Progress) -> tuple[list[H
         in_frames = set(map(id, running_locals()))
         namespace = dict(notebook.context.namespace)
         names = {name: namespace[name] for name in ownable(namespace)}
+        del namespace  # it would be another holder of the outputs
         kept, keepers = kept_outputs(notebook.context.shell)
         outputs = {f"Out[{number}]": value for number, value in kept.items() if not is_atom(value)}
         paths, inside = paths_of(names, outputs)
