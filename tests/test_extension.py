@@ -14,7 +14,6 @@ from traitlets.config import Config
 
 import ipygpumem
 from ipygpumem.errors import NotLoadedError
-from ipygpumem.extras.lines.lines import Tracer
 from ipygpumem.notebook import extension as hooks
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.notebook import notebook_of
@@ -102,23 +101,6 @@ def test_what_strikes_as_a_cell_begins_to_end_leaves_it_and_those_that_follow_th
     loaded.run_cell("x = 2")
     assert [record.source_line for record in notebook.session.history] == ["strike()", "x = 2"]
     assert not cells.running()
-    assert len(notebook.context.meter._open) == 0
-
-
-def test_a_ctrl_c_in_the_report_of_lines_leaves_no_measurement_open(
-    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    notebook = notebook_of(loaded)
-    notebook.context.config.release_frames = "never"  # else the error itself lets go of it
-
-    def strike(_: Tracer) -> None:
-        monkeypatch.undo()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Tracer, "finish", strike)
-    loaded.run_cell("%%memlines\nx = 1")
-    loaded.run_cell("x = 2")
-    assert [record.source_line for record in notebook.session.history] == ["x = 1", "x = 2"]
     assert len(notebook.context.meter._open) == 0
 
 

@@ -134,7 +134,6 @@ def test_a_terminal_shows_words_and_writes_files(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("-n 0", "-n: 0 is not a whole number of 1 or more"),
         ("--device tpu", "'tpu' is not a device: write RAM or a name such as cuda:0"),
         ("--device cuda:7", "device 'cuda:7' was not in use; there are: RAM"),
         ("--save cells.gif", "cells.gif: write a file name that ends in .png or .svg"),

@@ -25,23 +25,6 @@ def test_status_has_words_for_each_value_of_release_frames() -> None:
     assert RELEASED.keys() == set(IPyGpuMem.class_traits()["release_frames"].values)
 
 
-def test_status_says_what_is_on_what_is_open_and_each_devices_memory(shared: Kernel) -> None:
-    shared.run("big = block(64)")
-    shared.run("%experiment start alpha\nbig = None; other = block(32)")
-    (status,) = shared.run("%gpumem status").reports("status")
-    assert "reports on · memory held by out-of-memory errors and interrupts is freed after the cell · " in status
-    assert "experiment alpha" in status
-    assert "names: big, other" in status
-    assert "RAM" in status
-    assert "total" in status
-    (note,) = shared.run("%experiment status").reports("note")
-    assert note.startswith("experiment alpha · ")
-    shared.run("%experiment end")
-    assert "no experiment is open" in shared.run("%gpumem status").reports("status")[0]
-    assert shared.run("%experiment status").reports("note") == ["no experiment is open"]
-    shared.run("del big")
-
-
 def test_free_gives_back_garbage_and_what_stored_tracebacks_hold(shared: Kernel) -> None:
     shared.run("def fail():\n    pinned = block(96)\n    raise ValueError('kept for %debug')\nfail()")
     shared.run("loop = [block(64)]; loop.append(loop); del loop")

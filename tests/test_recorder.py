@@ -57,12 +57,6 @@ def test_an_entry_survives_encoding_without_its_unknown_fields(entry: Kernel | M
     assert json.loads(encode(END)) == {"kind": "end", "time": 104.0, "reason": "because"}
 
 
-def test_a_source_is_bounded_in_lines_and_letters() -> None:
-    kept = recordings.first_lines("\n\n" + "\n".join("x" * 10_000 for _ in range(10_000)))
-    assert max(map(len, kept.split("\n"))) <= 160
-    assert kept.count("\n") < 12
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=400), st.integers(0, len(VALID)), st.integers(0, len(VALID)))
 def test_garbage_and_a_torn_end_hide_no_whole_line(tmp_path: Path, garbage: bytes, place: int, cut: int) -> None:

@@ -213,14 +213,3 @@ def test_the_line_of_an_error_says_that_its_frames_hold_much(notebook: Kernel, c
     if says:
         works(notebook, "%gpumem free")
         assert notebook.value("alive()") == 0
-
-
-def test_an_error_whose_locals_are_kept_for_debug_says_so_too(notebook: Kernel) -> None:
-    code = "def f():\n    x = big(40)\n    raise MemoryError\n"
-    works(notebook, f"%config IPyGpuMem.release_frames = 'never'\n{code}")
-    line = fails(notebook, "f()").reports("cell")[-1]
-    assert "the traceback's frames still hold 40 MiB: %gpumem free frees it" in line
-    fails(notebook, "%%experiment a\nf()")
-    assert notebook.value("alive()") == 1
-    works(notebook, "%gpumem free", "%config IPyGpuMem.release_frames = 'oom+interrupt'")
-    assert notebook.value("alive()") == 0
