@@ -317,7 +317,7 @@ def test_a_try_that_a_budget_refused_is_over_it(in_force: Callable[[int], Budget
     for size, outcome in (((1 << 30) - 1, OVER), (4 << 30, OUT_OF_MEMORY)):
         in_force(size)
         fit = Fit(Plan({"n": 2}, max_tries=0), meter)
-        with pytest.raises(AutofitError, match=r"of cuda:0, of which 1\.00 GiB are allowed"):
+        with pytest.raises(AutofitError, match=r"of cuda:0, but only 1\.00 GiB is allowed"):
             run_tries(train, fit)
         assert (fit.tries[-1].outcome, fit.tries[-1].limit_bytes) == (outcome, 1 << 30)
     meter.close()
@@ -334,7 +334,7 @@ def test_a_function_that_cannot_be_fitted_is_an_error() -> None:
         (awaits, "runs nothing when it is called"),
         (yields, "runs nothing when it is called"),
         (lambda size: None, "takes no argument 'n'"),
-        (lambda n: ipygpumem.autofit(lambda m: m, m=4), "an autofit is running already"),
+        (lambda n: ipygpumem.autofit(lambda m: m, m=4), "an autofit is already running"),
     ):
         with pytest.raises(AutofitError, match=said):
             ipygpumem.autofit(function, n=8)
@@ -540,7 +540,7 @@ def test_inside_an_experiment_the_variable_is_the_experiments_and_around_one_eac
         ("%%autofit size=4 --min other=8\nwork(1)", "the minimum of other"),
         ("%%autofit\nwork(1)", "which variable? For instance: %%autofit batch_size=1024"),
         ("%%autofit size=4\n", "the cell is empty"),
-        ("%%autofit size=4\n%%autofit other=4\nwork(1)", "an autofit is running already"),
+        ("%%autofit size=4\n%%autofit other=4\nwork(1)", "an autofit is already running"),
         ("%autofit size=4", "write %%autofit as the first line of a cell"),
         ("%%autofit size=400\nsize = 300\nwork(size)", "the cell sets size itself"),
     ],
@@ -560,7 +560,7 @@ def test_a_traceback_shows_the_users_frames_and_no_way_through_ours(notebook: Ke
     reply = notebook.run("ipygpumem.autofit(work, nothing=4)")
     assert reply.traceback.count("ipygpumem/") == 1  # where it is raised: IPython hides no last frame
     reply = notebook.run("%%autofit size=4\nipygpumem.autofit(work, size=400)")
-    assert (reply.error, reply.message[:29]) == ("AutofitError", "an autofit is running already")
+    assert (reply.error, reply.message[:29]) == ("AutofitError", "an autofit is already running")
 
 
 def test_a_cell_that_does_not_use_the_variable_or_binds_it_is_reported(notebook: Kernel) -> None:

@@ -325,7 +325,7 @@ def test_the_magic_writes_finished_cells(
 ) -> None:
     loaded.run_cell("%%experiment one --note lr=1e-3\nx = 1")
     loaded.run_cell(f"%gpumem export '{tmp_path}/my session.json'")
-    assert "1 cell and 1 experiment are in" in capsys.readouterr().out
+    assert "wrote 1 cell and 1 experiment to" in capsys.readouterr().out
     found = ipygpumem.load(tmp_path / "my session.json")
     assert found.history == ipygpumem.history()[:1]
     assert found.experiments == tuple(ipygpumem.experiments())

@@ -105,7 +105,7 @@ class Fit:
         garbage: Garbage | None = None,
     ) -> None:
         if threading.get_ident() in self._threads:
-            raise AutofitError("an autofit is running already: give it both variables, and they are reduced in turn")
+            raise AutofitError("an autofit is already running: pass it both variables, and they are reduced in turn")
         self.plan = plan
         self.tries: list[Try] = []
         self.more = True
@@ -166,7 +166,7 @@ class Fit:
     def _end_estimate(self, estimate: Estimate, note: Callable[..., Try]) -> None:
         """Record an estimate as the outcome; the values fit only if its verdict is a plain "fits"."""
         if not estimate.verdict:
-            raise AutofitError("the estimate knows no size of the device: say --device-memory (device_memory=)")
+            raise AutofitError("the device's memory size is unknown: pass --device-memory (device_memory=)")
         if not self.tries:
             self.plan.expect_estimates()
         outcome = estimate.verdict
@@ -263,7 +263,7 @@ def _nothing_fits(tries: Sequence[Try], plan: Plan) -> str:
         limit = last.limit_bytes or budgets.limits().get(device)
         own = own_limits.nearest() if device == "cpu" else None
         if limit is not None:
-            text += f", of which {format_bytes(limit)} are allowed"
+            text += f", but only {format_bytes(limit)} is allowed"
         elif own is not None and own.available_bytes <= available_bytes():
             what = f"{format_bytes(own.limit_bytes)} of {own_limits.WHAT[own.name]}"
             text += f", and {own.name} allows this process {what}"

@@ -284,7 +284,7 @@ class Experiments(Part):
         is_missed = missed is not None and not (running and running[-1].info is missed)
         cells = [] if running else [one for one, _ in walk_stack(None) if one.f_code.co_name == "run_cell_async"]
         if is_missed or any(not one.f_locals.get("silent") for one in cells):
-            raise RuntimeError("nothing would end it with the cell, whose start we have not seen")
+            raise RuntimeError("the start of this cell was missed, so its end would be missed too")
         if not running:
             raise ExperimentError(
                 "%%experiment must be the first line of a cell that you run yourself; here use %experiment start"
@@ -324,7 +324,7 @@ class Experiments(Part):
             )
         inside = [one for one in self.open if (one.thread, one.client) == (experiment.thread, experiment.client)]
         if any(one.is_ending for one in inside[inside.index(experiment) :]):
-            raise ExperimentError(f"experiment {quoted(experiment.name)} is ending already")
+            raise ExperimentError(f"experiment {quoted(experiment.name)} is already ending")
         interrupted = False
         for _ in range(_ATTEMPTS):  # each continues where the previous one stopped
             if experiment not in self.open:
@@ -485,7 +485,7 @@ class Experiment:
             ExperimentError: it was started before.
         """
         if self.was_started:
-            raise ExperimentError(f"experiment {quoted(self.name)} was started already: make a new one")
+            raise ExperimentError(f"experiment {quoted(self.name)} was already started: create a new one")
         self._experiments.begin(self)
         return self
 

@@ -319,7 +319,7 @@ def test_the_last_outputs_are_those_of_before_whatever_happened_to_the_cache(ker
 def test_status_and_report_show_what_waits_to_be_restored(notebook: Kernel) -> None:
     ok(notebook, "import numpy as np\nbig = np.ones(4 << 20)", START, "big = 1")
     (text,) = ok(notebook, "%experiment status").reports("note")
-    assert "waiting to be restored: big 32 MiB" in text
+    assert "restored at the end: big 32 MiB" in text
     assert "names: big" in text
     (text,) = ok(notebook, END).reports("experiment")
     assert "(big) took 32 MiB while the experiment ran" in text

@@ -52,7 +52,7 @@ def _variable(word: str, namespace: dict[str, Any]) -> tuple[str, Number]:
     if equals:
         return name, _number(name, text)
     if name not in namespace:
-        raise AutofitError(f"there is no variable {quoted(name)}: write {name}=NUMBER to say where to start")
+        raise AutofitError(f"there is no variable {quoted(name)}: write {name}=NUMBER to set where to start")
     value = namespace[name]
     if type(value) is not int and type(value) is not float:
         raise AutofitError(f"{name} is a {type_name(value)}: autofit reduces whole numbers and floats")
@@ -93,7 +93,7 @@ class CellFit:
         )
         names, self._source = first_lines(str(getattr(cell.info, "raw_cell", "")))
         if names.count("autofit") > 1:
-            raise AutofitError("an autofit is running already; to reduce several variables, put them on one line")
+            raise AutofitError("an autofit is already running; to reduce several variables, put them on one line")
         if not self._source.strip():
             raise AutofitError("the cell is empty: write the code to fit below the line with %%autofit")
         self._fit = Fit(plan, self._context.meter, self._experiments.ran_out_in_try, self._context.garbage)

@@ -115,7 +115,7 @@ def end(notebook: Notebook, options: Options) -> list[Report]:
     else:
         named = [item for item in notebook.experiments.open if item.name == options.name]
         if not named:
-            raise ExperimentError(f"no experiment {quoted(options.name)} is open; open are: {_open_names(notebook)}")
+            raise ExperimentError(f"no experiment {quoted(options.name)} is open, only {_open_names(notebook)}")
         experiment = named[0]
     notebook.experiments.finish(experiment)
     return []
@@ -161,7 +161,7 @@ def described(experiment: Experiment) -> str:
     waiting = experiment.waiting()
     if waiting:
         held = ", ".join(f"{item.name} {format_bytes(item.size_bytes)}" for item in waiting)
-        parts.append(f"waiting to be restored: {held}")
+        parts.append(f"restored at the end: {held}")
     return " · ".join(parts)
 
 
@@ -196,4 +196,4 @@ def there_are(names: list[str]) -> str:
     """Return a list of known experiments for an error message."""
     unique = list(dict.fromkeys(names))
     more = f" and {len(unique) - _NAMES_SHOWN} more" if len(unique) > _NAMES_SHOWN else ""
-    return f"there are: {', '.join(unique[:_NAMES_SHOWN])}{more}" if unique else "there is none"
+    return f"available: {', '.join(unique[:_NAMES_SHOWN])}{more}" if unique else "there is none"

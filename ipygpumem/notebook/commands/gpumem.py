@@ -97,7 +97,7 @@ def export(notebook: Notebook, options: Options) -> list[Report]:
     record = notebook.records()
     place, size_bytes = save(options.file, record, force=options.force)
     cells, experiments = count(len(record.cells), "cell"), count(len(record.experiments), "experiment")
-    return [note(f"{cells} and {experiments} are in {place} ({format_bytes(size_bytes)})")]
+    return [note(f"wrote {cells} and {experiments} to {place} ({format_bytes(size_bytes)})")]
 
 
 RELEASED = {
