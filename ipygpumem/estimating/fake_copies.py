@@ -138,7 +138,7 @@ class FakeCopies:
         return copy
 
     def _wrapper(self, tensor: Any) -> Any:
-        """Return the copy of a tensor made of others, such as a DTensor, with copies of these."""
+        """Return the copy of a composite tensor, such as a DTensor, with copies of its parts."""
         names, context = tensor.__tensor_flatten__()
         self.share(context)
         inner = {name: self.of(getattr(tensor, name)) for name in names}
