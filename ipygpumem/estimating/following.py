@@ -27,7 +27,7 @@ from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import users_line
 from ipygpumem.estimating.devices import UNKNOWN, Devices
 from ipygpumem.estimating.fake_copies import FakeCopies
-from ipygpumem.estimating.largest import LARGEST, is_mask, largest_value
+from ipygpumem.estimating.largest import LARGEST, is_known, is_mask, largest_value
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storages import GRADIENTS, OPTIMIZER, PARAMETERS, StorageLog, Workspaces, takes_cudnn
 from ipygpumem.estimating.transients import loss_bytes, operator_name
@@ -185,7 +185,10 @@ def _sparse_mask(_: Any, mask: Any) -> Any:
 
 _ALIGNED = 16
 _FUSED_SGD = getattr(_ATEN, "_fused_sgd_", None)
+_EMPTY = frozenset({"empty_like", "new_empty", "new_empty_strided"})
+_CTC: Any = getattr(_ATEN, "_use_cudnn_ctc_loss", None)
 _STAND_INS = {
+    **{getattr(_CTC, kind, None): lambda *_, **__: False for kind in ("default", "Tensor")},
     _ATEN.sparse_mask.default: _sparse_mask,
     _ATEN._coalesce.default: _coalesce,
     _ATEN._embedding_bag_backward.default: _bag_backward,
@@ -321,7 +324,7 @@ _UNFOLLOWED = (
 _UNTOLD = "this code cannot be estimated, because torch cannot say what an operation returns"
 _DEVICE = torch.ops.prim.device.default
 _CONVOLUTIONS = frozenset([_ATEN.convolution.default, _ATEN.convolution_backward.default])
-_ADD, _INDEX = _ATEN.add.Tensor, _ATEN.index.Tensor
+_ADD, _INDEX, _SELECT = _ATEN.add.Tensor, _ATEN.index.Tensor, _ATEN.masked_select.default
 _LOSS_IN_PLACE = (_ATEN.mul.Tensor, _ATEN.sub.Tensor)
 _IN_PLACE = frozenset(
     {
@@ -391,13 +394,7 @@ class Follower(TorchDispatchMode):
         if in_backward and func in _IN_PLACE and _works_in_place(func, args):
             self._workspaces.see(operator_name(func), args, [args[0]], in_backward=True)
             return args[0]
-        operator = _STAND_INS.get(func, func)
-        if operator is func and any(map(_is_sparse, arguments)) and arguments[0].layout is torch.strided:
-            operator = func if not func._schema.is_mutable else lambda first, *_, **__: first  # such as add_()
-        largest = LARGEST.get(func.name()) if func is not _INDEX or any(map(is_mask, args[1])) else None
-        if largest is not None and any(getattr(tensor, "constant", None) is None for tensor in arguments):
-            operator = largest
-            self.upper_bounds[users_line()] = None
+        operator = self._operator(func, args, arguments)
         try:
             with _without_values(func, args, kwargs):
                 result = operator(*args, **kwargs)
@@ -407,6 +404,8 @@ class Follower(TorchDispatchMode):
         self._see_value(func, args, kwargs, result)
         recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments)
         results, name = list(tensors_in(result)), operator_name(func)
+        for tensor in filter(is_known, results) if operator is not func or name in _EMPTY else ():
+            tensor.constant = None  # only its memory was there
         for tensor in results[::-1] if name == "native_dropout" else results:  # in the order of allocation
             device = tensor.fake_device if isinstance(tensor, fake_tensor.FakeTensor) else tensor.device
             if device.type != "meta":  # those take no bytes on any device
@@ -416,6 +415,19 @@ class Follower(TorchDispatchMode):
                 self._log.see(tensor, place, least_bytes=least, recorded=recorded, in_backward=in_backward)
         self._workspaces.see(name, args, results, in_backward=in_backward)
         return result
+
+    def _operator(self, func: Any, args: Any, arguments: list[Any]) -> Any:
+        """Return what runs in an operation's place; note the line if its result is the largest possible."""
+        operator = _STAND_INS.get(func, func)
+        if operator is func and any(map(_is_sparse, arguments)) and arguments[0].layout is torch.strided:
+            operator = func if not func._schema.is_mutable else lambda first, *_, **__: first  # such as add_()
+        largest = LARGEST.get(func.name()) if func is not _INDEX or any(map(is_mask, args[1])) else None
+        if largest is not None and not all(map(is_known, arguments)):
+            operator = largest
+            masks = filter(is_mask, args[1]) if func is _INDEX else arguments[1:] if func is _SELECT else arguments
+            if not all(map(is_known, masks)):
+                self.upper_bounds[users_line()] = None
+        return operator
 
     def _is_known(self, tensor: Any) -> bool:
         """Return whether an argument is fake. A real one gets a fake copy, and a hook for its gradient."""

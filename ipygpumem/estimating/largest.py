@@ -12,12 +12,20 @@ _ATEN = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
 
 
+def is_known(tensor: Any) -> bool:
+    """Return True if torch keeps the values of a fake tensor."""
+    return getattr(tensor, "constant", None) is not None
+
+
 def _nonzero(given: Any) -> Any:
+    if is_known(given):
+        return _ATEN.nonzero.default(given)
     return given.new_empty((given.dim(), given.numel()), dtype=torch.long).t()
 
 
 def _masked_select(given: Any, mask: Any) -> Any:
-    return given.new_empty(math.prod(torch.broadcast_shapes(given.shape, mask.shape)))
+    shape = torch.broadcast_shapes(given.shape, mask.shape)
+    return given.new_empty(len(_nonzero(mask.expand(shape))))
 
 
 def _index(given: Any, indices: Any) -> Any:

@@ -205,6 +205,10 @@ grid, done = torch.tensor([[1, 8, 8], [2, 4, 6]]), torch.zeros(2, dtype=torch.lo
 assert grid.prod(-1).tolist() == [64, 48] and np.asarray(grid)[1, 2] == 6 and y.sum().item() == 0
 assert [len(part) for part in x.split((grid.prod(-1) // 2 + 4)[[0, 1]].tolist())] == [36, 28]
 assert (x[:6] * 2).repeat_interleave(grid[1].repeat(2), 0).shape == (24, 256) and (y == 0).nonzero().shape == (64, 1)
+some, made = torch.tensor([True, False] * 32), grid.new_empty(2)
+assert x[some].shape == (32, 256) and y[some].shape == (32,) and x[:, 0].masked_select(some).shape == (32,)
+made.copy_(x[0, :2].long())
+assert made.tolist() == [0, 0] and grid[:, 0].masked_select(x[:2, 0] > 0).tolist() == [0, 0]
 grid[0, 0] = x[0, 0].long()
 assert grid.tolist() == [[0] * 3] * 2
 for step in range(5):  # as transformers' generate()
@@ -220,6 +224,7 @@ torch._check_tensor_all(x > 0)
 def test_values_that_code_writes_down_are_known(tmp_path: Path) -> None:
     found = estimated(KNOWN, tmp_path, device=None)
     assert not any("split" in line or "prod" in line for line in found.guesses)
+    assert not any("some" in line for line in found.upper_bounds)
 
 
 UNTOLD = {
