@@ -45,9 +45,7 @@ class GpuMemMagics(Magics):
             # From run_cell_magic and similar calls, or a first line that could not be rewritten.
             self._notebook.context.config.extension.put_back()
             source = f"%%{name} {line}\n{cell}"
-            cells = self._notebook.context.cells.running()[
-                -2:
-            ]  # the inner one is the retry with the rewriting restored
+            cells = self._notebook.context.cells.running()[-2:]  # the inner one is a retry by the run_cell below
             texts = [text_of(getattr(running.info, "raw_cell", None)).split() for running in cells]
             if texts == [source.split()] * 2:
                 source = cell
