@@ -126,15 +126,15 @@ def encoder_layer(
 
 def lstm_cell(source: Any, state: Any, *weights: Any) -> Any:
     """Return the next state of an LSTM, from the kernel that CUDA has for it."""
-    gates = functional.linear(source, weights[0]), functional.linear(state[0], weights[1])
+    gates = torch.matmul(source, weights[0].t()), torch.matmul(state[0], weights[1].t())  # cast at each step
     biases = weights[2:4] if len(weights) > 3 else (None, None)
     hidden, cell, _ = _ATEN._thnn_fused_lstm_cell(*gates, state[1], *biases)
-    return functional.linear(hidden, weights[-1]) if len(weights) % 2 else hidden, cell
+    return torch.matmul(hidden, weights[-1].t()) if len(weights) % 2 else hidden, cell
 
 
 def gru_cell(source: Any, state: Any, *weights: Any) -> Any:
     """Return the next state of a GRU, from the kernel that CUDA has for it."""
-    gates = functional.linear(source, weights[0]), functional.linear(state, weights[1])
+    gates = torch.matmul(source, weights[0].t()), torch.matmul(state, weights[1].t())
     biases = weights[2:] or (None, None)
     return _ATEN._thnn_fused_gru_cell(*gates, state, *biases)[0]
 

@@ -82,6 +82,8 @@ OPERATORS = {
             ("RNN", "nonlinearity='relu'"),
         ]
     },
+    "LSTM under autocast": "torch.autocast('cuda', torch.bfloat16)(torch.nn.LSTM(128, 256, device=home))("
+    "T(64, 32, 128).float())[0]",
     "bce_with_logits with weights of classes": "F.binary_cross_entropy_with_logits(T(N, N), fixed(N, N), "
     "pos_weight=fixed(N))",
     "bce_with_logits with both weights": "F.binary_cross_entropy_with_logits(T(N, N), fixed(N, N), fixed(N, N), "
