@@ -18,7 +18,7 @@ import gc, json, sys, time, tracemalloc, uuid
 from types import SimpleNamespace
 from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
-from ipygpumem.notebook.notebook import notebook_of
+from ipygpumem.shell.notebook import notebook_of
 shell = InteractiveShell.instance()
 shell.history_manager.enabled = False
 shell.run_line_magic("load_ext", "ipygpumem")

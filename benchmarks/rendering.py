@@ -8,9 +8,17 @@ from dataclasses import replace
 from time import thread_time
 
 from benchmarks.report import Row, Section
-from ipygpumem.model import CellRecord, ExperimentRecord, Held, Holder, ReclaimStep, RecoveryRecord, Usage
-from ipygpumem.reports import content, html, text
-from ipygpumem.reports.layout import Report
+from ipygpumem.records import (
+    CellRecord,
+    ExperimentRecord,
+    ReclaimStep,
+    RecoveryRecord,
+    ReferencePath,
+    RetainedArray,
+    Usage,
+)
+from ipygpumem.report import content, html, text
+from ipygpumem.report.layout import Report
 
 _GIB = 2**30
 _COMPACT_MS, _FULL_MS = 0.3, 5.0
@@ -73,7 +81,7 @@ def _records() -> tuple[CellRecord, ExperimentRecord, RecoveryRecord]:
         ),
     )
     held = tuple(
-        Held(
+        RetainedArray(
             f"layer{number}.weight",
             "Tensor",
             (4096, 4096),
@@ -82,7 +90,7 @@ def _records() -> tuple[CellRecord, ExperimentRecord, RecoveryRecord]:
             2**26,
             function="forward",
             line=number,
-            holder=Holder(f'notebook variable cache["run{number}"]', "remove it from there"),
+            holder=ReferencePath(f'notebook variable cache["run{number}"]', "remove it from there"),
         )
         for number in range(26)
     )

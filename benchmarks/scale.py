@@ -26,7 +26,7 @@ shell.history_manager.enabled = False
 shell.run_line_magic("load_ext", "ipygpumem")
 shell.run_line_magic("config", "IPyGpuMem.report = False")
 import ipygpumem
-from ipygpumem.notebook.notebook import notebook_of
+from ipygpumem.shell.notebook import notebook_of
 notebook = notebook_of(shell)
 def cell(number):
     info = SimpleNamespace(raw_cell=f"x = {{number}}", cell_id=None)
@@ -70,8 +70,8 @@ for number in range(50):
 """
 _MERGED = """
 import json, time
-from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord, Usage
-from ipygpumem.reports import html, text
+from ipygpumem.records import CellRecord, EngineRecord, ExperimentRecord, Usage
+from ipygpumem.report import html, text
 from ipygpumem.extras.cluster.engines_report import engines_report, merged_record
 usages = (Usage("cpu", 2**30, 2**30, 2**31, None, "kernel"), Usage("cuda:0", 0, 0, 2**30, None, "allocator"))
 def best(work):

@@ -11,8 +11,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from ipygpumem.extras.pictures import plot
-from ipygpumem.model import CellRecord, ExperimentRecord, Usage
-from ipygpumem.reconcile.device import Part, Reconciliation
+from ipygpumem.inventory.breakdown import Part, Reconciliation
+from ipygpumem.records import CellRecord, ExperimentRecord, Usage
 from ipygpumem.units import GIB, MIB
 
 RAM, CARD = 31 * GIB, 24 * GIB

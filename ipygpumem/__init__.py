@@ -1,7 +1,7 @@
 """ipygpumem: notebook code with real scopes, and what every cell costs in host and GPU memory.
 
 In a notebook: ``%load_ext ipygpumem``, then ``%%experiment NAME``. From Python: ``experiment``, ``last``,
-``history`` and ``experiments`` below, and the records in ``ipygpumem.model``.
+``history`` and ``experiments`` below, and the records in ``ipygpumem.records``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ipygpumem.extras.pictures import plot as plot
     from ipygpumem.extras.tracker.tracker import tracker
     from ipygpumem.fitting.budgets import allocate, leave_free
-    from ipygpumem.notebook.python import experiment, experiments, history, last, subscribe
     from ipygpumem.probes.nvml import memory
+    from ipygpumem.shell.python import experiment, experiments, history, last, subscribe
 
 _PLACES = {
     "api.calibrate": ("autofit", "budget", "estimate", "summary"),
@@ -33,7 +33,7 @@ _PLACES = {
     "extras.moving.calls": ("offload", "purge", "release"),
     "extras.tracker.tracker": ("tracker",),
     "fitting.budgets": ("allocate", "leave_free"),
-    "notebook.python": ("experiment", "experiments", "history", "last", "subscribe"),
+    "shell.python": ("experiment", "experiments", "history", "last", "subscribe"),
     "probes.nvml": ("memory",),
 }
 """Public functions by module; those outside ``notebook`` also work in scripts, where nothing imports IPython."""
@@ -64,13 +64,13 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """Install the extension; IPython calls this for ``%load_ext ipygpumem``."""
-    from ipygpumem.notebook.extension import load  # reading an export needs no IPython
+    from ipygpumem.shell.extension import load  # reading an export needs no IPython
 
     load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """Remove the extension and everything it registered; open experiments are not changed."""
-    from ipygpumem.notebook.extension import unload  # as above
+    from ipygpumem.shell.extension import unload  # as above
 
     unload(shell)

@@ -76,17 +76,17 @@ def quoted(value: object) -> str:
     return repr(value[:60] + "…" if type(value) is str and len(value) > 60 else value)
 
 
-def short(text: object, most: int = 160) -> str:
+def ellipsize(text: object, most: int = 160) -> str:
     """Return a path or any text for a message, shortened in the middle, because the ends distinguish names."""
     whole = str(text)
     return whole if len(whole) <= most else f"{whole[: most // 2]}…{whole[-(most // 2) :]}"
 
 
-def said(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an error's type and the first line of its message; torch adds lines with general advice.
 
     Of our own exceptions, return the message alone.
     """
     if isinstance(error, GpuMemError):
         return str(error)
-    return f"{type(error).__name__}: {short(str(error).partition(chr(10))[0], 600)}"
+    return f"{type(error).__name__}: {ellipsize(str(error).partition(chr(10))[0], 600)}"

@@ -49,8 +49,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from ipygpumem.api import shell as where
-from ipygpumem.measuring.meter import Meter
-from ipygpumem.measuring.traces import Traces
+from ipygpumem.meter.meter import Meter
+from ipygpumem.meter.traces import Traces
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
 

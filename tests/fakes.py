@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ipygpumem.model import Reading
+from ipygpumem.records import Reading
 
 
 class FakeProbe:

@@ -19,27 +19,27 @@ from ipygpumem.extras.recorder.recordings import Kernel, Moment, Recording, Verd
 from ipygpumem.extras.tracker.tracker_report import TrackerRecord, tracker_report
 from ipygpumem.fitting.fit import Try
 from ipygpumem.fitting.plan import Plan
-from ipygpumem.measuring.growth import Growth
-from ipygpumem.model import (
+from ipygpumem.inventory.breakdown import Part, Reconciliation
+from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
+from ipygpumem.meter.growth import Growth
+from ipygpumem.records import (
     CellRecord,
     EngineRecord,
     ExperimentRecord,
-    Held,
-    Holder,
     Reading,
     ReclaimStep,
     RecoveryRecord,
+    ReferencePath,
+    RetainedArray,
     TraceRecord,
     Usage,
 )
-from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
-from ipygpumem.reconcile.device import Part, Reconciliation
-from ipygpumem.reports import content, history
-from ipygpumem.reports.autofit import autofit_report
-from ipygpumem.reports.estimate import estimate_report, summary_report
-from ipygpumem.reports.layout import Report, note
-from ipygpumem.reports.status import status_report
-from ipygpumem.reports.tensors import difference_report, groups_report, tensors_report
+from ipygpumem.report import content, history
+from ipygpumem.report.autofit import autofit_report
+from ipygpumem.report.estimate import estimate_report, summary_report
+from ipygpumem.report.layout import Report, note
+from ipygpumem.report.status import status_report
+from ipygpumem.report.tensors import difference_report, groups_report, tensors_report
 from ipygpumem.units import GIB, MIB
 
 RAM = Usage("cpu", 3 * GIB, 3 * GIB + 512 * MIB, 3 * GIB + 1341 * MIB, 16 * GIB, "kernel")
@@ -62,7 +62,7 @@ def experiment(**changes: Any) -> ExperimentRecord:
         "deleted": ("a", "b"),
         "restored": ("x",),
         "kept": (),
-        "survivors": (Held("b", "Tensor", (8, 1024, 1024), "float32", "cpu", 32 * MIB),),
+        "survivors": (RetainedArray("b", "Tensor", (8, 1024, 1024), "float32", "cpu", 32 * MIB),),
         "steps": (ReclaimStep("names", {"cpu": 88 * MIB}, {"cuda:0": 2 * MIB}, 0.1),),
         "notes": ("keep: no name matches 'q'",),
     }
@@ -77,8 +77,8 @@ def recovery(**changes: Any) -> RecoveryRecord:
         "requested_bytes": 20 * GIB,
         "free": {"cpu": 10 * GIB, "cuda:0": 3 * GIB},
         "held": (
-            Held("batch", "Tensor", (512, 1024), "float32", "cuda:0", 2 * MIB, function="train", line=7),
-            Held("lists", "dict", None, "float32", "cuda:0", MIB, arrays=3, function="main", line=2),
+            RetainedArray("batch", "Tensor", (512, 1024), "float32", "cuda:0", 2 * MIB, function="train", line=7),
+            RetainedArray("lists", "dict", None, "float32", "cuda:0", MIB, arrays=3, function="main", line=2),
         ),
         "frames": 4,
         "reclaimed": {"cpu": -5, "cuda:0": 3 * MIB},
@@ -90,7 +90,7 @@ def recovery(**changes: Any) -> RecoveryRecord:
 def every_report(word: str = "x") -> list[Report]:
     """All kinds of reports, with ``word`` wherever a user's text may come."""
     held = tuple(
-        Held(word, word, shape, word, word, 9 * MIB, function=word, line=1, holder=Holder(word, word))
+        RetainedArray(word, word, shape, word, word, 9 * MIB, function=word, line=1, holder=ReferencePath(word, word))
         for shape in ((1,), None)
     )
     step = ReclaimStep(word, {word: MIB}, {word: MIB}, 0.1, error=word)
@@ -143,7 +143,7 @@ def reports_over_time(word: str, ended: ExperimentRecord) -> list[Report]:
 
 
 def reports_of_stretches(
-    word: str, usage: Usage, tensor: TensorRecord, held: tuple[Held, ...], step: ReclaimStep
+    word: str, usage: Usage, tensor: TensorRecord, held: tuple[RetainedArray, ...], step: ReclaimStep
 ) -> list[Report]:
     """What is told of stretches of code, of what came and went in them, and of what would or did save memory."""
     passed = [TraceRecord(word, 1.0, 0.1, word, (RAM, usage), number) for number in (None, 1, 2)]

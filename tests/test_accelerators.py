@@ -12,8 +12,8 @@ import pytest
 
 import ipygpumem
 from ipygpumem.errors import DeviceError
-from ipygpumem.measuring.meter import Meter
-from ipygpumem.objects.inventory.records import Inventory, TensorRecord, select
+from ipygpumem.inventory.records import Inventory, TensorRecord, select
+from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import CachingAllocatorProbe, parse_device
 from ipygpumem.probes.pools import finder
 from tests.fakes import FakeAllocator, fake_module, fake_torch

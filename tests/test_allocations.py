@@ -12,8 +12,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.errors import FileError
-from ipygpumem.notebook.notebook import notebook_of
-from ipygpumem.notebook.parts.allocation_file import MOST_ENTRIES, AllocationFile
+from ipygpumem.shell.notebook import notebook_of
+from ipygpumem.shell.observers.allocation_file import MOST_ENTRIES, AllocationFile
 from tests.fakes import FakeAllocator, fake_torch
 
 SNAPSHOT = {"segments": [], "device_traces": [[]]}

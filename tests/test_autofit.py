@@ -17,11 +17,11 @@ from ipygpumem.fitting import budgets
 from ipygpumem.fitting.budgets import Budget
 from ipygpumem.fitting.fit import CROWDED, OUT_OF_MEMORY, OVER, Fit, Try, crowded_device, failed_device, run_tries
 from ipygpumem.fitting.plan import Plan
-from ipygpumem.freeing.tracebacks import Failure
-from ipygpumem.measuring.meter import Meter
-from ipygpumem.model import Usage
-from ipygpumem.reports import text
-from ipygpumem.reports.autofit import autofit_report
+from ipygpumem.meter.meter import Meter
+from ipygpumem.reclaim.tracebacks import Failure
+from ipygpumem.records import Usage
+from ipygpumem.report import text
+from ipygpumem.report.autofit import autofit_report
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
 from tests.steps import tidied_kernel, works

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ipygpumem.extras.cluster.engines_report import engines_report, merged_record, values_of
-from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord, Usage
+from ipygpumem.records import CellRecord, EngineRecord, ExperimentRecord, Usage
 from ipygpumem.units import GIB, MIB
 from tests.clusters import CTRL_C, ID, UNTIL, cluster_of, on_engines, record, start_cluster
 from tests.kernel import Kernel
@@ -20,7 +20,7 @@ shared = cluster_of(4)
 NAMES = "sorted(name for name in globals() if name in ('x', 'y', 'w', 'theirs'))"
 OPEN = (
     "(lambda found: len(found.experiments.open) if found else 0)"
-    "(__import__('ipygpumem.notebook.notebook').notebook.notebook.find_notebook(get_ipython()))"
+    "(__import__('ipygpumem.shell.notebook').notebook.notebook.find_notebook(get_ipython()))"
 )
 
 

@@ -11,11 +11,12 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.extras.lines import lines_report as profiling
-from ipygpumem.notebook.commands import magics, parsing
-from ipygpumem.notebook.commands.parsing import Command, command_of, complete
-from ipygpumem.notebook.notebook import notebook_of
-from ipygpumem.notebook.registry import MAGICS
-from ipygpumem.objects.inventory import records
+from ipygpumem.inventory import records
+from ipygpumem.magics import parsing
+from ipygpumem.magics.parsing import Command, command_of, complete
+from ipygpumem.shell import dispatch as magics
+from ipygpumem.shell.notebook import notebook_of
+from ipygpumem.shell.registry import MAGICS
 
 NAMES = sorted({magic.lstrip("%") for magic in MAGICS})
 LINES = ("", " ", "  ", " x", " -", " --", " on ", " end ", " start", " start a ", " plot", "\t")

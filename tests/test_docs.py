@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ipygpumem.notebook.config import IPyGpuMem
+from ipygpumem.shell.config import IPyGpuMem
 from tests.kernel import Kernel, Reply
 
 ROOT = Path(__file__).parent.parent
@@ -128,9 +128,9 @@ def test_the_index_of_the_documentation_has_every_page() -> None:
     assert pages - set(_LINK.findall(read("docs/README.md"))) == set()
 
 
-@pytest.mark.parametrize("folder", ["ipygpumem", "ipygpumem/notebook"])
+@pytest.mark.parametrize("folder", ["ipygpumem", "ipygpumem/shell"])
 def test_the_rooms_of_the_package_are_listed(folder: str) -> None:
-    _, table = read("CONTRIBUTING.md").split(f"| room of `{folder}/` | does |\n| --- | --- |\n")
+    _, table = read("CONTRIBUTING.md").split(f" of `{folder}/` | does |\n| --- | --- |\n")
     rooms = "".join(re.findall(r"^\| (`.+?) \| ", table.split("\n\n")[0], re.MULTILINE))
     files = {path.name for path in (ROOT / folder).iterdir()} | {"__init__.py"}
     assert {*re.findall(r"`([\w.]+?)/?`", rooms), "__init__.py"} == files - {"py.typed", "__pycache__"}

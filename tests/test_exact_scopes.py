@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.scopes.bindings import bindings_of
-from ipygpumem.scopes.instrumenting import LISTENER, Listener, instrument
-from ipygpumem.scopes.scope import Scope, note_event, settle
+from ipygpumem.scope.bindings import bindings_of
+from ipygpumem.scope.instrumenting import LISTENER, Listener, instrument
+from ipygpumem.scope.scope import Scope, note_event, settle
 
 HELPERS = """
 class Failure(Exception): pass

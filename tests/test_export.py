@@ -20,19 +20,19 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import FileError
-from ipygpumem.model import (
+from ipygpumem.records import (
     CellRecord,
     EngineRecord,
     ExperimentRecord,
-    Held,
-    Holder,
     ReclaimStep,
     RecoveryRecord,
+    ReferencePath,
+    RetainedArray,
     SessionRecord,
     TraceRecord,
     Usage,
 )
-from ipygpumem.reports import export
+from ipygpumem.report import export
 
 MIB = 2**20
 HOSTILE = "<img src=x onerror=alert(1)>\"'&\x1b[31m\n\ud800\u202e{}%s $x$"
@@ -48,7 +48,7 @@ def cell(number: int | None = 1, **changes: Any) -> CellRecord:
 
 
 def oom() -> RecoveryRecord:
-    held = Held("batch", "Tensor", (4, 4), "float32", "cuda:0", 64 * MIB, function="train", line=3)
+    held = RetainedArray("batch", "Tensor", (4, 4), "float32", "cuda:0", 64 * MIB, function="train", line=3)
     steps = (ReclaimStep("frames", {"cpu": 5}, {"cuda:0": 7}, 0.1),)
     return RecoveryRecord("oom", "OutOfMemoryError", "no", 2**30, {"cpu": 9}, (held,), 2, {"cpu": 5}, {"cpu": 4}, steps)
 
@@ -87,7 +87,7 @@ WHOLE_SESSION = SessionRecord(
     (
         experiment(
             engines=(EngineRecord(0, "a", cards={"cuda:0": "H100"}, record=experiment()), EngineRecord(1, error="x")),
-            survivors=(Held("b", "list", None, "", "cpu", 1, 2, holder=Holder("x", "del x")),),
+            survivors=(RetainedArray("b", "list", None, "", "cpu", 1, 2, holder=ReferencePath("x", "del x")),),
         ),
     ),
     (TraceRecord("epoch", 1.0, 2.0, None, (usage(),), 3),),

@@ -14,9 +14,9 @@ from traitlets.config import Config
 
 import ipygpumem
 from ipygpumem.errors import NotLoadedError
-from ipygpumem.notebook import extension as hooks
-from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.notebook import notebook_of
+from ipygpumem.shell import extension as hooks
+from ipygpumem.shell.config import IPyGpuMem
+from ipygpumem.shell.notebook import notebook_of
 
 PACKAGE = Path(ipygpumem.__file__).parent
 
@@ -56,7 +56,7 @@ def broken(*arguments: Any, **options: Any) -> Any:
     [
         ("ipygpumem.extras.recorder.recorder.Recorder.__init__", "the recorder"),
         ("ipygpumem.extras.recorder.recorder.Recorder.start_if_it_can", "the recorder"),
-        ("ipygpumem.notebook.extension._matcher", "completion"),
+        ("ipygpumem.shell.extension._matcher", "completion"),
         ("ipygpumem.extras.recorder.recordings.ended", ""),
         ("ipygpumem.extras.recorder.recordings.prune", ""),
     ],
@@ -200,13 +200,15 @@ def test_loading_imports_nothing_that_takes_long() -> None:
         "from IPython.core.interactiveshell import InteractiveShell\n"
         "InteractiveShell.instance().run_line_magic('load_ext', 'ipygpumem')"
     )
-    assert "notebook.session" in loaded
+    assert "shell.session" in loaded
     assert loaded.isdisjoint({"torch", "matplotlib", "numpy", "jinja2", "rich", "pynvml"})
-    assert loaded.isdisjoint({"reports.history", "notebook.commands.parsing"})
+    assert loaded.isdisjoint({"report.history", "magics.parsing"})
 
 
-@pytest.mark.parametrize(("name", "needed"), [("load", "reports.export"), ("tensors", "objects.inventory.survey")])
+@pytest.mark.parametrize(("name", "needed"), [("load", "report.export"), ("tensors", "inventory.survey")])
 def test_a_script_imports_what_it_calls_and_nothing_of_other_features(name: str, needed: str) -> None:
     loaded = imported_after(f"import ipygpumem\nipygpumem.{name}")
     assert needed in loaded
-    assert not [module for module in loaded if module.startswith(("IPython", "notebook", "fitting", "estimating"))]
+    assert not [
+        module for module in loaded if module.startswith(("IPython", "shell", "magics", "fitting", "estimating"))
+    ]

@@ -25,16 +25,16 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
-from ipygpumem.measuring.meter import Meter
-from ipygpumem.notebook.cell import CellStack
-from ipygpumem.notebook.experiments import Experiment, Experiments
-from ipygpumem.notebook.ipython import rewriting
-from ipygpumem.notebook.ipython.outputs import Outputs
-from ipygpumem.notebook.notebook import notebook_of
-from ipygpumem.notebook.recovery import Recovery
-from ipygpumem.notebook.screen import Screen
-from ipygpumem.notebook.session import Session
-from ipygpumem.scopes.scope import Scope
+from ipygpumem.meter.meter import Meter
+from ipygpumem.scope.scope import Scope
+from ipygpumem.shell.cell import CellStack
+from ipygpumem.shell.experiments import Experiment, Experiments
+from ipygpumem.shell.ipython import rewriting
+from ipygpumem.shell.ipython.outputs import Outputs
+from ipygpumem.shell.notebook import notebook_of
+from ipygpumem.shell.recovery import Recovery
+from ipygpumem.shell.screen import Screen
+from ipygpumem.shell.session import Session
 from tests.steps import plain
 
 pytest.importorskip("numpy")  # without arrays there is nothing to look for
@@ -205,7 +205,7 @@ class World:
 @pytest.fixture(autouse=True)
 def _others_out_of_sight(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # The first look follows what users' modules hold. Here those are all tests that this process has run.
-    monkeypatch.setattr("ipygpumem.objects.inventory.before.users_modules", dict)
+    monkeypatch.setattr("ipygpumem.inventory.before.users_modules", dict)
     gc.freeze()
     yield
     gc.unfreeze()
@@ -340,7 +340,7 @@ def test_each_distinct_failure_is_said_once(
     ("cell", "broken"),
     [
         ("%%experiment e\nran.append(1)", "gc.isenabled = None"),
-        ("%%experiment e\nran.append(1)", "import ipygpumem.notebook.ipython.rewriting as r; r.cell_magic = None"),
+        ("%%experiment e\nran.append(1)", "import ipygpumem.shell.ipython.rewriting as r; r.cell_magic = None"),
         ("%%experiment e\nran.append(1)", "get_ipython().events.trigger = lambda *given: None"),
         (BLOCK.replace("log.append(old)", "ran.append(1)"), "gc.isenabled = None"),
     ],

@@ -19,8 +19,8 @@ import ipygpumem
 from ipygpumem.errors import NotLoadedError, PlotError
 from ipygpumem.extras import pictures
 from ipygpumem.extras.pictures import figures
-from ipygpumem.model import CellRecord, SessionRecord, Usage
-from ipygpumem.reconcile.device import Part, Reconciliation
+from ipygpumem.inventory.breakdown import Part, Reconciliation
+from ipygpumem.records import CellRecord, SessionRecord, Usage
 from ipygpumem.units import GIB
 from tests.kernel import Kernel
 from tests.test_export import HOSTILE, experiment

@@ -18,7 +18,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from ipygpumem.reports import content, html
+from ipygpumem.report import content, html
 from tests.kernel import Kernel
 from tests.report_samples import RAM, cell, every_report
 from tests.test_reports import Page

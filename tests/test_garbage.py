@@ -12,9 +12,9 @@ from random import Random
 
 import pytest
 
-from ipygpumem.objects import garbage
-from ipygpumem.objects.garbage import Garbage, made_since
-from ipygpumem.objects.heap import live_instances
+from ipygpumem.heap import garbage
+from ipygpumem.heap.garbage import Garbage, objects_since
+from ipygpumem.heap.heap import live_instances
 from tests.alone import alone
 from tests.tracing import interrupted_at
 
@@ -92,11 +92,11 @@ def test_what_is_made_since_a_mark_is_known_until_something_makes_it_old() -> No
         mark = Garbage().mark()
         made = Made()
         gc.collect(0)
-        assert any(item is made for item in made_since(mark) or ())
+        assert any(item is made for item in objects_since(mark) or ())
         end()
-        assert made_since(mark) is None
+        assert objects_since(mark) is None
         gc.enable()
-    assert made_since(None) is None
+    assert objects_since(None) is None
 
 
 @needs_generations

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import ipygpumem
-from ipygpumem.objects.heap import Heap, undisturbed
+from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.probes import own_limits
 from tests.alone import alone
 
@@ -69,7 +69,7 @@ def test_a_look_at_the_heap_frees_nothing_that_asyncio_keeps_for_later() -> None
     """On Python 3.12 the next collection would never end."""
     code = """
 import asyncio, gc
-from ipygpumem.objects.heap import Heap
+from ipygpumem.heap.heap import Heap
 async def wait():
     loop = asyncio.get_running_loop()
     future = loop.create_future()

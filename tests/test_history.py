@@ -9,9 +9,9 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.errors import GpuMemError
-from ipygpumem.model import History
-from ipygpumem.reports import history as reports
-from ipygpumem.reports.layout import Table
+from ipygpumem.records import History
+from ipygpumem.report import history as reports
+from ipygpumem.report.layout import Table
 from tests.test_export import MIB, SESSION, cell, experiment, oom, usage
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ipygpumem.measuring.meter import Meter
+from ipygpumem.meter.meter import Meter
 from ipygpumem.probes import host
 from ipygpumem.probes.host import HostProbe, anonymous_bytes
 from ipygpumem.units import MIB

@@ -14,9 +14,9 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.fitting import budgets
-from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.experiments import Experiment
-from ipygpumem.notebook.notebook import Notebook, notebook_of
+from ipygpumem.shell.config import IPyGpuMem
+from ipygpumem.shell.experiments import Experiment
+from ipygpumem.shell.notebook import Notebook, notebook_of
 from tests.fakes import FakeProbe
 from tests.test_budget import KnowingCuda
 from tests.tracing import interrupted_at
@@ -37,7 +37,7 @@ FILES, LAST_FILES = files(ENTERING), files(LEAVING)
 @pytest.fixture
 def notebook(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
     # The first look follows what users' modules hold. Here those are all tests that this process has run.
-    monkeypatch.setattr("ipygpumem.objects.inventory.before.users_modules", dict)
+    monkeypatch.setattr("ipygpumem.inventory.before.users_modules", dict)
     notebook = Notebook(shell, IPyGpuMem(), probes=[FakeProbe()])
     yield notebook
     notebook.close()
@@ -99,8 +99,8 @@ def test_an_experiment_whose_start_is_interrupted_is_not_open(notebook: Notebook
 def test_an_end_that_is_interrupted_is_finished_by_another(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    monkeypatch.setattr("ipygpumem.objects.inventory.before.users_modules", dict)
-    monkeypatch.setattr("ipygpumem.notebook.experiments.steps_that_free", lambda *_, **__: [])
+    monkeypatch.setattr("ipygpumem.inventory.before.users_modules", dict)
+    monkeypatch.setattr("ipygpumem.shell.experiments.steps_that_free", lambda *_, **__: [])
     opened, space = notebook_of(loaded).experiments.open, loaded.user_ns
     notebook_of(loaded).context.config.report = False
     for line in itertools.count(1, step):

@@ -14,10 +14,10 @@ import pytest
 
 from ipygpumem.fitting.fit import Fit, run_tries
 from ipygpumem.fitting.plan import Plan
-from ipygpumem.freeing import reclaim
-from ipygpumem.measuring.meter import Meter
-from ipygpumem.objects import interrupts
-from ipygpumem.objects.garbage import Garbage
+from ipygpumem.heap import interrupts
+from ipygpumem.heap.garbage import Garbage
+from ipygpumem.meter.meter import Meter
+from ipygpumem.reclaim import reclaim
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
 from tests.steps import tidied_kernel
@@ -59,7 +59,7 @@ def test_a_ctrl_c_in_a_weak_references_callback_or_a_finaliser_goes_on_after_the
     reached = []
 
     def block(make: Callable[[], object]) -> None:
-        with interrupts.kept():
+        with interrupts.reraise_swallowed():
             make()
             gc.collect()
             reached.append(make)
@@ -78,7 +78,7 @@ def test_without_a_ctrl_c_nothing_is_raised_and_the_hook_of_others_is_back(monke
         def __del__(self) -> None:
             raise ValueError
 
-    with interrupts.kept():
+    with interrupts.reraise_swallowed():
         Fails()
     assert [item.exc_type for item in told] == [ValueError]
     assert sys.unraisablehook == told.append
@@ -104,14 +104,17 @@ def test_a_keyboard_interrupt_that_a_callback_raises_of_itself_is_no_ctrl_c(
     """CPython prints it, as it does without us: a cell that is about to run must not be stopped by it."""
     told: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", told.append)
-    with contextlib.nullcontext() if kind is Raises else pytest.raises(KeyboardInterrupt), interrupts.kept():
+    with (
+        contextlib.nullcontext() if kind is Raises else pytest.raises(KeyboardInterrupt),
+        interrupts.reraise_swallowed(),
+    ):
         kind()
     assert len(told) == (kind is Raises)
     monkeypatch.undo()
     # A handler of somebody else's raises it itself.
     earlier = signal.signal(signal.SIGINT, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     try:
-        with pytest.raises(KeyboardInterrupt), interrupts.kept():
+        with pytest.raises(KeyboardInterrupt), interrupts.reraise_swallowed():
             kind()
     finally:
         signal.signal(signal.SIGINT, earlier)
@@ -122,7 +125,7 @@ def test_an_error_of_the_block_gives_way_to_the_ctrl_c_and_a_hook_that_came_mean
     others = list[Any]().append
 
     def block() -> None:
-        with interrupts.kept():
+        with interrupts.reraise_swallowed():
             struck_when_it_dies(Plain)
             sys.unraisablehook = others
             raise ValueError

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.objects.arrays import Array, describe, elements
-from ipygpumem.objects.bulk import CHUNK
-from ipygpumem.objects.inventory import before, records, survey
-from ipygpumem.objects.inventory.records import Inventory, TensorRecord
-from ipygpumem.objects.walk import Names
+from ipygpumem.heap.arrays import Array, describe, elements
+from ipygpumem.heap.bulk import CHUNK
+from ipygpumem.heap.walk import Names
+from ipygpumem.inventory import before, records, survey
+from ipygpumem.inventory.records import Inventory, TensorRecord
 from tests import hostile
 
 numpy = pytest.importorskip("numpy")
@@ -104,7 +104,7 @@ def test_a_cycle_ends_and_a_huge_tree_is_cut_off(monkeypatch: pytest.MonkeyPatch
     loop: list[Any] = [numpy.ones(1)]
     loop.append(loop)
     assert names(loop=loop) == ["loop[0]"]
-    monkeypatch.setattr("ipygpumem.objects.walk.MOST_OBJECTS", 10)
+    monkeypatch.setattr("ipygpumem.heap.walk.MOST_OBJECTS", 10)
     tree = [[[numpy.ones(1)]] for i in range(100)]
     assert survey.take([("tree", tree)]).notes[0].startswith("the search for names stopped")
 
@@ -113,7 +113,7 @@ def test_a_cycle_ends_and_a_huge_tree_is_cut_off(monkeypatch: pytest.MonkeyPatch
 def test_what_leads_to_no_array_is_not_looked_into_one_by_one(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[int], object]
 ) -> None:
-    monkeypatch.setattr("ipygpumem.objects.walk.MOST_OBJECTS", 3 * CHUNK)
+    monkeypatch.setattr("ipygpumem.heap.walk.MOST_OBJECTS", 3 * CHUNK)
     items = [make(i) for i in range(4 * CHUNK)]
     box = [numpy.ones(3)]
     found = survey.take([("items", items), ("items", {"again": items}), ("last", [*items, box]), ("box", box)])

@@ -12,8 +12,8 @@ import pytest
 
 from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord, Tracer, code_of
 from ipygpumem.extras.lines.lines_report import lines_report
-from ipygpumem.measuring.meter import Meter
-from ipygpumem.reports import text
+from ipygpumem.meter.meter import Meter
+from ipygpumem.report import text
 from tests.fakes import FakeProbe
 
 
@@ -184,7 +184,7 @@ def test_the_heap_is_trimmed_before_each_look_while_that_is_cheap(monkeypatch: p
         trimmed[0] += 1
         clock[0] += took[0]
 
-    monkeypatch.setattr("ipygpumem.freeing.reclaim.trim_host_heap", trim)
+    monkeypatch.setattr("ipygpumem.reclaim.reclaim.trim_host_heap", trim)
     monkeypatch.setattr("ipygpumem.extras.lines.lines.time.perf_counter", lambda: clock[0])
     for seconds, times, untrimmed in ((0.0, 3, 0), (10.0, 1, 2)):
         lab, took[0], trimmed[0] = Lab(work), seconds, 0

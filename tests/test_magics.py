@@ -7,8 +7,8 @@ import re
 import IPython
 import pytest
 
-from ipygpumem.notebook.commands.gpumem import RELEASED
-from ipygpumem.notebook.config import IPyGpuMem
+from ipygpumem.magics.gpumem import RELEASED
+from ipygpumem.shell.config import IPyGpuMem
 from tests.kernel import Kernel
 from tests.steps import kernel_with
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipygpumem.measuring.meter import Measurement, Meter
-from ipygpumem.measuring.worker import Worker
-from ipygpumem.model import Reading
+from ipygpumem.meter.meter import Measurement, Meter
+from ipygpumem.meter.worker import Worker
+from ipygpumem.records import Reading
 from tests.fakes import FakeProbe
 from tests.waiting import wait_for
 

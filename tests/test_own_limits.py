@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from ipygpumem.fitting import fit
-from ipygpumem.model import Usage
+from ipygpumem.inventory.breakdown import host_parts
 from ipygpumem.probes import host, own_limits
 from ipygpumem.probes.host import HostFigures
-from ipygpumem.reconcile.device import host_parts
+from ipygpumem.records import Usage
 from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.alone import alone
 from tests.kernel import Kernel

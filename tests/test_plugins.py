@@ -9,10 +9,10 @@ import pytest
 
 import ipygpumem
 from ipygpumem.errors import ProbeError
-from ipygpumem.measuring.meter import Meter
-from ipygpumem.model import Reading
+from ipygpumem.meter.meter import Meter
 from ipygpumem.probes import pools as plugins
 from ipygpumem.probes.pools import PluginProbe
+from ipygpumem.records import Reading
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
 
@@ -116,7 +116,7 @@ def test_a_second_probe_of_a_name_takes_the_first_ones_place(meter: Meter) -> No
 
 TOY = """
 import ipygpumem
-from ipygpumem.model import Reading
+from ipygpumem.records import Reading
 class Pool:
     now = peak = 0
     def read(self, *, detail=False, peak=True):

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.freeing.reclaim import empty_device_caches
-from ipygpumem.measuring.meter import Meter
-from ipygpumem.model import Reading
+from ipygpumem.inventory.breakdown import device_parts, pools_on
+from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.nvml import DeviceWide
 from ipygpumem.probes.pools import finder
-from ipygpumem.reconcile.device import device_parts, pools_on
+from ipygpumem.reclaim.reclaim import empty_device_caches
+from ipygpumem.records import Reading
 from ipygpumem.units import GIB, MIB
 
 

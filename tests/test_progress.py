@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.notebook import screen
-from ipygpumem.notebook.screen import Screen
+from ipygpumem.shell import screen
+from ipygpumem.shell.screen import Screen
 from tests.kernel import Kernel
 from tests.steps import kernel_with
 
 LOAD = """
 import sys, threading, time, ipygpumem
-from ipygpumem.notebook import screen
-from ipygpumem.notebook.commands import tensors
+from ipygpumem.shell import screen
+from ipygpumem.magics import tensors
 real = tensors.survey.take
 def slow(*arguments, **options):
     options["progress"](0.25)

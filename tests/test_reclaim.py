@@ -10,11 +10,11 @@ from typing import Any
 import psutil
 import pytest
 
-from ipygpumem.freeing import reclaim
-from ipygpumem.measuring.meter import Meter
-from ipygpumem.model import ReclaimStep
-from ipygpumem.objects.garbage import Garbage
+from ipygpumem.heap.garbage import Garbage
+from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.host import HostProbe
+from ipygpumem.reclaim import reclaim
+from ipygpumem.records import ReclaimStep
 from tests.alone import alone
 from tests.fakes import FakeAllocator, FakeProbe, fake_module, fake_torch
 from tests.test_host import touched

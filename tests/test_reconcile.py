@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipygpumem.model import Reading
+from ipygpumem.inventory import breakdown as device_parts
+from ipygpumem.inventory.breakdown import Part, Reconciliation, Storage, host_parts
 from ipygpumem.probes import allocator
 from ipygpumem.probes.allocator import Block, Segment, Snapshot
 from ipygpumem.probes.cgroup import Group
 from ipygpumem.probes.host import HostFigures
 from ipygpumem.probes.nvml import DeviceWide
-from ipygpumem.reconcile import device as device_parts
-from ipygpumem.reconcile.device import Part, Reconciliation, Storage, host_parts
+from ipygpumem.records import Reading
 from ipygpumem.units import MIB
 
 DEVICE = "cuda:0"

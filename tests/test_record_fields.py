@@ -10,10 +10,10 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import ExperimentError
-from ipygpumem.model import CellRecord, ExperimentRecord
-from ipygpumem.notebook.commands.experiment import parse_parameters
-from ipygpumem.notebook.experiments import checked_parameters
-from ipygpumem.notebook.ipython.sources import cell_that_bound, describing_line
+from ipygpumem.magics.experiment import parse_parameters
+from ipygpumem.records import CellRecord, ExperimentRecord
+from ipygpumem.shell.experiments import checked_parameters
+from ipygpumem.shell.ipython.sources import cell_that_bound, describing_line
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from ipygpumem.extras.recorder import recordings
 from ipygpumem.extras.recorder.postmortem_report import postmortem_report
-from ipygpumem.extras.recorder.recordings import Kernel, Moment, Recording, Writer, decode, encode, judge, read
+from ipygpumem.extras.recorder.recordings import Kernel, Moment, Recording, RecordingWriter, decode, encode, judge, read
 from ipygpumem.probes import cgroup, host
 from ipygpumem.probes.cgroup import Death
-from ipygpumem.reports import text
+from ipygpumem.report import text
 from tests.control_group import v2_system
 
 GIB = 2**30
@@ -111,18 +111,18 @@ def test_no_file_is_read_because_a_recording_names_it(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> Iterator[Writer]:
-    writer = Writer(tmp_path / "r", DEAD, 2**16)
+def writer(tmp_path: Path) -> Iterator[RecordingWriter]:
+    writer = RecordingWriter(tmp_path / "r", DEAD, 2**16)
     yield writer
     writer._file.close()
 
 
-def test_only_the_owner_can_read_a_recording(writer: Writer) -> None:
+def test_only_the_owner_can_read_a_recording(writer: RecordingWriter) -> None:
     assert stat.S_IMODE(writer.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(writer.path.parent.stat().st_mode) == 0o700
 
 
-def test_a_recording_is_bounded_and_keeps_its_kernel_and_the_running_cell(writer: Writer) -> None:
+def test_a_recording_is_bounded_and_keeps_its_kernel_and_the_running_cell(writer: RecordingWriter) -> None:
     writer.write(START)
     assert read(writer.path).cell == (START,)
     for number in range(5000):
@@ -135,7 +135,7 @@ def test_a_recording_is_bounded_and_keeps_its_kernel_and_the_running_cell(writer
     assert (tail.kernel, tail.running, tail.skipped) == (DEAD, found.running, 0)
 
 
-def test_a_forked_child_writes_nothing(writer: Writer) -> None:
+def test_a_forked_child_writes_nothing(writer: RecordingWriter) -> None:
     before = writer.path.read_bytes()
     child = os.fork()
     if child == 0:

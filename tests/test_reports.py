@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipygpumem.model import Held, Holder, ReclaimStep, Usage
-from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
+from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.probes.host import Child
-from ipygpumem.reports import content, html, tensors, text
-from ipygpumem.reports.html import html_bar
-from ipygpumem.reports.layout import Bar, Report, Scales, Table
-from ipygpumem.reports.status import status_report
-from ipygpumem.reports.text import ASCII, BAR_COLUMNS, columns, text_bar
+from ipygpumem.records import ReclaimStep, ReferencePath, RetainedArray, Usage
+from ipygpumem.report import content, html, tensors, text
+from ipygpumem.report.html import html_bar
+from ipygpumem.report.layout import Bar, Report, Scales, Table
+from ipygpumem.report.status import status_report
+from ipygpumem.report.text import ASCII, BAR_COLUMNS, columns, text_bar
 from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.report_samples import RAM, cell, every_report, experiment, recovery
 
@@ -100,7 +100,7 @@ def test_the_report_of_a_recovery() -> None:
     )
     assert content.recovery_reports(recovery(kind="interrupt", held=()), MIB) == []
     # All rows add up to what came back: those that are too small for one of their own, and what no frame held.
-    small = tuple(Held(f"x{n}", "Tensor", (1,), "f", "cpu, cuda:0", MIB // 2, function="f") for n in range(3))
+    small = tuple(RetainedArray(f"x{n}", "Tensor", (1,), "f", "cpu, cuda:0", MIB // 2, function="f") for n in range(3))
     (report,) = content.recovery_reports(
         recovery(reclaimed={"cpu": -5, "cuda:0": 9 * MIB}, held=(*recovery().held, *small)), MIB
     )
@@ -115,7 +115,7 @@ def test_the_report_of_a_recovery() -> None:
 
 
 def test_long_lists_are_folded_short_ones_open_and_the_longest_end_with_a_sum() -> None:
-    held = tuple(Held(f"x{n}", "Tensor", (1,), "f", "cpu", 2 * MIB) for n in range(30))
+    held = tuple(RetainedArray(f"x{n}", "Tensor", (1,), "f", "cpu", 2 * MIB) for n in range(30))
     few, many = (content.recovery_reports(recovery(held=some), MIB) for some in (held[:8], held))
     assert [html.render(reports).count("<details open") for reports in (few, many)] == [2, 1]
     assert "held by the traceback: 60 MiB</summary>" in html.render(many)
@@ -249,8 +249,8 @@ def test_a_table_that_is_too_wide_is_folded_and_then_becomes_lines() -> None:
     ]
 
 
-def leak(path: str, *, name: str = "", size: int = MIB) -> Held:
-    return Held(name, "Tensor", (4,), "f", "cpu", size, holder=Holder(path, "del it"))
+def leak(path: str, *, name: str = "", size: int = MIB) -> RetainedArray:
+    return RetainedArray(name, "Tensor", (4,), "f", "cpu", size, holder=ReferencePath(path, "del it"))
 
 
 def test_leaks_in_one_container_are_one_line_and_the_largest_comes_first() -> None:
@@ -269,7 +269,10 @@ def test_leaks_in_one_container_are_one_line_and_the_largest_comes_first() -> No
         '1 MiB · Tensor f 4 on cpu · held by runs["a[1]"] · to free it: del it',
         '1 MiB · Tensor f 4 on cpu · held by runs["a[2]"] · to free it: del it',
     ]
-    found = [Held("", "Tensor", (4,), "f", "cpu", MIB, holder=Holder(f"Out[{n}]", f"%xdel _{n}")) for n in (3, 5)]
+    found = [
+        RetainedArray("", "Tensor", (4,), "f", "cpu", MIB, holder=ReferencePath(f"Out[{n}]", f"%xdel _{n}"))
+        for n in (3, 5)
+    ]
     assert [line.split("%")[1] for line in content.leaks_report(found, MIB).lines] == ["xdel _3", "xdel _5"]
 
 

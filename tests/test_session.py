@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
-from ipygpumem.measuring.growth import Growth
-from ipygpumem.notebook import recovery
-from ipygpumem.notebook.cell import CellStack
-from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.experiments import Experiment
-from ipygpumem.notebook.notebook import Notebook
+from ipygpumem.meter.growth import Growth
 from ipygpumem.probes.cgroup import Kills
 from ipygpumem.probes.host import HostProbe
-from ipygpumem.reports.layout import Report, Scales, note
+from ipygpumem.report.layout import Report, Scales, note
+from ipygpumem.shell import recovery
+from ipygpumem.shell.cell import CellStack
+from ipygpumem.shell.config import IPyGpuMem
+from ipygpumem.shell.experiments import Experiment
+from ipygpumem.shell.notebook import Notebook
 from ipygpumem.units import MIB
 from tests.control_group import v2_system
 from tests.fakes import FakeProbe
@@ -220,7 +220,7 @@ def test_an_experiments_time_is_that_of_its_cells_and_its_span_stands_apart(
         passed[0] += seconds
 
     for module in ("session", "cell", "experiments"):
-        monkeypatch.setattr(f"ipygpumem.notebook.{module}.perf_counter", lambda: clock() + passed[0])
+        monkeypatch.setattr(f"ipygpumem.shell.{module}.perf_counter", lambda: clock() + passed[0])
     shell.user_ns["wait"] = wait
     shell.run_cell("%load_ext ipygpumem")
     shell.run_cell("import ipygpumem\nwait(50)\nwith ipygpumem.experiment('block'): wait(500)\nwait(50)")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from ipygpumem.notebook.screen import Screen, wants_colour
-from ipygpumem.reports import content, text
+from ipygpumem.report import content, text
+from ipygpumem.shell.screen import Screen, wants_colour
 from tests.report_samples import cell
 
 REPORT = content.cell_report(cell())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ipygpumem.extras.lines.statements import Statement, measure
-from ipygpumem.measuring.meter import Meter
+from ipygpumem.meter.meter import Meter
 from tests.fakes import FakeProbe, fake_module
 from tests.kernel import Kernel
 from tests.steps import kernel_with

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipygpumem.model import CellRecord, Reading
+from ipygpumem.inventory import findings
+from ipygpumem.inventory.breakdown import Part, Reconciliation, Storage
+from ipygpumem.inventory.findings import Findings
 from ipygpumem.probes import allocator, nvml
 from ipygpumem.probes.accelerators import CachingAllocatorProbe
 from ipygpumem.probes.host import Child, HostProbe, children
 from ipygpumem.probes.nvml import DeviceWide, Nvml
-from ipygpumem.reconcile import findings
-from ipygpumem.reconcile.device import Part, Reconciliation, Storage
-from ipygpumem.reconcile.findings import Findings
-from ipygpumem.reports.status import started_in, status_report
+from ipygpumem.records import CellRecord, Reading
+from ipygpumem.report.status import started_in, status_report
 from ipygpumem.units import GIB, MIB
 from tests.fakes import FakeAllocator, fake_module, fake_torch
 from tests.hostile import body, untouched

@@ -10,9 +10,9 @@ import pytest
 
 import ipygpumem
 from ipygpumem.extras.tracker.tracker_report import TrackerRecord, tracker_report
-from ipygpumem.model import Usage
-from ipygpumem.objects.inventory.records import TensorRecord
-from ipygpumem.reports import text
+from ipygpumem.inventory.records import TensorRecord
+from ipygpumem.records import Usage
+from ipygpumem.report import text
 from tests.fakes import FakeProbe
 
 MIB = 1 << 20

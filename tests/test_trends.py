@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipygpumem.measuring.growth import Growth
-from ipygpumem.model import CellRecord, Usage
-from ipygpumem.notebook.parts.trends import Trends
+from ipygpumem.meter.growth import Growth
+from ipygpumem.records import CellRecord, Usage
+from ipygpumem.shell.observers.trends import Trends
 from tests.kernel import Kernel
 
 MIB = 2**20

@@ -13,8 +13,8 @@ from ipygpumem.fitting import budgets
 from ipygpumem.fitting.budgets import Budget
 from ipygpumem.fitting.fit import AutofitResult, Fit, decorated, run_tries
 from ipygpumem.fitting.plan import Plan
-from ipygpumem.measuring.meter import Meter
-from ipygpumem.objects.traced import refuse_while_traced
+from ipygpumem.heap.traced import refuse_while_traced
+from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.pools import finder
 from ipygpumem.units import MIB, checked_bytes, finite

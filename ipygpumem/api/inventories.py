@@ -7,13 +7,13 @@ from types import FrameType
 
 from ipygpumem.api.shell import current_shell, loaded_notebook
 from ipygpumem.errors import GpuMemError
+from ipygpumem.heap.arrays import Storages
+from ipygpumem.heap.heap import Heap, undisturbed
+from ipygpumem.heap.holders.frames import running_locals
+from ipygpumem.heap.holders.search import NOTEBOOK, Place, Roots, explain
 from ipygpumem.introspect import module_dict, type_name
-from ipygpumem.objects.arrays import Storages
-from ipygpumem.objects.heap import Heap, undisturbed
-from ipygpumem.objects.holders.frames import running_locals
-from ipygpumem.objects.holders.search import NOTEBOOK, Place, Roots, explain
-from ipygpumem.objects.inventory import records, survey
-from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorRecord
+from ipygpumem.inventory import records, survey
+from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorRecord
 from ipygpumem.units import checked_bytes
 
 
@@ -57,7 +57,7 @@ def inventory_at(frame: FrameType, storages: Storages | None = None) -> Inventor
         code = frame.f_code
         return survey.take(survey.names_in(frame), file=code.co_filename, line=frame.f_lineno, storages=storages)
 
-    from ipygpumem.notebook.commands.tensors import asked_by  # no script needs IPython
+    from ipygpumem.magics.tensors import asked_by  # no script needs IPython
 
     return asked_by(frame, shell, storages)
 

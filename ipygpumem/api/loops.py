@@ -13,16 +13,16 @@ from typing import Generic, TypeVar
 
 from ipygpumem.api.inventories import inventory_at, keeper_of
 from ipygpumem.api.shell import current_traces, loaded_notebook, show
-from ipygpumem.errors import TraceError, said
-from ipygpumem.freeing.reclaim import trim_host_heap
+from ipygpumem.errors import TraceError, describe_error
+from ipygpumem.heap.garbage import Garbage
+from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.introspect import type_name
-from ipygpumem.measuring.growth import DeviceRuns, Growth, count_run
-from ipygpumem.model import TraceRecord, Usage
-from ipygpumem.objects.garbage import Garbage
-from ipygpumem.objects.holders.graphs import live_tensors
-from ipygpumem.objects.inventory.records import Inventory
-from ipygpumem.reports.history import holder_lines, iteration_report, loop_growth_line, loop_report
-from ipygpumem.reports.layout import note
+from ipygpumem.inventory.records import Inventory
+from ipygpumem.meter.growth import DeviceRuns, Growth, count_run
+from ipygpumem.reclaim.reclaim import trim_host_heap
+from ipygpumem.records import TraceRecord, Usage
+from ipygpumem.report.history import holder_lines, iteration_report, loop_growth_line, loop_report
+from ipygpumem.report.layout import note
 
 T = TypeVar("T")
 
@@ -148,7 +148,7 @@ class _Growing:
             for runs in self._devices.values():
                 runs.after_bytes = 0  # nor has the loop freed the trimmed memory
         except Exception as error:  # the loop goes on
-            self._held = [f"the memory that it leaves behind could not be found ({said(error)})"]
+            self._held = [f"the memory that it leaves behind could not be found ({describe_error(error)})"]
 
 
 class _Shown:

@@ -7,14 +7,14 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem.errors import said
-from ipygpumem.measuring import traces
-from ipygpumem.reports import text
+from ipygpumem.errors import describe_error
+from ipygpumem.meter import traces
+from ipygpumem.report import text
 
 if TYPE_CHECKING:
-    from ipygpumem.measuring.traces import Traces
-    from ipygpumem.notebook.notebook import Notebook
-    from ipygpumem.reports.layout import Report
+    from ipygpumem.meter.traces import Traces
+    from ipygpumem.report.layout import Report
+    from ipygpumem.shell.notebook import Notebook
 
 
 def current_shell() -> Any | None:
@@ -25,7 +25,7 @@ def current_shell() -> Any | None:
 
 def loaded_notebook() -> Notebook | None:
     """Return the extension's state in the current shell; None in a script, or without the extension."""
-    module = sys.modules.get("ipygpumem.notebook.notebook")  # not imported for this: a script needs no IPython
+    module = sys.modules.get("ipygpumem.shell.notebook")  # not imported for this: a script needs no IPython
     shell = current_shell()
     if module is None or shell is None:
         return None
@@ -49,7 +49,7 @@ def show(report: Report, **place: Any) -> None:
         else:
             notebook.context.screen.show([report], **place)
     except Exception as error:  # a broken stdout or display must not stop user code
-        say_broken(said(error))
+        say_broken(describe_error(error))
 
 
 @functools.lru_cache(maxsize=16)

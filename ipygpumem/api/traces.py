@@ -14,14 +14,14 @@ from typing import Any, TypeVar, overload
 from ipygpumem.api.shell import current_shell, current_traces, loaded_notebook, show
 from ipygpumem.errors import NotLoadedError, ProbeError, TraceError
 from ipygpumem.introspect import is_instance, text_of, type_name
-from ipygpumem.measuring import traces as measuring
-from ipygpumem.measuring.meter import Measurement
-from ipygpumem.measuring.traces import Traces
-from ipygpumem.model import SessionRecord, TraceRecord, Usage
+from ipygpumem.meter import traces as measuring
+from ipygpumem.meter.meter import Measurement
+from ipygpumem.meter.traces import Traces
 from ipygpumem.probes import Probe
 from ipygpumem.probes.pools import PluginProbe
-from ipygpumem.reports import export as formats
-from ipygpumem.reports.content import trace_report
+from ipygpumem.records import SessionRecord, TraceRecord, Usage
+from ipygpumem.report import export as formats
+from ipygpumem.report.content import trace_report
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -256,7 +256,7 @@ def register_probe(name: str, probe: Probe) -> None:
     """Measure with ``probe``, too, from now on: in this notebook, or in this script's traces.
 
     Use it for devices that ipygpumem does not know. The probe needs a method ``read(*, detail, peak)`` that returns
-    ``ipygpumem.model.Reading`` tuples, and may have ``rearm()``, ``close()`` and ``sampled``. It is read at the start
+    ``ipygpumem.records.Reading`` tuples, and may have ``rearm()``, ``close()`` and ``sampled``. It is read at the start
     and end of each cell, and dropped with a warning if that takes more than half a second. It replaces a probe that
     was registered with the same name. ``ProbeError`` is raised if its first reading fails or is invalid.
 
@@ -264,7 +264,7 @@ def register_probe(name: str, probe: Probe) -> None:
         name: the name of its devices: ``tpu``, or ``tpu:0`` and so on.
         probe: the probe.
 
-    >>> from ipygpumem.model import Reading
+    >>> from ipygpumem.records import Reading
     >>> class TpuProbe:
     ...     def read(self, *, detail, peak):
     ...         return [Reading("tpu", 100, 120, "sampled")]

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ipygpumem.errors import EstimateError
+from ipygpumem.heap.holders.frames import stack, steps
 from ipygpumem.introspect import is_ours, is_users
-from ipygpumem.measuring.own_growth import growth_for
-from ipygpumem.objects.holders.frames import stack, steps
+from ipygpumem.meter.own_growth import growth_for
 
 FOR_FAKES = "torch's fake tensors"
 """Label of the modules that an estimate imports."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ipygpumem.record import Record
+from ipygpumem.records import Record
 
 Note = Callable[[str], None]
 """Takes what the report is to say: one of an estimate's ``notes``."""
@@ -86,7 +86,7 @@ class DeviceEstimate(Record):
 class Estimate(Record):
     """What code would take, without having run on a device."""
 
-    _report = "reports.estimate.estimate_report"
+    _report = "report.estimate.estimate_report"
 
     devices: tuple[DeviceEstimate, ...]
     duration_seconds: float
@@ -140,7 +140,7 @@ class ModuleRow(Record):
 class ModelSummary(Record):
     """A model, module by module; the first row is the whole."""
 
-    _report = "reports.estimate.summary_report"
+    _report = "report.estimate.summary_report"
 
     rows: tuple[ModuleRow, ...]
     trainable_parameters: int

@@ -28,6 +28,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ipygpumem.estimating.records import Note
+from ipygpumem.heap import interrupts
+from ipygpumem.heap.arrays import is_of_library
+from ipygpumem.heap.walk import MOST_KEPT, Group, Walk
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,
@@ -41,9 +44,6 @@ from ipygpumem.introspect import (
     text_of,
     type_name,
 )
-from ipygpumem.objects import interrupts
-from ipygpumem.objects.arrays import is_of_library
-from ipygpumem.objects.walk import MOST_KEPT, Group, Walk
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.units import MIB, format_bytes
 
@@ -295,7 +295,7 @@ class Restorer(Walk):
                 del module  # its tensors are to die
 
     def _name_holders(self) -> None:
-        with interrupts.kept():
+        with interrupts.reraise_swallowed():
             gc.collect()
         if _alive(self._fakes):
             for cache in [value for value in gc.get_objects() if type(value) is _CACHE and _holds_fakes(value)]:

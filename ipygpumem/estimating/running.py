@@ -21,10 +21,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import FOR_FAKES, users_line, users_line_of, users_part
+from ipygpumem.estimating.allocation_tracker import AllocationTracker, tensors_in
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.effects import closure_of, effects_of, refuse_numpy
 from ipygpumem.estimating.fake_copies import FakeCopies, loading, run_code
-from ipygpumem.estimating.following import Follower, tensors_in
 from ipygpumem.estimating.patches import Accelerators, choose_loop, patched
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.estimating.restoring import Restorer, imports_undone
@@ -38,9 +38,9 @@ from ipygpumem.estimating.storages import (
     unfollowed,
     with_room,
 )
+from ipygpumem.heap import interrupts
 from ipygpumem.introspect import is_exactly, is_instance, type_name
-from ipygpumem.measuring.own_growth import growth_for
-from ipygpumem.objects import interrupts
+from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.units import format_bytes
 
@@ -104,7 +104,7 @@ class Limits:
             self._line = self._line or users_line_of(traceback)
         handlers = self._handlers.items()  # the code may have changed others than ours
         changed = [(number, old) for number, old in handlers if old is not None and signal.getsignal(number) is not old]
-        with interrupts.noted() as struck:
+        with interrupts.deferred() as struck:
             self._thread.join()
             if changed:
                 signal.sigpending()  # a system call: a signal that is on its way arrives before its handler goes
@@ -154,7 +154,7 @@ class Estimation:
         self._accelerators = Accelerators(self.log, self._devices, room_bytes, self._note)
         known_properties, check = self._accelerators.known_properties, self._limits.check
         self._workspaces = Workspaces(self.log, self._devices, known_properties, self._note)
-        self._follower = Follower(self.log, self._devices, self._workspaces, self.copies, self._note, check)
+        self._follower = AllocationTracker(self.log, self._devices, self._workspaces, self.copies, self._note, check)
 
     def _note(self, text: str) -> None:
         self._notes[text] = None
@@ -212,7 +212,10 @@ class Estimation:
         __tracebackhide__ = True  # of the user's errors
         restorer = self.copies.restorer = Restorer(self._fakes, self._note)
         try:
-            with interrupts.kept(), self._limits:  # among the user's code runs ours, at each death of a tensor
+            with (
+                interrupts.reraise_swallowed(),
+                self._limits,
+            ):  # among the user's code runs ours, at each death of a tensor
                 result = work()
             if not self._limits.why:
                 return result
@@ -221,7 +224,7 @@ class Estimation:
                 error.__traceback__ = users_part(error.__traceback__)
                 raise
         finally:
-            with interrupts.noted() as struck:
+            with interrupts.deferred() as struck:
                 self.copies.forget()
                 self._follower.forget()
                 restorer.put_back()

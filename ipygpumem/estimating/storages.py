@@ -21,8 +21,8 @@ from psutil import Process
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.records import DeviceEstimate, Note
 from ipygpumem.estimating.transients import HOPPERS_PROCESSORS, is_unknown, transient_sizes
+from ipygpumem.heap.arrays import SPARSE_PARTS
 from ipygpumem.introspect import is_exactly
-from ipygpumem.objects.arrays import SPARSE_PARTS
 from ipygpumem.probes.allocator import Segment, snapshots
 from ipygpumem.probes.nvml import memory
 from ipygpumem.units import KIB, MIB, format_bytes

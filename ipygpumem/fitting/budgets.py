@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ipygpumem.errors import BudgetError, DeviceError, UnitError, quoted, said
+from ipygpumem.errors import BudgetError, DeviceError, UnitError, describe_error, quoted
 from ipygpumem.probes import host, own_limits
 from ipygpumem.probes.accelerators import parse_device, uncounted
 from ipygpumem.probes.nvml import checked_device
@@ -100,7 +100,7 @@ class Budget:
         try:
             yield
         except Exception as error:
-            self.notes.append(f"budget: {fault} ({said(error)})")
+            self.notes.append(f"budget: {fault} ({describe_error(error)})")
 
     def _limit_all(self) -> None:
         cuda = torch_cuda()
@@ -195,7 +195,7 @@ def refusal(message: str) -> Refusal | None:
 # -- reserved memory --------------------------------------------------------------------------------------------------
 
 
-class Filler:
+class MemoryReservation:
     """Reserved memory, or a limit, until ``free()``, the end of ``with``, or the deletion of this object."""
 
     def __init__(self, device: str, size_bytes: int, text: str, release: Callable[[], None]) -> None:
@@ -209,14 +209,14 @@ class Filler:
     def __repr__(self) -> str:
         return f"<{self.device}: {self._text if self.free.alive else 'freed'}>"
 
-    def __enter__(self) -> Filler:
+    def __enter__(self) -> MemoryReservation:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.free()
 
 
-def allocate(size: int | str, device: object = "cuda") -> Filler:
+def allocate(size: int | str, device: object = "cuda") -> MemoryReservation:
     """Reserve ``size`` bytes of a device until ``free()`` or the end of ``with``; keep the returned object.
 
     Use it to test code next to another process. On a CUDA device the memory is a tensor, and the context is created if
@@ -238,10 +238,10 @@ def allocate(size: int | str, device: object = "cuda") -> Filler:
     if size_bytes > spare:
         raise DeviceError(f"the host can spare only {format_bytes(spare)}, not {format_bytes(size_bytes)}")
     pages = [bytearray(b"\1") * size_bytes]  # written to, so that they are in RAM
-    return Filler("cpu", size_bytes, text, pages.clear)
+    return MemoryReservation("cpu", size_bytes, text, pages.clear)
 
 
-def leave_free(size: int | str, device: object = "cuda") -> Filler:
+def leave_free(size: int | str, device: object = "cuda") -> MemoryReservation:
     """Leave only ``size`` bytes free on a device until ``free()`` or the end of ``with``; keep the returned object.
 
     Use it to test code for a smaller device. On a CUDA device, torch's cache is emptied, and all memory but ``size``,
@@ -259,7 +259,7 @@ def leave_free(size: int | str, device: object = "cuda") -> Filler:
     leave_bytes, name = checked_bytes(size), checked_device(device)
     left = format_bytes(leave_bytes)
     if name == "cpu":
-        return Filler(name, 0, f"limited to {left} more until free()", _limit_host(leave_bytes))
+        return MemoryReservation(name, 0, f"limited to {left} more until free()", _limit_host(leave_bytes))
     torch = _torch_with(name)
     torch.empty(0, device=name)  # create the context before reading the free memory
     cuda, index = torch.cuda, int(name[5:])
@@ -282,12 +282,12 @@ def _torch_with(name: str) -> Any:
     return importlib.import_module("torch")
 
 
-def _tensor(torch: Any, name: str, size_bytes: int, text: str) -> Filler:
+def _tensor(torch: Any, name: str, size_bytes: int, text: str) -> MemoryReservation:
     tensors, why = [], ""
     try:
         tensors.append(torch.empty(size_bytes, dtype=torch.uint8, device=name))
     except RuntimeError as error:  # torch's OutOfMemoryError is one
-        why = said(error)
+        why = describe_error(error)
     if not tensors:  # raised here, without torch's error as context, which would look like the user's
         raise DeviceError(f"{name} cannot reserve {format_bytes(size_bytes)} ({why})")
 
@@ -295,7 +295,7 @@ def _tensor(torch: Any, name: str, size_bytes: int, text: str) -> Filler:
         tensors.clear()
         torch.cuda.empty_cache()  # frees it for other processes
 
-    return Filler(name, size_bytes, text, drop)
+    return MemoryReservation(name, size_bytes, text, drop)
 
 
 _host_limits: list[int] = []

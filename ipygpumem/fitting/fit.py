@@ -17,16 +17,15 @@ from ipygpumem.errors import AutofitError, quoted
 from ipygpumem.estimating.records import DOES_NOT_FIT, FITS, PERHAPS, Estimate
 from ipygpumem.fitting import budgets
 from ipygpumem.fitting.plan import Number, Plan
-from ipygpumem.freeing import reclaim, tracebacks
+from ipygpumem.heap import interrupts
+from ipygpumem.heap.garbage import Garbage, GcMark
 from ipygpumem.introspect import is_exactly, text_of, type_name
-from ipygpumem.measuring.meter import Measurement, Meter
-from ipygpumem.model import Usage, usage_on
-from ipygpumem.objects import interrupts
-from ipygpumem.objects.garbage import Garbage, Mark
+from ipygpumem.meter.meter import Measurement, Meter
 from ipygpumem.probes import own_limits
 from ipygpumem.probes.accelerators import TORCH_DEVICES, current_device
 from ipygpumem.probes.host import available_bytes
-from ipygpumem.record import Record
+from ipygpumem.reclaim import reclaim, tracebacks
+from ipygpumem.records import Record, Usage, usage_on
 from ipygpumem.units import MIB, format_bytes
 
 OUT_OF_MEMORY = "out of memory"
@@ -113,7 +112,7 @@ class Fit:
         self._meter = meter
         self._ran_out = ran_out
         self._garbage = garbage or Garbage()
-        self._mark: Mark | None = None
+        self._mark: GcMark | None = None
         self._left: dict[str, int] = {}
         """Bytes in use on each device after the last try."""
         self._span: Measurement | None = None
@@ -153,7 +152,7 @@ class Fit:
             self.more = False
             return False
         self._ran_out(error)
-        with interrupts.kept():
+        with interrupts.reraise_swallowed():
             tracebacks.release(error)
         refused = budgets.refusal(failure.message)
         outcome = OVER if refused is not None and refused.budget is not None else OUT_OF_MEMORY
@@ -189,7 +188,7 @@ class Fit:
             left = self._free_since(None)  # objects of earlier tries may have become garbage
         self._left = left
 
-    def _free_since(self, since: Mark | None) -> dict[str, int]:
+    def _free_since(self, since: GcMark | None) -> dict[str, int]:
         """Collect garbage created since the mark; return the bytes in use on each device."""
         reclaim.run_steps(self._meter, reclaim.steps_that_free(self._garbage, lambda: since), [])
         return reclaim.current(self._meter.now())
@@ -299,7 +298,7 @@ def run_tries(function: Callable[..., Any], fit: Fit) -> AutofitResult:
         while True:
             result = _try(function, fit)
             if fit.more or fit.plan.best is None:
-                with interrupts.kept():
+                with interrupts.reraise_swallowed():
                     result = None
                     fit.give_back()
             if not fit.more:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ipygpumem.model import Reading
+from ipygpumem.records import Reading
 
 
 class Probe(Protocol):

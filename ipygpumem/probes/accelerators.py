@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
-from ipygpumem.errors import DeviceError, quoted, said
+from ipygpumem.errors import DeviceError, describe_error, quoted
 from ipygpumem.introspect import is_instance
-from ipygpumem.model import Reading
 from ipygpumem.probes import Probe
+from ipygpumem.records import Reading
 
 TORCH_DEVICES = frozenset({"cuda", "xpu", "mps"})
 """Devices managed by torch's allocators."""
@@ -154,7 +154,7 @@ class CachingAllocatorProbe(Probe):
         try:
             free, total = module.mem_get_info(index)
         except RuntimeError as error:  # a broken context fails every call
-            return total, None, None, f"{self.name}: {said(error)}"
+            return total, None, None, f"{self.name}: {describe_error(error)}"
         return total, total - free, None, note
 
     def rearm(self) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from ipygpumem.record import without_waiting
+from ipygpumem.records import without_waiting
 
 ROOT = Path("/")
 _UNLIMITED = 1 << 60

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from ipygpumem.model import Method, Reading
 from ipygpumem.probes import Probe, cgroup, own_limits
+from ipygpumem.records import Method, Reading
 from ipygpumem.units import KIB, MIB
 
 _MARK = re.compile(rb"\nVmHWM:\s*(\d+) kB\nVmRSS:\s*(\d+) kB")

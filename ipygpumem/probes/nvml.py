@@ -16,10 +16,10 @@ from typing import Any
 
 import psutil
 
-from ipygpumem.errors import DeviceError, said
+from ipygpumem.errors import DeviceError, describe_error
 from ipygpumem.probes import host
 from ipygpumem.probes.accelerators import current_device, in_use, loaded_torch, parse_device, uncounted
-from ipygpumem.record import Record
+from ipygpumem.records import Record
 from ipygpumem.units import GIB
 
 _IDLE_BYTES = GIB
@@ -314,7 +314,7 @@ def _used(nvml: Nvml, cuda: Any, index: int) -> DeviceWide:
     try:
         free, total = cuda.mem_get_info(index)
     except RuntimeError as error:  # a broken context fails every call
-        return DeviceWide(cuda.get_device_properties(index).total_memory, note=f"cuda: {said(error)}")
+        return DeviceWide(cuda.get_device_properties(index).total_memory, note=f"cuda: {describe_error(error)}")
     return DeviceWide(total, total - free)
 
 

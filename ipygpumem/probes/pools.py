@@ -15,11 +15,11 @@ from time import perf_counter
 from types import ModuleType
 from typing import Any, get_args
 
-from ipygpumem.errors import ProbeError, said
+from ipygpumem.errors import ProbeError, describe_error
 from ipygpumem.introspect import is_instance
-from ipygpumem.model import Method, Reading
 from ipygpumem.probes import Probe
 from ipygpumem.probes.accelerators import TORCH_DEVICES, CachingAllocatorProbe
+from ipygpumem.records import Method, Reading
 
 POOLS = {"jax": "JAX", "cupy": "CuPy", "rmm": "RMM", "tensorflow": "TensorFlow"}
 """Libraries by imported module. To support another one, add a function here."""
@@ -168,7 +168,7 @@ class PluginProbe(Probe):
         except (Exception, SystemExit) as error:
             text = type(error).__name__
             with contextlib.suppress(Exception):  # raised by its own __str__
-                text = said(error)
+                text = describe_error(error)
             raise ProbeError(text) from None
 
     def _checked(self, reading: Any) -> Reading:

@@ -9,7 +9,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import GpuMemError
-from ipygpumem.notebook.notebook import notebook_of
+from ipygpumem.shell.notebook import notebook_of
 
 WRONG = [
     ("%experiment", "a command is missing"),

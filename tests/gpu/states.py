@@ -14,10 +14,10 @@ from typing import Any
 import pynvml
 import torch
 
-from ipygpumem.notebook.notebook import current_notebook
-from ipygpumem.objects.inventory.survey import roles_of_objects
-from ipygpumem.reconcile.device import Reconciliation
-from ipygpumem.reconcile.findings import reconcile, storages_of
+from ipygpumem.inventory.breakdown import Reconciliation
+from ipygpumem.inventory.findings import reconcile, storages_of
+from ipygpumem.inventory.survey import roles_of_objects
+from ipygpumem.shell.notebook import current_notebook
 from ipygpumem.units import KIB, MIB
 
 _SIZES = (1, 500, 64 * KIB, 900 * KIB, 3 * MIB, 15 * MIB, 70 * MIB, 400 * MIB)

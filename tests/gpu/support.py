@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ipygpumem.model import Usage
+from ipygpumem.records import Usage
 from ipygpumem.units import MIB, parse_bytes
 from tests.kernel import Kernel, Reply
 from tests.steps import fails, ok

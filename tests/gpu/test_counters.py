@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.measuring.meter import Measurement, Meter
-from ipygpumem.model import Usage
+from ipygpumem.meter.meter import Measurement, Meter
 from ipygpumem.probes.accelerators import CachingAllocatorProbe
+from ipygpumem.records import Usage
 from ipygpumem.units import MIB
 from tests.gpu.support import DEVICE, cuda_usage, run_ok
 from tests.kernel import Kernel

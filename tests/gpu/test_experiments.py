@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ipygpumem.model import ExperimentRecord
+from ipygpumem.records import ExperimentRecord
 from ipygpumem.units import GIB, MIB, format_bytes
 from tests.gpu.support import DEVICE, ROUNDING, Card, allocated, run_ok, script
 from tests.kernel import Kernel
@@ -58,7 +58,7 @@ def test_pinned_memory_goes(gpu_kernel: Kernel, figure: Callable[[str], None]) -
 
 GRAPH = """
 import json, torch
-from ipygpumem.freeing.reclaim import empty_device_caches
+from ipygpumem.reclaim.reclaim import empty_device_caches
 
 def product():
     return left.T @ right  # long and thin: cuBLAS splits it and needs its workspace

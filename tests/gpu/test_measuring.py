@@ -108,7 +108,7 @@ def test_a_glance_does_not_wait_for_queued_kernels(gpu_kernel: Kernel, figure: C
     """A look at the device from another thread is back long before the kernels that are queued have run."""
     run_ok(
         gpu_kernel,
-        "import time\nfrom ipygpumem.notebook.notebook import current_notebook\n"
+        "import time\nfrom ipygpumem.shell.notebook import current_notebook\n"
         "square = torch.rand(8192, 8192, device='cuda')\nmeter = current_notebook().context.meter\nmeter.glance()\n"
         "torch.cuda.synchronize()\nstarted = time.perf_counter()\n"
         "for _ in range(100):\n    product = square @ square\n"

@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
-from ipygpumem.reconcile.device import Reconciliation
+from ipygpumem.inventory.breakdown import Reconciliation
 from ipygpumem.units import MIB, format_bytes
 from tests.gpu.support import DEVICE, ROUNDING, Card, other_process, ready, run_ok
 from tests.kernel import Kernel
 
 LOOK = """
 import gc as _gc
-from ipygpumem.notebook.notebook import current_notebook as _notebook
-from ipygpumem.reconcile.findings import reconcile as _reconcile, storages_of as _storages
+from ipygpumem.shell.notebook import current_notebook as _notebook
+from ipygpumem.inventory.findings import reconcile as _reconcile, storages_of as _storages
 def _look():
     kinds = ((t, "parameter" if type(t) is torch.nn.Parameter else "other") for t in _gc.get_objects()
              if type(t) in (torch.Tensor, torch.nn.Parameter))

@@ -25,9 +25,9 @@ from ipygpumem.api import shell as where
 from ipygpumem.errors import GpuMemError
 from ipygpumem.extras.trainers import hf
 from ipygpumem.extras.trainers import lightning as ours_of_lightning
-from ipygpumem.freeing.tracebacks import classify
-from ipygpumem.measuring.meter import Meter
-from ipygpumem.measuring.traces import Traces
+from ipygpumem.meter.meter import Meter
+from ipygpumem.meter.traces import Traces
+from ipygpumem.reclaim.tracebacks import classify
 from tests.alone import ROOT
 from tests.fakes import FakeProbe
 from tests.integrations import fastai_stand_in

@@ -14,7 +14,7 @@ from types import FunctionType, TracebackType
 
 import pytest
 
-from ipygpumem.freeing.tracebacks import classify, copy_without_frames
+from ipygpumem.reclaim.tracebacks import classify, copy_without_frames
 from tests.hostile import Hostile, Meta, body, made, trap, untouched
 
 

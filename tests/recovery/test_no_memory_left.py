@@ -6,8 +6,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
-from ipygpumem.notebook.experiments import Experiment
-from ipygpumem.notebook.notebook import notebook_of
+from ipygpumem.shell.experiments import Experiment
+from ipygpumem.shell.notebook import notebook_of
 from tests.kernel import Kernel
 from tests.steps import works
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python
 
 SETUP = """
 import gc, os, sys, threading, weakref
-import ipygpumem, ipygpumem.objects.garbage as garbage
+import ipygpumem, ipygpumem.heap.garbage as garbage
 garbage.Garbage.SHORTEST_SECONDS = 600  # every cell here is a short one, however slow the machine
 class Node:
     def __init__(self): self.me, self.held = self, bytearray(1 << 20)

@@ -32,7 +32,7 @@ def test_examples_of_scripts_run(name: str, tmp_path: Path, monkeypatch: pytest.
     assert run(name)
 
 
-@pytest.mark.parametrize("name", ["notebook.python", "extras.pictures.plot"])
+@pytest.mark.parametrize("name", ["shell.python", "extras.pictures.plot"])
 def test_examples_of_notebooks_run(
     name: str, loaded: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,8 +21,8 @@ import ipygpumem
 from ipygpumem.errors import GpuMemError, ReleasedError
 from ipygpumem.extras.moving import moving
 from ipygpumem.extras.moving.moving import Offload, PurgeRecord, purge
-from ipygpumem.measuring import traces
-from ipygpumem.objects.garbage import Garbage
+from ipygpumem.heap.garbage import Garbage
+from ipygpumem.meter import traces
 from tests import hostile
 
 

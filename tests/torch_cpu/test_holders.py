@@ -15,9 +15,9 @@ from typing import Any
 import numpy
 import pytest
 
-from ipygpumem.objects.arrays import storage_key
-from ipygpumem.objects.heap import Heap
-from ipygpumem.objects.holders.search import Place, Roots, explain
+from ipygpumem.heap.arrays import storage_key
+from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.search import Place, Roots, explain
 from tests import hostile
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")

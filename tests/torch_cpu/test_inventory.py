@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.objects.arrays import storage_key, watch
-from ipygpumem.objects.bulk import CHUNK
-from ipygpumem.objects.heap import Heap
-from ipygpumem.objects.holders.search import Roots, explain
-from ipygpumem.objects.inventory import survey
-from ipygpumem.objects.inventory.records import TensorRecord
-from ipygpumem.reconcile.findings import storages_of
+from ipygpumem.heap.arrays import storage_key, watch
+from ipygpumem.heap.bulk import CHUNK
+from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.search import Roots, explain
+from ipygpumem.inventory import survey
+from ipygpumem.inventory.findings import storages_of
+from ipygpumem.inventory.records import TensorRecord
 from tests import hostile
 
 torch: Any = pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")

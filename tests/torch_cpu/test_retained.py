@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ipygpumem.heap.arrays import storage_key
+from ipygpumem.heap.garbage import Garbage
+from ipygpumem.heap.heap import Heap, undisturbed
+from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.introspect import is_atom
-from ipygpumem.objects.arrays import storage_key
-from ipygpumem.objects.garbage import Garbage
-from ipygpumem.objects.heap import Heap, undisturbed
-from ipygpumem.objects.holders import retained
-from ipygpumem.objects.holders.graphs import live_tensors
-from ipygpumem.objects.holders.retained import Finding, Retained
+from ipygpumem.inventory import retained
+from ipygpumem.inventory.retained import Finding, Retained
 from ipygpumem.probes.allocator import Block, Segment, Snapshot
 from ipygpumem.units import MIB
 from tests import hostile

@@ -15,7 +15,7 @@ import pytest
 import ipygpumem
 from ipygpumem.api.loops import _Growing
 from ipygpumem.extras.tracker.tracker_report import TrackerRecord
-from ipygpumem.model import Usage
+from ipygpumem.records import Usage
 from tests.kernel import Kernel
 from tests.tracing import interrupted_at
 

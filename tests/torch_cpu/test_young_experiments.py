@@ -12,7 +12,7 @@ from tests.steps import works
 pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
 
 COUNT = """
-import ipygpumem.objects.garbage as garbage
+import ipygpumem.heap.garbage as garbage
 full, walks = [], []
 def count(phase, info):
     if phase == "start" and info["generation"] == 2 and sys._getframe(1).f_code.co_filename == garbage.__file__:

@@ -18,16 +18,16 @@ from typing import Any
 import IPython
 from IPython import get_ipython
 
-from ipygpumem.errors import GpuMemError, quoted, said
-from ipygpumem.model import ExperimentRecord
-from ipygpumem.notebook.commands import experiment
-from ipygpumem.notebook.commands.parsing import parse
-from ipygpumem.notebook.extension import load
-from ipygpumem.notebook.notebook import Notebook, find_notebook
-from ipygpumem.notebook.registry import loaded
+from ipygpumem.errors import GpuMemError, describe_error, quoted
+from ipygpumem.magics import experiment
+from ipygpumem.magics.parsing import parse
 from ipygpumem.probes import nvml
 from ipygpumem.probes.accelerators import in_use
-from ipygpumem.reports import text
+from ipygpumem.records import ExperimentRecord
+from ipygpumem.report import text
+from ipygpumem.shell.extension import load
+from ipygpumem.shell.notebook import Notebook, find_notebook
+from ipygpumem.shell.registry import loaded
 
 _OF_CALL = re.compile(r"_\w+_(f|args|kwargs|result)")
 
@@ -44,7 +44,7 @@ def answer(function: str, *words: Any) -> dict[str, Any]:
             found.context.config.report = False
         return {"value": _ASKED[function](found, *words)}
     except Exception as error:  # any error: the notebook reports it
-        return {"error": said(error)}
+        return {"error": describe_error(error)}
     finally:
         names.update(bound)
 

@@ -7,9 +7,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ipygpumem.model import EngineRecord, ExperimentRecord, Usage
-from ipygpumem.reports.content import times
-from ipygpumem.reports.layout import Fact, Listing, Report, Table, clean, clean_name, count, device_label
+from ipygpumem.records import EngineRecord, ExperimentRecord, Usage
+from ipygpumem.report.content import times
+from ipygpumem.report.layout import Fact, Listing, Report, Table, clean, clean_name, count, device_label
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 TIME, PEAK, KEPT, FREE = "time", "peak", "kept", "free"

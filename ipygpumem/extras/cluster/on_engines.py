@@ -25,13 +25,13 @@ from ipygpumem.extras.cluster.engines_report import (
     looks_report,
     merged_record,
 )
+from ipygpumem.heap import interrupts
+from ipygpumem.heap.bulk import Progress, no_progress
 from ipygpumem.introspect import is_exactly
-from ipygpumem.model import EngineRecord, ExperimentRecord
-from ipygpumem.notebook.commands.parsing import Command, Options
-from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.objects import interrupts
-from ipygpumem.objects.bulk import Progress, unseen
-from ipygpumem.reports.layout import Report, count
+from ipygpumem.magics.parsing import Command, Options
+from ipygpumem.records import EngineRecord, ExperimentRecord
+from ipygpumem.report.layout import Report, count
+from ipygpumem.shell.notebook import Notebook
 from ipygpumem.units import format_seconds
 
 _NUMBERS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
@@ -59,7 +59,7 @@ def on_engines(
     at = next(place for place, word in enumerate(words) if word.partition("=")[0] == "--on")
     del words[at : at + 2 - ("=" in words[at])]
     line = shlex.join(words)
-    with interrupts.noted() as struck:
+    with interrupts.deferred() as struck:
         if command.name == "%%experiment":
             reports = _run_cell(notebook, options, line, cell, struck)
         elif command.name == "%experiment start":
@@ -109,7 +109,7 @@ def _start(notebook: Notebook, options: Options, line: str, struck: list[int]) -
             notebook.context.screen.show(_end(notebook, other))
     experiment.begin("start", line)
     if struck:
-        experiment.end(unseen)
+        experiment.end(no_progress)
     else:
         notebook.on_cluster.append(experiment)
     return []
@@ -121,7 +121,7 @@ def end(notebook: Notebook, experiment: ClusterExperiment) -> list[Report]:
     if _is_closed(experiment.all.client):
         again = "connect again, and end it with %experiment end NAME --on all"
         raise ClusterError(f"the client that began {quoted(experiment.name)} is closed: {again}")
-    with interrupts.noted() as struck:
+    with interrupts.deferred() as struck:
         reports = _end(notebook, experiment)
     return _unless(struck, notebook, reports)
 
@@ -201,7 +201,7 @@ class ClusterExperiment:
     def begin(self, function: str, line: str) -> None:
         """Ask all engines; those that reply participate, and a busy one will not begin later."""
         asked = self.all.ask(function, line)
-        with interrupts.noted() as struck:
+        with interrupts.deferred() as struck:
             self.all.wait(asked, seconds=_START_SECONDS)
         late = _unanswered(asked)
         self._places, self._failed = self.all.answers(asked)
@@ -214,7 +214,7 @@ class ClusterExperiment:
     def run(self, line: str, source: str, progress: Progress) -> tuple[ExperimentRecord, Asked]:
         """Run a cell as an experiment that ends with it, on all engines; return the merged record and the results."""
         self.begin("prepare", line)
-        with interrupts.noted() as struck:
+        with interrupts.deferred() as struck:
             if struck:
                 raise KeyboardInterrupt
             results = self.engines.run(f"%%experiment {line} --report none\n{source}")
@@ -237,7 +237,7 @@ class ClusterExperiment:
         return self._merged(self.engines.ask("end", self.name), progress)
 
     def _merged(self, asked: Asked, progress: Progress) -> ExperimentRecord:
-        with interrupts.noted() as struck:
+        with interrupts.deferred() as struck:
             self.engines.wait(asked, progress, heard=len(struck))
         found, failed = self.engines.answers(asked)
         self._failed = failed | self._failed
@@ -276,10 +276,12 @@ class Engines:
                     asked[number] = getattr(self.client[number], how)(*words, **options)
         return asked
 
-    def wait(self, asked: Asked, progress: Progress = unseen, *, seconds: float = float("inf"), heard: int = 0) -> None:
+    def wait(
+        self, asked: Asked, progress: Progress = no_progress, *, seconds: float = float("inf"), heard: int = 0
+    ) -> None:
         """Wait for all results, up to ``seconds``; a Ctrl-C after ``heard`` earlier ones ends the wait."""
         until = time.monotonic() + seconds
-        with interrupts.noted() as struck:
+        with interrupts.deferred() as struck:
             while (waiting := _unanswered(asked)) and len(struck) <= heard and time.monotonic() < until:
                 progress(1 - len(waiting) / len(asked))
                 asked[waiting[0]].wait(_POLL_SECONDS)

@@ -13,9 +13,9 @@ from IPython.core.error import UsageError
 
 from ipygpumem.extras.lines.lines_report import statements_report
 from ipygpumem.extras.lines.statements import Statement, measure
-from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.reports.layout import Report, clean
+from ipygpumem.magics.parsing import Options
+from ipygpumem.report.layout import Report, clean
+from ipygpumem.shell.notebook import Notebook
 
 _RULE = re.compile(r"^---[ \t]*$", re.MULTILINE)
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
-from ipygpumem.freeing import reclaim
-from ipygpumem.measuring.meter import Measurement, Meter
+from ipygpumem.meter.meter import Measurement, Meter
+from ipygpumem.reclaim import reclaim
 
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _TRIM_SHARE, _TRIM_SECONDS = 1 / 3, 0.1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord
 from ipygpumem.extras.lines.statements import Cost, Spread
-from ipygpumem.reports.layout import Report, Table, clean, clean_name, count, device_label
+from ipygpumem.report.layout import Report, Table, clean, clean_name, count, device_label
 from ipygpumem.units import format_bytes, format_change, format_seconds, format_short_seconds
 
 _UNSEEN = "lines that took such pages again show less than they used"

@@ -14,10 +14,10 @@ from IPython.core.error import UsageError
 
 from ipygpumem.extras.lines.lines import CodeBlock, Tracer, code_of
 from ipygpumem.extras.lines.lines_report import lines_report
-from ipygpumem.notebook.cell import Cell
-from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.reports.layout import Report, clean
+from ipygpumem.magics.parsing import Options
+from ipygpumem.report.layout import Report, clean
+from ipygpumem.shell.cell import Cell
+from ipygpumem.shell.notebook import Notebook
 
 _PROG = "%%memlines"
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")

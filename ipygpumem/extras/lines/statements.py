@@ -11,11 +11,11 @@ from statistics import median
 from types import CodeType
 from typing import Any, NamedTuple
 
-from ipygpumem.freeing import reclaim
-from ipygpumem.measuring.meter import Meter
-from ipygpumem.model import Usage
-from ipygpumem.objects import interrupts
+from ipygpumem.heap import interrupts
+from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import loaded_torch
+from ipygpumem.reclaim import reclaim
+from ipygpumem.records import Usage
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _run(
     if setup is not None:
         exec(setup, names)  # noqa: S102  # the user's own code
     if statement is not NOTHING:
-        with interrupts.kept():
+        with interrupts.reraise_swallowed():
             gc.collect()
     reclaim.trim_host_heap()  # pages that the allocator kept would be used again without being seen
     wait()

@@ -11,10 +11,10 @@ from ipygpumem.errors import GpuMemError
 from ipygpumem.extras.moving import moving, releasing
 from ipygpumem.extras.moving.moving import Offload, PurgeRecord
 from ipygpumem.extras.moving.releasing import ReleaseRecord
+from ipygpumem.heap.garbage import Garbage
+from ipygpumem.heap.holders.search import Roots
 from ipygpumem.introspect import type_name
-from ipygpumem.objects.garbage import Garbage
-from ipygpumem.objects.holders.search import Roots
-from ipygpumem.objects.inventory import survey
+from ipygpumem.inventory import survey
 
 
 def release(*objects: object) -> ReleaseRecord:

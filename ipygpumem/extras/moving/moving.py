@@ -17,18 +17,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipygpumem.errors import DeviceError, GpuMemError
-from ipygpumem.freeing.reclaim import private_pools, reserved, run_steps, steps_that_free
+from ipygpumem.heap import interrupts
+from ipygpumem.heap.arrays import Reader, is_of_library
+from ipygpumem.heap.garbage import Garbage
+from ipygpumem.heap.holders.graphs import live_tensors
+from ipygpumem.heap.traced import refuse_while_traced
+from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance, type_name
-from ipygpumem.measuring.meter import Meter
-from ipygpumem.model import ReclaimStep
-from ipygpumem.objects import interrupts
-from ipygpumem.objects.arrays import Reader, is_of_library
-from ipygpumem.objects.garbage import Garbage
-from ipygpumem.objects.holders.graphs import live_tensors
-from ipygpumem.objects.traced import refuse_while_traced
-from ipygpumem.objects.walk import ArraySearch
+from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.host import available_bytes
-from ipygpumem.record import Record
+from ipygpumem.reclaim.reclaim import private_pools, reserved, run_steps, steps_that_free
+from ipygpumem.records import ReclaimStep, Record
 from ipygpumem.units import format_bytes
 
 DEVICES = ("cuda", "xpu")
@@ -113,7 +112,7 @@ class Offload:
                 raise GpuMemError("the model of this offload was deleted: call ipygpumem.offload(model) for another")
             self._modules = [item for item in given if is_of_library(item, "torch.nn", "Module")]
             self._optimizers, self._ended = given[len(self._modules) :], []
-        with interrupts.noted() as struck, _quiet():
+        with interrupts.deferred() as struck, _quiet():
             pieces = self._found()
             self.size_bytes = sum(piece.size_bytes for piece in pieces)
             _copy_out(pieces)
@@ -139,7 +138,7 @@ class Offload:
         """Move everything back, and return why some of it is still on the host."""
         pieces, self._pieces = self._pieces or [], None
         left, why = 0, ""
-        with interrupts.noted() as struck, _quiet():
+        with interrupts.deferred() as struck, _quiet():
             strays = self._strays(pieces)
             self._ended = [weakref.ref(item) for item in (*self._modules, *self._optimizers)]
             self._modules, self._optimizers = [], []

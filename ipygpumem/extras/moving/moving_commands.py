@@ -6,10 +6,10 @@ from IPython.core.error import UsageError
 
 from ipygpumem.extras.moving import moving, releasing
 from ipygpumem.extras.moving.moving_report import purge_report, release_report
-from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.ipython.sources import running_cell
-from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.reports.layout import Report, clean_name
+from ipygpumem.magics.parsing import Options
+from ipygpumem.report.layout import Report, clean_name
+from ipygpumem.shell.ipython.sources import running_cell
+from ipygpumem.shell.notebook import Notebook
 
 
 def release(notebook: Notebook, options: Options) -> list[Report]:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from ipygpumem.extras.moving.moving import PurgeRecord
 from ipygpumem.extras.moving.releasing import ReleaseRecord
-from ipygpumem.reports import content, layout
-from ipygpumem.reports.layout import Report, Table, clean, clean_name, device_label
+from ipygpumem.report import content, layout
+from ipygpumem.report.layout import Report, Table, clean, clean_name, device_label
 from ipygpumem.units import format_bytes
 
 

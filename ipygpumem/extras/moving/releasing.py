@@ -17,18 +17,17 @@ from types import GetSetDescriptorType
 from typing import Any, NoReturn
 
 from ipygpumem.errors import GpuMemError, ReleasedError
-from ipygpumem.freeing.reclaim import current, fallen, run_steps, steps_that_free, trim_host_heap
+from ipygpumem.heap.arrays import TOOLS, Array, describe, is_of_library, library_type, watch
+from ipygpumem.heap.garbage import Garbage
+from ipygpumem.heap.heap import Heap, undisturbed
+from ipygpumem.heap.holders.frames import running_locals
+from ipygpumem.heap.holders.search import Roots, explain
+from ipygpumem.heap.traced import refuse_while_traced
+from ipygpumem.heap.walk import ArraySearch, summed
 from ipygpumem.introspect import class_dict, instance_dict, is_instance, module_of, solid_base, type_name
-from ipygpumem.measuring.meter import Meter
-from ipygpumem.model import Held, ReclaimStep
-from ipygpumem.objects.arrays import TOOLS, Array, describe, is_of_library, library_type, watch
-from ipygpumem.objects.garbage import Garbage
-from ipygpumem.objects.heap import Heap, undisturbed
-from ipygpumem.objects.holders.frames import running_locals
-from ipygpumem.objects.holders.search import Roots, explain
-from ipygpumem.objects.traced import refuse_while_traced
-from ipygpumem.objects.walk import ArraySearch, summed
-from ipygpumem.record import Record
+from ipygpumem.meter.meter import Meter
+from ipygpumem.reclaim.reclaim import current, decrease, run_steps, steps_that_free, trim_host_heap
+from ipygpumem.records import ReclaimStep, Record, RetainedArray
 
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 _KINDS = (("torch", "Tensor"), ("torch.nn", "Module"), ("torch.optim", "Optimizer"), ("torch.utils.data", "DataLoader"))
@@ -45,9 +44,9 @@ class ReleaseRecord(Record):
     names: tuple[str, ...]
     where: str
     """The cell, or the script and its line."""
-    freed: tuple[Held, ...]
+    freed: tuple[RetainedArray, ...]
     """The freed parts, the largest first; ``size_bytes`` counts the tensors and arrays that died."""
-    left: tuple[Held, ...]
+    left: tuple[RetainedArray, ...]
     """The parts, or their rests, that other objects keep alive, with the holders."""
     reclaimed: dict[str, int]
     """Decrease per device: RSS for the host, live tensors for an accelerator."""
@@ -134,13 +133,13 @@ def release(
 
     steps: list[ReclaimStep] = []
     run_steps(meter, [("references", empty), *steps_that_free(garbage)], steps)
-    reclaimed = fallen(before, current(meter.now()))
+    reclaimed = decrease(before, current(meter.now()))
     freed, left = _sorted_out(watched, roots)
     trim_host_heap()  # frees the memory of the search for holders
     return ReleaseRecord(tuple(name for name, _ in named), where, freed, left, reclaimed, tuple(steps))
 
 
-_Part = tuple[Callable[[list[Array]], Held], list[tuple[Callable[[], bool], Array]]]
+_Part = tuple[Callable[[list[Array]], RetainedArray], list[tuple[Callable[[], bool], Array]]]
 """A function that describes some arrays as a part of an object; its arrays, each with an is-alive function."""
 
 
@@ -172,9 +171,11 @@ def _gradient(item: Any, search: ArraySearch) -> list[tuple[object, Array]]:
     return [] if gradient is None else list(search.find(gradient))
 
 
-def _sorted_out(watched: Sequence[_Part], roots: Callable[[], Roots]) -> tuple[tuple[Held, ...], tuple[Held, ...]]:
+def _sorted_out(
+    watched: Sequence[_Part], roots: Callable[[], Roots]
+) -> tuple[tuple[RetainedArray, ...], tuple[RetainedArray, ...]]:
     """Return the freed arrays of each part, and the live ones with their holders, the largest first."""
-    gone, left = list[Held](), list[tuple[Held, Array]]()
+    gone, left = list[RetainedArray](), list[tuple[RetainedArray, Array]]()
     for held, arrays in watched:
         alive = [array for is_alive, array in arrays if is_alive()]
         dead = [array for _, array in arrays if all(array is not other for other in alive)]

@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 from ipygpumem.errors import PlotError, UnitError
-from ipygpumem.model import CellRecord, ExperimentRecord, Usage, devices_of, usage_on
+from ipygpumem.inventory.breakdown import Part, Reconciliation
 from ipygpumem.probes.accelerators import parse_device
-from ipygpumem.reconcile.device import Part, Reconciliation
-from ipygpumem.reports.history import numbered
-from ipygpumem.reports.layout import SEPARATOR, clean, count, device_label, in_use, shorten
+from ipygpumem.records import CellRecord, ExperimentRecord, Usage, devices_of, usage_on
+from ipygpumem.report.history import numbered
+from ipygpumem.report.layout import SEPARATOR, clean, count, device_label, in_use, shorten
 from ipygpumem.units import format_bytes, format_change, format_seconds, whole
 
 try:

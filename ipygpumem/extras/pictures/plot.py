@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ipygpumem.errors import PlotError
-from ipygpumem.model import CellRecord, ExperimentRecord, SessionRecord
-from ipygpumem.reconcile.device import Reconciliation
+from ipygpumem.inventory.breakdown import Reconciliation
+from ipygpumem.records import CellRecord, ExperimentRecord, SessionRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,7 +58,7 @@ def devices(reconciliations: Sequence[Reconciliation] | None = None, *, device: 
 
 
 def _session() -> Any:
-    from ipygpumem.notebook import python  # a script with records needs no IPython
+    from ipygpumem.shell import python  # a script with records needs no IPython
 
     return python
 

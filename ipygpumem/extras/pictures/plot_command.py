@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ipygpumem.errors import PlotError, short
-from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.reconcile import findings
-from ipygpumem.reports.export import place_of, write
-from ipygpumem.reports.layout import Report, clean
+from ipygpumem.errors import PlotError, ellipsize
+from ipygpumem.inventory import findings
+from ipygpumem.magics.parsing import Options
+from ipygpumem.report.export import place_of, write
+from ipygpumem.report.layout import Report, clean
+from ipygpumem.shell.notebook import Notebook
 from ipygpumem.units import format_bytes
 
 SUFFIXES = (".png", ".svg")
@@ -17,7 +17,7 @@ def plot(notebook: Notebook, options: Options) -> list[Report]:
     """Show or write the picture that the options ask for; return the reports."""
     target = None if options.save is None else place_of(options.save)
     if target is not None and target.suffix.lower() not in SUFFIXES:
-        raise PlotError(f"{clean(short(options.save))}: write a file name that ends in {' or '.join(SUFFIXES)}")
+        raise PlotError(f"{clean(ellipsize(options.save))}: write a file name that ends in {' or '.join(SUFFIXES)}")
     from ipygpumem.extras.pictures import figures  # imports matplotlib
 
     if options.picture == "devices":

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from ipygpumem.extras.recorder.recordings import Moment, Recording, Verdict
-from ipygpumem.reports.layout import Fact, Listing, Report, Table, clean, count, device_label
+from ipygpumem.report.layout import Fact, Listing, Report, Table, clean, count, device_label
 from ipygpumem.units import format_bytes, format_seconds
 
 _MOST_ROWS = 100

@@ -15,26 +15,26 @@ from typing import Any, Literal
 
 import psutil
 
-from ipygpumem.errors import RecordingError, short
+from ipygpumem.errors import RecordingError, ellipsize
 from ipygpumem.extras.recorder import recordings
-from ipygpumem.extras.recorder.recordings import Kernel, Moment, Writer
+from ipygpumem.extras.recorder.recordings import Kernel, Moment, RecordingWriter
 from ipygpumem.introspect import text_of
-from ipygpumem.model import CellRecord, Reading, Usage
-from ipygpumem.notebook.cell import Cell, Part
-from ipygpumem.notebook.context import Context
-from ipygpumem.notebook.ipython.sources import running_cell
 from ipygpumem.probes import cgroup, host
-from ipygpumem.reports.layout import Report, clean, note
+from ipygpumem.records import CellRecord, Reading, Usage
+from ipygpumem.report.layout import Report, clean, note
+from ipygpumem.shell.cell import Cell, CellObserver
+from ipygpumem.shell.context import Context
+from ipygpumem.shell.ipython.sources import running_cell
 
 _TICK_SECONDS = 0.25
 
 
-class Recorder(Part):
+class Recorder(CellObserver):
     """Records one shell's cells to a file while it is on."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._writer: Writer | None = None
+        self._writer: RecordingWriter | None = None
         self._counter = ""
         self._undo = contextlib.ExitStack()
         self._cell: Moment | None = None
@@ -63,10 +63,10 @@ class Recorder(Part):
         started, place = psutil.Process().create_time(), host.process_space()
         kernel = Kernel(time.time(), os.getpid(), started, place, _notebook(), self._counter)
         try:
-            self._writer = Writer(self.folder, kernel, self._context.config.record_max_bytes)
+            self._writer = RecordingWriter(self.folder, kernel, self._context.config.record_max_bytes)
         except OSError as error:
             raise RecordingError(
-                f"recording is off: {short(self.folder)} cannot be written ({_reason(error)})"
+                f"recording is off: {ellipsize(self.folder)} cannot be written ({_reason(error)})"
             ) from None
         recordings.prune(self.folder, self._writer.path)
         shell, worker = self._context.shell, self._context.meter.worker

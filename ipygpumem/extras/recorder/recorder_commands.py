@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ipygpumem.errors import RecordingError, short
+from ipygpumem.errors import RecordingError, ellipsize
 from ipygpumem.extras.recorder import recordings
 from ipygpumem.extras.recorder.postmortem_report import postmortem_report
-from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.reports.layout import Report, clean, count, note
+from ipygpumem.magics.parsing import Options
+from ipygpumem.report.layout import Report, clean, count, note
+from ipygpumem.shell.notebook import Notebook
 from ipygpumem.units import format_bytes
 
 
@@ -54,4 +54,6 @@ def _named(folder: Path, name: str) -> recordings.Recording:
         found = recordings.read(path)
         if found.kernel or found.cell:
             return found
-    raise RecordingError(f"{clean(short(name))}: there is no such recording; %gpumem record status says where they are")
+    raise RecordingError(
+        f"{clean(ellipsize(name))}: there is no such recording; %gpumem record status says where they are"
+    )

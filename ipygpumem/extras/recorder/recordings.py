@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ipygpumem.probes import cgroup, host
-from ipygpumem.record import Record, open_plain
+from ipygpumem.records import Record, open_plain
 
 _KEPT_FILES = 20
 _KEPT_SECONDS = 30 * 86400
@@ -153,7 +153,7 @@ def prune(folder: Path, own: Path) -> None:
                     path.unlink()
 
 
-class Writer:
+class RecordingWriter:
     """The open recording of this process; thread-safe.
 
     Each entry is one ``write`` to a file opened for appending, so a killed process loses none. Nothing is synced to the

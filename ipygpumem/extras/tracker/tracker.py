@@ -11,15 +11,15 @@ from typing import Any, NoReturn
 
 from ipygpumem.api.inventories import inventory_at
 from ipygpumem.api.shell import current_traces, show
-from ipygpumem.errors import FileError, TraceError, UnitError, said
+from ipygpumem.errors import FileError, TraceError, UnitError, describe_error
 from ipygpumem.extras.tracker.tracker_report import TrackerRecord, tracker_report
+from ipygpumem.heap.arrays import Storages
 from ipygpumem.introspect import is_instance, type_name
-from ipygpumem.model import Usage
-from ipygpumem.objects.arrays import Storages
-from ipygpumem.objects.inventory import records
-from ipygpumem.objects.inventory.records import Inventory
-from ipygpumem.reports import text
-from ipygpumem.reports.layout import Report, note
+from ipygpumem.inventory import records
+from ipygpumem.inventory.records import Inventory
+from ipygpumem.records import Usage
+from ipygpumem.report import text
+from ipygpumem.report.layout import Report, note
 from ipygpumem.units import whole
 
 
@@ -122,7 +122,7 @@ def _writer(to: Any) -> Callable[[Report], None]:
             to = pathlib.Path(to).expanduser().absolute()
             _append(to, "")
         except (OSError, ValueError, RuntimeError) as error:
-            raise FileError(f"the tracker's file cannot be written: {said(error)}") from None
+            raise FileError(f"the tracker's file cannot be written: {describe_error(error)}") from None
         name = str(to)
     else:
         raise TraceError(f"a tracker writes to a logger or to a file path, not to {type_name(to)}")
@@ -136,7 +136,7 @@ def _writer(to: Any) -> Callable[[Report], None]:
                 to.info("%s", shown.rstrip(), stacklevel=3)  # the caller of ``track``, which calls this
         except Exception as error:
             show(report)
-            show(note(f"ipygpumem: the tracker could not write to {name}: {said(error)}"))
+            show(note(f"ipygpumem: the tracker could not write to {name}: {describe_error(error)}"))
 
     return write
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ipygpumem.model import Usage
-from ipygpumem.objects.inventory.records import InventoryDiff
-from ipygpumem.reports import layout
-from ipygpumem.reports.layout import Report, clean, device_label, sizes
-from ipygpumem.reports.tensors import changed_tables
+from ipygpumem.inventory.records import InventoryDiff
+from ipygpumem.records import Usage
+from ipygpumem.report import layout
+from ipygpumem.report.layout import Report, clean, device_label, sizes
+from ipygpumem.report.tensors import changed_tables
 from ipygpumem.units import format_bytes, format_change
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from ipygpumem.api.shell import current_traces
 from ipygpumem.errors import MissingLibraryError
-from ipygpumem.model import TraceRecord
-from ipygpumem.notebook.aside import say_failed
+from ipygpumem.records import TraceRecord
+from ipygpumem.shell.error_isolation import report_internal_error
 from ipygpumem.units import MIB
 
 
@@ -75,7 +75,7 @@ def harmless(hook: Callable[..., None]) -> Callable[..., None]:
             hook(self, *args, **options)
         except Exception as error:
             epochs.has_failed = True
-            say_failed("the memory callback", error, hint="; it is disabled")
+            report_internal_error("the memory callback", error, hint="; it is disabled")
             with contextlib.suppress(Exception):  # a failed object may fail again
                 epochs.close()
 

@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 from ipygpumem.extras.trainers.epochs import Epochs, close, harmless, needs
+from ipygpumem.heap.holders.frames import peek, stack
 from ipygpumem.introspect import is_instance
-from ipygpumem.objects.holders.frames import peek, stack
 
 with needs("transformers", "transformers[torch]"):
     from transformers import Trainer, TrainerCallback

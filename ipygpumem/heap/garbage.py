@@ -1,0 +1,266 @@
+"""Collects garbage, and lists the objects made since a mark: CPython's young generations.
+
+A collection of generation 1 looks at young objects only, and makes the survivors old. Until the next one runs, the
+young objects are exactly those made since, so that a later collection finds their garbage alone. Both take time in
+proportion to those objects, not to the heap: microseconds, where a full collection takes a tenth of a second.
+
+The mark is an object made at that moment: if it is no longer young, another collection ran and the answer is unknown.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from math import prod
+from operator import is_
+from typing import Any
+
+from ipygpumem.heap import interrupts
+from ipygpumem.heap.bulk import of_types, one_of_each
+from ipygpumem.heap.heap import live_instances
+from ipygpumem.heap.holders.frames import stack
+from ipygpumem.introspect import class_dict
+
+_HAS_GENERATIONS = (
+    sys.implementation.name == "cpython"
+    and sys.version_info < (3, 14)  # which has other generations
+    and (not hasattr(sys, "_is_gil_enabled") or sys._is_gil_enabled())
+)
+_ROUNDS = 5
+_TIMES = 50
+"""Maximum number of attempts to run a collection."""
+_FEW = 4
+"""Collections of generation 0, of the 10 after which CPython itself collects generation 1."""
+
+
+class GcMark:
+    """A moment; young as long as every object made since is young."""
+
+
+class Known(weakref.ref[object]):
+    """Our own weak reference to a known instance, never shared with other code."""
+
+    __slots__ = ()
+
+
+class Garbage:
+    """Collects all garbage, or only that made since a ``GcMark``; lists live instances of some classes."""
+
+    SHORTEST_SECONDS = 0.02
+    """Minimum duration of a cell after which more than young garbage may be collected."""
+    _FIRST_GUESS_SECONDS = 2e-7
+    _MOST_KNOWN = 100_000
+    """Maximum number of weak references to keep; beyond it, a walk over the heap is cheaper."""
+
+    def __init__(self) -> None:
+        self._seconds_per_block = self._FIRST_GUESS_SECONDS
+        self._cpu_seen = time.process_time()
+        self.last: GcMark | None = None
+        """The last moment at which all existing objects became old."""
+        self._bases: tuple[type, ...] = ()
+        self._known: list[Known] | None = None
+        """The live instances of ``_bases`` that are older than ``last``; None if unknown."""
+        self._collections = 0
+        """Collections of generation 0 that the collector had counted at the end of the last cell."""
+        self._made = 0
+        """Objects made by cells that the collector has not counted towards a full collection."""
+
+    # -- objects made since a mark -----------------------------------------------------------------------------
+
+    def mark(self) -> GcMark | None:
+        """Collect young garbage and return this moment; None if objects made later could not be told apart.
+
+        That is so if the user has disabled the collector, and on Pythons other than CPython 3.10 to 3.13.
+        """
+        self._make_old()
+        return self.last
+
+    def _make_old(self) -> int:
+        """Collect young garbage, and record the instances that become old; return the number of objects that died."""
+        if not _HAS_GENERATIONS or not gc.isenabled():
+            self.last = self._known = None
+            return 0
+        last, known = self.last, self._known
+        progress = _progress_of_others() if known is not None else {}
+        if known is not None:
+            new = self._new_instances()
+            known = None if new is None else [*known, *map(Known, new)] if new else known
+            del new  # the list keeps them alive
+            if known is not None and len(known) > self._MOST_KNOWN:
+                known = None  # most have died: nothing has asked for instances since
+        died = _run(1)
+        # Another thread has collected too, or may have made instances that were not listed.
+        if self.last is not last or (known is not None and _progress_of_others() != progress):
+            known = None
+        self._known, self.last, self._collections = known, GcMark(), 0
+        return died
+
+    def instances(self, *bases: type) -> list[object]:
+        """Return the live instances of classes written in Python, subclasses included.
+
+        Walks over the heap only the first time, and when older instances are not known.
+        """
+        is_asked_again = len(bases) == len(self._bases) and all(map(is_, bases, self._bases))
+        new = self._new_instances() if self._known is not None and is_asked_again else None
+        if new is None or self._known is None:
+            last = GcMark()
+            instances = live_instances(*bases)
+            self._bases, self.last = bases, last
+            self._known = list(map(Known, instances)) if len(instances) <= self._MOST_KNOWN else None
+            return instances
+        known = [item for reference in self._known if (item := reference()) is not None]
+        if len(known) < len(self._known):
+            self._known = list(map(Known, known))
+        return list({id(item): item for item in (*known, *new)}.values())
+
+    def forget(self) -> None:
+        """Forget the known instances."""
+        self._known = None
+
+    def _new_instances(self) -> list[object] | None:
+        """Return the instances of ``_bases`` that may be younger than the known ones; None if unknown."""
+        young = objects_since(self.last)
+        return None if young is None else _of_kinds(young, lambda kind: _derives(kind, self._bases))
+
+    # -- collecting -------------------------------------------------------------------------------------------
+
+    def collect(self, since: GcMark | None = None) -> int:
+        """Collect until nothing more dies, since finalisers may free more; return the number of objects that died.
+
+        With ``since``, look only at objects made after that mark, if they are still young.
+        """
+        young = objects_since(since)
+        if young is None:
+            return self._collect_all()
+        run_code = _that_run_code(young)
+        del young
+        died = self._make_old()
+        # Objects that a finaliser freed may be old.
+        return died + self._collect_all() if any(reference() is None for reference in run_code) else died
+
+    def _collect_all(self) -> int:
+        total = 0
+        for _ in range(_ROUNDS):
+            total += self._make_old()
+            died = self._collect_old()
+            total += died
+            if died == 0:
+                break
+        return total
+
+    def _collect_old(self) -> int:
+        died = _run(2)
+        self.last = self.last and GcMark()  # objects made by finalisers are young
+        return died
+
+    def cell_ended(self, seconds: float, share: float, *, in_scope: bool) -> None:
+        """Collect the cell's garbage, and all garbage if that is cheap compared with the cell."""
+        if not gc.isenabled() or (seconds >= self.SHORTEST_SECONDS and self.collect_if_cheap(seconds, share)):
+            return
+        if _HAS_GENERATIONS:
+            self._made += gc.get_count()[0]
+            # Without another collection since, the youngest generation is exactly what the cell has made.
+            if gc.get_count()[1] == self._collections and (in_scope or self._collections < _FEW):
+                with interrupts.reraise_swallowed():
+                    gc.collect(0)
+            else:
+                self._make_old()
+            self._collections = gc.get_count()[1]
+            if not in_scope and self._made > prod(gc.get_threshold()):
+                self._made = 0
+                _let_collect()
+
+    def collect_if_cheap(self, cell_seconds: float, share: float) -> bool:
+        """Collect all garbage if the predicted time is at most ``share`` of the work; return True if it was collected.
+
+        The cost grows with the heap, so it is predicted from the number of allocated blocks and the time per block of
+        earlier collections. The work is the CPU time since the last call, so that short cells need not be timed, but
+        at most the duration of the cell, because a cell that only waited has made no garbage.
+        """
+        cpu, earlier = time.process_time(), self._cpu_seen
+        self._cpu_seen = cpu
+        worked = min(cell_seconds, cpu - earlier)
+        if worked < self.SHORTEST_SECONDS or not gc.isenabled():
+            return False
+        blocks = sys.getallocatedblocks()
+        if blocks * self._seconds_per_block > share * worked:
+            return False
+        self._make_old()
+        started = time.perf_counter()
+        self._collect_old()
+        self._seconds_per_block = (time.perf_counter() - started) / blocks
+        return True
+
+
+def _run(generation: int) -> int:
+    """Collect a generation as soon as no other thread collects; return the number of objects that died."""
+    for _ in range(_TIMES):
+        earlier = gc.get_stats()[generation]["collections"]
+        with interrupts.reraise_swallowed():
+            died = gc.collect(generation)
+        if gc.get_stats()[generation]["collections"] != earlier:
+            return died
+        time.sleep(0.001)
+    return 0
+
+
+def _let_collect() -> None:
+    """Make CPython decide whether a full collection is due."""
+    [GcMark() for _ in range(gc.get_threshold()[0] + 1)]  # lists may come from a free list, and would not count
+
+
+def _progress_of_others() -> dict[int, list[int]]:
+    """Return the current instructions of the other threads."""
+    own = threading.get_ident()
+    tops = {thread: top for thread, top in sys._current_frames().items() if thread != own}
+    return {thread: [frame.f_lasti for frame in stack(top)] for thread, top in tops.items()}
+
+
+def objects_since(mark: GcMark | None) -> list[object] | None:
+    """Return the objects made since ``mark``, and maybe older ones; None if unknown.
+
+    Contains only objects that the collector tracks. The list keeps them alive.
+    """
+    if mark is None or not gc.isenabled():
+        return None
+    young = gc.get_objects(generation=0)  # its own, not a new list, which would contain itself: a cycle
+    young += gc.get_objects(generation=1)
+    return young if any(map(is_, young, repeat(mark))) else None
+
+
+def _of_kinds(items: Sequence[object], is_wanted: Callable[[type], bool]) -> list[Any]:
+    return of_types({key for key, item in one_of_each(items).items() if is_wanted(type(item))}, items)
+
+
+def _derives(kind: type, bases: Sequence[type]) -> bool:
+    return any(type.__subclasscheck__(base, kind) for base in bases)
+
+
+def _that_run_code(items: Sequence[object]) -> list[Callable[[], object]]:
+    """Return functions that return None once one of ``items`` has died and run a finaliser or callback."""
+    ending = _of_kinds(items, _has_finaliser)
+    references = _of_kinds(items, lambda kind: _derives(kind, [weakref.ref]))
+    callback = weakref.ref.__dict__["__callback__"].__get__
+    targets = [weakref.ref.__call__(item) for item in references if callback(item) is not None]
+    return [weak(item) or _gone for item in (*ending, *targets) if item is not None]
+
+
+def _has_finaliser(kind: type) -> bool:
+    return any("__del__" in class_dict(base) for base in type.mro(kind))
+
+
+def weak(item: object) -> weakref.ref[object] | None:
+    """Return a weak reference to an object; None if it does not support one."""
+    try:
+        return weakref.ref(item)
+    except TypeError:
+        return None
+
+
+def _gone() -> None:
+    """Return None, like the weak reference of a dead object."""

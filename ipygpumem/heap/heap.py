@@ -1,0 +1,279 @@
+"""Lists all live objects, and finds referrers.
+
+The garbage collector lists containers only. It lists no NumPy arrays, and no dict or tuple that contains only arrays,
+numbers and text (CPython stops tracking it). Both are found as referents of listed objects. Running frames and C++
+code cannot be seen here; ``holders`` examines frames.
+
+A heap has millions of objects, so every loop over them runs in C (see ``bulk``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, compress, count, filterfalse, islice, repeat
+from operator import is_
+from typing import Any
+
+from ipygpumem.heap.arrays import Span, StorageKey, describe, elements, flat_elements, library_type, owner_of, place_of
+from ipygpumem.heap.bulk import by_identity, chunks, of_types, one_of_each, types_of
+from ipygpumem.heap.holders.frames import emptied_locals
+from ipygpumem.introspect import ATOMS, is_atom, is_instance
+
+_FEW = 50
+"""Maximum number of objects for the collector's own search for referrers, which compares every pair."""
+
+
+class _Turn:
+    """The process-wide lock for examining the heap; the collector is also one per process."""
+
+    def __init__(self) -> None:
+        self.lock, self.was_on = threading.RLock(), False
+
+    def begin_in_child(self) -> None:
+        """Release the lock in a forked process, because the thread that held it stayed in the parent."""
+        if not self.lock.acquire(blocking=False) and self.was_on:
+            gc.enable()
+        self.lock = threading.RLock()
+
+
+_TURN = _Turn()
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_TURN.begin_in_child)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Open a block in which no other thread examines the heap and no garbage is collected.
+
+    Two searches at once would each find the lists of the other, without end. Make a ``Heap`` in the block, and drop
+    it before the block ends.
+    """
+    with _TURN.lock:
+        was_on = _TURN.was_on = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_on:
+                gc.enable()
+
+
+class Heap:
+    """The objects that were alive when it was made. It keeps all of them alive: use it, then drop it.
+
+    Attributes:
+        tensors: torch tensors, including those that only another object refers to.
+        ndarrays: NumPy arrays.
+        modules: torch modules.
+        optimizers: torch optimizers.
+        tasks: asyncio tasks.
+    """
+
+    def __init__(self, extra: Iterable[object] = ()) -> None:
+        # Before any list of ours refers to a frame's locals: ``peek`` counts references.
+        extra, emptied = list(extra), emptied_locals()
+        # Objects made from here on are ours. This object must not be in its own list, nor in a variable that an inner
+        # function shares: that would be a cycle, and it must be freed as soon as it is dropped.
+        self._tracked: list[object] = gc.get_objects()
+        """Keeps the objects alive, so that no identity is reused."""
+        self._alive: set[int] = set()
+        self._containers: list[object] = []
+        """Untracked containers that hold more than plain numbers and text."""
+        self.tensors: list[object] = []
+        self.modules: list[object] = []
+        self.optimizers: list[object] = []
+        self.tasks: list[object] = []
+        self.ndarrays: list[object] = []
+        self._inside: list[tuple[object, set[int]]] | None = None
+        """Object arrays, with the identities of the containers and arrays in them."""
+        # Python 3.12's asyncio shows the collector objects that it has freed and keeps for reuse. Putting one into a
+        # list frees it again, and every later collection would loop for ever.
+        for item in (self, extra, sys.modules.get("_asyncio")):
+            for place in islice(compress(count(), map(is_, self._tracked, repeat(item))), 1):
+                self._tracked[place] = None
+        if emptied:
+            for place in list(compress(count(), map(emptied.__contains__, map(id, self._tracked)))):
+                self._tracked[place] = None
+        self._look_behind(extra)
+
+    def drop(self) -> None:
+        """Drop all references. If the maker of the heap is in it, they would be a cycle."""
+        found = self.tensors, self.modules, self.optimizers, self.tasks, self.ndarrays
+        for objects in (self._tracked, self._containers, *found):
+            objects.clear()
+        self._alive.clear()
+        self._inside = None
+
+    def _look_behind(self, extra: list[object]) -> None:
+        """Find the arrays and the containers that the collector does not track."""
+        arrays = {id(library_type("numpy", "ndarray"))}
+        behind: dict[int, object] = {}
+        level: Iterator[Sequence[object]] = chain(self._referents(), [extra])
+        while True:
+            known = len(behind)
+            for referents in level:
+                behind.update(by_identity(list(filterfalse(gc.is_tracked, of_types(arrays, referents)))))
+                behind.update(by_identity(_containers_of_more(referents)))
+            new = list(islice(behind.values(), known, None))
+            if not new:
+                return
+            of_new = of_types(arrays, new), of_types(_CONTAINERS, new)
+            self.ndarrays += of_new[0]
+            self._containers += of_new[1]
+            level = _referents_of([*of_new[1], *_contents(of_new[0])])
+
+    def _referents(self) -> Iterator[list[object]]:
+        """Yield the referents of tracked objects, and collect tensors, arrays, modules and optimizers on the way."""
+        roles: list[tuple[type | None, list[object], set[int]]] = [
+            (library_type("torch", "Tensor"), self.tensors, set()),
+            (library_type("torch.nn", "Module"), self.modules, set()),
+            (library_type("torch.optim", "Optimizer"), self.optimizers, set()),
+            (library_type("asyncio", "Task"), self.tasks, set()),
+            (library_type("numpy", "ndarray"), self.ndarrays, set()),
+        ]
+        known: set[int] = set()
+        for part in chunks(self._tracked):
+            referents = gc.get_referents(*part)
+            if ATOMS.issuperset(types_of(referents)):
+                continue  # an object with a role would refer to its class
+            several = one_of_each(part)
+            new = several.keys() - known
+            known |= new
+            for base, those, kinds in roles:
+                kinds.update(kind for kind in new if base is not None and is_instance(several[kind], base))
+                if not kinds.isdisjoint(several):
+                    those += of_types(kinds, part)
+            yield referents
+        yield from _referents_of(_contents(self.ndarrays))
+
+    @property
+    def size(self) -> int:
+        """Number of objects that a search for referrers examines."""
+        return len(self._tracked) + len(self._containers)
+
+    def large(self, smallest: int) -> dict[StorageKey, list[object]]:
+        """Return the tensors and arrays of each storage of at least ``smallest`` bytes."""
+        by_storage = large_tensors(self.tensors, smallest)
+        for item in self.ndarrays:
+            array = describe(item)
+            if array is not None and array.size_bytes >= smallest:
+                by_storage.setdefault(array.storage, []).append(item)
+        return by_storage
+
+    def places(self) -> set[Span]:
+        """Return the places of the arrays that own the memory of arrays on the heap."""
+        array_type: Any = library_type("numpy", "ndarray")
+        owners = [owner_of(array_type, array) for array in self.ndarrays]
+        return {place_of(owner) for owner in owners if is_instance(owner, array_type)}
+
+    def add(self, item: object) -> None:
+        """Add an object that was made later for an older one, such as the dict of its attributes."""
+        if id(item) not in self._alive:
+            self._alive.add(id(item))
+            self._tracked.append(item)
+
+    def referrers(self, objects: dict[int, object]) -> Iterator[tuple[object, list[int]]]:
+        """Yield the objects that refer to some of ``objects`` (by identity), and the identities of those.
+
+        Only objects that were alive when the heap was made count: a search must not find its own lists.
+        """
+        if not self._alive:
+            self._alive = set(map(id, self._tracked))
+        if any(not gc.is_tracked(item) for item in objects.values()):
+            # The collector's own search would miss containers that it no longer tracks.
+            referrers = _that_refer_to(objects, self._tracked) + _that_refer_to(objects, self._containers)
+        elif len(objects) > _FEW:
+            referrers = _that_refer_to(objects, self._tracked)
+        else:
+            # A task does not report to that search what its future refers to.
+            found = [*gc.get_referrers(*objects.values()), *_that_refer_to(objects, self.tasks)]
+            referrers = [item for item in by_identity(found).values() if id(item) in self._alive]
+        for item in referrers:
+            children = [id(child) for child in gc.get_referents(item) if id(child) in objects]
+            if children:
+                yield item, list(dict.fromkeys(children))
+        if self._inside is None:
+            self._inside = [(array, _identities_inside(array)) for array in self.ndarrays]
+            self._inside = [(array, inside) for array, inside in self._inside if inside]
+        for array, inside in self._inside:  # the collector does not look into an array
+            if not inside.isdisjoint(objects):
+                yield array, [key for key in objects if key in inside]
+
+
+def _that_refer_to(objects: dict[int, object], candidates: list[object]) -> list[object]:
+    """Return the ``candidates`` that refer to some of ``objects``; fast for any number of objects."""
+    return [
+        item
+        for part in chunks(candidates)
+        if not objects.keys().isdisjoint(map(id, gc.get_referents(*part)))
+        for item in part
+        if not objects.keys().isdisjoint(map(id, gc.get_referents(item)))
+    ]
+
+
+_CONTAINERS = {id(dict), id(tuple)}
+"""Types that the collector stops tracking if they contain only arrays, numbers and text."""
+
+
+def _containers_of_more(items: Sequence[object]) -> list[object]:
+    """Return the untracked containers among ``items`` that hold more than numbers and text: few do."""
+    untracked = list(filterfalse(gc.is_tracked, of_types(_CONTAINERS, items)))
+    if ATOMS.issuperset(types_of(gc.get_referents(*untracked))):
+        return []
+    return [item for item in untracked if not ATOMS.issuperset(map(id, map(type, gc.get_referents(item))))]
+
+
+def _referents_of(items: Sequence[object]) -> Iterator[list[object]]:
+    return (gc.get_referents(*part) for part in chunks(items))
+
+
+def _contents(arrays: Sequence[Any]) -> list[object]:
+    """Return the elements of object arrays, row by row: the collector does not look into an array."""
+    rows: list[object] = []
+    waiting = [found for found in map(elements, arrays) if found is not None]
+    while waiting:
+        row = waiting.pop()
+        inner = [item for item in row if type(item) is list]
+        rows.append(row)
+        waiting += inner if len(inner) == len(row) else []  # a row of lists looks like another dimension
+    return rows
+
+
+def _identities_inside(array: object) -> set[int]:
+    return {id(item) for item in flat_elements(array) or () if not is_atom(item)}
+
+
+def live_instances(*bases: type) -> list[object]:
+    """Return the live instances of classes written in Python, subclasses included.
+
+    Takes 50 ns for each live object and next to no memory: an instance of such a class refers to the class, so the
+    collector finds it as a referrer.
+    """
+    kinds: list[type] = list(bases)
+    for kind in kinds:  # the list grows
+        below: list[type] = type.__subclasses__(kind)
+        kinds += [item for item in below if all(item is not known for known in kinds)]
+    return [item for item in gc.get_referrers(*kinds) if any(is_instance(item, base) for base in bases)]
+
+
+def large_tensors(tensors: Iterable[object], smallest: int) -> dict[StorageKey, list[object]]:
+    """Return the ``tensors`` on each storage of at least ``smallest`` bytes."""
+    base: Any = library_type("torch", "Tensor")
+    by_storage: dict[StorageKey, list[object]] = {}
+    if base is None or not (tensors := list(tensors)):
+        return by_storage
+    untyped_storage = base.untyped_storage
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        for tensor in tensors:
+            try:
+                storage = untyped_storage(tensor)
+                if storage.nbytes() >= smallest and storage.device.type != "meta":
+                    by_storage.setdefault(("torch", storage._cdata), []).append(tensor)
+            except (RuntimeError, NotImplementedError):  # noqa: PERF203  # sparse, or a wrapper
+                continue
+    return by_storage

@@ -1,0 +1,672 @@
+"""Finds the shortest chain of references from a name of the user to an object.
+
+The search goes backwards from the targets, one level of referrers at a time, each level one pass of the collector
+over the heap in C. It ends at roots: namespaces, modules, threads, running functions. Only objects that were alive
+when the ``Heap`` was made count, so that the search never finds itself. No user code runs: attributes are found by
+identity in instance dicts and slots, and keys are shown if they are plain text or numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import keyword
+import re
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import (
+    AsyncGeneratorType,
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    ModuleType,
+    TracebackType,
+)
+from typing import Any
+
+from ipygpumem.heap.arrays import StorageKey, elements, is_of_library, is_of_pandas, library_type, slots, storage_key
+from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.frames import peek, running_frames, running_ids
+from ipygpumem.heap.holders.graphs import DETACH, GRADIENT, keepers, requiring_grad
+from ipygpumem.introspect import (
+    class_dict,
+    instance_dict,
+    is_exactly,
+    is_instance,
+    is_users_module,
+    key_text,
+    module_dict,
+    module_of,
+    name_of,
+    text_of,
+    type_name,
+)
+from ipygpumem.records import ReferencePath
+
+
+@dataclass(frozen=True)
+class Roots:
+    """The objects that the user can name, except modules, threads and running functions, which every program has.
+
+    Attributes:
+        namespaces: by the identity of a dict: returns the place of one of its keys.
+        objects: places by the identity of an object.
+        hidden: identities of objects to skip, which refer to their contents only temporarily.
+        cell_of: returns the number of the cell with a code's file name.
+        names: the user's names, to write the statement that frees an object.
+    """
+
+    namespaces: Mapping[int, Callable[[object], Place]] = field(default_factory=dict)
+    objects: Mapping[int, Place] = field(default_factory=dict)
+    hidden: frozenset[int] = frozenset()
+    cell_of: Callable[[str], int | None] = lambda filename: None
+    names: Mapping[str, object] = field(default_factory=dict)
+
+
+_Ways = dict[int, tuple["Place", int | None]]
+"""For each object reachable from a root: the root's place, and the next object on the way up to it."""
+_MAKES_DICTS = (3, 11) <= sys.version_info < (3, 13)
+_MANAGED_DICT = 1 << 4
+_MOST_OWNERS = 5000
+MOST_LOOKS = 20_000_000
+_NOBODY = ReferencePath(path="no Python object: C++ code keeps it", advice="let the library that made it free it")
+_OUT_OF_SIGHT = ReferencePath(
+    path="something that cannot be seen from Python: a running function or compiled code", advice=""
+)
+_NOT_REACHED = ReferencePath(
+    path="something that the search did not reach within its limits",
+    advice="free something, then ask %gpumem leaks again",
+)
+_CYCLE = ReferencePath(
+    path="a cycle in torch's own C++ code: a gradient that has a graph, as after backward(create_graph=True)",
+    advice="set .grad to None before you delete the tensor",
+)
+
+
+def explain(
+    keys: Iterable[StorageKey], heap: Heap, roots: Roots, *, looks: int = MOST_LOOKS
+) -> dict[StorageKey, ReferencePath]:
+    """Return the holder that keeps each storage alive."""
+    wanted = set(keys)
+    objects: dict[StorageKey, list[object]] = {}
+    for item in [*heap.tensors, *heap.ndarrays] if wanted else ():
+        key = storage_key(item) or ("object", id(item))
+        if key in wanted:
+            objects.setdefault(key, []).append(item)
+    holders, unnamed, left_out = _holders(objects, heap, roots, looks)
+    rest = wanted - holders.keys()
+    if rest and heap.tensors:
+        # A tensor saved by a graph may also be a Python object that only the graph refers to, which is no answer.
+        candidates = requiring_grad(heap.tensors)
+        owners = {("object", id(tensor)): [tensor] for tensor in candidates[:_MOST_OWNERS]}
+        named, _, is_cut = _holders(owners, heap, roots, looks, of_graphs=True)
+        ordered = sorted(named, key=lambda owner: _order(named[owner]))
+        kept, complete = keepers([owners[owner][0] for owner in ordered], rest)
+        for key, keeper in kept.items():
+            owner = named["object", id(keeper.tensor)]
+            holders[key] = ReferencePath(owner.path + keeper.how, keeper.advice and (owner.advice or keeper.advice))
+        left_out |= is_cut or not complete or len(candidates) > _MOST_OWNERS
+        among_themselves, _ = keepers(heap.tensors, rest - kept.keys())
+        if any(keeper.how == GRADIENT for keeper in among_themselves.values()):
+            holders.update(dict.fromkeys(among_themselves, _NOT_REACHED if left_out else _CYCLE))
+    # An array's memory belongs to a Python object, which lives as long as the memory does.
+    unknown = {key: _NOT_REACHED if left_out else _OUT_OF_SIGHT if key[0] == "numpy" else _NOBODY for key in wanted}
+    return {**unknown, **unnamed, **holders}
+
+
+def _holders(
+    objects: dict[StorageKey, list[object]], heap: Heap, roots: Roots, looks: int, *, of_graphs: bool = False
+) -> tuple[dict[StorageKey, ReferencePath], dict[StorageKey, ReferencePath], bool]:
+    """Return the best-named holders of the storages' objects, then those that nothing visible refers to.
+
+    The last value is True if some holders may not have been reached.
+    """
+    search = Search([item for items in objects.values() for item in items], heap, roots, looks)
+    writer = PathWriter(roots)
+
+    def best(ways: _Ways, items: list[object]) -> ReferencePath | None:
+        chains = [chain for item in items if (chain := search.chain(item, ways)) is not None]
+        nearest = min(((place.rank, len(steps)) for place, steps in chains), default=None)
+        nearby = [writer.holder(*way, of_graph=of_graphs) for way in chains if (way[0].rank, len(way[1])) == nearest]
+        return min(nearby, key=_order, default=None)
+
+    named = {key: holder for key, items in objects.items() if (holder := best(search.named, items)) is not None}
+    rest = [(key, items) for key, items in objects.items() if key not in named]
+    unnamed = {key: holder for key, items in rest if (holder := best(search.unnamed, items)) is not None}
+    return named, unnamed, search.is_cut and bool(rest)
+
+
+def _order(holder: ReferencePath) -> tuple[bool, int, str]:
+    """Return the sort key that picks the holder to show, independent of the order in which the collector lists them."""
+    return (not holder.path.startswith(NOTEBOOK), len(holder.path), holder.path)
+
+
+class Search:
+    """A breadth-first search from many targets at once, against the direction of the references."""
+
+    _MOST_LEVELS = 40
+    _WIDEST_LEVEL = 20_000
+
+    def __init__(self, targets: Sequence[object], heap: Heap, roots: Roots, looks: int = MOST_LOOKS) -> None:
+        self._heap, self._roots = heap, roots
+        # __mp_main__ is __main__
+        self._modules = {id(module_dict(module)): name for name, module in reversed(_modules())}
+        self._running = running_ids()
+        self._objects = {id(target): target for target in targets}
+        self._referrers: dict[int, list[int]] = {}
+        """Referrers of each examined object, without roots."""
+        self._children: dict[int, list[int]] = {}
+        """The objects by which each referrer was found."""
+        self._keys: dict[int, dict[int, list[object]]] = {}
+        """For each namespace, the keys of its values by the values' identities."""
+        self._kept: list[tuple[Place, int]] = []
+        """Roots, and the objects that they keep."""
+        self._tops: list[int] = []
+        """Objects without a known referrer."""
+        self.is_cut = False
+        """True if the search ended somewhere before it had seen everything."""
+        self.named: _Ways = {}
+        self._run(list(self._objects), looks)
+        # An output, the last error or a module may also hold, by a longer path, an object of a variable: no leak.
+        self.named = {**self._ways(self._kept), **self.named}
+        nowhere = Place("", 9, "end what keeps it: C++ code or a library")
+        tops = sorted(self._tops, key=lambda key: type_name(self._objects[key]))
+        self.unnamed = self._ways([(nowhere, key) for key in tops])
+
+    def _run(self, targets: list[int], looks: int) -> None:
+        running = {
+            id(value): Place.of_running(frame, thread, name)
+            for frame, thread in (running_frames() if targets else ())
+            for name, value in peek(frame).items()
+        }
+        for number in itertools.count():
+            level = self._open(targets)
+            if not level:
+                return
+            if number == self._MOST_LEVELS or (number + 1) * self._heap.size > looks:
+                self.is_cut = True
+                return
+            self._kept += [(running[key], key) for key in level if key in running]
+            self._look(level)
+            self.named = self._ways([(place, key) for place, key in self._kept if place.rank == 0])
+
+    def _open(self, targets: list[int]) -> list[int]:
+        """Return the objects not examined yet that lead to a target without a variable known to hold it."""
+        waiting = [key for key in targets if key not in self.named]
+        seen = set(waiting)
+        for key in waiting:  # the list grows
+            new = [referrer for referrer in self._referrers.get(key, ()) if referrer not in seen]
+            waiting += new
+            seen.update(new)
+        return [key for key in waiting if key not in self._referrers]
+
+    def _look(self, level: list[int]) -> None:
+        """Record all objects that refer to those of a level."""
+        self._referrers.update((key, []) for key in level)
+        self.is_cut |= len(level) > self._WIDEST_LEVEL
+        objects = {key: self._objects[key] for key in level[: self._WIDEST_LEVEL]}
+        referred: set[int] = set()
+        for referrer, children in self._heap.referrers(objects):
+            if id(referrer) in self._roots.hidden or id(referrer) in self._running or _wakes_task(referrer):
+                continue
+            referred.update(children)
+            for holder, held in _with_own_dict(referrer, children):
+                places = [(place, key) for key in held if (place := self._place(holder, objects[key])) is not None]
+                self._kept += places
+                if not places:
+                    self._objects[id(holder)] = holder
+                    self._children.setdefault(id(holder), []).extend(held)
+                    for key in held:
+                        self._referrers[key].append(id(holder))
+                if holder is not referrer:
+                    self._heap.add(holder)  # else the next search would end at the dict that this one has created
+        self._tops += [key for key in objects if key not in referred and key in self._children]
+
+    def _ways(self, kept: list[tuple[Place, int]]) -> _Ways:
+        """Return the shortest way from a root to each object that roots lead to."""
+        ways: _Ways = {}
+        for place, key in sorted(kept, key=lambda root: (root[0].rank, root[0].text)):
+            ways.setdefault(key, (place, None))
+        waiting = list(ways)
+        for parent in waiting:  # the list grows
+            for child in self._children.get(parent, ()):
+                if child not in ways:
+                    ways[child] = ways[parent][0], parent
+                    waiting.append(child)
+        return ways
+
+    def chain(self, target: object, ways: _Ways) -> tuple[Place, tuple[object, ...]] | None:
+        """Return a root and the chain of objects from it to ``target``, if there is one among ``ways``."""
+        key: int | None = id(target)
+        if key not in ways:
+            return None
+        chain: list[object] = []
+        while key is not None:
+            chain.insert(0, self._objects[key])
+            place, key = ways[key]
+        return place, tuple(chain)
+
+    def _place(self, referrer: object, child: object) -> Place | None:
+        """Return the place where ``referrer`` keeps ``child`` if it is a root: a variable rather than an output."""
+        key, places = id(referrer), list[Place]()
+        if key in self._roots.namespaces:
+            places = list(map(self._roots.namespaces[key], self._keys_of(referrer, child)))
+        elif key in self._roots.objects:
+            places = [self._roots.objects[key]]
+        elif key in self._modules:
+            code = _module_code(self._modules[key], self._roots.names)
+            places = [Place.of_module(self._modules[key], name, code) for name in self._keys_of(referrer, child)]
+        elif type(referrer) is ModuleType:
+            places = [Place.of_module(text_of(module_dict(referrer).get("__name__")), None)]
+        elif is_instance(referrer, threading.Thread):
+            name = text_of((instance_dict(referrer) or {}).get("_name"))
+            places = [Place(f'thread "{name}"', 1, "let it end, then join() it")]
+        return min(places, key=lambda place: place.rank, default=None)
+
+    def _keys_of(self, namespace: Any, child: object) -> list[object]:
+        """Return the keys under which a namespace, which may be large, keeps ``child``."""
+        if id(namespace) not in self._keys:
+            keys = self._keys[id(namespace)] = {}
+            for key, value in list(dict.items(namespace)):
+                keys.setdefault(id(value), []).append(key)
+        return self._keys[id(namespace)].get(id(child), [])
+
+
+def _wakes_task(referrer: Any) -> bool:
+    """Return True for the callback by which a future wakes a task: a future does not own the waiting task."""
+    if type(referrer) is BuiltinFunctionType:
+        return bool(referrer.__name__ == "task_wakeup")
+    return type_name(referrer) == "TaskStepMethWrapper"
+
+
+def _with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[object, list[int]]]:
+    """Yield the holder of ``children``: an object itself, or the dict of its attributes.
+
+    CPython 3.11 and 3.12 create that dict when it is read, and reading it here must not make paths longer.
+    """
+    if not _MAKES_DICTS or not type.__dict__["__flags__"].__get__(type(referrer)) & _MANAGED_DICT:
+        yield referrer, children
+        return
+    names = instance_dict(referrer) or {}
+    values = set(map(id, list(names.values())))
+    inside = [child for child in children if child in values]
+    if inside:
+        yield names, inside
+    if len(inside) < len(children):
+        yield referrer, [child for child in children if child not in values]
+
+
+def _modules() -> list[tuple[str, ModuleType]]:
+    return [(name, module) for name, module in list(sys.modules.items()) if is_instance(module, ModuleType)]
+
+
+def _module_code(name: str, names: Mapping[str, object]) -> str:
+    """Return the code with which a notebook with these ``names`` refers to a loaded module; empty if there is none."""
+    modules: dict[str, object] = dict(sys.modules)
+    first = name.partition(".")[0]
+    aliases = [key for key, value in list(names.items()) if value is modules[name]]
+    if aliases:
+        return aliases[0]
+    is_bound = names.get(first) is modules.get(first) and "." in name
+    written = name if all(map(str.isidentifier, name.split("."))) else ""
+    return written if is_bound or not written else f"import {name}; {name}"
+
+
+# -- in words: ``notebook variable cache["run3"][0]`` ---------------------------------------------------------------
+
+_HOOKS = {
+    "_forward_hooks": "forward hook",
+    "_forward_pre_hooks": "forward pre-hook",
+    "_backward_hooks": "backward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_state_dict_hooks": "state_dict hook",
+}
+_PARTS = {"_modules", "_parameters", "_buffers"}
+_LONGEST_PATH = 240
+_STEP = re.compile(r"[.\[]|: |, ")
+OF_MODULE = 2
+"""The rank of modules' global names."""
+NOTEBOOK = "notebook variable "
+
+_HANDLE = "call the hook's handle.remove() when you no longer need it"
+_REMOVE = "remove it from there"
+_OR_EXCEPTION = f"{_REMOVE}, or delete the exception once you have read it"
+_OR_FUNCTION = f"{_REMOVE}, or delete the function when you no longer need it"
+_SUSPENDED = {
+    GeneratorType: ("gi", "generator", "{}.close()"),
+    CoroutineType: ("cr", "coroutine", "{}.close()"),
+    AsyncGeneratorType: ("ag", "async generator", "await {}.aclose()"),
+}
+"""The attribute prefix of each kind, its description, and the statement that ends it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A reference held by a root; the place with the lowest ``rank`` is shown.
+
+    No advice deletes more than the leak: a name may lead to much else, and be older than the leak.
+    """
+
+    text: str
+    rank: int
+    advice: str
+    code: str = ""
+    """The code to type for it, after a statement with its imports; empty if it cannot be typed."""
+    is_all: bool = False
+    """True if its target cannot be typed."""
+
+    @classmethod
+    def of_variable(cls, key: object) -> Place:
+        """Return the place of a notebook's name."""
+        return cls(f"{NOTEBOOK}{text_of(key)}", 0, "", code=text_of(key) if text_of(key).isidentifier() else "")
+
+    @classmethod
+    def of_module(cls, module: str, key: object, code: str = "") -> Place:
+        """Return the place of a module's global name; ``code`` is the user's expression for the module."""
+        if (module, text_of(key)) in _LAST_ERROR:
+            return LAST_ERROR
+        where = f"module {module}, global {text_of(key)}" if key is not None else f"module {module}"
+        advice = "" if code and is_users_module(sys.modules.get(module)) else _REMOVE
+        return cls(where, OF_MODULE, advice, f"{code}.{key}" if code and text_of(key).isidentifier() else "")
+
+    @classmethod
+    def of_running(cls, frame: FrameType, thread: str, name: str) -> Place:
+        """Return the place of a local name of a running function."""
+        code = frame.f_code
+        where = f'thread "{thread}": running {code.co_name}() line {frame.f_lineno}, local {name}'
+        return cls(where, 1, "let the function return")
+
+
+LAST_ERROR = Place("the last error", 1, "%gpumem free")
+_LAST_ERROR = {("sys", name) for name in ("last_value", "last_traceback", "last_exc")}
+
+
+class _Path:
+    """A path under construction, and how to free its target."""
+
+    def __init__(self, place: Place, text: str) -> None:
+        self.text, self.code = text, place.code
+        self.advice = "" if place.advice == _REMOVE else place.advice
+        self.is_lost, self._is_all, self.is_fixed = place.is_all, place.is_all, False
+        """Two flags: a step cannot be typed; the last step cannot be undone by an assignment."""
+
+    def go(self, shown: str, code: str = "", *, is_fixed: bool = False) -> None:
+        """Append an item or attribute; the path ends before one that cannot be typed."""
+        if not self.is_lost:
+            self.text, self.is_lost = self.text + shown, not code and shown.startswith(" (")
+        self.code, self.is_fixed = self.code and code and self.code + code, is_fixed
+
+    def say(self, words: str) -> None:
+        """Append a step that only words can describe."""
+        self.text, self.code, self.is_lost = self.text + words, "", self._is_all
+
+    def statement(self, template: str) -> str:
+        """Return a statement about the path's target, with its import; empty if there is none."""
+        needed, semicolon, code = self.code.rpartition("; ")
+        return self.code and needed + semicolon + template.format(code)
+
+    @property
+    def removal(self) -> str:
+        """The statement that removes the reference to the path's target; empty if there is none."""
+        return "" if self.is_fixed else self.statement("{} = None")
+
+    def advise(self, advice: str, words: str) -> None:
+        """Record how to free the path's target, unless that is known: by a statement, or else in words."""
+        self.advice = self.advice or advice or words
+
+
+class PathWriter:
+    """Writes chains of references as text."""
+
+    def __init__(self, roots: Roots) -> None:
+        self._cell_of, self._names = roots.cell_of, roots.names
+
+    def holder(self, place: Place, chain: Sequence[object], *, of_graph: bool = False) -> ReferencePath:
+        """Return the path from ``place``, which keeps the first of ``chain``, to the last: maybe a graph's tensor."""
+        steps = _without_dicts(chain)
+        path = _Path(place, place.text or self._name(steps[0]))
+        if not place.text and _is_pending(steps[0]):
+            name = library_type("asyncio", "Task").get_name(steps[0])  # type: ignore[union-attr]  # it is one of them
+            task = f"task for task in asyncio.all_tasks() if task.get_name() == {name!r}"
+            path.advice = f"import asyncio; next({task}).cancel()"
+        position, is_own = 0, False
+        while position < len(steps) - 1:
+            behind_name = "[" not in path.text  # and not in a list of models, from which one can be removed
+            taken, is_part = self._step(steps[position:], path)
+            is_own |= is_part and behind_name
+            position += taken
+        if of_graph:
+            is_in_list = is_exactly(steps[-2] if len(steps) > 1 else None, list, deque)
+            drop = f"{path.code.rpartition('[')[0]}.clear()" if is_in_list else path.statement("{0} = {0}.detach()")
+            advice = f"{drop}  # and {DETACH}" if path.removal else ""
+            return ReferencePath(_ended(path.text), path.advice or advice)
+        default = place.advice if place.advice or len(steps) == 1 else _REMOVE
+        if place.rank == OF_MODULE and not place.advice:
+            default = path.removal or _REMOVE
+        return ReferencePath(path=_ended(path.text), advice=path.advice or ("" if is_own else default))
+
+    def _name(self, item: object) -> str:
+        if is_instance(item, type):
+            return f"class {name_of(item)}"  # type: ignore[arg-type]  # is_instance says so
+        if _is_pending(item):
+            return "the event loop"
+        return f"{_article(type_name(item))} that nothing visible from Python refers to"
+
+    def _step(self, steps: Sequence[object], path: _Path) -> tuple[int, bool]:
+        """Write the next piece of a path; return the number of its references, and whether it is a model's own."""
+        parent, child = steps[0], steps[1]
+        kind = type(parent)
+        if kind is FunctionType:
+            return self._function(steps, path), False
+        if is_exactly(parent, *_SUSPENDED):
+            return self._suspended(steps, path), False
+        if kind is TracebackType or kind is FrameType or is_instance(parent, BaseException):
+            return self._traceback(steps, path), False
+        if kind is MethodType:
+            path.advise(path.removal, "")
+            path.say(f": bound method {self._code_name(parent.__func__)}, its object")  # type: ignore[attr-defined]
+            return 1, False
+        if kind is functools._lru_cache_wrapper:
+            path.advise(path.statement("{}.cache_clear()"), "call cache_clear() of that function")
+            path.say(f": lru_cache of function {self._code_name((instance_dict(parent) or {}).get('__wrapped__'))}")
+            return 2 if type(child) is dict and len(steps) > 2 else 1, False
+        if is_of_library(parent, "asyncio", "Task"):
+            self._task(parent, child, path)
+            return 1, False
+        if kind is staticmethod or kind is classmethod or _went_into(path, parent, child):
+            return 1, False  # users do not type ``.__func__``
+        return self._instance(steps, path)
+
+    # -- functions --------------------------------------------------------------------------------------------
+
+    def _code_name(self, function: object) -> str:
+        """Return a function's name and the cell that defined it."""
+        if type(function) is not FunctionType:
+            return type_name(function)
+        return self._named(function.__code__)
+
+    def _named(self, code: CodeType) -> str:
+        cell = self._cell_of(code.co_filename)
+        return code.co_name if cell is None else f"{code.co_name} (cell {cell})"
+
+    def _function(self, steps: Sequence[object], path: _Path) -> int:
+        function, child = steps[0], steps[1]
+        assert type(function) is FunctionType
+        name = self._code_name(function)
+        after = steps[2] if len(steps) > 2 else None
+        cells = function.__closure__
+        path.advise(path.removal and f"{path.removal}  # when you no longer need the function", _OR_FUNCTION)
+        if cells is not None and child is cells and type(after) is CellType:
+            variable = function.__code__.co_freevars[_position(cells, after)]
+            path.say(f": closure of function {name}, variable {variable}")
+            return 3 if len(steps) > 3 else 2
+        if after is not None and (child is function.__defaults__ or child is function.__kwdefaults__):
+            path.say(f": default argument of function {name}")
+            return 2
+        path.say(f": function {name}{_attribute(function, child)}")
+        return 1
+
+    def _suspended(self, steps: Sequence[object], path: _Path) -> int:
+        prefix, what, ending = _SUSPENDED[type(steps[0])]
+        taken = 2 if type(steps[1]) is FrameType and len(steps) > 2 else 1
+        frame, code = (getattr(steps[0], f"{prefix}_{name}") for name in ("frame", "code"))
+        is_started = getattr(steps[0], f"{prefix}_suspended", frame is not None and frame.f_lasti >= 0)
+        # Python 3.13 keeps the arguments of one that has not started when it is closed.
+        path.advise(path.statement(ending) if is_started else path.removal, f"close() the {what} when it is done")
+        path.say(f": suspended {what} {self._named(code)}{_local(frame, steps[taken])}")
+        return taken
+
+    def _task(self, task: object, child: object, path: _Path) -> None:
+        is_pending = _is_pending(task)
+        is_failure = is_exactly(child, CoroutineType, TracebackType) or is_instance(child, BaseException)
+        if not is_pending and not is_failure:
+            path.go(".result()", ".result()", is_fixed=True)
+            return
+        cancelled = f"{path.statement('{}.cancel()')}; {path.removal}" if path.code and is_pending else path.removal
+        path.advise(cancelled, "")
+        path.say(": asyncio task")
+
+    def _traceback(self, steps: Sequence[object], path: _Path) -> int:
+        """Cover exceptions, tracebacks and frames up to the name that a frame holds."""
+        line, position = 0, 0
+        path.advise(path.removal and f"{path.removal}  # once you have read it", _OR_EXCEPTION)
+        for position, item in enumerate(steps):
+            if type(item) is TracebackType:
+                line = item.tb_lineno
+            elif type(item) is FrameType:
+                break
+            elif not is_instance(item, BaseException):
+                path.say(f": exception{_attribute(steps[position - 1], item)}")
+                return position
+        else:
+            path.say(": exception")
+            return len(steps) - 1
+        frame = steps[position]
+        assert type(frame) is FrameType
+        if position == len(steps) - 1:
+            path.say(": saved traceback")
+            return position
+        position += 2 if type(steps[position + 1]) is dict and position + 2 < len(steps) else 1
+        where = f"{self._named(frame.f_code)} line {line or frame.f_lineno}"
+        path.say(f": saved traceback, {where}{_local(frame, steps[position])}")
+        return position
+
+    # -- objects ----------------------------------------------------------------------------------------------
+
+    def _instance(self, steps: Sequence[object], path: _Path) -> tuple[int, bool]:
+        parent, child = steps[0], steps[1]
+        kind = type_name(parent)
+        if kind in ("DataFrame", "Series") and is_of_pandas(parent):  # users write no names for the objects inside
+            inside = itertools.takewhile(lambda item: is_of_pandas(item) or is_exactly(item, tuple, list), steps)
+            path.is_fixed = True
+            return min(sum(1 for _ in inside), len(steps) - 1), False
+        if module_of(child) == "torch.autograd.function" or kind.endswith("Backward0"):
+            path.advise("", DETACH)
+            path.say(f": its autograd graph ({type_name(child)})")
+            return 1, False
+        name = _attribute(parent, child)
+        if len(steps) > 2 and is_instance(child, dict):
+            hook = _HOOKS.get(name[1:], "hook" if is_of_library(parent, "torch", "Tensor") else "")
+            items: Any = child
+            key = next((key for key, value in list(dict.items(items)) if value is steps[2]), None)
+            if hook:
+                path.advise(self._handle_of(child, key), _HANDLE)
+                path.text, path.code = f"{hook} on {path.text.removeprefix(NOTEBOOK)}", ""
+                path.is_lost = True
+                return 2, False
+            if name[1:] in _PARTS:
+                part = f".{key}" if text_of(key).isidentifier() else f".get_submodule({key!r})"
+                path.go(f"[{key}]" if text_of(key).isdecimal() else part, part)
+                return 2, True
+        path.go(name or f" ({kind})", name if name[:1] == "." else "")
+        return 1, is_of_library(parent, "torch.optim", "Optimizer")
+
+    def _handle_of(self, hooks: object, key: object) -> str:
+        """Return the statement that removes one of ``hooks``, if its handle has a name."""
+        for name, value in list(self._names.items()):
+            handle = instance_dict(value) if is_of_library(value, "torch.utils.hooks", "RemovableHandle") else None
+            if handle is not None and handle.get("id") == key and handle["hooks_dict_ref"]() is hooks:
+                return f"{name}.remove()"
+        return ""
+
+
+def _is_pending(item: object) -> bool:
+    """Return True for an asyncio task that is not done."""
+    kind: Any = library_type("asyncio", "Task")
+    return kind is not None and is_instance(item, kind) and not kind.done(item)
+
+
+def _ended(path: str) -> str:
+    """Return a path up to the name or item before it becomes too long to read."""
+    if len(path) <= _LONGEST_PATH:
+        return path
+    steps = [match.start() for match in _STEP.finditer(path, 0, _LONGEST_PATH)]
+    return f"{path[: steps[-1] if steps else _LONGEST_PATH]} …"
+
+
+def _went_into(path: _Path, parent: Any, child: object) -> bool:
+    """Append an item and return True if ``parent`` is a container."""
+    if is_instance(parent, dict):
+        keys = [key for key, value in list(dict.items(parent)) if value is child]  # one copy: a thread may change it
+        shown = key_text(keys[0]) if keys else None
+        is_plain = shown is not None and shown == f'"{keys[0]}"' and keys[0].isprintable() and "\\" not in shown
+        code = "" if shown in (None, "nan", "inf", "-inf") else f"[{shown}]" if is_plain else f"[{keys[0]!r}]"
+        words = f" (under a key of type {type_name(keys[0])})" if keys else " (as a key)"
+        path.go((code if len(code) < _LONGEST_PATH // 4 else f"[{shown}]") or words, code)
+    elif is_instance(parent, list) or is_instance(parent, tuple) or type(parent) is deque:
+        place = f"[{_position(parent, child)}]"
+        path.go(place, place, is_fixed=is_instance(parent, tuple))
+    elif is_instance(parent, set) or is_instance(parent, frozenset):
+        path.go(" (in a set)")
+    elif elements(parent) is not None:
+        path.go(" (in an array of objects)")
+    else:
+        return False
+    return True
+
+
+def _position(items: Iterable[object], child: object) -> int:
+    base: Any = next(kind for kind in (list, tuple, deque) if is_instance(items, kind))
+    return next((place for place, item in enumerate(base.__iter__(items)) if item is child), 0)
+
+
+def _local(frame: FrameType | None, child: object) -> str:
+    """Return the local name of ``frame`` that refers to ``child``."""
+    names = peek(frame) if frame is not None else {}
+    return next((f", local {name}" for name, value in names.items() if value is child), "")
+
+
+def _attribute(owner: object, child: object) -> str:
+    """Return ``.name`` for the attribute of ``owner`` that is ``child``; empty if it has no name."""
+    attributes = [*(instance_dict(owner) or {}).items(), *slots(owner).items()]
+    name = next((text_of(name) for name, value in attributes if value is child), "")
+    return f".{name}" if name.isidentifier() and not keyword.iskeyword(name) else " (in an attribute)" * bool(name)
+
+
+def _without_dicts(chain: Sequence[object]) -> list[object]:
+    """Return the chain without objects' own attribute dicts: ``a.b`` is one step."""
+    steps = [chain[0]]
+    for owner, item in itertools.pairwise(chain):
+        is_own = type(item) is dict and item is not chain[-1] and _owns(owner, item)
+        if not is_own:
+            steps.append(item)
+    return steps
+
+
+def _owns(owner: object, names: dict[str, object]) -> bool:
+    if is_instance(owner, type):
+        return any(item is names for item in gc.get_referents(class_dict(owner)))
+    return type(owner) is not FunctionType and instance_dict(owner) is names
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"

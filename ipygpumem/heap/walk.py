@@ -1,0 +1,454 @@
+"""Walks forward from objects to the tensors and arrays behind them, many objects at a time, up to a limit.
+
+No user code runs: the collector reports referents, attributes are read from instance dicts and slots, and containers
+through their base class. Modules and other libraries' classes are not entered, because they lead to everything.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, compress, count, islice
+from operator import itemgetter
+from types import CellType, FunctionType, ModuleType
+from typing import Any
+
+from ipygpumem.heap.arrays import (
+    NOT_ENTERED,
+    TOOLS,
+    Array,
+    describe,
+    elements,
+    flat_elements,
+    holding_objects,
+    inside_pandas,
+    library_type,
+    slot_descriptors,
+    slots,
+)
+from ipygpumem.heap.bulk import CHUNK, by_identity, chunks, of_types, one_of_each, types_of
+from ipygpumem.introspect import (
+    ATOMS,
+    HAS_REFERENCES,
+    class_dict,
+    instance_dict,
+    is_instance,
+    key_text,
+    module_of,
+    text_of,
+    type_name,
+)
+from ipygpumem.records import RetainedArray
+
+MOST_OBJECTS = 300_000
+"""Maximum number of objects other than arrays that one walk enters."""
+MOST_AT_START = 50_000
+"""Maximum at the start of an experiment, which must not delay the cell."""
+MOST_KEPT = 1_000_000
+"""Maximum for a walk that protects the user's objects by finding all of them."""
+_LONGEST = 10_000_000
+"""Maximum number of items of one container."""
+_MANY = 20_000
+"""Containers with more items come last: a list of a million must not hide its neighbours."""
+_AT_ONCE = 500
+_FEW, _LEVELS = 100, 3
+"""Containers with more items are checked at once, this many levels deep, for anything but numbers and text."""
+
+_FUNCTION = {id(FunctionType)}
+_SIZED = {id(kind) for kind in (list, tuple, dict, set, frozenset)}
+_ARRAYS = {"tensor": ("torch", "Tensor"), "ndarray": ("numpy", "ndarray"), "jax": ("jax._src.array", "ArrayImpl")}
+
+Label = Callable[[int], str]
+"""Returns the path to the item at a position."""
+Group = tuple[Sequence[Any], "Label | None"]
+"""Some objects, and the function that labels them."""
+
+
+class Walk:
+    """Finds the arrays behind objects, the nearest first, each once during the walk's lifetime.
+
+    This base class follows the collector's referents, without paths. It keeps the found objects alive: use it, then
+    drop it.
+
+    Attributes:
+        complete: False if a limit was reached or a container could not be read.
+        paths: paths of arrays by identity.
+        left: number of objects that may still be entered.
+        seen: identities of the entered objects, and of arrays.
+    """
+
+    def __init__(
+        self,
+        limit: int = MOST_OBJECTS,
+        find: Iterable[str] = tuple(_ARRAYS),
+        classes: Collection[str] = (),
+        *,
+        is_hasty: bool = False,
+    ) -> None:
+        self.complete, self.left, self.paths = True, limit, dict[int, str]()
+        self._own, self._is_hasty = classes, is_hasty
+        self._bases = [(library_type(*_ARRAYS[name]), name) for name in find]
+        self._kinds: dict[str, set[int]] = {name: set() for name in (*_ARRAYS, "leading", "class", "module", "skip")}
+        """Identities of types, by how their objects are handled."""
+        self._types: set[int] = set()
+        self._arrays: set[int] = set()
+        self.seen: set[int] = set()
+        self._kept: list[Sequence[object]] = []
+        """Keeps the objects alive, so that no identity is reused."""
+        self._queue: deque[tuple[Sequence[Any], str]] = deque()
+        self._long: deque[tuple[Any, str]] = deque()
+
+    def pass_over(self, *items: object) -> None:
+        """Never enter these objects; the caller keeps them alive."""
+        self.seen.update(map(id, items))
+
+    def of_kind(self, kind: str, items: Sequence[Any]) -> list[Any]:
+        """Return the items of a kind; the walk must have seen their types."""
+        return of_types(self._kinds[kind], items)
+
+    def drop(self) -> None:
+        """Drop all references."""
+        self._kept.clear()
+
+    # -- overridden by subclasses -----------------------------------------------------------------------------
+
+    def kind_of(self, item: object) -> str:
+        """Return how objects of the type of ``item`` are handled: one of ``_kinds``."""
+        array = next((name for base, name in self._bases if base is not None and is_instance(item, base)), None)
+        if array is not None:
+            return array
+        if is_instance(item, type):
+            return "class"
+        if is_instance(item, ModuleType):
+            return "module"
+        may_refer = type.__dict__["__flags__"].__get__(type(item)) & HAS_REFERENCES
+        is_foreign = module_of(item).partition(".")[0] in TOOLS or any(is_instance(item, base) for base in NOT_ENTERED)
+        return "leading" if may_refer and not is_foreign else "skip"
+
+    def that_lead_on(self, arrays: list[Any]) -> list[Any]:
+        """Return the arrays that lead to other objects: by a subclass's attributes, or by elements that are objects."""
+        tensors = self.of_kind("tensor", arrays) if self._kinds["tensor"] else []
+        found = [tensor for tensor in tensors if len(gc.get_referents(tensor)) > 1]
+        ndarrays = self.of_kind("ndarray", arrays)
+        with_objects = compress(ndarrays, holding_objects(ndarrays))
+        return found + list(by_identity([*with_objects, *filter(gc.is_tracked, ndarrays)]).values())
+
+    def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
+        """Yield the contents of some objects; objects with a path come one at a time."""
+        several = types_of(objects)
+        for function in of_types(_FUNCTION, objects) if several >= _FUNCTION else ():  # a namespace leads to everything
+            self.seen.add(id(function.__globals__))
+        yield gc.get_referents(*objects), None
+        for array in () if self._kinds["ndarray"].isdisjoint(several) else self.of_kind("ndarray", objects):
+            inside = flat_elements(array)
+            self.complete &= inside is not None or not all(holding_objects([array]))
+            yield inside or (), None
+
+    # -- implementation -------------------------------------------------------------------------------------------
+
+    def run(self, groups: Iterable[Group]) -> Iterator[list[Any]]:
+        """Yield the arrays among objects and behind them, in groups; those in long containers last."""
+        for items, label in chain(groups, self._inside()):
+            for start, part in zip(count(0, CHUNK), chunks(items)):
+                if self.left <= 0 < start:
+                    self.complete = False
+                    break
+                arrays, leading = self._sift(part, with_paths=label is not None)
+                if label is None:
+                    self._queue.extend((some, "") for some in chunks(leading, _AT_ONCE))
+                elif arrays or leading:
+                    from_last = range(start + len(part) - 1, start - 1, -1)
+                    places = dict(zip(map(id, reversed(part)), from_last, strict=True))
+                    leading.sort(key=lambda item: places[id(item)])
+                    self.paths.update([(id(item), label(places[id(item)])) for item in arrays])
+                    self._queue.extend([([item], label(places[id(item)])) for item in leading])
+                if arrays:
+                    yield arrays
+
+    def _inside(self) -> Iterator[Group]:
+        while self._queue or self._long:
+            try:
+                if self._queue:
+                    objects, path = self._queue.popleft()
+                    sized: list[Any] = of_types(_SIZED, objects)
+                    later = {id(item): item for item, size in zip(sized, map(len, sized), strict=True) if size > _MANY}
+                    self._long.extend((item, path) for item in later.values() if self._may_lead_on(item))
+                    yield from self.enter([item for item in objects if id(item) not in later], path)
+                else:
+                    item, path = self._long.popleft()
+                    yield from self.enter([item], path)
+            except RuntimeError:  # noqa: PERF203  # a thread changes the container: skip the rest
+                self.complete = False
+
+    def _sift(self, items: Sequence[Any], *, with_paths: bool) -> tuple[list[Any], list[Any]]:
+        """Return the new arrays among ``items``, and the new objects that may lead to more."""
+        several = self._sort(items)
+        arrays, leading = list[Any](), list[Any]()
+        if not self._arrays.isdisjoint(several):
+            arrays = self._new(of_types(self._arrays, items))
+            leading += self.that_lead_on(arrays)
+            self._kept.append(arrays)
+        if not self._kinds["leading"].isdisjoint(several):
+            candidates = self.of_kind("leading", items)
+            if with_paths and len(candidates) > _FEW:
+                candidates = [] if self._lead_nowhere(candidates) else self._with_more(candidates)
+            leading += self._new(candidates)
+        if self._own and not self._kinds["class"].isdisjoint(several):
+            own = [kind for kind in self.of_kind("class", items) if self._is_own(kind)]
+            leading += self._new(own)
+        if len(leading) > self.left:
+            self.complete = False
+            del leading[max(0, self.left) :]
+        self.left -= len(leading)
+        self._kept.append(leading)
+        return arrays, leading
+
+    def _may_lead_on(self, container: Any) -> bool:
+        """Return False if a long container starts with numbers and text; in haste, also if these are further inside."""
+        items = list(islice(container.values() if type(container) is dict else container, CHUNK))
+        if self._is_hasty and self._lead_nowhere([items]):
+            self.complete = self.complete and types_of(items) <= ATOMS
+            return False
+        return not types_of(items) <= ATOMS
+
+    def _with_more(self, items: Sequence[object]) -> list[Any]:
+        """Return the objects that contain more than numbers and text, after ``_lead_nowhere`` has seen them."""
+        skip = self._kinds["skip"]
+        return [item for item in items if not skip.issuperset(map(id, map(type, gc.get_referents(item))))]
+
+    def _lead_nowhere(self, items: Sequence[object]) -> bool:
+        """Return True if containers contain only numbers and text, as most do."""
+        for _ in range(_LEVELS):
+            items = gc.get_referents(*items)
+            several = self._sort(items)
+            if several <= self._kinds["skip"] or not several <= self._kinds["skip"] | self._kinds["leading"]:
+                return several <= self._kinds["skip"]
+            items = self.of_kind("leading", items)
+        return False
+
+    def _sort(self, items: Sequence[object]) -> set[int]:
+        """Return the types of ``items``, after classifying the new ones."""
+        several = types_of(items)
+        if not several <= self._types:
+            for key, item in one_of_each(items).items():
+                if key not in self._types:
+                    self._types.add(key)
+                    kind = self.kind_of(item)
+                    self._kinds[kind].add(key)
+                    if kind in _ARRAYS:
+                        self._arrays.add(key)
+        return several
+
+    def _new(self, items: Sequence[Any]) -> list[Any]:
+        by_key = by_identity(items)
+        new = by_key.keys() - self.seen
+        self.seen |= new
+        return list(by_key.values()) if len(new) == len(by_key) else [by_key[key] for key in by_key if key in new]
+
+    def _is_own(self, kind: object) -> bool:
+        return text_of(class_dict(kind).get("__module__")) in self._own
+
+
+# -- with their sizes -----------------------------------------------------------------------------------------------
+
+
+class ArraySearch(Walk):
+    """Finds the tensors and arrays that objects hold, each storage once; not behind arrays, and not in classes."""
+
+    def __init__(self, leaves_out: Callable[[object, Array], bool] = lambda item, array: False) -> None:
+        super().__init__(find=("tensor", "ndarray"))
+        self._leaves_out = leaves_out
+        self._storages: set[tuple[str, int]] = set()
+        self._found: list[tuple[object, Array]] = []
+
+    def that_lead_on(self, arrays: list[Any]) -> list[Any]:
+        """Return the wrappers, whose memory belongs to the tensors inside; record the other arrays."""
+        pairs = [(item, describe(item)) for item in arrays]
+        self._found += [(item, array) for item, array in pairs if array is not None]
+        return [item for item, array in pairs if array is None]
+
+    def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
+        """Yield the contents of some objects, without namespaces."""
+        spaces = [item for item in of_types({id(dict)}, objects) if "__builtins__" in item]
+        self.pass_over(*spaces)
+        keys = set(map(id, spaces))
+        yield from super().enter([item for item in objects if id(item) not in keys] if keys else objects, path)
+
+    def find(self, value: object) -> Iterator[tuple[object, Array]]:
+        """Yield the arrays that ``value`` is or refers to, except those that an earlier call has found."""
+        rest, self.left = self.left, min(self.left, MOST_OBJECTS // 3)
+        rest -= self.left
+        for _ in self.run([([value], None)]):
+            found, self._found = self._found, []
+            for item, array in found:
+                if array.storage not in self._storages:
+                    self._storages.add(array.storage)
+                    if not self._leaves_out(item, array):
+                        yield item, array
+        self.left += rest
+        self.drop()
+
+    def ignore(self, value: object) -> None:
+        """Exclude the memory of ``value``, and so all its views, if it is an array itself."""
+        array = describe(value)
+        if array is not None:
+            self._storages.add(array.storage)
+
+    def held(
+        self, name: str, value: object, *, function: str = "", line: int = 0
+    ) -> tuple[RetainedArray, list[object]] | None:
+        """Return the memory held by ``name``, and the arrays; None if no array is new."""
+        pairs = list(self.find(value))
+        if not pairs:
+            return None
+        arrays = [array for _, array in pairs]
+        held = summed(name, type_name(value), arrays, alone=describe(value) is not None)
+        return replace(held, function=function, line=line), [item for item, _ in pairs]
+
+
+def summed(name: str, kind: str, arrays: Sequence[Array], *, alone: bool) -> RetainedArray:
+    """Return the sum of the arrays held by ``name``; ``alone`` means that the object is itself an array."""
+    return RetainedArray(
+        name=name,
+        type_name=kind,
+        shape=arrays[0].shape if alone and len(arrays) == 1 else None,
+        dtype=", ".join(sorted({array.dtype for array in arrays})),
+        device=", ".join(sorted({array.device for array in arrays})),
+        size_bytes=sum(array.size_bytes for array in arrays),
+        arrays=len(arrays),
+    )
+
+
+# -- with their paths -----------------------------------------------------------------------------------------------
+
+_COLLAPSED = ("_parameters", "_buffers", "_modules")
+"""Dicts of torch modules that users never write: ``model.weight`` is in one of them."""
+_CONTAINERS: tuple[tuple[type, str], ...] = (
+    *((kind, "sequence") for kind in (list, tuple, deque)),
+    (dict, "dict"),
+    (set, "set"),
+    (frozenset, "set"),
+    (FunctionType, "function"),
+    (CellType, "cell"),
+    (type, "class"),
+)
+
+
+class Names(Walk):
+    """Finds arrays under names, by their shortest paths."""
+
+    def __init__(self) -> None:
+        super().__init__(MOST_OBJECTS, classes={"__main__"})
+        self._slots: dict[int, dict[str, Any]] = {}
+        """Cached ``slot_descriptors``, by a type's identity."""
+        known = (("torch.nn", "Module", "module"), ("pandas", "DataFrame", "frame"), ("pandas", "Series", "frame"))
+        bases = [*((*_ARRAYS[name], name) for name in ("tensor", "ndarray")), *known]
+        found = [(library_type(module, name), category) for module, name, category in bases]
+        self._ways = [*((base, category) for base, category in found if base is not None), *_CONTAINERS]
+        self._categories: dict[int, str] = {}
+        """How to enter a type's objects, by the type's identity."""
+
+    def named(self, roots: Collection[tuple[str, object]]) -> dict[int, Any]:
+        """Return the arrays and other objects behind names, by identity; those on the shortest paths first."""
+        names, values = list(map(itemgetter(0), roots)), list(map(itemgetter(1), roots))
+        return {id(item): item for arrays in self.run([(values, names.__getitem__)]) for item in arrays}
+
+    def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
+        """Yield the contents of an object, with their paths."""
+        if not objects:
+            return
+        (item,) = objects
+        category = self._categories.get(id(type(item)))
+        if category is None:
+            category = next((category for base, category in self._ways if is_instance(item, base)), "object")
+            self._categories[id(type(item))] = category
+        if category == "sequence":
+            base: Any = next(base for base in (list, tuple, deque) if is_instance(item, base))
+            yield list(islice(base.__iter__(item), _LONGEST)), lambda position: f"{path}[{position}]"
+        elif category == "dict":
+            yield from self._dict(item, path)
+        elif category == "set":
+            base = set if is_instance(item, set) else frozenset
+            yield list(islice(base.__iter__(item), _LONGEST)), lambda position: f"{path}{{…}}"
+        elif category == "class":
+            yield from self._attributes(dict(class_dict(item)), path)
+        elif category == "ndarray" and (found := elements(item)) is not None:
+            yield found, lambda position: f"{path}[{position}]"
+        else:
+            yield from self._object(item, category, path)
+
+    def _dict(self, item: Any, path: str) -> Iterator[Group]:
+        if "__builtins__" in dict.keys(item):
+            return  # a namespace: it leads to everything
+        both: tuple[Iterable[object], ...] = (dict.keys(item), dict.values(item))
+        keys, values = map(list, both)  # one call in C, because a thread may change the dict in between
+        yield values, lambda position: f"{path}[{self._key(keys[position], path)}]"
+        yield keys, lambda position: f"list({path})[{position}]"
+
+    def _key(self, key: object, path: str) -> str:
+        """Return the source text of a key of the dict at ``path``."""
+        text = key_text(key)
+        named = self.paths.get(id(key)) if text is None else None
+        if named is not None and not named.startswith(f"{path}["):  # an optimizer's state: its key is a named parameter
+            return named
+        return f"<{type_name(key)}>" if text is None else text
+
+    def _object(self, item: Any, category: str, path: str) -> Iterator[Group]:
+        yield from self._fields(item, category, path)
+        # Reading ``__dict__`` creates the dict for good, so only objects that hold more than numbers and text are read.
+        if self._kinds["skip"].issuperset(types_of(gc.get_referents(item))):
+            return
+        attributes = instance_dict(item) or {}
+        self.pass_over(*[attributes] * bool(attributes))
+        for name in _COLLAPSED if category == "module" else ():
+            inner = attributes.get(name)
+            if inner is not None and is_instance(inner, dict) and id(inner) not in self.seen:
+                self.pass_over(inner)
+                yield from self._attributes(dict(dict.items(inner)), path)
+        yield from self._attributes(attributes, path)
+        if category != "function":  # a function's slots lead to its module's namespace
+            kind = id(type(item))
+            if kind not in self._slots:
+                self._slots[kind] = slot_descriptors(type(item))
+            yield from self._attributes(slots(item, self._slots[kind]), path)
+
+    def _fields(self, item: Any, category: str, path: str) -> Iterator[Group]:
+        if category == "function":
+            yield item.__closure__ or (), lambda position: f"{path}.__closure__[{position}]"
+            yield item.__defaults__ or (), lambda position: f"{path}.__defaults__[{position}]"
+            yield [item.__kwdefaults__], lambda position: f"{path}.__kwdefaults__"
+        elif category == "cell":
+            yield gc.get_referents(item), lambda position: f"{path}.cell_contents"
+        elif category == "frame":
+            yield from self._frame(item, path)
+
+    def _frame(self, item: object, path: str) -> Iterator[Group]:
+        """Label the arrays of a DataFrame or Series with its own name: users never write their real paths."""
+        for part in gc.get_referents((instance_dict(item) or {}).get("_mgr")):
+            if type(part) is tuple:  # the blocks
+                yield inside_pandas(part), _same(path)
+            elif type(part) is list:  # the axes
+                ends = (".index",) if len(part) == 1 else (".columns", ".index")
+                for axis, end in zip(part, ends, strict=False):
+                    yield inside_pandas(axis), _same(path + end)
+
+    def _attributes(self, attributes: dict[str, Any], path: str) -> Iterator[Group]:
+        yield list(attributes.values()), _labels(path, list(attributes))
+
+
+def _same(path: str) -> Label:
+    return lambda position: path
+
+
+def _labels(path: str, names: Sequence[object]) -> Label:
+    return lambda position: path + _attribute(names[position])
+
+
+def _attribute(name: object) -> str:
+    """Return the source text of an attribute; torch numbers the parts of a sequence."""
+    text = text_of(name)
+    if text.isidentifier():
+        return f".{text}"
+    return f"[{text}]" if text.isdecimal() else f".<{text!r}>"

@@ -1,0 +1,130 @@
+"""Records the memory in use before an experiment, which cannot be the experiment's."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import chain, compress
+from operator import not_
+from types import FunctionType
+from typing import Any
+
+from ipygpumem.heap.arrays import Array, Reader, Span, Storages, library_type, owner_of, place_of
+from ipygpumem.heap.bulk import by_identity
+from ipygpumem.heap.garbage import Garbage
+from ipygpumem.heap.holders.graphs import live_tensors
+from ipygpumem.heap.walk import MOST_AT_START, Walk
+from ipygpumem.introspect import is_instance, module_dict, named_objects, users_modules
+
+_LARGE = 1 << 16
+"""Arrays with more bytes are tracked by place, in an entry that the garbage collector has to examine."""
+
+_MOST_INSTALLED = 300
+"""Maximum number of objects to enter in an installed module, whose data is at the top level, not in functions."""
+
+
+def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
+    """Return the NumPy arrays behind a notebook's names, in the modules among them, and in all modules of the user.
+
+    The collector does not list arrays, and searching behind all objects that it lists takes three times as long.
+
+    Returns:
+        The arrays without duplicates, and True if all were seen.
+    """
+    own = users_modules()
+    namespaces = {id(names): names for names in map(module_dict, own.values()) if names is not namespace}
+    walk = Walk(MOST_AT_START, ("ndarray",), {"__main__", *own}, is_hasty=True)
+    walk.pass_over(namespace, *namespaces.values())  # their contents belong to the whole session
+    named = [value for _, value in named_objects(namespace)]
+    values = [*named, *(value for names in namespaces.values() for _, value in named_objects(names))]
+    arrays = list(chain.from_iterable(walk.run([(values, None)])))
+    complete = walk.complete
+    for module in by_identity(walk.of_kind("module", named)).values():
+        walk.left = _MOST_INSTALLED
+        found = [item for item in list(module_dict(module).values()) if type(item) is not FunctionType]
+        arrays += chain.from_iterable(walk.run([(found, None)]))
+    walk.drop()
+    return arrays, complete
+
+
+class BaselineSnapshot:
+    """Snapshot of the memory of all tensors, and of the arrays behind a notebook's names.
+
+    It keeps no object alive. Torch storages are referenced weakly, so that their identities are not reused. Arrays are
+    known by their places in memory.
+
+    Attributes:
+        complete: False if there was too much to follow, so that some old arrays may be unknown.
+    """
+
+    def __init__(self, namespace: dict[str, Any], garbage: Garbage) -> None:
+        self._storages = Storages()
+        self._objects: dict[int, weakref.ref[Any]] = {}
+        """Tensors without a storage, by identity."""
+        self._large: set[Span] = set()
+        """Places of large arrays that own their memory; no weak references, because NumPy would not resize the arrays.
+
+        A new array at the place of an old one counts as old, and an old one that has moved counts as new.
+        """
+        self._spans: list[tuple[int, int]] = []
+        self._small: set[int] = set()
+        """Identities of small arrays. A new array that reuses one counts as old."""
+        self.complete = True
+        base: Any = library_type("torch", "Tensor")
+        if base is not None:
+            self._add_tensors(live_tensors(garbage))
+        array_type = library_type("numpy", "ndarray")
+        if array_type is not None:
+            arrays, self.complete = within_reach(namespace)
+            self._add_arrays(array_type, arrays)
+
+    def _add_tensors(self, tensors: list[Any]) -> None:
+        torch: Any = sys.modules["torch"]
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            odd = self._storages.add_of(Reader(torch), tensors)
+            self._objects.update((id(tensor), weakref.ref(tensor)) for tensor in odd)
+
+    def _add_arrays(self, array_type: Any, arrays: Sequence[Any]) -> None:
+        base = array_type.__dict__["base"].__get__
+        owners = [array if base(array) is None else owner_of(array_type, array) for array in arrays]
+        large = list(map(_LARGE.__lt__, map(array_type.__dict__["nbytes"].__get__, arrays)))
+        self._large.update(place_of(owner) for owner in compress(owners, large) if is_instance(owner, array_type))
+        self._spans = sorted((start, end) for _, start, end in self._large)
+        self._small = set(map(id, compress(owners, map(not_, large))))
+
+    def has(self, item: object, array: Array) -> bool:
+        """Return True if the memory of a tensor or array, described by ``array``, existed before."""
+        library, key = array.storage
+        if library == "torch":
+            return key in self._storages or self._shows_old_array(item)
+        array_type = library_type("numpy", "ndarray")
+        if array_type is not None and is_instance(item, array_type):
+            owner = owner_of(array_type, item)
+            if is_instance(owner, array_type) and array.size_bytes > _LARGE:
+                return place_of(owner) in self._large
+            return key in self._small and array.size_bytes <= _LARGE
+        reference = self._objects.get(key)
+        return reference is not None and reference() is not None
+
+    def _shows_old_array(self, item: Any) -> bool:
+        """Return True if a tensor shares the memory of an old array, as one from ``torch.from_numpy`` does."""
+        base: Any = library_type("torch", "Tensor")
+        if not is_instance(item, base):
+            return False
+        with sys.modules["torch"]._C.DisableTorchFunction():
+            storage = base.untyped_storage(item)
+            if storage.device.type != "cpu" or storage.resizable():
+                return False
+            address = storage.data_ptr()
+        place = bisect_right(self._spans, address, key=lambda span: span[0]) - 1
+        return place >= 0 and address < self._spans[place][1]
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._storages.close()
+        self._objects.clear()
+        self._large.clear()
+        self._small.clear()
+        self._spans.clear()

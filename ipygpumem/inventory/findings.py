@@ -1,0 +1,203 @@
+"""Breaks down the memory of the host and of each accelerator.
+
+It only reads: nothing is allocated on a device, no context is created, and no object is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ipygpumem.errors import describe_error
+from ipygpumem.heap.arrays import library_type
+from ipygpumem.introspect import is_instance
+from ipygpumem.inventory.breakdown import Part, Reconciliation, Storage, card_parts, device_parts, host_parts, pools_on
+from ipygpumem.inventory.survey import roles_of_objects
+from ipygpumem.meter.meter import Meter
+from ipygpumem.probes.accelerators import TORCH_DEVICES, loaded_torch, uncounted
+from ipygpumem.probes.allocator import Snapshot, snapshots
+from ipygpumem.probes.host import Child, anonymous_bytes, children, host_figures
+from ipygpumem.probes.nvml import DeviceWide, Nvml, sees_system_processes
+from ipygpumem.records import Reading
+
+T = TypeVar("T")
+_MANY_GAPS = 0.1
+"""Minimum share of reserved memory in gaps for a hint on how to reduce them."""
+
+
+@dataclass
+class Findings:
+    """The breakdowns, and the failures on the way."""
+
+    readings: Mapping[str, Reading] = field(default_factory=dict)
+    reconciliations: list[Reconciliation] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+    """Names of the failed sources, with the error."""
+    children: list[Child] = field(default_factory=list)
+    """Child processes of this process."""
+
+    def note_processes(self, device: str, wide: DeviceWide) -> None:
+        """Record each child's memory on a device, if the driver's PIDs are the ones seen here."""
+        sizes = dict(wide.other_processes) if sees_system_processes() else {}
+        self.children = [
+            child._replace(on_devices=(*child.on_devices, (device, sizes[child.pid]))) if child.pid in sizes else child
+            for child in self.children
+        ]
+
+    def attempt(self, name: str, question: Callable[[], T], otherwise: T) -> T:
+        """Return the result of ``question``; ``otherwise`` if it fails, with the error recorded under ``name``."""
+        try:
+            return question()
+        except Exception as error:  # a failing source must not hide the rest
+            self.failures[name] = describe_error(error)
+            return otherwise
+
+
+def reconcile(
+    read: Callable[[], Mapping[str, Reading]], look: Callable[[], Iterable[Storage]] | None = None
+) -> Findings:
+    """Return each device's breakdown; failures are recorded, and only an error of ``read`` is raised.
+
+    Args:
+        read: reads each device, with detail; called after ``look``, which allocates memory itself.
+        look: returns the storages of the tensors and arrays that Python holds, each once; None to skip them.
+    """
+    findings = Findings()
+    held: list[Storage] | None = None
+    if look is not None:
+        held = findings.attempt("tensors and arrays", lambda: list(look()), None)
+    findings.readings = read()
+    findings.children = findings.attempt("child processes", children, findings.children)
+    if (host := findings.readings.get("cpu")) is not None and findings.children:
+        below = sum(child.memory_bytes for child in findings.children)
+        findings.readings = {**findings.readings, "cpu": host._replace(children_bytes=below)}
+    blocks: dict[str, Snapshot] = {}
+    for backend in ("cuda", "xpu"):
+        none: dict[str, Snapshot] = {}
+        blocks |= findings.attempt(f"allocator of {backend}", functools.partial(snapshots, backend), none)
+    nvml = Nvml()
+    for device, reading in findings.readings.items():
+        if device == "cpu":
+            ask = functools.partial(_host, reading, held)
+        elif device.partition(":")[0] in TORCH_DEVICES:
+            ask = functools.partial(_device, nvml, reading, blocks.get(device), held, findings)
+        else:
+            continue  # a library's pool, which is part of its device; a user's probe
+        findings.reconciliations += findings.attempt(device, ask, [])
+    if not any(device.startswith("cuda:") for device in findings.readings):
+        findings.reconciliations += findings.attempt("NVML", functools.partial(_cards, nvml, findings), [])
+    findings.attempt("NVML", nvml.close, None)
+    return findings
+
+
+def now(meter: Meter) -> Findings:
+    """Return each device's memory now, and what it consists of."""
+    return reconcile(functools.partial(meter.now, detail=True), lambda: storages_of(roles_of_objects()))
+
+
+def _host(reading: Reading, held: list[Storage] | None) -> list[Reconciliation]:
+    return [host_parts(host_figures(reading.children_bytes), held, anonymous_bytes)]
+
+
+def _cards(nvml: Nvml, findings: Findings) -> list[Reconciliation]:
+    """Return the driver's cards that torch has not used: querying the driver creates no context."""
+    found, cards = [], nvml.cards()
+    # Only torch could map a library's device number to one of several cards.
+    pools = pools_on(0, findings.readings) if len(cards) == 1 else ()
+    for card in cards:
+        use = "used, but not by torch, as torch reports" if card.wide.own_bytes else "not used by this process yet"
+        if card.wide.own_bytes is None:
+            use = "the driver does not report whether this process uses it"
+        device, note = f"nvml:{card.index}", f"{card.model}, by the driver's numbers: {use}"
+        findings.note_processes(device, card.wide)
+        found.append(card_parts(device, card.wide, pools, (note,)))
+    return found
+
+
+def _device(
+    nvml: Nvml, reading: Reading, snapshot: Snapshot | None, held: list[Storage] | None, findings: Findings
+) -> list[Reconciliation]:
+    backend, _, number = reading.device.partition(":")
+    module: Any = getattr(loaded_torch(), backend, None)
+    index, wide = int(number or 0), None
+    pools: tuple[Part, ...] = ()
+    notes: list[str] = []
+    if backend == "cuda" and module is not None:
+        wide = nvml.device(module, index, processes=True, has_context=bool(reading.reserved_bytes))
+        if reading.used_bytes is not None and reading.other_bytes is None:
+            # The probe remembers that this process has used the device, so the driver must list it.
+            wide = dataclasses.replace(wide, own_bytes=None, other_processes=(), note=reading.note or wide.note)
+        findings.note_processes(reading.device, wide)
+    if backend == "cuda":
+        pools = pools_on(index, findings.readings)
+        if why := uncounted():
+            notes.append(f"{why}: its tensors are part of the driver's figure for this process")
+    if reading.reserved_bytes and hasattr(module, "mem_get_info"):  # only if a context already exists
+        try:
+            module.mem_get_info(index)
+        except RuntimeError as error:
+            said_first = str(error).partition("\n")[0]
+            notes.append(f"this process's context is broken ({said_first}): restart the kernel")
+    if backend == "cuda" and snapshot is not None and _has_a_way_against_gaps(snapshot):
+        notes.append(
+            "many gaps: with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True torch also frees pages between "
+            "tensors; set it before torch first uses CUDA (for a kernel where it has: docs/status.md of ipygpumem)"
+        )
+    return [device_parts(reading, snapshot, wide, held, notes, pools)]
+
+
+def _has_a_way_against_gaps(snapshot: Snapshot) -> bool:
+    """Return True if there are many gaps, and this torch version can reduce them by the setting."""
+    can_expand = any(segment.page_bytes is not None for segment in snapshot.segments)
+    if can_expand or sum(snapshot.fragments) < _MANY_GAPS * snapshot.reserved_bytes:
+        return False
+    torch = loaded_torch()
+    version = tuple(map(int, re.findall(r"\d+", str(getattr(torch, "__version__", "")))[:2]))
+    built_for_cuda = getattr(getattr(torch, "version", None), "cuda", None) is not None
+    return version >= (2, 1) and built_for_cuda and sys.platform == "linux"
+
+
+def storages_of(arrays: Iterable[tuple[object, str]]) -> Iterator[Storage]:
+    """Yield the storage of each torch tensor or NumPy array with its given kind, each address once.
+
+    Objects without memory of their own are left out: meta, fake and sparse tensors, wrappers around other tensors.
+    """
+    tensor_type, array_type = library_type("torch", "Tensor"), library_type("numpy", "ndarray")
+    seen: set[tuple[str, int]] = set()
+    for array, kind in arrays:
+        place = None
+        with contextlib.suppress(Exception):  # skip an exotic or half-made array, as in arrays.describe
+            if tensor_type is not None and is_instance(array, tensor_type):
+                place = _place_of_tensor(sys.modules["torch"], array)
+            elif array_type is not None and is_instance(array, array_type):
+                place = _place_of_ndarray(array_type, array)
+        if place is not None and place[:2] not in seen:
+            seen.add(place[:2])
+            yield Storage(*place, kind)
+
+
+def _place_of_tensor(torch: Any, tensor: Any) -> tuple[str, int, int] | None:
+    with torch._C.DisableTorchFunction():  # a subclass's own code must not run
+        storage = torch.Tensor.untyped_storage(tensor)
+        device = storage.device
+        if device.type == "meta":  # also a fake tensor's, which warns when its address is read
+            return None
+        # A lazy clone shares memory until its pointer is read, which would create the copy here.
+        is_lazy = getattr(torch._C, "_is_cow_tensor", None)
+        lazy = is_lazy is not None and is_lazy(tensor)
+        address = torch._C._data_address(tensor) if lazy else storage.data_ptr()
+        size = int(storage.nbytes())
+    return (str(device), int(address), size) if address else None
+
+
+def _place_of_ndarray(array_type: type, array: Any) -> tuple[str, int, int]:
+    read = array_type.__dict__
+    while is_instance(read["base"].__get__(array), array_type):  # the base of a view
+        array = read["base"].__get__(array)
+    return "cpu", int(read["__array_interface__"].__get__(array)["data"][0]), int(read["nbytes"].__get__(array))

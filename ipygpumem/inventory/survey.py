@@ -1,0 +1,443 @@
+"""Lists all live tensors and arrays by storage, with their descriptions, names and bytes.
+
+Memory that torch's C++ code keeps without a Python object is not seen: activations saved for backward, and buffers
+inside operations. The device's reconciliation accounts for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
+from types import FrameType, ModuleType
+from typing import Any
+
+from ipygpumem.heap.arrays import Memory, Reader, Storages, describe, is_map, library_type, memory_of, place_of
+from ipygpumem.heap.bulk import Progress, no_progress
+from ipygpumem.heap.heap import Heap, undisturbed
+from ipygpumem.heap.holders.frames import peek, running_locals
+from ipygpumem.heap.traced import refuse_while_traced
+from ipygpumem.heap.walk import Names
+from ipygpumem.introspect import instance_dict, is_instance, module_dict, type_name
+from ipygpumem.inventory.records import Inventory, Role, TensorRecord, first_part
+from ipygpumem.probes.accelerators import loaded_torch
+
+CellOf = Callable[[str], "int | None"]
+
+
+def take(
+    roots: Iterable[tuple[str, object]],
+    *,
+    cell_of: CellOf = lambda root: None,
+    file: str | None = None,
+    line: int | None = None,
+    cell: int | None = None,
+    storages: Storages | None = None,
+    progress: Progress = no_progress,
+) -> Inventory:
+    """Return all live tensors and arrays, the largest first.
+
+    Raises:
+        GpuMemError: torch traces the calling code.
+    """
+    refuse_while_traced("list tensors")
+    with undisturbed():
+        survey = _Survey(roots, cell_of, progress)
+        try:
+            return Inventory(tuple(survey.records(storages)), time.time(), file, line, cell, tuple(survey.notes))
+        finally:
+            survey.drop()
+
+
+def roles_of_objects() -> list[tuple[object, Role]]:
+    """Return all live tensors and arrays, including those inside sparse and wrapper tensors, with their roles.
+
+    The list keeps them alive: use it, then drop it.
+    """
+    refuse_while_traced("list tensors")
+    with undisturbed():
+        survey = _Survey((), lambda root: None)
+        try:
+            return survey.roles()
+        finally:
+            survey.drop()
+
+
+def locals_of(frame: FrameType) -> dict[str, object]:
+    """Return a function's local names; none for the top level of a script or cell."""
+    return peek(frame) if frame.f_code.co_flags & inspect.CO_OPTIMIZED else {}
+
+
+def names_in(frame: FrameType) -> Iterator[tuple[str, object]]:
+    """Yield the names visible to code at a script's ``frame``, and those of the main program."""
+    yield from locals_of(frame).items()
+    main = sys.modules.get("__main__")
+    for names in (frame.f_globals, module_dict(main) if type(main) is ModuleType else {}):
+        yield from [(name, value) for name, value in list(names.items()) if not name.startswith("__")]
+
+
+class _Survey:
+    """One inventory in progress; it keeps all objects alive, and is dropped by the call that made it."""
+
+    def __init__(
+        self,
+        roots: Iterable[tuple[str, object]],
+        cell_of: CellOf,
+        progress: Progress = no_progress,
+    ) -> None:
+        self.notes: list[str] = []
+        roots = list(roots)  # before the heap is listed: ``peek`` counts references
+        self._heap = Heap(running_locals())
+        progress(0.25)
+        names = Names()
+        self._named = names.named(roots)
+        progress(0.7)
+        parts_of_paths = {key: first_part(path.replace("list(", "")).rstrip(")") for key, path in names.paths.items()}
+        cells = {root: cell_of(root) for root in dict.fromkeys(parts_of_paths.values())}
+        self._labels = Labels(names.paths, {key: cells[root] for key, root in parts_of_paths.items()})
+        names.drop()
+        if not names.complete:
+            self.notes.append("the search for names stopped early: some tensors are shown without their names")
+
+    def drop(self) -> None:
+        """Drop everything but names, so that a collection need not examine it."""
+        self._heap.drop()
+        self._named.clear()
+
+    def _all(self, base: type, on_heap: Iterable[object]) -> list[Any]:
+        """Return all instances of a library's class, named ones first; ``on_heap`` are those the collector lists."""
+        named = (item for item in self._named.values() if is_instance(item, base))
+        return list({id(item): item for item in chain(named, on_heap)}.values())
+
+    def records(self, storages: Storages | None) -> list[TensorRecord]:
+        """Return the records of all tensors and arrays, the largest first; add torch's storages to ``storages``."""
+        array_type = library_type("numpy", "ndarray")
+        arrays = [] if array_type is None else self._all(array_type, self._heap.ndarrays)
+        shown: set[int] = set()
+        records: list[TensorRecord] = []
+        with torch_reader() as reader:
+            if reader is not None:
+                tensors = self._all(reader.base, self._heap.tensors)
+                gradients = add_gradients(reader, tensors, self._labels)
+                if storages is not None:
+                    storages.add_of(reader, tensors)
+                roles = roles_of(reader, self._heap, tensors, gradients)
+                listed = TensorList(reader, tensors, self._labels)
+                shown = listed.match(array_type, arrays)
+                records += listed.records(roles)
+                if listed.unread:
+                    self.notes.append(f"the memory of {len(listed.unread)} tensors {listed.unread[0]}")
+        buffers = _jax_records(self._named.values(), self._labels)
+        shown |= _shown_by_jax(array_type, arrays, buffers)
+        records += buffers.values()
+        records += array_records(array_type, arrays, self._labels, shown)
+        return sorted(records, key=attrgetter("size_bytes"), reverse=True)
+
+    def roles(self) -> list[tuple[object, Role]]:
+        """Return each object with memory, or with parts that have memory, and its role."""
+        other: Role = "other"
+        found: list[tuple[object, Role]] = [(array, other) for array in self._heap.ndarrays]
+        with torch_reader() as reader:
+            if reader is not None:
+                tensors = self._all(reader.base, self._heap.tensors)
+                roles = roles_of(reader, self._heap, tensors, add_gradients(reader, tensors, self._labels))
+                for tensor in tensors:
+                    keys = (id(tensor), *reader.keys(tensor))
+                    role = next((roles[key] for key in keys if key in roles), other)
+                    found += [(item, role) for item in (tensor, *reader.parts(tensor))]
+        return found
+
+
+@contextlib.contextmanager
+def torch_reader() -> Iterator[Reader | None]:
+    """Open a block in which tensors are read without user code; None if torch is not loaded."""
+    torch = loaded_torch()
+    if (
+        torch is None
+        or library_type("torch", "Tensor") is None
+        or not hasattr(getattr(torch, "_C", None), "DisableTorchFunction")
+    ):
+        yield None
+        return
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield Reader(torch)
+
+
+_MAPPED = "a memory map: bytes of the file, not all of them in RAM"
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The notebook's names of tensors and arrays, by identity."""
+
+    paths: dict[int, str]
+    cells: dict[int, int | None]
+    """The cell that bound the first part of the path."""
+
+
+def add_gradients(reader: Reader, tensors: list[Any], labels: Labels) -> list[Any]:
+    """Add the gradients, which may not have had a Python object, named after their tensors; return them."""
+    known = set(map(id, tensors))
+    gradients: list[Any] = []
+    for tensor in list(tensors):
+        # A computed tensor has none unless it was told to retain it; reading the attribute would print a warning.
+        if not reader.read("requires_grad", tensor) or not (
+            reader.read("is_leaf", tensor) or reader.read("retains_grad", tensor)
+        ):
+            continue
+        gradient = reader.read("_grad", tensor)
+        if gradient is None:
+            continue
+        gradients.append(gradient)
+        if id(gradient) not in known:
+            known.add(id(gradient))
+            tensors.append(gradient)
+        if id(tensor) in labels.paths and id(gradient) not in labels.paths:
+            labels.paths[id(gradient)] = f"{labels.paths[id(tensor)]}.grad"
+            labels.cells[id(gradient)] = labels.cells[id(tensor)]
+    return gradients
+
+
+class TensorList:
+    """Torch tensors by their storages."""
+
+    def __init__(self, reader: Reader, tensors: Sequence[Any], labels: Labels) -> None:
+        self._reader, self._labels = reader, labels
+        self._memories = [(tensor, reader.memory(tensor)) for tensor in tensors]
+        self._wholes: dict[int, list[Memory]] = {}
+        """The tensors with this storage as a part: sparse and wrapper tensors."""
+        for _, memory in self._memories:
+            for key in () if memory.is_plain else memory.storages:
+                self._wholes.setdefault(key, []).append(memory)
+        self._shown: Counter[int] = Counter()
+        """Number of arrays on a storage."""
+        self._owners: dict[int, int] = {}
+        """Identity of the array that owns a storage's memory."""
+
+    @property
+    def unread(self) -> list[str]:
+        """Reasons why the memory of tensors could not be read, one per tensor."""
+        return [memory.note for _, memory in self._memories if memory.note.startswith("could not be read")]
+
+    def match(self, array_type: Any, arrays: Sequence[object]) -> set[int]:
+        """Count arrays on tensors' memory, and tensors on arrays' memory; return the identities of the owners."""
+        shown: set[int] = set()
+        by_address: dict[int, tuple[int, int]] = {}
+        for item in arrays:
+            owner = memory_of(array_type, item)
+            if is_instance(owner, self._reader.base):  # tensor.numpy()
+                self._shown.update(self._reader.memory(owner).storages.keys())
+                shown.add(id(owner))
+            elif is_instance(owner, array_type):
+                _, start, end = place_of(owner)
+                by_address[start] = end - start, id(owner)
+        addresses = sorted(by_address)
+        for key, address in self._addresses() if addresses else ():  # torch.from_numpy(array)
+            start = addresses[max(0, bisect_right(addresses, address) - 1)]
+            size, owner_id = by_address[start]
+            if start <= address < start + size:
+                self._shown[key] += 1
+                self._owners[key] = owner_id
+                shown.add(owner_id)
+        return shown
+
+    def _addresses(self) -> Iterator[tuple[int, int]]:
+        """Yield the host storages that another library allocated, once each, with their addresses."""
+        found: dict[int, int] = {}
+        for tensor, memory in self._memories:
+            if memory.is_plain and memory.device == "cpu":
+                address = self._reader.address_of_others(tensor)
+                if address is not None:
+                    found.update(dict.fromkeys(memory.storages, address))
+        yield from found.items()
+
+    def records(self, roles: Mapping[int, Role]) -> Iterator[TensorRecord]:
+        """Yield one record per storage or set of storages; ``roles`` maps some storages to roles."""
+        together: dict[tuple[int, ...], list[tuple[Any, Memory]]] = {}
+        for tensor, memory in self._memories:
+            if not self._is_part(memory):  # otherwise it is listed with the whole
+                together.setdefault(tuple(memory.storages) or (id(tensor),), []).append((tensor, memory))
+        for key, found in together.items():
+            tensor, memory = found[0] if len(found) == 1 else min(found, key=self._rank)
+            yield self._record(key, tensor, memory, roles, len(found) - 1)
+
+    def _is_part(self, memory: Memory) -> bool:
+        wholes = self._wholes and [whole for key in memory.storages for whole in self._wholes.get(key, ())]
+        if not wholes or memory.is_plain:
+            return bool(wholes)
+        return any(memory.storages.keys() < whole.storages.keys() for whole in wholes)
+
+    def _rank(self, found: tuple[Any, Memory]) -> tuple[bool, int]:
+        """Return the sort key for the tensors of a storage: named ones first, then the largest."""
+        tensor, memory = found
+        size = self._reader.read("nbytes", tensor) if memory.is_plain else 0
+        return id(tensor) not in self._labels.paths, -(size or 0)
+
+    def _record(
+        self, key: tuple[int, ...], tensor: Any, memory: Memory, roles: Mapping[int, Role], aliases: int
+    ) -> TensorRecord:
+        reader, read, identity = self._reader, self._reader.read, id(tensor)
+        requires = bool(read("requires_grad", tensor))
+        # By position: keywords take twice as long.
+        return TensorRecord(
+            self._labels.paths.get(identity),
+            type_name(tensor),
+            reader.shape(tensor),
+            reader.text(read("dtype", tensor)),
+            memory.device or reader.device(tensor),
+            sum(memory.storages.values()),
+            next((roles[part] for part in (*key, identity) if part in roles), "other") if roles else "other",
+            requires,
+            requires and read("grad_fn", tensor) is not None,
+            self._labels.cells.get(identity),
+            aliases + (sum(self._shown[part] for part in key) if self._shown else 0),
+            memory.shared,
+            "numpy" if key[0] in self._owners else "torch",
+            self._owners.get(key[0], key[0]),
+            memory.note,
+        )
+
+
+def array_records(array_type: Any, arrays: Sequence[object], labels: Labels, shown: set[int]) -> list[TensorRecord]:
+    """Return one record for the memory of each array, except memory already ``shown`` as a tensor's."""
+    records: dict[int, TensorRecord] = {}
+    for item in arrays:
+        owner = memory_of(array_type, item)
+        found, key = describe(item), id(owner)
+        if key in shown or found is None:
+            continue
+        if key in records:
+            records[key] = records[key]._replace(aliases=records[key].aliases + 1)
+            continue
+        records[key] = TensorRecord(
+            name=labels.paths.get(id(item)),
+            type_name=found.type_name,
+            shape=found.shape,
+            dtype=found.dtype,
+            device="cpu",
+            size_bytes=found.size_bytes,
+            cell=labels.cells.get(id(item)),
+            library="numpy" if is_instance(owner, array_type) else "buffer",
+            storage=key,
+            note=_MAPPED if is_map(owner) else "",
+        )
+    return list(records.values())
+
+
+_DEEPEST = 6
+_MOST_PER_STATE = 1_000_000
+
+
+def roles_of(reader: Reader, heap: Heap, tensors: Sequence[Any], gradients: Sequence[Any]) -> dict[int, Role]:
+    """Return the roles of storages, by ``Reader.keys``; the missing ones have the role "other"."""
+    roles: dict[int, Role] = {}
+    groups: tuple[tuple[Role, Iterable[Any]], ...] = (
+        ("buffer", _buffers(reader, heap)),
+        ("optimizer state", (tensor for _, tensor in optimizer_states(heap, reader.base))),
+        ("gradient", gradients),
+        ("parameter", _parameters(tensors)),
+    )
+    for role, tensors_of_role in groups:  # the last role wins
+        roles.update((key, role) for tensor in tensors_of_role for key in (id(tensor), *reader.keys(tensor)))
+    return roles
+
+
+def _parameters(tensors: Sequence[Any]) -> Iterator[Any]:
+    base = library_type("torch.nn", "Parameter")
+    if base is None:
+        return
+    for tensor in tensors:
+        if is_instance(tensor, base):
+            yield tensor
+        elif type(tensor) is not base.__base__ and (instance_dict(tensor) or {}).get("_is_param") is True:
+            yield tensor  # torch's mark on a subclass's parameters
+
+
+def _buffers(reader: Reader, heap: Heap) -> Iterator[Any]:
+    for module in heap.modules:
+        buffers = (instance_dict(module) or {}).get("_buffers")
+        if is_instance(buffers, dict):
+            yield from (item for item in list(dict.values(buffers)) if is_instance(item, reader.base))  # type: ignore[arg-type]  # is_instance says so
+
+
+def optimizer_states(heap: Heap, base: Any) -> Iterator[tuple[object, Any]]:
+    """Yield each tensor in a live optimizer's state, with its key in the state, usually a parameter."""
+    for optimizer in heap.optimizers:
+        waiting: list[tuple[object, Any, int]] = [(None, (instance_dict(optimizer) or {}).get("state"), 0)]
+        for _ in range(_MOST_PER_STATE):
+            if not waiting:
+                break
+            owner, item, depth = waiting.pop()  # not always one level deep
+            if is_instance(item, base):
+                yield owner, item
+            elif depth < _DEEPEST and is_instance(item, dict):
+                waiting += [(owner if depth else key, value, depth + 1) for key, value in list(dict.items(item))]
+            elif depth < _DEEPEST and (type(item) is list or type(item) is tuple):
+                waiting += [(owner, value, depth + 1) for value in item]
+
+
+_JAX = "jax._src.array", "ArrayImpl"
+"""The class of arrays that have memory; ``jax.Array`` also covers tracers, which have none."""
+
+
+def _jax_records(named: Iterable[object], labels: Labels) -> dict[int, TensorRecord]:
+    """Return one record per buffer, by its address; by the array's identity if it is on several devices."""
+    kind = library_type(*_JAX)
+    own = [] if kind is None else [array for array in named if is_instance(array, kind)]
+    records: dict[int, TensorRecord] = {}
+    for array in {id(array): array for array in [*own, *_live_of_jax()]}.values():
+        found = None
+        with contextlib.suppress(Exception):  # deleted in the meantime, or its computation has failed
+            found = None if array.is_deleted() else _jax_record(array, labels)
+        if found is not None and found.storage in records:
+            before = records[found.storage]
+            records[found.storage] = before._replace(aliases=before.aliases + 1)
+        elif found is not None:
+            records[found.storage] = found
+    return records
+
+
+def _live_of_jax() -> list[Any]:
+    """Return all arrays of JAX's backend, if there is one; asking JAX would create it."""
+    jax: Any = sys.modules.get("jax")
+    has_begun = getattr(sys.modules.get("jax._src.xla_bridge"), "backends_are_initialized", None)
+    return list(jax.live_arrays()) if jax is not None and has_begun is not None and has_begun() else []
+
+
+def _jax_record(array: Any, labels: Labels) -> TensorRecord:
+    devices = sorted(array.devices(), key=lambda device: int(device.id))
+    first, is_spread = devices[0], len(devices) > 1
+    number = getattr(first, "local_hardware_id", None)
+    return TensorRecord(
+        name=labels.paths.get(id(array)),
+        type_name=type_name(array),
+        shape=tuple(map(int, array.shape)),
+        dtype=str(array.dtype),
+        device="cpu" if first.platform == "cpu" else f"jax:{first.id if number is None else number}",
+        size_bytes=int(array.on_device_size_in_bytes()),
+        cell=labels.cells.get(id(array)),
+        library="jax",
+        storage=id(array) if is_spread or not array.is_ready() else int(array.unsafe_buffer_pointer()),
+        note=f"on {len(devices)} devices: the bytes of all" if is_spread else "",
+    )
+
+
+def _shown_by_jax(array_type: Any, arrays: Sequence[object], records: dict[int, TensorRecord]) -> set[int]:
+    """Count the NumPy arrays on JAX host buffers; return the identities of their owners."""
+    starts = sorted(key for key, record in records.items() if record.device == "cpu")
+    shown: set[int] = set()
+    for owner in (memory_of(array_type, item) for item in arrays) if starts else ():
+        if is_instance(owner, array_type):
+            _, address, _ = place_of(owner)
+            start = starts[max(0, bisect_right(starts, address) - 1)]
+            if start <= address < start + records[start].size_bytes:
+                shown.add(id(owner))
+                records[start] = records[start]._replace(aliases=records[start].aliases + 1)
+    return shown

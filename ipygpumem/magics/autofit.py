@@ -1,0 +1,247 @@
+"""``%%autofit``: reruns a cell with smaller values until it fits. ``loop_over_body`` creates the loop itself."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from types import TracebackType
+from typing import Any
+
+from IPython.core.error import UsageError
+
+from ipygpumem.errors import AutofitError, quoted
+from ipygpumem.estimating.records import FITS
+from ipygpumem.fitting.fit import TOO_LARGE, Fit
+from ipygpumem.fitting.plan import Number, Plan, Values
+from ipygpumem.heap import interrupts
+from ipygpumem.heap.walk import ArraySearch
+from ipygpumem.introspect import type_name
+from ipygpumem.magics.parsing import Options
+from ipygpumem.report.autofit import autofit_report
+from ipygpumem.report.layout import Report, clean
+from ipygpumem.scope.bindings import Bindings
+from ipygpumem.scope.scope import Scope
+from ipygpumem.shell.cell import Cell
+from ipygpumem.shell.ipython.rewriting import FIT_NAME, first_lines
+from ipygpumem.shell.ipython.stored_errors import last_error, shown_since
+from ipygpumem.shell.notebook import Notebook
+from ipygpumem.units import format_bytes
+
+_MISSING = object()
+
+
+def of_cell(notebook: Notebook, options: Options) -> list[Report]:
+    """Fit the running cell: create the ``CellFit`` that the loop around its body calls."""
+    cells = notebook.context.cells
+    running = cells.running()
+    if not running:
+        raise UsageError("%%autofit must be the first line of a cell that you run yourself")
+    running[-1].fit = CellFit(notebook, running[-1], options)
+    find = lambda: cells.running()[-1].fit  # noqa: E731  # works even if the cell unloads the extension
+    if FIT_NAME in vars(builtins):  # set by a cell in another thread
+        setattr(builtins, FIT_NAME, find)
+    else:  # IPython removes it after the last running cell
+        notebook.context.shell.builtin_trap.add_builtin(FIT_NAME, find)
+    return []
+
+
+def _variable(word: str, namespace: dict[str, Any]) -> tuple[str, Number]:
+    name, equals, text = word.partition("=")
+    if not name.isidentifier():
+        raise AutofitError(f"{word!r} is not a variable: write NAME=NUMBER, such as batch_size=1024")
+    if equals:
+        return name, _number(name, text)
+    if name not in namespace:
+        raise AutofitError(f"there is no variable {quoted(name)}: write {name}=NUMBER to set where to start")
+    value = namespace[name]
+    if type(value) is not int and type(value) is not float:
+        raise AutofitError(f"{name} is a {type_name(value)}: autofit reduces whole numbers and floats")
+    return name, value
+
+
+def _minima(words: list[str]) -> Number | dict[str, Number] | None:
+    if len(words) == 1 and "=" not in words[0]:
+        return _number("--min", words[0])
+    pairs = [word.partition("=") for word in words]
+    return {name: _number(f"--min {name}", text) for name, _, text in pairs} or None
+
+
+def _number(what: str, text: str) -> Number:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        value = float(text)
+        return int(value) if "." not in text and value.is_integer() else value  # 1e3 is as whole as 1000
+    except ValueError:
+        raise AutofitError(f"{what}: {text[:40]!r} is not a number; write one such as 1024 or 0.5") from None
+
+
+class CellFit:
+    """The autofit of one running cell; the loop around its body calls ``again`` and enters it."""
+
+    def __init__(self, notebook: Notebook, cell: Cell, options: Options) -> None:
+        self._context, self._experiments = notebook.context, notebook.experiments
+        self._namespace = namespace = notebook.context.namespace
+        plan = Plan(
+            dict(_variable(word, namespace) for word in options.variables),
+            smallest=_minima(options.min),
+            step=options.step,
+            headroom=options.headroom,
+            max_tries=options.max_tries,
+        )
+        names, self._source = first_lines(str(getattr(cell.info, "raw_cell", "")))
+        if names.count("autofit") > 1:
+            raise AutofitError("an autofit is already running; to reduce several variables, put them on one line")
+        if not self._source.strip():
+            raise AutofitError("the cell is empty: write the code to fit below the line with %%autofit")
+        self._fit = Fit(plan, self._context.meter, self._experiments.ran_out_in_try, self._context.garbage)
+        self._bindings = cell.code[-1].bindings() if cell.code else Bindings()
+        self._before = {name: namespace.get(name, _MISSING) for name in plan.values}
+        self._given: Values = {}
+        self._scope: Scope | None = None
+        self._closing = False
+        self._undone: list[str] = []
+        self._waiting_bytes = 0
+        self._depth = 0
+        self._outer: list[tuple[Scope, set[str]]] = []
+        """The names that each open scope regarded as outer before the try."""
+        self._last_error = 0
+        self._value: object = None
+        self._estimate: object = None
+        self._reports: list[Report] = []
+        """The report of the last estimate."""
+        self._cell = cell
+        self._is_left = False
+        """True once the code has ended, or the extension was unloaded."""
+        cell.closers.append(self._leave)
+        cell.enders.append(self.end)
+        if here := self._experiments.here():  # the variables count as bound by the cell
+            here[-1].scope.note(Bindings(assigned=set(plan.values)))
+            here[-1].scope.save(set(plan.values))
+
+    # -- called by the loop -----------------------------------------------------------------------------------
+
+    def again(self) -> bool:
+        """Prepare the next try and return True; return False after the final one."""
+        if self._is_left:
+            return False
+        if self._cell.interrupted_inside:
+            raise KeyboardInterrupt
+        if self._fit.tries:
+            if not self._fit.more and self._fit.tries[-1].outcome not in TOO_LARGE:
+                return False
+            try:
+                with interrupts.reraise_swallowed():
+                    self._take_back()
+                self._check()
+            except AutofitError as error:
+                raise UsageError(clean(f"%%autofit: {error}")) from None
+        self._given = dict(self._fit.plan.values)
+        self._namespace.update(self._given)
+        self._scope = Scope(self._namespace)
+        self._scope.note(self._bindings)
+        self._scope.save(self._bindings.bound)
+        here = [experiment.scope for experiment in self._experiments.here()]
+        names = self._bindings.bound | self._bindings.deleted
+        self._outer = [(scope, scope.outer_among(names) & self._namespace.keys()) for scope in here]
+        self._depth = len(here)
+        self._last_error = last_error()
+        return True
+
+    def __enter__(self) -> None:
+        self._fit.begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if self._is_left:
+            return False
+        self._undone = [name for name, value in self._given.items() if self._namespace.get(name) is not value]
+        # Magics such as %run show an error without raising it.
+        failure, estimate = error or shown_since(self._last_error), self._estimate or self._value
+        self._estimate = None
+        try:
+            return self._fit.end(failure, estimate)
+        except AutofitError as mistake:
+            raise UsageError(clean(f"%%autofit: {mistake}")) from None
+
+    def estimated(self, estimate: object, reports: list[Report]) -> None:
+        """Use the cell's ``%%estimate`` as the try's outcome; ``reports`` of the last try are shown at the end."""
+        self._estimate, self._reports = estimate, reports
+
+    def keep(self, value: object) -> None:
+        """Store the value of the cell's last expression until a try fits."""
+        self._value = value
+
+    def take(self) -> object:
+        """Return the value of the last expression for the cell to display."""
+        value, self._value = self._value, None
+        return value
+
+    # -- between tries ----------------------------------------------------------------------------------------
+
+    def _take_back(self) -> None:
+        """Delete the last try's names, end the experiments that it opened, and free its memory."""
+        self._value = None
+        while len(here := self._experiments.here()) > self._depth:
+            self._experiments.close_experiment(here[-1])
+        if self._scope is not None:
+            search = ArraySearch()
+            held = [search.held(name, value) for name, value in list(self._scope.waiting.items())]
+            self._waiting_bytes = sum(entry[0].size_bytes for entry in held if entry is not None)
+            self._close(self._scope)
+        self._fit.give_back()
+
+    def _close(self, scope: Scope) -> None:
+        """Delete the names of a try; after an interrupt, ``end`` calls it again to continue."""
+        self._closing = True
+        here = self._experiments.here()
+        scope.close(here[-1].scope if here else None)
+        for outer, names in self._outer:
+            outer.regain(names & self._namespace.keys())
+        self._closing = False
+        self._scope = None
+
+    def _check(self) -> None:
+        """Restore the variables and raise ``AutofitError`` if no further try can fit."""
+        if self._fit.more and not self._undone:
+            return
+        for name, value in self._before.items():
+            if value is _MISSING:
+                self._namespace.pop(name, None)
+            else:
+                self._namespace[name] = value
+        if self._undone:
+            name = self._undone[0]
+            raise AutofitError(f"the cell sets {name} itself, which replaces the value to try: delete that line")
+        self._fit.check()
+
+    # -- at the end of the cell -------------------------------------------------------------------------------
+
+    def _leave(self) -> list[Report]:
+        self._is_left = True
+        self._fit.abandon()
+        return []
+
+    def end(self) -> list[Report]:
+        """Return the report at the end of the cell, even after an error."""
+        if self._scope is not None and self._closing:
+            self._close(self._scope)
+        elif self._scope is not None:
+            self._scope.waiting.clear()  # the names of the last try stay
+        if not self._fit.tries:
+            return self._reports
+        notes = [
+            f"the cell does not use {name}: all tries are the same, unless code that it calls uses {name}"
+            for name in self._before
+            if not re.search(rf"\b{name}\b", self._source)
+        ]
+        if self._fit.tries[-1].outcome == FITS:
+            set_itself = "the cell has set {} itself: its value is not the one that was tried"
+            notes += map(set_itself.format, self._undone)
+        if self._waiting_bytes >= self._context.config.min_held_bytes:
+            size = format_bytes(self._waiting_bytes)
+            notes.append(f"the old values of the cell's names held {size} during the tries: del them before the cell")
+        return [*self._reports, autofit_report(self._fit.tries, notes, self._fit.plan)]

@@ -1,0 +1,199 @@
+"""The commands of ``%experiment``, and ``%%experiment``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from IPython.core.error import UsageError
+
+from ipygpumem.errors import ExperimentError, ellipsize, quoted
+from ipygpumem.fitting.budgets import parse_budget
+from ipygpumem.magics.parsing import Options, command_of
+from ipygpumem.report import history as reports
+from ipygpumem.report.content import usage_parts
+from ipygpumem.report.layout import Report, clean, listed, note
+from ipygpumem.shell.experiments import PARAMETER, Experiment, Parameters, plain_number
+from ipygpumem.shell.notebook import Notebook
+from ipygpumem.shell.registry import EXTRAS, loaded
+from ipygpumem.units import format_bytes, format_seconds
+
+_WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
+_GLOB = re.compile(r"(?=.*[*?\[])[\w*?\[\]!-]+")
+
+
+def start(notebook: Notebook, options: Options) -> list[Report]:
+    """Open an experiment; return notes about devices that its budget cannot limit."""
+    experiment = new(notebook, options).start()
+    return [note(text) for text in experiment.limit_notes]
+
+
+def of_cell(notebook: Notebook, options: Options) -> list[Report]:
+    """Open an experiment that ends with the running cell."""
+    experiment = new(notebook, options)
+    notebook.experiments.end_with_cell(experiment)
+    experiment.start()
+    return []
+
+
+def new(notebook: Notebook, options: Options) -> Experiment:
+    """Return a new experiment, not started yet; invalid options raise an error."""
+    return Experiment(
+        notebook.experiments,
+        _checked_name(options.name),
+        _checked("--keep", options.keep),
+        options.drop_imports,
+        options.seed,
+        options.report,
+        parse_parameters(options.note),
+        parse_budget(",".join(options.budget)) if options.budget else None,
+        options.record,
+    )
+
+
+def _checked_name(name: str) -> str:
+    """Return an experiment's name if it is one word; further words are probably misplaced options."""
+    word, *more = name.split()
+    if not more:
+        return word
+    option = next(iter(re.findall(r"\w[\w-]*", more[0])), "")
+    if "#" in more[0]:
+        fix = "put the comment on its own line"
+    elif f"--{option}" in [argument.name for argument in command_of("%%experiment").arguments]:
+        fix = " ".join(filter(None, [f"write {word} --{option}", more[0].partition("=")[2], *more[1:]]))
+    else:
+        fix = f"write {'-'.join([word, *more])}; --keep goes before names to keep"
+    raise UsageError(clean(f"an experiment's name is one word, not {quoted(name)}: {ellipsize(fix)}"))
+
+
+def parse_parameters(words: Iterable[str]) -> Parameters:
+    """Parse parameters such as ``lr=1e-3``; values become numbers where possible."""
+    found: Parameters = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not PARAMETER.fullmatch(name):
+            raise ExperimentError(
+                f"--note: {word!r} is not NAME=VALUE; write the experiment's name first, then for instance "
+                "--note lr=1e-3 bs=64"
+            )
+        if name in found:
+            raise ExperimentError(f"--note: {name} is given twice")
+        found[name] = _number(value)
+    return found
+
+
+def _number(text: str) -> int | float | str:
+    if _WHOLE.fullmatch(text):
+        return int(text) if len(text) < 19 else text  # records hold 64 bits
+    try:
+        return plain_number(float(text)) if text.isascii() and "_" not in text else text
+    except ValueError:
+        return text
+
+
+def _checked(what: str, words: Iterable[str]) -> list[str]:
+    """Split words at commas into names and globs, and check them."""
+    patterns = [part for word in words for part in word.split(",") if part]
+    for pattern in patterns:
+        if not pattern.isidentifier() and not _GLOB.fullmatch(pattern):
+            raise UsageError(
+                clean(f"{what}: {quoted(pattern)} is neither a name nor a glob; write names such as x or 'y*'")
+            )
+    return patterns
+
+
+def end(notebook: Notebook, options: Options) -> list[Report]:
+    """End the named experiment, or the one started last, here or on engines."""
+    on_engines = [item for item in notebook.on_cluster if not options.name or item.name == options.name]
+    here = notebook.experiments.here()
+    if on_engines and (options.name or not here or here[-1].elapsed_seconds >= on_engines[-1].elapsed_seconds):
+        reports: list[Report] = loaded(f"extras.{EXTRAS['--on']}.end")(notebook, on_engines[-1])
+        return reports
+    if not options.name or not notebook.experiments.open:
+        experiment = _innermost(notebook)
+    else:
+        named = [item for item in notebook.experiments.open if item.name == options.name]
+        if not named:
+            raise ExperimentError(f"no experiment {quoted(options.name)} is open, only {_open_names(notebook)}")
+        experiment = named[0]
+    notebook.experiments.finish(experiment)
+    return []
+
+
+def keep(notebook: Notebook, options: Options) -> list[Report]:
+    """Keep names at the end of the innermost experiment."""
+    patterns = _checked("%experiment keep", options.names)
+    if not patterns:  # words of commas
+        raise UsageError("%experiment keep: which names? For instance: %experiment keep model 'loss*'")
+    _innermost(notebook).keep(*patterns)
+    return []
+
+
+def status(notebook: Notebook, options: Options) -> list[Report]:
+    """Return one line for each open experiment."""
+    found = [note(described(experiment)) for experiment in notebook.experiments.open]
+    found += [note(loaded(f"extras.{EXTRAS['--on']}.described")(experiment)) for experiment in notebook.on_cluster]
+    return found or [note("no experiment is open")]
+
+
+def _innermost(notebook: Notebook) -> Experiment:
+    here = notebook.experiments.here()
+    if not here:
+        raise ExperimentError(
+            f"no experiment is open in this subshell; open elsewhere: {_open_names(notebook)}"
+            if notebook.experiments.open
+            else "no experiment is open: %experiment start NAME opens one"
+        )
+    return here[-1]
+
+
+def _open_names(notebook: Notebook) -> str:
+    return ", ".join(repr(item.name) for item in notebook.experiments.open)
+
+
+def described(experiment: Experiment) -> str:
+    """Return one line about an open experiment: time, memory, names, and objects to restore at its end."""
+    parts = [f"experiment {experiment.name}", format_seconds(experiment.seconds(experiment.seconds_here()))]
+    parts.append(f"span {format_seconds(experiment.elapsed_seconds)}")
+    parts += usage_parts(experiment.usage())
+    parts.append(f"names: {listed(experiment.scope.own_names()) or 'none yet'}")
+    waiting = experiment.waiting()
+    if waiting:
+        held = ", ".join(f"{item.name} {format_bytes(item.size_bytes)}" for item in waiting)
+        parts.append(f"restored at the end: {held}")
+    return " · ".join(parts)
+
+
+_NAMES_SHOWN = 10
+
+
+def list_(notebook: Notebook, options: Options) -> list[Report]:
+    """Return one row per finished experiment."""
+    still_open = [item.name for item in notebook.experiments.open]
+    return [reports.experiments_report(list(notebook.experiments.finished), still_open)]
+
+
+def compare(notebook: Notebook, options: Options) -> list[Report]:
+    """Compare the finished experiments that match names, globs or ``name#2``; all by default."""
+    runs = reports.numbered(notebook.experiments.finished)
+    if not runs:
+        raise ExperimentError("no experiment has finished yet: there is nothing to compare")
+    for pattern in options.names:
+        if not any(_fits(run, pattern) for run in runs):
+            raise ExperimentError(
+                f"no finished experiment matches {quoted(pattern)}; {there_are([run.name for run in runs])}"
+            )
+    chosen = [run for run in runs if not options.names or any(_fits(run, pattern) for pattern in options.names)]
+    return [reports.comparison_report(chosen)]
+
+
+def _fits(run: reports.NumberedRun, pattern: str) -> bool:
+    return fnmatchcase(run.name, pattern) or pattern == f"{run.name}#{run.number}"
+
+
+def there_are(names: list[str]) -> str:
+    """Return a list of known experiments for an error message."""
+    unique = list(dict.fromkeys(names))
+    more = f" and {len(unique) - _NAMES_SHOWN} more" if len(unique) > _NAMES_SHOWN else ""
+    return f"available: {', '.join(unique[:_NAMES_SHOWN])}{more}" if unique else "there is none"

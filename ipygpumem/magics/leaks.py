@@ -1,0 +1,148 @@
+"""``%gpumem leaks``: lists memory that was not freed, and its holders."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+from ipygpumem.heap.arrays import StorageKey, library_type, storage_key
+from ipygpumem.heap.bulk import Progress, of_types, one_of_each
+from ipygpumem.heap.heap import Heap, undisturbed
+from ipygpumem.heap.holders.frames import running_locals
+from ipygpumem.heap.holders.graphs import live_tensors, requiring_grad
+from ipygpumem.heap.holders.search import NOTEBOOK, explain
+from ipygpumem.introspect import is_atom, is_instance, is_users_module, module_dict, text_of
+from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
+from ipygpumem.inventory.survey import optimizer_states
+from ipygpumem.magics.parsing import Options
+from ipygpumem.reclaim.reclaim import trim_host_heap
+from ipygpumem.records import RetainedArray
+from ipygpumem.report.content import Kept, leaks_report
+from ipygpumem.report.layout import Report
+from ipygpumem.scope.scope import ownable
+from ipygpumem.shell.ipython.outputs import kept_outputs
+from ipygpumem.shell.notebook import Notebook
+from ipygpumem.shell.survivors import MOST_EXPLAINED, WatchedName, held_without_name, size_of
+
+_OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")
+_QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")
+
+
+def leaks(notebook: Notebook, options: Options) -> list[Report]:
+    """Report arrays that survived experiments or that no notebook name reaches, with their holders."""
+    smallest = notebook.context.config.min_held_bytes if options.min is None else options.min
+    notebook.context.garbage.collect()  # garbage is no leak
+    with notebook.context.screen.working("leaks") as progress:
+        found, beyond, kept, is_all = _look(notebook, smallest, progress)
+    trim_host_heap()
+    kept += _sized(caches(), smallest)
+    notes = [] if is_all else ["too many autograd graphs to examine: they are not listed"]
+    return [leaks_report(sorted(found, key=lambda held: -held.size_bytes), smallest, beyond, kept, notes)]
+
+
+def _look(
+    notebook: Notebook, smallest: int, progress: Progress
+) -> tuple[list[RetainedArray], list[RetainedArray], list[Kept], bool]:
+    """Return leaks, memory too small to examine, and memory that caches keep; drop freed survivors.
+
+    The last item is False if there are too many autograd graphs to examine.
+    """
+    live_tensors(notebook.context.garbage)  # gives each a Python object
+    with undisturbed():
+        in_frames = set(map(id, running_locals()))
+        namespace = dict(notebook.context.namespace)
+        names = {name: namespace[name] for name in ownable(namespace)}
+        del namespace  # it would be another holder of the outputs
+        kept, keepers = kept_outputs(notebook.context.shell)
+        outputs = {f"Out[{number}]": value for number, value in kept.items() if not is_atom(value)}
+        paths, inside = paths_of(names, outputs)
+        inside |= keepers | {id(kept), id(outputs)}
+        heap = Heap(running_locals())
+        progress(0.3)
+        retained = Retained(heap, paths, outputs, inside, in_frames)
+        progress(0.5)
+        notebook.experiments.survivors.look(heap)
+        known = [item for item in notebook.experiments.survivors.known if size_of(item.alive()) >= smallest]
+        expected = _of_training(heap, {key for item in known for key in _storages(item)})
+        # State that the user's live optimizer needs is no leak.
+        known = [item for item in known if item.held.name or not expected.issuperset(_storages(item))]
+        found = notebook.experiments.survivors.explained(known, heap)
+        progress(0.7)
+        listed = {key for item in known for key in _storages(item)}
+        graphs = [one for one in retained.graphs if sum(one.shares.values()) >= smallest]
+        skipped = listed.union(*(one.shares for one in graphs))
+        unnamed, beyond = _unnamed(notebook, heap, skipped, smallest)
+        found_kept = _sized([*graphs, *retained.outputs(heap.large(smallest))], smallest)
+        heap.drop()
+    return [*found, *unnamed], beyond, found_kept, retained.complete
+
+
+def _sized(findings: Iterable[Finding], smallest: int) -> list[Kept]:
+    sized = [(sum(one.shares.values()), one) for one in findings]
+    return [(size, one.device, one.what, one.remedy) for size, one in sized if size >= smallest]
+
+
+def _storages(item: WatchedName) -> list[StorageKey]:
+    return [array.storage for array in item.alive()]
+
+
+def _of_training(heap: Heap, survivors: set[StorageKey]) -> set[StorageKey | None]:
+    """Return the storages of gradients and optimizer state of tensors not among the ``survivors``."""
+    base: Any = library_type("torch", "Tensor")
+    if base is None:
+        return set()
+    owned = list(optimizer_states(heap, base))
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        for tensor in requiring_grad(heap.tensors):
+            with contextlib.suppress(RuntimeError):  # raised for some views changed in place
+                if base.is_leaf.__get__(tensor):  # torch warns for non-leaves
+                    owned.append((tensor, base.grad.__get__(tensor)))
+    return {
+        storage_key(tensor)
+        for owner, tensor in owned
+        if tensor is not None and is_instance(owner, base) and storage_key(owner) not in survivors
+    }
+
+
+def _unnamed(
+    notebook: Notebook, heap: Heap, storages: set[StorageKey], smallest: int
+) -> tuple[list[RetainedArray], list[RetainedArray]]:
+    """Return the tensors and arrays without a path from a notebook name, except those in ``storages``.
+
+    If there are too many to examine, the second list has the smallest ones.
+    """
+    found = {key: held_without_name(same[0]) for key, same in heap.large(smallest).items() if key not in storages}
+    ordered = sorted(found, key=lambda key: -found[key].size_bytes)
+    holders = explain(ordered[:MOST_EXPLAINED], heap, notebook.experiments.survivors.roots())
+    modules = _users_modules(notebook.context.namespace)
+    unnamed = [key for key in ordered[:MOST_EXPLAINED] if not _is_plain(holders[key].path, modules)]
+    shown = [replace(found[key], holder=holders[key]) for key in unnamed]
+    return shown, [found[key] for key in ordered[MOST_EXPLAINED:]]
+
+
+def _users_modules(namespace: dict[str, Any]) -> set[str]:
+    """Return the user's modules reachable by a name in the notebook, such as ``package.module``."""
+    waiting, names = [namespace], set[str]()
+    while waiting:
+        values = list(waiting.pop().values())
+        kinds = {kind for kind, one in one_of_each(values).items() if is_instance(one, ModuleType)}
+        found = [module_dict(item) for item in of_types(kinds, values) if is_users_module(item)]
+        new = {text_of(inside.get("__name__")): inside for inside in found if "__file__" in inside}
+        waiting += [inside for name, inside in new.items() if name not in names]
+        names |= new.keys()
+    return names
+
+
+def _is_plain(path: str, modules: set[str]) -> bool:
+    """Return True if a path consists of a variable's items and attributes only: such data is kept on purpose.
+
+    The variable may be a global of one of the user's ``modules``: ``module.name[index].attribute``.
+    """
+    path = _QUOTED.sub("", path)  # a key may hold anything
+    module = _OF_MODULE.fullmatch(path)
+    return (path.startswith(NOTEBOOK) and ": " not in path) or (module is not None and module[1] in modules)

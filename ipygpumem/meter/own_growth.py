@@ -1,0 +1,39 @@
+"""Measures what our own work leaves in the process, such as torch's modules, for the line of the cell that asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ipygpumem.records import Usage
+from ipygpumem.units import MIB, format_bytes
+
+_LEAST_BYTES = 4 * MIB
+waiting: dict[str, int] = {}
+"""Bytes that no line has named yet, by what they are for."""
+
+
+@contextmanager
+def growth_for(what: str) -> Iterator[None]:
+    """Open a block of our own work, not of the user's; its growth, less that of inner blocks, is named ``what``."""
+    before, named = _rss(), sum(waiting.values())
+    try:
+        yield
+    finally:
+        grown = _rss() - before - (sum(waiting.values()) - named)
+        if grown >= _LEAST_BYTES:
+            waiting[what] = waiting.get(what, 0) + grown
+
+
+def growth_line(usages: Sequence[Usage]) -> str:
+    """Return the line that names our part of what a cell kept, if it has one, and forget it."""
+    kept = next((usage.delta_bytes for usage in usages if usage.device == "cpu"), 0)
+    found = [f"{format_bytes(min(size, kept))} for {what}" for what, size in waiting.items()]
+    waiting.clear()
+    return f"of it {', '.join(found)}" if found and kept >= _LEAST_BYTES else ""
+
+
+def _rss() -> int:
+    import psutil  # a terminal's IPython has not loaded it, and loading the extension must stay fast
+
+    return int(psutil.Process().memory_info().rss)

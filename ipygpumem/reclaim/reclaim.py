@@ -1,0 +1,151 @@
+"""Frees memory step by step, and measures the effect of each step.
+
+The steps follow the references: holders of objects first, then the garbage collector, then the caches that keep the
+freed memory, the host's allocator last. A step that fails is reported, and the next one runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import Any
+
+from ipygpumem.errors import GpuMemError, describe_error
+from ipygpumem.heap import interrupts
+from ipygpumem.heap.garbage import Garbage, GcMark
+from ipygpumem.meter.meter import Meter
+from ipygpumem.probes.accelerators import loaded_torch
+from ipygpumem.probes.allocator import snapshots
+from ipygpumem.probes.pools import is_loaded
+from ipygpumem.records import Reading, ReclaimStep
+
+Step = tuple[str, Callable[[], object]]
+"""A step's name and function, which returns 0 if there was nothing to do, True if it caused the whole decrease."""
+
+
+def run_steps(meter: Meter, steps: list[Step], done: list[ReclaimStep]) -> None:
+    """Run ``steps`` in order and append the memory freed by each to ``done``; an interrupt loses no finished step."""
+    before = _now(meter)
+    for name, action in steps:
+        started = perf_counter()
+        error, done_by_it = None, None
+        try:
+            with interrupts.reraise_swallowed():
+                done_by_it = action()
+        except MemoryError:
+            error = "memory ran out"
+        except Exception as problem:  # a broken step must not stop the next ones
+            error = describe_error(problem)
+        seconds = perf_counter() - started
+        after = _now(meter)
+        given, returned = _credit(before, after, done_by_it), decrease(reserved(before), reserved(after))
+        done.append(ReclaimStep(name, given, returned, seconds, error))
+        before = after
+
+
+def _credit(before: Mapping[str, Reading], after: Mapping[str, Reading], done_by_it: object) -> dict[str, int]:
+    """Return each device's decrease by a step alone; other threads free memory too, and allocators free late."""
+    given = decrease(current(before), current(after))
+    if type(done_by_it) in (int, bool) and not done_by_it:
+        return dict.fromkeys(given, 0)
+    if done_by_it is not True:
+        for device, size in given.items():
+            start, end = before[device].mapped_bytes, after[device].mapped_bytes
+            if size > 0 and start is not None and end is not None:
+                given[device] = min(size, max(0, start - end))
+    return given
+
+
+def _now(meter: Meter) -> dict[str, Reading]:
+    """Return the meter's readings; empty if memory has run out."""
+    try:
+        return meter.now()
+    except MemoryError:
+        return {}
+
+
+def steps_that_free(
+    garbage: Garbage, since: Callable[[], GcMark | None] = lambda: None, *, devices: bool = True
+) -> list[Step]:
+    """Return the steps that free memory once nothing refers to it any more.
+
+    ``since`` returns the mark after which all possible garbage was made, if there is one. Pass ``devices=False`` if a
+    broken context prevents emptying the devices' caches.
+    """
+    steps: list[Step] = [("garbage", lambda: garbage.collect(since()))]
+    if devices and loaded_torch() is not None:
+        steps.append(("device caches", empty_device_caches))
+    return [*steps, ("malloc_trim", trim_host_heap)]
+
+
+def current(readings: Mapping[str, Reading]) -> dict[str, int]:
+    """Return each device's current bytes: RSS for the host, live tensors for an accelerator."""
+    return {device: reading.current_bytes for device, reading in readings.items()}
+
+
+def reserved(readings: Mapping[str, Reading]) -> dict[str, int]:
+    """Return each accelerator's reserved bytes, without the host."""
+    return {
+        device: reading.reserved_bytes for device, reading in readings.items() if reading.reserved_bytes is not None
+    }
+
+
+def decrease(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """Return each device's decrease; negative for an increase."""
+    return {device: size - after[device] for device, size in before.items() if device in after}
+
+
+def empty_device_caches() -> None:
+    """Return cached device memory to the driver, on every accelerator that the user's code has initialised."""
+    torch: Any = loaded_torch()
+    for name in ("cuda", "xpu"):
+        module = getattr(torch, name, None)
+        if module is not None and module.is_initialized():
+            if _is_capturing(module):
+                raise GpuMemError("skipped while a CUDA graph is captured: freeing would spoil it")
+            if private_pools(name) is False:
+                _call(torch, f"_{name}_clearCublasWorkspaces")  # cuBLAS keeps some MiB per handle and stream
+            module.empty_cache()
+            _call(torch, "_host_emptyCache")  # pinned host memory
+    mps = getattr(getattr(torch, "backends", None), "mps", None)
+    if mps is not None and mps.is_available():
+        torch.mps.empty_cache()
+    cupy: Any = sys.modules["cupy"] if is_loaded("cupy") else None
+    if cupy is not None and cupy.cuda.is_available() and not cupy.cuda.get_current_stream().is_capturing():
+        cupy.get_default_memory_pool().free_all_blocks()
+        cupy.get_default_pinned_memory_pool().free_all_blocks()
+
+
+def _is_capturing(module: Any) -> bool:
+    """Return True if the current stream is being captured. Asking other streams might create contexts."""
+    ask = getattr(module, "is_current_stream_capturing", None)
+    return ask is not None and bool(ask())
+
+
+def private_pools(backend: str) -> bool | None:
+    """Return True if a captured graph, whose addresses must stay, may exist; None if the allocator hides it."""
+    try:
+        by_device = snapshots(backend)
+    except RuntimeError:  # an allocator without snapshots, such as cudaMallocAsync
+        return None
+    return any(segment.private for snapshot in by_device.values() for segment in snapshot.segments)
+
+
+def _call(torch: Any, name: str) -> None:
+    function = getattr(torch._C, name, None)  # private, absent in some builds
+    if function is not None:
+        function()
+
+
+def trim_host_heap() -> bool:
+    """Ask glibc to return free heap pages to the system; return True if it did, False without such a call."""
+    trim = _malloc_trim()
+    return trim is not None and bool(trim(0))
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], object] | None:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None

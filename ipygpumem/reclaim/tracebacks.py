@@ -1,0 +1,570 @@
+"""Examines exceptions: detects out-of-memory errors, lists the memory that their frames keep alive, and releases it.
+
+An exception keeps its traceback, the traceback its frames, and each frame its locals: after an error in a training
+loop, the model, the batch and every activation. No user code runs: exceptions are read through the descriptors of
+``BaseException``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dis
+import gc
+import inspect
+import itertools
+import math
+import re
+import sys
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, FunctionType, GeneratorType, TracebackType
+from typing import Any, Literal
+
+from ipygpumem.errors import UnitError
+from ipygpumem.heap import interrupts
+from ipygpumem.heap.arrays import slot_descriptors, slots
+from ipygpumem.heap.holders.frames import peek, running_locals, stack, steps
+from ipygpumem.heap.walk import MOST_AT_START, MOST_OBJECTS, ArraySearch
+from ipygpumem.introspect import is_atom, is_exactly, is_instance, is_users, name_of, type_name
+from ipygpumem.records import RetainedArray
+from ipygpumem.units import bytes_in_message
+
+_OOM_TYPES = {"OutOfMemoryError", "MemoryError"}  # torch, CuPy; MemoryError and NumPy's subclass of it
+_OOM_TEXT = re.compile(
+    r"out of memory|can't allocate memory|not enough memory|RESOURCE_EXHAUSTED|cudaErrorMemoryAllocation"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|HIPBLAS_STATUS_ALLOC_FAILED"
+    r"|(DEVICE|HOST)_ALLOCATION_FAILED",
+    re.IGNORECASE,
+)
+_TEXT_TYPES = {
+    *("RuntimeError", "AcceleratorError", "XlaRuntimeError", "JaxRuntimeError"),
+    *("CUDARuntimeError", "CUDNNError", "CUBLASError"),
+}
+"""Types whose message decides; a ValueError about memory is the user's own."""
+
+_POISON_TEXT = re.compile(
+    r"device-side assert(ion failures)?\b|illegal memory access|illegal instruction|misaligned address"
+    r"|unspecified launch failure|hardware stack error|invalid program counter|uncorrectable ECC"
+    r"|CUDA error: unknown error|launch timed out|operation not supported on global/shared address space"
+    r"|CUDA_ERROR_(ASSERT|ILLEGAL_ADDRESS)",
+    re.IGNORECASE,
+)
+"""Marks a CUDA error after which no later call works. torch mentions "device-side assertions" below each of them."""
+_SIZE = r"([\d.,]+ ?(?:[kmgtp]?i?b|bytes))"
+_REQUESTED = re.compile(
+    rf"tried to allocate {_SIZE}|trying to allocate {_SIZE}|unable to allocate {_SIZE}|allocating {_SIZE}"
+    rf"|^requested +: {_SIZE}",  # cudaMallocAsync
+    re.IGNORECASE | re.MULTILINE,
+)
+
+_PLAIN_SHOWN, _PLAIN_LENGTH = 12, 40
+"""Maximum number of frames with plain locals to show, of locals in each, and of letters of a text."""
+_SECRET = re.compile(r"passw|credential|token|secret_|_secret|(api|access|private)_?key", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Kind of failure of an exception and its chain."""
+
+    kind: Literal["oom", "interrupt", "error"]
+    error: str
+    message: str
+    requested_bytes: int | None = None
+    poisoned: bool = False
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield ``error`` and all exceptions that it keeps alive, each once: members of groups, causes and contexts."""
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        current = waiting.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        linked = field(current, "__cause__"), field(current, "__context__"), *members(current)
+        waiting.extend(item for item in linked if item is not None)
+
+
+def traceback_of(error: BaseException) -> TracebackType | None:
+    """Return the traceback of ``error``, bypassing any user-defined ``__getattribute__``."""
+    found: TracebackType | None = field(error, "__traceback__")
+    return found
+
+
+def field(error: BaseException, name: str) -> Any:
+    """Return a field that every exception has, without running user code."""
+    return BaseException.__dict__[name].__get__(error)
+
+
+def members(error: BaseException) -> tuple[BaseException, ...]:
+    """Return the members of an exception group; none for any other exception."""
+    group = getattr(builtins, "BaseExceptionGroup", None)  # Python 3.11
+    return group.__dict__["exceptions"].__get__(error) if group is not None and is_instance(error, group) else ()
+
+
+def _text(error: BaseException) -> str:
+    """Return the exception's message if it is plain text; never calls the user's ``__str__``."""
+    return " ".join(part for part in field(error, "args") if type(part) is str)
+
+
+def classify(error: BaseException) -> Failure:
+    """Return the kind of failure of ``error``, by its whole chain: trainers turn a Ctrl-C into ``SystemExit``."""
+    items = list(chain(error))
+    interrupts = [item for item in items if is_instance(item, KeyboardInterrupt)] or [error] * _is_cancelled(error)
+    # A Ctrl-C may come while an OOM is handled, which is then its context.
+    behind = {id(item) for interrupt in interrupts for item in chain(interrupt)} - {id(error)}
+    ooms = [item for item in items if is_oom(item) and id(item) not in behind]
+    found = [*ooms, *interrupts, error][0]
+    kind: Literal["oom", "interrupt", "error"] = "oom" if ooms else "interrupt" if interrupts else "error"
+    poisoned = any(_names(item) & _TEXT_TYPES and _POISON_TEXT.search(_text(item)) for item in items)
+    return Failure(kind, type_name(found), _text(found), _requested(found) if ooms else None, poisoned)
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Return True if the kernel may have cancelled the cell; behind other errors it is a timeout or a group."""
+    names = _names(error)
+    return "CancelledError" in names and "Exception" not in names
+
+
+def is_oom(error: BaseException) -> bool:
+    """Return True if ``error`` itself means that memory ran out: host, CUDA, ROCm, XPU, MPS, CuPy or JAX."""
+    names = _names(error)
+    if names & _OOM_TYPES:
+        return True
+    return bool(names & _TEXT_TYPES) and _OOM_TEXT.search(_text(error)) is not None
+
+
+def _names(error: BaseException) -> set[str]:
+    """Return the names of the exception's type and of its bases."""
+    return {name_of(kind) for kind in type.mro(type(error))}
+
+
+def _requested(error: BaseException) -> int | None:
+    match = _REQUESTED.search(_text(error))
+    if match is None:
+        return _requested_array(error)
+    try:
+        return bytes_in_message(next(group for group in match.groups() if group).replace(",", ""))
+    except UnitError:
+        return None
+
+
+def _requested_array(error: BaseException) -> int | None:
+    """Return the bytes by the shape and dtype in NumPy's error, which contains them instead of a message."""
+    args = field(error, "args")
+    if len(args) != 2 or type(args[0]) is not tuple or not all(type(size) is int for size in args[0]):
+        return None
+    dtype_type = getattr(sys.modules.get("numpy"), "dtype", None)
+    if dtype_type is None or not is_instance(args[1], dtype_type):
+        return None
+    return math.prod(args[0]) * int(dtype_type.itemsize.__get__(args[1]))
+
+
+def frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """Yield the frames of ``error`` and its chain with their lines, outermost first, each once."""
+    seen: set[int] = set()
+    for item in chain(error):
+        for step in steps(traceback_of(item)):
+            if id(step.tb_frame) not in seen:
+                seen.add(id(step.tb_frame))
+                yield step.tb_frame, step.tb_lineno
+
+
+def _finished(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """Yield the frames that ``release`` clears, with their lines; not IPython's own."""
+    in_use = _in_use([frame for frame, _ in frames(error)]) - running_here()
+    for frame, line in frames(error):
+        if not is_shells(frame) and id(frame) not in in_use:
+            yield frame, line
+
+
+def plain_locals(error: BaseException) -> tuple[str, ...]:
+    """Return the numbers and short texts among the locals of each user frame, one line per frame."""
+    lines = []
+    for frame, line in _finished(error):
+        if is_users(frame.f_code.co_filename):
+            found = [(name, _plain(name, value)) for name, value in names_in(frame).items() if type(name) is str]
+            shown = [f"{name} = {text}" for name, text in found if text and name.isidentifier()][:_PLAIN_SHOWN]
+            lines += [f"{frame.f_code.co_name}, line {line}: {', '.join(shown)}"] if shown else []
+    return tuple(lines[-_PLAIN_SHOWN:])
+
+
+def _plain(name: str, value: object) -> str:
+    """Return the source text of a number or a text, without secrets; empty for any other object."""
+    if type(value) is str:
+        cut = value[:_PLAIN_LENGTH]
+        return "…" if _SECRET.search(name) else repr(cut) + "…" * (cut != value)
+    if type(value) is int and value.bit_length() > 128:
+        return ""
+    return repr(value) if is_exactly(value, int, float, bool, type(None)) else ""
+
+
+def held(error: BaseException, own: Mapping[str, object] | None = None) -> tuple[RetainedArray, ...]:
+    """Return the tensors and arrays held by the locals of each function, largest first, each storage once.
+
+    Memory that autograd keeps behind tensors has its own rows. Left out are the memory of ``own``, the notebook's
+    names, which was held before the error too, and the frames of generators and threads that are still in use.
+    """
+    if own and not (found := held(error)):
+        return found  # most errors, without searching the notebook's names
+    search = _FrameSearch()
+    search.pass_over(*chain(error), *(frame for frame, _ in frames(error)))  # the notebook may refer to them, too
+    kept = list((own or {}).values())
+    search.left = MOST_AT_START
+    search.add("", kept)
+    search.look_behind()
+    search.left = MOST_OBJECTS
+    for frame, line in _finished(error):
+        for name, value in names_in(frame).items():
+            search.add(name, value, function=frame.f_code.co_name, line=line)
+    search.look_behind()
+    return tuple(sorted(search.found, key=lambda item: -item.size_bytes))
+
+
+class _FrameSearch(ArraySearch):
+    """Finds the arrays behind names, and then those that autograd keeps in C++ behind their tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[RetainedArray] = []
+        self._tensors: list[Any] = []
+        self._names: list[tuple[str, dict[str, Any], list[Any]]] = []
+        self._nodes: dict[int, Any] = {}
+        self._alive: list[list[Any]] = []
+        """Keeps the objects alive, because the search knows them by identity."""
+
+    def that_lead_on(self, arrays: list[Any]) -> list[Any]:
+        """Collect the tensors: one without memory of its own may have a graph."""
+        self._tensors += self.of_kind("tensor", arrays)
+        return super().that_lead_on(arrays)
+
+    def add(self, name: str, value: object, **place: Any) -> None:
+        """Add the arrays that ``name`` holds and no earlier name does; without a place they are only marked as seen."""
+        self._tensors = []
+        entry = self.held(name, value, **place)
+        if entry is not None and place:
+            self.found.append(entry[0])
+        if self._tensors:
+            self._names.append((name, place, self._tensors))
+
+    def look_behind(self) -> None:
+        """Add the gradients behind the leaves of the names so far, then the tensors in the graphs of the rest."""
+        from ipygpumem.heap.holders.graphs import kept_behind  # loading the extension must stay fast
+
+        names, self._names = self._names, []
+        for leaves, title in ((True, "gradients of"), (False, "autograd graph of")):
+            for name, place, tensors in names:
+                self._alive.append(kept_behind(tensors, self._nodes, leaves=leaves))
+                entry = self.held(f"{title} {name}", self._alive[-1], **place)
+                if entry is not None and place:
+                    self.found.append(replace(entry[0], type_name=""))
+
+
+def incomplete_optimizer(error: BaseException) -> tuple[str, weakref.ref[Any]] | None:
+    """Return the type of and a reference to the optimizer whose state ``error`` left incomplete; None if there is none.
+
+    torch first records that a parameter has state, and then fills it in. If memory runs out in between, the next step
+    relies on the record and raises a ``KeyError``.
+    """
+    for frame, _ in frames(error):
+        module = frame.f_globals.get("__name__")
+        if frame.f_code.co_name == "_init_group" and type(module) is str and module.startswith("torch.optim."):
+            names = names_in(frame)
+            if type(names.get("state")) is dict and names["state"]:
+                return type_name(names["self"]), weakref.ref(names["self"])
+    return None
+
+
+def names_in(frame: FrameType) -> dict[str, object]:
+    """Return the locals of a function's frame; of any other frame its names if only the frame keeps them."""
+    if _is_function(frame):
+        return peek(frame)
+    own = _kept_by_frames_alone([frame.f_locals]) if frame.f_locals is not frame.f_globals else []
+    return dict(own[0]) if own else {}
+
+
+def _kept_by_frames_alone(mappings: list[Any]) -> list[dict[str, object]]:
+    """Return the locals dicts referenced only by their frame."""
+    # The first one is new: it gives the count of references that this expression itself adds.
+    counts = [
+        sys.getrefcount(item) - sum(value is item for value in list(item.values()))
+        if type(item) is dict
+        else sys.maxsize
+        for item in [{}, *mappings]
+    ]
+    # Referenced by the list and the frame.
+    return [item for item, count in zip(mappings, counts[1:], strict=True) if count <= counts[0] + 2]
+
+
+def _is_function(frame: FrameType) -> bool:
+    return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
+
+
+def is_shells(frame: FrameType) -> bool:
+    """Return True for a frame of IPython or ours, whose locals lead to everything."""
+    name = frame.f_globals.get("__name__")
+    return type(name) is str and name.split(".")[0] in ("IPython", "ipykernel", "ipygpumem")
+
+
+def running_here() -> set[int]:
+    """Return the identities of the frames running in this thread."""
+    return {id(frame) for frame in stack(sys._getframe(1))}
+
+
+def is_frozen() -> bool:
+    """Return True if the heap was frozen (``gc.freeze``), so that the collector does not find referrers.
+
+    Python 3.12 itself freezes some hundreds of objects at start.
+    """
+    return gc.get_freeze_count() > 10_000
+
+
+_RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_OWNERS = ((GeneratorType, "gi_frame"), (CoroutineType, "cr_frame"), (AsyncGeneratorType, "ag_frame"))
+
+
+def frame_of(item: object) -> FrameType | None:
+    """Return the frame of a generator or coroutine that has not finished; None for any other object."""
+    name = next((name for kind, name in _OWNERS if type(item) is kind), None)
+    return getattr(item, name) if name is not None else None
+
+
+def _in_use(candidates: list[FrameType]) -> set[int]:
+    """Return the identities of the frames that run, in any thread, or wait in a generator or coroutine."""
+    if sys.version_info >= (3, 11):
+        # A finished frame refers to its code; before, its generator or its thread does.
+        return {id(frame) for frame in candidates if not any(item is frame.f_code for item in gc.get_referents(frame))}
+    running = {id(frame) for top in sys._current_frames().values() for frame in stack(top)}
+    made = [frame for frame in candidates if frame.f_code.co_flags & _RESUMED]
+    if is_frozen():
+        return running | {id(frame) for frame in made}
+    return running | {id(frame_of(item)) for item in (gc.get_referrers(*made) if made else ())}
+
+
+def release(error: BaseException) -> int:
+    """Drop the objects held by the frames of ``error`` and its chain; return the number of frames cleared.
+
+    The traceback can still be shown, without its locals. The frames are cleared, whoever refers to them, and the
+    exceptions get stand-ins for their tracebacks. Frames in use are not changed: clearing the frame of a waiting
+    generator would close the generator.
+    """
+    _clear_functions(traceback_of(error))
+    for item in chain(error):
+        _clear_functions(traceback_of(item))
+    cleared = 0
+    own = running_here()
+    all_frames = [frame for frame, _ in frames(error)]
+    in_use = _in_use(all_frames)
+    for frame in all_frames:
+        if id(frame) not in in_use:
+            with _STILL_RUNS:
+                cleared += _clear(frame)
+    for item in list(chain(error)):
+        with contextlib.suppress(MemoryError):  # the real one stays, with hardly any objects in its frames
+            _let_go_of_frames(item, own)
+    return cleared
+
+
+_STILL_RUNS = contextlib.suppress(RuntimeError)
+
+
+def _clear_functions(traceback: TracebackType | None) -> None:
+    """Clear the frames of functions that have ended; needs no memory, because none may be left yet."""
+    while traceback is not None:
+        if not traceback.tb_frame.f_code.co_flags & _RESUMED:
+            with _STILL_RUNS:
+                traceback.tb_frame.clear()
+        traceback = traceback.tb_next
+
+
+def _clear(frame: FrameType) -> bool:
+    """Clear a finished frame (RuntimeError if it is not), and return True if it had names of its own.
+
+    Clearing alone is not enough: up to Python 3.12 a frame keeps a copy of every local once its ``f_locals`` was read,
+    and the frame of a class body keeps its names. A dict that user code refers to is not changed.
+    """
+    frame.clear()
+    kept = [
+        item
+        for item in gc.get_referents(frame)
+        if type(item) is dict and item is not frame.f_globals and item is not frame.f_builtins
+    ]
+    alone = _kept_by_frames_alone(kept)
+    for names in alone:
+        names.clear()
+    return _is_function(frame) or bool(alone)
+
+
+def _let_go_of_frames(error: BaseException, running: set[int]) -> None:
+    """Replace the traceback of ``error`` with copies, except the frames that still run in this thread."""
+    last_running: TracebackType | None = None
+    traceback = traceback_of(error)
+    while traceback is not None and id(traceback.tb_frame) in running:
+        last_running, traceback = traceback, traceback.tb_next
+    if last_running is None:
+        BaseException.__dict__["__traceback__"].__set__(error, copy_without_frames(traceback))
+    else:
+        last_running.tb_next = copy_without_frames(traceback)
+
+
+# -- arrays in attributes of exceptions --------------------------------------------------------------------------------
+#
+# Python puts objects there (``AttributeError.obj``), and so do users, who may need them later. So they are removed only
+# if no user object refers to the exceptions any more, and they are reported.
+
+
+def remove_attributes(
+    error: BaseException, *, roots: Iterable[object], through: Iterable[object], least_bytes: int
+) -> tuple[RetainedArray, ...]:
+    """Remove attributes of ``least_bytes`` or more from ``error`` and its chain, unless user code refers to it.
+
+    Return the removed arrays. ``roots`` may refer to exceptions without making them the user's; so may ``through``, if
+    only ``roots`` refer to them.
+    """
+    errors = list(chain(error))
+    if not any(True for item in errors for _ in _carried(item, least_bytes)):
+        return ()
+    if running_here() & {id(frame) for frame, _ in frames(error)}:
+        return ()  # still propagating: code may catch it
+    with interrupts.reraise_swallowed():
+        gc.collect()  # garbage would count as a referrer
+    if _are_users(errors, list(roots), list(through)):
+        return ()
+    # Groups come after their members, which then contain nothing that a group would have to drop.
+    return tuple(held for item in reversed(errors) for held in _taken_off(item, least_bytes))
+
+
+def _are_users(errors: list[BaseException], roots: list[object], through: list[object]) -> bool:
+    """Return True if anything but ``roots`` refers to the exceptions, also through lists, tuples and ``through``."""
+    if is_frozen():
+        return True
+    parts = [part for error in errors for part in (field(error, "args"), field(error, "__dict__"), members(error))]
+    known = {id(item) for item in (*errors, *roots, *parts, errors, roots, through, parts)}
+    passing = {id(item) for item in through}
+    levels: list[tuple[object, ...]] = [tuple(errors)]
+    while levels[-1]:
+        known.add(id(levels[-1]))
+        level = []
+        for item in gc.get_referrers(*levels[-1]):
+            frame = item if type(item) is FrameType else frame_of(item)
+            if id(item) in known or (frame is not None and is_shells(frame)):
+                continue
+            if type(item) is not list and type(item) is not tuple and id(item) not in passing:
+                return True
+            known.add(id(item))
+            level.append(item)
+        levels.append(tuple(level))
+        del level
+    reached = {id(item) for level in levels for item in level}
+    return any(id(value) in reached for value in running_locals())
+
+
+def _carried(error: BaseException, least_bytes: int) -> Iterator[tuple[str, RetainedArray]]:
+    """Yield the attributes of ``error`` that hold ``least_bytes`` or more, with their arrays."""
+    attributes = {name: value for name, value in list(field(error, "__dict__").items()) if type(name) is str}
+    places = {**attributes, **slots(error), "args": field(error, "args")}
+    for name, value in places.items():
+        held = _carries(f"{type_name(error)}.{name}", value, least_bytes)
+        if held is not None:
+            yield name, held
+
+
+def _taken_off(error: BaseException, least_bytes: int) -> Iterator[RetainedArray]:
+    attributes = field(error, "__dict__")
+    for name, held in list(_carried(error, least_bytes)):
+        if name == "args":
+            args = [(part, _carries("", part, least_bytes)) for part in field(error, "args")]
+            kept = tuple(part if held is None else f"<{held.type_name}, released>" for part, held in args)
+            BaseException.__dict__["args"].__set__(error, kept)
+        elif name in attributes:
+            del attributes[name]
+        else:
+            try:
+                slot_descriptors(type(error))[name].__set__(error, None)
+            except (AttributeError, TypeError):  # read-only
+                continue
+        yield held
+
+
+def _carries(name: str, value: object, least_bytes: int) -> RetainedArray | None:
+    found = None if is_atom(value) else ArraySearch().held(name, value)
+    return found[0] if found is not None and found[0].size_bytes >= least_bytes else None
+
+
+# -- stand-ins for tracebacks, which show the same lines and keep nothing alive ----------------------------------------
+#
+# Clearing a frame's locals does not free everything that a traceback keeps alive: from Python 3.11 on, a frame refers
+# to its function, and so to its closure, such as the model that a nested ``step()`` uses. Hence each entry is replaced
+# by one with the same file, function and position, whose frame belongs to a generator that never starts. Such a frame
+# has no callers; any other would keep the frames that made it alive, and with them the real traceback.
+
+_Position = tuple[int, int | None, int | None, int | None]
+"""Line, end line, column and end column of an expression, as far as known."""
+
+
+def _never_starts() -> Iterator[None]:
+    yield
+
+
+_NEVER_STARTS = _never_starts.__code__
+_FAILING = len(_NEVER_STARTS.co_code)
+"""Offset of the instruction that a stand-in shows as the failing one; it does nothing."""
+
+
+def copy_without_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """Return a traceback that shows the same entries as ``traceback`` and refers to none of its frames."""
+    codes: dict[tuple[int, int, int], CodeType] = {}  # a recursion has a thousand equal entries
+    made: TracebackType | None = None
+    for entry in reversed(list(steps(traceback))):
+        frame, position = entry.tb_frame, _position(entry)
+        key = (id(frame.f_code), entry.tb_lasti, position[0])
+        if key not in codes:
+            codes[key] = _like(frame.f_code, position)
+        # Debuggers tell by the module's name and file whose code it is.
+        names = {name: frame.f_globals.get(name) for name in ("__name__", "__file__")}
+        texts = {name: value for name, value in names.items() if type(value) is str}
+        generator = FunctionType(codes[key], texts)()
+        made = TracebackType(made, generator.gi_frame, _FAILING, position[0])
+    return made
+
+
+def _position(traceback: TracebackType) -> _Position:
+    """Return the position of the expression that failed."""
+    positions = getattr(traceback.tb_frame.f_code, "co_positions", None)  # Python 3.11
+    if positions is not None and traceback.tb_lasti >= 0:
+        line, *rest = next(itertools.islice(positions(), traceback.tb_lasti // 2, None), (None, None, None, None))
+        if line is not None and line == traceback.tb_lineno:
+            return (line, *rest)
+    return max(traceback.tb_lineno or 1, 1), None, None, None  # generated code may have no lines
+
+
+def _like(code: CodeType, position: _Position) -> CodeType:
+    """Return code with the name of ``code`` that starts at ``position`` and does nothing."""
+    instructions = _NEVER_STARTS.co_code + bytes([dis.opmap["NOP"], 0])
+    first = position[0]
+    newer: dict[str, Any] = {}
+    if hasattr(code, "co_qualname"):  # Python 3.11; before, a frame that never starts is on its first line
+        first = code.co_firstlineno
+        table = _location(first, *position) + _location(position[0], *position) * (len(instructions) // 2 - 1)
+        newer = {"co_qualname": code.co_qualname, "co_exceptiontable": b"", "co_linetable": table}
+    return _NEVER_STARTS.replace(
+        co_filename=code.co_filename, co_name=code.co_name, co_firstlineno=first, co_code=instructions, **newer
+    )
+
+
+def _location(before: int, line: int, end_line: int | None, column: int | None, end_column: int | None) -> bytes:
+    """Return the entry in a location table (CPython's locations.md) for an instruction after one on line ``before``."""
+    step = (line - before) << 1 if line >= before else (before - line) << 1 | 1
+    if end_line is None or column is None or end_column is None:
+        return bytes([0x80 | 13 << 3, *_number(step)])
+    span = (step, end_line - line, column + 1, end_column + 1)
+    return bytes([0x80 | 14 << 3, *(byte for value in span for byte in _number(value))])
+
+
+def _number(value: int) -> list[int]:
+    """Return ``value`` in groups of six bits, the lowest first."""
+    return [value] if value < 64 else [0x40 | value & 63, *_number(value >> 6)]

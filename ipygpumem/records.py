@@ -1,0 +1,465 @@
+"""The records: measurements as plain data, used by all other modules.
+
+Each record is a frozen dataclass. Bytes are ``int`` and end in ``_bytes``, times are ``float`` and end in
+``_seconds`` (``started_at`` is Unix time). ``to_dict`` and ``from_dict`` are lossless, also through JSON.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import importlib
+import importlib.util
+import os
+import socket
+import stat
+import time
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, ClassVar, Literal, NamedTuple, TypeVar
+
+from ipygpumem.errors import GpuMemError
+
+# -- the base ---------------------------------------------------------------------------------------------------
+
+T = TypeVar("T", bound="Record")
+MOST_DEVICES = 10_000
+"""Maximum number of devices, ranks or keys to read of one record."""
+
+
+def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a plain file for reading; OSError for anything else, such as a pipe, which could block or never end."""
+    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116  # also of a text
+        raise OSError(errno.EINVAL, "not a plain file")
+    return open(path, "rb", opener=without_waiting)
+
+
+def without_waiting(path: str, flags: int) -> int:
+    """Open a file for reading, even if it has become a pipe by now."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+class Record:
+    """Base of all records: conversion to and from plain dictionaries; some are shown as a report."""
+
+    __slots__ = ()
+    _report = ""
+    """Module and function in the package for the notebook display, by name because reports import this module."""
+    _most = 0
+    """Maximum number of such records to read in one list; 0 for no limit."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as a dictionary of plain values, ready for JSON."""
+        return {name: _plain(getattr(self, name)) for name in _hints(type(self))}  # type: ignore[arg-type]  # classes are hashable
+
+    @classmethod
+    def from_dict(cls: type[T], data: Mapping[str, Any]) -> T:
+        """Return the record that ``to_dict`` converted to ``data``; unknown keys are ignored.
+
+        Raises:
+            ValueError: a value does not have its field's type, or is too large.
+            TypeError: a field is missing.
+        """
+        return _decoder(cls)(dict(data))  # type: ignore[arg-type, no-any-return]  # classes are hashable, and make instances
+
+    def __str__(self) -> str:
+        return self._repr_mimebundle_().get("text/plain", repr(self))
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        if not self._report:
+            return {}
+        module, _dot, name = self._report.rpartition(".")
+        report = getattr(importlib.import_module(f"ipygpumem.{module}"), name)(self)
+        html: Any = importlib.import_module("ipygpumem.report.html")
+        return {"text/plain": html.text.render([report]), "text/html": html.render([report], bars=False)}
+
+
+@functools.cache  # of the classes of the model; an export holds thousands of records
+def _hints(record: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(record)
+    return {name: hint for name, hint in hints.items() if typing.get_origin(hint) is not ClassVar}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Record):
+        return value.to_dict()
+    if isinstance(value, (tuple, list)):
+        if hasattr(value, "_asdict"):  # a NamedTuple
+            return {name: _plain(item) for name, item in value._asdict().items()}
+        return tuple([_plain(item) for item in value])
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+@functools.cache
+def _decoder(hint: Any) -> Callable[[Any], Any]:
+    """Return the function that converts a plain value to a field declared as ``hint``."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        by_type = {one: _decoder(one) for one in inner if type(one) is type}
+        decode = _decoder(inner[0])
+        return lambda value: by_type.get(type(value), decode)(value)
+    if origin in (tuple, Sequence):
+        decode, most = _decoder(inner[0]), getattr(inner[0], "_most", 0)
+        return lambda value: tuple(map(decode, _bounded(_checked(value, list, tuple), most)))
+    if origin in (dict, Mapping):
+        decode = _decoder(inner[1])
+        return lambda value: {key: decode(item) for key, item in _bounded(_checked(value, dict), MOST_DEVICES).items()}
+    if origin is Literal:
+        return lambda value: _one_of(value, inner)
+    if hint is Any:
+        return lambda value: value
+    if hint is float:
+        return lambda value: float(_number(_checked(value, float, int)))
+    if hint is int:
+        return lambda value: _number(_checked(value, int))
+    if hint in (str, bool, types.NoneType):
+        return lambda value: _checked(value, hint)
+    return lambda value: _record(hint, _checked(value, dict))
+
+
+def _record(kind: type, values: dict[str, Any]) -> Any:
+    hints = _hints(kind)
+    return kind(**{name: _decoder(hints[name])(item) for name, item in values.items() if name in hints})
+
+
+def _one_of(value: Any, known: tuple[Any, ...]) -> Any:
+    if value not in known:
+        raise ValueError(f"{value!r} is not one of {known}")
+    return value
+
+
+def _checked(value: Any, *types_: type) -> Any:
+    if type(value) not in types_:
+        raise ValueError(f"{type(value).__name__} where {types_[0].__name__} belongs")
+    return value
+
+
+def _number(value: Any) -> Any:
+    if not abs(value) < (2**63 if type(value) is int else float("inf")):  # also of NaN
+        raise ValueError("a number is too large, or NaN")
+    return value
+
+
+def _bounded(values: Any, most: int) -> Any:
+    if most and len(values) > most:
+        raise ValueError(f"{len(values)} items, more than {most}")
+    return values
+
+
+# -- measurements -----------------------------------------------------------------------------------------------
+
+Method = Literal["kernel", "allocator", "sampled"]
+"""Source of a peak: the kernel's high-water mark, an allocator's counter, or samples (a lower bound)."""
+
+
+class Reading(NamedTuple):
+    """One device at one moment, as read by a probe. A tuple, because every cell makes two per device.
+
+    ``current_bytes`` is the process's RSS for the host and the bytes of live tensors for an accelerator. ``peak_bytes``
+    is the highest value since the probe was last rearmed. Your own probe returns these: see ``register_probe``.
+
+    >>> Reading("tpu:0", current_bytes=100, peak_bytes=120, method="sampled").peak_bytes
+    120
+    """
+
+    device: str
+    current_bytes: int
+    peak_bytes: int
+    method: Method
+    total_bytes: int | None = None
+    reserved_bytes: int | None = None
+    """Reserved by the allocator for this process: live tensors and its cache."""
+    used_bytes: int | None = None
+    """In use on the whole device, by all processes."""
+    other_bytes: int | None = None
+    """In use on the device by other processes."""
+    children_bytes: int | None = None
+    """RSS of child processes (data loaders); host only."""
+    note: str = ""
+    """Message for the user about a missing figure."""
+    mapped_bytes: int | None = None
+    """Address space of the process: memory freed at once lowers it, memory that an allocator purges later does not."""
+
+
+@dataclass(frozen=True, slots=True)  # there may be tens of thousands, as of cells
+class Usage(Record):
+    """Memory of one device during a cell, an experiment or any other span.
+
+    For the host, bytes are RSS. For an accelerator they are those of live tensors (allocated); the allocator's reserved
+    memory, the use of the whole device and of other processes are separate fields.
+
+    >>> usage = Usage("cuda:0", before_bytes=100, after_bytes=150, peak_bytes=400, total_bytes=None, method="allocator")
+    >>> usage.delta_bytes, usage.peak_delta_bytes
+    (50, 300)
+    """
+
+    _most = MOST_DEVICES
+    device: str
+    before_bytes: int
+    after_bytes: int
+    peak_bytes: int
+    total_bytes: int | None
+    method: Method
+    reserved_bytes: int | None = None
+    used_bytes: int | None = None
+    other_bytes: int | None = None
+    children_bytes: int | None = None
+    note: str = ""
+
+    @property
+    def delta_bytes(self) -> int:
+        """Memory kept by the span: after minus before; negative if it freed memory."""
+        return self.after_bytes - self.before_bytes
+
+    @property
+    def peak_delta_bytes(self) -> int:
+        """Peak above the span's start; never negative."""
+        return max(0, self.peak_bytes - self.before_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class CellRecord(Record):
+    """Measurements of one finished cell, after the end of everything that ended with it."""
+
+    execution_count: int | None
+    cell_id: str | None
+    experiment: str | None
+    started_at: float
+    duration_seconds: float
+    success: bool
+    error: str | None
+    """Name of the exception's type, or None."""
+    usages: tuple[Usage, ...]
+    source_digest: str = ""
+    """Equal for cells with the same source, ignoring surrounding white space."""
+    source_line: str = ""
+    """The first line of code in the cell, cut to 80 characters."""
+    recovery: RecoveryRecord | None = None
+    """The recovery after its error, if anything was released."""
+    reclaimed: dict[str, int] = field(default_factory=dict)
+    """Bytes freed per device between the end of the cell's code and the end of ``usages``: by a recovery, and by
+    experiments that ended with the cell. Empty without either.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRecord(Record):
+    """Measurements of a traced block, of one iteration of a tracked loop, or of an epoch of a training."""
+
+    label: str
+    started_at: float
+    duration_seconds: float
+    error: str | None
+    """Name of the type of the exception that left it, or None."""
+    usages: tuple[Usage, ...]
+    iteration: int | None = None
+    """Number of a tracked loop's iteration, or of an epoch, counted from 1."""
+
+
+@dataclass(frozen=True)
+class ReferencePath(Record):
+    """The reference that keeps an object alive."""
+
+    path: str
+    """The shortest chain of references from a name."""
+    advice: str
+    """Advice to the user on how to free it; empty if there is none."""
+
+
+@dataclass(frozen=True)
+class RetainedArray(Record):
+    """A tensor, an array, or an object that contains them, and the name that refers to it."""
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...] | None
+    """None for an object with several arrays; ``arrays`` is their number."""
+    dtype: str
+    device: str
+    size_bytes: int
+    arrays: int = 1
+    function: str = ""
+    line: int = 0
+    cell: int | None = None
+    """Number of the cell that bound the name, if known."""
+    holder: ReferencePath | None = None
+    """The holder that keeps it alive, if it was searched for and found."""
+
+
+@dataclass(frozen=True)
+class ReclaimStep(Record):
+    """One step of freeing memory, with the bytes freed on each device, without those freed by other threads."""
+
+    name: str
+    reclaimed: dict[str, int]
+    """Decrease of RSS (host) or of live tensors' bytes (accelerators)."""
+    returned: dict[str, int]
+    """Decrease of an accelerator's reserved memory, which other processes can use again."""
+    duration_seconds: float
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class RecoveryRecord(Record):
+    """Memory freed after an out-of-memory error or an interrupt."""
+
+    kind: Literal["oom", "interrupt", "error"]
+    error: str
+    message: str
+    requested_bytes: int | None
+    free: dict[str, int]  # of each device when the cell had failed, before anything was released
+    held: tuple[RetainedArray, ...]
+    frames: int
+    reclaimed: dict[str, int]
+    now: dict[str, int]
+    """Each device's bytes at the end: RSS for the host, live tensors for an accelerator."""
+    steps: tuple[ReclaimStep, ...] = ()
+    poisoned: bool = False
+    """True if the device context is broken: only restarting the kernel helps."""
+    detached: tuple[RetainedArray, ...] = ()
+    """Arrays removed from an exception that no user object referenced."""
+    refused_by: str = ""
+    """The budget, or another limit on torch's allocator, that refused the allocation, in words."""
+    incomplete_optimizer: str = ""
+    """Type of an optimizer that is still in use with incomplete state."""
+    plain: tuple[str, ...] = ()
+    """Numbers and short texts among the locals of the user's released frames, one line per frame."""
+
+
+@dataclass(frozen=True)
+class EngineRecord(Record):
+    """The part of an experiment on a cluster that one engine ran."""
+
+    _most = MOST_DEVICES
+    engine: int
+    host: str = ""
+    pid: int = 0
+    cards: dict[str, str] = field(default_factory=dict)  # names of those that torch used there, by device
+    free: dict[str, int] = field(default_factory=dict)  # bytes at the end, by device
+    version: str = ""
+    error: str = ""  # the error of its code, or why there is no record
+    record: ExperimentRecord | None = None
+
+
+@dataclass(frozen=True)
+class ExperimentRecord(Record):
+    """A finished experiment: its memory, time, and names."""
+
+    name: str
+    started_at: float
+    duration_seconds: float
+    """Sum of its cells' times; the block's time for a block inside one cell."""
+    cells: tuple[CellRecord, ...]
+    usages: tuple[Usage, ...]
+    """From the start to the end of the clean-up; ``delta_bytes`` is the memory that was not freed."""
+    consumed: dict[str, int]
+    """Bytes per device that the experiment held at its end, above its start."""
+    reclaimed: dict[str, int]
+    """Bytes per device freed by the clean-up: ``consumed`` minus ``delta_bytes``; negative for an increase."""
+    deleted: tuple[str, ...]
+    restored: tuple[str, ...]
+    kept: tuple[str, ...]
+    survivors: tuple[RetainedArray, ...]
+    """Deleted names whose arrays are still alive, because something outside the scope refers to them."""
+    steps: tuple[ReclaimStep, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+    parameters: dict[str, int | float | str] = field(default_factory=dict)
+    """Parameters noted by the user: ``--note lr=1e-3 bs=64``."""
+    ooms: int = 0
+    """Number of out-of-memory errors that ended one of its cells, or left it or an experiment inside it."""
+    budget: dict[str, int] = field(default_factory=dict)
+    """Allowed bytes by device; refusals are in ``notes``."""
+    engines: tuple[EngineRecord, ...] = ()  # of an experiment on a cluster; the sizes are sums over them
+    span_seconds: float = 0.0
+    """Time from its start to the end of its code, including pauses between its cells."""
+
+
+# -- the records of a session ---------------------------------------------------------------------------------
+
+_PLAIN = ("execution_count", "cell_id", "experiment")
+_TEXTS = ("error", "source_line", "source_digest")
+_SIZES = ("before", "after", "peak", "delta", "peak_delta", "total", "reserved", "used", "other", "children")
+USAGE_BYTES = tuple(f"{name}_bytes" for name in _SIZES)
+"""Fields of each device in tables."""
+
+
+class History(list[CellRecord]):
+    """The records of finished cells, oldest first: a list with ``to_pandas``."""
+
+    def __getitem__(self, index: Any) -> Any:  # typed as a list's
+        found = super().__getitem__(index)
+        return History(found) if isinstance(index, slice) else found
+
+    def __repr__(self) -> str:
+        """Return one line: there may be ten thousand cells."""
+        number = "1 cell" if len(self) == 1 else f"{len(self)} cells"
+        seconds = sum(cell.duration_seconds for cell in self)
+        return f"<History of {number}, {seconds:.1f} s>"
+
+    def to_pandas(self) -> Any:
+        """Return a DataFrame with one row per cell; docs/history.md lists the columns.
+
+        Raises:
+            GpuMemError: pandas is not installed.
+
+        >>> History().to_pandas().shape[0]
+        0
+        """
+        if importlib.util.find_spec("pandas") is None:
+            raise GpuMemError("to_pandas needs pandas, which is not installed: pip install pandas")
+        pandas = importlib.import_module("pandas")  # slow to import, and rarely used
+        columns: dict[str, Any] = {name: [getattr(cell, name) for cell in self] for name in _PLAIN}
+        columns["execution_count"] = pandas.array(columns["execution_count"], dtype="Int64")
+        columns["started_at"] = pandas.to_datetime([cell.started_at for cell in self], unit="s", utc=True)
+        columns["duration_seconds"] = pandas.array([cell.duration_seconds for cell in self], dtype="float64")
+        columns["success"] = pandas.array([cell.success for cell in self], dtype="bool")
+        columns |= {name: [getattr(cell, name) for cell in self] for name in _TEXTS}
+        columns["recovery"] = [cell.recovery and cell.recovery.kind for cell in self]
+        for device in devices_of(usage for cell in self for usage in cell.usages):
+            usages = [usage_on(cell.usages, device) for cell in self]
+            for name in USAGE_BYTES:
+                values = [None if usage is None else getattr(usage, name) for usage in usages]
+                if any(value is not None for value in values):
+                    columns[f"{device}_{name}"] = pandas.array(values, dtype="Int64")
+        return pandas.DataFrame(columns)
+
+
+def devices_of(usages: Iterable[Usage]) -> list[str]:
+    """Return the devices of all ``usages``, the host first, then in order of occurrence."""
+    return sorted(dict.fromkeys(usage.device for usage in usages), key=lambda device: device != "cpu")
+
+
+def usage_on(usages: Iterable[Usage], device: str) -> Usage | None:
+    """Return the usage of ``device``; None if it was not in use."""
+    return next((usage for usage in usages if usage.device == device), None)
+
+
+@dataclass(frozen=True, repr=False)
+class SessionRecord(Record):
+    """The records of a session at the time of its export."""
+
+    saved_at: float
+    """Unix time."""
+    cells: tuple[CellRecord, ...]
+    experiments: tuple[ExperimentRecord, ...]
+    traces: tuple[TraceRecord, ...] = ()
+    host: str = ""
+    pid: int = 0
+
+    @classmethod
+    def of(
+        cls, cells: Iterable[CellRecord], experiments: Iterable[ExperimentRecord], traces: Iterable[TraceRecord]
+    ) -> SessionRecord:
+        """Return the record of this process."""
+        return cls(time.time(), tuple(cells), tuple(experiments), tuple(traces), socket.gethostname(), os.getpid())
+
+    @property
+    def history(self) -> History:
+        """The cells, as from ``ipygpumem.history()``."""
+        return History(self.cells)
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        return f"<SessionRecord of {len(self.cells)} cells and {len(self.experiments)} experiments>"

@@ -1,0 +1,345 @@
+"""Selects the content of the reports of cells, experiments, errors and leaks, independent of their layout."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from ipygpumem.records import (
+    CellRecord,
+    ExperimentRecord,
+    ReclaimStep,
+    RecoveryRecord,
+    RetainedArray,
+    TraceRecord,
+    Usage,
+)
+from ipygpumem.report import layout
+from ipygpumem.report.layout import SEPARATOR, LineSegment, Report, Table, clean, clean_name, count, device_label, sizes
+from ipygpumem.units import MIB, format_bytes, format_change, format_seconds, format_share
+
+_ROWS_SHOWN = 20
+_ROWS_OPEN = 8
+"""Maximum number of rows of a details table that is shown unfolded."""
+
+
+# -- cells ----------------------------------------------------------------------------------------------------
+
+
+def cell_report(record: CellRecord, scales: layout.Scales | None = None) -> Report:
+    """Return the one-line report of a cell, with bars scaled by ``scales``."""
+    head = "cell" if record.execution_count is None else f"cell {record.execution_count}"
+    return Report("cell", [head, *_span_segments(record, scales or layout.Scales())])
+
+
+def trace_report(record: TraceRecord, note: str = "") -> Report:
+    """Return the one-line report of a trace."""
+    head = " ".join(filter(None, ("trace", clean_name(record.label))))
+    return Report("trace", [head, *[clean(note)] * bool(note), *trace_segments(record)])
+
+
+def trace_segments(record: TraceRecord) -> list[LineSegment | str]:
+    """Return a trace's headline after its name: its time, its error, each device in use."""
+    return _span_segments(record) + ["memory was not measured"] * (not record.usages)
+
+
+def _span_segments(record: CellRecord | TraceRecord, scales: layout.Scales | None = None) -> list[LineSegment | str]:
+    segments: list[LineSegment | str] = [format_seconds(record.duration_seconds)]
+    if record.error is not None:
+        segments.append(clean_name(record.error))
+    for usage in filter(layout.in_use, record.usages):
+        if _has_moved(usage):
+            segments.append(LineSegment(_usage_part(usage), None if scales is None else scales.bar(usage)))
+        else:
+            segments.append(f"{device_label(usage.device)} {_now(usage).removesuffix(' now')}{_children(usage)}")
+    return segments
+
+
+def is_quiet(record: CellRecord) -> bool:
+    """Return True if a cell's line has no news: no device changed, nothing failed, no child process holds memory."""
+    fine = record.error is None and record.recovery is None
+    return fine and not any(_has_moved(usage) or usage.children_bytes for usage in record.usages)
+
+
+def usage_parts(usages: Iterable[Usage]) -> list[str]:
+    """Return one headline part per device, without accelerators that were and are empty."""
+    return [_usage_part(usage) for usage in usages if layout.in_use(usage)]
+
+
+def _has_moved(usage: Usage) -> bool:
+    """Return True if kept, freed or temporary memory reaches a MiB; less is usually not caused by the cell."""
+    return max(abs(usage.delta_bytes), usage.peak_delta_bytes) >= MIB
+
+
+def _usage_part(usage: Usage) -> str:
+    kept = f"{device_label(usage.device)} {format_change(usage.delta_bytes)}"
+    return f"{kept}, peak {layout.peak_label(usage)}, {_now(usage)}{_children(usage)}"
+
+
+def _children(usage: Usage) -> str:
+    return f", children {format_bytes(usage.children_bytes)}" if usage.children_bytes else ""
+
+
+def _now(usage: Usage) -> str:
+    if usage.used_bytes is not None and usage.total_bytes is not None:
+        return format_share(usage.used_bytes, usage.total_bytes)
+    return f"{format_bytes(usage.after_bytes)} now"
+
+
+# -- experiments ----------------------------------------------------------------------------------------------
+
+
+def experiment_reports(record: ExperimentRecord, style: str, scales: layout.Scales | None = None) -> list[Report]:
+    """Return the report of a finished experiment in ``style``: ``full``, ``compact`` or ``none``."""
+    if style == "none":
+        return []
+    head = [f"experiment {clean_name(record.name)}", *[count(len(record.cells), "cell")] * bool(record.cells)]
+    head += times(record)
+    notes = tuple(map(clean, record.notes))
+    used = list(filter(layout.in_use, record.usages))
+    bars = list(map((scales or layout.Scales()).bar, used))
+    rows = [
+        {
+            "device": device_label(usage.device),
+            **end_labels(record, usage.device),
+            "peak": layout.peak_label(usage),  # the cell's line shows the memory in use now
+        }
+        for usage in used
+    ]
+    if style == "compact":
+        parts = ["{device} consumed {consumed}, reclaimed {reclaimed}, peak {peak}".format_map(row) for row in rows]
+        return [Report("experiment", [*head, *map(LineSegment, parts, bars)], notes)]
+    title = "still alive, because something outside the experiment refers to it"
+    listings = [layout.Listing(title, leak_lines(record.survivors))] * bool(record.survivors)
+    tables = [Table.of(rows, {"consumed", "reclaimed", "peak"}, bars=bars)]
+    names = {
+        "noted": [f"{name}={value}" for name, value in record.parameters.items()],
+        "deleted": record.deleted,
+        "restored": record.restored,
+        "kept": record.kept,
+    }
+    facts = [layout.Fact(title, list(map(clean_name, found)), code=True) for title, found in names.items()]
+    facts.append(layout.Fact("given back", _step_list(record.steps, record.reclaimed)))
+    return [Report("experiment", head, notes, tables, [fact for fact in facts if fact.values], listings)]
+
+
+def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
+    """Return the labels of the memory held at an experiment's end, and of the decrease: negative for an increase."""
+    consumed, reclaimed = record.consumed.get(device, 0), record.reclaimed.get(device)
+    if reclaimed is None:
+        return {"consumed": "unknown", "reclaimed": "unknown"}
+    return {"consumed": format_change(consumed), "reclaimed": format_bytes(reclaimed)}
+
+
+def times(record: ExperimentRecord) -> list[str]:
+    """Return the time in the cells, and the span from start to end if that is more than a second longer."""
+    span = [f"span {format_seconds(record.span_seconds)}"]
+    return [format_seconds(record.duration_seconds), *span * (record.span_seconds > record.duration_seconds + 1)]
+
+
+def _step_list(steps: Iterable[ReclaimStep], total: Mapping[str, int]) -> list[str]:
+    """Return each step's share of ``total``, and the rest; shares below a tenth of a MiB are left out."""
+    texts, left = [], dict(total)
+    for step in steps:
+        # A later step may take some of it again, such as a page for its own work.
+        given = {device: min(size, left.get(device, 0)) for device, size in step.reclaimed.items() if size > 0}
+        left |= {device: left.get(device, 0) - size for device, size in given.items()}
+        given |= {f"{device_label(device)} reserved": size for device, size in step.returned.items()}
+        shown = sizes({device: size for device, size in given.items() if size >= MIB // 10})
+        if shown:
+            texts.append(f"{step.name} ({', '.join(shown)})")
+    rest = {device: size for device, size in left.items() if size >= MIB // 10}
+    return [*texts, f"returned by allocators ({_sizes(rest)})"] if rest else texts
+
+
+# -- errors ---------------------------------------------------------------------------------------------------
+
+_CAUSES = {"oom": "out of memory", "interrupt": "interrupted", "error": "failed"}
+_KEEPS = {"oom": "never", "interrupt": "oom", "error": "oom+interrupt"}
+"""The option's value that keeps the locals of frames for such an error."""
+
+
+def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report]:
+    """Return the report after an OOM, or after another error whose frames kept a relevant amount of memory alive."""
+    held = [item for item in record.held if item.size_bytes >= min_held_bytes]
+    if record.kind != "oom" and not held and not record.detached and not record.poisoned:
+        return []
+    head = [f"{_CAUSES[record.kind]} ({clean_name(record.error)})"]
+    if record.requested_bytes is not None:
+        head.append(f"asked for {format_bytes(record.requested_bytes)}")
+    if record.kind == "oom":
+        head.append(f"free: {_sizes(record.free)}")
+    head.append(f"came back: {_sizes(record.reclaimed)}")
+    title = "held by the traceback"
+    tables = [held_table(title, record.held, min_held_bytes, _also_freed(record))] if held else []
+    listings = [layout.Listing("small locals of these frames", list(map(clean, record.plain)))] * bool(record.plain)
+    return [Report("recovery", head, _recovery_lines(record), tables, listings=listings, is_trouble=True)]
+
+
+def _also_freed(record: RecoveryRecord) -> dict[str, int]:
+    """Return the memory freed on the held tensors' devices in addition to them, if it deserves a row."""
+    held: Counter[str] = Counter()
+    for item in (*record.held, *record.detached):
+        *hosts, device = item.device.split(", ")  # the last of an optimizer's is not the host
+        if not set(hosts) <= {"cpu"}:
+            return {}
+        held[device] += item.size_bytes
+    came = Counter(record.reclaimed)
+    came.subtract(held)
+    return {device: came[device] for device in held if came[device] >= max(MIB, held[device] // 100)}
+
+
+def _recovery_lines(record: RecoveryRecord) -> list[str]:
+    lines = []
+    if record.poisoned:
+        lines.append(
+            "This error has broken the device's context: nothing on the device can be used or freed any more. "
+            "Restart the kernel."
+        )
+    if record.refused_by:
+        lines.append(clean(record.refused_by))
+    if record.incomplete_optimizer:
+        lines.append(
+            f"{clean_name(record.incomplete_optimizer)}: optimizer state is incomplete; the next step() would raise "
+            "KeyError. Make a new optimizer, or call its state.clear()."
+        )
+    lines += detached_lines(record.detached)
+    returned: Counter[str] = Counter()
+    for step in record.steps:
+        returned.update(step.returned)
+    if any(size > 0 for size in returned.values()):
+        lines.append("returned to the device: " + _sizes(returned))
+    if record.frames:
+        option = f"%config IPyGpuMem.release_frames = '{_KEEPS[record.kind]}'"
+        lines.append(f"%debug finds no locals in these frames: {option} keeps them")
+    return lines + _failed_steps(record.steps)
+
+
+def _failed_steps(steps: Iterable[ReclaimStep]) -> list[str]:
+    return [f"{step.name}: {clean(step.error)}" for step in steps if step.error]
+
+
+def detached_lines(held: Sequence[RetainedArray]) -> list[str]:
+    """Return the line about the objects that were removed from an exception."""
+    names = ", ".join(f"{item.name} ({item.type_name}, {format_bytes(item.size_bytes)})" for item in held)
+    return [f"removed from the exception (not referenced elsewhere): {clean(names)}"] if held else []
+
+
+def _sizes(by_device: Mapping[str, int]) -> str:
+    return ", ".join(sizes(by_device)) or "nothing"
+
+
+def held_table(
+    title: str, held: Sequence[RetainedArray], smallest: int = 0, more: Mapping[str, int] | None = None
+) -> Table:
+    """Return a table of the largest holders, one row for the rest, and one for each device of ``more``."""
+    shown = [item for item in held if item.size_bytes >= smallest][:_ROWS_SHOWN]
+    rows = [
+        {
+            "size": format_bytes(item.size_bytes),
+            "function": clean_name(item.function),
+            "line": str(item.line) if item.function else "",
+            "name": clean_name(item.name),
+            "type": clean_name(item.type_name),
+            "shape": clean_name(_shape(item)),
+            "dtype": clean_name(item.dtype),
+            "device": clean_name(item.device),
+        }
+        for item in shown
+    ]
+    rest = held[len(shown) :]
+    first = "function" if any(row["function"] for row in rows) else "name"
+    extra = [(format_bytes(size), "garbage and caches", device) for device, size in (more or {}).items()]
+    extra += [(_total(rest), f"and {len(rest)} more", "")] if rest and _sum(rest) >= smallest else []
+    rows += [dict.fromkeys(rows[0], "") | {"size": size, first: what, "device": device} for size, what, device in extra]
+    is_long = len(shown) > _ROWS_OPEN
+    title = f"{title}: {_total(held)}" if is_long else title
+    return Table.of(rows, {"line", "size"}, title, code={"function", "name"}, folded=is_long)
+
+
+def _shape(item: RetainedArray) -> str:
+    return count(item.arrays, "array") if item.shape is None else layout.shape_label(item.shape)
+
+
+def freed_report(
+    title: str, steps: Sequence[ReclaimStep], reclaimed: Mapping[str, int], notes: Sequence[str] = ()
+) -> Report:
+    """Return the report of memory freed by hand."""
+    given = ", ".join(_step_list(steps, reclaimed))
+    found = []
+    for device, size in reclaimed.items():
+        returned = sum(max(0, step.returned.get(device, 0)) for step in steps)  # its cache, where no tensor went
+        what = f"reserved {format_bytes(returned)}" if returned and size <= 0 else format_bytes(size)
+        found.append(f"{device_label(device)} {what}")
+    lines = (*[given] * bool(given), *notes, *_failed_steps(steps))
+    return Report("note", f"{title}: {', '.join(found) or 'nothing'}", lines)
+
+
+# -- leaks ----------------------------------------------------------------------------------------------------
+
+
+Kept = tuple[int, str, str, str]
+"""Memory that is probably kept by mistake: bytes, device, description, remedy."""
+_LAST_INDEX = re.compile(r"\[\d+\](?=[^\[\]]*$)")
+
+
+def leaks_report(
+    held: Sequence[RetainedArray],
+    smallest: int,
+    beyond: Sequence[RetainedArray] = (),
+    kept: Sequence[Kept] = (),
+    notes: Sequence[str] = (),
+) -> Report:
+    """Return the report of ``%gpumem leaks``; ``beyond`` were too many to examine, ``kept`` are no leaks."""
+    lines = leak_lines(held)
+    if beyond:
+        rest = f"{count(len(beyond), 'smaller storage')}, {_total(beyond)} in all"
+        lines.append(f"{rest}: too many to examine; free larger ones first, then run it again")
+    none = f"no leak of at least {format_bytes(smallest)} was found"
+    found = f"{count(len(held), 'leak')}{SEPARATOR}{_total(held)}" if held else none
+    other = _sum(beyond) + sum(item[0] for item in kept)
+    found += f"{SEPARATOR}other rows: {format_bytes(other)}" * bool(other)
+    kept = sorted(kept, key=lambda item: -item[0])
+    lines += [SEPARATOR.join([f"{format_bytes(i[0])} on {i[1]}", *map(clean, i[2:])]) for i in kept[:_ROWS_SHOWN]]
+    more = kept[_ROWS_SHOWN:]
+    lines += [f"and {len(more)} more: {format_bytes(sum(item[0] for item in more))}"] * bool(more)
+    return Report("leaks", found, [*lines, *notes])
+
+
+def leak_lines(held: Sequence[RetainedArray]) -> list[str]:
+    """Return one line per leak, those in one container together, and one line for the rest."""
+    groups: dict[tuple[object, ...], list[RetainedArray]] = {}
+    for item in held:
+        where = None if item.holder is None else (_LAST_INDEX.sub("", item.holder.path), item.holder.advice)
+        what = (item.name, item.type_name, item.dtype, item.shape, item.device, item.cell, where)
+        groups.setdefault(what, []).append(item)
+    ordered = sorted(groups.values(), key=lambda group: -sum(item.size_bytes for item in group))
+    rest = [item for group in ordered[_ROWS_SHOWN:] for item in group]
+    more = [f"and {len(rest)} more: {_total(rest)}"] if rest else []
+    return [*map(_leak_line, ordered[:_ROWS_SHOWN]), *more]
+
+
+def _total(held: Iterable[RetainedArray]) -> str:
+    return format_bytes(_sum(held))
+
+
+def _sum(held: Iterable[RetainedArray]) -> int:
+    return sum(item.size_bytes for item in held)
+
+
+def _leak_line(group: Sequence[RetainedArray]) -> str:
+    first = group[0]
+    number = f"{len(group)} × " if len(group) > 1 else ""
+    type_name, shape = clean_name(first.type_name), " × ".join(map(str, first.shape or ()))
+    kind = type_name if first.shape is not None else f"{type_name} with {_shape(first)}"
+    words = " ".join(clean_name(word) for word in (kind, first.dtype, shape, f"on {first.device}") if word)
+    parts = [_total(group), number + (f"{clean_name(first.name)}: {words}" if first.name else words)]
+    if first.cell is not None:
+        parts.append(f"cell {first.cell}")
+    if first.holder is not None:
+        path = _LAST_INDEX.sub("[…]", first.holder.path) if number else first.holder.path
+        parts.append(f"held by {clean(path)}")
+        if first.holder.advice:
+            parts.append(f"to free it: {clean(first.holder.advice)}")
+    return SEPARATOR.join(parts)

@@ -1,0 +1,214 @@
+"""Exports a session: JSON, which ``load`` reads back without loss, or CSV for spreadsheets."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ipygpumem.errors import FileError, ellipsize, quoted
+from ipygpumem.introspect import type_name
+from ipygpumem.probes import host
+from ipygpumem.records import MOST_DEVICES, USAGE_BYTES, SessionRecord, open_plain
+from ipygpumem.report.layout import clean
+from ipygpumem.units import format_bytes
+
+SCHEMA = 1
+"""Incremented when older readers would misunderstand a file; an additional field does not change it."""
+_NAME = "ipygpumem"
+_HEAD_BYTES = 4096
+_MOST_BYTES = 2**29
+"""Maximum size of an export to read: enough for about a million cells."""
+_STALE_SECONDS = 3600
+_TEMPORARY = re.compile(r"\.ipygpumem-(?:(\d{1,10})-([0-9a-f]{8})-)?[0-9a-f]+\.tmp")
+"""Name of a file that is being written: PID and machine of the process."""
+
+_RUN = ("execution_count", "cell_id", "experiment", "started_at", "duration_seconds", "success", "error")
+_CELL = (*_RUN, "source_line", "source_digest")
+_USAGE = ("device", *USAGE_BYTES, "method")
+COLUMNS = (*_CELL, "recovery", *_USAGE)
+
+# Spreadsheets read text as a formula if it begins with one of these, also after white space.
+_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
+
+
+# -- formats --------------------------------------------------------------------------------------------------
+
+
+def to_json(record: SessionRecord) -> str:
+    """Return the record as JSON in ASCII, so that even broken text in it survives."""
+    return json.dumps({"format": _NAME, "schema": SCHEMA, **record.to_dict()}, allow_nan=False)
+
+
+_LAST_TIME = 9e9
+"""Largest Unix time in seconds that pandas can hold, rounded down: the year 2255."""
+
+
+def from_json(text: str, name: str) -> SessionRecord:
+    """Return the record that ``to_json`` wrote; ``FileError`` describes a fault in the text."""
+    try:
+        data: Any = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{name} is not JSON, or only a part of it ({ellipsize(error)})") from None
+    if type(data) is not dict or data.get("format") != _NAME or type(data.get("schema")) is not int:
+        raise FileError(f"{name} is not an export of ipygpumem: %gpumem export writes one")
+    if data["schema"] > SCHEMA:
+        raise FileError(
+            f"{name} has schema {quoted(data['schema'])} and this ipygpumem reads up to {SCHEMA}: upgrade it"
+        )
+    try:
+        record = SessionRecord.from_dict(data)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FileError(f"{name} is damaged: {ellipsize(error)}") from None
+    runs: list[Any] = [*record.cells, *record.experiments, *record.traces]
+    devices = {usage.device for run in runs for usage in run.usages}
+    if len(devices) > MOST_DEVICES:
+        raise FileError(f"{name} is damaged: it has {len(devices)} devices")
+    if any(abs(run.started_at) > _LAST_TIME for run in runs):
+        raise FileError(f"{name} is damaged: it contains an invalid time")
+    return record
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"JSON has no number {text}")
+
+
+def to_csv(record: SessionRecord) -> str:
+    """Return one row per cell and device; a cell without a measured device has one row."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for cell in record.cells:
+        first = [*(getattr(cell, name) for name in _CELL), cell.recovery and cell.recovery.kind]
+        for usage in cell.usages or (None,):
+            writer.writerow(map(_no_formula, (*first, *(getattr(usage, name, None) for name in _USAGE))))
+    return buffer.getvalue()
+
+
+def _no_formula(value: object) -> object:
+    """Return a number unchanged, and text so that no spreadsheet runs it as a formula."""
+    if type(value) is not str:
+        return value
+    text = clean(value)
+    return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
+
+
+_FORMATS: dict[str, tuple[Callable[[SessionRecord], str], str]] = {
+    ".json": (to_json, f'{{"format": "{_NAME}", "schema": '),
+    ".csv": (to_csv, ",".join(COLUMNS)),
+}
+"""Renderers of a session by suffix, with the beginning of every file that they write."""
+SUFFIXES = tuple(_FORMATS)
+
+
+# -- files ----------------------------------------------------------------------------------------------------
+
+
+def save(path: str | os.PathLike[str], record: SessionRecord, *, force: bool = False) -> tuple[Path, int]:
+    """Write ``record`` to ``path`` in the format of its suffix; return the file's path and its size in bytes."""
+    place = place_of(path)
+    chosen = _FORMATS.get(Path(os.fsdecode(path)).suffix.lower())
+    if chosen is None:
+        raise FileError(
+            f"{clean(ellipsize(os.fsdecode(path)))}: the suffix selects the format: {' or '.join(SUFFIXES)}"
+        )
+    render, head = chosen
+    return place, write(place, render(record), is_ours=lambda text: text.startswith(head), force=force)
+
+
+def load(path: str | os.PathLike[str]) -> SessionRecord:
+    """Return the session stored in a .json file."""
+    place = place_of(path)
+    name = clean(ellipsize(place))
+    try:
+        with open_plain(place) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > _MOST_BYTES:
+                raise FileError(f"{name} has {format_bytes(size)}: too large for an export")
+            text = file.read(size).decode("utf-8")
+    except UnicodeDecodeError:
+        raise FileError(f"{name} is not text") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or ellipsize(error)
+        raise FileError(f"{name} cannot be read: {why}") from None
+    return from_json(text, clean(ellipsize(os.fsdecode(path))))
+
+
+def place_of(path: str | os.PathLike[str]) -> Path:
+    """Return the resolved path: ``~`` is expanded, links are followed."""
+    try:
+        name = os.fsdecode(path)
+    except TypeError:
+        raise FileError(f"a file name must be a string or a path, not {type_name(path)}") from None
+    try:
+        return Path(os.path.realpath(Path(name).expanduser()))
+    except (OSError, RuntimeError, ValueError) as error:  # no such user, a null byte
+        raise FileError(f"{clean(ellipsize(name))!r} cannot be a file name: {ellipsize(error)}") from None
+
+
+def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], force: bool) -> int:
+    """Write ``content`` to ``place`` (from ``place_of``), completely or not at all; return its size in bytes.
+
+    ``is_ours`` returns True if a file with this beginning may be replaced; ``force`` replaces any file.
+    """
+    data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
+    name = clean(ellipsize(place))
+    try:
+        found = place.stat() if place.exists() else None
+        if found is not None and not stat.S_ISREG(found.st_mode):
+            what = "a folder" if stat.S_ISDIR(found.st_mode) else "not a plain file"
+            raise FileError(f"{name} is {what}: name a file to write")
+        if found is not None and found.st_size and not force:
+            with open_plain(place) as file:
+                if not is_ours(file.read(_HEAD_BYTES).decode("utf-8", "replace")):
+                    raise FileError(f"{name} is a file that ipygpumem did not write: --force (force=True) replaces it")
+        _replace(place, data, None if found is None else stat.S_IMODE(found.st_mode))
+    except OSError as error:
+        raise FileError(f"{name} cannot be written: {error.strerror or ellipsize(error)}") from None
+    return len(data)
+
+
+def _replace(place: Path, data: bytes, mode: int | None) -> None:
+    # In the same folder, for an atomic rename; a short name, because the file's own may have the maximum length.
+    temporary = place.with_name(f".ipygpumem-{os.getpid()}-{_here()}-{secrets.token_hex(4)}.tmp")
+    _remove_stale(place.parent)
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
+            if mode is not None:
+                with contextlib.suppress(OSError):  # unsupported by some file systems
+                    temporary.chmod(mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(place)
+    except BaseException:  # including an interrupt
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def _here() -> str:
+    """Return a short identifier of the machine and PID namespace."""
+    return hashlib.sha256(host.process_space().encode()).hexdigest()[:8]
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove temporary files of killed processes; those of other machines only if they are an hour old."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob(".ipygpumem-*.tmp"):
+            if (found := _TEMPORARY.fullmatch(path.name)) is None:
+                continue
+            with contextlib.suppress(OSError):
+                is_dead = found[2] == _here() and not host.is_running(int(found[1]))
+                if is_dead or time.time() - path.lstat().st_mtime > _STALE_SECONDS:
+                    path.unlink()

@@ -1,0 +1,176 @@
+"""Lays reports out as HTML for notebooks, with every text escaped; readable without its styles, too.
+
+Text has the page's own colour, so that it is legible in every theme; only borders and bars are coloured. There is no
+script, style sheet, id or external resource. If a sanitizer drops the styles (GitHub) or the theme variables
+(untrusted notebooks), words, tables and folding remain. The bars' middle tones have equal contrast to light and dark
+pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+
+from ipygpumem.report import text
+from ipygpumem.report.layout import SEPARATOR, Bar, Report, Table, clean, listed
+
+_OPEN_LINES = 5
+"""Maximum number of lines of a listing that is shown unfolded."""
+
+# Each theme variable follows a plain value: JupyterLab's sanitizer drops one and keeps the other.
+_CODE = "font-family: monospace; font-family: var(--jp-code-font-family, var(--vscode-editor-font-family, monospace))"
+_SANS = "font-family: sans-serif; font-family: var(--jp-ui-font-family, var(--vscode-font-family, sans-serif))"
+_LINE = (
+    f'<div style="{_CODE}; font-size: 0.85em; line-height: 1.6; '
+    'margin-left: 5px; margin-left: var(--jp-code-padding, 5px)">{}</div>'
+)
+_PART = '<span style="display: inline-block; max-width: 100%; overflow-wrap: break-word; opacity: 0.85">{}</span>'
+_FIRST = '<b style="font-weight: 600">{}</b>'
+
+_ACCENT = ("#1e88e5", "var(--jp-brand-color1, var(--vscode-focusBorder, #1e88e5))")
+_TROUBLE = ("#e67e22", "var(--jp-warn-color1, var(--vscode-editorWarning-foreground, #e67e22))")
+_FRAME = (
+    f'<details open style="{_SANS}; font-size: 0.9em; line-height: 1.5; border-left: 3px solid {{}}; '
+    "border-left-color: {}; padding: 0.2em 0 0.2em 0.8em; margin: 0.4em 0 0.4em 5px; "
+    'margin-left: var(--jp-code-padding, 5px)">\n<summary style="cursor: pointer">{}</summary>\n{}\n</details>'
+)
+_FOLD = (
+    '<details{} style="margin: 0.3em 0">\n<summary style="cursor: pointer; opacity: 0.85">{}</summary>\n{}\n</details>'
+)
+# Rows wrap on a narrow page, each at the same places, because a column has one width in all of them. The second line
+# of a row starts under the second column. Without the styles it is a plain table.
+_TABLE = (
+    '<table style="display: block; width: {}; max-width: 100%; margin: 0.2em 0; font-size: inherit; '
+    'font-variant-numeric: tabular-nums; border: none">\n<thead style="display: block; border: none">\n{}\n</thead>\n'
+    '<tbody style="display: block">\n{}\n</tbody>\n</table>'
+)
+_ROW = (
+    '<tr style="display: flex; flex-wrap: wrap; align-items: baseline; padding: 0 0 0 {indent}; '
+    'background: transparent; border: none; border-bottom: 1px solid rgba(128, 128, 128, {line})">{cells}</tr>'
+)
+_CELL = (
+    '<{kind} style="flex: {width}; box-sizing: content-box; text-align: {side}; line-height: 1.4; '
+    'padding: 0.1em {gap}em 0.1em 0; border: none{more}">{content}</{kind}>'
+)
+_LETTER = 0.62
+"""Upper bound of the mean width of a letter, in em, because JupyterLab's sanitizer does not accept ch."""
+_GAP = 1.1
+"""Gap between columns."""
+_WIDE = 24
+"""Minimum letters of a column that takes the rest of a line, and wraps."""
+_BESIDE = 11
+"""The same for the second column, which wraps next to the first one; an upper bound."""
+_DEEP = 14
+"""Minimum letters of a first column with an empty space below; the next line is indented slightly."""
+_NAME = f'<code style="{_CODE}; background: transparent; padding: 0; overflow-wrap: break-word">{{}}</code>'
+
+_TRACK = (
+    '<span role="img" title="{label}" aria-label="{label}" style="display: inline-block; width: 64px; height: 8px; '
+    "line-height: 8px; font-size: 0; text-align: left; white-space: nowrap; overflow: hidden; "
+    'background: rgba(128, 128, 128, 0.22); border-radius: 2px{tick}">{pieces}</span>'
+)
+_PIECE = '<span style="display: inline-block; height: {}px; min-width: 2px; width: {:.1f}%; background: {}"></span>'
+# The peak is past, so it is half as high. The shades of "in use before" and "kept" differ in grey, too.
+_PIECES = ((8, "rgba(128, 128, 128, 0.6)"), (8, "#1e88e5"), (4, "#64b5f6"))
+
+
+def render(reports: Iterable[Report], *, bars: bool = True) -> str:
+    """Return the reports one below the other."""
+    return "\n".join([_report(report, bars=bars) for report in reports])
+
+
+def _escaped(text: str) -> str:
+    return escape(clean(text))
+
+
+def _report(report: Report, *, bars: bool) -> str:
+    parts = [
+        f"{html_bar(bar)} {_escaped(text)}" if bars and bar is not None else _escaped(text)
+        for text, bar in report.segments
+    ]
+    # The headline breaks between parts, with the separator at the end of a line, and inside a part that is too long.
+    last, dot = len(parts) - 1, SEPARATOR.rstrip()
+    rest = [_PART.format(part + dot * (number < last)) for number, part in enumerate(parts) if number]
+    head = " ".join([_FIRST.format(parts[0]) + dot * bool(rest), *rest])
+    if report.tables or report.facts or report.listings or (report.lines and report.kind != "cell"):
+        return _FRAME.format(*(_TROUBLE if report.is_trouble else _ACCENT), head, "\n".join(_body(report, bars=bars)))
+    if len(parts) == 1 and not report.lines:
+        head = _escaped(report.headline)
+    return _LINE.format("<br>".join([head, *map(_escaped, report.lines)]))
+
+
+def _body(report: Report, *, bars: bool) -> Iterator[str]:
+    for table in report.tables:
+        drawn = _table(table, bars=bars)
+        yield _fold(table.title, drawn, shown=not table.folded) if table.title else drawn
+    for fact in report.facts:
+        values = [_NAME.format(_escaped(value)) if fact.code else _escaped(value) for value in fact.values]
+        yield f'<div><span style="opacity: 0.75">{_escaped(fact.title)}:</span> {listed(values, fact.most)}</div>'
+    for line in report.lines:
+        yield f'<div style="overflow-wrap: break-word">{_escaped(line)}</div>'
+    for listing in report.listings:
+        look = f"overflow-wrap: break-word; padding-left: 1em{f'; white-space: pre-wrap; {_CODE}' * listing.code}"
+        lines = "\n".join([f'<div style="{look}">{_escaped(line)}</div>' for line in listing.lines])
+        title = listing.title if listing.code else f"{listing.title}: {len(listing.lines)}"
+        is_short = listing.code or len(listing.lines) <= _OPEN_LINES
+        yield _fold(title, lines, shown=is_short and not listing.folded)
+
+
+def _fold(title: str, content: str, *, shown: bool) -> str:
+    return _FOLD.format(" open" if shown else "", _escaped(title), content)
+
+
+def _table(table: Table, *, bars: bool) -> str:
+    """Return a table; the bars follow the last column of numbers."""
+    grid = [list(map(clean, row)) for row in (table.columns, *table.rows)]
+    letters = [max(map(text.columns, texts)) for texts in zip(*grid, strict=True)]
+    looks = [
+        _look(size, number=name in table.numbers, code=name in table.code, is_second=place == 1)
+        for place, (name, size) in enumerate(zip(table.columns, letters, strict=True))
+    ]
+    drawn = [[escape(text) for text in row] for row in grid]
+    if bars and any(table.bars):
+        behind = max(number for number, name in enumerate(table.columns, 1) if name in table.numbers)
+        looks.insert(behind, ("0 0 auto", "left", "; min-width: 66px"))
+        for row, bar in zip(drawn, (None, *table.bars), strict=True):
+            row.insert(behind, html_bar(bar) if bar else "")
+    indent = _em(letters[0], _GAP) if letters[0] <= _DEEP else f"{_GAP}em"
+    looks[0] = (*looks[0][:2], f"{looks[0][2]}; margin-left: -{indent}")
+    head, *rows = [_row(row, looks, indent, is_head=row is drawn[0]) for row in drawn]
+    extra = 7 * (len(looks) - len(letters))  # for bars
+    return _TABLE.format(_em(sum(letters), _GAP * (len(looks) + 1) + extra), head, "\n".join(rows))
+
+
+def _em(letters: float, more: float = 0) -> str:
+    return f"{letters * _LETTER + more:.4g}em"
+
+
+def _look(letters: int, *, number: bool, code: bool, is_second: bool) -> tuple[str, str, str]:
+    """Return a column's width, alignment and extra style."""
+    font = f"; white-space: pre-wrap; {_CODE}" if code else ""
+    if number:
+        return f"0 0 {_em(letters)}", "right", f"; white-space: nowrap{font}"
+    # Letters are narrower than digits, by a factor that depends on the font.
+    least = _em(min(letters if code else 0.9 * letters, _BESIDE if is_second else _WIDE))
+    most = f"; max-width: {_em(letters)}; min-width: 0; overflow-wrap: anywhere{font}"
+    return f"{9 if is_second else 1} 1 {least}", "left", most
+
+
+def _row(row: Sequence[str], looks: Sequence[tuple[str, str, str]], indent: str, *, is_head: bool) -> str:
+    kind, style, line = ("th", "; font-weight: 500; opacity: 0.75", 0.4) if is_head else ("td", "", 0.12)
+    cells = [
+        _CELL.format(kind=kind, gap=_GAP, width=width, side=side, more=more + style, content=content)
+        for content, (width, side, more) in zip(row, looks, strict=True)
+    ]
+    return _ROW.format(indent=indent, line=line, cells="".join(cells))
+
+
+def html_bar(bar: Bar) -> str:
+    """Return ``bar`` as spans; its label is the tooltip and the text for screen readers."""
+    pieces = "".join(
+        _PIECE.format(height, 100 * size / bar.length_bytes, colour)
+        for size, (height, colour) in zip(bar.pieces, _PIECES, strict=True)
+        if size
+    )
+    tick = "; border-right: 2px solid rgba(128, 128, 128, 0.9)" if bar.is_whole else ""
+    return _TRACK.format(label=_escaped(bar.label), pieces=pieces, tick=tick)

@@ -1,0 +1,249 @@
+"""Defines the parts of a report: plain text that ``text`` and ``html`` lay out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ipygpumem.records import Usage
+from ipygpumem.units import format_bytes, format_change
+
+SEPARATOR = " · "
+NAMES_SHOWN = 40
+_LEAST_SHARE = 0.01
+"""Smaller shares of a bar's length are no piece, and smaller changes no bar."""
+_LONGEST_TEXT = 4000
+_LONGEST_NAME = 80
+
+
+# -- the parts ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A device's memory as pieces of a length: in use before, kept in addition, the peak above, the rest.
+
+    ``label`` is the text version; ``is_whole`` if the bar ends at the device's total memory, which a tick shows.
+    """
+
+    label: str
+    length_bytes: int
+    used_bytes: int
+    kept_bytes: int = 0
+    peak_bytes: int = 0
+    is_whole: bool = True
+
+    @property
+    def pieces(self) -> list[int]:
+        """Bytes of the pieces: none negative or below 1 % of the length, their sum at most the length."""
+        found: list[int] = []
+        for size in (self.used_bytes, self.kept_bytes, self.peak_bytes):
+            rest = self.length_bytes - sum(found)
+            found.append(min(size, rest) if size >= _LEAST_SHARE * self.length_bytes else 0)
+        return found
+
+
+class LineSegment(NamedTuple):
+    """One part of a headline, with its bar."""
+
+    text: str
+    bar: Bar | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under headings; columns named in ``numbers`` are right-aligned, those in ``code`` monospaced.
+
+    There is a bar for each row, or none at all. A ``folded`` table shows only its title where the front-end can fold.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: Collection[str] = ()
+    code: Collection[str] = ()
+    bars: Sequence[Bar | None] = ()
+    folded: bool = False
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[Mapping[str, str]], numbers: Collection[str] = (), title: str = "", **more: Any
+    ) -> Table:
+        """Return a table of rows that have a text for each heading, without columns that are empty in every row."""
+        columns = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
+        return cls(title, tuple(columns), tuple(tuple(row[name] for name in columns) for row in rows), numbers, **more)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """``title: value, value``, up to ``most``; names and code are monospaced."""
+
+    title: str
+    values: Sequence[str]
+    code: bool = False
+    most: int = NAMES_SHOWN
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Lines under a title, which a front-end may fold; ``code`` is monospaced, and not counted in the title."""
+
+    title: str
+    lines: Sequence[str]
+    code: bool = False
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """One report: a headline, whole or in parts, and its details.
+
+    ``kind`` identifies the report for front-ends and tests. ``is_trouble`` gives it a border in another colour.
+    """
+
+    kind: str
+    head: str | Sequence[LineSegment | str]
+    lines: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    facts: Sequence[Fact] = ()
+    listings: Sequence[Listing] = ()
+    is_trouble: bool = False
+
+    @property
+    def segments(self) -> list[LineSegment]:
+        """The headline in parts, at least one."""
+        parts = [self.head] if isinstance(self.head, str) else self.head
+        return [LineSegment(part) if isinstance(part, str) else part for part in parts]
+
+    @property
+    def headline(self) -> str:
+        """The headline as a text."""
+        return SEPARATOR.join([segment.text for segment in self.segments])
+
+
+# -- bars -----------------------------------------------------------------------------------------------------
+
+
+class Scales:
+    """Lengths of the devices' bars: the session's highest use, so that changes are visible."""
+
+    def __init__(self) -> None:
+        self._highest: dict[str, int] = {}
+
+    def note(self, usages: Iterable[Usage]) -> None:
+        """Lengthen the bars for ``usages``."""
+        for usage in usages:
+            self._highest[usage.device] = max(self._highest.get(usage.device, 0), sum(_sizes(usage)))
+
+    def bar(self, usage: Usage) -> Bar | None:
+        """Return the bar of ``usage``.
+
+        It is as long as the highest use, rounded up so that it seldom changes (..., 1, 1.5, 2, 3, 4, 6 GiB, ...), or
+        as the device's total, if that is less. None if the total is unknown, or if less than 1 % of the length was
+        kept, freed or needed temporarily.
+        """
+        total = usage.total_bytes
+        if not total:
+            return None
+        used, kept, peak = _sizes(usage)
+        highest = max(self._highest.get(usage.device, 0), used + kept + peak)
+        wanted = highest + highest // 20
+        step = 1 << max(0, wanted.bit_length() - 2)
+        length = min(total, -(-wanted // step) * step or 1)
+        if max(kept, peak) < _LEAST_SHARE * length:
+            return None
+        label = f"{device_label(usage.device)}: {format_bytes(used + kept)} of {format_bytes(total)} in use"
+        if length < total:
+            label += f"; the bar ends at {format_bytes(length)}"
+        grain = -(-length // 1024)  # so that equal-looking bars are equal
+        used, kept, peak = (-(-size // grain) * grain for size in (used, kept, peak))
+        return Bar(label, length, used, kept, peak, is_whole=length == total)
+
+
+def _sizes(usage: Usage) -> tuple[int, int, int]:
+    """Return the bytes in use since before, the bytes kept in addition, and the peak above both.
+
+    If known, other processes, the context and the allocator's cache count as in use before: the sum is the use of the
+    whole device at the peak.
+    """
+    kept = max(0, usage.delta_bytes)
+    peak = max(0, usage.peak_bytes - usage.after_bytes)
+    used = usage.after_bytes - kept
+    if usage.used_bytes is not None:
+        mine = usage.after_bytes if usage.reserved_bytes is None else usage.reserved_bytes
+        # The peak lay in the allocator's cache, unless that has been freed.
+        used = max(usage.used_bytes - kept - peak, usage.used_bytes - mine + used)
+    return used, kept, peak
+
+
+# -- texts ----------------------------------------------------------------------------------------------------
+
+
+def clean(text: str) -> str:
+    """Return ``text`` on one line, cut if it is huge, without control characters, which could change a terminal."""
+    if len(text) > _LONGEST_TEXT:
+        text = f"{text[:_LONGEST_TEXT]}…"
+    if text.isprintable():
+        return text
+    return "".join([letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text])
+
+
+def shorten(text: str, letters: int) -> str:
+    """Return ``text`` as ``clean`` does, shortened in the middle, because the ends distinguish names."""
+    text = clean(text)
+    if len(text) <= letters:
+        return text
+    tail = (letters - 1) // 3
+    return f"{text[: letters - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def clean_name(text: str) -> str:
+    """Return a name, a type or the like, shortened to leave room for its neighbours."""
+    return shorten(text, _LONGEST_NAME)
+
+
+def note(text: str) -> Report:
+    """Return a report of one line."""
+    return Report("note", clean(text))
+
+
+def listed(values: Sequence[str], most: int = NAMES_SHOWN) -> str:
+    """Return values with commas, and the number of those that are too many to show."""
+    rest = len(values) - most
+    return ", ".join(values[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def count(number: int, thing: str) -> str:
+    """Return ``1 cell``, ``2 cells``."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def sizes(by_device: Mapping[str, int], form: Callable[[int], str] = format_bytes) -> list[str]:
+    """Return ``RAM 1 MiB`` for each device."""
+    return [f"{device_label(device)} {form(size)}" for device, size in by_device.items()]
+
+
+def shape_label(shape: Sequence[int]) -> str:
+    """Return a shape as reports show it, ``512 × 1024``; empty for a scalar."""
+    return " × ".join(map(str, shape)) or "scalar"
+
+
+def peak_label(usage: Usage) -> str:
+    """Return a peak above the start; sampled ones are marked, because they may miss the highest point."""
+    return format_change(usage.peak_delta_bytes) + sampled_mark(usage)
+
+
+def sampled_mark(usage: Usage) -> str:
+    """Return the mark of a sampled peak; empty for an exact one."""
+    return " (sampled)" if usage.method == "sampled" else ""
+
+
+def in_use(usage: Usage) -> bool:
+    """Return True for a device worth reporting: the host, and an accelerator that is or was in use."""
+    return usage.device == "cpu" or bool(usage.peak_bytes or usage.before_bytes or usage.reserved_bytes)
+
+
+def device_label(device: str) -> str:
+    """Return the display name of a device: the host is ``RAM``."""
+    return "RAM" if device == "cpu" else device

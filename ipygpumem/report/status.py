@@ -1,0 +1,127 @@
+"""Builds the report of ``%gpumem status``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from ipygpumem.inventory.breakdown import Part, Reconciliation
+from ipygpumem.probes.host import Child
+from ipygpumem.records import CellRecord, Reading
+from ipygpumem.report.layout import SEPARATOR, Bar, Report, Table, clean, clean_name, device_label, sizes
+from ipygpumem.units import format_bytes
+
+_FIGURES = ("in use", "reserved", "device used", "others", "total", "children")
+_ROWS_SHOWN = 24
+_CHILDREN_SHOWN = 10
+_CLOCK_SECONDS = 0.01
+"""Maximum difference of a process's clock from ours: the kernel counts hundredths of a second."""
+
+
+def status_report(
+    headline: str,
+    lines: Iterable[str],
+    readings: Iterable[Reading],
+    reconciliations: Sequence[Reconciliation] = (),
+    children: Sequence[Child] = (),
+    cells: Sequence[CellRecord] = (),
+) -> Report:
+    """Return the open features, each device's memory and its parts, and the processes started by ``cells``."""
+    readings = list(readings)
+    noted = [(item.device, item.note) for item in readings if item.note]
+    noted += [(item.device, note) for item in reconciliations for note in item.notes]
+    tables = [_readings_table(readings), *map(_parts_table, reconciliations)]
+    if children:
+        tables.append(_children_table(children, cells))
+    notes = [clean(f"{device_label(device)}: {note}") for device, note in noted]
+    return Report("status", headline.split(SEPARATOR), (*map(clean, lines), *notes), tables)
+
+
+def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> Table:
+    """Return the child processes, each with the cell during which it was started."""
+    largest = sorted(children, key=lambda child: (-sum(dict(child.on_devices).values()), -child.memory_bytes))
+    rest = largest[_CHILDREN_SHOWN:]
+    rows = [
+        {
+            "size": format_bytes(child.memory_bytes),
+            "on devices": ", ".join(sizes(dict(child.on_devices))),
+            "process": str(child.pid),
+            "name": clean_name(child.name),
+            "started in": started_in(child, cells),
+        }
+        for child in largest[:_CHILDREN_SHOWN]
+    ]
+    if rest:
+        size, used = format_bytes(sum(child.memory_bytes for child in rest)), Counter[str]()
+        for child in rest:
+            used.update(dict(child.on_devices))
+        more = {"size": size, "on devices": ", ".join(sizes(used)), "name": f"and {len(rest):,} more"}
+        rows.append(dict.fromkeys(rows[0], "") | more)
+    kind = "PSS: shared pages count by share" if children[0].is_shared_out else "RSS: shared pages count fully"
+    return Table.of(rows, {"size", "on devices", "process"}, f"child processes, by {kind}")
+
+
+def started_in(child: Child, cells: Sequence[CellRecord]) -> str:
+    """Return the cell that ran when a process was started; both of two that its clock does not distinguish."""
+    near = [
+        str(cell.execution_count)
+        for cell in cells
+        if cell.execution_count is not None
+        and -_CLOCK_SECONDS <= child.started_at - cell.started_at <= cell.duration_seconds + _CLOCK_SECONDS
+    ]
+    return f"cell {' or '.join(near)}" if near else "unknown cell"
+
+
+def _readings_table(readings: Sequence[Reading]) -> Table:
+    rows = []
+    for item in readings:
+        known = item.current_bytes, item.reserved_bytes, item.used_bytes, item.other_bytes, item.total_bytes
+        figures = zip(_FIGURES, (*known, item.children_bytes or None), strict=True)
+        shown = {name: "" if size is None else format_bytes(size) for name, size in figures}
+        rows.append({"device": device_label(item.device), **shown})
+    return Table.of(rows, _FIGURES, bars=list(map(_use, readings)))
+
+
+def _use(reading: Reading) -> Bar | None:
+    """Return the bar of the device's use, as far as known, with this process's share separate."""
+    if not reading.total_bytes:
+        return None
+    mine = reading.current_bytes if reading.reserved_bytes is None else reading.reserved_bytes
+    used = max(mine, reading.used_bytes or 0)
+    label = (
+        f"{device_label(reading.device)}: {format_bytes(mine)} this process, "
+        f"{format_bytes(used - mine)} other processes, of {format_bytes(reading.total_bytes)}"
+    )
+    return Bar(label, reading.total_bytes, used - mine, mine)
+
+
+def _parts_table(found: Reconciliation) -> Table:
+    """Return the parts of one device that are not empty, including "unknown"."""
+    parts = _shortened([part for part in found.parts if part.size_bytes != 0])
+    rows = [
+        {
+            "size": "unknown" if part.size_bytes is None else format_bytes(part.size_bytes),
+            "part": clean(part.name),
+            "what it is, what you can do": clean(part.advice),
+        }
+        for part in parts
+    ]
+    title = f"{clean(device_label(found.device))}: {format_bytes(found.total_bytes)}, {clean(found.basis)}"
+    return Table.of(rows, {"size"}, title, bars=[_share(part, found.total_bytes) for part in parts])
+
+
+def _share(part: Part, total_bytes: int) -> Bar | None:
+    if part.size_bytes is None or total_bytes <= 0 or part.size_bytes < total_bytes // 100:
+        return None
+    label = f"{clean(part.name)}: {format_bytes(part.size_bytes)} of {format_bytes(total_bytes)}"
+    return Bar(label, total_bytes, part.size_bytes)
+
+
+def _shortened(parts: list[Part]) -> list[Part]:
+    """Return the parts, the smallest of too many (processes, mostly) summed in one."""
+    if len(parts) <= _ROWS_SHOWN:
+        return parts
+    small = sorted((part.size_bytes, at) for at, part in enumerate(parts) if part.size_bytes is not None)
+    small = small[: len(parts) - _ROWS_SHOWN + 1]
+    rest = Part(f"{len(small)} smaller parts", sum(size for size, _ in small), "processes, mostly")
+    return [*(part for at, part in enumerate(parts) if at not in {place for _, place in small}), rest]

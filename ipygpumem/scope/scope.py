@@ -1,0 +1,329 @@
+"""Adds scopes to a flat namespace: tracks the names that a scope owns, and cleans up at its end.
+
+A scope behaves like a Python function: at the end its names are deleted, and shadowed ones get their old objects
+back. It handles names only, not memory or IPython.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import compress, filterfalse, repeat
+from operator import is_
+from types import ModuleType
+from typing import Any
+
+from ipygpumem.introspect import is_instance
+from ipygpumem.scope.bindings import Bindings
+from ipygpumem.scope.instrumenting import BINDS, HAS_BOUND, HAS_ENDED, HAS_IMPORTED, MAY_BIND
+
+Namespace = dict[str, Any]
+
+_SHELLS_OWN = re.compile(
+    r"In|Out|exit|quit|get_ipython|_ih|_oh|_dh|_sh|_exit_code|_+|_i+|_i\d+|_\d+|__(name|doc|builtin|builtins|"
+    r"nonzero|package|loader|spec|file|session|warningregistry)__|_VSCODE\w*|__VSCODE\w*|_jupyterlab_variableinspector\w*"
+)
+"""Names that IPython or a front-end keeps in the user's namespace; no scope owns them."""
+_CONFIRMS = {word[:-1] for word in (HAS_BOUND, HAS_IMPORTED, HAS_ENDED)}
+_LIBRARYS_OWN = re.compile(r"__\w+|\w*_\d+_c\d+(/.*)?")
+"""Library names unless a cell binds them: torch.compile stores compiled code there, and removes it itself."""
+
+
+def is_ownable(name: object) -> bool:
+    """Return True if a scope may own ``name``: a string that neither IPython nor a front-end uses itself."""
+    return type(name) is str and _SHELLS_OWN.fullmatch(name) is None
+
+
+def ownable(names: Iterable[Any]) -> list[str]:
+    """Return the names that a scope may own, without a Python call for each of many."""
+    names = list(names)
+    texts = list(compress(names, map(is_, map(type, names), repeat(str))))
+    return list(compress(texts, map(is_, map(_SHELLS_OWN.fullmatch, texts), repeat(None))))
+
+
+@dataclass
+class Outcome:
+    """Result of closing a scope; filled as it closes, so that an interrupt loses nothing."""
+
+    deleted: list[str] = field(default_factory=list)
+    restored: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+
+
+class Scope:
+    """One open scope over ``namespace``.
+
+    Args:
+        namespace: the cells' namespace, such as IPython's ``user_ns``.
+        keep: names or globs of names to keep at the end; the caller may append to the list.
+        drop_imports: delete the names of imported modules too.
+    """
+
+    def __init__(self, namespace: Namespace, *, keep: list[str] | None = None, drop_imports: bool = False) -> None:
+        self._namespace = namespace
+        self._keep = keep if keep is not None else []
+        self._drop_imports = drop_imports
+        self._first = tuple(namespace)
+        self._outer = dict.fromkeys(self._first)
+        """Names that are known to be older; a dict without values is not examined by the collector."""
+        self._assigned: set[str] = set()
+        self._imported: set[str] = set()
+        self._either: set[str] = set()
+        """Imported names that the same code may also have bound otherwise, without reporting it."""
+        self._shared: set[str] = set()
+        self.waiting: Namespace = {}
+        """Shadowed objects to be restored."""
+        self._unsure: set[str] = set()
+        """Names in ``waiting`` that unreported code may have bound: see ``settle``."""
+        self._maybe: Namespace = {}
+        """Old objects of the names that the running statement may bind."""
+        self.outcome = Outcome()
+
+    def note(self, bindings: Bindings, reported: Iterable[str] = ()) -> None:
+        """Record the names that code of this scope may bind; it reports its imports of those ``reported`` itself."""
+        self._assigned |= bindings.assigned
+        imported, assigned = bindings.imported.difference(reported), bindings.assigned.difference(reported)
+        self._imported = self._imported - assigned | imported
+        self._either = self._either | imported & assigned
+
+    def shadow(self, name: str, value: object) -> None:
+        """Save ``value``, the object of ``name`` before this scope bound it."""
+        if self._shadows(name):
+            self.waiting[name] = value
+        self._unsure.discard(name)
+        self._imported.discard(name)
+
+    def confirm(self, name: str, scopes: Sequence[Scope], *, is_import: bool, by_identity: bool) -> None:
+        """Record that a statement has bound ``name``; with ``by_identity``, only if its object has changed."""
+        # The statement may have opened or ended a scope.
+        old = [scope._maybe.pop(name) for scope in reversed(scopes) if name in scope._maybe]
+        if by_identity and not (old and self._namespace.get(name, old[0]) is not old[0]):
+            return
+        if old:
+            self.shadow(name, old[0])
+        if is_import:
+            self._imported.add(name)
+            self._either.discard(name)
+        else:
+            self._imported.discard(name)
+
+    def save(self, names: Iterable[str]) -> list[str]:
+        """Save the objects of ``names`` before code may rebind them; return the names that were not saved yet."""
+        saved = [name for name in names if self._shadows(name) and name in self._namespace]
+        self._unsure.update(saved)
+        self.waiting.update((name, self._namespace[name]) for name in saved)
+        return saved
+
+    def save_all(self) -> None:
+        """Save the objects of all names, for code that could not be analysed."""
+        self.save(list(self._outer))
+
+    def missed(self, event: str) -> None:
+        """Save all objects of names that code may have bound or may bind: its reports may be lost, as ``event`` was."""
+        word, name = event.rsplit(" ", 1)
+        if word == HAS_IMPORTED[:-1]:
+            self._imported.add(name)
+        maybe = {name: value for name, value in self._maybe.items() if self._shadows(name)}
+        self.waiting.update(maybe)
+        self._unsure.update(maybe)
+        self._maybe.clear()
+        self.save_all()
+
+    def unsave(self, names: Iterable[str]) -> None:
+        """Undo ``save``: the code reports these names itself."""
+        for name in names:
+            self.waiting.pop(name, None)
+
+    def _forget_unbound(self) -> None:
+        """Forget the saved objects of names that the code did not rebind after all."""
+        while self._unsure:
+            name = self._unsure.pop()
+            if name in self.waiting and name in self._namespace and self._namespace[name] is self.waiting[name]:
+                del self.waiting[name]
+
+    def _shadows(self, name: str) -> bool:
+        """Return True if binding ``name`` now would shadow an outer object that is not saved yet."""
+        return name in self._outer and name not in self.waiting and name not in self._shared and is_ownable(name)
+
+    def outer_among(self, names: set[str]) -> set[str]:
+        """Return the ``names`` that are known to be older than this scope."""
+        return set(filter(is_ownable, filter(self._outer.__contains__, names)))
+
+    def to_report(self, names: set[str]) -> set[str]:
+        """Return the ``names`` whose bindings code of this scope must report."""
+        return self.outer_among(names) | names & self._imported
+
+    def regain(self, names: set[str]) -> None:
+        """Treat ``names`` as outer ones again: their deletion was undone."""
+        self._outer.update(dict.fromkeys(names))
+
+    def share(self, names: Iterable[str]) -> None:
+        """Give ``names`` up to the notebook: a cell has a top-level ``global`` statement."""
+        self._shared.update(names)
+        for name in names:
+            self.waiting.pop(name, None)
+
+    def leave_to_others(self, bound: Iterable[str], appeared: Iterable[str]) -> None:
+        """Exclude the names of other code that runs at the same time, such as another subshell's.
+
+        Args:
+            bound: names bound by that code.
+            appeared: names that have appeared since, which this scope's own code may also have bound.
+        """
+        names = {*bound, *set(appeared).difference(self._assigned, self._imported)}
+        for name in filter(is_ownable, names.intersection(self._namespace)):
+            self.waiting.pop(name, None)
+            self._outer[name] = None
+
+    def own_names(self) -> list[str]:
+        """Return the names that the end of this scope would delete, restore or keep."""
+        # There may be 100,000 names, hardly any of them this scope's.
+        new = filter(is_ownable, filterfalse(self._outer.__contains__, self._later_names()))
+        return [name for name in (*self.waiting, *new) if self._is_own(name)]
+
+    def _later_names(self) -> tuple[Any, ...]:
+        """Return the names added since the start, or all names if an older one has been deleted."""
+        names, first = tuple(self._namespace), len(self._first)
+        return names[first:] if self._begins_with(self._first, names) else names
+
+    def gone(self) -> list[str]:
+        """Return the outer names that no longer exist."""
+        if len(self._outer) == len(self._first) and self._begins_with(self._first, tuple(self._namespace)):
+            return []
+        return list(filterfalse(self._namespace.__contains__, list(self._outer)))
+
+    @staticmethod
+    def _begins_with(first: tuple[Any, ...], names: tuple[Any, ...]) -> bool:
+        """Return True if ``names`` begin with ``first``; dicts keep their order. Twice as fast as single look-ups."""
+        return len(names) >= len(first) and all(map(is_, names, first))
+
+    def names_to_delete(self, own: list[str]) -> list[str]:
+        """Return the ``own`` names whose objects the end of this scope drops."""
+        return [n for n in own if not self._matches_keep(n) and not self._stays_as_import(n)]
+
+    def _is_own(self, name: str) -> bool:
+        if name in self._shared or (_LIBRARYS_OWN.fullmatch(name) and name not in self._assigned | self._imported):
+            return False
+        # A saved name may not have been rebound: code was expected to bind it and did not.
+        return name not in self.waiting or self._namespace.get(name) is not self.waiting[name]
+
+    def _stays_as_import(self, name: str) -> bool:
+        if self._drop_imports or name not in self._imported:
+            return False
+        # "try: import x / except ImportError: x = None" both imports and assigns.
+        is_module = is_instance(self._namespace.get(name), ModuleType)
+        return name not in self._either or is_module
+
+    def _matches_keep(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self._keep)
+
+    def unmatched_keep(self) -> list[str]:
+        """Return the patterns of ``keep`` that match no name at all."""
+        names = [name for name in list(self._namespace) if is_ownable(name)] if self._keep else []
+        return [pattern for pattern in self._keep if not any(fnmatchcase(name, pattern) for name in names)]
+
+    def misspelt_keep(self) -> list[str]:
+        """Return the plain names in ``keep`` that neither exist nor occur in the scope's code."""
+        known = self._assigned | self._imported | self._outer.keys()
+        return [pattern for pattern in self.unmatched_keep() if pattern.isidentifier() and pattern not in known]
+
+    def close(
+        self,
+        enclosing: Scope | None,
+        own: Iterable[str] | None = None,
+        *,
+        spare: Callable[[object], bool] = lambda value: False,
+    ) -> Outcome:
+        """Delete, restore and keep names. An interrupted call can be repeated, and continues where it stopped.
+
+        Args:
+            enclosing: the scope around this one, which inherits kept and imported names.
+            own: its own names, if the caller already has them.
+            spare: returns True for a value (by identity) whose name must stay, such as the experiment's own handle.
+        """
+        namespace, outcome = self._namespace, self.outcome
+        for name in self.own_names() if own is None else own:
+            if name not in namespace or (name in self._outer and name not in self.waiting):
+                continue  # a thread or a finaliser was faster
+            if self._matches_keep(name):
+                if name not in outcome.kept:
+                    outcome.kept.append(name)
+                self._hand_over(name, enclosing)
+            elif spare(namespace[name]):
+                self.waiting.pop(name, None)
+            elif name in self.waiting:
+                self._restore(name)
+            elif self._stays_as_import(name):
+                if enclosing is not None:
+                    enclosing._imported.add(name)
+            else:
+                outcome.deleted.append(name)
+                namespace.pop(name, None)
+        for name in list(self.waiting):
+            self._restore(name)
+        return outcome
+
+    def restore_all(self) -> None:
+        """Restore all shadowed objects without deleting names: the scope cannot be closed."""
+        for name, value in list(self.waiting.items()):
+            if not self._matches_keep(name):
+                self._namespace[name] = value
+
+    def _restore(self, name: str) -> None:
+        if name not in self._namespace or self._namespace[name] is not self.waiting[name]:
+            self._namespace[name] = self.waiting[name]
+            self.outcome.restored.append(name)
+        del self.waiting[name]
+
+    def _hand_over(self, name: str, enclosing: Scope | None) -> None:
+        """Move a kept name to the enclosing scope, which will restore the object shadowed by this scope."""
+        self._outer[name] = None
+        shadowed = name in self.waiting
+        old = self.waiting.pop(name, None)
+        if enclosing is None:
+            return
+        enclosing._assigned.add(name)
+        if shadowed and name in enclosing._outer and name not in enclosing.waiting and name not in enclosing._shared:
+            enclosing.waiting[name] = old
+
+
+def note_event(scopes: Sequence[Scope], what: str) -> bool:
+    """Record an event of code in the innermost of nested ``scopes``; return True if no repetition need be recorded.
+
+    Args:
+        scopes: the scopes in which the code runs, innermost last.
+        what: one of the words in instrumenting.py and a name.
+    """
+    scope, (word, name) = scopes[-1], what.rsplit(" ", 1)
+    if word in _CONFIRMS:
+        scope.confirm(name, scopes, is_import=word == HAS_IMPORTED[:-1], by_identity=word == HAS_ENDED[:-1])
+    elif name not in scope._namespace:
+        let_go(scopes, name)
+        return False
+    elif word == BINDS[:-1]:
+        scope.shadow(name, scope._namespace[name])
+    elif word == MAY_BIND[:-1] and (scope._shadows(name) or name in scope._imported):
+        scope._maybe[name] = scope._namespace[name]
+    return not scope._shadows(name) and name not in scope._imported
+
+
+def let_go(scopes: Sequence[Scope], name: str) -> None:
+    """Record that ``name`` is deleted: an outer name is new from then on to each scope that has not bound it itself."""
+    for scope in reversed(scopes):
+        scope._maybe.pop(name, None)
+        scope._imported.discard(name)
+        if not scope._shadows(name):
+            return
+        scope._outer.pop(name, None)
+        scope._first = ()  # rebound, it may be at its old position with a new object
+
+
+def settle(scopes: Sequence[Scope]) -> None:
+    """Once no code runs in nested ``scopes``: forget objects saved needlessly, and deleted names."""
+    for scope in scopes:
+        scope._maybe.clear()
+        scope._forget_unbound()
+    for name in {name for scope in scopes for name in scope.gone()}:
+        let_go(scopes, name)

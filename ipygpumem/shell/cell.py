@@ -1,0 +1,220 @@
+"""Keeps the running cells of a shell, and defines their observers (``CellObserver``).
+
+Events are not always paired: a magic that runs cells nests them, a blank cell ends without having begun, a
+broken one never ends, and subshells interleave. So cells are identified by their ``info`` object.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from time import perf_counter, time
+from typing import Any, NamedTuple
+
+from ipygpumem.meter.meter import Measurement
+from ipygpumem.records import CellRecord, RecoveryRecord, Usage
+from ipygpumem.report.layout import Report
+from ipygpumem.scope.bindings import Bindings, bindings_of
+
+
+class SeenCode(NamedTuple):
+    """Code that runs in a cell."""
+
+    tree: ast.AST
+    noted: frozenset[str]
+    """Names whose bindings the instrumented code reports to the scopes."""
+
+    def bindings(self) -> Bindings:
+        """Return the bindings of the code."""
+        return bindings_of(self.tree)
+
+
+class Cell:
+    """One cell between its first and its last event."""
+
+    def __init__(self, info: Any, *, nested: bool, thread: int) -> None:
+        self.info = info
+        self.nested = nested
+        self.thread = thread
+        self.measurement: Measurement | None = None
+        """None if measuring failed."""
+        self.number: int | None = None
+        """Its execution count, once it has ended."""
+        self.experiment: str | None = None
+        """The innermost experiment around it."""
+        self.started = perf_counter()
+        self.started_at = time()
+        self.last_error = 0
+        """Identity of the last error that was shown before the cell."""
+        self.code: list[SeenCode] = []
+        self.has_unseen_code = False
+        """True if some of its code was not analysed and may bind any name."""
+        self.closers: list[Callable[[], list[Report]]] = []
+        """Called once when its code has ended, before anything else; their reports are shown above its line."""
+        self.enders: list[Callable[[], list[Report]]] = []
+        """Called once after the memory held by its error was freed; their reports are shown below its line."""
+        self.above: list[Report] = []
+        self.below: list[Report] = []
+        self.in_scope = False
+        """True if an experiment was open in any thread when its code ended."""
+        self.ending: list[Any] = []
+        """Experiments that end with the cell; ``ended`` lists those that have."""
+        self.ended: list[Any] = []
+        self.saved_early: list[str] = []
+        """Names that the open scope saved before the code was instrumented."""
+        self.bound_outside: set[str] = set()
+        """Names bound outside scopes while scopes of other threads were open."""
+        self.names_before: set[str] | None = None
+        """The notebook's names when the cell, or a scope of another thread, began."""
+        self.fit: Any = None
+        """The ``CellFit`` called by the loop around its body (see ``loop_over_body``), if any."""
+        self.recovery: RecoveryRecord | None = None
+        """A recovery during the cell or at its end."""
+        self.at_end: tuple[Usage, ...] = ()
+        """Usage when its code ended, if memory may be freed after that."""
+        self.failed = False
+        """True if an error ended it, or was shown in it."""
+        self.over = False
+        """True once its end event has arrived; other threads may no longer change it."""
+        self.interrupted = False
+        """True if a Ctrl-C arrived after its code had ended."""
+        self.interrupted_inside = False
+        """True if a Ctrl-C arrived after the code of a nested cell had ended, where nothing can be raised."""
+        self.refusals: dict[str, str] = {}
+        """Messages of its out-of-memory errors → the limit that refused the memory, in words."""
+        self.released_by = 0
+        """Identity of the error that ended an experiment inside the cell; its frames are released at the cell's end."""
+
+    def close(self) -> None:
+        """Call the closers."""
+        while self.closers:
+            self.above += self.closers.pop()()
+
+    def end(self) -> None:
+        """Call the enders."""
+        while self.enders:
+            self.below += self.enders.pop()()
+
+
+class CellObserver:
+    """Observes cells. The session calls each hook of all observers in the cell's own thread, in this order."""
+
+    def cell_begins(self, cell: Cell) -> None:
+        """Prepare for a cell; its measurement has begun, its timer has not."""
+
+    def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
+        """Analyse code that runs next.
+
+        Args:
+            tree: its syntax tree.
+            may_change: no other transformer changes the tree after us.
+            is_timed: run by %timeit: its names never reach the notebook, and it must not be slowed down.
+        """
+
+    def code_ended(self, cell: Cell, *, failed: bool) -> None:
+        """Note that a cell's code has ended; nothing has been freed yet."""
+
+    def give_back(self, cell: Cell) -> None:
+        """Free memory that ends with a cell; the memory held by its error has been freed."""
+
+    def remarks(self, record: CellRecord) -> Sequence[str]:
+        """Return remarks to add to the line of a finished cell; a line with remarks is always shown."""
+        return ()
+
+    def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
+        """Return reports to show below a cell's line.
+
+        Args:
+            cell: the finished cell.
+            record: its record; None for a nested cell, which the outer cell's record covers, and after an interrupt.
+        """
+        return ()
+
+    def shown(self) -> None:
+        """Note that a cell's reports have been shown; the only hook called for the cell that loads the extension."""
+
+    def close(self) -> None:
+        """Undo everything still in force, because the extension is being unloaded."""
+
+
+class CellStack:
+    """The running cells of a shell, innermost last."""
+
+    def __init__(self) -> None:
+        self._cells: list[Cell] = []
+        self.missed: Any = None
+        """The ``info`` of a running cell whose start hook failed."""
+        self.ended_inside = False
+        """True if the last cell that ended was nested: the outer cell's code gets its result."""
+
+    def push(self, info: Any) -> Cell:
+        """Add a cell that begins."""
+        thread = get_ident()
+        nested = thread in [cell.thread for cell in self._cells]
+        cell = Cell(info, nested=nested, thread=thread)
+        self._cells.append(cell)
+        return cell
+
+    def pop(self, result: Any) -> tuple[Cell | None, list[Cell]]:
+        """Remove and return the cell that ``result`` ends, and nested cells whose end was never reported.
+
+        The cell is None if it never began. If ``result`` is None, the innermost cell ends.
+        """
+        ended, lost = self._ended(result)
+        self.missed = None
+        self.ended_inside = ended is not None and ended.nested
+        for cell in (ended, *lost) if ended is not None else ():
+            cell.over = True
+            cell.close()
+        self._cells = [cell for cell in self._cells if not cell.over]
+        return ended, lost
+
+    def forget(self, result: Any) -> None:
+        """Remove a cell whose end hook failed."""
+        info = getattr(result, "info", None)
+        for cell in self._cells:
+            cell.over |= cell.info is info is not None
+        self._cells = [cell for cell in self._cells if not cell.over]
+
+    def has(self, result: Any) -> bool:
+        """Return True if the cell that ``result`` ends is still running."""
+        info = getattr(result, "info", None)
+        return info is not None and any(cell.info is info for cell in self._cells)
+
+    def _ended(self, result: Any) -> tuple[Cell | None, list[Cell]]:
+        info = getattr(result, "info", None)
+        if len(self._cells) == 1 and self._cells[0].info is info is not None:
+            return self._cells[0], []
+        thread = get_ident()
+        own = [cell for cell in self._cells if cell.thread == thread]
+        if result is None:
+            ended = own[-1] if own else None
+        else:
+            ended = next((cell for cell in reversed(self._cells) if cell.info is info), None)
+            # After an exception that escaped the runner, IPython creates a new info for the same cell.
+            ended = ended or next((cell for cell in reversed(own) if _same_source(cell.info, info)), None)
+        return ended, own[own.index(ended) + 1 :] if ended in own else []
+
+    def outermost(self) -> Cell | None:
+        """Return the cell that has been running longest, in any thread; callable from any thread."""
+        return next((cell for cell in self._cells if not cell.nested), None)
+
+    def running(self, thread: int | None = None) -> list[Cell]:
+        """Return the cells running in a thread, by default this one, innermost last."""
+        thread = get_ident() if thread is None else thread
+        return [cell for cell in self._cells if cell.thread == thread]
+
+    def of_others(self, thread: int) -> list[Cell]:
+        """Return the cells running in threads other than ``thread``."""
+        return [cell for cell in self._cells if cell.thread != thread]
+
+    def close(self) -> None:
+        """Call the closers of all cells."""
+        for cell in self._cells:
+            cell.close()
+
+
+def _same_source(one: Any, other: Any) -> bool:
+    source = getattr(other, "raw_cell", None)
+    return type(source) is str and getattr(one, "raw_cell", None) == source

@@ -1,0 +1,41 @@
+"""Services shared by all components of one shell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ipygpumem.heap.garbage import Garbage
+from ipygpumem.meter.meter import Meter
+from ipygpumem.probes import Probe
+from ipygpumem.probes.host import HostProbe
+from ipygpumem.probes.pools import finder
+from ipygpumem.shell.cell import CellStack
+from ipygpumem.shell.config import IPyGpuMem
+from ipygpumem.shell.error_isolation import Guard
+from ipygpumem.shell.screen import Screen
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Context:
+    """IPython's shell, our options, and the services that measure, collect garbage and show reports."""
+
+    shell: Any
+    config: IPyGpuMem
+    meter: Meter
+    garbage: Garbage
+    cells: CellStack
+    screen: Screen
+    guard: Guard
+
+    @property
+    def namespace(self) -> dict[str, Any]:
+        """The notebook's names."""
+        return self.shell.user_ns  # type: ignore[no-any-return]  # IPython is untyped
+
+
+def context_for(shell: Any, config: IPyGpuMem, host: HostProbe, probes: Sequence[Probe] = ()) -> Context:
+    """Return the context of a shell that measures with ``probes``, by default the host and all accelerators."""
+    meter = Meter(probes or [host], find_more=None if probes else finder(), sample_seconds=config.sample_seconds)
+    return Context(shell, config, meter, Garbage(), CellStack(), Screen(shell, config), Guard())

@@ -1,0 +1,102 @@
+"""Creates IPython's magics from the registry: each parses its line, calls a command, and shows its reports."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, magics_class, no_var_expand
+
+from ipygpumem.errors import GpuMemError
+from ipygpumem.heap import interrupts
+from ipygpumem.introspect import text_of
+from ipygpumem.meter.own_growth import growth_for
+from ipygpumem.report.layout import clean
+from ipygpumem.shell.error_isolation import report_internal_error
+from ipygpumem.shell.ipython.rewriting import is_first_line, is_for_engines, words_of
+from ipygpumem.shell.notebook import Notebook
+from ipygpumem.shell.registry import EXTRAS, MAGICS, REWRITTEN, loaded
+
+_HINTS = {"experiment": "; it runs without this scope"}
+
+
+@magics_class
+class GpuMemMagics(Magics):
+    """All magics of the registry, for one shell."""
+
+    def __init__(self, shell: Any, notebook: Notebook) -> None:
+        super().__init__(shell)
+        self._notebook = notebook
+        for magic in MAGICS:
+            name = magic.lstrip("%")
+            called = _Called(self, magic)
+            if name == "gpumemit":  # code follows
+                no_var_expand(called)
+            if magic.startswith("%%"):
+                self.magics["cell"][name] = called
+            if not magic.startswith("%%") or (name in REWRITTEN and f"%{name}" not in MAGICS):
+                self.magics["line"][name] = called
+
+    def call(self, name: str, line: str, cell: str | None) -> None:
+        """Run ``%name``, ``%%name`` with a cell, or the first line ``%%name`` of the running cell."""
+        __tracebackhide__ = True
+        if cell is not None and name in REWRITTEN and not is_for_engines(line):
+            # From run_cell_magic and similar calls, or a first line that could not be rewritten.
+            self._notebook.context.config.extension.put_back()
+            source = f"%%{name} {line}\n{cell}"
+            cells = self._notebook.context.cells.running()[-2:]  # the inner one is a retry by the run_cell below
+            texts = [text_of(getattr(running.info, "raw_cell", None)).split() for running in cells]
+            if texts == [source.split()] * 2:
+                source = cell
+                report_internal_error(f"%%{name}", hint=_HINTS.get(name, ""))  # the reason was reported before
+            else:
+                loaded("magics.parsing.parse")(f"%%{name}", line)  # below, an error would be shown twice
+            self.shell.run_cell(source).raise_error()
+        elif cell is not None:
+            self._run(f"%%{name}", line, cell)
+        elif name in REWRITTEN and is_first_line(line):
+            self._run(f"%%{name}", words_of(line))
+        elif f"%{name}" not in MAGICS:
+            raise UsageError(f"%{name}: write %%{name} as the first line of a cell")
+        else:
+            self._run(f"%{name}", line)
+
+    def _run(self, magic: str, line: str, *cell: str) -> None:
+        """Run a command and show its reports."""
+        __tracebackhide__ = True  # IPython hides this frame in tracebacks of the user's code
+        try:
+            command, options = loaded("magics.parsing.parse")(magic, line)
+            runs_users_code = cell or command.ends_in_code
+            asked = growth_for(command.name) if magic == "%gpumem" else contextlib.nullcontext()
+            with contextlib.nullcontext() if runs_users_code else interrupts.reraise_swallowed(), asked:
+                if getattr(options, "on", None) is None:
+                    reports = loaded(command.run)(self._notebook, options, *cell)
+                else:
+                    reports = loaded(f"extras.{EXTRAS['--on']}.on_engines")(
+                        self._notebook, magic.lstrip("%"), command, options, line, *cell
+                    )
+        except GpuMemError as error:
+            raise UsageError(clean(str(error))) from None
+        self._notebook.context.screen.show(reports)
+
+
+class _Called:
+    """The callable that IPython registers for a magic."""
+
+    def __init__(self, magics: GpuMemMagics, magic: str) -> None:
+        self.__self__ = magics  # as in a method: %lsmagic groups by it
+        self.__name__ = magic.lstrip("%")
+        self.__doc__ = MAGICS[magic]
+
+    def __call__(self, line: str, cell: str | None = None) -> None:
+        __tracebackhide__ = True
+        try:
+            self.__self__.call(self.__name__, line, cell)
+        except UsageError:
+            raise
+        except Exception as error:
+            if cell is not None or self.__name__ == "gpumemit":
+                raise  # may come from the user's code
+            guard = self.__self__._notebook.context.guard
+            guard.failed(f"%{self.__name__}", error, hint=_HINTS.get(self.__name__, ""), asked=True)

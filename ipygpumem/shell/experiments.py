@@ -1,0 +1,831 @@
+"""Opens and ends nested experiments, tracks the names that running code binds in their scopes, and frees their memory.
+
+A scope owns the names that its own cells bind. Its cells run in the thread that opened it, because each subshell runs
+its cells in its own thread, over the same names. On an engine of a cluster its cells come from one client.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import math
+import os
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from threading import get_ident, main_thread
+from time import perf_counter, time
+from traceback import walk_stack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ipygpumem.errors import ExperimentError, GpuMemError, describe_error, quoted
+from ipygpumem.fitting import budgets
+from ipygpumem.heap import interrupts
+from ipygpumem.heap.garbage import GcMark
+from ipygpumem.heap.walk import ArraySearch
+from ipygpumem.introspect import is_atom, is_instance, named_objects, text_of, type_name
+from ipygpumem.reclaim import reclaim
+from ipygpumem.reclaim.reclaim import steps_that_free
+from ipygpumem.records import CellRecord, ExperimentRecord, ReclaimStep, RetainedArray, Usage
+from ipygpumem.report import content
+from ipygpumem.report.layout import Report, note
+from ipygpumem.scope.bindings import Bindings, bindings_of
+from ipygpumem.scope.instrumenting import Listener, instrument
+from ipygpumem.scope.scope import Scope, is_ownable, note_event, settle
+from ipygpumem.scope.seeding import Seeder, is_seed
+from ipygpumem.shell.cell import Cell, CellObserver, SeenCode
+from ipygpumem.shell.context import Context
+from ipygpumem.shell.ipython.outputs import Outputs
+from ipygpumem.shell.ipython.rewriting import our_magic
+from ipygpumem.shell.ipython.stored_errors import last_error
+from ipygpumem.shell.observers.subscribers import Subscribers
+from ipygpumem.shell.recovery import Recovery
+from ipygpumem.units import format_bytes
+
+if TYPE_CHECKING:
+    from ipygpumem.shell.observers.allocation_file import AllocationFile
+    from ipygpumem.shell.survivors import Survivors, WatchedName
+
+Parameters = dict[str, int | float | str]
+
+PARAMETER = re.compile(r"[^\W\d][\w.-]{0,79}")
+_ATTEMPTS = 5
+"""Maximum number of attempts to end an experiment: finalisers may raise, or a Ctrl-C may interrupt, each of them."""
+_MEASURES_LINES = re.compile(r"^%%memlines", re.MULTILINE)
+"""Matches cells that are not instrumented: it would skew line costs."""
+
+
+class Experiments(CellObserver):
+    """Manages the experiments of one shell, and observes the code that runs in their scopes."""
+
+    def __init__(self, context: Context, recovery: Recovery, subscribers: Subscribers) -> None:
+        self.context = context
+        self.recovery = recovery
+        self._cells = context.cells
+        self._subscribers = subscribers
+        self.open: list[Experiment] = []
+        self.finished: deque[ExperimentRecord] = deque(maxlen=context.config.history_length)
+        self.listener = Listener(self._noted)
+        self._last_oom, self._counted = 0, list[Experiment]()
+        """Identity of an out-of-memory error, and the experiments that have counted it."""
+        recovery.on_oom = self._ran_out_of_memory
+
+    @functools.cached_property
+    def survivors(self) -> Survivors:
+        """Objects that outlived their experiments."""
+        from ipygpumem.shell.survivors import Survivors  # loading the extension must stay fast
+
+        return Survivors(self.context, lambda: [(item.name, item.scope.waiting) for item in self.open], ours=self)
+
+    def here(self, like: Experiment | None = None) -> list[Experiment]:
+        """Return the open experiments around the calling code, or around ``like``, innermost last."""
+        if not self.open:
+            return []
+        thread, client = (like.thread, like.client) if like else (get_ident(), client_of(self.context.shell))
+        return [one for one in self.open if one.thread == thread and one.client == client]
+
+    def _ran_out_of_memory(self, error: BaseException, leaving: object) -> None:
+        """Count ``error`` once for each experiment around it; it is reported again as it leaves each of them."""
+        counted = self._counted if id(error) == self._last_oom else []
+        if counted and (leaving is None or leaving in counted):
+            return
+        self._last_oom, self._counted = id(error), self.here()
+        for experiment in self._counted:
+            experiment.ran_out_of_memory()
+
+    def ran_out_in_try(self, error: BaseException) -> None:
+        """Count an out-of-memory error of an autofit try for the open experiments, unless it was counted before."""
+        self.recovery.saw(error)
+        self._counted = []  # the next try's error may reuse this one's identity
+
+    # -- code -------------------------------------------------------------------------------------------------
+
+    def _noted(self, key: str) -> bool:
+        """Record a binding reported by instrumented code; return True if it need not be reported again."""
+        scopes = [experiment.scope for experiment in self.here()]
+        if not scopes:  # scopes of other threads are open, over the same names
+            for cell in self._cells.running()[-1:]:
+                cell.bound_outside.add(key.rsplit(" ", 1)[1])
+            return False
+        # Code of another thread may report the same key.
+        return note_event(scopes, key) and len(scopes) == len(self.open)
+
+    def event_missed(self, key: str) -> bool:
+        """Keep all names that the running code may bind, because one of its events could not be recorded."""
+        for experiment in self.here()[-1:]:
+            experiment.scope.missed(key)
+        return False
+
+    def code_missed(self, *_: object, **__: object) -> None:
+        """Prepare the scopes for code that could not be analysed and may bind any name."""
+        for cell in self._cells.running()[-1:]:
+            cell.has_unseen_code = True
+        for experiment in self.here()[-1:]:
+            experiment.scope.save_all()
+
+    def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
+        """Prepare the scopes for code that runs next in the innermost running cell; see ``CellObserver``."""
+        running, here = self._cells.running(), self.here()
+        if not running:  # silent code, such as a front-end's requests
+            for experiment in [one for one in self.open if one not in here]:
+                experiment.scope.share(bindings_of(tree).bound)
+            return
+        cell = running[-1]
+        opens = our_magic(tree.body[0]) == "experiment" if getattr(tree, "body", None) else False
+        noted = frozenset[str]()
+        if may_change and not is_timed:
+            noted = self._instrument(tree, here, text_of(getattr(cell.info, "raw_cell", None)), opens=opens)
+        code = SeenCode(tree, noted)
+        cell.code.append(code)
+        if here:
+            bindings = code.bindings()
+            for experiment in here:
+                experiment.scope.share(bindings.shared)
+            if may_change:
+                here[-1].scope.unsave(cell.saved_early)
+            # With %%experiment as the first line, the rest of the cell runs in a new scope.
+            saved = [] if opens or is_timed else self._expect(here[-1].scope, bindings, noted)
+            cell.saved_early = [] if may_change else saved
+
+    def _instrument(self, tree: Any, here: list[Experiment], source: str, *, opens: bool) -> frozenset[str]:
+        """Instrument a cell's code to report bindings that a scope may need, and return their names."""
+        may_open_later = "experiment" in (source.lstrip().partition("\n")[2] if opens else source)
+        if not (opens or self.open or may_open_later) or _MEASURES_LINES.search(source):
+            return frozenset()
+        found = bindings_of(tree)
+        names = (found.bound | found.deleted) - found.shared
+        if opens and not may_open_later:
+            names &= self.context.namespace.keys()  # names not bound yet will belong to the scope
+        elif here and not may_open_later:
+            names = here[-1].scope.to_report(names)
+        names |= found.imported - found.shared
+        if names:
+            instrument(tree, frozenset(names))
+        return frozenset(names)
+
+    def _expect(self, scope: Scope, bindings: Bindings, noted: frozenset[str]) -> list[str]:
+        """Prepare ``scope`` for code; return the names saved because the code does not report them."""
+        self.listener.clear()
+        scope.note(bindings, noted)
+        return scope.save(bindings.bound.difference(noted))
+
+    def _expect_running_code(self, experiment: Experiment) -> None:
+        """Prepare the scope that becomes the innermost for names that the running code may bind."""
+        self.listener.clear()
+        for code in [code for cell in self._cells.running(experiment.thread) for code in cell.code]:
+            bindings = code.bindings()
+            experiment.scope.share(bindings.shared)
+            self._expect(experiment.scope, bindings, code.noted)
+
+    def _note_names(self, cell: Cell) -> None:
+        if cell.names_before is None:
+            cell.names_before = set(self.context.namespace)
+
+    def _leave_to(self, cell: Cell, experiment: Experiment) -> None:
+        """Exclude the cell's names from another thread's scope."""
+        bound = cell.bound_outside.union(*(code.bindings().bound - code.noted for code in cell.code))
+        appeared = () if cell.names_before is None else self.context.namespace.keys() - cell.names_before
+        experiment.scope.leave_to_others(bound, appeared)
+
+    # -- cells ------------------------------------------------------------------------------------------------
+
+    def cell_begins(self, cell: Cell) -> None:
+        """Start tracking names, and seed the generators of experiments with a seed."""
+        for experiment in self.overdue():
+            self.give_up(experiment)  # nothing requests its end again: no name is deleted
+        here = self.here()
+        if len(here) < len(self.open):  # names that appear may be the cell's
+            self._note_names(cell)
+        for experiment in self.open:  # a user's callback may have failed between two cells
+            experiment.saw_error(cell.last_error)
+        if not cell.nested:
+            self._counted = []
+            for experiment in here:
+                cell.experiment = experiment.name
+                experiment.reseed()
+
+    def code_ended(self, cell: Cell, *, failed: bool) -> None:
+        """Update the scopes' names and outputs after the cell's code."""
+        cell.in_scope = bool(self.open)
+        if not self.open:
+            return
+        here = self.here()
+        for experiment in here:
+            experiment.failed |= failed
+            experiment.span_seconds = experiment.elapsed_seconds
+        if here:
+            cell.experiment = here[-1].name
+        self.listener.clear()
+        for experiment in self.open:
+            if experiment not in here:
+                self._leave_to(cell, experiment)
+                if cell.number is not None:
+                    experiment.outputs_at_start.keys.add(cell.number)
+        if here and not self._cells.running():
+            settle([experiment.scope for experiment in here])
+        for experiment in self.open:
+            experiment.outputs.settle(experiment.outputs_at_start)
+
+    def give_back(self, cell: Cell) -> None:
+        """End the experiments that end with the cell."""
+        if cell.ending:
+            ends = [functools.partial(self._end_of_cell, one, cell.ended) for one in reversed(cell.ending)]
+            self.context.guard.each("experiment", *ends)
+
+    def overdue(self) -> list[Experiment]:
+        """Return open experiments whose cells have ended, except those ending now in a finaliser or another thread."""
+        return [one for one in self.open if one.cell is not None and one.cell.over and not one.is_ending]
+
+    def shown(self) -> None:
+        """End experiments whose cells ended without ending them."""
+        for experiment in self.overdue():
+            ended: list[Experiment] = []
+            self._end_of_cell(experiment, ended)
+            self.context.screen.show(self._publish(ended))
+
+    def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
+        """Add the cell to its experiments, and publish those that ended with it."""
+        if record is not None and cell.in_scope:
+            for experiment in (*self.here(), *cell.ended):
+                experiment.add_cell(record)
+        return self._publish(cell.ended) if cell.ended else ()
+
+    # -- begin and end ----------------------------------------------------------------------------------------
+
+    def begin(self, experiment: Experiment) -> None:
+        """Open ``experiment`` inside the open experiments."""
+        for other in self.here():
+            if other.name == experiment.name and not other.ends_by_itself:
+                self.finish(other)
+                break
+        try:
+            experiment.enter()
+            self.open.append(experiment)
+            self._expect_running_code(experiment)
+            running = self._cells.running()
+            is_silent = not running and experiment.thread == main_thread().ident  # in other threads, functions run
+            if is_silent or any(cell.has_unseen_code or not cell.code for cell in running):
+                experiment.scope.save_all()
+            for cell in self._cells.of_others(experiment.thread):
+                self._note_names(cell)
+            experiment.reseed()
+        except BaseException:  # an interrupt, too: a half-open experiment would never end
+            if experiment in self.open:
+                self.open.remove(experiment)
+            experiment.abandon()
+            raise
+
+    def end_with_cell(self, experiment: Experiment) -> None:
+        """End ``experiment`` when the running cell ends."""
+        running, missed = self._cells.running(), self._cells.missed
+        is_missed = missed is not None and not (running and running[-1].info is missed)
+        cells = [] if running else [one for one, _ in walk_stack(None) if one.f_code.co_name == "run_cell_async"]
+        if is_missed or any(not one.f_locals.get("silent") for one in cells):
+            raise RuntimeError("the start of this cell was missed, so its end would be missed too")
+        if not running:
+            raise ExperimentError(
+                "%%experiment must be the first line of a cell that you run yourself; here use %experiment start"
+            )
+        experiment.cell, experiment.ends_by_itself = running[-1], True
+        running[-1].ending.append(experiment)
+
+    def finish(self, experiment: Experiment) -> ExperimentRecord:
+        """End ``experiment`` and all inside it, show the reports, and return the record."""
+        if experiment.record is None or experiment in self.open:
+            self.context.screen.show(self.close_experiment(experiment))
+            self._subscribers.shown()
+        assert experiment.record is not None
+        return experiment.record
+
+    def close_experiment(self, experiment: Experiment) -> list[Report]:
+        """End ``experiment`` and all inside it, and return the reports."""
+        ended: list[Experiment] = []
+        try:
+            self._end(experiment, ended)
+        finally:  # inner ones have ended, even if an interrupt keeps this one open
+            reports = self._publish(ended)
+        return reports
+
+    def _end_of_cell(self, experiment: Experiment, ended: list[Experiment]) -> None:
+        if experiment in self.open and not experiment.is_ending:
+            self._end(experiment, ended)
+
+    def _end(self, experiment: Experiment, ended: list[Experiment]) -> None:
+        """End ``experiment`` and all inside it, and append each to ``ended``.
+
+        Only a Ctrl-C leaves it open, and only if the user can end it again.
+        """
+        if experiment not in self.open:
+            raise ExperimentError(
+                f"experiment {quoted(experiment.name)} is not open: it was never started, or ipygpumem was unloaded"
+            )
+        inside = [one for one in self.open if (one.thread, one.client) == (experiment.thread, experiment.client)]
+        if any(one.is_ending for one in inside[inside.index(experiment) :]):
+            raise ExperimentError(f"experiment {quoted(experiment.name)} is already ending")
+        interrupted = False
+        for _ in range(_ATTEMPTS):  # each continues where the previous one stopped
+            if experiment not in self.open:
+                break
+            try:
+                self._try_to_end(experiment, ended)
+            except KeyboardInterrupt:
+                interrupted, experiment.is_ending = True, False
+                if not experiment.ends_by_itself:
+                    raise
+            except Exception as error:
+                self.context.guard.failed(f"the end of experiment {quoted(experiment.name)}", error, hint="")
+                self.context.guard.each("names", self.code_missed)
+        self.give_up(experiment)
+        if interrupted:
+            raise KeyboardInterrupt
+
+    def _try_to_end(self, experiment: Experiment, ended: list[Experiment]) -> None:
+        around = self.here(experiment)
+        while around[-1] is not experiment:
+            self._end(around.pop(), ended)
+        enclosing = around[-2] if len(around) > 1 else None
+        self.listener.clear()
+        for cell in self._cells.of_others(experiment.thread):
+            self._leave_to(cell, experiment)
+        experiment.saw_error(last_error())
+        if experiment.record is None:
+            try:
+                experiment.is_ending = True
+                with interrupts.reraise_swallowed():
+                    experiment.leave(enclosing.scope if enclosing else None)
+            finally:
+                experiment.is_ending = False
+        if enclosing is None:  # names that it kept belong to the notebook, not to another thread's scope
+            for other in [one for one in self.open if one not in around]:
+                other.scope.leave_to_others(experiment.scope.outcome.kept, ())
+        ended.append(experiment)
+        # It need not be the last one: finalisers and threads run during an end, and may unload the extension.
+        self.open[:] = [one for one in self.open if one is not experiment]
+        if enclosing is not None:
+            self._expect_running_code(enclosing)
+
+    def give_up(self, experiment: Experiment) -> None:
+        """Close an experiment that cannot be ended: restore overwritten names, delete none."""
+        if experiment not in self.open:
+            return
+        self.open[:] = [one for one in self.open if one is not experiment]
+        experiment.record = experiment.record or experiment.bare_record()
+        name = f"experiment {quoted(experiment.name)}"
+        say = functools.partial(print, f"ipygpumem: {name} could not be ended; its names are kept.", file=sys.stderr)
+        self.context.guard.each(name, say, experiment.scope.restore_all, experiment.abandon)
+
+    def _publish(self, ended: list[Experiment]) -> list[Report]:
+        """Store the records of finished experiments, and return their reports."""
+        reports: list[Report] = []
+        for experiment in ended:
+            if (record := experiment.record) is not None:
+                self.finished.append(record)
+                self._subscribers.add(record)
+                style = experiment.report or self.context.config.experiment_report
+                reports += content.experiment_reports(record, style, self.context.screen.scales)
+                if style == "none" and experiment.slip:
+                    reports.append(note(f"experiment {experiment.name}: {experiment.slip}"))
+        return reports
+
+    def close(self) -> None:
+        """Stop measuring the open experiments; their names are kept."""
+        for experiment in self.open:
+            if not experiment.is_ending:
+                experiment.abandon()
+        self.open.clear()
+
+
+class Experiment:
+    """A scope over the notebook's names, opened by ``start`` (or ``with``) and closed by ``finish``.
+
+    Created by the magics and by ``ipygpumem.experiment``, which documents the arguments. ``record`` is set once it is
+    finished.
+    """
+
+    def __init__(
+        self,
+        experiments: Experiments,
+        name: str,
+        keep: str | Iterable[str] = (),
+        drop_imports: bool = False,
+        seed: int | None = None,
+        report: str | None = None,
+        note: Mapping[str, int | float | str] | None = None,
+        budget: Mapping[str, int | str] | None = None,
+        record: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if not isinstance(name, str) or not name.strip() or len(name.splitlines()) > 1:
+            raise ExperimentError("an experiment needs a name: one line of text")
+        self._experiments, self._context = experiments, experiments.context
+        self.name = name
+        self._keep: list[str] = []
+        self.keep(*([keep] if isinstance(keep, str) else keep))
+        self._drop_imports = drop_imports
+        if seed is not None and not is_seed(seed):
+            raise ExperimentError("seed must be a whole number that fits into 64 bits")
+        self._seeder = Seeder(seed) if seed is not None else None
+        if report is not None and not (type(report) is str and report in ("full", "compact", "none")):
+            raise ExperimentError(f"report={quoted(report)}: write 'full', 'compact' or 'none'")
+        self.report = report
+        self._parameters = checked_parameters(note or {})
+        sizes = budgets.checked(budget) if budget else None
+        self._budget = budgets.Budget(sizes, f"experiment {name}") if sizes else None
+        self._allocations = _allocation_file(record) if record is not None else None
+        self.outputs = Outputs(self._context.shell)
+        self.record: ExperimentRecord | None = None
+        self.was_started = self.failed = False
+        self.is_ending = False
+        """True while it is being ended: no other caller may end it then."""
+        self.error_at_start = self.seen_error = self.ooms = 0
+        self.thread = get_ident()
+        """The thread that started it, whose cells belong to it."""
+        self.cell: Cell | None = None
+        """The cell whose end ends it, if any."""
+        self.ends_by_itself = False
+        """True if a cell or ``with`` block ends it: its end is requested only once, so it must not stay open."""
+        self.client: str | None = None
+        """On an engine of a cluster, the only client whose cells belong to it."""
+        self.remarks: list[str] = []
+        self._cells: list[CellRecord] = []
+        self._seconds_here = 0.0
+        """Seconds in the cell that ends it, which is not among its cells until it ends."""
+        self.span_seconds = 0.0
+        """Seconds from its start to the end of the last cell so far."""
+        self._steps: list[ReclaimStep] = []
+        self._at_end: tuple[Usage, ...] | None = None
+        """Usage when its end was requested."""
+        self._waiting: list[RetainedArray] = []
+        self.slip = ""
+        """Report line about a misspelt name in ``keep``."""
+        self._own: list[str] | None = None
+        """Its names when its end began."""
+        self._survivors: tuple[RetainedArray, ...] = ()
+        self._is_closed = self._is_freed = False
+        """True once its names are deleted, restored or kept; and once their memory is freed."""
+        self._watched: list[WatchedName] | None = None
+        """The arrays of its names; None if memory was too short to list them."""
+
+    @property
+    def cells(self) -> tuple[CellRecord, ...]:
+        """Its finished cells so far."""
+        return tuple(self._cells)
+
+    @property
+    def is_open(self) -> bool:
+        """True if it was started, and neither finished nor abandoned when the extension was unloaded."""
+        return self in self._experiments.open
+
+    def start(self) -> Experiment:
+        """Open the scope here, and return the experiment.
+
+        Raises:
+            ExperimentError: it was started before.
+        """
+        if self.was_started:
+            raise ExperimentError(f"experiment {quoted(self.name)} was already started: create a new one")
+        self._experiments.begin(self)
+        return self
+
+    def keep(self, *patterns: str) -> None:
+        """Keep these names or globs at the end too."""
+        if not all(isinstance(pattern, str) for pattern in patterns):
+            raise ExperimentError("keep must be a name, a glob, or a list of them: keep='x' or keep=['x', 'y*']")
+        self._keep += patterns
+
+    def usage(self) -> tuple[Usage, ...]:
+        """Return each device's usage from the start until now, or until the end if it is finished."""
+        if not self.was_started:
+            raise ExperimentError(f"experiment {quoted(self.name)} has not been started")
+        return self.record.usages if self.record is not None else self._context.meter.read(self._measurement)
+
+    def finish(self) -> ExperimentRecord:
+        """End the experiment (and the ones inside it), show its report and return its record.
+
+        A finished experiment returns its record again. If an interrupt stops the end half-way, the experiment
+        stays open and ``finish`` can be called again.
+
+        Raises:
+            ExperimentError: it was never started, or the extension was unloaded before.
+        """
+        return self._experiments.finish(self)
+
+    def __enter__(self) -> Experiment:
+        self.ends_by_itself = True
+        try:
+            return self.start()
+        except GpuMemError:
+            raise
+        except Exception as error:  # the block runs without a scope
+            name, hint = f"the start of experiment {quoted(self.name)}", "; it runs without this scope"
+            self._context.guard.failed(name, error, hint=hint, asked=True)
+            return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.record is None and not self.is_open:
+            return  # the extension was unloaded inside the block, and said so
+        try:
+            if error is not None and kind is not GeneratorExit:  # closing a generator is no failure
+                self.failed = True
+                if remark := self._experiments.recovery.failed_inside(error, self):
+                    self.remarks.append(remark)
+        except Exception as problem:
+            self._context.guard.failed(f"experiment {quoted(self.name)}", problem)
+        finally:
+            if self.record is None:
+                name, give_up = f"experiment {quoted(self.name)}", self._experiments.give_up
+                self._context.guard.each(name, self.finish, lambda: self.is_ending or give_up(self))
+
+    # -- open -------------------------------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """Open the scope and start measuring; if this fails, ``abandon`` undoes it."""
+        context = self._context
+        self.thread, self.client = get_ident(), client_of(context.shell)
+        self.error_at_start = self.seen_error = last_error()
+        if self._allocations is not None:
+            self._allocations.start()
+        self._started, self._started_at = perf_counter(), time()
+        self.scope = Scope(context.namespace, keep=self._keep, drop_imports=self._drop_imports)
+        self.was_started = True
+        self.outputs_at_start = self.outputs.mark()
+        self._baseline = self._experiments.survivors.baseline(self.remarks)
+        if self._budget is not None:
+            self._budget.start()
+        self._measurement = context.meter.start()
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds since the start."""
+        return perf_counter() - self._started
+
+    def seconds_here(self) -> float:
+        """Return the seconds spent in the running cell; 0 between cells."""
+        running = self._context.cells.running(self.thread)[:1]
+        return sum(perf_counter() - max(cell.started, self._started) for cell in running)
+
+    def seconds(self, here: float) -> float:
+        """Return the sum of its cells' durations, plus ``here`` of a cell not among them yet."""
+        return sum(cell.duration_seconds for cell in self._cells) + here
+
+    @property
+    def limit_notes(self) -> tuple[str, ...]:
+        """Sentences about devices that its budget cannot limit."""
+        return tuple(self._budget.notes) if self._budget is not None else ()
+
+    def reseed(self) -> None:
+        """Seed the random generators if the experiment has a seed; libraries imported later are seeded on import."""
+        if self._seeder is not None:
+            self._seeder.seed_all()
+
+    def ran_out_of_memory(self) -> None:
+        """Count an out-of-memory error, and write the allocation history before anything is freed."""
+        self.ooms += 1
+        if self._allocations is not None:
+            self._allocations.write("written when memory ran out")
+
+    def add_cell(self, cell: CellRecord) -> None:
+        """Add a finished cell, including the one that ends the experiment."""
+        self._cells.append(cell)
+        if self.record is not None:
+            self.record = replace(self.record, cells=self.cells, duration_seconds=self.seconds(self._seconds_here))
+
+    def waiting(self) -> list[RetainedArray]:
+        """Return the arrays held by the objects to be restored."""
+        search = ArraySearch()
+        entries = [search.held(name, value) for name, value in list(self.scope.waiting.items())]
+        return [entry[0] for entry in entries if entry is not None]
+
+    def saw_error(self, identity: int) -> None:
+        """Record the identity of the last error shown; a new one marks the experiment as failed.
+
+        Call it often enough that at most one error is shown between two calls: an error is created while the previous
+        one is alive, but a later one may reuse that identity.
+        """
+        self.failed |= identity != self.seen_error
+        self.seen_error = identity
+
+    def abandon(self) -> None:
+        """Stop measuring and keep the names, because the extension is unloaded or the start or end failed."""
+        steps: list[Callable[[], object]] = [self._stop_limits]
+        if self._allocations is not None:
+            steps.append(functools.partial(self._allocations.stop, write=False))
+        if hasattr(self, "_measurement"):
+            steps.append(functools.partial(self._context.meter.drop, self._measurement))
+        if self.was_started:
+            steps.append(self.scope.waiting.clear)
+        if hasattr(self, "_baseline"):
+            steps.append(self._baseline.forget)
+        self._context.guard.each(f"experiment {quoted(self.name)}", *steps)
+
+    def _stop_limits(self) -> None:
+        if self._seeder is not None:
+            self._seeder.remove()
+        if self._budget is not None:
+            self._budget.stop()
+
+    # -- its end ----------------------------------------------------------------------------------------------
+
+    def leave(self, enclosing: Scope | None) -> None:
+        """Free everything and create the record; call it again after an interrupt."""
+        self._seconds_here = self.seconds_here()
+        if self._seconds_here or not self.span_seconds:
+            self.span_seconds = self.elapsed_seconds
+        self._own = None  # stale after an interrupt
+        steps: list[Callable[[], object]] = [self._find_slip, self._look] if self._at_end is None else []
+        if self._allocations is not None:
+            steps.insert(0, functools.partial(self._allocations.stop, write=True))
+        steps += [self._stop_limits, lambda: self._free(enclosing), self._find_survivors, self._make_record]
+        self._context.guard.each(f"the end of experiment {quoted(self.name)}", *steps)
+        if not self._is_closed:
+            raise RuntimeError("its names could not be deleted")
+        if self.record is None:
+            self.record = self.bare_record()
+            self._context.meter.drop(self._measurement)
+        self._baseline.forget()
+        self._watched = None  # drop its weak references to arrays
+
+    def _find_slip(self) -> None:
+        """Keep all names if a name in ``keep`` is misspelt: it may mean the trained model."""
+        slips = self.scope.misspelt_keep()
+        if slips:
+            (*close,) = difflib.get_close_matches(slips[0], self.scope.own_names(), 1)
+            meant = f" (did you mean {close[0]}?)" if close else ""
+            self.slip = f"keep: no name matches {quoted(slips[0])}{meant}: nothing was deleted, all names are kept"
+            self._keep[:] = [*(pattern for pattern in self._keep if pattern != slips[0]), "*"]
+
+    def _look(self) -> None:
+        """Record usage, names and arrays before anything is freed."""
+        self._at_end = ()
+        try:
+            self._at_end = self._context.meter.settle(self._measurement)
+            self._waiting = self.waiting()
+            self._own = self.scope.own_names()
+            self._watched = self._watch(self._own)
+        except MemoryError:  # the names must be deleted all the more
+            self.remarks.append("not enough memory to list everything that the experiment held")
+
+    def _watch(self, own: list[str]) -> list[WatchedName]:
+        """Watch the arrays held by the scope's names and outputs."""
+        scope, search = self.scope, ArraySearch(self._baseline.was_there)
+        namespace, outputs = self._context.namespace, self.outputs.since(self.outputs_at_start)
+        values = ((name, namespace.get(name)) for name in scope.names_to_delete(own))
+        named = [(name, value) for name, value in values if not is_atom(value)]
+        named += [(f"Out[{key}]", value) for key, value in outputs.items()]
+        ours = set(own)
+        for name, value in named_objects(namespace) if named else ():
+            if is_ownable(name) and name not in ours:
+                search.ignore(value)  # names bound in the notebook by ``global`` are no leak
+        return self._experiments.survivors.watch(named, search)
+
+    def _free(self, enclosing: Scope | None) -> None:
+        """Delete names, outputs and tracebacks, then free their memory."""
+        meter, context = self._context.meter, self._context
+
+        def close() -> int:
+            own, self._own = self._own, None  # stale after the first attempt
+            if not self._is_closed:
+                self.scope.close(enclosing, own, spare=lambda value: value is self)
+                self._is_closed = True
+            outcome = self.scope.outcome
+            return len(outcome.deleted) + len(outcome.restored) + len(outcome.kept)
+
+        def run(*steps: reclaim.Step) -> None:
+            reclaim.run_steps(meter, list(steps), self._steps)
+
+        def close_again() -> None:
+            if not self._is_closed:  # memory was too short; by now the tracebacks' memory is freed
+                run(("names again", close))
+
+        outputs = ("outputs", lambda: 0 if self.slip else self.outputs.forget_since(self.outputs_at_start))
+        context.guard.each(
+            f"the end of experiment {quoted(self.name)}",
+            lambda: run(("names", close), outputs, ("tracebacks", self._release_tracebacks)),
+            close_again,
+            close,
+            lambda: run(*steps_that_free(context.garbage, self._since)),
+        )
+        self._is_freed = True
+
+    def _release_tracebacks(self) -> int:
+        releases = self.failed and self._context.config.release_frames != "never"
+        if releases:
+            self.remarks += self._experiments.recovery.release_stored_tracebacks()
+        return int(releases)
+
+    def _since(self) -> GcMark | None:
+        """Return the start mark if all garbage at the end must be newer, else None."""
+        releases_older_error = self.failed and self.error_at_start != 0
+        return None if releases_older_error else self._baseline.mark_if_nothing_lingers()
+
+    def _find_survivors(self) -> None:
+        if self._watched is None:
+            return
+        try:
+            search = ArraySearch()
+            values = [self._context.namespace.get(name) for name in self.scope.outcome.kept]
+            kept = {array.storage for value in values for _, array in search.find(value)}
+            self._survivors = self._experiments.survivors.of_experiment(
+                self._watched,
+                known=lambda item, array: array.storage in kept or self._baseline.was_there(item, array),
+                certain=self._baseline.is_complete,
+                first_cell=min((cell.execution_count or 0 for cell in self._cells), default=None),
+            )
+        except Exception as error:  # everything has been freed: this only lists the rest
+            self.remarks.append(f"objects still alive could not be listed: {describe_error(error)}")
+
+    def bare_record(self) -> ExperimentRecord:
+        """Return a record without measurements."""
+        seconds = perf_counter() - self._started
+        return ExperimentRecord(self.name, self._started_at, seconds, (), (), {}, {}, (), (), (), ())
+
+    def _make_record(self) -> None:
+        if not (self._is_freed and self._is_closed):
+            return  # another attempt follows
+        outcome, at_end, usages = self.scope.outcome, self._at_end or (), self._context.meter.stop(self._measurement)
+        consumed = {usage.device: usage.delta_bytes for usage in at_end}
+        self.record = ExperimentRecord(
+            name=self.name,
+            started_at=self._started_at,
+            duration_seconds=self.seconds(self._seconds_here) or self.span_seconds,
+            cells=self.cells,
+            usages=usages,
+            consumed=consumed,
+            # Unknown if memory was too short to measure its end.
+            reclaimed={item.device: consumed.get(item.device, 0) - item.delta_bytes for item in usages if at_end},
+            deleted=tuple(outcome.deleted),
+            restored=tuple(outcome.restored),
+            kept=tuple(outcome.kept),
+            survivors=self._survivors,
+            steps=tuple(self._steps),
+            notes=tuple(self._notes()),
+            parameters=dict(self._parameters),
+            ooms=self.ooms,
+            budget=dict(self._budget.limits) if self._budget is not None else {},
+            span_seconds=self.span_seconds,
+        )
+
+    def _notes(self) -> list[str]:
+        notes = [self.slip] if self.slip else []
+        notes += [f"keep: no name matches {quoted(name)}" for name in self.scope.unmatched_keep() if name != "*"]
+        size = sum(held.size_bytes for held in self._waiting)
+        if size >= self._context.config.min_held_bytes:
+            names = ", ".join(held.name for held in self._waiting)
+            notes.append(f"the restored objects ({names}) took {format_bytes(size)} while the experiment ran")
+        if self._budget is not None:
+            notes += [*self._budget.notes, *self._budget.refusals]
+        notes += self.remarks
+        if self._allocations is not None:
+            notes.append(self._allocations.remark)
+        return notes + [f"{step.name}: {step.error}" for step in self._steps if step.error]
+
+
+def _allocation_file(file: str | os.PathLike[str]) -> AllocationFile:
+    from ipygpumem.shell.observers.allocation_file import AllocationFile  # loading the extension must stay fast
+
+    return AllocationFile(file)
+
+
+def client_of(shell: Any) -> str | None:
+    """Return the client whose code runs on this engine of a cluster; None in a kernel, which all front-ends share."""
+    kernel: Any = getattr(shell, "kernel", None)
+    if not hasattr(kernel, "engine_id"):
+        return None
+    found: str | None = kernel.get_parent("shell").get("header", {}).get("session")
+    return found
+
+
+def checked_parameters(given: object) -> Parameters:
+    """Return the parameters of ``note=`` as plain values that any file format can store."""
+    if not is_instance(given, Mapping) and not is_instance(given, dict):
+        raise ExperimentError("note must be a dictionary of parameters: note={'lr': 1e-3, 'bs': 64}")
+    found: Parameters = {}
+    for name, value in given.items():  # type: ignore[attr-defined]  # is_instance says so
+        if not PARAMETER.fullmatch(text_of(name)):
+            raise ExperimentError(f"note: a parameter's name must be one word of text, not a {type_name(name)}")
+        found[name] = _plain(name, value)
+    return found
+
+
+def _plain(name: str, value: object) -> int | float | str:
+    if type(value) is bool:
+        return str(value)
+    if is_instance(value, int):
+        number = int.__int__(value)  # type: ignore[arg-type]  # converts NumPy integers and enums
+        if number.bit_length() > 63:
+            raise ExperimentError(f"note: {name} is {quoted(number)}; write it as text")
+        return number
+    if is_instance(value, float):
+        return plain_number(float.__float__(value))  # type: ignore[arg-type]
+    if is_instance(value, str):
+        return str.__str__(value)
+    raise ExperimentError(f"note: {name} is a {type_name(value)}; a parameter is a number or text, so write str(...)")
+
+
+def plain_number(value: float) -> float | str:
+    """Return a value that JSON can store: infinity and NaN become text."""
+    return value if math.isfinite(value) else str(value)

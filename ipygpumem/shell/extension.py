@@ -1,0 +1,229 @@
+"""Loads and unloads the extension; every registration with the shell pushes its own undo."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import sys
+from collections.abc import Callable
+from itertools import repeat
+from operator import is_
+from types import SimpleNamespace
+from typing import Any
+
+from traitlets import TraitError
+from traitlets.config import Config
+
+from ipygpumem.errors import NotLoadedError
+from ipygpumem.scope.instrumenting import LISTENER
+from ipygpumem.shell.config import IPyGpuMem
+from ipygpumem.shell.dispatch import GpuMemMagics
+from ipygpumem.shell.ipython.rewriting import loop_over_body, rewrite_cell
+from ipygpumem.shell.notebook import Notebook, notebook_of
+from ipygpumem.shell.registry import MAGICS, loaded
+
+
+def load(shell: Any) -> Notebook:
+    """Install the extension in ``shell`` and return its ``Notebook``."""
+    try:
+        return notebook_of(shell)  # loaded already
+    except NotLoadedError:
+        return Extension(shell).notebook
+
+
+def unload(shell: Any) -> None:
+    """Remove the extension from ``shell``; print a warning if experiments were open."""
+    extension = notebook_of(shell).context.config.extension
+    if type(extension) is Extension and (abandoned := extension.remove()):
+        names = ", ".join(repr(name) for name in abandoned)
+        print(f"ipygpumem: unloaded with open experiments ({names}); their names are kept.", file=sys.stderr)
+
+
+class Extension:
+    """The extension's registrations with one shell."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._undo: list[Callable[[], object]] = []
+        self._staying: list[tuple[Callable[[], list[Any]], Any]] = []
+        config = _configured(shell)
+        self.notebook = config.notebook = Notebook(shell, config)
+        config.extension = self
+        self._guarded = self.notebook.context.guard
+        self.put_back = self._guarded("pre_run_cell", self._put_back_lists)
+        try:
+            self._register(config)
+        except BaseException:
+            self.remove()
+            raise
+
+    def _register(self, config: IPyGpuMem) -> None:
+        shell, notebook = self._shell, self.notebook
+        listener = notebook.experiments.listener
+        self._stays(functools.partial(getattr, shell, "configurables"), config)
+        config.observe(self._host_peak_changed, "host_peak")
+        config.observe(lambda change: notebook.recorder.switched(change), "record")
+        seen = self._guarded("code_seen", self._code_seen, notebook.experiments.code_missed)
+        self._first, self._last = _Observer(seen, may_change=False), _Observer(seen, may_change=True)
+        shell.ast_transformers.append(self._last)
+        self._undo.append(self._stop_observing)
+        listener.note = self._guarded("names", listener.note, notebook.experiments.event_missed)
+        # Stays in the running cell's builtins: its instrumented code may still use it.
+        shell.builtin_trap.auto_builtins[LISTENER] = listener
+        if LISTENER in vars(builtins):  # set by an earlier load, for a running cell
+            setattr(builtins, LISTENER, listener)
+        elif shell.builtin_trap._nested_level:
+            shell.builtin_trap.add_builtin(LISTENER, listener)
+        self._undo.append(lambda: shell.builtin_trap.auto_builtins.pop(LISTENER, None))
+        self._event("pre_run_cell", self._cell_begins, self._cell_missed)
+        self._event("post_run_cell", notebook.session.cell_ends)
+        self._event("post_run_cell", notebook.session.cell_has_ended, notebook.context.cells.forget)
+        rewrite = self._guarded("rewriting", self._cell_seen, lambda lines: lines)
+        self._stays(functools.partial(getattr, shell, "input_transformers_cleanup"), rewrite)
+        self._magics()
+        optional: dict[str, Callable[[], object]] = {"completion": self._completers}
+        if config.record:
+            optional["the recorder"] = lambda: notebook.recorder.start_if_it_can(tell=True)
+        for name, start in optional.items():  # optional: their failure does not stop loading
+            self._guarded(name, start)()
+
+    def _completers(self) -> None:
+        for name in {magic.lstrip("%") for magic in MAGICS}:
+            for prefix in ("%", "%%"):
+                self._completer(prefix + name, functools.partial(_completions, self.notebook, name))
+        if hasattr(sys.modules["IPython.core.completer"], "CompletionContext"):  # from IPython 8.6 on
+            self._stays(lambda: getattr(self._shell.Completer, "custom_matchers", []), _matcher(self.notebook))
+
+    def _cell_begins(self, info: Any) -> None:
+        self._guarded.each("pre_run_cell", self._observe_both_ends, self._put_back_lists)
+        self.notebook.session.cell_begins(info)
+
+    def _cell_seen(self, lines: list[str]) -> list[str]:
+        self.put_back()
+        return rewrite_cell(lines)
+
+    def _put_back_lists(self) -> None:
+        """Restore entries that other code removed from IPython's lists; without them cells would be missed."""
+        for find, item in self._staying:
+            if not any(map(is_, find(), repeat(item))):
+                find().append(item)
+                self.notebook.session.end_missed()
+                for experiment in self.notebook.experiments.overdue():
+                    self.notebook.experiments.give_up(experiment)
+
+    def _cell_missed(self, info: Any) -> None:
+        self.notebook.context.cells.missed = info
+
+    def _code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
+        self.notebook.session.code_seen(tree, may_change=may_change, is_timed=is_timed)
+        loop_over_body(tree, self._shell)
+
+    def _observe_both_ends(self) -> None:
+        """Observe the tree before and after the user's transformers: if one raises, IPython skips the rest."""
+        transformers = self._shell.ast_transformers
+        if len(transformers) == 1 and transformers[0] is self._last:
+            return
+        foreign = self._transformers_of_others()
+        transformers[:] = [self._first, *foreign, self._last] if foreign else [self._last]
+
+    def _stop_observing(self) -> None:
+        self._shell.ast_transformers[:] = self._transformers_of_others()
+
+    def _transformers_of_others(self) -> list[Any]:
+        return [item for item in self._shell.ast_transformers if item is not self._first and item is not self._last]
+
+    def _stays(self, find: Callable[[], list[Any]], item: Any) -> None:
+        find().append(item)
+        self._staying.append((find, item))
+        self._undo.append(lambda: find().remove(item))
+
+    def _event(self, name: str, callback: Callable[..., None], *instead: Callable[..., None]) -> None:
+        self._stays(
+            functools.partial(self._shell.events.callbacks.__getitem__, name), self._guarded(name, callback, *instead)
+        )
+
+    def _magics(self) -> None:
+        magics = self._shell.magics_manager.magics
+        ours = GpuMemMagics(self._shell, self.notebook)
+        before = {(kind, name): magics[kind].get(name) for kind in ours.magics for name in ours.magics[kind]}
+        self._undo.append(lambda: self._shell.configurables.remove(ours))  # every Magics object adds itself there
+        self._shell.register_magics(ours)
+        for (kind, name), earlier in before.items():
+            self._undo.append(functools.partial(_put_back, magics[kind], name, earlier))
+        registry = self._shell.magics_manager.registry
+        self._undo.append(lambda: registry.pop(GpuMemMagics.__name__, None))
+
+    def _completer(self, key: str, completer: Callable[..., list[str]]) -> None:
+        self._shell.set_hook("complete_command", completer, str_key=key)
+        self._undo.append(lambda: self._shell.strdispatchers["complete_command"].strs.pop(key, None))
+
+    def _host_peak_changed(self, change: Any) -> None:
+        self.notebook.context.meter.change(lambda: self.notebook.host.use_mark(exact=change["new"] == "kernel"))
+
+    def remove(self) -> list[str]:
+        """Undo every registration in reverse order; return the names of open experiments."""
+        self._staying.clear()
+        while self._undo:
+            undo = self._undo.pop()
+            try:
+                undo()
+            except Exception as error:  # already removed by other code; undo the rest
+                print(f"ipygpumem: unloading: {type(error).__name__}: {error}", file=sys.stderr)
+        return self.notebook.close()
+
+
+def _configured(shell: Any) -> IPyGpuMem:
+    """Return the configured options; an invalid one is reported and keeps its default."""
+    try:
+        return IPyGpuMem(parent=shell)
+    except TraitError:
+        given = shell.config.IPyGpuMem
+        for name in list(given):  # %config keeps refused values, and a file may hold anything
+            try:
+                IPyGpuMem(config=Config(IPyGpuMem={name: given[name]}))
+            except TraitError as error:  # noqa: PERF203  # check each option
+                del given[name]
+                print(f"ipygpumem: option {name} is set to its default: {error}", file=sys.stderr)
+        return IPyGpuMem(parent=shell)
+
+
+class _Observer:
+    """AST transformer that passes on the tree of all code compiled by the shell, and may change it in place."""
+
+    def __init__(self, callback: Callable[..., None], *, may_change: bool) -> None:
+        self._callback = callback
+        self._may_change = may_change
+
+    def visit(self, node: Any) -> Any:
+        is_timed = sys._getframe(2).f_code.co_name == "timeit"  # the magic calls the transformers itself
+        self._callback(node, may_change=self._may_change, is_timed=is_timed)
+        return node
+
+
+def _put_back(magics: dict[str, Any], name: str, earlier: Any) -> None:
+    magics.pop(name, None)
+    if earlier is not None:
+        magics[name] = earlier
+
+
+def _completions(notebook: Notebook, magic: str, shell: Any, event: Any) -> list[str]:
+    found: list[str] = loaded("magics.parsing.complete")(notebook, magic, event)
+    return found
+
+
+def _matcher(notebook: Notebook) -> Callable[[Any], dict[str, Any]]:
+    """Return a matcher that suppresses all other completions in lines of our magics, such as Jedi's names."""
+    names = {magic.lstrip("%") for magic in MAGICS}
+
+    def ipygpumem_matcher(context: Any) -> dict[str, Any]:
+        word = next(iter(context.line_with_cursor.split()), "")
+        magic = word.lstrip("%")
+        if word not in (f"%{magic}", f"%%{magic}") or magic not in names:
+            return {"completions": []}
+        event = SimpleNamespace(line=context.line_with_cursor, text_until_cursor=context.text_until_cursor)
+        offered = _completions(notebook, magic, None, event)
+        fitting = [SimpleNamespace(text=text, type="") for text in offered if text.startswith(context.token)]
+        return {"completions": fitting, "suppress": True, "ordered": True}
+
+    ipygpumem_matcher.matcher_api_version = 2  # type: ignore[attr-defined]  # as IPython's own decorator does
+    return ipygpumem_matcher

@@ -1,0 +1,128 @@
+"""Rewrites cells that begin with ``%%experiment``, ``%%memlines`` or ``%%autofit``, so that they run as plain cells.
+
+A cell magic gets its body as text and must run it itself, which means wrong line numbers, no ``Out`` and no
+top-level ``await``. So a first line ``%%experiment`` is turned into a call before IPython parses the cell: the call
+opens the scope, and the scope closes when the cell ends. ``%%memlines`` works in the same way. So does ``%%autofit``,
+which also gets a loop around the body in the syntax tree; IPython runs it with outputs, ``await`` and tracebacks.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+from IPython.core.inputtransformer2 import cell_magic
+
+from ipygpumem.shell.registry import REWRITTEN
+
+_FIRST_LINE = re.compile(rf"%%({'|'.join(REWRITTEN)})(?:[ \t]+(.*?))?[ \t]*\r?\n?", re.DOTALL)
+_ON = re.compile(r"(?:^|\s)--on(?:[\s=]|$)")
+"""Matches ``--on``: the cell runs on engines of a cluster, so it stays text."""
+_MARK = "%%"
+"""Prefix of the argument of a rewritten call; no line written by a user starts with it."""
+
+
+def rewrite_cell(lines: list[str]) -> list[str]:
+    """Return ``lines`` with a first line such as ``%%experiment ARGS`` turned into a call; else unchanged.
+
+    A body that is itself a cell magic is turned into a call here too, since IPython only looks for one in the first
+    line of a cell.
+    """
+    match = _FIRST_LINE.fullmatch(lines[0]) if lines else None
+    if match is None or (match[2] or "").endswith("?") or is_for_engines(match[2] or ""):
+        return lines
+    call = f"get_ipython().run_line_magic({match[1]!r}, {_MARK + ' ' + (match[2] or '')!r})\n"
+    return [call, *cell_magic(rewrite_cell(lines[1:]))]
+
+
+def our_magic(statement: ast.stmt) -> str | None:
+    """Return the name of our cell magic if a statement is its rewritten first line."""
+    call: Any = getattr(statement, "value", None)
+    if type(call) is not ast.Call or getattr(call.func, "attr", "") != "run_line_magic" or len(call.args) != 2:
+        return None
+    name, line = (getattr(argument, "value", None) for argument in call.args)
+    return name if name in REWRITTEN and type(line) is str and is_first_line(line) else None
+
+
+def is_for_engines(line: str) -> bool:
+    """Return True if the line of a magic contains ``--on``."""
+    return _ON.search(line) is not None
+
+
+def is_first_line(line: str) -> bool:
+    """Return True if ``line`` is the argument of a rewritten first line."""
+    return line.partition(" ")[0] == _MARK
+
+
+def words_of(line: str) -> str:
+    """Return the user's words in a rewritten first line."""
+    return line.partition(" ")[2]
+
+
+def first_lines(source: str) -> tuple[list[str], str]:
+    """Return the names of our magics at the top of a cell, and its source without their lines."""
+    lines, names = source.lstrip().splitlines(keepends=True), []
+    while lines and (match := _FIRST_LINE.fullmatch(lines[0])):
+        names.append(match[1])
+        lines.pop(0)
+    return names, "".join(lines)
+
+
+FIT_NAME = "__ipygpumem_fit__"
+"""Built-in function that returns the running cell's fit to the loop."""
+_FIT = f"{FIT_NAME}()"
+_LOOP = f"while {_FIT}.again():\n    with {_FIT}:\n        pass\n"
+
+
+def loop_over_body(tree: Any, shell: Any) -> None:
+    """Wrap the body of a cell that begins with ``%%autofit`` in a loop; leave other trees unchanged."""
+    if type(tree) is not ast.Module or not (start := _start_of_body(tree)):
+        return
+    body = tree.body[start:]
+    while body and type(body[0]) is ast.ImportFrom and body[0].module == "__future__":
+        body.pop(0)  # stays where it is, before the loop
+    if not body or getattr(body[0], "ipygpumem_loop", False) or not _compiles(body):
+        return
+    loop: Any = _at(_LOOP, body[0])
+    loop.ipygpumem_loop = True
+    after: list[ast.stmt] = []
+    last: Any = body[-1]
+    interactivity = shell.ast_node_interactivity
+    if interactivity in ("last_expr", "last_expr_or_assign", "last", "all") and type(last) is ast.Expr:
+        keep: Any = _at(f"{_FIT}.keep(None)", last)
+        keep.value.args[0] = last.value
+        body[-1] = keep
+        after = [_at(f"{_FIT}.take()", last)]
+    elif interactivity == "last_expr_or_assign" and type(last) is ast.Assign and type(last.targets[0]) is ast.Name:
+        after = [_at(last.targets[0].id, last)]
+    loop.body[0].body = body
+    tree.body[len(tree.body) - len(body) :] = [loop, *after]
+
+
+def _start_of_body(tree: ast.Module) -> int:
+    """Return the index of the first statement after our magics if %%autofit is among them, else 0."""
+    names = []
+    for statement in tree.body:
+        name = our_magic(statement)
+        if name is None:
+            break
+        names.append(name)
+    return names.index("autofit") + 1 if "autofit" in names else 0
+
+
+def _compiles(body: list[ast.stmt]) -> bool:
+    """Return True if the body compiles without the loop, which would allow ``break``."""
+    try:
+        compile(ast.Module(body, []), "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    except (SyntaxError, ValueError):  # IPython reports it
+        return False
+    return True
+
+
+def _at(code: str, place: ast.stmt) -> ast.stmt:
+    """Parse the statement ``code`` with the location of ``place``."""
+    (statement,) = ast.parse(code).body
+    for node in ast.walk(statement):
+        ast.copy_location(node, place)
+    return statement

@@ -1,0 +1,118 @@
+"""Finds the cell of some code, by its file name or by a name that it binds.
+
+Also identifies a cell's source by a digest, and describes it by one of its lines.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import linecache
+import re
+from collections.abc import Container, Iterator
+from typing import Any
+
+from IPython.core.inputtransformer2 import TransformerManager
+
+from ipygpumem.scope.bindings import bindings_of
+from ipygpumem.shell.ipython.rewriting import is_first_line
+from ipygpumem.shell.registry import REWRITTEN
+
+_NUMBERED = re.compile(r"<ipython-input-(\d+)-")
+_RUN_CODE = ("time", "capture", "prun", *REWRITTEN)
+"""Magics whose code binds names of the notebook; the code of %timeit runs in a function."""
+_LINE_LENGTH = 80
+_HEAD_LENGTH = 4000
+"""Number of characters searched for a describing line."""
+
+
+def digest_of(source: str) -> str:
+    """Return a digest of 16 hexadecimal digits that ignores surrounding white space."""
+    return hashlib.blake2b(source.strip().encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def describing_line(source: str) -> str:
+    """Return the first line of code, else the first import, magic or comment, cut to 80 characters."""
+    imported = magic = comment = ""
+    inside = False
+    for text in source[:_HEAD_LENGTH].splitlines():
+        line = text.strip()
+        if inside:  # an import's parentheses
+            inside = ")" not in line
+        elif line.startswith("#"):
+            comment = comment or line
+        elif line.startswith(("%", "!")):
+            magic = magic or line
+        elif line.startswith(("import ", "from ")):
+            imported = imported or line
+            inside = "(" in line and ")" not in line
+        elif line:
+            break
+    else:
+        line = imported or magic or comment
+    return line if len(line) <= _LINE_LENGTH else line[: _LINE_LENGTH - 1] + "…"
+
+
+def cell_of_file(shell: Any, filename: str) -> int | None:
+    """Return the number of the cell whose code was compiled under ``filename``; None for a module's file."""
+    known = getattr(shell.compile, "_filename_map", None)  # private; from IPython 8 on
+    if type(known) is dict and filename in known:
+        return int(known[filename])
+    numbered = _NUMBERED.match(filename)
+    if numbered:
+        return int(numbered[1])
+    if "ipykernel_" not in filename:
+        return None
+    # IPython 7 in a kernel: the file is named by a hash, and its text is the cell's.
+    text = "".join(linecache.getlines(filename)).strip()
+    return next((number for number, source in _cells(shell) if text and source.strip() == text), None)
+
+
+def running_cell(shell: Any) -> int:
+    """Return the number of the running cell's input; ``execution_count`` may be the next one's already."""
+    return len(shell.history_manager.input_hist_parsed) - 1
+
+
+def number_of_input(shell: Any, raw: str) -> int | None:
+    """Return the number of the last cell with this source; subshells may run several at once."""
+    inputs, wanted = shell.history_manager.input_hist_raw, raw.rstrip("\n")
+    return next((number for number in range(len(inputs) - 1, 0, -1) if inputs[number] == wanted), None)
+
+
+def cell_that_bound(shell: Any, name: str, without: Container[int | None] = ()) -> int | None:
+    """Return the last cell whose own code binds ``name``, ignoring the cells in ``without``."""
+    for number, source in _cells(shell):
+        if name in source and number not in without and name in _bound(source):
+            return number
+    return None
+
+
+def _cells(shell: Any) -> list[tuple[int, str]]:
+    """Return the numbers and Python sources of the cells run so far, last one first."""
+    sources = shell.history_manager.input_hist_parsed
+    return [(number, sources[number]) for number in range(len(sources) - 1, 0, -1)]
+
+
+def _bound(source: str) -> set[str]:
+    try:
+        tree = ast.parse(source)
+        found = bindings_of(tree)
+        inside = [TransformerManager().transform_cell(code) for code in _code_in_magics(tree)]
+    except (SyntaxError, ValueError, RecursionError):  # a cell that never compiled
+        return set()
+    return (found.bound | found.shared).union(*map(_bound, inside))
+
+
+def _code_in_magics(tree: ast.AST) -> Iterator[str]:
+    """Yield the code inside calls such as ``run_cell_magic("time", "", code)``, which IPython makes of magics."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            words = [word.value for word in node.args if isinstance(word, ast.Constant)]
+            if (
+                node.func.attr in ("run_cell_magic", "run_line_magic")
+                and len(words) == len(node.args) > 1
+                and words[0] in _RUN_CODE
+                and type(words[-1]) is str
+                and not is_first_line(words[-1])
+            ):
+                yield words[-1]

@@ -1,0 +1,102 @@
+"""Builds and wires the services of one shell."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from IPython import get_ipython
+
+from ipygpumem.errors import NotLoadedError
+from ipygpumem.meter.traces import Traces
+from ipygpumem.probes import Probe
+from ipygpumem.probes.host import HostProbe
+from ipygpumem.records import SessionRecord
+from ipygpumem.shell.cell import CellObserver
+from ipygpumem.shell.config import IPyGpuMem
+from ipygpumem.shell.context import context_for
+from ipygpumem.shell.experiments import Experiments
+from ipygpumem.shell.observers.subscribers import Subscribers
+from ipygpumem.shell.observers.trends import Trends
+from ipygpumem.shell.recovery import Recovery
+from ipygpumem.shell.registry import EXTRAS, loaded
+from ipygpumem.shell.session import Session
+
+
+class Notebook:
+    """The services of one shell."""
+
+    def __init__(self, shell: Any, config: IPyGpuMem, probes: Sequence[Probe] = ()) -> None:
+        self.host = HostProbe(exact=config.host_peak == "kernel")
+        self.context = context = context_for(shell, config, self.host, probes)
+        self.recovery = Recovery(context)
+        self.subscribers = Subscribers(shell)
+        self.experiments = Experiments(context, self.recovery, self.subscribers)
+        self.on_cluster: list[Any] = []
+        """Experiments open on engines of a cluster."""
+        self.trends = Trends()
+        self.traces = Traces(context.meter, config.history_length)
+        # Hooks are called, and reports shown, in this order.
+        observers: list[CellObserver] = [self.subscribers, self.experiments, self.trends]
+        self.session = Session(context, self.recovery, observers)
+
+    @functools.cached_property
+    def recorder(self) -> Any:
+        """The flight recorder, registered as a cell observer on first use."""
+        recorder = loaded(f"extras.{EXTRAS['recorder']}.Recorder")(self.context)
+        self.join(recorder)
+        return recorder
+
+    def join(self, observer: CellObserver) -> None:
+        """Register a cell observer."""
+        self.session.observers = (*self.session.observers, observer)
+
+    def leave(self, observer: CellObserver) -> None:
+        """Unregister a cell observer."""
+        self.session.observers = tuple(other for other in self.session.observers if other is not observer)
+
+    def records(self) -> SessionRecord:
+        """Return the finished cells, experiments and traces as one record."""
+        return SessionRecord.of(self.session.history, self.experiments.finished, self.traces.finished)
+
+    def close(self) -> list[str]:
+        """Close all services; return the names of open experiments."""
+        names = [experiment.name for experiment in self.experiments.open if not experiment.is_ending]
+        with contextlib.ExitStack() as stack:  # called in reverse, even if one fails
+            if graphs := sys.modules.get("ipygpumem.heap.holders.graphs"):
+                stack.callback(graphs.stop_letting_swap)
+            stack.callback(self.context.garbage.forget)
+            stack.callback(self.context.meter.close)
+            for observer in self.session.observers:
+                stack.callback(observer.close)
+            stack.callback(self.context.cells.close)
+        return names
+
+
+def find_notebook(shell: Any) -> Notebook | None:
+    """Return the ``Notebook`` of ``shell``, or None if the extension is not loaded."""
+    for configurable in getattr(shell, "configurables", ()):
+        if type(configurable) is IPyGpuMem and type(configurable.notebook) is Notebook:
+            return configurable.notebook
+    return None
+
+
+def notebook_of(shell: Any) -> Notebook:
+    """Return the ``Notebook`` of ``shell`` (``NotLoadedError`` if there is none)."""
+    found = find_notebook(shell)
+    if found is not None:
+        return found
+    if shell is None:
+        raise NotLoadedError(
+            "this needs a notebook or IPython: run the script as ipython --ext ipygpumem SCRIPT.py, "
+            "or put the code into a function, whose local names are deleted when it returns"
+        )
+    raise NotLoadedError("ipygpumem is not loaded here: run %load_ext ipygpumem first")
+
+
+def current_notebook() -> Notebook:
+    """Return the ``Notebook`` of the current shell (``NotLoadedError`` if there is none)."""
+    return notebook_of(get_ipython())

@@ -1,0 +1,84 @@
+"""Passes every finished record to subscribers, such as a TensorBoard logger."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import FunctionType, MethodType
+from typing import Any
+
+from ipygpumem.introspect import type_name
+from ipygpumem.reclaim.tracebacks import classify
+from ipygpumem.records import CellRecord, ExperimentRecord
+from ipygpumem.report.layout import Report, clean
+from ipygpumem.shell.cell import Cell, CellObserver
+
+Subscriber = Callable[[CellRecord | ExperimentRecord], object]
+
+_KEPT_AS = "_ipygpumem_subscribers"
+
+
+class Subscribers(CellObserver):
+    """The subscribers of one shell, and the records queued for them until the reports are shown.
+
+    They are stored in the shell, so that a subscription survives ``%reload_ext``.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._waiting: deque[CellRecord | ExperimentRecord] = deque()
+        self._called: list[tuple[Subscriber]] = []
+        """Subscribers being called right now."""
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Call ``subscriber`` with every record from now on, and return the undo."""
+        entry = (subscriber,)  # compared instead of the user's object; it may subscribe twice
+        vars(self._shell).setdefault(_KEPT_AS, []).append(entry)
+        return lambda: self._drop(entry)
+
+    def add(self, record: CellRecord | ExperimentRecord) -> None:
+        """Queue a finished record until the reports are shown."""
+        if _KEPT_AS in vars(self._shell):
+            self._waiting.append(record)
+
+    def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
+        """Queue the record of a cell."""
+        if record is not None:
+            self.add(record)
+        return ()
+
+    def shown(self) -> None:
+        """Pass the queued records to the subscribers; one that fails is reported and removed.
+
+        A subscriber that runs cells does not get their records, because it would call itself without end.
+        """
+        while self._waiting:
+            record = self._waiting.popleft()
+            for entry in list(vars(self._shell).get(_KEPT_AS, ())):
+                if any(entry is called for called in self._called):
+                    continue
+                self._called.append(entry)
+                try:
+                    entry[0](record)
+                except KeyboardInterrupt:
+                    print(f"ipygpumem: {_name(entry[0])} was interrupted; it stays subscribed", file=sys.stderr)
+                except BaseException as error:  # even SystemExit: a logger must not end the session
+                    self._drop(entry)
+                    why = f"{type_name(error)}: {clean(classify(error).message)}"
+                    print(f"ipygpumem: {_name(entry[0])} failed and gets no more records ({why})", file=sys.stderr)
+                finally:
+                    self._called.pop()
+
+    def _drop(self, entry: tuple[Subscriber]) -> None:
+        entries = [other for other in vars(self._shell).get(_KEPT_AS, ()) if other is not entry]
+        if entries:
+            vars(self._shell)[_KEPT_AS] = entries
+        else:
+            vars(self._shell).pop(_KEPT_AS, None)
+
+
+def _name(subscriber: object) -> str:
+    """Return a callable's name without running the user's code."""
+    function = subscriber.__func__ if type(subscriber) is MethodType else subscriber
+    return f"subscriber {clean(function.__qualname__ if type(function) is FunctionType else type_name(function))}"

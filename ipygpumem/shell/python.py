@@ -1,0 +1,110 @@
+"""Functions of ``ipygpumem`` that need a notebook or IPython."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ipygpumem.errors import GpuMemError
+from ipygpumem.inventory import findings
+from ipygpumem.inventory.breakdown import Reconciliation
+from ipygpumem.records import CellRecord, ExperimentRecord, History
+from ipygpumem.shell.experiments import Experiment
+from ipygpumem.shell.notebook import current_notebook
+
+
+def experiment(
+    name: str,
+    *,
+    keep: str | Iterable[str] = (),
+    drop_imports: bool = False,
+    seed: int | None = None,
+    report: str | None = None,
+    note: Mapping[str, int | float | str] | None = None,
+    budget: Mapping[str, int | str] | None = None,
+    record: str | os.PathLike[str] | None = None,
+) -> Experiment:
+    """Return an experiment, opened by ``with`` or ``start()`` and closed by ``finish()``.
+
+    Use it where ``%%experiment`` does not fit, such as in a loop over settings. At its end, names that it has bound are
+    deleted, overwritten ones get their old values back, and their memory is freed. Inside a function, Python itself
+    deletes the local names.
+
+    Args:
+        name: any one-line text; an experiment started under the same name by ``%experiment start`` is finished first.
+        keep: names or globs to keep at the end.
+        drop_imports: delete the names of modules that the experiment imported.
+        seed: reset Python's, NumPy's and torch's generators to this before every cell.
+        report: ``full``, ``compact`` or ``none``; None means as configured.
+        note: parameters to store in its record: numbers or text by name.
+        budget: limit torch's memory on GPUs: ``{"gpu": "8GiB"}``; see ``budget``.
+        record: a ``.pickle`` file for CUDA's memory history, for torch's memory viewer.
+
+    Raises:
+        NotLoadedError: the extension is not loaded in this IPython, or there is no IPython.
+        ExperimentError: ``report`` is none of the three, or ``note`` holds more than numbers and text.
+        BudgetError: ``budget`` names no device or no size.
+        FileError: ``record`` cannot be written to; ``start`` raises it without a CUDA device.
+
+    >>> with ipygpumem.experiment("baseline", report="none", note={"lr": 0.1}):
+    ...     loss = 0.5
+    >>> ipygpumem.experiments()[-1].parameters
+    {'lr': 0.1}
+    """
+    experiments = current_notebook().experiments
+    return Experiment(experiments, name, keep, drop_imports, seed, report, note, budget, record)
+
+
+def last() -> CellRecord | None:
+    """Return the record of the last finished cell, or None before there is one.
+
+    >>> ipygpumem.last().success
+    True
+    """
+    cells = history()
+    return cells[-1] if cells else None
+
+
+def history() -> History:
+    """Return the records of the finished cells, oldest first, up to a limit: a list with ``to_pandas()``.
+
+    >>> [cell.experiment for cell in ipygpumem.history()]
+    ['demo']
+    """
+    return History(current_notebook().session.history)
+
+
+def experiments() -> list[ExperimentRecord]:
+    """Return the records of the finished experiments, oldest first.
+
+    >>> ipygpumem.experiments()[0].name
+    'demo'
+    """
+    return list(current_notebook().experiments.finished)
+
+
+def subscribe(subscriber: Callable[[CellRecord | ExperimentRecord], object]) -> Callable[[], None]:
+    """Call ``subscriber`` with the record of every cell and experiment that finishes, until the undo is called.
+
+    Use it to send records elsewhere. It is called after the report is shown. If it raises, one line says so, and it is
+    not called again.
+
+    Returns:
+        The undo, which may be called more than once.
+
+    Raises:
+        NotLoadedError: the extension is not loaded in this IPython, or there is no IPython.
+        GpuMemError: ``subscriber`` cannot be called.
+
+    >>> seen = []
+    >>> undo = ipygpumem.subscribe(seen.append)
+    >>> undo()
+    """
+    if not callable(subscriber):
+        raise GpuMemError("subscribe takes a function of a record: subscribe(print)")
+    return current_notebook().subscribers.subscribe(subscriber)
+
+
+def reconciliations_now() -> Sequence[Reconciliation]:
+    """Return the breakdown of each device's memory, as in ``%gpumem status``."""
+    return findings.now(current_notebook().context.meter).reconciliations

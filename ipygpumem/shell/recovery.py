@@ -1,0 +1,220 @@
+"""Frees memory held by the traceback's frames after an out-of-memory error or an interrupt, and records it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+from ipygpumem.fitting.budgets import Budget, refusal
+from ipygpumem.heap.garbage import GcMark
+from ipygpumem.introspect import instance_dict
+from ipygpumem.probes.cgroup import Kills
+from ipygpumem.probes.host import available_bytes
+from ipygpumem.reclaim import reclaim, tracebacks
+from ipygpumem.reclaim.name_snapshot import NameSnapshot
+from ipygpumem.reclaim.reclaim import steps_that_free
+from ipygpumem.records import Reading, ReclaimStep, RecoveryRecord, RetainedArray
+from ipygpumem.report import content
+from ipygpumem.report.layout import Report, note
+from ipygpumem.shell.cell import Cell
+from ipygpumem.shell.context import Context
+from ipygpumem.shell.ipython.stored_errors import release_stored, stored_errors
+from ipygpumem.units import MIB, format_bytes
+
+_MUCH = 32 * MIB
+"""Minimum bytes held by an error's frames to be mentioned in the cell's line."""
+
+
+class Recovery:
+    """Frees the memory that errors hold in one shell."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._shell = context.shell
+        self._config = context.config
+        self._meter = context.meter
+        self._garbage = context.garbage
+        self._cells = context.cells
+        self._kills = Kills()
+        self.on_oom: Callable[[BaseException, object], None] = lambda error, leaving: None
+        """Called with each out-of-memory error before anything is freed, and with the experiment that it leaves."""
+        self._named: NameSnapshot | None = None
+        """The names after the last recovery; None once a cell has run without one."""
+        self._mark: GcMark | None = None
+        """The garbage mark of that recovery."""
+
+    def cell_ended(self, cell: Cell, error: BaseException | None) -> list[Report]:
+        """Free memory held by the cell's error, if ``release_frames`` says so, and return the report."""
+        if error is not None:
+            failure = self.saw(error)
+            refused = self._refused(failure, cell)
+            releases = cell.released_by == id(error) or self._releases(failure)
+            if cell.recovery is None and (releases or failure.poisoned):
+                cell.recovery = replace(self._record(error, failure, release=releases), refused_by=refused)
+            elif releases:
+                release_stored(error, self._shell)  # frames that still ran when the inner experiment ended
+                if cell.recovery is not None:
+                    cell.recovery = replace(cell.recovery, detached=cell.recovery.detached + self._take_off(error))
+        if cell.recovery is None:
+            self._named = None  # the cell may have left garbage
+            return []
+        running = self._cells.running()
+        if cell.nested and running:
+            running[-1].recovery = cell.recovery  # shown by the outermost cell: a magic may capture this one's output
+            return []
+        return content.recovery_reports(cell.recovery, self._config.min_held_bytes)
+
+    def _releases(self, failure: tracebacks.Failure) -> bool:
+        policy = self._config.release_frames
+        return policy == "always" or (policy != "never" and failure.kind in policy.split("+"))
+
+    def _record(self, error: BaseException, failure: tracebacks.Failure, *, release: bool) -> RecoveryRecord:
+        """Free the memory held by the frames of ``error``, and return the record."""
+        held: tuple[RetainedArray, ...] = ()
+        before: dict[str, Reading] = {}
+        incomplete_optimizer, plain = None, tuple[str, ...]()
+        with contextlib.suppress(MemoryError):  # only needed for the report
+            before = self._meter.now(detail=True)
+            held = tracebacks.held(error, self._shell.user_ns)
+            plain = tracebacks.plain_locals(error) if release else ()
+            incomplete_optimizer = tracebacks.incomplete_optimizer(error) if failure.kind == "oom" else None
+        waiting = [error]  # emptied by the step, so that no reference is left here
+        frames: list[int] = []
+        detached: list[RetainedArray] = []
+        steps: list[ReclaimStep] = []
+
+        def free() -> None:
+            error = waiting.pop()
+            frames.append(release_stored(error, self._shell))
+            detached.extend(self._take_off(error))
+
+        if release:
+            freeing = steps_that_free(self._garbage, self._since, devices=not failure.poisoned)
+            reclaim.run_steps(self._meter, [("frames", free), *freeing], steps)
+            self._named, self._mark = None, self._garbage.last
+            with contextlib.suppress(MemoryError):
+                self._named = NameSnapshot(self._shell.user_ns)
+        now = reclaim.current(self._meter.now())
+        return RecoveryRecord(
+            kind=failure.kind,
+            error=failure.error,
+            message=failure.message,
+            requested_bytes=failure.requested_bytes,
+            free=_free(before),
+            held=held,
+            frames=sum(frames),
+            reclaimed=reclaim.decrease(reclaim.current(before), now),
+            now=now,
+            steps=tuple(steps),
+            poisoned=failure.poisoned,
+            detached=tuple(detached),
+            plain=plain,
+            incomplete_optimizer=incomplete_optimizer[0]
+            if incomplete_optimizer is not None and incomplete_optimizer[1]() is not None
+            else "",
+        )
+
+    def remarks(self, cell: Cell, error: BaseException | None) -> list[str]:
+        """Return remarks for a cell's line: processes that were killed, and memory that its error's frames keep."""
+        lines = []
+        if killed := self._kills.new():
+            where = "on this machine" if self._kills.of_machine else "of this control group"
+            what = f"{killed} process{'es' * (killed > 1)} {where}"
+            lines.append(f"the OOM killer ended {what}, such as a data loader's worker or a forked child")
+        if error is not None and cell.recovery is None:
+            with contextlib.suppress(MemoryError):
+                kept = sum(item.size_bytes for item in tracebacks.held(error, self._shell.user_ns))
+                if kept > _MUCH:
+                    lines.append(f"the traceback's frames still hold {format_bytes(kept)}: %gpumem free frees it")
+        return lines
+
+    def _since(self) -> GcMark | None:
+        """Return the mark of the last full collection if only failed code has run since, else None.
+
+        So only the first of several recoveries in a row pays for a full collection.
+        """
+        named = self._named
+        return None if named is None or named.some_may_live_on(self._shell.user_ns) else self._mark
+
+    def failed_inside(self, error: BaseException, leaving: object) -> str:
+        """Free memory held by an error that leaves the ``with`` block of the experiment ``leaving``.
+
+        Returns:
+            A remark for the experiment's report, or an empty text.
+        """
+        running = self._cells.running()
+        failure = self.saw(error, leaving)
+        cell = running[-1] if running else None
+        refused = self._refused(failure, cell)
+        if self._releases(failure):
+            if cell is not None and cell.recovery is not None:
+                release_stored(error, self._shell)  # announced already, by an experiment inside this one
+                return ""
+            record = self._record(error, failure, release=True)
+            if cell is not None:
+                cell.recovery = replace(record, refused_by=refused)
+        elif cell is not None and self._config.release_frames != "never":
+            cell.released_by = id(error)
+            return "memory held by the traceback's frames is freed when the cell ends"
+        return ""
+
+    def leaves_budget(self, budget: Budget, error: BaseException | None) -> None:
+        """Record the limit that refused memory when an error leaves a budget's block, and show the budget's notes."""
+        running = self._cells.running()
+        try:
+            if error is not None:
+                self._refused(tracebacks.classify(error), running[-1] if running else None)
+        finally:
+            budget.stop()  # it may add notes
+        self._context.screen.show([note(text) for text in budget.notes])
+
+    def saw(self, error: BaseException, leaving: object = None) -> tracebacks.Failure:
+        """Classify an error, and call ``on_oom`` if it is an out-of-memory error."""
+        failure = tracebacks.classify(error)
+        if failure.kind == "oom":
+            self.on_oom(error, leaving)
+        return failure
+
+    def _refused(self, failure: tracebacks.Failure, cell: Cell | None) -> str:
+        """Return the budget or other limit that refused the memory, in words; empty if the device did."""
+        refusals = cell.refusals if cell is not None else {}
+        # Most such errors name no limit, and with the host out of memory there may be none left for the search.
+        if failure.kind == "oom" and " allowed" in failure.message and failure.message not in refusals:
+            with contextlib.suppress(MemoryError):  # only needed for the report
+                refused = refusal(failure.message)
+                refusals[failure.message] = refused.text if refused is not None else ""
+        return refusals.get(failure.message, "")
+
+    def release_stored_tracebacks(self) -> list[str]:
+        """Release the last error, kept for %debug and %tb; return lines for the report."""
+        errors = stored_errors(self._shell)
+        detached: list[RetainedArray] = []
+        while errors:  # out of the list first, since its references are counted
+            error = errors.pop()
+            release_stored(error, self._shell)
+            detached.extend(self._take_off(error))
+        return content.detached_lines(detached)
+
+    def _take_off(self, error: BaseException) -> tuple[RetainedArray, ...]:
+        """Remove the arrays from a released error that only IPython and ``sys`` reference, and return them."""
+        if self._cells.ended_inside:
+            return ()  # the user's code may have it as the result of run_cell
+        last = self._shell.last_execution_result
+        return tracebacks.remove_attributes(
+            error,
+            roots=[vars(sys), self._shell, instance_dict(self._shell), getattr(self._shell, "_trait_values", None)],
+            through=[last, instance_dict(last)],
+            least_bytes=self._config.min_held_bytes,
+        )
+
+
+def _free(readings: dict[str, Reading]) -> dict[str, int]:
+    """Return the free bytes of each device, if known."""
+    free = {
+        device: reading.total_bytes - reading.used_bytes
+        for device, reading in readings.items()
+        if reading.total_bytes is not None and reading.used_bytes is not None
+    }
+    return {"cpu": available_bytes(), **free}

@@ -1,0 +1,206 @@
+"""Shows reports in a shell: one display with text and, where a front-end can use it, HTML."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from ipygpumem.heap.bulk import Progress
+from ipygpumem.report import html, text
+from ipygpumem.report.layout import Report, Scales
+from ipygpumem.shell.error_isolation import report_internal_error
+
+if TYPE_CHECKING:
+    from ipygpumem.shell.config import IPyGpuMem
+
+_WORK_SECONDS = 1.0
+"""Seconds after which our own work shows a progress bar."""
+
+
+class Screen:
+    """Displays the reports of one shell."""
+
+    def __init__(self, shell: Any, config: IPyGpuMem) -> None:
+        self._shell = shell
+        self._config = config
+        self.scales = Scales()
+        self._pid = os.getpid()
+
+    @property
+    def has_images(self) -> bool:
+        """True if the front-end shows images and HTML, as a terminal does not."""
+        return hasattr(self._shell, "kernel")
+
+    def show(self, reports: Sequence[Report], *, place: str | None = None, is_new: bool = False) -> None:
+        """Show ``reports`` in one display, if there are any.
+
+        With an id ``place``, it replaces the display with that id, or gets that id if it ``is_new``.
+        """
+        if not reports:
+            return
+        data = {"text/plain": text.render(reports)}
+        if os.getpid() != self._pid and self.has_images:  # a forked child must not send the kernel's messages
+            sys.stdout.write(data["text/plain"] + "\n")
+            return
+        if self.has_images:  # a terminal shows the text only
+            data["text/html"] = html.render(reports, bars=self._config.bar)
+        else:
+            self._begin_row()
+            data["text/plain"] = self._for_terminal(reports, data["text/plain"])
+        metadata = {"ipygpumem": {"reports": [report.kind for report in reports]}}
+        where = {} if place is None else {"transient": {"display_id": place}, "update": not is_new}
+        publisher = self._shell.display_pub
+        if type(publisher).__name__ == "ZMQDisplayPublisher" and _nothing_to_flush():
+            type(publisher).publish(_WithoutFlush(publisher), data=data, metadata=metadata, **where)
+        else:
+            publisher.publish(data=data, metadata=metadata, **where)
+
+    @contextmanager
+    def working(self, what: str) -> Iterator[Progress]:
+        """Show a progress bar labelled ``what`` once our own work has taken a second."""
+        bar: Any = None
+        due = perf_counter() + _WORK_SECONDS if self._has_bars() else float("inf")
+
+        def progress(share: float) -> None:
+            nonlocal bar, due
+            if perf_counter() < due:
+                return
+            try:
+                bar = bar or _new_bar(f"ipygpumem: {what}", share, self._bar_stream)
+                bar.update(max(0.0, min(share, 1.0) - bar.n))  # the bar never moves back
+            except Exception as error:  # the work continues
+                due = float("inf")
+                report_internal_error("the progress bar", error)
+
+        try:
+            yield progress
+        finally:
+            if bar is not None:
+                with suppress(Exception):  # as above
+                    bar.close()
+
+    def _has_bars(self) -> bool:
+        """Return True if a user sees the bar: the output is not captured, nor the notebook run by nbconvert."""
+        if not self._config.report:
+            return False
+        if self.has_images:
+            if not _is_kernels(self._bar_stream) or os.getpid() != self._pid:
+                return False
+            return bool(self._shell.kernel.get_parent("shell").get("content", {}).get("allow_stdin"))
+        return is_terminal(self._bar_stream)
+
+    @property
+    def _bar_stream(self) -> Any:
+        """In a notebook stdout, because the bar leaves an empty output, which is red for stderr."""
+        return sys.stdout if self.has_images else sys.stderr
+
+    def _begin_row(self) -> None:
+        """Move a terminal's cursor to the start of an empty row."""
+        terminals = getattr(sys.modules.get("IPython.terminal.interactiveshell"), "TerminalInteractiveShell", ())
+        stream = sys.stdout if sys.stdout is sys.__stdout__ else None  # else the report goes elsewhere
+        if not (isinstance(self._shell, terminals) and stream is not None and is_terminal(stream)):
+            return
+        if os.name == "posix" and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", ""):
+            # As many blanks as there are columns end in the last column of the cursor's row if they began in its first,
+            # and in the next row otherwise; shells do so before their prompt (zsh's PROMPT_SP).
+            stream.write(" " * os.get_terminal_size(stream.fileno()).columns + "\r")
+
+    def _for_terminal(self, reports: Sequence[Report], plain: str) -> str:
+        """Return the text in the style and encoding of stdout."""
+        stream = sys.stdout
+        shown = plain
+        if is_terminal(stream):
+            style = text.Style(
+                width=shutil.get_terminal_size().columns,
+                colour=wants_colour(stream, self._shell),
+                bars=self._config.bar,
+            )
+            shown = text.render(reports, style)
+        elif wants_colour(stream, self._shell):
+            shown = text.render(reports, text.Style(colour=True))
+        shown = text.carried(shown, getattr(stream, "encoding", None) or "utf-8")
+        return plain if shown == plain else _Styled(plain, shown)
+
+
+def _new_bar(what: str, share: float, stream: Any) -> Any:
+    """Return a progress bar from 0 to 1, now at ``share``, that disappears when closed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about ipywidgets, without which the bar is text
+        from tqdm.auto import tqdm  # only long work needs it
+
+    class Bar(tqdm):  # type: ignore[misc]  # tqdm is untyped
+        monitor_interval = 0  # no thread
+
+    shape = "{desc} {percentage:.0f}% {bar} {elapsed}"
+    return Bar(desc=what, initial=share, total=1.0, leave=False, miniters=0, bar_format=shape, file=stream)
+
+
+class _Styled(str):
+    """Plain text that prints in colour: IPython also stores a terminal's outputs, and ``%notebook`` writes them."""
+
+    _shown: str
+
+    def __new__(cls, plain: str, shown: str) -> _Styled:
+        made = super().__new__(cls, plain)
+        made._shown = shown
+        return made
+
+    def __str__(self) -> str:
+        return self._shown
+
+
+def is_terminal(stream: Any) -> bool:
+    """Return True if ``stream`` is a terminal."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError, OSError):  # a replacement, or closed
+        return False
+
+
+def wants_colour(stream: Any, shell: Any) -> bool:
+    """Return True if ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and IPython's colours allow colour on ``stream``."""
+    forced = os.environ.get("FORCE_COLOR")
+    if forced is None:
+        wanted = is_terminal(stream) and os.environ.get("TERM") != "dumb"
+    else:
+        wanted = forced not in ("", "0", "false")
+    return wanted and not os.environ.get("NO_COLOR") and str(getattr(shell, "colors", "")).lower() != "nocolor"
+
+
+def _is_kernels(stream: Any) -> bool:
+    """Return True if ``stream`` is the kernel's own, not a user's stream that forwards to it."""
+    return type(stream) is getattr(sys.modules.get("ipykernel.iostream"), "OutStream", None)
+
+
+def _nothing_to_flush() -> bool:
+    """Return True if the kernel's stdout and stderr are empty, so that the publisher need not flush them.
+
+    The flush waits for another thread twice, which is most of a report's cost (1.1 of 1.3 ms on a slow machine).
+    """
+    streams = sys.stdout, sys.stderr
+    if not all(_is_kernels(stream) and getattr(stream, "_flush_pending", True) is False for stream in streams):
+        return False
+    thread = getattr(getattr(sys.stdout, "pub_thread", None), "thread", None)
+    frame = None if thread is None else sys._current_frames().get(thread.ident)
+    while frame is not None and frame.f_code.co_name != "_flush":  # inside it, output may be unsent
+        frame = frame.f_back
+    return frame is None
+
+
+class _WithoutFlush:
+    """Proxy of ``publisher`` that skips the flush in one call; other threads keep using the publisher itself."""
+
+    def __init__(self, publisher: Any) -> None:
+        self._publisher = publisher
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._publisher, name)
+
+    def _flush_streams(self) -> None:
+        """Skip the publisher's flush."""

@@ -1,0 +1,237 @@
+"""Runs the cell lifecycle, from the first event to the report; features hook in as observers (``CellObserver``)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+from traceback import walk_stack
+from typing import Any
+
+from ipygpumem.introspect import text_of, type_name
+from ipygpumem.meter import own_growth
+from ipygpumem.reclaim.reclaim import decrease
+from ipygpumem.records import CellRecord
+from ipygpumem.report import content
+from ipygpumem.report.layout import Report, note
+from ipygpumem.shell.cell import Cell, CellObserver
+from ipygpumem.shell.context import Context
+from ipygpumem.shell.ipython.sources import describing_line, digest_of
+from ipygpumem.shell.ipython.stored_errors import error_of, last_error, shown_since
+from ipygpumem.shell.recovery import Recovery
+
+
+class Session:
+    """Runs the lifecycle of each cell of one shell: measure, free, record, report."""
+
+    def __init__(self, context: Context, recovery: Recovery, observers: Sequence[CellObserver]) -> None:
+        self._context = context
+        self._recovery = recovery
+        self.observers = tuple(observers)
+        self._waits_to_be_shown = False
+        """True until the observers are notified that the last cell's reports were shown."""
+        self.history: deque[CellRecord] = deque(maxlen=context.config.history_length)
+
+    @property
+    def observers(self) -> tuple[CellObserver, ...]:
+        """The cell observers; the tuple is replaced, not changed, because one may join or leave during a hook."""
+        return self._observers
+
+    @observers.setter
+    def observers(self, observers: tuple[CellObserver, ...]) -> None:
+        self._observers = observers
+        hooks = {name: hook for name, hook in vars(CellObserver).items() if callable(hook)}
+        self._with = {
+            name: [observer for observer in observers if getattr(type(observer), name) is not hook]
+            for name, hook in hooks.items()
+        }
+
+    def cell_begins(self, info: Any) -> None:
+        """Start measuring a cell."""
+        context = self._context
+        cell = context.cells.push(info)
+
+        def measure() -> None:
+            cell.last_error = last_error()
+            cell.measurement = context.meter.start()
+
+        begins = [partial(observer.cell_begins, cell) for observer in self._with["cell_begins"]]
+        context.guard.each("pre_run_cell", measure, *begins)
+        cell.started = perf_counter()
+
+    def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
+        """Pass code that runs next in a cell to the observers."""
+        for observer in self._with["code_seen"]:
+            observer.code_seen(tree, may_change=may_change, is_timed=is_timed)
+
+    def cell_ends(self, result: Any) -> None:
+        """Free, record and report the cell that ``result`` ends."""
+        ended_at, self._waits_to_be_shown = perf_counter(), True
+        cell, lost = self._context.cells.pop(result)
+        for other in lost:  # their end events never came
+            self._drop(other)
+        if cell is None:
+            self._shown()
+            return
+        cell.number = getattr(result, "execution_count", None)
+        try:
+            self._finish(cell, result, ended_at - cell.started)
+        except BaseException:
+            self._drop(cell)  # an interrupt may come at any point
+            raise
+
+    def cell_has_ended(self, result: Any) -> None:
+        """End the cell if ``cell_ends`` was interrupted before removing it; later cells would nest in it.
+
+        IPython prints an exception raised in a callback, even a Ctrl-C, and calls the next callback.
+        """
+        if self._context.cells.has(result):
+            self.cell_ends(result)
+        elif self._waits_to_be_shown:
+            self._shown()
+
+    def end_missed(self) -> None:
+        """Drop cells of this thread that IPython no longer runs, because their end events were missed."""
+        frames = [frame for frame, _ in walk_stack(None) if frame.f_code.co_name == "run_cell_async"]
+        for cell in reversed(self._context.cells.running()):
+            if not any(frame.f_locals.get("info") is cell.info for frame in frames):
+                self._context.cells.pop(None)
+                self._drop(cell)
+
+    def _finish(self, cell: Cell, result: Any, seconds: float) -> None:
+        """Free memory that ends with the cell, then create the records, so that they agree."""
+        guard, reports, records = self._context.guard, cell.above, list[CellRecord]()
+
+        def measure(result: Any) -> None:
+            record = self._measure(cell, result, seconds)
+            if not (record is None or cell.nested):
+                records.append(record)
+                self.history.append(record)
+                reports.extend(self._line(cell, record, result))
+
+        def ended(observer: CellObserver, _: Any) -> None:
+            reports.extend(observer.cell_ended(cell, records[0] if records else None))
+
+        steps: list[Callable[[Any], object]] = [
+            partial(self._give_back, cell),
+            measure,
+            lambda _: reports.extend(cell.below),
+        ]
+        steps += [partial(ended, observer) for observer in self._with["cell_ended"]]
+        try:
+            guard.each_with((result,), "post_run_cell", steps)
+        except KeyboardInterrupt:
+            cell.interrupted = True
+            self._drop(cell)
+        steps = [partial(self._show, cell, reports), self._shown, partial(self._drop, cell)]
+        guard.each_with((result,), "post_run_cell", steps)
+
+    def _give_back(self, cell: Cell, result: Any) -> None:
+        """Free memory held by the cell's error, then memory of observers that ends with the cell."""
+        cell.failed = error_of(result) is not None or last_error() != cell.last_error
+
+        def code_ended(observer: CellObserver, *_: Any) -> None:
+            observer.code_ended(cell, failed=cell.failed)
+
+        def give_back(observer: CellObserver, *_: Any) -> None:
+            observer.give_back(cell)
+
+        steps: list[Callable[..., object]] = [partial(code_ended, observer) for observer in self._with["code_ended"]]
+        steps += [self._settle, self._recover, lambda cell, _: cell.end()]
+        steps += [partial(give_back, observer) for observer in self._with["give_back"]]
+        self._context.guard.each_with((cell, result), "post_run_cell", steps)
+
+    def _settle(self, cell: Cell, result: Any) -> None:
+        if cell.measurement and (cell.ending or cell.failed):
+            cell.at_end = self._context.meter.settle(cell.measurement)
+
+    def _recover(self, cell: Cell, result: Any) -> None:
+        cell.below += self._recovery.cell_ended(cell, _error(cell, result) if cell.failed else None)
+
+    def _drop(self, cell: Cell, _: Any = None) -> None:
+        if cell.measurement is not None:
+            self._context.meter.drop(cell.measurement)
+
+    def _measure(self, cell: Cell, result: Any, seconds: float) -> CellRecord | None:
+        """Collect garbage if that is cheap, and return the cell's record; None if it was not measured."""
+        context, error = self._context, error_of(result) if cell.failed else None
+        if cell.measurement is None:
+            return None
+        if not (cell.at_end or cell.nested) and context.config.collect_garbage:  # else done already or later
+            try:
+                context.garbage.cell_ended(seconds, context.config.garbage_share, in_scope=cell.in_scope)
+            except KeyboardInterrupt:  # the record is made all the same
+                cell.interrupted = True
+        usages, cell.measurement = context.meter.stop(cell.measurement), None
+        now = {usage.device: usage.after_bytes for usage in usages}
+        source = text_of(getattr(cell.info, "raw_cell", None))
+        return CellRecord(
+            execution_count=cell.number,
+            cell_id=getattr(cell.info, "cell_id", None),
+            experiment=cell.experiment,
+            started_at=cell.started_at,
+            duration_seconds=seconds,
+            success=error is None,
+            error=None if error is None else type_name(error),
+            usages=usages,
+            source_digest=digest_of(source),
+            source_line=describing_line(
+                source.partition("\n")[0] if error is not None and _never_ran(source, error) else source
+            ),
+            recovery=None if cell.recovery is None else replace(cell.recovery, now=now),
+            reclaimed=decrease({usage.device: usage.after_bytes for usage in cell.at_end}, now),
+        )
+
+    def _line(self, cell: Cell, record: CellRecord, result: Any) -> list[Report]:
+        """Return the report line of a cell, or nothing if it is hidden."""
+        context = self._context
+        remarks = self._recovery.remarks(cell, _error(cell, result) if cell.failed else None)
+        remarks += [line for observer in self._with["remarks"] for line in observer.remarks(record)]
+        ours = [own_growth.growth_line(record.usages)] if own_growth.waiting else []
+        context.screen.scales.note(record.usages)
+        if not (context.config.report and (remarks or self._is_shown(record))):
+            return []
+        report = content.cell_report(record, context.screen.scales)
+        remarks = [*filter(None, ours), *remarks]
+        return [replace(report, lines=(*report.lines, *remarks)) if remarks else report]
+
+    def _is_shown(self, record: CellRecord) -> bool:
+        """Return True if the options show the line of a cell without remarks."""
+        long_enough = record.duration_seconds >= self._context.config.min_cell_seconds
+        return long_enough and not (self._context.config.quiet and content.is_quiet(record))
+
+    def _show(self, cell: Cell, reports: list[Report], result: Any) -> None:
+        """Show a cell's reports, even after a Ctrl-C: flushing the cell's output may take long."""
+        for _ in range(2):
+            if cell.interrupted:
+                reports += self._interrupted(result)
+            try:
+                self._context.screen.show(reports)
+                break
+            except KeyboardInterrupt:
+                cell.interrupted = True
+
+    def _interrupted(self, result: Any) -> list[Report]:
+        """Pass on a Ctrl-C that arrived after the cell's code, to stop the next cells; IPython would lose it."""
+        for outer in self._context.cells.running():
+            outer.interrupted_inside = True
+        if getattr(result, "error_in_exec", self) is not None:
+            return []
+        result.error_in_exec = KeyboardInterrupt("the cell's code had ended")
+        return [note("Ctrl-C arrived after the cell's code had ended")]
+
+    def _shown(self, _: Any = None) -> None:
+        self._waits_to_be_shown = False
+        self._context.guard.each("post_run_cell", *[observer.shown for observer in self._with["shown"]])
+
+
+def _error(cell: Cell, result: Any) -> BaseException | None:
+    """Return the error that ended a cell, or that was shown in it."""
+    return error_of(result) or shown_since(cell.last_error)
+
+
+def _never_ran(source: str, error: BaseException) -> bool:
+    """Return True if a cell magic rejected its line, so that none of the cell's code ran."""
+    return source.startswith("%%") and type_name(error) == "UsageError"

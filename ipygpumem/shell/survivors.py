@@ -1,0 +1,246 @@
+"""Compares the live arrays at an experiment's start and end, and finds the holders of those that outlived it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ipygpumem.errors import describe_error
+from ipygpumem.heap.arrays import Array, WatchedArray, describe, watch
+from ipygpumem.heap.garbage import GcMark
+from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
+from ipygpumem.heap.holders.frames import running_locals
+from ipygpumem.heap.holders.graphs import live_tensors
+from ipygpumem.heap.holders.search import LAST_ERROR, OF_MODULE, Place, Roots, explain
+from ipygpumem.heap.walk import ArraySearch
+from ipygpumem.introspect import instance_dict, module_dict, text_of, type_name
+from ipygpumem.inventory.before import BaselineSnapshot
+from ipygpumem.reclaim.name_snapshot import NameSnapshot
+from ipygpumem.reclaim.reclaim import trim_host_heap
+from ipygpumem.records import ReferencePath, RetainedArray
+from ipygpumem.shell.context import Context
+from ipygpumem.shell.ipython.outputs import cell_of_output, is_of_ipython
+from ipygpumem.shell.ipython.sources import cell_of_file, cell_that_bound, running_cell
+
+MOST_EXPLAINED = 2000
+"""Maximum number of arrays, largest first, whose holders are searched at once."""
+
+
+@dataclass(frozen=True)
+class WatchedName:
+    """A name with its arrays, and for each array a function that returns True while its memory is alive."""
+
+    held: RetainedArray
+    arrays: tuple[tuple[Callable[[], bool], Array], ...]
+    is_old_perhaps: bool = False
+    """True if its memory may be older than the experiment, because the baseline was incomplete."""
+
+    def alive(self) -> list[Array]:
+        """Return the arrays that are still alive, largest first."""
+        return sorted((array for is_alive, array in self.arrays if is_alive()), key=lambda array: -array.size_bytes)
+
+
+class Baseline:
+    """The names and arrays at the start of an experiment."""
+
+    def __init__(self, context: Context, remarks: list[str]) -> None:
+        self._namespace = context.namespace
+        self._before: BaselineSnapshot | None = None
+        self._failed = False
+        if {"torch", "numpy"} & sys.modules.keys():
+            try:
+                self._before = BaselineSnapshot(context.namespace, context.garbage)
+            except Exception as error:  # only needed for the report
+                self._failed = True
+                why = f"because the baseline at the start failed: {describe_error(error)}"
+                remarks.append(f"objects still alive will not be listed, {why}")
+        self._names = NameSnapshot(context.namespace)
+        self._mark = context.garbage.mark()
+
+    @property
+    def is_complete(self) -> bool:
+        """Return True if it contains all arrays."""
+        return self._before is None or self._before.complete
+
+    def was_there(self, item: object, array: Array) -> bool:
+        """Return True if the memory of ``item``, described by ``array``, may have been allocated at the start."""
+        return self._failed or (self._before is not None and self._before.has(item, array))
+
+    def mark_if_nothing_lingers(self) -> GcMark | None:
+        """Return the start mark, or None if objects named at the start may have become garbage."""
+        return None if self._names.some_may_live_on(self._namespace) else self._mark
+
+    def forget(self) -> None:
+        """Drop the recorded arrays."""
+        if self._before is not None:
+            self._before.close()
+
+
+class Survivors:
+    """Weak records of arrays that outlived the experiments of one shell."""
+
+    def __init__(self, context: Context, waiting: Callable[[], Iterable[tuple[str, object]]], ours: object) -> None:
+        self._context = context
+        self._waiting = waiting
+        self._ours = ours
+        self.known: list[WatchedName] = []
+
+    def baseline(self, remarks: list[str]) -> Baseline:
+        """Return a baseline of the current state; a failure is added to ``remarks``."""
+        return Baseline(self._context, remarks)
+
+    @staticmethod
+    def watch(named: Iterable[tuple[str, object]], search: ArraySearch) -> list[WatchedName]:
+        """Watch each name's arrays that no earlier name holds, without keeping them alive."""
+        entries = [search.held(name, value) for name, value in named]
+        found = [entry for entry in entries if entry is not None]
+        described = [(held, [(item, describe(item)) for item in items]) for held, items in found]
+        return [
+            WatchedName(held, tuple((watch(item), array) for item, array in pairs if array is not None))
+            for held, pairs in described
+        ]
+
+    def of_experiment(
+        self,
+        watched: Iterable[WatchedName],
+        known: Callable[[object, Array], bool],
+        *,
+        certain: bool = True,
+        first_cell: int | None = None,
+    ) -> tuple[RetainedArray, ...]:
+        """Return the arrays that outlive an experiment, largest first, with holders; keep them for %gpumem leaks.
+
+        Args:
+            watched: the arrays of the experiment's names.
+            known: returns True for a tensor allocated before, or kept on purpose.
+            certain: True if the baseline was complete, NumPy's arrays included.
+            first_cell: number of the experiment's first cell; the running one unless given.
+        """
+        context = self._context
+        smallest = context.config.min_held_bytes
+        first = running_cell(context.shell) if first_cell is None else first_cell
+        items = [item for item in watched if size_of(item.alive()) >= smallest]
+        alive = [self._with_cell(item, first, certain=certain) for item in items]
+        named = {array.storage for item in alive for array in item.alive()}
+        for key, tensors in large_tensors(live_tensors(context.garbage), smallest).items():
+            tensor = describe(tensors[0]) if key not in named else None
+            if tensor is not None and not known(tensors[0], tensor):
+                alive.append(WatchedName(held_without_name(tensors[0]), ((watch(tensors[0]), tensor),)))
+        if not alive:
+            return ()
+        reported = {array.storage for item in self.known for array in item.alive()}  # by an inner experiment
+        self.known += [item for item in alive if any(array.storage not in reported for array in item.alive())]
+        with context.screen.working("holders of memory that was not freed") as progress, undisturbed():
+            heap = Heap(running_locals())
+            progress(0.5)
+            found = self.explained(alive, heap)
+            arrays, places = _of_numpy(alive, heap)
+            heap.drop()
+        for array in arrays:
+            array.let_go(places)
+        trim_host_heap()  # the search's own heap must not count for the next experiment
+        return found
+
+    def look(self, heap: Heap) -> None:
+        """Drop records of arrays that are no longer on the ``heap``."""
+        arrays, places = _of_numpy(self.known, heap)
+        for array in arrays:
+            array.look(places)
+        self.known = [item for item in self.known if item.alive()]
+
+    def _with_cell(self, item: WatchedName, first_cell: int, *, certain: bool) -> WatchedName:
+        """Add the cell that bound the name, before later cells rebind it."""
+        is_old_perhaps = not certain and any(array.storage[0] == "numpy" for array in item.alive())
+        name = item.held.name
+        cell = cell_of_output(name) or cell_that_bound(self._context.shell, name, range(first_cell))
+        return replace(item, held=replace(item.held, cell=cell), is_old_perhaps=is_old_perhaps)
+
+    def explained(self, watched: Sequence[WatchedName], heap: Heap) -> tuple[RetainedArray, ...]:
+        """Return the live arrays of each name, largest first, with the holder of the largest one."""
+        alive = sorted(((item, item.alive()) for item in watched), key=lambda pair: -size_of(pair[1]))
+        alive = [(item, arrays) for item, arrays in alive if arrays]
+        holders = explain([arrays[0].storage for _, arrays in alive[:MOST_EXPLAINED]], heap, self.roots())
+        found = []
+        for item, arrays in alive:
+            holder = holders.get(arrays[0].storage)
+            if holder is not None and item.is_old_perhaps:
+                holder = ReferencePath(f"{holder.path}, possibly allocated before the experiment", "")
+            found.append(replace(item.held, size_bytes=size_of(arrays), arrays=len(arrays), holder=holder))
+        return tuple(found)
+
+    def roots(self) -> Roots:
+        """Return the namespaces and objects from which the user can reach objects."""
+        shell, namespace = self._context.shell, self._context.namespace
+        outputs = namespace.get("_oh")
+        namespaces: dict[int, Callable[[object], Place]] = {id(namespace): _variable, id(shell.user_ns_hidden): _hidden}
+        if type(outputs) is dict:
+            namespaces[id(outputs)] = _output
+        for name, waiting in self._waiting():
+            namespaces[id(waiting)] = functools.partial(_waits_in, name)
+        stored = instance_dict(getattr(shell, "InteractiveTB", None))
+        if stored is not None:
+            namespaces[id(stored)] = lambda key: LAST_ERROR
+        for name, module in list(getattr(shell, "_main_mod_cache", {}).items()):
+            namespaces[id(module_dict(module))] = functools.partial(_of_run, name)
+        figures = getattr(getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None), "figs", None)
+        plt = "plt" if namespace.get("plt", 0) is sys.modules.get("matplotlib.pyplot") else ""
+        if figures is not None:
+            namespaces[id(figures)] = functools.partial(_of_pyplot, plt or "import matplotlib.pyplot as plt; plt")
+        objects = {
+            id(shell): Place("IPython's shell", 3, "%gpumem free"),
+            id(self._ours): Place("ipygpumem itself", 4, "please report this bug in ipygpumem"),
+        }
+        return Roots(namespaces, objects, cell_of=lambda filename: cell_of_file(shell, filename), names=namespace)
+
+
+def _of_numpy(watched: Iterable[WatchedName], heap: Heap) -> tuple[list[WatchedArray], Container[tuple[int, int, int]]]:
+    """Return NumPy arrays, which must not be weakly referenced while user code runs, and the heap's array places."""
+    pairs = [pair for item in watched for pair in item.arrays]
+    arrays = [is_alive for is_alive, _ in pairs if isinstance(is_alive, WatchedArray)]
+    return arrays, heap.places() if arrays else ()
+
+
+def size_of(arrays: Iterable[Array]) -> int:
+    """Return the bytes of all ``arrays``."""
+    return sum(array.size_bytes for array in arrays)
+
+
+def held_without_name(item: object) -> RetainedArray:
+    """Describe a tensor or array without a name."""
+    array = describe(item)
+    if array is None:  # it was readable a moment ago
+        return RetainedArray("", type_name(item), None, "", "", 0)
+    return RetainedArray("", array.type_name, array.shape, array.dtype, array.device, array.size_bytes)
+
+
+def _variable(key: object) -> Place:
+    name = text_of(key)
+    if is_of_ipython(name):
+        return Place(f"IPython's output {name}", 2, f"%xdel {name}")
+    return Place.of_variable(key)
+
+
+def _output(key: object) -> Place:
+    # ``del`` and ``%reset -f out`` leave copies; %xdel knows where IPython keeps them.
+    return Place(f"Out[{key}]", 1, f"%xdel _{key}")
+
+
+def _of_pyplot(plt: str, number: object) -> Place:
+    return Place(f"matplotlib figure {number}", OF_MODULE, f"{plt}.close({number})", is_all=True)
+
+
+def _of_run(file: str, key: object) -> Place:
+    code = f"get_ipython()._main_mod_cache[{file!r}].{text_of(key)}"
+    return Place(f"module of %run {Path(file).name}, global {text_of(key)}", OF_MODULE, "", code=code)
+
+
+def _hidden(key: object) -> Place:
+    return Place(f"IPython's hidden copy of {text_of(key)}", 3, "%gpumem free")
+
+
+def _waits_in(experiment: str, key: object) -> Place:
+    restores = f"experiment {experiment}, which restores {text_of(key)} at its end"
+    return Place(restores, 0, "end it, then delete the name")
