@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from ipygpumem.probes.host import rss_bytes
 from ipygpumem.records import Usage
 from ipygpumem.units import MIB, format_bytes
 
@@ -16,11 +17,11 @@ waiting: dict[str, int] = {}
 @contextmanager
 def growth_for(what: str) -> Iterator[None]:
     """Open a block of our own work, not of the user's; its growth, less that of inner blocks, is named ``what``."""
-    before, named = _rss(), sum(waiting.values())
+    before, named = rss_bytes(), sum(waiting.values())
     try:
         yield
     finally:
-        grown = _rss() - before - (sum(waiting.values()) - named)
+        grown = rss_bytes() - before - (sum(waiting.values()) - named)
         if grown >= _LEAST_BYTES:
             waiting[what] = waiting.get(what, 0) + grown
 
@@ -31,9 +32,3 @@ def growth_line(usages: Sequence[Usage]) -> str:
     found = [f"{format_bytes(min(size, kept))} for {what}" for what, size in waiting.items()]
     waiting.clear()
     return f"of it {', '.join(found)}" if found and kept >= _LEAST_BYTES else ""
-
-
-def _rss() -> int:
-    import psutil  # a terminal's IPython has not loaded it, and loading the extension must stay fast
-
-    return int(psutil.Process().memory_info().rss)

@@ -131,7 +131,7 @@ class HostProbe(Probe):
             self._mapped = None if mapped is None else int(mapped[1]) * KIB
             if found is not None:  # some systems' status lacks these lines
                 return int(found[2]) * KIB, int(found[1]) * KIB
-        rss = int(_psutil().Process().memory_info().rss)
+        rss = rss_bytes()
         return rss, rss
 
     def _children_rss(self, *, detail: bool) -> int | None:
@@ -176,6 +176,18 @@ def _open(path: str, flags: int) -> int | None:
         return os.open(path, flags) if hasattr(os, "pread") else None  # not on Windows
     except OSError:
         return None
+
+
+def rss_bytes() -> int:
+    """Return this process's RSS; on Linux without the builtin ``open``, which code may have replaced."""
+    try:
+        file = os.open("/proc/self/statm", os.O_RDONLY)
+    except OSError:
+        return int(_psutil().Process().memory_info().rss)
+    try:
+        return int(os.read(file, 200).split()[1]) * PAGE_BYTES
+    finally:
+        os.close(file)
 
 
 def _psutil() -> Any:
