@@ -40,7 +40,8 @@ def _models() -> dict[str, tuple[Callable[[], Any], Callable[[Any, int], Any], i
         return transformers.BertForMaskedLM(transformers.BertConfig())
 
     def t5() -> Any:
-        return transformers.T5ForConditionalGeneration(transformers.T5Config(d_model=768, d_ff=3072, num_layers=12))
+        config = transformers.T5Config(d_model=768, d_ff=3072, num_layers=12, decoder_start_token_id=0)
+        return transformers.T5ForConditionalGeneration(config)
 
     def timms(name: str) -> Any:
         return timm.create_model(name)
