@@ -387,8 +387,8 @@ def test_a_summary_has_a_row_for_each_module() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"device_memory": -5}, "and not -5"),
-        ({"device_memory": True}, "and not an object of type bool"),
+        ({"device_memory": -5}, "not -5"),
+        ({"device_memory": True}, "not an object of type bool"),
         ({"timeout": -1}, "timeout: -1 is not a number from"),
         ({"timeout": "x"}, "timeout: 'x' is not a number from"),
         ({"device_memory": 24}, "24 B is too little"),
