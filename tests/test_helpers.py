@@ -269,7 +269,9 @@ class Model:
         return await until_done(x)
 
 
-@pytest.mark.parametrize("call", [until_done_by_hand, Model(), functools.partial(Model())], ids=["generator", "object", "partial"])
+@pytest.mark.parametrize(
+    "call", [until_done_by_hand, Model(), functools.partial(Model())], ids=["generator", "object", "partial"]
+)
 def test_what_can_be_awaited_is_decorated_until_it_is_done(script_memory: FakeProbe, call: Any) -> None:
     async def main(function: Any) -> int:
         waiting = function(7)
