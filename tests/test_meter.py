@@ -187,3 +187,19 @@ def test_a_forked_child_has_an_empty_clock_that_works_even_if_the_lock_was_held(
                 os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     worker.close()
+
+
+def test_a_probe_that_failed_at_the_start_gives_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its devices' growth since then is unknown; a device that the code first uses then was empty before."""
+    probe, more = FakeProbe("cuda:0"), list[FakeProbe]()
+    probe.set(500)
+    meter = Meter([probe], find_more=lambda: [more.pop()] if more else [])
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "rearm", lambda: 1 / 0)
+        failed = meter.start()
+    assert meter.read(failed) == ()
+    measured = meter.start()
+    more.append(FakeProbe("cuda:1"))
+    more[0].set(7)
+    assert [usage.delta_bytes for usage in meter.stop(measured)] == [0, 7]
+    meter.close()

@@ -23,12 +23,12 @@ from ipygpumem.records import Reading, Usage
 class Measurement:
     """An open span, made by ``Meter.start``."""
 
-    def __init__(self, before: dict[str, Reading]) -> None:
-        self.begin(before)
+    def __init__(self, before: dict[str, Reading], *, is_whole: bool) -> None:
+        self.begin(before, is_whole=is_whole)
 
-    def begin(self, before: dict[str, Reading]) -> None:
-        """Start the span with the readings ``before``."""
-        self.before = before
+    def begin(self, before: dict[str, Reading], *, is_whole: bool) -> None:
+        """Start the span with the readings ``before``, which are whole if no probe failed."""
+        self.before, self._is_whole = before, is_whole
         self.peaks = {device: reading.current_bytes for device, reading in before.items()}
         self.is_settled = False
 
@@ -42,7 +42,9 @@ class Measurement:
         """Return each device's usage from the start of the span until ``readings``."""
         found = []
         for device, now in readings.items():
-            before = self.before.get(device)  # a device that was first used inside the span was empty before
+            before = self.before.get(device)
+            if before is None and not self._is_whole:  # else it was empty: it was first used inside the span
+                continue
             start, peak = before.current_bytes if before else 0, max(self.peaks.get(device, 0), now.current_bytes)
             # By position, which is twice as fast: every cell makes one per device.
             found.append(Usage(device, start, now.current_bytes, peak, now.total_bytes, now.method, *now[5:10]))
@@ -85,7 +87,7 @@ class Meter:
     def start(self) -> Measurement:
         """Open a span."""
         with self._lock:
-            measurement = Measurement(self._readings(peak=bool(self._open), rearm=True))
+            measurement = Measurement(self._readings(peak=bool(self._open), rearm=True), is_whole=not self.failures)
             self._open.add(weakref.ref(measurement, self._open.discard))
             self._sample_if_needed()
             return measurement
@@ -100,7 +102,7 @@ class Meter:
         with self._lock:
             readings = self._readings(rearm=True)
             usages = measurement.usages(readings)
-            measurement.begin(readings)
+            measurement.begin(readings, is_whole=not self.failures)
             return usages
 
     def settle(self, measurement: Measurement) -> tuple[Usage, ...]:

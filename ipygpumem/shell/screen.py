@@ -134,11 +134,11 @@ def _new_bar(what: str, share: float, stream: Any) -> Any:
         warnings.simplefilter("ignore")  # about ipywidgets, without which the bar is text
         from tqdm.auto import tqdm  # only long work needs it
 
-    class Bar(tqdm):  # type: ignore[misc]  # tqdm is untyped
+    class ProgressBar(tqdm):  # type: ignore[misc]  # tqdm is untyped
         monitor_interval = 0  # no thread
 
     shape = "{desc} {percentage:.0f}% {bar} {elapsed}"
-    return Bar(desc=what, initial=share, total=1.0, leave=False, miniters=0, bar_format=shape, file=stream)
+    return ProgressBar(desc=what, initial=share, total=1.0, leave=False, miniters=0, bar_format=shape, file=stream)
 
 
 class _Styled(str):
