@@ -66,7 +66,7 @@ def ready(folder: Path) -> set[int]:
 
 def rows(status: str) -> dict[int, tuple[float, str]]:
     table = status[status.index("child processes, by PSS") :]
-    found = re.findall(r"^ *([\d.]+) ([KMG])iB +(\d+)  .*?(cell .*|no cell.*)$", table, re.MULTILINE)
+    found = re.findall(r"^ *([\d.]+) ([KMG])iB +(\d+)  .*?(cell .*|unknown cell)$", table, re.MULTILINE)
     scale = {"K": 1 / 1024, "M": 1, "G": 1024}
     return {int(pid): (float(size) * scale[unit], place.strip()) for size, unit, pid, place in found}
 
