@@ -14,8 +14,8 @@ ROOT = Path(ipygpumem.__file__).parent
 
 CLAUSE = re.compile(r"(Return )?(what|those|that|who|whose|whether|whatever|of|by|so)\b", re.IGNORECASE)
 WORDS = re.compile(r"\b(nobody|somebody|whatever|meanwhile|anew|lets go|beside|others)\b", re.IGNORECASE)
-MOST_CLAUSES = {"estimating": 34}
-MOST_WORDS = {"estimating": 16, "report": 1}
+MOST_CLAUSES: dict[str, int] = {}
+MOST_WORDS = {"report": 1}
 
 
 def test_no_room_gets_more_clauses_or_people() -> None:

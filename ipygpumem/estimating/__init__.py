@@ -1,4 +1,4 @@
-"""Estimates what code would take on a device: runs it on fake tensors, and logs their storages."""
+"""Estimates the memory that code would take on a device: runs it on fake tensors and logs their storages."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ FOR_FAKES = "torch's fake tensors"
 
 
 def loaded() -> Any:
-    """Load what makes estimates and summaries, which imports torch.
+    """Import and return the module that makes estimates and summaries; this imports torch.
 
     Raises:
-        EstimateError: torch is not installed, or lacks what fake tensors need.
+        EstimateError: torch is not installed, or is too old for fake tensors.
     """
     if importlib.util.find_spec("torch") is None:
         raise EstimateError("an estimate needs torch, which is not installed")
@@ -37,15 +37,15 @@ def loaded() -> Any:
 
 
 def users_line(frame: types.FrameType | None = None) -> str:
-    """Return where the user's code is now: the innermost line that is no library's, if there is one.
+    """Return the line that the user's code is executing: the innermost one outside libraries, if there is one.
 
-    Autograd's own thread has none: then it is the line that waits for the backward pass.
+    Autograd's thread has no such line; there, it is the line that waits for the backward pass.
     """
     first = frame or sys._getframe(1)
     here = _innermost(first, is_users)
     if here is None:
-        others = (other for other in sys._current_frames().values() if any(map(_runs_estimate, stack(other))))
-        found = (_innermost(other, is_users) for other in others)
+        threads = (frame for frame in sys._current_frames().values() if any(map(_runs_estimate, stack(frame))))
+        found = (_innermost(thread, is_users) for thread in threads)
         here = next(filter(None, found), None) or _innermost(first, lambda name: not is_ours(name))
     return "an unknown line" if here is None else line_text(here.f_code.co_filename, here.f_lineno)
 
@@ -59,24 +59,24 @@ def _runs_estimate(frame: types.FrameType) -> bool:
 
 
 def users_line_of(traceback: types.TracebackType | None) -> str:
-    """Return the innermost line of the user's code in a traceback, as ``users_line`` does."""
+    """Return the innermost line of the user's code in a traceback, or else its first line in a library."""
     lines = [(step.tb_frame.f_code.co_filename, step.tb_lineno) for step in steps(traceback)]
-    users, others = ([line for line in lines if keep(line[0])] for keep in (is_users, lambda name: not is_ours(name)))
-    here = users[-1:] or others[:1]
+    users, foreign = ([line for line in lines if keep(line[0])] for keep in (is_users, lambda name: not is_ours(name)))
+    here = users[-1:] or foreign[:1]
     return line_text(*here[0]) if here else ""
 
 
 def line_text(name: str, number: int) -> str:
-    """Return how a line is named: its file, if it has one, its number and what stands there."""
+    """Return the label of a line: its file, if it has one, its number and its source."""
     source = linecache.getline(name, number).strip()
-    # A cell's file, where it has one, has a name that says nothing.
+    # ipykernel's temporary file for a cell has a meaningless name.
     has_file = Path(name).is_file() and "ipykernel" not in Path(name).parent.name
     place = f"{Path(name).name}, line {number}" if has_file else f"line {number}"
     return f"{place}: {source}" if source else place
 
 
 def users_part(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """Return a traceback without our frames, and without frames that ours called to follow an operation."""
+    """Return a traceback without our frames, and without the frames of libraries that ours called."""
     every = list(steps(traceback))
     files = [step.tb_frame.f_code.co_filename for step in every]
     users = max((number for number, name in enumerate(files) if is_users(name)), default=len(files))

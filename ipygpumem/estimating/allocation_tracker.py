@@ -1,4 +1,4 @@
-"""Follows the operations of code on fake tensors, and logs the storages that they make."""
+"""Intercepts the operations of code on fake tensors, and logs the storages that they allocate."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from ipygpumem.introspect import is_ours, is_users
 
 _ATEN = torch.ops.aten
 _COMPILER = tuple(str(Path(torch.__file__).with_name(name)) for name in ("_compile.py", "_dynamo"))
-"""torch wraps the methods of modes in these."""
+"""Files of torch that wrap the methods of modes."""
 _ENDS = ("RETURN", "JUMP", "POP_JUMP", "FOR_ITER", "SEND", "YIELD", "RERAISE")
 
 
 def _answer_without_error() -> bool | None:
-    """Return the value that lets the asking code pass its ``assert`` or ``raise``; None if there is no such value."""
+    """Return the truth value with which the calling code passes its ``assert`` or ``raise``; None if it has none."""
     for frame in stack(sys._getframe(1)):
         name = frame.f_code.co_filename
         if name == torch.__file__ and frame.f_code.co_name.startswith("_check"):  # torch._check() and its like
@@ -72,7 +72,7 @@ def _answer(code: types.CodeType, offset: int) -> bool | None:
 
 
 def _raises(steps: list[dis.Instruction], start: int) -> bool:
-    """Whether code goes from a step straight to a ``raise``."""
+    """Return True if the code from step ``start`` reaches a ``raise`` without a jump."""
     for step in steps[start:]:
         if step.opname == "RAISE_VARARGS":
             return True
@@ -93,16 +93,16 @@ _SAME = frozenset(
         *("max", "min", "amax", "amin", "prod"),
     ]
 )
-"""Their results have the values of their arguments."""
+"""Operators whose results have the values of their arguments."""
 _COUNTS = frozenset({"sum", "count_nonzero"})
 _MOST_GUESSES = 10_000
-"""Answers that one line gets: more, and it is taken for a loop that waits for a value."""
+"""Maximum number of guesses for one line; a line that asks more often is taken for a loop that waits for a value."""
 _SCALAR = _ATEN._local_scalar_dense.default
 _COMPARES = (_ATEN.equal.default, _ATEN.allclose.default)
 
 
 def _optimizer_frame() -> types.FrameType | None:
-    """Return the innermost frame of torch.optim, if it is an optimizer of torch's that asks for a value."""
+    """Return the innermost frame of torch.optim if it is inside all frames of the user's code, else None."""
     ours_and_torchs = takewhile(lambda frame: not is_users(frame.f_code.co_filename), stack(sys._getframe(1)))
     folder = str(Path(lbfgs.__file__).parent)
     return next((frame for frame in ours_and_torchs if frame.f_code.co_filename.startswith(folder)), None)
@@ -112,10 +112,10 @@ _PAGE_BYTES, _LINE_BYTES = 4096, 64
 
 
 def _lstm_workspace(source: Any, *weights: Any) -> int:
-    """Return what oneDNN keeps of a recurrent layer for backward, which no fake tensor tells.
+    """Return the bytes that oneDNN saves for a recurrent layer's backward, which fake tensors do not report.
 
-    Gates and outputs of every step, and states and their gradients, those of inputs padded, each from a new page on:
-    seen to be exact with oneDNN of torch 2.13.
+    It saves gates and outputs of every step, states and gradients, padded for the inputs, each on its own pages. The
+    result was exact with the oneDNN of torch 2.13.
     """
     gates, wide = weights[1].shape
     steps, batch, given = source.shape
@@ -127,7 +127,7 @@ def _lstm_workspace(source: Any, *weights: Any) -> int:
 
 
 def _row(wide: int, size: int) -> int:
-    """Return the length of a row as oneDNN lays it out: whole lines of the cache, and none of a multiple of 256."""
+    """Return oneDNN's row length: whole cache lines, and one more line if that is a multiple of 256."""
     line = _LINE_BYTES // size
     row = -(-wide // line) * line
     return row + line if row % 256 == 0 else row
@@ -156,7 +156,7 @@ def _gru_cell_backward(gradient: Any, workspace: Any, has_bias: bool) -> tuple[A
 
 
 def _grouped_mm(first: Any, second: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
-    """Return products of groups of rows or of columns, as their kernel lays them out: torch's rule takes bfloat16."""
+    """Return a grouped product with the padded rows of CUDA's kernel; torch's own rule accepts bfloat16 only."""
     groups = [len(offs)] if first.dim() == second.dim() == 2 else list(first.shape[:-2] if second.dim() > 2 else ())
     rows, columns, kind = first.shape[-2], second.shape[-1], out_dtype or first.dtype
     wide = -(-columns * kind.itemsize // _ALIGNED) * _ALIGNED // kind.itemsize
@@ -164,7 +164,7 @@ def _grouped_mm(first: Any, second: Any, offs: Any = None, bias: Any = None, out
 
 
 def _bag_backward(gradient: Any, indices: Any, offsets: Any, bags: Any, *rest: Any) -> Any:
-    """Return a bag's gradient: if it is sparse, a row for each index."""
+    """Return an embedding bag's gradient; a sparse one has a row for each index."""
     if not rest[5]:
         return _ATEN._embedding_bag_backward.default(gradient, indices, offsets, bags, *rest)
     shape = (rest[2], gradient.shape[-1])
@@ -209,12 +209,12 @@ _STAND_INS = {
     _ATEN._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
     **{getattr(_FUSED_SGD, kind, None): lambda *_, **__: None for kind in ("default", "tensor_lr")},
 }
-"""Replace operations whose results torch does not tell, or not on a card."""
+"""Replacements of operations whose results torch cannot infer, or infers for the CPU only."""
 
 _SUMS = frozenset({_ATEN.add.Tensor, _ATEN.sub.Tensor, _ATEN.cat.default})
-"""Their results have the entries of all arguments."""
+"""Operators whose results have the entries of all arguments."""
 _AT_MOST = frozenset({_ATEN._coalesce.default, *_SUMS})
-"""Their results may have fewer entries than is said here, since several may be in one place."""
+"""Operators whose results may have fewer entries than estimated, because several may have the same index."""
 
 
 def _is_sparse(value: Any) -> bool:
@@ -222,7 +222,7 @@ def _is_sparse(value: Any) -> bool:
 
 
 def _with_entries(func: Any, arguments: list[Any], result: Any) -> Any:
-    """Return the sparse result of an operation with as many entries as its arguments have."""
+    """Return an operation's sparse result with the number of entries that its arguments have."""
     given = [tensor._nnz() for tensor in arguments if _is_sparse(tensor)]
     if not given or any(result is tensor for tensor in arguments) or result._nnz():
         return result
@@ -236,7 +236,7 @@ def _with_entries(func: Any, arguments: list[Any], result: Any) -> Any:
 
 @contextmanager
 def _without_values(func: Any, args: Any, kwargs: Any) -> Iterator[None]:
-    """Hide a tensor's values from a copy to a device: torch would make that copy in earnest."""
+    """Hide a tensor's values while it is copied to a device: torch would really copy them."""
     kept = args[0].constant if func is _ATEN._to_copy.default and isinstance(args[0], fake_tensor.FakeTensor) else None
     if kept is None or kept.numel() < 2 or torch.device(kwargs.get("device") or "cpu").type == "cpu":
         yield
@@ -249,17 +249,17 @@ def _without_values(func: Any, args: Any, kwargs: Any) -> Iterator[None]:
 
 
 _MOST_USES, _MOST_OF_STORAGE = 4, 2
-"""Uses of a tensor that autograd alone has, and of its storage, as they are seen while it adds to it."""
-_CAN_COUNT = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")  # not in the oldest ones
+"""Maximum reference counts of a tensor, and of its storage, that only autograd references."""
+_CAN_COUNT = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")  # not in older versions
 _HERE = Path(torch.__file__).parent
 _WRAPPERS = {*(str(_HERE / name) for name in ("_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py"))}
 _STARTERS = {*(str(_HERE / "autograd" / name) for name in ("graph.py", "__init__.py"))}
 
 
 def _works_in_place(func: Any, args: Any) -> bool:
-    """Return True if an operator of a backward pass is autograd's own, and writes into its first argument.
+    """Return True if autograd itself calls an operator, and for plain tensors would call it in place.
 
-    For tensor subclasses, such as fake tensors, autograd takes the form that makes a new tensor.
+    For tensor subclasses, such as fake tensors, autograd calls the out-of-place operator instead.
     """
     first = args[0]
     may_be = (
@@ -271,11 +271,11 @@ def _works_in_place(func: Any, args: Any) -> bool:
         and first.layout is torch.strided
         and first._use_count() <= _MOST_USES + (func is _ATEN.index_put.default) + 2 * (func in _LOSS_IN_PLACE)
         and torch._C._storage_Use_Count(first.untyped_storage()._cdata) <= _MOST_OF_STORAGE
-        and first.untyped_storage().nbytes() == first.nbytes  # neither a part nor an expanded one
+        and first.untyped_storage().nbytes() == first.nbytes  # neither a slice nor expanded
     )
     if not may_be:
         return False
-    # Autograd has called it: Python only began the backward pass, or has no part in its thread.
+    # Autograd is the caller if the nearest Python frame started the backward pass, or if the thread has no such frame.
     files = (frame.f_code.co_filename for frame in stack(sys._getframe(1)))
     caller = next((file for file in files if file not in _WRAPPERS and not is_ours(file)), None)
     return caller is None or caller in _STARTERS
@@ -288,12 +288,12 @@ def _is_wrapper(kind: type) -> bool:
 
 _NODE: Any = getattr(torch._C, "_current_autograd_node", lambda: None)
 _COPIED = re.compile("(MaskedFill|MaskedScatter|Xlogy|Scatter|ScatterReduce|Index(Put|Fill|Copy|Reduce))Backward")
-"""Nodes whose formulas make new tensors of gradients, whatever these are."""
+"""Nodes whose formulas never change a gradient in place."""
 _LOSS = "BinaryCrossEntropyWithLogitsBackward"
 
 
 def _formula_works_in_place(func: Any) -> bool:
-    """Return True if the node of autograd that runs now has a formula in place, or if autograd adds up gradients."""
+    """Return True if the current autograd node may change a gradient in place, or if autograd accumulates gradients."""
     node = _NODE()
     name = "" if node is None else node.name()
     if func in _LOSS_IN_PLACE:
@@ -305,7 +305,7 @@ _HOOKED = "_ipygpumem_hooked"
 
 
 def tensors_in(value: Any) -> Iterator[Any]:
-    """Yield the tensors in an operation's arguments or results: these hold lists and tuples, and nothing deeper."""
+    """Yield the tensors in an operation's arguments or results, or in other nested lists, tuples and mappings."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -320,8 +320,8 @@ _UNFOLLOWED = (
     *(fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException),
     *(fake_tensor.UnsupportedOperatorException, NotImplementedError, AssertionError, AttributeError, KeyError),
 )
-"""What torch raises where it cannot follow an operation; the user's mistakes are other errors."""
-_UNTOLD = "this code cannot be estimated, because torch cannot say what an operation returns"
+"""Errors that torch raises if it cannot run an operation on fake tensors; the user's mistakes raise other errors."""
+_UNTOLD = "this code cannot be estimated, because torch cannot infer the result of an operation"
 _DEVICE = torch.ops.prim.device.default
 _CONVOLUTIONS = frozenset([_ATEN.convolution.default, _ATEN.convolution_backward.default])
 _ADD, _INDEX, _SELECT = _ATEN.add.Tensor, _ATEN.index.Tensor, _ATEN.masked_select.default
@@ -335,13 +335,13 @@ _IN_PLACE = frozenset(
 )
 """Operators that autograd calls in place if nothing else references the tensor."""
 _CONSTANTS = (_ATEN.lift_fresh.default, _ATEN.lift.default)
-"""Their arguments are real, and were made by the code itself a moment ago."""
+"""Operators whose arguments are real tensors that the code has just created from constants."""
 
 
 class AllocationTracker(TorchDispatchMode):
-    """Logs the storages that operations make, and answers for values that fake tensors do not have.
+    """Logs the storages that operations allocate, and guesses the values that fake tensors do not have.
 
-    ``check`` is called before each operation, and may end the code.
+    ``check`` is called before each operation, and may raise to stop the code.
     """
 
     def __init__(
@@ -355,14 +355,14 @@ class AllocationTracker(TorchDispatchMode):
         self._largest: Any = WeakIdKeyDictionary()  # values of random numbers and positions
         self._given_to_lbfgs = 0
         self.guesses: dict[str, int] = {}
-        """The lines that asked for a tensor's value and got a stand-in, in order, and how often they did."""
+        """Lines that asked for a tensor's value and got a guess, in order, and how often they did."""
         self.upper_bounds: dict[str, None] = {}
-        """The lines whose results were taken to be as large as they can be, in order."""
-        self._handles: list[Any] = []  # what ends the hooks on real tensors
+        """Lines whose results are assumed to be as large as possible, in order."""
+        self._handles: list[Any] = []  # of the hooks on real tensors
         self._strays: dict[int, tuple[Any, Any]] = {}  # real tensors by id, with their fake copies
 
     def forget(self) -> None:
-        """Leave real tensors alone, and keep none."""
+        """Remove the hooks on real tensors, and the references to them."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -370,12 +370,12 @@ class AllocationTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation on fake tensors."""
-        if func is _DEVICE and isinstance(args[0], fake_tensor.FakeTensor):  # asked for all the time, torch is slow
+        if func is _DEVICE and isinstance(args[0], fake_tensor.FakeTensor):  # frequent, and slow in torch
             return args[0].fake_device
-        if any(map(_is_wrapper, types)):  # it works with the tensors inside it, and these come here
+        if any(map(_is_wrapper, types)):  # the operations on its inner tensors come here
             return NotImplemented
         if torch.is_inference_mode_enabled() and not self._copies.paused:
-            with self:  # elsewhere autograd splits composite operators into those that allocate
+            with self:  # outside inference mode, autograd decomposes composite operators
                 parts = func.decompose(*args, **(kwargs or {}))
             if parts is not NotImplemented:
                 return parts
@@ -405,10 +405,10 @@ class AllocationTracker(TorchDispatchMode):
         recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments)
         results, name = list(tensors_in(result)), operator_name(func)
         for tensor in filter(is_known, results) if operator is not func or name in _EMPTY else ():
-            tensor.constant = None  # only its memory was there
+            tensor.constant = None  # read from uninitialised memory
         for tensor in results[::-1] if name == "native_dropout" else results:  # in the order of allocation
             device = tensor.fake_device if isinstance(tensor, fake_tensor.FakeTensor) else tensor.device
-            if device.type != "meta":  # those take no bytes on any device
+            if device.type != "meta":  # meta tensors have no memory
                 there = self._devices.named or str(device)
                 least = loss_bytes(name, args, tensor) if there.startswith("cuda") else 0
                 place = self._devices.name(device)
@@ -417,7 +417,7 @@ class AllocationTracker(TorchDispatchMode):
         return result
 
     def _operator(self, func: Any, args: Any, arguments: list[Any]) -> Any:
-        """Return what runs in an operation's place; note the line if its result is the largest possible."""
+        """Return the function to run for an operation; note the line if its result is the largest possible."""
         operator = _STAND_INS.get(func, func)
         if operator is func and any(map(_is_sparse, arguments)) and arguments[0].layout is torch.strided:
             operator = func if not func._schema.is_mutable else lambda first, *_, **__: first  # such as add_()
@@ -430,7 +430,7 @@ class AllocationTracker(TorchDispatchMode):
         return operator
 
     def _is_known(self, tensor: Any) -> bool:
-        """Return whether an argument is fake. A real one gets a fake copy, and a hook for its gradient."""
+        """Return True if an argument is fake; make a fake copy of a real one, and hook its gradient."""
         if isinstance(tensor, fake_tensor.FakeTensor):
             self._see_argument(tensor)
             return True
@@ -450,7 +450,7 @@ class AllocationTracker(TorchDispatchMode):
         return value
 
     def _corrected(self, func: Any, args: Any, kwargs: Any, arguments: list[Any], result: Any) -> Any:
-        """Return a result with what fake tensors do not know of it."""
+        """Return a result, corrected where fake tensors differ from the device's kernels."""
         if func is _ATEN.mkldnn_rnn_layer.default:
             names = [argument.name for argument in func._schema.arguments]
             if not {**dict(zip(names, args, strict=False)), **kwargs}["train"]:
@@ -460,9 +460,9 @@ class AllocationTracker(TorchDispatchMode):
         if func in _CONVOLUTIONS and self._devices.is_elsewhere and not takes_cudnn():  # the CPU keeps channels last
             return tree_map_only(torch.Tensor, lambda tensor: tensor.new_empty(tensor.shape), result)
         if func is _ATEN.log_sigmoid_forward.default and self._devices.is_elsewhere:
-            return result[0], result[1].new_empty(0)  # CUDA keeps nothing for backward
+            return result[0], result[1].new_empty(0)  # CUDA saves nothing for backward
         if func is _ATEN._cudnn_rnn.default:
-            self._note(f"{users_line()}: what cuDNN keeps of a recurrent layer is not counted")
+            self._note(f"{users_line()}: cuDNN's reserve space for a recurrent layer is not counted")
         if _is_sparse(result):
             name = str(func)
             is_made_of_parts = "sparse_coo_tensor" in name or name.startswith(
@@ -471,27 +471,27 @@ class AllocationTracker(TorchDispatchMode):
             if not any(map(_is_sparse, arguments)) and not is_made_of_parts:
                 raise _refusal(UNKNOWN, func)
             if func in _AT_MOST:
-                self._note(f"{users_line()}: every entry of a sparse tensor is assumed to have a place of its own")
+                self._note(f"{users_line()}: every entry of a sparse tensor is assumed to have its own index")
             return _with_entries(func, arguments, result)
         return result
 
     def _stand_in(self, func: Any, args: Any, error: Exception) -> Any:
-        """Return a value for an operation that asks for one, and not for a tensor whose shape depends on one."""
+        """Return a guess for an operation that reads a value; raise an EstimateError for any other."""
         if func is _SCALAR or func in _COMPARES:
             return self._answer(func, args[0])
         unknown = isinstance(error, fake_tensor.UnsupportedOperatorException)
         raise _refusal(_UNTOLD if unknown else UNKNOWN, func) from error
 
-    # -- values: 1, 1.0 or False, or what lets code go past its ``assert`` or ``raise`` -----------------------------
+    # -- guesses: 1, 1.0 or False, or the value that passes an ``assert`` or ``raise`` ------------------------------
 
     def _answer(self, func: Any, tensor: Any) -> bool | float | complex:
-        """Return a value for an operation that asks for one."""
+        """Return a guess for an operation that reads a value."""
         compares, dtype = func in _COMPARES, tensor.dtype
         is_condition = compares or dtype is torch.bool
         frame = _optimizer_frame()
-        if frame is not None and frame.f_code.co_filename == lbfgs.__file__:  # it asks for values all the time
-            self._note("LBFGS: assumed to run all its iterations, and to keep as much history as these make")
-            if is_condition:  # it keeps a step only where ``ys`` is positive, and stops where its loss does not change
+        if frame is not None and frame.f_code.co_filename == lbfgs.__file__:  # it reads values in each iteration
+            self._note("LBFGS: assumed to run all its iterations, and to keep their history")
+            if is_condition:  # it keeps a step only if ``ys`` is positive, and stops if its loss does not change
                 return "ys >" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
             self._given_to_lbfgs += 1
             return 1.0 / self._given_to_lbfgs
@@ -510,11 +510,11 @@ class AllocationTracker(TorchDispatchMode):
         return type(plain)(self._largest.get(tensor, plain) if known is None else known)
 
     def _known_value(self, value: Any) -> bool | None:
-        """Return what all elements of a tensor are taken to be, True or False; None if that is not known."""
+        """Return the truth value that all elements of a tensor are known to have, or None."""
         return self._known.get(value) if isinstance(value, torch.Tensor) else None
 
     def _see_value(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Remember what an operation gives, or forget what was known of a tensor that it changed."""
+        """Record the known values of an operation's result, and drop values that it has changed."""
         if not args:
             return
         name = func.__name__.partition(".")[0].rstrip("_")
@@ -549,23 +549,23 @@ class AllocationTracker(TorchDispatchMode):
         if name in _COMPARED:
             if isinstance(second, (int, float)) and known is not None:
                 return bool(_COMPARED[name](known, second))
-            asks_for_odd = first is second or (isinstance(second, float) and math.isinf(second))  # NaN, or infinity
+            asks_for_odd = first is second or (isinstance(second, float) and math.isinf(second))  # NaN or infinity?
             return (name == "eq") is (first is second) if asks_for_odd and name in ("eq", "ne") else None
         if name in _COUNTS:
             return False if known is False else None
         return known if name in _SAME else None
 
-    # -- what storages are for, by torch's hooks for leaves and optimizers ------------------------------------------
+    # -- roles of storages, from torch's hooks on leaves and optimizers ---------------------------------------------
 
     def _see_argument(self, tensor: Any) -> None:
         if tensor.requires_grad and tensor.is_leaf and vars(tensor).get(_HOOKED) != id(tensor):
-            vars(tensor)[_HOOKED] = id(tensor)  # a copy has the original's attributes, and not its hooks
+            vars(tensor)[_HOOKED] = id(tensor)  # a copy has the original's attributes, but not its hooks
             self._follow(tensor)
         elif isinstance(tensor, torch.nn.Parameter):
             self._log.mark(tensor, PARAMETERS)
 
     def _follow(self, tensor: Any) -> Any:
-        """Mark what a tensor and its gradient are for; return the handle that ends that, or None."""
+        """Mark the roles of a tensor and of its gradient; return the handle of the gradient's hook, or None."""
         if isinstance(tensor, torch.nn.Parameter):
             self._log.mark(tensor, PARAMETERS)
         if not tensor.requires_grad or not tensor.is_leaf:
@@ -575,7 +575,7 @@ class AllocationTracker(TorchDispatchMode):
         )
 
     def _backward_is_running(self) -> bool:
-        """Whether autograd runs the current operation; a backward pass that begins is noted."""
+        """Return True if autograd runs the current operation; log the start of a backward pass."""
         graph = torch._C._current_graph_task_id()
         if graph > self._last_graph:
             self._last_graph = graph
@@ -583,7 +583,7 @@ class AllocationTracker(TorchDispatchMode):
         return bool(graph != -1)
 
     def stepped(self, optimizer: Any, *_: Any) -> None:
-        """Look at an optimizer's state."""
+        """Mark the tensors of an optimizer's state."""
         for state in optimizer.state.values():
             for tensor in tensors_in(state):
                 self._log.mark(tensor, OPTIMIZER)

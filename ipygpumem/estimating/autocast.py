@@ -1,6 +1,6 @@
-"""Applies CUDA's autocast lists to tensors that are followed on the CPU, whose own lists differ.
+"""Applies CUDA's autocast policies to fake tensors on the CPU that stand for tensors on CUDA.
 
-The lists are those of torch's documentation (notes/amp, "CUDA Op-Specific Behavior") and of ATen/autocast_mode.h.
+The lists are from torch's documentation (notes/amp, "CUDA Op-Specific Behavior") and from ATen/autocast_mode.h.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_neares
 upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
 """
 _FLOAT32_RESULT = "prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum norm"
-"""Operators that take the type of their result: it is float32, and the argument is not converted beforehand."""
+"""Operators with an argument for the result's type: it is set to float32, and the input is not converted."""
 _WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
 _WITH_DTYPE = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
 _KEPT = frozenset({"mkldnn_rnn_layer", "binary_cross_entropy"})
-"""On the CPU's lists alone, but needed: a recurrent layer's kernel here; CUDA refuses the other one."""
+"""Operators that keep the CPU's policy: its own kernel of recurrent layers, and one that CUDA's autocast refuses."""
 _CPU, _CUDA = "AutocastCPU", "AutocastCUDA"
 _old_type: Any = getattr(torch, "get_autocast_gpu_dtype", None)
 cast_type: Any = getattr(torch, "get_autocast_dtype", None) or (  # torch 2.4
@@ -42,7 +42,7 @@ _CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
 def _converted(value: Any, convert: Callable[[Any], Any]) -> Any:
-    """Return an argument with its tensors converted, as autocast does: those of integers and float64 stay."""
+    """Return an argument with its tensors converted; as in autocast, integers and float64 stay."""
     if isinstance(value, (list, tuple)):
         return type(value)(_converted(item, convert) for item in value)
     return convert(value) if _is_eligible(value) else value
@@ -71,9 +71,9 @@ def _widest(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class CudaAutocast:
-    """CUDA's policies, registered for the CPU's autocast key from the first use until ``close``.
+    """Registers CUDA's policies for the CPU's autocast key, from the first use until ``close``.
 
-    Known limit: until then they hold for CPU autocast in other threads, too.
+    Known limit: until then they also apply to CPU autocast in other threads.
     """
 
     def __init__(self) -> None:
@@ -86,12 +86,12 @@ class CudaAutocast:
             return
         self._library = torch._C._dispatch_library("IMPL", "aten", _CPU, __file__, 0)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it says that the CPU's policy is replaced
+            warnings.simplefilter("ignore")  # torch warns that the CPU's policy is replaced
             for name, policy in _policies():
                 self._library.impl(name, _CPU, self._kernel(name, policy))
 
     def close(self) -> None:
-        """Give the CPU its own policies back."""
+        """Restore the CPU's own policies."""
         self._library = None
         self.forget_weights()
 
@@ -114,7 +114,7 @@ class CudaAutocast:
         return kernel
 
     def _lowered(self, tensor: Any) -> Any:
-        """Return a tensor in autocast's type; weights are converted once."""
+        """Return a tensor in autocast's type; as in torch, converted weights are cached."""
         dtype = cast_type("cpu")
         is_weight = tensor.dtype is torch.float32 and tensor.requires_grad and tensor.is_leaf
         if not is_weight or tensor._is_view() or not torch.is_autocast_cache_enabled():
@@ -137,7 +137,7 @@ _HALF_TO_FLOAT = {
 
 @functools.cache
 def _policies() -> list[tuple[str, Any]]:
-    """Return the operators whose policy on CUDA is not the CPU's, and that policy; None: CUDA does not cast there."""
+    """Return the operators whose policy on CUDA differs from the CPU's, and that policy; None: CUDA does not cast."""
     found: list[tuple[str, Any]] = []
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     lists = ((_LOWER, _lower), (_FLOAT32, _float32), (_FLOAT32_RESULT, _float32_result), (_WIDEST, _widest))

@@ -1,4 +1,4 @@
-"""Decides where tensors are while code is estimated. Those of devices that are not here are followed on the CPU."""
+"""Chooses the devices of tensors while code is estimated: the CPU stands for devices that are not available."""
 
 from __future__ import annotations
 
@@ -25,67 +25,67 @@ _FACTORIES = frozenset(
 
 
 def _array(tensor: Any) -> Any:
-    """Return an array with one guessed value in the place of a tensor's values."""
+    """Return a tensor's values as an array; unknown ones all get the same guess."""
     if getattr(tensor, "constant", None) is not None:
         with torch._C._DisableTorchDispatch():
             return tensor.constant.numpy().copy()
-    value = torch.ops.aten._local_scalar_dense(tensor)  # so that the guess is noted
+    value = torch.ops.aten._local_scalar_dense(tensor)  # which records the guess
     kind = str(tensor.dtype).removeprefix("torch.")
     return importlib.import_module("numpy").full(tuple(tensor.shape), 0 if type(value) is int else value, kind)
 
 
 class Devices(TorchFunctionMode):
-    """Sends tensors to a device that can be followed here, and knows on which one they are taken to be.
+    """Redirects tensors to a device that is available, and knows which one they are assumed to be on.
 
-    That is ``device``; None: where the code puts them.
+    That is ``device``; None: the one that the code puts them on.
     """
 
     def __init__(self, device: str | None) -> None:
         super().__init__()
         self.label = None if device is None else current_device(parse_device(device, kinds=("cuda", "xpu", "mps")))
-        """The full name of ``device``."""
+        """Full name of ``device``."""
         has_cuda = torch.cuda.is_available()
-        # Without the device its tensors are followed on the CPU: torch's kernels for it may not even be there.
+        # Without CUDA the CPU stands for the device: this build of torch may lack kernels for it.
         self._target = (
             torch.device(self.label if self.label and has_cuda else "cpu") if self.label or not has_cuda else None
         )
         self.asked: dict[str, None] = {}
-        """The accelerators that code named and that are not here, in order."""
+        """Accelerators that the code named and that another device stands for, in order."""
 
     @property
     def on_cpu(self) -> bool:
-        """Whether all tensors are followed on the CPU, wherever they are taken to be."""
+        """True if all tensors are on the CPU, whichever device they are assumed to be on."""
         return self._target is not None and self._target.type == "cpu"
 
     @property
     def named(self) -> str | None:
-        """The one device that all tensors are taken to be on: the user's, or the code's; None: where they are."""
+        """The device that all tensors are assumed to be on: the user's or the code's; None: each on its own."""
         return None if self._target is None else self.label or next(iter(self.asked), "cpu")
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether code runs now as if it were on a device that is not here: on the CPU in its place."""
+        """True if the CPU stands for another device."""
         return self.on_cpu and self.named != "cpu"
 
     def name(self, device: Any) -> str:
-        """Return what the log calls a device."""
+        """Return a device's name in the log."""
         return str(self._target or device)
 
     def place(self, device: Any) -> Any:
-        """Return where the fake copy of a tensor is that is on ``device``."""
+        """Return the device for the fake copy of a tensor on ``device``."""
         if self.label is not None:
             return self._target
         return torch.device("cpu") if device.type == "meta" else device
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call one function of torch's with other devices."""
+        """Call a torch function, with its devices redirected."""
         kwargs = kwargs or {}
         if func is torch.Tensor.data_ptr:
             raise EstimateError(f"{UNKNOWN}: data_ptr in {users_line()}")
         if func in _TO_NUMPY:
             return _array(args[0])
         if func in (torch.Tensor.pin_memory, torch.Tensor.share_memory_):
-            # The host's memory, as before; or counted with the device's.
+            # Pinning makes a copy on the host, unless host and device are counted together.
             pins_here = func is torch.Tensor.pin_memory and self._target is None
             return args[0].clone() if pins_here else args[0]
         if kwargs.get("pin_memory"):
@@ -93,8 +93,8 @@ class Devices(TorchFunctionMode):
         return func(*args, **kwargs) if self._target is None else self._sent(func, args, kwargs)
 
     def _sent(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function of torch's with the target in the place of other devices."""
-        if sys._getframe(2).f_globals.get("__name__", "").startswith("torch.optim."):  # its counters stay on the host
+        """Call a torch function with the target instead of other devices."""
+        if sys._getframe(2).f_globals.get("__name__", "").startswith("torch.optim."):  # step counters stay on the host
             return func(*args, **kwargs)
         if func in (torch.Tensor.cuda, torch.Tensor.xpu):
             self.asked.setdefault("cuda:0" if func is torch.Tensor.cuda else "xpu:0")

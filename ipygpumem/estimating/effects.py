@@ -1,4 +1,4 @@
-"""Finds what an estimate cannot undo: calls that read, write, print or start processes, and iterators."""
+"""Finds effects that an estimate cannot undo: calls that read, write, print or start processes, and used iterators."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _CALLS = frozenset(
         *("TemporaryDirectory", "Process", "Pool", "ProcessPoolExecutor", "init_process_group"),
     ]
 )
-"""Names whose calls reach beyond the estimate, whatever they belong to."""
+"""Names of functions and methods with effects outside the estimate, in any module."""
 _MODULES = frozenset(
     [*("multiprocessing", "requests", "shutil", "socket", "sqlite3", "subprocess", "wandb", "mlflow", "urllib")]
 )
-"""Modules of which any function does."""
+"""Modules of which any function has such effects."""
 _OF_OS = frozenset(
     [
         *("_exit", "abort", "chmod", "fork", "kill", "link", "makedirs", "mkdir", "popen", "putenv", "remove"),
@@ -49,9 +49,9 @@ _OF_OS = frozenset(
 def effects_of(
     code: types.CodeType | None, namespaces: tuple[dict[str, Any], ...], args: tuple[Any, ...] = ()
 ) -> list[str]:
-    """Return notes on what ``code``, with the users' functions that it names, does beyond what can be put back.
+    """Return notes on the effects of ``code``, and of the users' functions that it names, that cannot be undone.
 
-    Its names are looked up in ``namespaces``; ``args`` are the arguments that it is called with.
+    Names are looked up in ``namespaces``; ``args`` are the arguments of the call.
     """
     calls: set[str] = set()
     iterators: set[str] = {f"a {type_name(value)}" for value in args if _is_consumed(value)}
@@ -61,20 +61,20 @@ def effects_of(
             reaches_out = names[-1] in _OF_OS
         else:
             reaches_out = names[-1] in _CALLS or (top in _MODULES and len(names) > 1)
-        if reaches_out and (top, names[-1]) != ("torch", "save"):  # which is replaced
+        if reaches_out and (top, names[-1]) != ("torch", "save"):  # torch.save is replaced
             calls.add(".".join(names))
         if _is_consumed(value):
             iterators.add(".".join(names))
     notes = []
     if calls:
-        notes.append(f"only tensors are fake; calls of these run for real: {', '.join(sorted(calls))}")
+        notes.append(f"only tensors are fake; calls to these run for real: {', '.join(sorted(calls))}")
     if iterators:
-        notes.append(f"items that the code takes from these iterators are gone: {', '.join(sorted(iterators))}")
+        notes.append(f"items that the code takes from these iterators are lost: {', '.join(sorted(iterators))}")
     return notes
 
 
 def refuse_numpy(code: types.CodeType | None, namespaces: tuple[dict[str, Any], ...], args: tuple[Any, ...]) -> None:
-    """Raise an EstimateError if ``code`` calls NumPy and names nothing that may have tensors."""
+    """Raise an EstimateError if ``code`` calls NumPy and names nothing that may hold tensors."""
     tops = {type_name(value) for value in args if not is_atom(value)}
     for _, value, module in _named_by(code, namespaces):
         is_looked_into = type(value) is types.FunctionType and is_users(value.__code__.co_filename)
@@ -85,7 +85,7 @@ def refuse_numpy(code: types.CodeType | None, namespaces: tuple[dict[str, Any], 
             name = str(module_dict(value).get("__name__", "")) if is_module else type_name(value)
             tops.add(name.partition(".")[0])
     if "numpy" in tops and not tops - {"numpy", "ndarray", *sys.stdlib_module_names}:
-        raise EstimateError("NumPy arrays are not estimated: they are made in earnest, and this code names no tensor")
+        raise EstimateError("NumPy arrays are not estimated: code really allocates them, and this code names no tensor")
 
 
 def _named_by(
@@ -103,13 +103,13 @@ def _named_by(
         for names in _paths(code):
             value, module = _at(names, spaces)
             yield names, value, module
-            # Libraries' own functions name much that they seldom do.
+            # Library functions are not searched: they name many calls that they rarely make.
             if type(value) is types.FunctionType and is_users(value.__code__.co_filename):
                 waiting.append((value.__code__, (closure_of(value), value.__globals__)))
 
 
 def closure_of(function: Any) -> dict[str, Any]:
-    """Return the names that a function has from the functions around it."""
+    """Return the variables that a function uses from enclosing functions, by name."""
     names: dict[str, Any] = {}
     if type(function) is types.FunctionType:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -119,7 +119,7 @@ def closure_of(function: Any) -> dict[str, Any]:
 
 
 def _is_consumed(value: object) -> bool:
-    """Return True for an iterator of which code gets no copy, or whose copy shares one."""
+    """Return True for an iterator that is not copied, or whose copy shares such an iterator."""
 
     def is_iterator(value: object) -> bool:
         return any("__next__" in class_dict(kind) for kind in type.mro(type(value)))
@@ -130,7 +130,7 @@ def _is_consumed(value: object) -> bool:
 
 
 def _paths(code: types.CodeType) -> Iterator[tuple[str, ...]]:
-    """Yield the dotted names in ``code``, the longest of each."""
+    """Yield each dotted name in ``code`` in full."""
     path: list[str] = []
     for step in dis.get_instructions(code):
         if step.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")):
@@ -140,16 +140,16 @@ def _paths(code: types.CodeType) -> Iterator[tuple[str, ...]]:
                 yield tuple(path)
             kinds = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF", "IMPORT_NAME")
             named = step.opname.startswith(kinds)
-            last = step.argval[-1:] if type(step.argval) is tuple else (step.argval,)  # two in one, from 3.13 on
+            last = step.argval[-1:] if type(step.argval) is tuple else (step.argval,)  # two names at once since 3.13
             path = [str(name) for name in last] if named else []
     if path:
         yield tuple(path)
 
 
 def _at(names: tuple[str, ...], namespaces: tuple[dict[str, Any], ...]) -> tuple[Any, str]:
-    """Return what a dotted name is, as far as modules go, and the name of the last module on the way."""
+    """Return the value of a dotted name, if all but its end are modules, and the name of the last module."""
     value: Any = next((dict.get(space, names[0]) for space in namespaces if dict.__contains__(space, names[0])), None)
-    if value is None and names[0] in sys.modules:  # imported by the code itself, as often as not
+    if value is None and names[0] in sys.modules:  # probably imported by the code itself
         value = sys.modules[names[0]]
     module = ""
     for name in names[1:]:

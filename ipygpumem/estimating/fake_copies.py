@@ -1,8 +1,8 @@
-"""Copies what code works on, with a fake tensor for each tensor. The originals are never touched.
+"""Copies the objects that code works on, with a fake tensor for each tensor. The originals are never changed.
 
-One memo serves all: tensors that share a storage have copies that share one, and an optimizer's copy steps the
-parameters of the model's copy. What holds no tensor of the notebook is shared: modules, classes, NumPy arrays,
-files, objects of C extensions.
+All copies share one memo: tensors that share a storage have copies that share one, and an optimizer's copy steps the
+parameters of the model's copy. Modules, classes, NumPy arrays, files and objects of C extensions are shared, not
+copied.
 """
 
 from __future__ import annotations
@@ -46,46 +46,46 @@ _SHARED_MODULES |= {"torch.distributed.device_mesh", "torch.distributed.tensor._
 
 
 class FakeCopies:
-    """Makes fake copies, each once."""
+    """Makes one fake copy of each object."""
 
     def __init__(self, log: StorageLog, devices: Devices, fakes: FakeTensorMode, note: Note) -> None:
         self._log, self._devices, self._fakes, self._note = log, devices, fakes, note
         self.restorer: Restorer | None = None
-        """Saves what has no copy and may change, before code gets it."""
+        """Saves the state of shared objects before code can change them."""
         self.lock = threading.RLock()
-        """Held for each operation: a fake mode is no mode for several threads at once."""
+        """Held during each operation, because a fake mode is not thread-safe."""
         self.paused = False
-        """While a copy is made, no operation is followed."""
+        """True while a copy is made, whose operations are not logged."""
         self.originals_bytes: dict[str, int] = {}
         """Bytes of the originals, by device."""
         self.optimizers: list[Any] = []
         self._memo: dict[int, Any] = {}
         self._originals: list[Any] = []
-        # Weakly: memory that code frees, such as a gradient that was there before, is gone.
+        # Weak references: a copy that code drops, such as an old gradient, must be freed.
         self._tensors: dict[int, Any] = {}
         self._storages: dict[int, Any] = {}
         self._namespaces: dict[int, dict[str, Any]] = {}
 
     def forget(self) -> None:
-        """Keep no copy."""
+        """Drop all copies."""
         for kept in (self._memo, self._originals, self._tensors, self._storages, self._namespaces, self.optimizers):
             kept.clear()
         self.restorer = None
 
     def share(self, value: Any) -> Any:
-        """Save what code may change in ``value``, and return that itself."""
+        """Save the state of ``value`` that code may change, and return ``value``."""
         if self.restorer is not None:
             self.restorer.take(value)
         return value
 
     def namespace(self, original: dict[str, Any]) -> dict[str, Any]:
-        """Return the copy of a namespace, in which names are copied when they are looked up."""
+        """Return the copy of a namespace; its values are copied when their names are looked up."""
         if id(original) not in self._namespaces:
             self._namespaces[id(original)] = Namespace(original, self)
         return self._namespaces[id(original)]
 
     def of(self, value: Any) -> Any:
-        """Return the copy of ``value``, or ``value`` itself where it can be shared."""
+        """Return the copy of ``value``, or ``value`` itself if it is shared."""
         if is_atom(value):
             return value
         if is_instance(value, type):
@@ -103,7 +103,7 @@ class FakeCopies:
 
     def _keep(self, value: Any, copy: Any) -> Any:
         self._memo[id(value)] = copy
-        self._originals.append(value)  # an id says who it is only while the object lives
+        self._originals.append(value)  # its id is unique only while it is alive
         return copy
 
     # -- tensors ----------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class FakeCopies:
         return copy
 
     def _keep_values(self, tensor: Any, copy: Any) -> None:
-        """Let torch compute with the values of a small tensor of integers: they may be sizes or positions."""
+        """Give a copy the values of a small integer tensor, because they may be sizes or positions."""
         if tensor.numel() <= MOST_VALUES:
             with torch._C._DisableTorchDispatch():
                 copy.constant = tensor.detach().clone()
@@ -165,10 +165,10 @@ class FakeCopies:
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
-        # A copy that is made inside torch.func's grad or vmap is not of it.
+        # A copy made inside torch.func's grad or vmap must not be wrapped by it.
         with self.lock, torch._C._DisableFuncTorch():
             before, self.paused = self.paused, True
-            # torch's cache of results would hold a storage for good that a copy lies in.
+            # torch's cache of results would keep a copy's storage alive.
             caching, self._fakes.cache_enabled = getattr(self._fakes, "cache_enabled", False), False
             try:
                 yield
@@ -176,13 +176,13 @@ class FakeCopies:
                 self.paused, self._fakes.cache_enabled = before, caching
 
     def _strided(self, tensor: Any) -> Any:
-        """Return a fake tensor that lies in its storage as ``tensor`` does in its own."""
+        """Return a fake tensor with the strides and offset of ``tensor``, in the copy of its storage."""
         key = tensor.untyped_storage()._cdata
         size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
         known = self._storages.get(key)
         storage, device = known() if known is not None else None, self._devices.place(tensor.device)
         size_bytes = tensor.untyped_storage().nbytes()
-        if storage is None and tensor.device == device == _HOST and size_bytes == tensor.itemsize:  # a value, known
+        if storage is None and tensor.device == device == _HOST and size_bytes == tensor.itemsize:  # its value is kept
             with no_dispatch():
                 value = tensor.detach().clone()
             copy = self._fakes.fake_tensor_converter.from_real_tensor(self._fakes, value, make_constant=True)
@@ -211,7 +211,7 @@ class FakeCopies:
         return copy
 
     def _items(self, value: Any) -> Any:
-        """Return a tuple or frozen set with the copies of its items; itself if all are shared."""
+        """Return a tuple or frozen set of copied items, or the original if all items are shared."""
         base: Any = tuple if is_instance(value, tuple) else frozenset
         items = list(base.__iter__(value))
         copies = [self.of(item) for item in items]
@@ -242,7 +242,7 @@ class FakeCopies:
         return copy
 
     def _fill(self, value: Any, copy: Any) -> None:
-        """Give a copy the copies of an object's attributes."""
+        """Set copies of an object's attributes on its copy."""
         attributes = instance_dict(value)
         if attributes:
             instance_dict(copy).update({name: self.of(item) for name, item in list(attributes.items())})  # type: ignore[union-attr]  # of the same class
@@ -255,7 +255,7 @@ class FakeCopies:
     def _function(self, value: Any) -> Any:
         compiled = value.__dict__.get("_torchdynamo_orig_callable")
         if compiled is not None:
-            if not value.__dict__.get("_torchdynamo_disable"):  # it is wrapped so that it is never compiled
+            if not value.__dict__.get("_torchdynamo_disable"):  # else it is wrapped to stay uncompiled
                 self._note(COMPILED)
             return self._keep(value, self.of(compiled))
         self.share(value)
@@ -283,7 +283,7 @@ class FakeCopies:
 
 
 def _as(kind: Any, copy: Any, requires_grad: bool) -> Any:
-    """Return a fake copy as a tensor or a parameter of this kind, such as one of bitsandbytes."""
+    """Return a fake copy as a tensor or a parameter of type ``kind``, such as a bitsandbytes parameter."""
     if kind is torch.Tensor:
         return copy.requires_grad_(requires_grad)
     return (
@@ -294,17 +294,17 @@ def _as(kind: Any, copy: Any, requires_grad: bool) -> Any:
 
 
 def _can_be_copied(kind: type, module: str) -> bool:
-    """Whether an object is no more than its attributes, so that a copy of them is a copy of it."""
+    """Return True if an object's attributes are its whole state, and a copy of them is a copy of the object."""
     plain = solid_base(kind) is object and type.__getattribute__(kind, "__new__") is object.__new__
     finalised = any("__del__" in type.__dict__["__dict__"].__get__(base) for base in type.mro(kind))
     return plain and not finalised and not {module, module.partition(".")[0]} & _SHARED_MODULES
 
 
 class Namespace(dict[str, Any]):
-    """The copy of a namespace: a name is copied when code looks it up, and what code binds stays here."""
+    """Copy of a namespace: a value is copied when code looks its name up, and new bindings stay in the copy."""
 
     def __init__(self, original: dict[str, Any], copies: FakeCopies) -> None:
-        # What Python itself looks up in a namespace, past ``__missing__``: classes have their module's name from it.
+        # CPython reads this name without ``__missing__``, to set ``__module__`` of new classes.
         super().__init__({name: original[name] for name in ("__name__",) if name in original})
         self._original = original
         self._copies = copies
@@ -321,7 +321,7 @@ class Namespace(dict[str, Any]):
         super().pop(name, None)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a name's copy, as ``globals().get`` does."""
+        """Return the copied value of a name, or ``default``."""
         return super().get(name, self[name]) if name in self else default
 
     def __contains__(self, name: object) -> bool:
@@ -332,12 +332,12 @@ _exec = exec
 
 
 def run_code(code: types.CodeType, namespace: dict[str, Any]) -> None:
-    """Run the user's code, which copies names when it looks them up."""
+    """Run the user's code in a copied namespace."""
     _exec(code, namespace)
 
 
 def loading(run: Any) -> Any:
-    """Return ``eval`` or ``exec`` for code of a copied namespace: C looks its names up past ``__missing__``."""
+    """Return ``eval`` or ``exec`` for a copied namespace: it copies all names first, as C bypasses ``__missing__``."""
 
     @functools.wraps(run)
     def call(source: Any, space: Any = None, names: Any = None, /, **more: Any) -> Any:
@@ -354,7 +354,7 @@ def loading(run: Any) -> Any:
 
 
 def _named(source: Any) -> Iterable[str]:
-    """Return the words of a text, or the names in code."""
+    """Return the words of a source text, or the names in a code object."""
     if not is_instance(source, types.CodeType):
         return re.findall(r"\w+", source if is_instance(source, str) else str(bytes(source), "utf-8", "replace"))
     inner = (code for code in source.co_consts if is_instance(code, types.CodeType))

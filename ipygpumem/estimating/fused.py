@@ -1,4 +1,4 @@
-"""Takes CUDA's fused kernels apart, or calls them by name, where torch has another way on the CPU."""
+"""Replaces functions whose CUDA kernels differ from the CPU's: calls these by name, or allocates as they do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 _ATEN = torch.ops.aten
 _MOST_OF_FLASH = 256
-"""The widest heads that flash attention takes."""
+"""Maximum width of a head in flash attention."""
 
 
 def attention(
@@ -25,9 +25,9 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Return attention from the kernel that torch chooses on CUDA; ``attend`` has it from matrix products.
+    """Return attention from the kernel that torch chooses on CUDA; ``attend`` computes it from matrix products.
 
-    The choice is that of ATen/native/transformers/cuda/sdp_utils.cpp, without cuDNN.
+    The choice follows ATen/native/transformers/cuda/sdp_utils.cpp, without cuDNN.
     """
     allowed, items = torch.backends.cuda, (query, key, value)
     widths, length, keys = {item.shape[-1] for item in items}, query.shape[-2], key.shape[-2]
@@ -70,7 +70,7 @@ def multi_head_attention(
     average: bool = True,
     mask_type: int | None = None,
 ) -> Any:
-    """Return what ``torch._native_multi_head_attention`` does, by what its kernels allocate."""
+    """Imitate ``torch._native_multi_head_attention``, with the allocations of its CUDA kernels."""
     batch, length, of_head = query.shape[0], query.shape[1], width // heads
     if query is key is value and mask is None and not need_weights and of_head % 8 == 0:
         parts = functional.linear(query, weight, bias).chunk(3, -1)
@@ -105,7 +105,7 @@ def encoder_layer(
     eps: float,
     *rest: Any,
 ) -> Any:
-    """Return what ``torch._transformer_encoder_layer_fwd`` does: nn.TransformerEncoderLayer without gradients."""
+    """Imitate ``torch._transformer_encoder_layer_fwd``, which runs nn.TransformerEncoderLayer without gradients."""
     norms, (grow, grown, shrink, shrunk) = (rest[:2], rest[2:4]), rest[4:8]
     mask, mask_type = (*rest[8:], None, None)[:2]
 
@@ -125,7 +125,7 @@ def encoder_layer(
 
 
 def lstm_cell(source: Any, state: Any, *weights: Any) -> Any:
-    """Return the next state of an LSTM, from the kernel that CUDA has for it."""
+    """Return the next state of an LSTM, from CUDA's fused kernel."""
     gates = torch.matmul(source, weights[0].t()), torch.matmul(state[0], weights[1].t())  # cast at each step
     biases = weights[2:4] if len(weights) > 3 else (None, None)
     hidden, cell, _ = _ATEN._thnn_fused_lstm_cell(*gates, state[1], *biases)
@@ -133,14 +133,14 @@ def lstm_cell(source: Any, state: Any, *weights: Any) -> Any:
 
 
 def gru_cell(source: Any, state: Any, *weights: Any) -> Any:
-    """Return the next state of a GRU, from the kernel that CUDA has for it."""
+    """Return the next state of a GRU, from CUDA's fused kernel."""
     gates = torch.matmul(source, weights[0].t()), torch.matmul(state, weights[1].t())
     biases = weights[2:] or (None, None)
     return _ATEN._thnn_fused_gru_cell(*gates, state, *biases)[0]
 
 
 def plain_cell(activation: Callable[[Any], Any], source: Any, state: Any, *weights: Any) -> Any:
-    """Return the next state of a layer without gates."""
+    """Return the next state of a recurrent layer without gates."""
     biases = weights[2:] or (None, None)
     given = functional.linear(source, weights[0], biases[0])
     return activation(functional.linear(state, weights[1], biases[1]).add_(given))
@@ -152,7 +152,7 @@ CELLS = {
     "rnn_tanh": functools.partial(plain_cell, torch.tanh),
     "rnn_relu": functools.partial(plain_cell, torch.relu),
 }
-"""Of recurrent layers, by their function in ``torch._VF``."""
+"""Cells of recurrent layers, by their function in ``torch._VF``."""
 
 
 def unrolled(

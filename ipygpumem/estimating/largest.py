@@ -1,4 +1,4 @@
-"""Results of operators whose size or value depends on values: the largest that they can have."""
+"""Largest possible results of operators whose result has a size or values that depend on values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 def is_known(tensor: Any) -> bool:
-    """Return True if torch keeps the values of a fake tensor."""
+    """Return True if torch knows the values of a fake tensor."""
     return getattr(tensor, "constant", None) is not None
 
 
@@ -36,7 +36,7 @@ def _index(given: Any, indices: Any) -> Any:
 
 
 def is_mask(index: Any) -> bool:
-    """Return True if an index selects where it is true."""
+    """Return True if an index is a mask: it selects where it is true."""
     return index is not None and index.dtype in _MASKS
 
 
@@ -62,13 +62,13 @@ def _positions(given: Any, shape: Any, count: int, inverse: bool, counts: bool) 
 
 
 def _bincount(given: Any, weights: Any = None, minlength: int = 0) -> Any:
-    """Return as many bins as the code asks for, else one for each value: values have no upper bound."""
+    """Return ``minlength`` bins, or one for each value if it is 0: the true number has no upper bound."""
     kind = torch.long if weights is None else weights.dtype if weights.is_floating_point() else torch.double
     return given.new_empty(minlength or given.numel(), dtype=kind)
 
 
 def _ctc_loss(log_probs: Any, targets: Any, *_: Any) -> tuple[Any, Any]:
-    """Return the losses, and the scores for texts as long as they can be."""
+    """Return the losses, and the scores for targets of maximum length."""
     steps, batch = log_probs.shape[0], log_probs.shape[1] if log_probs.dim() > 2 else 1
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * targets.shape[-1] + 1)
 
@@ -90,21 +90,21 @@ LARGEST: dict[str, Callable[..., Any]] = {
     "aten::_ctc_loss.Tensor": _ctc_loss,
     "torchvision::nms": _kept_boxes,
 }
-"""Makes the largest result, by operator."""
+"""Functions that return the largest possible result, by operator."""
 
 
 _PLACES = {
     **dict.fromkeys(("argmax", "argmin", "max", "min", "median", "mode", "sort"), 1),
     **dict.fromkeys(("topk", "kthvalue"), 2),
 }
-"""Operators that return positions, and where the dimension is among their arguments."""
+"""Operators that return positions, and the number of the argument with their dimension."""
 _RANDOM = frozenset({"rand", "uniform", "randint", "randint_like", "random", "randperm", "multinomial"})
 
 
 def largest_value(name: str, args: Any, kwargs: Any, result: Any) -> tuple[Any, float] | None:
-    """Return a result that has random numbers or positions, and its largest value, which is a valid index; or None.
+    """Return the result that has random numbers or positions, and its largest value, which is a valid index; or None.
 
-    Of the positions that a mask selects it is the first one: code goes on from there.
+    For the positions that a mask selects it is the first one, because code usually continues from there.
     """
     if name == "nonzero":
         return result, 0

@@ -1,4 +1,4 @@
-"""Replaces what of torch fake tensors would break, and torch.cuda and its like: no device is changed or asked."""
+"""Replaces torch functions that fail on fake tensors, and those of torch.cuda that change or query a device."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from ipygpumem.estimating.storages import StorageLog, takes_cudnn
 
 
 def choose_loop(optimizer: Any, devices: Devices) -> None:
-    """Choose an optimizer's loop as torch does on accelerators: it sees that the parameters are fake."""
+    """Choose an optimizer's loop as torch does on accelerators; for fake parameters it would choose another."""
     kinds = type.mro(type(optimizer))
     modules = [sys.modules.get(kind.__module__) for kind in kinds if kind is not torch.optim.Optimizer]
     if not any(hasattr(module, "_default_to_fused_or_foreach") for module in modules):
-        return  # such as Adafactor, which takes the plain loop everywhere
+        return  # such as Adafactor, which always uses the plain loop
     named = (devices.named or "cpu").partition(":")[0]
     for group in optimizer.param_groups:
         is_chosen = group.get("fused") or group.get("differentiable") or group.get("foreach", False) is not None
@@ -42,7 +42,7 @@ def choose_loop(optimizer: Any, devices: Devices) -> None:
 COMPILED = "torch.compile: the figures are those of eager code"
 
 MOST_VALUES = 1 << 16
-"""Elements of a tensor that keeps its values: one that code makes of numbers, or of integers on the host."""
+"""Maximum number of elements of a tensor that keeps its values: one made from numbers, or of integers on the host."""
 
 NO_PROCESSES = {
     "num_workers": 0,
@@ -52,11 +52,11 @@ NO_PROCESSES = {
     "timeout": 0,
     "_DataLoader__multiprocessing_context": None,
 }
-"""Attributes of a data loader: a worker's process would get fake tensors."""
+"""Attributes of a data loader that loads in this process, because worker processes cannot get fake tensors."""
 
 
 def fake_parameter(kind: Any, tensor: Any, requires_grad: bool) -> Any:
-    """Return a fake tensor that is also a library's own kind of parameter."""
+    """Return a fake tensor that is also an instance of a library's own parameter class."""
     made = torch.Tensor.detach(tensor).requires_grad_(requires_grad)
     made.__class__ = _fake_kind(kind)
     return made
@@ -64,7 +64,7 @@ def fake_parameter(kind: Any, tensor: Any, requires_grad: bool) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _fake_kind(kind: Any) -> Any:
-    def detach(tensor: Any) -> Any:  # of the same kind, as torch.nn.Parameter() demands
+    def detach(tensor: Any) -> Any:  # of the same class, as torch.nn.Parameter() demands
         made = fake_parameter(kind, torch.Tensor.detach(tensor), False)
         vars(made).update(vars(tensor))
         return made
@@ -75,7 +75,7 @@ def _fake_kind(kind: Any) -> Any:
 
 @contextmanager
 def patched(note: Note, devices: Devices, following: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-    """Replace functions of torch's meanwhile; ``following`` makes the modes for threads that the code starts."""
+    """Replace torch functions during the block; ``following`` makes the modes for threads that the code starts."""
     casts = CudaAutocast()
     with ExitStack() as stack:
         stack.callback(casts.close)
@@ -89,7 +89,7 @@ def patched(note: Note, devices: Devices, following: Callable[[], AbstractContex
 def _changes(  # noqa: C901  # one small function after another
     note: Note, devices: Devices, casts: CudaAutocast, following: Callable[[], AbstractContextManager[Any]]
 ) -> list[tuple[Any, str, Any]]:
-    """Return where functions are, what they are called there and what stands in for them."""
+    """Return the owner, the name and the replacement of each function to replace."""
     tensor, loader, thread = torch.Tensor, torch.utils.data.DataLoader, threading.Thread
     attend: Any = getattr(functional, "scaled_dot_product_attention", None)
     project: Any = functional.linear
@@ -109,7 +109,7 @@ def _changes(  # noqa: C901  # one small function after another
 
     def set_data(fake: Any, value: Any) -> None:
         tensor.data.__set__(fake, value)
-        fake.fake_device = value.fake_device  # torch forgets it
+        fake.fake_device = value.fake_device  # torch does not set it
 
     def make_subclass(kind: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(data, fake_tensor.FakeTensor) and issubclass(kind, torch.nn.Parameter):
@@ -117,7 +117,7 @@ def _changes(  # noqa: C901  # one small function after another
         return make(kind, data, *args, **kwargs)
 
     def swap_tensors(first: Any, second: Any) -> None:
-        # torch refuses to swap a tensor that anybody refers to weakly, as fake tensors' own memo does.
+        # torch refuses to swap a tensor with weak references, and the memo of fake tensors has some.
         if first.device.type == second.device.type:
             first.data = second.data
         else:
@@ -127,7 +127,7 @@ def _changes(  # noqa: C901  # one small function after another
         return Path(file).absolute() if isinstance(file, (str, os.PathLike)) else id(file)
 
     def save(_: Any, f: Any, *__: Any, **___: Any) -> None:
-        written[key(f)] = f  # kept, for its id
+        written[key(f)] = f  # keeps its id unique
         note(f"{users_line()}: torch.save wrote nothing")
 
     @functools.wraps(load)
@@ -137,13 +137,13 @@ def _changes(  # noqa: C901  # one small function after another
         except Exception as error:
             if key(f) not in written:
                 raise
-            raise EstimateError(f"torch.save wrote nothing that could be loaded in {users_line()}") from error
+            raise EstimateError(f"torch.save wrote nothing, so it cannot be loaded in {users_line()}") from error
 
     def tolist(tensor: Any) -> Any:
         if tensor.constant is not None:
             with torch._C._DisableTorchDispatch():
                 return tensor.constant.tolist()
-        values: Any = torch.ops.aten._local_scalar_dense(tensor)  # so that the guess is noted
+        values: Any = torch.ops.aten._local_scalar_dense(tensor)  # which records the guess
         values = 0 if type(values) is int else values  # it may be an index
         for length in reversed(tensor.shape):
             values = [values] * length
@@ -160,7 +160,7 @@ def _changes(  # noqa: C901  # one small function after another
         vars(loader).update(NO_PROCESSES)
 
     def start_followed(thread: Any) -> None:
-        if torch._C._len_torch_dispatch_stack():  # the estimate's own, not one of those that are beside it
+        if torch._C._len_torch_dispatch_stack():  # started by the estimated code, not next to it
             run = thread.run
 
             def follow() -> None:
@@ -171,7 +171,7 @@ def _changes(  # noqa: C901  # one small function after another
         start(thread)
 
     def step_always(_: Any, optimizer: Any, __: Any, *args: Any, **kwargs: Any) -> Any:
-        # Nobody knows whether a gradient overflowed, and a step that is left out takes no memory.
+        # It is unknown whether a gradient overflowed, and a skipped step would take no memory.
         return optimizer.step(*args, **kwargs)
 
     def compile_nothing(model: Any = None, **_: Any) -> Any:
@@ -244,21 +244,21 @@ def _changes(  # noqa: C901  # one small function after another
 
     def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002  # torch's
         if training and 0 < p < 1 and not inplace and devices.is_elsewhere:
-            return torch.native_dropout(input, p, True)[0]  # it keeps a byte for each number; the CPU's keeps a number
+            return torch.native_dropout(input, p, True)[0]  # saves a byte for each number; the CPU's saves a number
         return drop(input, p, training, inplace)
 
     def rms_norm(input: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:  # noqa: A002  # torch's
         fuses = hasattr(torch.ops.aten, "_fused_rms_norm") and (weight is None or weight.dtype is input.dtype)
         if devices.is_elsewhere and (fuses or casts_now()):
-            return functional.layer_norm(input, shape, weight)  # it keeps as much; the CPU takes several kernels
+            return functional.layer_norm(input, shape, weight)  # saves as much; the CPU runs several kernels
         return normalize(input, shape, weight, eps)
 
     def is_other_tensor(items: Any) -> bool:
-        # Modules take their fused kernels for torch's own tensors only: our modes are not to turn these off.
+        # Modules use their fused kernels for torch's own tensors only, and our modes must not disable these.
         return any(type(item) not in (*_PLAIN, fake_tensor.FakeTensor) and has_own(items) for item in items)
 
     def ctc_loss(scores: Any, targets: Any, *rest: Any, **more: Any) -> Any:
-        # For fake tensors torch takes a path on which lengths on the host cannot be read.
+        # For fake tensors torch takes a path that cannot read lengths on the host.
         lengths = [torch.as_tensor(item, device=scores.device) for item in rest[:2]]
         return find_ctc(scores, targets, *lengths, *rest[2:], **more)
 
@@ -272,8 +272,8 @@ def _changes(  # noqa: C901  # one small function after another
         (torch, "save", save),
         (torch, "load", load_what_was_there),
         (torch, "set_num_threads", lambda _: None),
-        (fake_tensor.log, "disabled", True),  # errors are raised, too
-        (fake_tensor.FakeTensorMode, "avoid_device_init", True),  # else torch.tensor makes a real one on a device
+        (fake_tensor.log, "disabled", True),  # its errors are raised, too
+        (fake_tensor.FakeTensorMode, "avoid_device_init", True),  # else torch.tensor makes a real tensor on a device
         (fake_tensor.FakeTensor, "tolist", tolist),
         (fake_tensor.FakeTensor, "data", property(tensor.data.__get__, set_data)),
         (fake_tensor, "CONSTANT_NUMEL_LIMIT", MOST_VALUES),
@@ -303,7 +303,7 @@ def _changes(  # noqa: C901  # one small function after another
             for place in (torch, tensor)
             for name in ("softmax", "log_softmax")
         ),
-        (fake_tensor, "init_gpu_context", lambda *_: None),  # it takes memory there
+        (fake_tensor, "init_gpu_context", lambda *_: None),  # it would allocate memory on the device
         (functional, "scaled_dot_product_attention", attention),
         (torch, "compile", compile_nothing),
         (torch.nn.Module, "compile", lambda *_, **__: note(COMPILED)),
@@ -319,7 +319,7 @@ def _changes(  # noqa: C901  # one small function after another
             (torch, "get_autocast_dtype", type_of_casts),
             (torch, "get_autocast_gpu_dtype", type_of_casts),
         ]
-    return [change for change in changes if hasattr(*change[:2])]  # older ones lack some
+    return [change for change in changes if hasattr(*change[:2])]  # older versions of torch lack some
 
 
 _PLAIN = (type(None), torch.Tensor, torch.nn.Parameter)
@@ -330,9 +330,9 @@ _NOTHING = (
     *("set_per_process_memory_fraction", "manual_seed", "manual_seed_all", "seed", "seed_all"),
     *("set_rng_state", "set_rng_state_all", "_lazy_init"),
 )
-"""Functions that do nothing meanwhile."""
+"""Functions that do nothing during an estimate."""
 _AS_IT_IS = ("get_arch_list", "get_gencode_flags", "check_error", "cudaStatus", "is_initialized", "Device", "lru_cache")
-_UNKNOWN_SIZE = "the size of the device is not known to the estimate, say --device-memory (device_memory=)"
+_UNKNOWN_SIZE = "device memory size unknown, pass --device-memory (device_memory=)"
 
 
 def _does_nothing(*_: Any, **__: Any) -> None:
@@ -340,7 +340,7 @@ def _does_nothing(*_: Any, **__: Any) -> None:
 
 
 class Event:
-    """An event that has happened."""
+    """A completed event."""
 
     device_index = stream_id = cuda_stream = priority = 0
     wait = synchronize = record = _does_nothing
@@ -363,9 +363,9 @@ class Stream(Event):
 
 
 class Accelerators:
-    """Stands in for torch's modules for accelerators during one estimate: public methods have their functions' names.
+    """Replaces torch's accelerator modules during one estimate: public methods have the names of their functions.
 
-    ``room_bytes``: what the device has.
+    ``room_bytes``: memory that the device has for the code.
     """
 
     def __init__(self, log: StorageLog, devices: Devices, room_bytes: int | None, note: Note) -> None:
@@ -425,7 +425,7 @@ class Accelerators:
         if index in self._known:
             return self._known[index]
         name = f"{self._type or 'cuda'}:{index}"
-        self._note(f"{users_line()}: questions about {name} got the answers of a device of compute capability 8.0")
+        self._note(f"{users_line()}: {name} is assumed to have compute capability 8.0")
         return _Properties(name, self._room_bytes)
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
@@ -469,12 +469,12 @@ class Accelerators:
     initial_seed = staticmethod(lambda: 0)
 
     def known_properties(self, device: Any) -> Any:
-        """Return the properties of a CUDA device that is here; None if they are not known."""
+        """Return the properties of an available CUDA device; None if they are unknown."""
         return self._known.get(device.index or 0) if device.type == "cuda" else None
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
-        """Replace the functions and classes of torch's modules for accelerators."""
+        """Replace the functions and classes of torch's accelerator modules during the block."""
         names = {"cuda", self._type or "cuda"} & {"cuda", "xpu", "mps"}
         modules = [getattr(torch, name, None) for name in [*names, "accelerator"]]
         modules += [torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.nvtx, torch.cuda.graphs]
@@ -491,7 +491,7 @@ class Accelerators:
             yield
 
     def _instead(self, module: ModuleType, name: str, old: Any) -> Any:
-        """Return what stands in for an attribute of a module; itself, if it can be as it is."""
+        """Return the replacement of a module's attribute; the attribute itself if it needs none."""
         short = module.__name__.removeprefix("torch.")
         if name in _NOTHING:
             return _does_nothing
@@ -514,7 +514,7 @@ class Accelerators:
 
 
 class _Properties(SimpleNamespace):
-    """The properties of a device that is not asked."""
+    """Assumed properties of a device that is not queried."""
 
     def __init__(self, name: str, total_bytes: int | None) -> None:
         super().__init__(name=name, major=8, minor=0, multi_processor_count=108, warp_size=32, is_integrated=False)
@@ -528,7 +528,7 @@ class _Properties(SimpleNamespace):
 
 
 def _here_alone(new: Callable[..., Any], old: Any) -> Callable[..., Any]:
-    """Return a function that calls ``new`` where code is estimated, and ``old`` in other threads, such as ours."""
+    """Return a function that calls ``new`` in estimated code, and ``old`` in other threads, such as ours."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return (new if torch._C._len_torch_dispatch_stack() else old)(*args, **kwargs)

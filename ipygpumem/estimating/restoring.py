@@ -1,6 +1,6 @@
-"""Rollback of an estimate: saves what its code can change without a copy, and puts it back afterwards.
+"""Rollback of an estimate: saves state that its code can change without a copy, and restores it afterwards.
 
-That is the user's modules, their classes and objects, what these hold, what copies share with their originals, and
+This covers the user's modules with their classes and objects, objects that copies share with their originals, and
 settings of torch and of the process.
 """
 
@@ -49,18 +49,18 @@ from ipygpumem.units import MIB, format_bytes
 
 _LARGEST_ARRAY, _MOST_NAMED = 256 * MIB, 3
 _SHARE_FOR_ARRAYS = 4
-"""All copies of arrays take at most one part in so many of the free host memory."""
+"""Copies of arrays take at most the free host memory divided by this number."""
 _FOREIGN = {"IPython", "ipykernel", "ipygpumem", "traitlets", "zmq", "logging", "threading", "asyncio", "matplotlib"}
-"""Modules whose objects have a life of their own: an estimate does not put them back."""
+"""Modules whose objects an estimate does not restore, because other code changes them at the same time."""
 _CACHE: Any = type(functools.lru_cache(len))
 _C_DATA, _FILE = ctypes.Structure.__mro__[1], io.FileIO.__mro__[-2]
-"""The bases in C of all ctypes objects and of all files."""
+"""Base classes in C of all ctypes objects and of all files."""
 
 
 class Restorer(Walk):
-    """Saves what objects hold, each once, when code reaches them; ``put_back`` gives it back to them.
+    """Saves the state of each object once, before code can change it; ``put_back`` restores all states.
 
-    Nothing must hold tensors of the mode ``fakes`` afterwards. ``note`` takes what could not be put back.
+    Afterwards no tensor of the mode ``fakes`` should be alive. ``note`` gets a line for each failure.
     """
 
     def __init__(self, fakes: FakeTensorMode, note: Note) -> None:
@@ -74,23 +74,23 @@ class Restorer(Walk):
         self.take(*(module_dict(module) for module in list(sys.modules.values()) if _is_users_module(module)))
 
     def take(self, *values: Any) -> None:
-        """Save what ``values`` hold, and what that holds."""
+        """Save the state of ``values`` and of all objects that they lead to."""
         deque(self.run([(values, None)]), maxlen=0)
 
     def kind_of(self, item: object) -> str:
-        """Return that an object is entered, unless it is a plain number, text or None."""
+        """Return "leading" for each object, but "skip" for a plain number, text or None."""
         return "skip" if is_atom(item) and type(item) is not bytearray else "leading"
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
-        """Save some objects, and yield what they hold."""
+        """Save the state of some objects, and yield the objects that they hold."""
         for value in objects:
             try:
                 yield self._held(value), None
-            except Exception:  # noqa: PERF203  # what no other of its kind does must not end the estimate
+            except Exception:  # noqa: PERF203  # one unusual object must not end the estimate
                 self._fail(type_name(value))
 
     def _held(self, value: Any) -> list[Any]:
-        """Save one object, and return what it holds."""
+        """Save the state of one object, and return the objects that it holds."""
         for kind, keep in _KEEPERS:
             if is_instance(value, kind):
                 return keep(self, value)
@@ -105,7 +105,7 @@ class Restorer(Walk):
         put: Callable[[Any], object],
         same: Callable[[Any, Any], bool] = lambda now, kept: False,
     ) -> Any:
-        """Save and return a state that ``get`` reads and ``put`` sets, where it is not the ``same`` then."""
+        """Save and return a state that ``get`` reads; rollback sets it with ``put`` unless it is still the ``same``."""
         kept = get()
         self._undo.append(lambda: None if same(get(), kept) else put(kept))
         return kept
@@ -154,7 +154,7 @@ class Restorer(Walk):
         return [*held, value.__globals__] if is_of_module else held
 
     def _cell(self, value: Any) -> list[Any]:
-        with contextlib.suppress(ValueError):  # an empty one
+        with contextlib.suppress(ValueError):  # an empty cell
             return [self._state(lambda: value.cell_contents, lambda kept: setattr(value, "cell_contents", kept))]
         return []
 
@@ -182,7 +182,7 @@ class Restorer(Walk):
         return list(kept.flat) if kept.dtype.hasobject else []
 
     def _frame(self, value: Any) -> list[Any]:
-        """Save a pandas DataFrame or Series, by a shallow copy where pandas copies on write."""
+        """Save a pandas DataFrame or Series, by a shallow copy if pandas copies on write."""
         pandas, blocks = sys.modules["pandas"], value._mgr.blocks
         copies_on_write = pandas.__version__.partition(".")[0] >= "3" or pandas.options.mode.copy_on_write is True
         size_bytes = sum(getattr(block.values, "nbytes", 0) for block in blocks)
@@ -193,7 +193,7 @@ class Restorer(Walk):
         def undo() -> None:
             value.__dict__.clear()
             value.__dict__.update(attributes)
-            attributes.get("_item_cache", {}).clear()  # in older ones: columns of the manager that goes
+            attributes.get("_item_cache", {}).clear()  # in older versions: columns of the other manager
             object.__setattr__(value, "_mgr", kept._mgr)
 
         self._undo.append(undo)
@@ -201,7 +201,7 @@ class Restorer(Walk):
         return [value.attrs, *(item for values in cells for item in getattr(values, "flat", ()))]
 
     def _fits(self, value: Any, size_bytes: int) -> bool:
-        """Return True if there is room to keep a copy of ``value``."""
+        """Return True if there is memory for a copy of ``value``, which then counts as taken."""
         if size_bytes <= min(_LARGEST_ARRAY, self._free_bytes):
             self._free_bytes -= size_bytes
             return True
@@ -216,12 +216,12 @@ class Restorer(Walk):
         return self._leaf(lambda: value[:], functools.partial(value.__setitem__, slice(None)))
 
     def _c_data(self, value: Any) -> list[Any]:
-        """Save the contents of a ctypes object, such as the one of a ``multiprocessing.Value``."""
+        """Save the contents of a ctypes object, such as that of a ``multiprocessing.Value``."""
         place, size = ctypes.addressof(value), ctypes.sizeof(value)
         return self._leaf(lambda: ctypes.string_at(place, size), lambda kept: ctypes.memmove(place, kept, size))
 
     def _file(self, value: Any) -> list[Any]:
-        """Save the position of a file that is read, or the contents of one in memory."""
+        """Save the position of a file that is open for reading only, or the contents of a file in memory."""
         with contextlib.suppress(OSError, ValueError):  # closed, a pipe, or in the middle of a loop over its lines
             if is_instance(value, io.BytesIO) or is_instance(value, io.StringIO):
                 return self._leaf(value.__getstate__, value.__setstate__)
@@ -238,7 +238,7 @@ class Restorer(Walk):
 
     def _slot(self, value: Any, slot: Any) -> Any:
         def empty() -> None:
-            with contextlib.suppress(AttributeError):  # it is empty still
+            with contextlib.suppress(AttributeError):  # it is still empty
                 slot.__delete__(value)
 
         try:
@@ -250,7 +250,7 @@ class Restorer(Walk):
     # -- settings ---------------------------------------------------------------------------------------------------
 
     def _keep_settings(self) -> None:
-        """Save the states of Python's, NumPy's and torch's generators, and settings of torch and the process."""
+        """Save the states of Python's, NumPy's and torch's random generators, and settings of torch and the process."""
         numpys: Any = getattr(sys.modules.get("numpy"), "random", None)
         if numpys is not None:
             self._state(numpys.get_state, numpys.set_state)
@@ -275,14 +275,14 @@ class Restorer(Walk):
         self._note(f"this could not be put back: {what}")
 
     def put_back(self) -> None:
-        """Give everything what it held; note what failed, and what still holds a fake tensor."""
+        """Restore all saved states; note each failure, and each object that still holds a fake tensor."""
         if not self.complete:
             self._fail(f"the last of more than {MOST_KEPT:,} objects")
-        # An error that this raised would hide the code's own.
+        # An error raised here would hide the code's own error.
         for undo in [*reversed(self._undo), self._undo.clear, self.drop, self._forget_modules, self._name_holders]:
             try:
                 undo()
-            except Exception as error:  # noqa: PERF203  # the others get theirs back
+            except Exception as error:  # noqa: PERF203  # the remaining steps still run
                 self._fail(str(error).partition("\n")[0])
 
     def _forget_modules(self) -> None:
@@ -292,7 +292,7 @@ class Restorer(Walk):
                 parent, _, last = name.rpartition(".")
                 if parent in sys.modules and module_dict(sys.modules[parent]).get(last) is module:
                     del module_dict(sys.modules[parent])[last]
-                del module  # its tensors are to die
+                del module  # frees its tensors
 
     def _name_holders(self) -> None:
         with interrupts.reraise_swallowed():
@@ -310,7 +310,7 @@ def _are_same(now: list[Any], kept: list[Any]) -> bool:
 
 @contextlib.contextmanager
 def imports_undone() -> Iterator[None]:
-    """Put back what imports inside the block set: variables of the environment and filters of warnings."""
+    """Restore environment variables and warning filters that imports inside the block change."""
     environment, filters = dict(os.environ), list(warnings.filters)
     try:
         yield
@@ -332,7 +332,7 @@ def _set_filters(kept: list[Any]) -> None:
 
 
 def _casts() -> tuple[Any, ...]:
-    """Return autocast's settings, and how many such blocks are open."""
+    """Return the number of open autocast blocks, and autocast's settings."""
     nesting = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     kinds = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
@@ -373,7 +373,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
         for name in ("enabled", "benchmark", "deterministic", "allow_tf32")
     ),
 )
-"""Reads and sets what code may set."""
+"""Getters and setters of the settings that code may change."""
 
 
 def _holds_fakes(cache: Any) -> bool:
@@ -391,16 +391,16 @@ def _is_users_class(kind: Any) -> bool:
 
 
 def _alive(mode: FakeTensorMode) -> list[Any]:
-    """Return the fake tensors of ``mode``: those of an earlier estimate may be held by the traceback of its error."""
+    """Return the fake tensors of ``mode``; those of an earlier estimate may be kept alive by its error's traceback."""
     fakes = [value for value in gc.get_objects() if type(value) is FakeTensor]
-    return [value for value in fakes if (instance_dict(value) or {}).get("fake_mode") is mode]  # one half made has none
+    return [value for value in fakes if (instance_dict(value) or {}).get("fake_mode") is mode]  # half-made: none
 
 
 def _named_holders(mode: FakeTensorMode) -> list[str]:
     fakes = _alive(mode)
     holders = [holder for holder in gc.get_referrers(*fakes) if holder is not fakes] if fakes else []
-    others = [item for item in holders if type(item) is not types.FrameType and not is_instance(item, FakeTensor)]
-    return list(dict.fromkeys(map(_name_of_holder, others)))[:_MOST_NAMED]
+    shown = [item for item in holders if type(item) is not types.FrameType and not is_instance(item, FakeTensor)]
+    return list(dict.fromkeys(map(_name_of_holder, shown)))[:_MOST_NAMED]
 
 
 def _name_of_holder(holder: Any) -> str:

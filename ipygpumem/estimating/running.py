@@ -1,4 +1,4 @@
-"""Runs code on fake copies of its tensors, puts back what it changed, and reads the estimate off the log."""
+"""Runs code on fake copies of its tensors, rolls its changes back, and derives the estimate from the log."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from ipygpumem.units import format_bytes
 
 _TICK_SECONDS, _AGAIN_SECONDS = 0.1, 1.0
 _STOP: Any = getattr(signal, "SIGRTMIN", getattr(signal, "SIGUSR2", None)) if hasattr(signal, "pthread_kill") else None
-"""A signal for which users' code has no handler; None on Windows."""
+"""Signal that interrupts the code; users' code rarely has a handler for it. None on Windows."""
 
 
 class Limits:
@@ -60,7 +60,7 @@ class Limits:
         self._timeout_seconds = timeout_seconds
         self._ended = threading.Event()
         self._line = self.why = ""
-        """Why the code was interrupted; empty if it was not."""
+        """Reason of the interruption; empty if there was none."""
 
     def __enter__(self) -> None:
         self._until = time.monotonic() + self._timeout_seconds
@@ -79,35 +79,35 @@ class Limits:
                 self.why = f"after {self._timeout_seconds:g} s"
             elif not self.why and (took := self._process.memory_info().rss) > self._most_bytes:
                 self.why = f"because it took most of the host memory that was free ({format_bytes(took)} now)"
-            if self.why and self._handlers:  # again and again: the code may catch it
+            if self.why and self._handlers:  # repeatedly: the code may catch it
                 signal.pthread_kill(threading.main_thread().ident or 0, _STOP)
 
     def _interrupt(self, _: int, frame: Any) -> None:
-        # torch's C++ ends the process for an exception in that file; the next signal comes soon.
+        # An exception in that file makes torch's C++ code abort the process; another signal follows soon.
         if not self._ended.is_set() and not frame.f_code.co_filename.endswith("simple_registry.py"):
             self._line = self._line or users_line(frame)
             raise KeyboardInterrupt
 
     def check(self) -> None:
-        """Raise an EstimateError if the code is to stop: called for each operation on tensors."""
+        """Raise an EstimateError if the code must stop; called for each operation on tensors."""
         if self.why:
             self._line = self._line or users_line()
             raise self.error()
 
     def error(self) -> EstimateError:
-        """Return the error that names the line at which the code was interrupted."""
+        """Return the error with the line at which the code was interrupted."""
         return EstimateError(f"the estimate was stopped {self.why} in {self._line or 'an unknown line'}")
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: Any) -> None:
         self._ended.set()
         if self.why and error is not None:
             self._line = self._line or users_line_of(traceback)
-        handlers = self._handlers.items()  # the code may have changed others than ours
+        handlers = self._handlers.items()  # the code may have changed more handlers than ours
         changed = [(number, old) for number, old in handlers if old is not None and signal.getsignal(number) is not old]
         with interrupts.deferred() as struck:
             self._thread.join()
             if changed:
-                signal.sigpending()  # a system call: a signal that is on its way arrives before its handler goes
+                signal.sigpending()  # a system call: a pending signal arrives before its handler is removed
             for number, old in changed:
                 signal.signal(number, old)
         if struck:
@@ -120,18 +120,19 @@ TIMEOUT_SECONDS = 300.0
 _GUESSES_SHOWN = 5
 _INTERNAL = {
     "data is not allocated yet": "code in C++ that reads a tensor",
-    "Cannot get CUDA generator": "a generator of a device that is not here",
+    "Cannot get CUDA generator": "a generator of a device that is not available",
     "shape_env must not be None": "nested tensors",
     "no rule registered for HigherOrderOperator": "operators that take functions, such as flex_attention,",
 }
-"""Words of torch's where it cannot do without a tensor's values or its device, and what it is that it cannot do."""
-_AFTER_GUESSES = "before the error these lines got guesses for values of tensors, which may be its cause"
+"""Parts of torch's messages for code that needs a tensor's values or its device, and a description of that code."""
+_AFTER_GUESSES = "before the error, these lines got guessed values of tensors, which may be its cause"
 
 
 class Estimation:
-    """One estimate: the fake copies that code works on, and the log of what becomes of them.
+    """One estimate: the fake copies that code works on, and the log of their storages.
 
-    All tensors are taken to be on ``device``, which has ``room_bytes``; None: where the code puts them, what is free.
+    All tensors are assumed to be on ``device`` (None: where the code puts them), which has ``room_bytes`` of memory
+    for them (None: its free memory).
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class Estimation:
         self._limits = Limits(timeout_seconds)
         self.log = StorageLog()
         self._notes: dict[str, None] = {}
-        # What torch cannot tell of an operation it would try with zeros: on a device, that takes memory there.
+        # As a fallback torch runs an operation on zeros; on a device, that would allocate memory there.
         tries = self._devices.on_cpu
         with imports_undone(), growth_for(FOR_FAKES):  # the first one imports torch's compiler, 800 modules
             self._fakes = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=tries)
@@ -162,7 +163,7 @@ class Estimation:
     def of_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], namespaces: Namespaces
     ) -> Estimate:
-        """Return what a call would take; functions that live in ``namespaces`` see fake copies of their names."""
+        """Return the estimate of a call; functions defined in ``namespaces`` see fake copies of their globals."""
         __tracebackhide__ = True  # of the user's errors
         of = self.copies.of
         for namespace in namespaces:
@@ -174,7 +175,7 @@ class Estimation:
         return self._of(lambda: of(function)(*of(args), **of(kwargs)))
 
     def of_code(self, code: types.CodeType, namespace: dict[str, Any]) -> Estimate:
-        """Return what ``code`` would take in ``namespace``, which stays as it is."""
+        """Return the estimate of ``code`` in ``namespace``, which is not changed."""
         __tracebackhide__ = True  # of the user's errors
         refuse_numpy(code, (namespace,), ())
         self._notes.update(dict.fromkeys(effects_of(code, (namespace,))))
@@ -190,11 +191,11 @@ class Estimation:
         return Estimate(devices, seconds, tuple(follower.guesses), tuple(self._notes), tuple(follower.upper_bounds))
 
     def _figures(self, code: Callable[[], Any]) -> list[tuple[DeviceEstimate, int]]:
-        """Run ``code`` and return for each device the figures, and the bytes that this process holds there already."""
+        """Run ``code``; return each device's figures, and the bytes of them that this process holds already."""
         self.run(code)
         if self._devices.label is None and self._devices.asked:
             names = ", ".join(self._devices.asked)
-            self._note(f"{names} is not here: tensors on it and on the host are counted together")
+            self._note(f"{names} is not available: tensors on it and on the host are counted together")
         devices = []
         for place in dict.fromkeys(life.device for life in self.log.lives):
             device, there_bytes = read(self.log, place, self._devices.named or place)
@@ -208,14 +209,14 @@ class Estimation:
         return devices
 
     def carry_out(self, work: Callable[[], Result]) -> Result:
-        """Return what ``work`` returns, and put back what it has changed."""
+        """Run ``work``, roll its changes back, and return its result."""
         __tracebackhide__ = True  # of the user's errors
         restorer = self.copies.restorer = Restorer(self._fakes, self._note)
         try:
             with (
                 interrupts.reraise_swallowed(),
                 self._limits,
-            ):  # among the user's code runs ours, at each death of a tensor
+            ):  # our callback runs inside the user's code, whenever a storage is freed
                 result = work()
             if not self._limits.why:
                 return result
@@ -233,7 +234,7 @@ class Estimation:
         raise self._limits.error()
 
     def run(self, code: Callable[[], Any]) -> None:
-        """Run ``code`` under fake tensors."""
+        """Run ``code`` on fake tensors."""
         with ExitStack() as stack:
             chosen = register_optimizer_step_pre_hook(lambda optimizer, *_: choose_loop(optimizer, self._devices))
             stack.callback(chosen.remove)
@@ -247,10 +248,10 @@ class Estimation:
             for optimizer in self.copies.optimizers:
                 self._follower.stepped(optimizer)
             self.log.close()
-            del result  # it was kept until here, as the code's caller would
+            del result  # kept until here, as the code's caller would keep it
 
     def _result_of(self, code: Callable[[], Any]) -> Any:
-        """Run the user's code. For an error of its own, print the lines before it that got guesses."""
+        """Run the user's code. If it raises an error of its own, print the last lines that got guesses."""
         __tracebackhide__ = True  # of the user's errors
         try:
             return code()
@@ -265,13 +266,13 @@ class Estimation:
             lines = list(self._follower.guesses)[-_GUESSES_SHOWN:]
             if lines:
                 shown = "".join(f"  {line}\n" for line in lines)
-                with suppress(Exception):  # whatever stands for stderr now
+                with suppress(Exception):  # the code may have replaced stderr
                     sys.stderr.write(f"ipygpumem: {_AFTER_GUESSES}:\n{shown}")
             raise
 
     @contextmanager
     def _modes(self) -> Iterator[None]:
-        # What the modes inside it are not asked for goes through to fake tensors.
+        # The fake mode is the outermost: it gets the calls that the inner modes do not handle.
         with self._fakes, self._follower, self._devices:
             yield
 
@@ -281,7 +282,7 @@ class Estimation:
 
 @dataclass
 class _Calls:
-    """When a module was called, in the log's time."""
+    """Calls of a module: when they began and ended on the log's clock, and the shape of the last output."""
 
     begun: list[int] = field(default_factory=list)
     spans: list[tuple[int, int]] = field(default_factory=list)
@@ -298,7 +299,7 @@ class _Calls:
 
 
 def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelSummary:
-    """Return what one forward pass of ``model`` shows of it; the model stays as it is."""
+    """Return the summary of a model from one forward pass of a copy; the model is not changed."""
     if not is_instance(model, torch.nn.Module):
         raise EstimateError(f"a summary takes a torch.nn.Module, not {type_name(model)}")
     __tracebackhide__ = True  # of the user's errors

@@ -1,4 +1,4 @@
-"""Logs when each storage is made and freed while code runs, and replays that in the CUDA caching allocator."""
+"""Logs when each storage is allocated and freed while code runs, and replays that in a simulated caching allocator."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _LEAST, _SMALL, _SMALL_SEGMENT, _MIDDLE, _MIDDLE_SEGMENT, _STEP = 512, MIB, 2 * 
 """Smallest block; largest small allocation and its segment; largest medium one and its segment; rounding above."""
 _NO_LIMIT = 1 << 62
 _CLOSE, _MOST_LIMITS = 0.005, 40
-"""Precision of the search for the minimum memory, as a share of the reserved memory; most limits to try."""
+"""Precision of the search for the minimum memory, as a share of reserved memory; maximum number of limits to try."""
 
 ROLES = ("parameters", "gradients", "optimizer state", "activations", "temporaries", "cuBLAS workspaces", "other")
-"""In the order of the reports; ``other`` is what was there before: inputs, buffers, tensors of the notebook."""
+"""Purposes, in the order of the reports; ``other`` covers existing inputs, buffers and tensors of the notebook."""
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES, WORKSPACES, OTHER = ROLES
 
 
@@ -43,7 +43,7 @@ PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES, WORKSPACES, OTHER = 
 
 @dataclass(slots=True)
 class StorageLife:
-    """One storage: its size as the allocator rounds it, when it came and went, and what is known of its purpose."""
+    """One storage: its size as the allocator rounds it, its birth and death on the log's clock, and its role."""
 
     device: str
     size_bytes: int
@@ -61,12 +61,12 @@ class StorageLife:
 
 @dataclass
 class StorageLog:
-    """The storages that a run has seen; time counts births and deaths."""
+    """Storages of a run; the clock counts births and deaths."""
 
     lives: list[StorageLife] = field(default_factory=list)
     clock: int = 0
     backwards: list[int] = field(default_factory=list)
-    """When each backward pass began."""
+    """Clock at the start of each backward pass."""
     now: dict[str, int] = field(default_factory=dict)
     peak: dict[str, int] = field(default_factory=dict)
     """Bytes alive by device, and their maximum so far."""
@@ -82,7 +82,7 @@ class StorageLog:
         recorded: bool = False,
         in_backward: bool = False,
     ) -> StorageLife | None:
-        """Note the storage of ``tensor``, and return its life if it is new; a sparse one has several."""
+        """Log the storage of ``tensor``, and return its life if it is new; a sparse tensor has several."""
         life = None
         for storage in _storages_of(tensor):
             key = storage._cdata
@@ -94,13 +94,13 @@ class StorageLog:
         return life
 
     def hold(self, size_bytes: int, device: str, role: str, *, before: bool = False) -> StorageLife:
-        """Note memory that no tensor has, and that stays."""
+        """Log memory that belongs to no tensor and is not freed."""
         life = self._born(size_bytes, device, before=before)
         life.role = role
         return life
 
     def pass_by(self, sizes: list[int], device: str) -> None:
-        """Note blocks that an operation takes while it runs."""
+        """Log blocks that an operation allocates and frees while it runs."""
         for life in [self.hold(size, device, TEMPORARIES) for size in sizes]:
             self._died(life)
 
@@ -121,14 +121,14 @@ class StorageLog:
         self.now[life.device] -= life.size_bytes
 
     def mark(self, tensor: Any, role: str) -> None:
-        """Note what a storage that was seen is for; the first word counts, but parameters are always parameters."""
+        """Set the role of a logged storage, unless it has one; PARAMETERS replaces any other."""
         for storage in _storages_of(tensor):
             life, _ = self._alive.get(storage._cdata, (None, None))
             if life is not None and (not life.role or role == PARAMETERS):
                 life.role = role
 
     def close(self) -> None:
-        """Note no deaths from now on: what is alive is what the run kept."""
+        """Log no deaths from now on: storages that are alive now are kept by the run."""
         self._alive.clear()
 
     def role(self, life: StorageLife) -> str:
@@ -143,13 +143,13 @@ class StorageLog:
 
 
 def _storages_of(tensor: Any) -> list[Any]:
-    """Return the storages of a tensor: one, or those of the tensors that it is made of."""
+    """Return the storage of a tensor, or the storages of its inner tensors."""
     if hasattr(type(tensor), "__tensor_flatten__"):
         inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
         return [storage for part in inner if isinstance(part, torch.Tensor) for storage in _storages_of(part)]
     if tensor.layout is torch.strided:
         return [tensor.untyped_storage()]
-    parts = SPARSE_PARTS.get(str(tensor.layout).removeprefix("torch."), ())  # none: oneDNN's, only its kernels read it
+    parts = SPARSE_PARTS.get(str(tensor.layout).removeprefix("torch."), ())  # none for oneDNN's layout
     return [getattr(tensor, name)().untyped_storage() for name in parts]
 
 
@@ -164,11 +164,11 @@ _MULTIPLY = frozenset(
     ]
 )
 _BIASES = {"addmm": 0, "_addmm_activation": 0, "linear": 2}
-"""Where their sum with a vector is among the arguments."""
+"""Operators that may add a vector, and its number among the arguments."""
 _CONVOLVE = frozenset({"convolution", "convolution_backward"})
 _CUDNN = (
-    "convolutions: the workspaces of cuDNN are not counted. cuDNN chooses them; without memory for one, torch tries a "
-    "way that needs less"
+    "convolutions: cuDNN's workspaces are not counted. cuDNN chooses them; if memory is short, torch tries a way that "
+    "needs less"
 )
 _HOPPER, _HOPPER_BYTES, _OTHERS_BYTES = (9, 0), 32 * MIB, 8320 * KIB
 """cuBLAS workspaces on a Hopper and on other GPUs, measured with torch 2.11 on simulated cards."""
@@ -177,7 +177,7 @@ _HOPPER, _HOPPER_BYTES, _OTHERS_BYTES = (9, 0), 32 * MIB, 8320 * KIB
 def workspace_sizes(capability: tuple[int, int] | None) -> tuple[int, int]:
     """Return the bytes of a cuBLAS and of a cublasLt workspace for a compute capability; None: unknown.
 
-    The most is taken to be so where it is not known: an estimate that is too high by that is no false hope.
+    An unknown one counts as a Hopper, which takes the most, because a too low estimate would be worse.
     """
     config = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     usual = _HOPPER_BYTES if capability in (None, _HOPPER) else _OTHERS_BYTES
@@ -196,10 +196,10 @@ class Workspaces:
         self._taken = blocks_in_use()
         self._held: set[tuple[object, ...]] = set()
         self.unknown: dict[str, None] = {}
-        """Operators that ran there and whose own memory nothing tells, in order."""
+        """Operators that ran on CUDA and whose kernels' memory cannot be derived from shapes, in order."""
 
     def see(self, name: str, args: Any, results: list[Any], *, in_backward: bool) -> None:
-        """Look at an operation that this thread, or autograd's own, has run."""
+        """Log the memory of an operation that this thread, or autograd's, has run."""
         there = self._devices.named or str(results[0].device) if results else "cpu"
         if not there.startswith("cuda"):
             return
@@ -232,8 +232,8 @@ class Workspaces:
         size = workspace_sizes(capability)[light]
         if capability is None and not light and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
             self._note(
-                f"{device.type}:{device.index or 0} is taken to be a Hopper: torch takes {format_bytes(_HOPPER_BYTES)} "
-                f"for cuBLAS there for each thread that multiplies, and {format_bytes(_OTHERS_BYTES)} on other cards"
+                f"{device.type}:{device.index or 0} is assumed to be a Hopper: {format_bytes(_HOPPER_BYTES)} of cuBLAS "
+                f"workspace for each thread that multiplies ({format_bytes(_OTHERS_BYTES)} on other GPUs)"
             )
         taken = self._taken.get(place, {})
         address = next((address for address, there in taken.items() if there == size), 0)
@@ -242,22 +242,22 @@ class Workspaces:
 
 
 def takes_cudnn() -> bool:
-    """Return True if convolutions go through cuDNN, which is assumed where torch has no CUDA."""
+    """Return True if convolutions use cuDNN, which is assumed if torch is built without CUDA."""
     cudnn = torch.backends.cudnn
     return bool(cudnn.enabled and (not torch.backends.cuda.is_built() or cudnn.is_available()))
 
 
 def _is_by_depth(name: str, args: Any) -> bool:
-    """Return True if a convolution has a kernel of its own without cuDNN, since each channel is a group."""
+    """Return True if a convolution is depthwise: without cuDNN it has its own kernel."""
     backward = name == "convolution_backward"
     transposed, groups = args[6 + backward], args[8 + backward]
     return bool(not transposed and groups == args[backward].shape[1] > 1)
 
 
 def _in_convolution(name: str, args: Any, result: Any) -> list[list[int]]:
-    """Return the blocks that a convolution takes without cuDNN, in rounds: copies, and a sample laid out for a product.
+    """Return the blocks that a convolution allocates without cuDNN, in rounds: copies, and one unfolded sample.
 
-    That sample has a column for each place of the kernel. Groups are convolved one by one, and joined in the end.
+    That sample has a column for each position of the kernel. Groups are convolved one by one, and joined at the end.
     """
     backward = name == "convolution_backward"
     outer, given, weight = args[:3] if backward else (result, *args[:2])
@@ -279,7 +279,7 @@ def _in_convolution(name: str, args: Any, result: Any) -> list[list[int]]:
 
 
 def blocks_in_use() -> dict[str, dict[int, int]]:
-    """Return the addresses and sizes of each CUDA device's blocks that may be workspaces: no plain tensor is there."""
+    """Return each CUDA device's blocks that may be workspaces, since no plain tensor uses them: sizes by address."""
     if not torch.cuda.is_initialized():
         return {}
     try:
@@ -303,35 +303,35 @@ def blocks_in_use() -> dict[str, dict[int, int]]:
 
 
 def most_split_bytes() -> int:
-    """Return the size from which the allocator splits no block, as set in this process or by its environment."""
+    """Return the size from which on the allocator does not split blocks, as set by a call or the environment."""
     found = re.search(r"max_split_size_mb *: *(\d+)", _settings())
     return int(found[1]) * MIB if found and int(found[1]) else _NO_LIMIT
 
 
 def unfollowed() -> list[str]:
-    """Return the allocator settings that change what it reserves and that estimates do not follow."""
+    """Return the allocator settings that change its reserved memory and that estimates do not simulate."""
     return re.findall(
         r"expandable_segments *: *True|backend *: *(?!native)\w+|roundup_power2_divisions *: *(?:\[|\d+)", _settings()
     )
 
 
 def _settings() -> str:
-    """Return the allocator's settings, made by a call (newer torch reports them) or in the environment."""
+    """Return the allocator's settings: made by a call, which newer torch reports, or in the environment."""
     ask: Any = getattr(getattr(sys.modules.get("torch"), "_C", None), "_accelerator_getAllocatorSettings", str)
     return str(ask() or next(filter(None, map(os.environ.get, _VARIABLES)), ""))
 
 
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Newest first; torch before 2.9 does not read it."""
+"""Environment variables, newest first; torch before 2.9 does not read that one."""
 
 
 class OutOfRoomError(Exception):
-    """The device has less than the allocator needs."""
+    """The device has less memory than the allocator needs."""
 
 
 @dataclass(slots=True, eq=False)
 class CachedBlock:
-    """A piece of a segment; its neighbours join it when all are free."""
+    """Block of a segment; it is merged with free neighbours when it is freed."""
 
     address: int
     size: int
@@ -342,10 +342,10 @@ class CachedBlock:
 
 
 class Allocator:
-    """Hands out blocks as the real one does: best fit, large rests split off, its cache emptied before it gives up.
+    """Simulates the CUDA caching allocator: best fit, large remainders split off, cache freed before it fails.
 
     It starts with ``segments``. New segments get higher addresses, or lower ones (``downwards``); that matters because
-    the lower of two free blocks of the same size is taken.
+    the lower of two free blocks of the same size is used.
     """
 
     def __init__(
@@ -385,7 +385,7 @@ class Allocator:
         return sum(block.size_bytes for block in segment.blocks)
 
     def take(self, size_bytes: int) -> CachedBlock:
-        """Return a block for ``size_bytes``, or a larger one (``OutOfRoomError`` if the device has no more)."""
+        """Allocate a block of ``size_bytes`` or more (``OutOfRoomError`` if the device has no memory left)."""
         size = max(_LEAST, -(-size_bytes // _LEAST) * _LEAST)
         block = self._cached(size) or self._from_device(size)
         block.free = False
@@ -421,13 +421,13 @@ class Allocator:
         return CachedBlock(self._edge if self._downwards else self._edge - segment, segment, small)
 
     def _empty(self) -> None:
-        """Give segments back to the device of which nothing is in use."""
+        """Free the segments that have no block in use."""
         for small, blocks in self._free.items():
             self._free[small] = [entry for entry in blocks if entry[2].before or entry[2].after]
             self.reserved_bytes -= sum(entry[0] for entry in blocks) - sum(entry[0] for entry in self._free[small])
 
     def give(self, block: CachedBlock) -> None:
-        """Take a block back; free neighbours become one."""
+        """Free a block, and merge it with free neighbours."""
         free = self._free[block.small]
         for neighbour in (block.before, block.after):
             if neighbour is not None and neighbour.free:
@@ -486,7 +486,7 @@ class Replay:
                 allocator.give(block)
 
     def runs(self, limit_bytes: int) -> bool:
-        """Return True if the replay completes within a limit, wherever the device puts new segments."""
+        """Return True if the replay completes within a limit, with new segments above or below the existing ones."""
         try:
             for downwards in (False, True):
                 for _ in self.changes(self.allocator(limit_bytes, downwards=downwards)):
@@ -496,7 +496,7 @@ class Replay:
         return True
 
     def least_bytes(self, allocated_bytes: int, reserved_bytes: int) -> int:
-        """Return about the lowest limit at and above which the replay completes, from the peak to the reserved memory.
+        """Return about the lowest limit from which on the replay completes, between peak and reserved memory.
 
         Limits are tried from above, because a higher limit can fail where a lower one suffices: the later the cache is
         freed, the more of its segments are pinned by a small block.
@@ -509,9 +509,9 @@ class Replay:
 
 
 def read(log: StorageLog, device: str, label: str) -> tuple[DeviceEstimate, int]:
-    """Return the figures of one device, called ``label``, and the bytes of its segments that they include.
+    """Return the figures of one device, named ``label``, and the bytes of existing segments that they include.
 
-    The host's storages take no more than their sizes.
+    RAM is counted without an allocator.
     """
     own = [life for life in log.lives if life.device == device]
     sizes = [life.size_bytes for life in own]
@@ -549,7 +549,7 @@ def read(log: StorageLog, device: str, label: str) -> tuple[DeviceEstimate, int]
 
 
 def _segments_in_use(device: str) -> list[Segment]:
-    """Return the segments of a CUDA device with a block in use; the allocator can free the others."""
+    """Return the segments of a CUDA device with a block in use; the allocator can free the rest."""
     if not torch.cuda.is_initialized():
         return []
     try:
@@ -561,28 +561,28 @@ def _segments_in_use(device: str) -> list[Segment]:
     return [] if any(segment.page_bytes for segment in used) else used
 
 
-# -- the room ---------------------------------------------------------------------------------------------------------
+# -- available memory -------------------------------------------------------------------------------------------------
 
 _CONTEXT_BYTES = 768 * MIB
 """Assumed bytes of a process's context, the code of libraries and the driver, next to the allocator's segments. No call
 reports them in advance; 400 to 700 MiB are usual for torch's builds with CUDA 12 and 13."""
 
 _SPARE_SHARE = 50
-"""One part in so many is set aside for what kernels take while they run. On a simulated card a training of GPT-2 XL
-with checkpoints ran out of memory with nothing set aside, and ran with 1.3 % more."""
+"""The minimum memory, divided by this, is set aside for buffers of kernels. On a simulated card, training GPT-2 XL with
+checkpoints ran out of memory with nothing set aside, and ran with 1.3 % more."""
 
 
 def with_room(figures: DeviceEstimate, there_bytes: int, room_bytes: int | None) -> DeviceEstimate:
-    """Return a device's estimate with what it has for the code: what the user said, or what is free there now.
+    """Return a device's estimate with the memory that it has for the code: the user's figure, or its free memory.
 
-    ``there_bytes`` is memory that this process holds there already, and that ``figures`` count as well.
+    ``there_bytes`` is memory that this process holds there already, and that ``figures`` include.
     """
     name = figures.device
     context = _CONTEXT_BYTES if name.startswith("cuda") else 0
     if room_bytes is None and (free := free_bytes(name)) is not None:
         room_bytes = free + there_bytes
         if context and torch.cuda.memory_reserved(torch.device(name).index or 0) > 0:
-            context = 0  # this process certainly has its own there
+            context = 0  # this process has a context there already
     elif room_bytes is None:
         context = 0
     elif name == "cpu":  # the user's figure is for the whole process
@@ -592,7 +592,7 @@ def with_room(figures: DeviceEstimate, there_bytes: int, room_bytes: int | None)
 
 
 def advice(figures: DeviceEstimate) -> str:
-    """Return the allocator setting that would prevent fragmentation, if that decides; else an empty text."""
+    """Return advice to use expandable segments if only fragmentation keeps the code from fitting; else an empty str."""
     enough = figures.peak_bytes + figures.spare_bytes + figures.context_bytes
     decides = figures.gaps_decide and enough <= (figures.room_bytes or 0)
     if not decides or not figures.device.startswith("cuda") or "expandable_segments:True" in _settings():
@@ -605,16 +605,16 @@ def advice(figures: DeviceEstimate) -> str:
 
 
 def free_bytes(name: str) -> int | None:
-    """Return the bytes that a device has free, with what the allocator keeps for later and can give back.
+    """Return the free memory of a device, cached memory that the allocator can free included.
 
-    None if the device is not here, cannot be asked, or if only a new context, of hundreds of MiB, could tell.
+    None if the device is not available, cannot be queried, or if that would take a context of hundreds of MiB.
     """
     try:
         found = memory(torch.device(name))
         free, reserved = found.free_bytes, found.reserved_bytes
         if free is None or not reserved:
             return free
-        split = snapshots("cuda").get(found.device)  # gaps between blocks in use stay gaps
+        split = snapshots("cuda").get(found.device)  # gaps between blocks in use cannot be freed
         return free + (split.cached_bytes if split else reserved - (found.allocated_bytes or 0))
-    except Exception:  # a broken context or driver must not take the estimate with it
+    except Exception:  # a broken context or driver must not end the estimate
         return None

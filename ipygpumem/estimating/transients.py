@@ -1,7 +1,7 @@
-"""The memory that CUDA's kernels allocate while they run and free before they return, by operator.
+"""Memory that CUDA kernels allocate while they run and free before they return, by operator.
 
-Each entry was measured with torch 2.11's kernels and its real caching allocator on a simulated card; the sizes follow
-from shapes and types alone.
+Each entry was measured with torch 2.11's kernels and its real caching allocator on a simulated card; sizes depend on
+shapes and types only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from ipygpumem.units import MIB
 
 Sizes = Callable[[Any, Any], Any]
-"""From an operator's arguments and its first result to bytes, or to several blocks that are there at once."""
+"""Function from an operator's arguments and first result to bytes, or to several blocks that are alive at once."""
 
 
 UNKNOWN = frozenset(
@@ -36,7 +36,7 @@ UNKNOWN = frozenset(
         *("_cslt_sparse_mm", "_grouped_mm", "_scaled_grouped_mm", "_sparse_sparse_matmul"),
     ]
 )
-"""Operators whose kernels get memory from libraries or from the allocator that no shape tells; custom ones are, too."""
+"""Operators whose kernels' memory cannot be derived from shapes; custom operators are unknown, too."""
 
 
 HOPPERS_PROCESSORS = 132
@@ -44,7 +44,7 @@ HOPPERS_PROCESSORS = 132
 
 
 def transient_sizes(name: str, args: Any, result: Any, processors: int) -> list[int]:
-    """Return the blocks that an operator allocates next to its results on a device with so many multiprocessors."""
+    """Return the blocks that an operator allocates next to its results, on a device with that many processors."""
     size = _TRANSIENTS.get(name)
     found = size(args, result) if size is not None else ()
     sizes = [*found] if isinstance(found, (list, tuple)) else [found]
@@ -62,18 +62,18 @@ _REDUCE = {
     **dict.fromkeys(("sum", "mean", "linalg_vector_norm", "logsumexp", *_OWN_TYPE), 0),
     **dict.fromkeys(("max", "min", "argmax", "argmin", "var", "std", "var_mean", "std_mean"), 16),
 }
-"""Operators that reduce dimensions, and the bytes of a partial result; 0: it has the result's type, or float32."""
+"""Operators that reduce dimensions, and the bytes of a partial result; 0: derived from the tensor's type."""
 _CELLS = frozenset({"_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell_backward"})
-"""Operators that add up their first result for a bias, which is their last argument."""
+"""Operators that sum their first result for a bias's gradient, if their last argument says that there is a bias."""
 _THREADS, _WARP, _THREADS_OF_PROCESSOR = 512, 32, 2048
 _LEAST_VALUES, _MOST_VALUES = 16, 256
-"""Values that one thread adds up if several blocks share one sum."""
+"""Minimum and maximum number of values that a thread adds up if several blocks share one sum."""
 
 
 def _column_sums(given: Any, dims: Any, itemsize: int, processors: int) -> Any:
-    """Return the buffer of sums of columns, such as a bias's gradient: several blocks write partial sums.
+    """Return the bytes of partial sums if several blocks sum a column, such as for a bias's gradient.
 
-    The choice of blocks is that of ATen/native/cuda/Reduce.cuh.
+    The number of blocks follows ATen/native/cuda/Reduce.cuh.
     """
     reduced = {dim % given.dim() for dim in dims if dim is not None} if given.dim() else set()
     moving = sorted((dim for dim in range(given.dim()) if given.shape[dim] > 1), key=given.stride)
@@ -101,7 +101,7 @@ def _power_of_2(size: int, most: int) -> int:
 
 
 def loss_bytes(name: str, args: Any, result: Any) -> int:
-    """Return the bytes that a result keeps at least: some kernels compute more in its storage, such as all losses."""
+    """Return the minimum size of a result's storage, in which some kernels compute more, such as all losses."""
     return int(args[0].nbytes) if name == "col2im" or (result.dim() == 0 and name in _IN_RESULT) else 0
 
 
@@ -109,10 +109,7 @@ _IN_RESULT = frozenset({"mse_loss", "smooth_l1_loss", "binary_cross_entropy", "s
 
 
 def operator_name(func: Any) -> str:
-    """Return an operator's name on CUDA, without its overload and without the mark of operators in place.
-
-    Those of other libraries have their library's name before it.
-    """
+    """Return an operator's name without overload and final underscore; a custom one keeps its library's prefix."""
     name = str(func.__name__.partition(".")[0].rstrip("_"))
     return name if func.namespace in _TORCHS else f"{func.namespace}::{name}"
 
@@ -121,7 +118,7 @@ _TORCHS = frozenset({"aten", "prim", "prims", "quantized", "rngprims", "torchvis
 
 
 def is_unknown(name: str) -> bool:
-    """Return True if nothing tells what memory an operator's kernel takes while it runs."""
+    """Return True if the memory of an operator's kernel cannot be derived from shapes."""
     return name in UNKNOWN or "::" in name
 
 
@@ -130,28 +127,28 @@ def _input(args: Any, _: Any) -> Any:
 
 
 def _unless_contiguous(*numbers: int) -> Sizes:
-    """Return a size: copies of the arguments with these numbers that are not contiguous."""
+    """Return a size function: copies of the numbered arguments that are not contiguous."""
     return lambda args, _: sum(args[number].nbytes for number in numbers if not args[number].is_contiguous())
 
 
 def _unless_dense(*numbers: int) -> Sizes:
-    """Return a size: copies of the arguments with these numbers that have gaps or are expanded, as sums' gradients."""
+    """Return a size function: copies of the numbered arguments that have gaps or are expanded, as sums' gradients."""
     return lambda args, _: sum(args[number].nbytes for number in numbers if not _is_dense(args[number]))
 
 
 def _is_dense(tensor: Any) -> bool:
-    """Return True if a tensor is contiguous, or is with its channels last."""
+    """Return True if a tensor is contiguous, or contiguous with channels last."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
     return bool(tensor.is_contiguous() or tensor.is_contiguous(memory_format=last))
 
 
 def _reduced(args: Any, result: Any) -> Any:
-    """All losses before they are reduced."""
+    """Return the bytes of all losses before they are reduced."""
     return args[0].nbytes if result.dim() == 0 else 0
 
 
 def _converted(args: Any, result: Any) -> Any:
-    """Integers and truth values are converted to the result's type before they are added up."""
+    """Return the bytes of integers or Booleans that are converted to the result's type before they are added up."""
     return args[0].numel() * result.itemsize if args[0].dtype is not result.dtype and not _floats(args[0]) else 0
 
 
@@ -160,7 +157,7 @@ def _floats(tensor: Any) -> bool:
 
 
 def _operands(*numbers: int) -> Sizes:
-    """Return a size: copies of the matrices that cuBLAS cannot read as they lie, such as expanded gradients."""
+    """Return a size function: copies of matrices with strides that cuBLAS cannot read, such as expanded gradients."""
 
     def size(args: Any, _: Any) -> int:
         return sum(args[number].nbytes for number in numbers if not _is_readable(args[number]))
@@ -179,12 +176,12 @@ def _up(size: int, step: int) -> int:
 
 
 def _laid_out(*tensors: Any) -> list[int]:
-    """Copies of the tensors whose heads do not lie inside their rows."""
+    """Return the bytes of each tensor that must be copied so that its heads are inside its rows."""
     return [tensor.nbytes for tensor in tensors if not tensor.transpose(1, 2).is_contiguous()]
 
 
 def _flash_backward(args: Any, _: Any) -> Any:
-    """Copies, products of gradient and output, sums for queries, and keys and values for grouped heads."""
+    """Return the bytes of copies, products of gradient and output, query sums, and grouped heads' keys and values."""
     gradient, query, key, value, output = args[:5]
     batch, heads, length, width = query.shape
     rows, groups = batch * heads * _up(length, 128), heads // key.shape[1]
@@ -193,7 +190,7 @@ def _flash_backward(args: Any, _: Any) -> Any:
 
 
 def _efficient_backward(args: Any, _: Any) -> Any:
-    """A copy, products of gradient and output, and sums in float32: for queries, for wide heads for keys and values."""
+    """Return the bytes of a copy, products of gradient and output, and float32 sums, more of them for wide heads."""
     batch, heads, length, width = args[1].shape
     rows, keys, of_value = batch * heads, args[2].shape[-2], args[3].shape[-1]
     widest = max(width, of_value)
@@ -205,7 +202,7 @@ def _efficient_backward(args: Any, _: Any) -> Any:
 
 
 _FEW_INDICES = 3072
-"""Up to so many, a kernel without a workspace adds up an embedding's gradients."""
+"""Maximum number of indices for which a kernel without a workspace adds up an embedding's gradients."""
 
 
 def _embedding_backward(bytes_of_index: int) -> Callable[[int, int, int], int]:
@@ -230,7 +227,7 @@ def _bags(args: Any, result: Any) -> Any:
 
 
 def _sorted(args: Any, _: Any) -> Any:
-    """Radix sort, from 4,096 values a row: a copy of keys and positions, two for several rows."""
+    """Return the bytes of a radix sort, over 4,096 values a row: a copy of keys and positions, two for several rows."""
     dim = args[1] if len(args) > 1 and isinstance(args[1], int) else -1
     length, count = (args[0].shape[dim], args[0].numel()) if args[0].dim() else (1, 1)
     if length <= 4096:
@@ -246,7 +243,7 @@ def _middle(args: Any, _: Any) -> Any:
 
 
 def _places(args: Any, _: Any) -> Any:
-    """The positions at which masks are true: everywhere."""
+    """Return the bytes of the positions at which masks are true, by assumption everywhere."""
     return [8 * index.numel() * index.dim() for index in args[1] if index is not None and index.itemsize == 1]
 
 

@@ -234,7 +234,7 @@ def test_a_device_that_is_not_here_can_be_estimated() -> None:
     found = ipygpumem.estimate(step, device_memory="24GiB")
     (device,) = found.devices
     assert (device.device, device.room_bytes, device.fits) == (CARD, 24 * 1024 * MIB, True)
-    assert "cuda:0 is not here: tensors on it and on the host are counted together" in found.notes
+    assert "cuda:0 is not available: tensors on it and on the host are counted together" in found.notes
     assert ipygpumem.estimate(step, device="cuda", device_memory="4MiB").fits is False
     assert ipygpumem.estimate(step, device="cuda").fits is None
 

@@ -169,7 +169,7 @@ def test_a_product_of_matrices_takes_a_workspace_once_for_each_thread_and_one_fo
 def test_what_is_assumed_of_a_device_that_nobody_knows_is_reported() -> None:
     x, layer, images = torch.ones(8, 8), nn.Conv2d(3, 8, 3), torch.ones(1, 3, 16, 16)
     (note,) = ipygpumem.estimate(lambda: x @ x, device=CARD).notes
-    assert note.startswith("cuda:0 is taken to be a Hopper: torch takes 32 MiB for cuBLAS there")
+    assert note.startswith("cuda:0 is assumed to be a Hopper: 32 MiB of cuBLAS workspace")
     assert any("cuDNN" in note for note in ipygpumem.estimate(layer, images, device=CARD).notes)
     assert ipygpumem.estimate(lambda: (layer(images), x @ x), device="cpu").notes == ()
 

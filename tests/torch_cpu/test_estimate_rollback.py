@@ -154,7 +154,7 @@ def test_a_cell_is_estimated_and_leaves_nothing(estimating: Kernel) -> None:
     (report,) = reply.reports("estimate")
     for words in ("cuda:0 peak", "of 24.00 GiB", "optimizer state", "line 5: losses.append(loss.item())"):
         assert words in report
-    assert "only tensors are fake; calls of these run for real: print\n" in report
+    assert "only tensors are fake; calls to these run for real: print\n" in report
     assert estimating.value(tensors) == before
     state = "(losses, scale, 'loss' in globals(), model.weight.grad, len(optimizer.state), model.training)"
     assert estimating.value(state) == ([], 2, False, None, 0, True)

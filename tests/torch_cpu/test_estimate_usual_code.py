@@ -445,7 +445,7 @@ import torch
 from pathlib import Path
 from pickle import dump
 """
-REAL = "only tensors are fake; calls of these run for real: "
+REAL = "only tensors are fake; calls to these run for real: "
 
 
 def told(body: str) -> list[str]:
@@ -524,7 +524,7 @@ def test_iterators_that_code_consumes_are_named(tmp_path: Path) -> None:
             inner(), next(given), next(batches), next(counter)
 
         found = ipygpumem.estimate(step, zip([1], [2], strict=True))
-    assert found.notes == ("items that the code takes from these iterators are gone: a zip, batches, numbers, rows",)
+    assert found.notes == ("items that the code takes from these iterators are lost: a zip, batches, numbers, rows",)
     assert counter.count == 0
     loader = iter(torch.utils.data.DataLoader(torch.ones(4, 2)))
     assert "loader" in ipygpumem.estimate(lambda: next(loader)).notes[0]
