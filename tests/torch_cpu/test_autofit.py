@@ -54,7 +54,7 @@ def test_estimates_alone_find_the_largest_batch_for_a_card_that_is_not_here(note
     assert works(notebook, "%%autofit n=8\nipygpumem.estimate(step, n, device_memory='1TiB')").result is not None
     reply = notebook.run(cell.format("400MiB") + code)
     assert (reply.status, "UsageError: %%autofit: even n=1 does not fit: it needs" in reply.stderr) == ("error", True)
-    assert "say --device-memory" in notebook.run(cell.replace("--device-memory {}", "") + code).stderr
+    assert "pass --device-memory" in notebook.run(cell.replace("--device-memory {}", "") + code).stderr
 
 
 def test_the_same_holds_for_names_that_the_cell_binds_itself(notebook: Kernel) -> None:
