@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 
 _SCRIPT = ("api.calibrate", "api.freeing", "api.inventories", "api.loops", "api.traces", "fitting.budgets")
-_SCRIPT += ("extras.moving.calls", "extras.tracker.tracker", "model", "probes.nvml", "units")
+_SCRIPT += ("extras.moving.calls", "extras.tracker.tracker", "records", "probes.nvml", "units")
 
 
 def run(name: str) -> int:
