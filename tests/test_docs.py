@@ -37,7 +37,7 @@ def read(name: str) -> str:
 def without_figures(text: str) -> list[str]:
     """The lines of a report as words; which steps gave enough to be listed differs from run to run."""
     lines = _SMALL_STEPS.sub("", _MOVED.sub("", _FIGURE.sub("#", text))).replace("─", "").splitlines()
-    return [" ".join(line.split()) for line in lines if line.strip() and "given back:" not in line]
+    return [" ".join(line.split()) for line in lines if line.strip() and "freed by:" not in line]
 
 
 def check(reply: Reply, cell: str, shown: str) -> None:

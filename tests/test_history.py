@@ -66,7 +66,7 @@ def test_a_comparison_has_parameters_as_columns_and_runs_apart() -> None:
     assert column(host, "peak") == ["+300 MiB"] * 4
     assert column(device, "kept") == ["+50 MiB"] * 3
     assert column(device, "consumed") == ["+60 MiB"] * 3
-    assert column(device, "reclaimed") == ["55 MiB"] * 3
+    assert column(device, "freed") == ["55 MiB"] * 3
 
 
 @pytest.fixture

@@ -56,18 +56,18 @@ def test_the_report_of_an_experiment_in_each_style() -> None:
     (report,) = content.experiment_reports(experiment(), "full")
     assert text.render([report]).splitlines() == [
         "experiment small · 2 cells · 4.20 s",
-        "  device   consumed   reclaimed        peak",
-        "  ─────────────────────────────────────────",
-        "  RAM      +600 MiB      88 MiB   +1.31 GiB",
+        "  device   consumed    freed        peak",
+        "  ──────────────────────────────────────",
+        "  RAM      +600 MiB   88 MiB   +1.31 GiB",
         "  deleted: a, b",
         "  restored: x",
-        "  given back: names (RAM 88 MiB, cuda:0 reserved 2 MiB)",
+        "  freed by: names (RAM 88 MiB, cuda:0 reserved 2 MiB)",
         "  keep: no name matches 'q'",
         "  still alive, because something outside the experiment refers to it:",
         "  32 MiB · b: Tensor float32 8 × 1024 × 1024 on cpu",
     ]
     (report,) = content.experiment_reports(experiment(name="n" * 500, reclaimed={"cpu": -2 * MIB}), "compact")
-    assert report.headline.endswith("n · 2 cells · 4.20 s · RAM consumed +600 MiB, reclaimed -2 MiB, peak +1.31 GiB")
+    assert report.headline.endswith("n · 2 cells · 4.20 s · RAM consumed +600 MiB, freed -2 MiB, peak +1.31 GiB")
     assert len(report.headline) < 170
     assert content.experiment_reports(experiment(), "none") == []
 
@@ -81,9 +81,9 @@ def test_no_step_is_shown_to_have_given_more_than_came_back_in_all() -> None:
     assert report.facts[-1].values == ["names (RAM 28 MiB, cuda:0 reserved 3 MiB)", "garbage (cuda:0 reserved 3 MiB)"]
     (report,) = content.experiment_reports(experiment(steps=steps, reclaimed={"cpu": 97 * MIB}), "full")
     assert report.facts[-1].values[-1] == "returned by allocators (RAM 65 MiB)"
-    freed = content.freed_report("came back", steps[:1], {"cpu": -1, "cuda:0": 0})
+    freed = content.freed_report("freed", steps[:1], {"cpu": -1, "cuda:0": 0})
     assert (freed.headline, freed.lines) == (
-        "came back: RAM -1 B, cuda:0 reserved 3 MiB",
+        "freed: RAM -1 B, cuda:0 reserved 3 MiB",
         ("names (cuda:0 reserved 3 MiB)",),
     )
 
@@ -92,7 +92,7 @@ def test_the_report_of_a_recovery() -> None:
     (report,) = content.recovery_reports(recovery(), MIB)
     assert report.headline == (
         "out of memory (OutOfMemoryError) · asked for 20.00 GiB · free: RAM 10.00 GiB, cuda:0 3.00 GiB · "
-        "came back: RAM -5 B, cuda:0 3 MiB"
+        "freed: RAM -5 B, cuda:0 3 MiB"
     )
     assert report.tables[0].rows == (
         ("2 MiB", "train", "7", "batch", "Tensor", "512 × 1024", "float32", "cuda:0"),

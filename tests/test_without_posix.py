@@ -51,6 +51,6 @@ def test_the_extension_works_without_posix(tmp_path: Path) -> None:
         (line,) = ok(kernel, "%load_ext ipygpumem", "x = 'old'").reports("cell")
         assert "RAM" in line
         (text,) = fails(kernel, OUT_OF_MEMORY, "MemoryError").reports("recovery")
-        assert "came back: RAM 16" in text
+        assert "freed: RAM 16" in text
         ok(kernel, *CELLS)
         assert kernel.value("(x, n)") == ("old", 2)

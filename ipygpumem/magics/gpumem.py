@@ -56,7 +56,7 @@ def free(notebook: Notebook, options: Options) -> list[Report]:
     first = [("outputs", Outputs(shell).forget_hidden), ("tracebacks", release)]
     reclaim.run_steps(notebook.context.meter, [*first, *steps_that_free(notebook.context.garbage)], steps)
     reclaimed = reclaim.decrease(reclaim.current(before), reclaim.current(notebook.context.meter.now()))
-    return [freed_report("came back", steps, reclaimed, notes)]
+    return [freed_report("freed", steps, reclaimed, notes)]
 
 
 def preload(notebook: Notebook, options: Options) -> list[Report]:

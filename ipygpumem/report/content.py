@@ -108,11 +108,11 @@ def experiment_reports(record: ExperimentRecord, style: str, scales: layout.Scal
         for usage in used
     ]
     if style == "compact":
-        parts = ["{device} consumed {consumed}, reclaimed {reclaimed}, peak {peak}".format_map(row) for row in rows]
+        parts = ["{device} consumed {consumed}, freed {freed}, peak {peak}".format_map(row) for row in rows]
         return [Report("experiment", [*head, *map(LineSegment, parts, bars)], notes)]
     title = "still alive, because something outside the experiment refers to it"
     listings = [layout.Listing(title, leak_lines(record.survivors))] * bool(record.survivors)
-    tables = [Table.of(rows, {"consumed", "reclaimed", "peak"}, bars=bars)]
+    tables = [Table.of(rows, {"consumed", "freed", "peak"}, bars=bars)]
     names = {
         "noted": [f"{name}={value}" for name, value in record.parameters.items()],
         "deleted": record.deleted,
@@ -120,7 +120,7 @@ def experiment_reports(record: ExperimentRecord, style: str, scales: layout.Scal
         "kept": record.kept,
     }
     facts = [layout.Fact(title, list(map(clean_name, found)), code=True) for title, found in names.items()]
-    facts.append(layout.Fact("given back", _step_list(record.steps, record.reclaimed)))
+    facts.append(layout.Fact("freed by", _step_list(record.steps, record.reclaimed)))
     return [Report("experiment", head, notes, tables, [fact for fact in facts if fact.values], listings)]
 
 
@@ -128,8 +128,8 @@ def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
     """Return the labels of the memory held at an experiment's end, and of the decrease: negative for an increase."""
     consumed, reclaimed = record.consumed.get(device, 0), record.reclaimed.get(device)
     if reclaimed is None:
-        return {"consumed": "unknown", "reclaimed": "unknown"}
-    return {"consumed": format_change(consumed), "reclaimed": format_bytes(reclaimed)}
+        return {"consumed": "unknown", "freed": "unknown"}
+    return {"consumed": format_change(consumed), "freed": format_bytes(reclaimed)}
 
 
 def times(record: ExperimentRecord) -> list[str]:
@@ -170,7 +170,7 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
         head.append(f"asked for {format_bytes(record.requested_bytes)}")
     if record.kind == "oom":
         head.append(f"free: {_sizes(record.free)}")
-    head.append(f"came back: {_sizes(record.reclaimed)}")
+    head.append(f"freed: {_sizes(record.reclaimed)}")
     title = "held by the traceback"
     tables = [held_table(title, record.held, min_held_bytes, _also_freed(record))] if held else []
     listings = [layout.Listing("small locals of these frames", list(map(clean, record.plain)))] * bool(record.plain)

@@ -73,7 +73,7 @@ def test_other_allocators(setting: str, card: Card) -> None:
         live, used = allocated(kernel), card.settle()
         reply = kernel.run("def fail():\n    kept = mib(1024)\n    return mib(1 << 22)\nfail()")
         assert reply.error == "OutOfMemoryError"
-        assert size_after(rf"came back: [^·\n]*{DEVICE}", recovery(reply)) == 1024 * MIB
+        assert size_after(rf"freed: [^·\n]*{DEVICE}", recovery(reply)) == 1024 * MIB
         run_ok(kernel, "%%experiment some --budget gpu=1GiB\nz = [mib(100) for _ in range(9)]")
         assert kernel.run("%%experiment some --budget gpu=1GiB\nz = mib(1200)").error == "OutOfMemoryError"
         assert allocated(kernel) == live

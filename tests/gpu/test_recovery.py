@@ -61,7 +61,7 @@ def test_an_out_of_memory_error(gpu_kernel: Kernel, card: Card, figure: Callable
         assert re.fullmatch(pattern, row), f"no {pattern!r} in\n{text}"
     assert size_after("asked for", text) == 4 * TIB
     assert abs(size_after(rf"free: [^·]*{DEVICE}", text) - gpu_kernel.value("free_before")) <= ROUNDING
-    assert size_after(rf"came back: [^·\n]*{DEVICE}", text) == HELD
+    assert size_after(rf"freed: [^·\n]*{DEVICE}", text) == HELD
     assert allocated(gpu_kernel) == live
     left = card.memory.used - used
     assert left <= ROUNDING
@@ -152,7 +152,7 @@ def named(report: str) -> set[tuple[str, str]]:
 def adds_up(report: str) -> bool:
     """Return True if the rows of a recovery report's table come to what came back to the device."""
     rows = re.findall(rf"^ +([\d.]+ [MG]iB) .*{DEVICE}$", report, re.MULTILINE)
-    return abs(sum(map(parse_bytes, rows)) - size_after(rf"came back: [^·\n]*{DEVICE}", report)) <= ROUNDING
+    return abs(sum(map(parse_bytes, rows)) - size_after(rf"freed: [^·\n]*{DEVICE}", report)) <= ROUNDING
 
 
 @pytest.mark.simulated

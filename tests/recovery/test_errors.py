@@ -16,7 +16,7 @@ from tests.steps import fails, works
 def test_after_an_oom_nothing_is_pinned_and_one_report_says_so(notebook: Kernel, code: str) -> None:
     text = recovers(notebook, code)
     assert "out of memory (" in text
-    assert "came back: " in text
+    assert "freed: " in text
     assert "Restart" not in text
 
 

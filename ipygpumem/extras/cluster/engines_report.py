@@ -14,7 +14,7 @@ from ipygpumem.units import format_bytes, format_change, format_seconds
 
 TIME, PEAK, KEPT, FREE = "time", "peak", "kept", "free"
 NAMES = ("deleted", "restored", "kept")
-_TOTALLED = (KEPT, "in use", "came back")
+_TOTALLED = (KEPT, "in use", "freed")
 """Figures whose sum is meaningful: peaks come at different times, and engines share the free memory."""
 Values = Mapping[tuple[str, str], float]
 """Figures of one engine by name and device kind: bytes, or seconds."""
@@ -128,7 +128,7 @@ def engines_report(record: ExperimentRecord) -> Report:
         *([f"{len(failed)} failed"] if failed else []),
         *(
             f"{device_label(device)} consumed {format_change(size)}, "
-            f"reclaimed {format_bytes(record.reclaimed.get(device, 0))}"
+            f"freed {format_bytes(record.reclaimed.get(device, 0))}"
             for device, size in record.consumed.items()
         ),
     ]

@@ -172,7 +172,7 @@ def _look(notebook: Notebook, magic: str, line: str, options: Options) -> list[R
         for device, size in answer["after"].items():
             values["in use", kind_of(device)] += size
             if line == "free":
-                values["came back", kind_of(device)] += answer["before"].get(device, 0) - size
+                values["freed", kind_of(device)] += answer["before"].get(device, 0) - size
             if device in answer["free"]:
                 values["free", kind_of(device)] += answer["free"][device]
         looks[number] = (answer["host"], answer["text"], values)

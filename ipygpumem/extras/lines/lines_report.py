@@ -38,7 +38,9 @@ def lines_report(record: LinesRecord, order: str) -> Report:
     notes += [f"{clean(block.title)} did not run" for number, block in blocks if number not in ran]
     if record.untrimmed:
         times = count(record.untrimmed, "time")
-        notes.append(f"{times} free heap pages were not given back before a line, since that takes long: {_UNSEEN}")
+        notes.append(
+            f"{times} free heap pages were not returned to the system before a line, since that takes long: {_UNSEEN}"
+        )
     share = f"{format_seconds(record.seconds)}, of which measuring took {format_short_seconds(record.own_seconds)}"
     headline = f"memlines · {count(len(record.costs), 'line')} ran · {share}"
     return Report("memlines", headline, notes, tables)
