@@ -284,8 +284,11 @@ def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
     assert content.leaks_report([], MIB, [leak("y"), leak("z")]).lines == [line]
     lines = content.leaks_report([leak(f"x{n}") for n in range(23)], MIB).lines
     assert (len(lines), lines[-1]) == (21, "and 3 more: 3 MiB")
-    kept = [((1 + n) * MIB, "cpu", f"losses{n}", "del it") for n in range(23)]
-    lines = content.leaks_report([], MIB, (), kept, ["a note"]).lines
+    kept = [((1 + n) * MIB, "cpu", f"losses{n}", "del it", MIB) for n in range(23)]
+    assert content.leaks_report([leak("x")], MIB, (), kept).headline == "1 leak · 1 MiB · other rows: 23 MiB"
+    found = content.leaks_report([], MIB, (), kept, ["a note"])
+    assert found.headline == "no leak of at least 1 MiB, but 23 MiB are kept by what is listed below"
+    lines = found.lines
     assert lines[0] == "23 MiB on cpu · losses22 · del it"
     assert lines[-2:] == ["and 3 more: 6 MiB", "a note"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -77,14 +77,18 @@ def _look(
         graphs = [one for one in retained.graphs if sum(one.shares.values()) >= smallest]
         skipped = listed.union(*(one.shares for one in graphs))
         unnamed, beyond = _unnamed(notebook, heap, skipped, smallest)
-        found_kept = _sized([*graphs, *retained.outputs(heap.large(smallest))], smallest)
+        found_kept = _sized([*graphs, *retained.outputs(heap.large(smallest))], smallest, listed)
         heap.drop()
     return [*found, *unnamed], beyond, found_kept, retained.complete
 
 
-def _sized(findings: Iterable[Finding], smallest: int) -> list[Kept]:
+def _sized(findings: Iterable[Finding], smallest: int, leaked: Container[StorageKey] = ()) -> list[Kept]:
     sized = [(sum(one.shares.values()), one) for one in findings]
-    return [(size, one.device, one.what, one.remedy) for size, one in sized if size >= smallest]
+    return [
+        (size, one.device, one.what, one.remedy, sum(n for key, n in one.shares.items() if key not in leaked))
+        for size, one in sized
+        if size >= smallest
+    ]
 
 
 def _storages(item: WatchedName) -> list[StorageKey]:

@@ -279,8 +279,8 @@ def freed_report(
 # -- leaks ----------------------------------------------------------------------------------------------------
 
 
-Kept = tuple[int, str, str, str]
-"""Memory that is probably kept by mistake: bytes, device, description, remedy."""
+Kept = tuple[int, str, str, str, int]
+"""Memory that is probably kept by mistake: bytes, device, description, remedy, bytes that no leak's row counts."""
 _LAST_INDEX = re.compile(r"\[\d+\](?=[^\[\]]*$)")
 
 
@@ -296,12 +296,13 @@ def leaks_report(
     if beyond:
         rest = f"{count(len(beyond), 'smaller storage')}, {_total(beyond)} in all"
         lines.append(f"{rest}: too many to examine; free larger ones first, then run it again")
-    none = f"no leak of at least {format_bytes(smallest)} was found"
-    found = f"{count(len(held), 'leak')}{SEPARATOR}{_total(held)}" if held else none
-    other = _sum(beyond) + sum(item[0] for item in kept)
-    found += f"{SEPARATOR}other rows: {format_bytes(other)}" * bool(other)
+    other = _sum(beyond) + sum(item[4] for item in kept)
+    none, rest = f"no leak of at least {format_bytes(smallest)}", format_bytes(other)
+    found = f"{none}, but {rest} are kept by what is listed below" if other else f"{none} was found"
+    if held:
+        found = f"{count(len(held), 'leak')}{SEPARATOR}{_total(held)}" + f"{SEPARATOR}other rows: {rest}" * bool(other)
     kept = sorted(kept, key=lambda item: -item[0])
-    lines += [SEPARATOR.join([f"{format_bytes(i[0])} on {i[1]}", *map(clean, i[2:])]) for i in kept[:_ROWS_SHOWN]]
+    lines += [SEPARATOR.join([f"{format_bytes(i[0])} on {i[1]}", *map(clean, i[2:4])]) for i in kept[:_ROWS_SHOWN]]
     more = kept[_ROWS_SHOWN:]
     lines += [f"and {len(more)} more: {format_bytes(sum(item[0] for item in more))}"] * bool(more)
     return Report("leaks", found, [*lines, *notes])
