@@ -23,6 +23,7 @@ from ipygpumem.estimating.records import DeviceEstimate, Note
 from ipygpumem.estimating.transients import HOPPERS_PROCESSORS, is_unknown, transient_sizes
 from ipygpumem.heap.arrays import SPARSE_PARTS
 from ipygpumem.introspect import is_exactly
+from ipygpumem.probes.accelerators import has_context
 from ipygpumem.probes.allocator import Segment, snapshots
 from ipygpumem.probes.nvml import memory
 from ipygpumem.units import KIB, MIB, format_bytes
@@ -581,8 +582,8 @@ def with_room(figures: DeviceEstimate, there_bytes: int, room_bytes: int | None)
     context = _CONTEXT_BYTES if name.startswith("cuda") else 0
     if room_bytes is None and (free := free_bytes(name)) is not None:
         room_bytes = free + there_bytes
-        if context and torch.cuda.memory_reserved(torch.device(name).index or 0) > 0:
-            context = 0  # this process has a context there already
+        if context and has_context(torch.device(name).index or 0):
+            context = 0
     elif room_bytes is None:
         context = 0
     elif name == "cpu":  # the user's figure is for the whole process

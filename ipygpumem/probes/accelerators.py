@@ -78,6 +78,15 @@ def current_device(name: str) -> str:
     return f"{name}:{0 if module is None else module.current_device()}"
 
 
+def has_context(index: int) -> bool:
+    """Return True if this process has a context on a CUDA device, also if nothing is allocated there."""
+    cuda, library = in_use("cuda"), getattr(loaded_torch(), "_C", None)
+    if cuda is None:
+        return False
+    ask = getattr(library, "_cuda_hasPrimaryContext", None)  # torch's builds with CUDA have it
+    return bool(cuda.memory_reserved(index) if ask is None else ask(index))
+
+
 def uncounted() -> str:
     """Return why torch counts nothing on CUDA devices; empty if it does. As in torch, any value counts as set."""
     name = "PYTORCH_NO_CUDA_MEMORY_CACHING"

@@ -18,7 +18,7 @@ import psutil
 
 from ipygpumem.errors import DeviceError, describe_error
 from ipygpumem.probes import host
-from ipygpumem.probes.accelerators import current_device, in_use, loaded_torch, parse_device, uncounted
+from ipygpumem.probes.accelerators import current_device, has_context, in_use, loaded_torch, parse_device, uncounted
 from ipygpumem.records import Record
 from ipygpumem.units import GIB
 
@@ -309,7 +309,7 @@ def _used(nvml: Nvml, cuda: Any, index: int) -> DeviceWide:
     wide = nvml.device(cuda, index, processes=False, has_context=False)
     if wide.used_bytes is not None:
         return wide
-    if uncounted() or not cuda.memory_reserved(index):  # calling it might create a context
+    if uncounted() or not has_context(index):  # calling it would create one
         return DeviceWide(cuda.get_device_properties(index).total_memory, note=wide.note)
     try:
         free, total = cuda.mem_get_info(index)

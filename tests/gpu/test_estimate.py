@@ -192,6 +192,20 @@ print(json.dumps(found))
         assert estimates == pytest.approx([real] * 3, rel=0.01)
 
 
+def test_a_context_that_is_there_counts_once_also_with_an_empty_cache() -> None:
+    """What an estimate sets aside for a context is 0 if there is one, also if the allocator has nothing reserved."""
+    code = """
+import json, torch, ipygpumem
+found = []
+for _ in range(2):
+    found.append(ipygpumem.estimate(lambda: torch.ones(9, device="cuda")).devices[0].context_bytes)
+    torch.ones(9, device="cuda")
+    torch.cuda.empty_cache()
+print(json.dumps([*found, torch.cuda.memory_reserved()]))
+"""
+    assert script(code) == [768 * MIB, 0, 0]
+
+
 def test_an_estimate_allocates_nothing_on_a_card_for_a_constant() -> None:
     code = """
 import json, torch, ipygpumem
