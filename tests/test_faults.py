@@ -67,11 +67,11 @@ PROGRAMS = {
 }
 EDGES = (
     "<module>",
-    "aside.py call",
+    "error_isolation.py call",
     "extension.py visit",
     " __missing__",
     " first_turn",
-    "magics.py __call__",
+    "dispatch.py __call__",
     " __del__",
 )
 """Called first by IPython, Python or the user's code: the very call is before any ``try``."""
