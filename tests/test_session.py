@@ -243,6 +243,15 @@ def test_an_experiments_time_is_that_of_its_cells_and_its_span_stands_apart(
     heads = [line.split()[:3] for line in shown.splitlines() if "span" in line]
     assert heads == [["experiment", "began", "time"], ["experiment", "time", "span"]]
     assert shown.count("3 h 5 min") == 2
+    # The cell that started it is longer than the span since then.
+    for cell in ("wait(500)\n%experiment start outer", "x, both = 1, 2", "%experiment start inner", "y = both = 3"):
+        shell.run_cell(cell)
+    capsys.readouterr()
+    shell.run_cell("%experiment status")
+    outer, inner, *_ = capsys.readouterr().out.splitlines()
+    assert "span" not in outer
+    assert "names: x, both" in outer
+    assert "names: both, y" in inner
 
 
 def test_a_step_of_an_end_that_had_nothing_to_do_is_credited_with_nothing(

@@ -12,12 +12,12 @@ from ipygpumem.errors import ExperimentError, ellipsize, quoted
 from ipygpumem.fitting.budgets import parse_budget
 from ipygpumem.magics.parsing import Options, command_of
 from ipygpumem.report import history as reports
-from ipygpumem.report.content import usage_parts
+from ipygpumem.report.content import times, usage_parts
 from ipygpumem.report.layout import Report, clean, listed, note
-from ipygpumem.shell.experiments import PARAMETER, Experiment, Parameters, plain_number
+from ipygpumem.shell.experiments import PARAMETER, Experiment, Experiments, Parameters, plain_number
 from ipygpumem.shell.notebook import Notebook
 from ipygpumem.shell.registry import EXTRAS, loaded
-from ipygpumem.units import format_bytes, format_seconds
+from ipygpumem.units import format_bytes
 
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _GLOB = re.compile(r"(?=.*[*?\[])[\w*?\[\]!-]+")
@@ -132,7 +132,7 @@ def keep(notebook: Notebook, options: Options) -> list[Report]:
 
 def status(notebook: Notebook, options: Options) -> list[Report]:
     """Return one line for each open experiment."""
-    found = [note(described(experiment)) for experiment in notebook.experiments.open]
+    found = [note(line) for line in described(notebook.experiments)]
     found += [note(loaded(f"extras.{EXTRAS['--on']}.described")(experiment)) for experiment in notebook.on_cluster]
     return found or [note("no experiment is open")]
 
@@ -152,17 +152,22 @@ def _open_names(notebook: Notebook) -> str:
     return ", ".join(repr(item.name) for item in notebook.experiments.open)
 
 
-def described(experiment: Experiment) -> str:
-    """Return one line about an open experiment: time, memory, names, and objects to restore at its end."""
-    parts = [f"experiment {experiment.name}", format_seconds(experiment.seconds(experiment.seconds_here()))]
-    parts.append(f"span {format_seconds(experiment.elapsed_seconds)}")
-    parts += usage_parts(experiment.usage())
-    parts.append(f"names: {listed(experiment.scope.own_names()) or 'none yet'}")
-    waiting = experiment.waiting()
-    if waiting:
-        held = ", ".join(f"{item.name} {format_bytes(item.size_bytes)}" for item in waiting)
-        parts.append(f"restored at the end: {held}")
-    return " · ".join(parts)
+def described(experiments: Experiments) -> list[str]:
+    """Return one line about each open experiment: time, memory, names, and objects to restore at its end."""
+    lines, inside = list[str](), dict[object, set[str]]()
+    for experiment in reversed(experiments.open.copy()):
+        theirs = inside.setdefault((experiment.thread, experiment.client), set())
+        names = [name for name in experiment.scope.own_names() if name not in theirs]
+        theirs.update(name for name in names if name not in experiment.scope.waiting)
+        seconds = experiment.seconds(experiment.seconds_here())
+        parts = [f"experiment {experiment.name}", *times(seconds, experiment.elapsed_seconds)]
+        parts += [*usage_parts(experiment.usage()), f"names: {listed(names) or 'none yet'}"]
+        waiting = experiment.waiting()
+        if waiting:
+            held = ", ".join(f"{item.name} {format_bytes(item.size_bytes)}" for item in waiting)
+            parts.append(f"restored at the end: {held}")
+        lines.append(" · ".join(parts))
+    return lines[::-1]
 
 
 _NAMES_SHOWN = 10

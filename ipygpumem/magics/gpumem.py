@@ -115,7 +115,7 @@ _LARGEST_SHOWN = 3
 def of_line(notebook: Notebook, options: Options) -> list[Report]:
     """Return a short status, the largest names, and the next commands to try."""
     on_or_off, _, measured = _headline(notebook)
-    lines = [described(experiment) for experiment in notebook.experiments.open]
+    lines = described(notebook.experiments)
     used = {device: reading.current_bytes for device, reading in notebook.context.meter.now().items()}
     named = [item for item in group(tensors.inventory(notebook).tensors, "name") if item.label != UNNAMED]
     largest = [f"{clean(item.label)} {format_bytes(item.size_bytes)}" for item in named[:_LARGEST_SHOWN]]
@@ -136,7 +136,7 @@ def _headline(notebook: Notebook) -> tuple[str, str, str]:
 def status(notebook: Notebook, options: Options) -> list[Report]:
     """Return the settings, the open experiments, and the memory of each device."""
     headline = " · ".join(_headline(notebook))
-    lines = [described(experiment) for experiment in notebook.experiments.open] or ["no experiment is open"]
+    lines = described(notebook.experiments) or ["no experiment is open"]
     found = findings.now(notebook.context.meter)
     lines += [f"{probe} cannot be read: {error}" for probe, error in notebook.context.meter.failures.items()]
     lines += [f"{source} cannot be read: {error}" for source, error in found.failures.items()]

@@ -95,7 +95,7 @@ def experiment_reports(record: ExperimentRecord, style: str, scales: layout.Scal
     if style == "none":
         return []
     head = [f"experiment {clean_name(record.name)}", *[count(len(record.cells), "cell")] * bool(record.cells)]
-    head += times(record)
+    head += times(record.duration_seconds, record.span_seconds)
     notes = tuple(map(clean, record.notes))
     used = list(filter(layout.in_use, record.usages))
     bars = list(map((scales or layout.Scales()).bar, used))
@@ -132,10 +132,9 @@ def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
     return {"consumed": format_change(consumed), "freed": format_bytes(reclaimed)}
 
 
-def times(record: ExperimentRecord) -> list[str]:
-    """Return the time in the cells, and the span from start to end if that is more than a second longer."""
-    span = [f"span {format_seconds(record.span_seconds)}"]
-    return [format_seconds(record.duration_seconds), *span * (record.span_seconds > record.duration_seconds + 1)]
+def times(seconds: float, span_seconds: float) -> list[str]:
+    """Return the time in an experiment's cells, and the span from start to end if that is more than a second longer."""
+    return [format_seconds(seconds), *[f"span {format_seconds(span_seconds)}"] * (span_seconds > seconds + 1)]
 
 
 def _step_list(steps: Iterable[ReclaimStep], total: Mapping[str, int]) -> list[str]:

@@ -212,7 +212,7 @@ def _parts(record: ExperimentRecord) -> str:
 
 def _times(record: ExperimentRecord) -> dict[str, str]:
     """Return the time in the cells, and the span including pauses."""
-    time, *span = times(record)
+    time, *span = times(record.duration_seconds, record.span_seconds)
     return {"time": time, "span": "".join(span).removeprefix("span ")}
 
 
