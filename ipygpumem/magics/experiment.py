@@ -73,10 +73,7 @@ def parse_parameters(words: Iterable[str]) -> Parameters:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not PARAMETER.fullmatch(name):
-            raise ExperimentError(
-                f"--note: {word!r} is not NAME=VALUE; write the experiment's name first, then for instance "
-                "--note lr=1e-3 bs=64"
-            )
+            raise ExperimentError(f"--note: {word!r} is not NAME=VALUE, such as --note lr=1e-3 bs=64")
         if name in found:
             raise ExperimentError(f"--note: {name} is given twice")
         found[name] = _number(value)
@@ -162,8 +159,7 @@ def described(experiments: Experiments) -> list[str]:
         seconds = experiment.seconds(experiment.seconds_here())
         parts = [f"experiment {experiment.name}", *times(seconds, experiment.elapsed_seconds)]
         parts += [*usage_parts(experiment.usage()), f"names: {listed(names) or 'none yet'}"]
-        waiting = experiment.waiting()
-        if waiting:
+        if waiting := experiment.waiting():
             held = ", ".join(f"{item.name} {format_bytes(item.size_bytes)}" for item in waiting)
             parts.append(f"restored at the end: {held}")
         lines.append(" · ".join(parts))

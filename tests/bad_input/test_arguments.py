@@ -35,6 +35,8 @@ WRONG = [
     ("%experiment start train keep=model loss", "write train --keep model loss"),
     ("%experiment start train # the last\nx = 1", "put the comment on its own line"),
     ("%%experiment my run\nx = 1", "my-run"),
+    ("%%experiment a --note b\nx = 1", "--note: 'b' is not NAME=VALUE, such as --note lr=1e-3 bs=64"),
+    ("%%experiment --note lr=1 run\nx = 1", "Write it before the options"),
     ("%%experiment 'unclosed\nx = 1", "quotation"),
     ("%gpumem bogus", "status"),
     ("%gpumem stauts", "(did you mean status?)"),

@@ -124,7 +124,7 @@ def engines_report(record: ExperimentRecord) -> Report:
     segments = [
         f"experiment {clean_name(record.name)}",
         f"on {count(len(record.engines), 'engine')}",
-        *times(record),
+        *times(record.duration_seconds, record.span_seconds),
         *([f"{len(failed)} failed"] if failed else []),
         *(
             f"{device_label(device)} consumed {format_change(size)}, "
