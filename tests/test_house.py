@@ -26,7 +26,7 @@ BUDGET = {
     "extras/recorder": 610,
     "extras/tracker": 220,
     "extras/trainers": 270,
-    "fitting": 955,
+    "fitting": 960,
     "heap": 2625,
     "introspect": 190,
     "inventory": 1630,

@@ -62,6 +62,8 @@ class Try(Record):
     """Size of the failed allocation, if the error names it."""
     limit_bytes: int | None = None
     """Limit of torch's allocator, if that refused the memory and not the device."""
+    required_bytes: int | None = None
+    """What the device must have according to an estimate."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ class Fit:
             for item in estimate.devices
         )
         largest = max(estimate.devices, key=lambda item: item.required_bytes - (item.room_bytes or math.inf))
-        self.tries.append(note(outcome, usages=usages, device=largest.device))
+        self.tries.append(note(outcome, usages=usages, device=largest.device, required_bytes=largest.required_bytes))
         self.more = self.plan.note(fits=outcome == FITS)
 
     def give_back(self) -> None:
@@ -253,23 +255,25 @@ def _nothing_fits(tries: Sequence[Try], plan: Plan) -> str:
     text = f"even {shown(last.values)} does not fit" + f" ({last.outcome})" * (last.outcome != DOES_NOT_FIT)
     device = last.device or "cpu"
     usage = usage_on(last.usages, device)
-    needed = (usage.peak_bytes if usage is not None else 0) + (last.requested_bytes or 0)
-    if needed:
+    needed, at_least = last.required_bytes, ""
+    if needed is None and (last.outcome == CROWDED or last.requested_bytes is not None):
+        needed = (usage.peak_bytes if usage is not None else 0) + (last.requested_bytes or 0)
         at_least = "" if last.outcome == CROWDED else "at least "
+    if needed:
         text += f": it needs {at_least}{format_bytes(needed)} of {'RAM' if device == 'cpu' else device}"
-        if last.outcome == CROWDED:
-            text += f" plus the {plan.headroom * 100:g}% that must stay free"
-        limit = last.limit_bytes or budgets.limits().get(device)
-        own = own_limits.nearest() if device == "cpu" else None
-        if limit is not None:
-            text += f", but only {format_bytes(limit)} is allowed"
-        elif own is not None and own.available_bytes <= available_bytes():
-            what = f"{format_bytes(own.limit_bytes)} of {own_limits.WHAT[own.name]}"
-            text += f", and {own.name} allows this process {what}"
-        elif usage is not None and usage.total_bytes and needed > usage.total_bytes:
-            text += f", which has {format_bytes(usage.total_bytes)}"
     elif device != "cpu":
         text += f" on {device}"
+    if needed and last.outcome == CROWDED:
+        text += f" plus the {plan.headroom * 100:g}% that must stay free"
+    limit = last.limit_bytes or budgets.limits().get(device)
+    own = own_limits.nearest() if device == "cpu" else None
+    if limit is not None:
+        text += f", but only {format_bytes(limit)} is allowed"
+    elif own is not None and own.available_bytes <= available_bytes():
+        what = f"{format_bytes(own.limit_bytes)} of {own_limits.WHAT[own.name]}"
+        text += f", and {own.name} allows this process {what}"
+    elif needed and usage is not None and usage.total_bytes and needed > usage.total_bytes:
+        text += f", which has {format_bytes(usage.total_bytes)}"
     if plan.exhausted:
         after = f"the {len(tries) - 1} tries after the first" if len(tries) > 2 else "all tries"
         return f"{text}; {after} are used: allow more tries, or start lower"

@@ -53,7 +53,10 @@ def test_estimates_alone_find_the_largest_batch_for_a_card_that_is_not_here(note
     assert notebook.value(call.format("device='cuda', device_memory='1600MiB'")) == 8
     assert works(notebook, "%%autofit n=8\nipygpumem.estimate(step, n, device_memory='1TiB')").result is not None
     reply = notebook.run(cell.format("400MiB") + code)
-    assert (reply.status, "UsageError: %%autofit: even n=1 does not fit: it needs" in reply.stderr) == ("error", True)
+    needs = reply.reports("estimate")[0].partition(" needs ")[2].partition(" \u00b7 ")[0]
+    size, _, room = needs.partition(" of ")
+    text = f"UsageError: %%autofit: even n=1 does not fit: it needs {size} of cuda:0, which has {room}"
+    assert (reply.status, text in reply.stderr) == ("error", True)
     assert "pass --device-memory" in notebook.run(cell.replace("--device-memory {}", "") + code).stderr
 
 
