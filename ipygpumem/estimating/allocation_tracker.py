@@ -461,8 +461,6 @@ class AllocationTracker(TorchDispatchMode):
             return tree_map_only(torch.Tensor, lambda tensor: tensor.new_empty(tensor.shape), result)
         if func is _ATEN.log_sigmoid_forward.default and self._devices.is_elsewhere:
             return result[0], result[1].new_empty(0)  # CUDA saves nothing for backward
-        if func is _ATEN._cudnn_rnn.default:
-            self._note(f"{users_line()}: cuDNN's reserve space for a recurrent layer is not counted")
         if _is_sparse(result):
             name = str(func)
             is_made_of_parts = "sparse_coo_tensor" in name or name.startswith(

@@ -22,6 +22,7 @@ _FACTORIES = frozenset(
         torch.logspace,
     }
 )
+_RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
 
 
 def _array(tensor: Any) -> Any:
@@ -51,6 +52,8 @@ class Devices(TorchFunctionMode):
         )
         self.asked: dict[str, None] = {}
         """Accelerators that the code named and that another device stands for, in order."""
+        self.recurrent: dict[str, None] = {}
+        """Lines that call recurrent layers which cuDNN would run on a card, in order."""
 
     @property
     def on_cpu(self) -> bool:
@@ -84,6 +87,9 @@ class Devices(TorchFunctionMode):
             raise EstimateError(f"{UNKNOWN}: data_ptr in {users_line()}")
         if func in _TO_NUMPY:
             return _array(args[0])
+        if func in _RECURRENT and torch.backends.cudnn.enabled:
+            place = self.named or str(args[0].device)
+            self.recurrent.update({users_line(): None} if place.startswith("cuda") else {})
         if func in (torch.Tensor.pin_memory, torch.Tensor.share_memory_):
             # Pinning makes a copy on the host, unless host and device are counted together.
             pins_here = func is torch.Tensor.pin_memory and self._target is None

@@ -332,7 +332,7 @@ _NOTHING = (
 )
 """Functions that do nothing during an estimate."""
 _AS_IT_IS = ("get_arch_list", "get_gencode_flags", "check_error", "cudaStatus", "is_initialized", "Device", "lru_cache")
-_UNKNOWN_SIZE = "device memory size unknown, pass --device-memory (device_memory=)"
+UNKNOWN_SIZE = "device memory size unknown, pass --device-memory (device_memory=)"
 
 
 def _does_nothing(*_: Any, **__: Any) -> None:
@@ -432,7 +432,7 @@ class Accelerators:
         known = self._known.get(self._index(device))
         total = self._room_bytes or (known.total_memory if known is not None else None)
         if total is None:
-            raise EstimateError(f"{_UNKNOWN_SIZE}: mem_get_info in {users_line()}")
+            raise EstimateError(f"{UNKNOWN_SIZE}: mem_get_info in {users_line()}")
         return max(0, total - self.memory_allocated(device)), total
 
     get_memory_info = mem_get_info
@@ -523,7 +523,7 @@ class _Properties(SimpleNamespace):
     @property
     def total_memory(self) -> int:
         if self._total_bytes is None:
-            raise EstimateError(f"{_UNKNOWN_SIZE}: total_memory in {users_line()}")
+            raise EstimateError(f"{UNKNOWN_SIZE}: total_memory in {users_line()}")
         return self._total_bytes
 
 

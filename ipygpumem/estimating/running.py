@@ -25,7 +25,7 @@ from ipygpumem.estimating.allocation_tracker import AllocationTracker, tensors_i
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.effects import closure_of, effects_of, refuse_numpy
 from ipygpumem.estimating.fake_copies import FakeCopies, loading, run_code
-from ipygpumem.estimating.patches import Accelerators, choose_loop, patched
+from ipygpumem.estimating.patches import UNKNOWN_SIZE, Accelerators, choose_loop, patched
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.estimating.restoring import Restorer, imports_undone
 from ipygpumem.estimating.storages import (
@@ -187,6 +187,9 @@ class Estimation:
         found = self.carry_out(lambda: self._figures(run))
         devices = tuple(with_room(figures, there_bytes, self._room_bytes) for figures, there_bytes in found)
         self._notes.update(dict.fromkeys(filter(None, map(advice, devices))))
+        for device in devices:
+            if device.room_bytes is None:
+                self._note(f"{device.device}: {UNKNOWN_SIZE}")
         seconds, follower = time.perf_counter() - started, self._follower
         return Estimate(devices, seconds, tuple(follower.guesses), tuple(self._notes), tuple(follower.upper_bounds))
 
@@ -196,6 +199,9 @@ class Estimation:
         if self._devices.label is None and self._devices.asked:
             names = ", ".join(self._devices.asked)
             self._note(f"{names} is not available: tensors on it and on the host are counted together")
+        for line in self._devices.recurrent:
+            self._note(f"{line}: cuDNN's reserve space for a recurrent layer is not counted")
+            self._workspaces.unknown.setdefault("_cudnn_rnn")
         devices = []
         for place in dict.fromkeys(life.device for life in self.log.lives):
             device, there_bytes = read(self.log, place, self._devices.named or place)

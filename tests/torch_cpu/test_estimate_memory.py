@@ -118,11 +118,11 @@ def test_what_is_set_of_the_allocator_and_not_followed_is_reported(monkeypatch: 
     monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "", raising=False)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:64")
     x = torch.ones(8)
-    (note,) = ipygpumem.estimate(lambda: x + x, device=CARD).notes
+    (note,) = ipygpumem.estimate(lambda: x + x, device=CARD, device_memory=GIB).notes
     assert note.startswith("expandable_segments:True: not followed")
     assert most_split_bytes() == 64 * MIB
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native,max_split_size_mb:64")
-    assert ipygpumem.estimate(lambda: x + x, device=CARD).notes == ()
+    assert ipygpumem.estimate(lambda: x + x, device=CARD, device_memory=GIB).notes == ()
 
 
 def test_the_largest_block_to_split_counts() -> None:
@@ -168,10 +168,25 @@ def test_a_product_of_matrices_takes_a_workspace_once_for_each_thread_and_one_fo
 
 def test_what_is_assumed_of_a_device_that_nobody_knows_is_reported() -> None:
     x, layer, images = torch.ones(8, 8), nn.Conv2d(3, 8, 3), torch.ones(1, 3, 16, 16)
-    (note,) = ipygpumem.estimate(lambda: x @ x, device=CARD).notes
+    note, size = ipygpumem.estimate(lambda: x @ x, device=CARD).notes
     assert note.startswith("cuda:0 is assumed to be a Hopper: 32 MiB of cuBLAS workspace")
+    assert size == "cuda:0: device memory size unknown, pass --device-memory (device_memory=)"
     assert any("cuDNN" in note for note in ipygpumem.estimate(layer, images, device=CARD).notes)
     assert ipygpumem.estimate(lambda: (layer(images), x @ x), device="cpu").notes == ()
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_a_recurrent_layer_on_a_card_that_is_not_here_is_noted(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = getattr(nn, kind)(4, 4), torch.ones(2, 2, 4)
+
+    def estimate(**options: Any) -> tuple[bool, str]:
+        found = ipygpumem.estimate(layer, x, **options)
+        return any("cuDNN's reserve space for a recurrent layer" in note for note in found.notes), found.verdict
+
+    assert estimate(device=CARD, device_memory="4GiB") == (True, "fits perhaps")
+    assert estimate(device="cpu", device_memory="1TiB") == (False, "fits")
+    monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
+    assert estimate(device=CARD, device_memory="4GiB") == (False, "fits")
 
 
 def test_inference_mode_counts_what_composite_operators_allocate() -> None:
