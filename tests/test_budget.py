@@ -75,7 +75,7 @@ class KnowingCuda(LimitedCuda):
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Let budgets see this ``torch.cuda``."""
-    monkeypatch.setattr(budgets, "_fractions", {})
+    budgets.fractions.clear()
     return lambda cuda: monkeypatch.setattr(budgets, "torch_cuda", lambda: cuda)
 
 

@@ -32,7 +32,7 @@ BUDGET = {
     "inventory": 1630,
     "magics": 1225,
     "meter": 505,
-    "probes": 1575,
+    "probes": 1585,
     "reclaim": 790,
     "records": 465,
     "report": 1830,

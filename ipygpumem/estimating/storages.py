@@ -23,7 +23,7 @@ from ipygpumem.estimating.records import DeviceEstimate, Note
 from ipygpumem.estimating.transients import HOPPERS_PROCESSORS, is_unknown, transient_sizes
 from ipygpumem.heap.arrays import SPARSE_PARTS
 from ipygpumem.introspect import is_exactly
-from ipygpumem.probes.accelerators import has_context
+from ipygpumem.probes.accelerators import has_context, in_use, memory_fraction
 from ipygpumem.probes.allocator import Segment, snapshots
 from ipygpumem.probes.nvml import memory
 from ipygpumem.units import KIB, MIB, format_bytes
@@ -581,7 +581,7 @@ def with_room(figures: DeviceEstimate, there_bytes: int, room_bytes: int | None)
     name = figures.device
     context = _CONTEXT_BYTES if name.startswith("cuda") else 0
     if room_bytes is None and (free := free_bytes(name)) is not None:
-        room_bytes = free + there_bytes
+        room_bytes = max(0, free + there_bytes)
         if context and has_context(torch.device(name).index or 0):
             context = 0
     elif room_bytes is None:
@@ -606,13 +606,16 @@ def advice(figures: DeviceEstimate) -> str:
 
 
 def free_bytes(name: str) -> int | None:
-    """Return the free memory of a device, cached memory that the allocator can free included.
+    """Return the free memory of a device, cached memory that the allocator can free included, within torch's limit.
 
     None if the device is not available, cannot be queried, or if that would take a context of hundreds of MiB.
     """
     try:
-        found = memory(torch.device(name))
+        found, cuda, index = memory(torch.device(name)), in_use("cuda"), torch.device(name).index or 0
         free, reserved = found.free_bytes, found.reserved_bytes
+        if free is not None and reserved is not None and found.total_bytes and cuda is not None:
+            allowed = int(memory_fraction(cuda, index) * found.total_bytes) - reserved
+            free = min(free, allowed + (0 if has_context(index) else _CONTEXT_BYTES))  # which no limit counts
         if free is None or not reserved:
             return free
         split = snapshots("cuda").get(found.device)  # gaps between blocks in use cannot be freed

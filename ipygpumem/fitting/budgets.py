@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.errors import BudgetError, DeviceError, UnitError, describe_error, quoted
 from ipygpumem.probes import host, own_limits
-from ipygpumem.probes.accelerators import parse_device, uncounted
+from ipygpumem.probes.accelerators import fractions, memory_fraction, parse_device, uncounted
 from ipygpumem.probes.nvml import checked_device
 from ipygpumem.units import MIB, bytes_in_message, checked_bytes, format_bytes
 
@@ -30,8 +30,6 @@ _HOST_SHARE = 0.95
 
 in_force: list[Budget] = []
 """The budgets in force, innermost last."""
-_fractions: dict[int, float] = {}
-"""torch's last limit that we set, by device index; torch before 2.8 cannot report it."""
 
 
 def parse_budget(text: str) -> dict[str, int]:
@@ -121,7 +119,7 @@ class Budget:
 
     def _limit(self, cuda: Any, name: str, size: int) -> None:
         index, total = int(name[5:]), cuda.get_device_properties(name).total_memory
-        earlier = min(1.0, _fraction(cuda, index))  # cudaMallocAsync reports no limit as more than 1
+        earlier = min(1.0, memory_fraction(cuda, index))  # cudaMallocAsync reports no limit as more than 1
         share = min(earlier, math.nextafter(size / total, 1.0))  # one byte less would cost a block of 2 MiB
         self._earlier[index] = earlier, share  # before the change, in case of an interrupt
         _set_fraction(cuda, index, share)
@@ -140,7 +138,7 @@ class Budget:
         cuda = torch_cuda() if self._earlier else None
         for index, (earlier, ours) in list(self._earlier.items()):
             with self._noted(f"cuda:{index} stays limited"):
-                now = min(1.0, _fraction(cuda, index))
+                now = min(1.0, memory_fraction(cuda, index))
                 if abs(now - ours) < 1e-6:  # torch rounds to bytes
                     _set_fraction(cuda, index, earlier)
                 elif abs(now - earlier) >= 1e-6:  # else it could not be set
@@ -266,7 +264,9 @@ def leave_free(size: int | str, device: object = "cuda") -> MemoryReservation:
     with cuda.device(name):
         cuda.synchronize()
         cuda.empty_cache()
-    allowed = int(_fraction(cuda, index) * cuda.get_device_properties(index).total_memory) - cuda.memory_reserved(index)
+    allowed = int(memory_fraction(cuda, index) * cuda.get_device_properties(index).total_memory) - cuda.memory_reserved(
+        index
+    )
     free = min(int(cuda.mem_get_info(name)[0]), max(0, allowed))
     if free < leave_bytes:
         raise DeviceError(f"{name} has only {format_bytes(free)} free: {left} cannot stay free")
@@ -341,13 +341,7 @@ def torch_cuda() -> Any:
     return torch.cuda if torch is not None and torch.cuda.is_available() else None
 
 
-def _fraction(cuda: Any, index: int) -> float:
-    """Return torch's limit as a share of the device."""
-    ask = getattr(cuda, "get_per_process_memory_fraction", None)  # since torch 2.8
-    return _fractions.get(index, 1.0) if ask is None else float(ask(index))
-
-
 def _set_fraction(cuda: Any, index: int, fraction: float) -> None:
     with cuda.device(index):  # older versions of torch change the current device
         cuda.set_per_process_memory_fraction(fraction, index)
-    _fractions[index] = fraction
+    fractions[index] = fraction

@@ -87,6 +87,16 @@ def has_context(index: int) -> bool:
     return bool(cuda.memory_reserved(index) if ask is None else ask(index))
 
 
+fractions: dict[int, float] = {}
+"""The last limit on torch's allocator that we set, by device index; torch before 2.8 cannot report it."""
+
+
+def memory_fraction(cuda: Any, index: int) -> float:
+    """Return the limit on torch's allocator as a share of the device."""
+    ask = getattr(cuda, "get_per_process_memory_fraction", None)  # since torch 2.8
+    return fractions.get(index, 1.0) if ask is None else float(ask(index))
+
+
 def uncounted() -> str:
     """Return why torch counts nothing on CUDA devices; empty if it does. As in torch, any value counts as set."""
     name = "PYTORCH_NO_CUDA_MEMORY_CACHING"

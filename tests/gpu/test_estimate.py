@@ -206,6 +206,21 @@ print(json.dumps([*found, torch.cuda.memory_reserved()]))
     assert script(code) == [768 * MIB, 0, 0]
 
 
+def test_a_budget_bounds_what_an_estimate_has_room_for() -> None:
+    """Under a budget the room is what the budget leaves: without what else is in use, with what the code works on."""
+    code = """
+import json, torch, ipygpumem
+x, other, found = torch.ones(1 << 26, device="cuda"), torch.ones(1 << 27, device="cuda"), []
+with ipygpumem.budget(gpu="1GiB"):
+    found.append(ipygpumem.estimate(lambda: x + 1))
+found.append(ipygpumem.estimate(lambda: x + 1))
+print(json.dumps([(found.devices[0].room_bytes, found.verdict) for found in found]))
+"""
+    limited, free = script(code)
+    assert limited == [GIB // 2, "does not fit"]
+    assert (free[0] > 2 * GIB, free[1]) == (True, "fits")
+
+
 def test_an_estimate_allocates_nothing_on_a_card_for_a_constant() -> None:
     code = """
 import json, torch, ipygpumem

@@ -282,6 +282,7 @@ def test_a_driver_that_breaks_off_leaves_the_room_open(monkeypatch: pytest.Monke
     wide = DeviceWide(total_bytes=9 * MIB, used_bytes=4 * MIB)
     monkeypatch.setattr(Nvml, "device", lambda *_, **__: wide)
     answers = {"device_count": 1, "memory_reserved": 3 * MIB, "memory_allocated": MIB, "memory_snapshot": []}
+    answers["get_per_process_memory_fraction"] = 1
     for name, value in {"is_initialized": True, **answers}.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value, **__: value)
     # What the allocator keeps counts as free.
