@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NoReturn
@@ -24,6 +24,8 @@ from ipygpumem.estimating.autocast import CudaAutocast, cast_type
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storages import StorageLog, takes_cudnn
+from ipygpumem.estimating.transients import HOPPERS_PROCESSORS
+from ipygpumem.probes.nvml import Nvml
 
 
 def choose_loop(optimizer: Any, devices: Devices) -> None:
@@ -374,6 +376,9 @@ class Accelerators:
         self._current = 0
         known = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
         self._known = {number: torch.cuda.get_device_properties(number) for number in range(known)}
+        with closing(Nvml()) as nvml:  # which needs no context
+            told = nvml.capabilities() if not known else []
+        self._told = {at: _Properties(f"cuda:{at}", room_bytes, *told[at]) for at in range(len(told))}
 
     def is_available(self) -> bool:
         return self.device_count() > 0
@@ -424,8 +429,10 @@ class Accelerators:
         index = self._index(device)
         if index in self._known:
             return self._known[index]
+        if self._type in (None, "cuda") and index in self._told:
+            return self._told[index]
         name = f"{self._type or 'cuda'}:{index}"
-        self._note(f"{users_line()}: {name} is assumed to have compute capability 8.0")
+        self._note(f"{users_line()}: {name} is assumed to have compute capability 9.0")
         return _Properties(name, self._room_bytes)
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
@@ -470,7 +477,8 @@ class Accelerators:
 
     def known_properties(self, device: Any) -> Any:
         """Return the properties of an available CUDA device; None if they are unknown."""
-        return self._known.get(device.index or 0) if device.type == "cuda" else None
+        index = device.index or 0
+        return self._known.get(index, self._told.get(index)) if device.type == "cuda" else None
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
@@ -516,8 +524,9 @@ class Accelerators:
 class _Properties(SimpleNamespace):
     """Assumed properties of a device that is not queried."""
 
-    def __init__(self, name: str, total_bytes: int | None) -> None:
-        super().__init__(name=name, major=8, minor=0, multi_processor_count=108, warp_size=32, is_integrated=False)
+    def __init__(self, name: str, total_bytes: int | None, major: int = 9, minor: int = 0) -> None:
+        super().__init__(name=name, major=major, minor=minor, multi_processor_count=HOPPERS_PROCESSORS, warp_size=32)
+        self.is_integrated = False
         self._total_bytes = total_bytes
 
     @property

@@ -101,6 +101,16 @@ class Nvml:
         except library.NVMLError as error:
             raise LookupError(f"NVML: {error}") from None
 
+    def capabilities(self) -> list[tuple[int, int]]:
+        """Return the compute capability of each card as in ``visible``; empty if the driver does not tell."""
+        library = self._load()
+        if library is None:
+            return []
+        try:
+            return [tuple(library.nvmlDeviceGetCudaComputeCapability(card)) for card in _visible(library)]
+        except (library.NVMLError, LookupError):
+            return []
+
     def _load(self) -> Any:
         if self._library is None and not self.missing:
             try:

@@ -115,7 +115,7 @@ def test_a_replay_starts_with_the_segments_of_the_card() -> None:
 
 
 def test_what_is_set_of_the_allocator_and_not_followed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "", raising=False)
+    monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "")
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:64")
     x = torch.ones(8)
     (note,) = ipygpumem.estimate(lambda: x + x, device=CARD, device_memory=GIB).notes
@@ -173,6 +173,22 @@ def test_what_is_assumed_of_a_device_that_nobody_knows_is_reported() -> None:
     assert size == "cuda:0: device memory size unknown, pass --device-memory (device_memory=)"
     assert any("cuDNN" in note for note in ipygpumem.estimate(layer, images, device=CARD).notes)
     assert ipygpumem.estimate(lambda: (layer(images), x @ x), device="cpu").notes == ()
+
+
+@pytest.mark.parametrize(("cards", "expected"), [([(8, 0)], (8, 0)), ([], (9, 0))])
+def test_code_is_told_the_capability_that_the_workspaces_are_those_of(
+    cards: list[tuple[int, int]], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Nvml, "capabilities", lambda self: cards)
+    x = torch.ones(8, 8)
+
+    def step() -> None:
+        assert torch.cuda.get_device_capability() == expected
+        x @ x
+
+    found = ipygpumem.estimate(step, device=CARD, device_memory="4GiB")
+    assert found.devices[0].parts["cuBLAS workspaces"] == workspace_sizes(expected)[0]
+    assert any("compute capability 9.0" in note for note in found.notes) is not bool(cards)
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
