@@ -63,7 +63,7 @@ class Try(Record):
     limit_bytes: int | None = None
     """Limit of torch's allocator, if that refused the memory and not the device."""
     required_bytes: int | None = None
-    """What the device must have according to an estimate."""
+    """Required memory of the device, as an estimate found."""
 
 
 @dataclass(frozen=True)
