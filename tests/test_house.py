@@ -27,7 +27,7 @@ BUDGET = {
     "extras/tracker": 220,
     "extras/trainers": 270,
     "fitting": 960,
-    "heap": 2625,
+    "heap": 2650,
     "introspect": 190,
     "inventory": 1630,
     "magics": 1225,

@@ -190,9 +190,69 @@ def test_advice_calls_the_handle_of_a_hook_if_it_has_a_name(names: dict[str, Any
     def keep(x: Any) -> Any:
         return names["model"][0].register_forward_hook(lambda *_: x)
 
-    assert _advice(names, lambda x: keep(x) and None) == "call the hook's handle.remove() when you no longer need it"
+    assert _advice(names, lambda x: keep(x) and None) == "model.get_submodule('0')._forward_hooks.clear()"
     names["other"] = names["model"].register_forward_hook(print)
     assert _advice(names, lambda x: names.update(mine=keep(x))) == "mine.remove()"
+
+
+@pytest.mark.parametrize(
+    ("register", "told"),
+    [
+        ("lin.register_forward_hook", "lin._forward_hooks.clear()"),
+        ("lin.register_full_backward_pre_hook", "lin._backward_pre_hooks.clear()"),
+        ("lin.register_load_state_dict_post_hook", "lin._load_state_dict_post_hooks.clear()"),
+        ("lin.weight.register_hook", "lin.weight._backward_hooks.clear()"),
+        ("lin.bias.register_post_accumulate_grad_hook", "lin.bias._post_accumulate_grad_hooks.clear()"),
+        ("sgd.register_step_post_hook", "sgd._optimizer_step_post_hooks.clear()"),
+        ("lin.register_forward_pre_hook(print); lin.register_forward_pre_hook", "lin._forward_pre_hooks.pop("),
+    ],
+)
+def test_advice_removes_a_hook_whose_handle_nobody_keeps(names: dict[str, Any], register: str, told: str) -> None:
+    torch = pytest.importorskip("torch")
+    names["lin"] = torch.nn.Linear(2, 2)
+    names["sgd"] = torch.optim.SGD(names["lin"].parameters())
+    alive: list[weakref.ref[Any]] = []
+
+    def keep(x: Any) -> None:
+        alive.append(weakref.ref(x))
+        exec(f"{register}(hook)", {**names, "hook": _closure(x)})
+
+    advice = _advice(names, keep)
+    assert advice.startswith(told)
+    exec(advice, names)
+    gc.collect()
+    assert alive[0]() is None
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda x: (1, x), "del v"),
+        (lambda x: {"a": [0, (x,)]}, 'del v["a"][1]'),
+        (lambda x: {"a": functools.partial(print, x)}, 'del v["a"]'),
+        (lambda x: {(x, 1): 0}, "del v"),
+        (lambda x: frozenset([(x,)]), "del v"),
+        (lambda x: [iter([x])], "del v[0]"),
+        (lambda x: (_closure(x),), "del v  # when you no longer need the function"),
+        (lambda x: [x], "remove it from there"),
+        (lambda x: ([x],), "remove it from there"),
+        (lambda x: {x: 1}, "remove it from there"),
+    ],
+)
+def test_advice_deletes_what_nothing_can_be_removed_from(
+    names: dict[str, Any], make: Callable[[Any], Any], told: str
+) -> None:
+    assert _advice(names, lambda x: names.update(v=make(x))) == told
+
+
+def test_advice_deletes_a_tuple_with_an_exception(names: dict[str, Any]) -> None:
+    def keep(x: Any) -> None:
+        try:
+            raise ValueError
+        except ValueError:
+            names["info"] = sys.exc_info()
+
+    assert _advice(names, keep) == "del info  # once you have read it"
 
 
 @pytest.mark.parametrize(

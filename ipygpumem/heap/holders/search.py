@@ -337,7 +337,7 @@ OF_MODULE = 2
 """The rank of modules' global names."""
 NOTEBOOK = "notebook variable "
 
-_HANDLE = "call the hook's handle.remove() when you no longer need it"
+_HANDLE = "call the hook's handle.remove(), if you have kept the handle"
 _REMOVE = "remove it from there"
 _OR_EXCEPTION = f"{_REMOVE}, or delete the exception once you have read it"
 _OR_FUNCTION = f"{_REMOVE}, or delete the function when you no longer need it"
@@ -394,30 +394,33 @@ class _Path:
     """A path under construction, and how to free its target."""
 
     def __init__(self, place: Place, text: str) -> None:
-        self.text, self.code = text, place.code
+        self.text, self.code, self.nearest = text, place.code, place.code
         self.advice = "" if place.advice == _REMOVE else place.advice
         self.is_lost, self._is_all, self.is_fixed = place.is_all, place.is_all, False
-        """Two flags: a step cannot be typed; the last step cannot be undone by an assignment."""
+        """Two flags: a step cannot be typed; nothing can be removed from the last step's object, such as a tuple."""
 
     def go(self, shown: str, code: str = "", *, is_fixed: bool = False) -> None:
         """Append an item or attribute; the path ends before one that cannot be typed."""
         if not self.is_lost:
             self.text, self.is_lost = self.text + shown, not code and shown.startswith(" (")
-        self.code, self.is_fixed = self.code and code and self.code + code, is_fixed
+        self.code, self.is_fixed = self.code and code and self.code + code, is_fixed or (self.is_lost and self.is_fixed)
+        if self.code and not is_fixed:
+            self.nearest = self.code
 
     def say(self, words: str) -> None:
         """Append a step that only words can describe."""
         self.text, self.code, self.is_lost = self.text + words, "", self._is_all
 
-    def statement(self, template: str) -> str:
+    def statement(self, template: str, target: str | None = None) -> str:
         """Return a statement about the path's target, with its import; empty if there is none."""
-        needed, semicolon, code = self.code.rpartition("; ")
-        return self.code and needed + semicolon + template.format(code)
+        target = self.code if target is None else target
+        needed, semicolon, code = target.rpartition("; ")
+        return target and needed + semicolon + template.format(code)
 
     @property
     def removal(self) -> str:
-        """The statement that removes the reference to the path's target; empty if there is none."""
-        return "" if self.is_fixed else self.statement("{} = None")
+        """The statement that removes the path's target, or the nearest object that can be removed; may be empty."""
+        return self.statement("del {}", self.nearest) if self.is_fixed else self.statement("{} = None")
 
     def advise(self, advice: str, words: str) -> None:
         """Record how to free the path's target, unless that is known: by a statement, or else in words."""
@@ -447,11 +450,11 @@ class PathWriter:
         if of_graph:
             is_in_list = is_exactly(steps[-2] if len(steps) > 1 else None, list, deque)
             drop = f"{path.code.rpartition('[')[0]}.clear()" if is_in_list else path.statement("{0} = {0}.detach()")
-            advice = f"{drop}  # and {DETACH}" if path.removal else ""
+            advice = f"{drop}  # and {DETACH}" if path.removal and not path.is_fixed else ""
             return ReferencePath(_ended(path.text), path.advice or advice)
         default = place.advice if place.advice or len(steps) == 1 else _REMOVE
-        if place.rank == OF_MODULE and not place.advice:
-            default = path.removal or _REMOVE
+        if not place.advice and (path.is_fixed or place.rank == OF_MODULE):
+            default = path.removal or _REMOVE * (not path.is_fixed)
         return ReferencePath(path=_ended(path.text), advice=path.advice or ("" if is_own else default))
 
     def _name(self, item: object) -> str:
@@ -567,7 +570,7 @@ class PathWriter:
         kind = type_name(parent)
         if kind in ("DataFrame", "Series") and is_of_pandas(parent):  # users write no names for the objects inside
             inside = itertools.takewhile(lambda item: is_of_pandas(item) or is_exactly(item, tuple, list), steps)
-            path.is_fixed = True
+            path.code = ""
             return min(sum(1 for _ in inside), len(steps) - 1), False
         if module_of(child) == "torch.autograd.function" or kind.endswith("Backward0"):
             path.advise("", DETACH)
@@ -575,11 +578,13 @@ class PathWriter:
             return 1, False
         name = _attribute(parent, child)
         if len(steps) > 2 and is_instance(child, dict):
-            hook = _HOOKS.get(name[1:], "hook" if is_of_library(parent, "torch", "Tensor") else "")
+            hook = _HOOKS.get(name[1:], "hook" if _is_of_hooks(parent, name) else "")
             items: Any = child
             key = next((key for key, value in list(dict.items(items)) if value is steps[2]), None)
             if hook:
-                path.advise(self._handle_of(child, key), _HANDLE)
+                where = name or _hooks_of_tensor(parent, child)
+                removal = f"{where}.clear()" if len(items) == 1 else f"{where}.pop({key!r})"
+                path.advise(self._handle_of(child, key) or (where and path.statement("{}" + removal)), _HANDLE)
                 path.text, path.code = f"{hook} on {path.text.removeprefix(NOTEBOOK)}", ""
                 path.is_lost = True
                 return 2, False
@@ -587,7 +592,8 @@ class PathWriter:
                 part = f".{key}" if text_of(key).isidentifier() else f".get_submodule({key!r})"
                 path.go(f"[{key}]" if text_of(key).isdecimal() else part, part)
                 return 2, True
-        path.go(name or f" ({kind})", name if name[:1] == "." else "")
+        is_fixed = not name or is_instance(parent, functools.partial)
+        path.go(name or f" ({kind})", name if name[:1] == "." else "", is_fixed=is_fixed)
         return 1, is_of_library(parent, "torch.optim", "Optimizer")
 
     def _handle_of(self, hooks: object, key: object) -> str:
@@ -597,6 +603,24 @@ class PathWriter:
             if handle is not None and handle.get("id") == key and handle["hooks_dict_ref"]() is hooks:
                 return f"{name}.remove()"
         return ""
+
+
+def _is_of_hooks(owner: object, name: str) -> bool:
+    """Return True if the dict at attribute ``name`` of ``owner``, empty for a tensor's, has torch's hooks."""
+    kinds = (("torch.nn", "Module"), ("torch.optim", "Optimizer"))
+    return is_of_library(owner, "torch", "Tensor") or (
+        name.endswith("_hooks") and any(is_of_library(owner, *kind) for kind in kinds)
+    )
+
+
+def _hooks_of_tensor(tensor: object, hooks: object) -> str:
+    """Return ``.name`` for the attribute of a tensor that is ``hooks``; empty if there is none."""
+    base: Any = library_type("torch", "Tensor")
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            if hasattr(base, name) and getattr(base, name).__get__(tensor) is hooks:
+                return f".{name}"
+    return ""
 
 
 def _is_pending(item: object) -> bool:
