@@ -27,7 +27,7 @@ def _models() -> dict[str, tuple[Callable[[], Any], Callable[[Any, int], Any], i
     import torchvision
     import transformers
 
-    from benchmarks.cuda_models import UNet, gpt2
+    from benchmarks.cuda_models import UNet, gpt2, small
 
     def images(model: Any, n: int, wide: int = 224) -> Any:
         return model(torch.zeros(n, 3, wide, wide, device="cuda")).float().mean()
@@ -49,6 +49,7 @@ def _models() -> dict[str, tuple[Callable[[], Any], Callable[[Any, int], Any], i
     return {
         "GPT-2 medium": (partial(gpt2, 1024, 24, 16), partial(words, length=1024), 64),
         "BERT base": (bert, words, 256),
+        "LLaMA 1B, bf16": (small, partial(words, length=2048), 32),
         "T5": (t5, words, 256),
         "UNet": (partial(UNet, 64, 128, 256, 512), partial(images, wide=512), 64),
         "ViT large": (partial(timms, "vit_large_patch16_384"), partial(images, wide=384), 128),
@@ -119,7 +120,8 @@ def run(*, quick: bool) -> Section:
     title = "Largest batch by estimates alone"
     if not estimates_cuda._PYTHON.exists():
         return Section(title, f"{_METHOD}\n\nThere is no simulated card here: `make gpu-sim` builds it.", ())
-    names = ["GPT-2 medium", "BERT base", "T5", "UNet", "ViT large", "ConvNeXt large", "Swin large", "DenseNet-161"]
+    names = ["GPT-2 medium", "BERT base", "LLaMA 1B, bf16", "T5", "UNet", "ViT large", "ConvNeXt large", "Swin large"]
+    names += ["DenseNet-161"]
     rows = []
     for name in names[: 2 if quick else None]:
         found, tries = _in_child(name)
