@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -87,12 +88,13 @@ def _child(name: str, batch: int) -> object:
 
 
 def _in_child(name: str, batch: int = 0) -> Any:
-    settings = {"SIM_TOTAL_MIB": str(_GIB * 1024), "SIM_TABLE": f"/tmp/batches-{os.getpid()}"}  # a machine of its own
     hidden = {} if batch else {"CUDA_VISIBLE_DEVICES": ""}
     command = [str(estimates_cuda._PYTHON), "-W", "ignore", "-m", "benchmarks.batches_cuda", name, str(batch)]
     home = str(estimates_cuda._HOME)
-    env = {**os.environ, "PYTHONPATH": home, **settings, **hidden}
-    done = subprocess.run(command, env=env, cwd=home, check=True, text=True, stdout=subprocess.PIPE)
+    with tempfile.NamedTemporaryFile() as table:  # the simulated machine is this process's own
+        settings = {"SIM_TOTAL_MIB": str(_GIB * 1024), "SIM_TABLE": table.name, "PYTHONPATH": home}
+        env = {**os.environ, **settings, **hidden}
+        done = subprocess.run(command, env=env, cwd=home, check=True, text=True, stdout=subprocess.PIPE)
     return json.loads(done.stdout.splitlines()[-1])
 
 

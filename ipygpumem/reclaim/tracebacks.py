@@ -348,9 +348,9 @@ def _in_use(candidates: list[FrameType]) -> set[int]:
 def release(error: BaseException) -> int:
     """Drop the objects held by the frames of ``error`` and its chain; return the number of frames cleared.
 
-    The traceback can still be shown, without its locals. The frames are cleared, whoever refers to them, and the
-    exceptions get stand-ins for their tracebacks. Frames in use are not changed: clearing the frame of a waiting
-    generator would close the generator.
+    The traceback can still be shown, without its locals. The frames are cleared even if other objects reference them,
+    and the exceptions get stand-ins for their tracebacks. Frames in use are not changed: clearing the frame of a
+    waiting generator would close the generator.
     """
     _clear_functions(traceback_of(error))
     for item in chain(error):
