@@ -394,9 +394,7 @@ class History(list[CellRecord]):
 
     def __repr__(self) -> str:
         """Return one line: there may be ten thousand cells."""
-        number = "1 cell" if len(self) == 1 else f"{len(self)} cells"
-        seconds = sum(cell.duration_seconds for cell in self)
-        return f"<History of {number}, {seconds:.1f} s>"
+        return f"<History of {_count(self, 'cell')}, {sum(cell.duration_seconds for cell in self):.1f} s>"
 
     def to_pandas(self) -> Any:
         """Return a DataFrame with one row per cell; docs/history.md lists the columns.
@@ -462,4 +460,9 @@ class SessionRecord(Record):
 
     def __repr__(self) -> str:
         """Return one line."""
-        return f"<SessionRecord of {len(self.cells)} cells and {len(self.experiments)} experiments>"
+        cells, traces = _count(self.cells, "cell"), _count(self.traces, "trace")
+        return f"<SessionRecord of {cells}, {_count(self.experiments, 'experiment')} and {traces}>"
+
+
+def _count(records: Sequence[Record], thing: str) -> str:
+    return f"{len(records)} {thing}{'s' * (len(records) != 1)}"

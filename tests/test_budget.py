@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -11,9 +12,10 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
-from ipygpumem.errors import BudgetError
+from ipygpumem.errors import BudgetError, DeviceError
 from ipygpumem.fitting import budgets
 from ipygpumem.fitting.budgets import Budget, parse_budget, refusal
+from tests.fakes import fake_module
 
 GIB = 1 << 30
 
@@ -122,6 +124,24 @@ def test_more_than_the_card_has_is_all_that_it_has(use: Any) -> None:
     with Budget({"gpu": 99 * GIB, "cuda:7": GIB}) as budget:
         assert (cuda.fractions[0], budget.limits) == (1.0, {"cuda:0": 16 * GIB})
     assert budget.notes == ["budget: there is no cuda:7 here"]
+
+
+@pytest.mark.parametrize(
+    ("cuda", "torch", "why"),
+    [
+        (KnowingCuda(), fake_module(), "torch sees 2 CUDA devices"),
+        (None, fake_module(), "torch sees no CUDA device"),
+        (None, None, "torch cannot be imported"),
+    ],
+)
+def test_why_memory_of_a_card_cannot_be_reserved(
+    cuda: Any, torch: Any, why: str, use: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(cuda)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    for reserve in (ipygpumem.allocate, ipygpumem.leave_free):
+        with pytest.raises(DeviceError, match=f"^there is no cuda:7 here: {why}$"):
+            reserve("1 MiB", "cuda:7")
 
 
 @pytest.mark.parametrize(

@@ -170,8 +170,12 @@ def test_given_records_are_drawn_without_the_extension() -> None:
     for wrong in (7, "history", [1, 2]):
         with pytest.raises(PlotError, match="pass records of cells and experiments"):
             ipygpumem.plot.session(wrong)
-    with pytest.raises(NotLoadedError):
+    with pytest.raises(PlotError, match="an experiment inside one cell has no cells of its own"):
+        ipygpumem.plot.session(experiment(cells=()))
+    with pytest.raises(NotLoadedError, match=r"run the script as ipython --ext ipygpumem SCRIPT\.py$"):
         ipygpumem.plot.session()
+    with pytest.raises(NotLoadedError, match="or put the code into a function"):
+        ipygpumem.experiment("a")
 
 
 def test_a_notebook_shows_an_image_with_words_and_pyplot_is_not_imported(kernel: Kernel) -> None:

@@ -9,7 +9,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.errors import GpuMemError
-from ipygpumem.records import History
+from ipygpumem.records import History, SessionRecord
 from ipygpumem.report import history as reports
 from ipygpumem.report.layout import Table
 from tests.test_export import MIB, SESSION, cell, experiment, oom, usage
@@ -26,6 +26,8 @@ def test_a_history_is_a_list_whose_slices_are_histories(monkeypatch: pytest.Monk
     assert found[1:3] == cells[1:3]
     assert type(found[1:3]) is History
     assert repr(found[:1]) == "<History of 1 cell, 2.0 s>"
+    saved = SessionRecord(0.0, tuple(cells), (experiment("a"),))
+    assert repr(saved) == "<SessionRecord of 5 cells, 1 experiment and 0 traces>"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(GpuMemError, match="pip install pandas"):
         found.to_pandas()
@@ -103,6 +105,8 @@ def test_history_lists_the_last_cells_or_those_of_an_experiment(
     assert "third" in outer
     assert "first" not in outer
     assert "third" not in shown(loaded, capsys, "%gpumem history --experiment inner")
+    loaded.run_cell("import ipygpumem\nwith ipygpumem.experiment('block'): pass")
+    assert "inside one cell has no cells of its own" in shown(loaded, capsys, "%gpumem history --experiment block")
 
 
 def test_history_lists_traces_and_iterations_below_the_cells(

@@ -34,7 +34,7 @@ BUDGET = {
     "meter": 505,
     "probes": 1595,
     "reclaim": 790,
-    "records": 465,
+    "records": 470,
     "report": 1830,
     "scope": 760,
     "shell": 3575,

@@ -160,6 +160,9 @@ def test_many_gaps_come_with_a_way_to_have_fewer_that_this_torch_has(
     assert "before torch first uses CUDA" in note
     assert gap_notes(card, GAPS, "2.1.2") == (note,)
     assert gap_notes(card, FEW) == ()
+    card.memory["GPU-uuid-0"] = (10_100, 2000)  # the gaps are less than a hundredth of the device
+    assert gap_notes(card, GAPS) == ()
+    card.memory["GPU-uuid-0"] = (5000, 2000)
     assert gap_notes(card, GAPS, "2.0.1+cu118") == ()
     assert gap_notes(card, GAPS, cuda=None) == ()
     assert gap_notes(card, {**GAPS, "is_expandable": True, "segment_type": "large"}) == ()

@@ -310,6 +310,6 @@ def load(path: str | os.PathLike[str]) -> SessionRecord:
 
     >>> ipygpumem.export("run.json")
     >>> ipygpumem.load("run.json")
-    <SessionRecord of 0 cells and 0 experiments>
+    <SessionRecord of 0 cells, 0 experiments and 1 trace>
     """
     return formats.load(path)

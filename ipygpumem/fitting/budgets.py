@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.errors import BudgetError, DeviceError, UnitError, describe_error, quoted
 from ipygpumem.probes import host, own_limits
-from ipygpumem.probes.accelerators import fractions, memory_fraction, parse_device, uncounted
+from ipygpumem.probes.accelerators import fractions, loaded_torch, memory_fraction, parse_device, uncounted
 from ipygpumem.probes.nvml import checked_device
 from ipygpumem.units import MIB, bytes_in_message, checked_bytes, format_bytes
 
@@ -39,6 +39,8 @@ def parse_budget(text: str) -> dict[str, int]:
 
 def checked(sizes: Mapping[str, object]) -> dict[str, int]:
     """Return a budget in bytes (``BudgetError`` for an invalid size, or a device other than ``gpu`` or ``cuda:N``)."""
+    if not isinstance(sizes, Mapping):
+        raise BudgetError("budget: write sizes by device, such as {'gpu': '8GiB'}")
     found: dict[str, int] = {}
     for name, size in sizes.items():
         if size is None:
@@ -276,9 +278,10 @@ def leave_free(size: int | str, device: object = "cuda") -> MemoryReservation:
 
 
 def _torch_with(name: str) -> Any:
-    cuda = torch_cuda()
-    if cuda is None or int(name[5:]) >= cuda.device_count():
-        raise DeviceError(f"there is no {name} here, or no torch")
+    number = cuda.device_count() if (cuda := torch_cuda()) else 0
+    if int(name[5:]) >= number:
+        sees = f"torch sees {number or 'no'} CUDA device{'s' * (number > 1)}"
+        raise DeviceError(f"there is no {name} here: {sees if loaded_torch() else 'torch cannot be imported'}")
     return importlib.import_module("torch")
 
 

@@ -144,18 +144,18 @@ def _device(
         except RuntimeError as error:
             said_first = str(error).partition("\n")[0]
             notes.append(f"this process's context is broken ({said_first}): restart the kernel")
-    if backend == "cuda" and snapshot is not None and _has_a_way_against_gaps(snapshot):
+    if backend == "cuda" and snapshot is not None and _has_a_way_against_gaps(snapshot, reading.total_bytes or 0):
         notes.append(
             "many gaps: with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True torch also frees pages between "
-            "tensors; set it before torch first uses CUDA (for a kernel where it has: docs/status.md of ipygpumem)"
+            "tensors; set it before torch first uses CUDA"
         )
     return [device_parts(reading, snapshot, wide, held, notes, pools)]
 
 
-def _has_a_way_against_gaps(snapshot: Snapshot) -> bool:
-    """Return True if there are many gaps, and this torch version can reduce them by the setting."""
+def _has_a_way_against_gaps(snapshot: Snapshot, total_bytes: int) -> bool:
+    """Return True if there are many gaps, also for the device, and this torch can reduce them by the setting."""
     can_expand = any(segment.page_bytes is not None for segment in snapshot.segments)
-    if can_expand or sum(snapshot.fragments) < _MANY_GAPS * snapshot.reserved_bytes:
+    if can_expand or sum(snapshot.fragments) < max(_MANY_GAPS * snapshot.reserved_bytes, total_bytes / 100):
         return False
     torch = loaded_torch()
     version = tuple(map(int, re.findall(r"\d+", str(getattr(torch, "__version__", "")))[:2]))

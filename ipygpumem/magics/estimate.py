@@ -47,6 +47,8 @@ def _compiled(shell: Any, cell: str) -> Any:
     source = "\n" + shell.transform_cell(cell)
     magic = _MAGIC.search(source)
     if magic is not None:
+        if magic[2] == "autofit":
+            raise EstimateError("write %%autofit above %%estimate")
         sign = "%%" if magic[1] == "cell" else "%"
         raise EstimateError(f"{sign}{magic[2]} acts on the notebook itself: take it out of a cell to estimate")
     number = len(shell.history_manager.input_hist_parsed) - 1  # execution_count may be the next cell's

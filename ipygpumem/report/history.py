@@ -27,7 +27,8 @@ def history_report(cells: Sequence[CellRecord], *, total: int, experiment: str |
     """Return one row for each of ``cells``, out of ``total`` (of ``experiment``, if given)."""
     of = f" of {clean(experiment)}" if experiment is not None else ""
     if not total:
-        return Report("history", f"no cell{of} has finished yet")
+        why = "; an experiment inside one cell has no cells of its own" if of else ""
+        return Report("history", f"no cell{of} has finished yet{why}")
     rows = [
         {
             "cell": "" if cell.execution_count is None else str(cell.execution_count),

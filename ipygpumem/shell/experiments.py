@@ -422,7 +422,7 @@ class Experiment:
         self._experiments, self._context = experiments, experiments.context
         self.name = name
         self._keep: list[str] = []
-        self.keep(*([keep] if isinstance(keep, str) else keep))
+        self.keep(*(keep if isinstance(keep, Iterable) and not isinstance(keep, str) else [keep]))
         self._drop_imports = drop_imports
         if seed is not None and not is_seed(seed):
             raise ExperimentError("seed must be a whole number that fits into 64 bits")

@@ -84,19 +84,18 @@ def find_notebook(shell: Any) -> Notebook | None:
     return None
 
 
-def notebook_of(shell: Any) -> Notebook:
-    """Return the ``Notebook`` of ``shell`` (``NotLoadedError`` if there is none)."""
+def notebook_of(shell: Any, otherwise: str = "") -> Notebook:
+    """Return the ``Notebook`` of ``shell`` (``NotLoadedError`` if there is none); say what to do ``otherwise``."""
     found = find_notebook(shell)
     if found is not None:
         return found
     if shell is None:
         raise NotLoadedError(
-            "this needs a notebook or IPython: run the script as ipython --ext ipygpumem SCRIPT.py, "
-            "or put the code into a function, whose local names are deleted when it returns"
+            f"this needs a notebook or IPython: run the script as ipython --ext ipygpumem SCRIPT.py{otherwise}"
         )
     raise NotLoadedError("ipygpumem is not loaded here: run %load_ext ipygpumem first")
 
 
-def current_notebook() -> Notebook:
+def current_notebook(otherwise: str = "") -> Notebook:
     """Return the ``Notebook`` of the current shell (``NotLoadedError`` if there is none)."""
-    return notebook_of(get_ipython())
+    return notebook_of(get_ipython(), otherwise)

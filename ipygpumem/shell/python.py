@@ -51,7 +51,8 @@ def experiment(
     >>> ipygpumem.experiments()[-1].parameters
     {'lr': 0.1}
     """
-    experiments = current_notebook().experiments
+    function = ", or put the code into a function, whose local names are deleted when it returns"
+    experiments = current_notebook(otherwise=function).experiments
     return Experiment(experiments, name, keep, drop_imports, seed, report, note, budget, record)
 
 

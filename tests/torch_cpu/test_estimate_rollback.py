@@ -168,6 +168,7 @@ MISTAKES = {
     "%%estimate\nawait x\n": "can await only inside an async function",
     "%%estimate\ny = x * 2\nz = y.to_sparse()\n": "to_sparse in line 3: z = y.to_sparse()",
     "%%estimate\n%%time\ny = x\n": "%%time acts on the notebook itself",
+    "%%estimate\n%%autofit n=8\ny = x\n": "write %%autofit above %%estimate",
     "%%estimate\nfor _ in [1]:\n    %time y = x\n": "%time acts on the notebook itself",
 }
 

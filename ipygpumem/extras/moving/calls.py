@@ -15,6 +15,7 @@ from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.holders.search import Roots
 from ipygpumem.introspect import type_name
 from ipygpumem.inventory import survey
+from ipygpumem.scope.scope import is_ownable
 
 
 def release(*objects: object) -> ReleaseRecord:
@@ -40,7 +41,7 @@ def release(*objects: object) -> ReleaseRecord:
     if not objects:
         raise GpuMemError("release needs at least one object: release(learner)")
     frame = sys._getframe(1)
-    known = {id(value): name for name, value in reversed(list(survey.names_in(frame)))}
+    known = {id(value): name for name, value in reversed(list(survey.names_in(frame))) if is_ownable(name)}
     named = [(known.get(id(item), type_name(item)), item) for item in objects]
     del objects, known
     shell, notebook = current_shell(), loaded_notebook()

@@ -78,7 +78,8 @@ class Released:
 
 def _refuse_if_odd(name: str, item: object) -> None:
     """Raise GpuMemError if an object cannot be emptied."""
-    kind, what = type(item), f"`{name}` ({type_name(item)})"
+    kind, is_named = type(item), name != type_name(item)
+    what = f"`{name}` ({type_name(item)})" if is_named else f"the {name}"
     if kind is Released:
         raise GpuMemError(vars(item)[_SAYS])
     if describe(item) is not None:
@@ -89,7 +90,7 @@ def _refuse_if_odd(name: str, item: object) -> None:
     is_built_in = library in sys.stdlib_module_names or solid_base(kind) is not object or is_instance(item, Enum)
     has_end = any("__del__" in class_dict(base) for base in type.mro(kind))
     if is_built_in or has_end or instance_dict(item) is None:
-        raise GpuMemError(f"{what} cannot be emptied: delete its name instead")
+        raise GpuMemError(f"{what} cannot be emptied" + ": delete its name instead" * is_named)
 
 
 def _empty(item: object, says: str) -> None:
