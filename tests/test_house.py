@@ -21,7 +21,7 @@ BUDGET = {
     "extras/__init__": 1,
     "extras/cluster": 730,
     "extras/lines": 720,
-    "extras/moving": 725,
+    "extras/moving": 735,
     "extras/pictures": 405,
     "extras/recorder": 610,
     "extras/tracker": 220,

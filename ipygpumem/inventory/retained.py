@@ -25,7 +25,7 @@ _OTHERS = ""
 """Owner of the nodes that lead from something that may still need them."""
 _ROOT = re.compile(r"Out\[\d+\]|\w+")
 _LAST_STEP = re.compile(r"""\[("[^"]*"|[^\[\]"]*)\]$|[.][^.\[\]"]+$""")
-_NO_CODE = re.compile(r"[<{…'\\]|cell_contents")
+_NO_CODE = re.compile(r"[<{…'\\]|cell_contents|_hooks\[")
 """Marks a path that cannot be assigned to as written; a key's quotes are shown as apostrophes."""
 
 
@@ -166,7 +166,8 @@ class Retained:
         elif path and nodes.is_sum(node):
             kind, instead = "sum", f"{path} += {value}" if _adds(node) else f"keep {value} in {path}"
         if any(is_instance(one, tuple) for one in holders) or _NO_CODE.search(path) or re.search(r"\[\d+\]", container):
-            instead = f"keep {value} in {_ROOT.findall(f'{path}_')[0]}"
+            owner = "the hook" if "_hooks[" in path else _ROOT.findall(f"{path}_")[0]
+            instead = f"keep {value} in {owner}"
         if nodes.leaves[id(node)] == {True} and path:
             kind, instead = "evaluation", "wrap the evaluation in with torch.no_grad():"
         elif path.startswith("Out["):
@@ -281,7 +282,8 @@ def _words(roots: list[_Root]) -> tuple[str, str]:
         remedies = [root.instead for root in roots if root.kind == "evaluation"][:1]
     what, path = f"{', '.join(where)}: {number:,} tensors keep their autograd graphs", roots[0].path
     if number == 1:
-        what = f"{next(iter(where)) if _NO_CODE.search(path) else path} keeps its autograd graph"
+        named = "a hook on " * ("_hooks[" in path) + next(iter(where)) if _NO_CODE.search(path) else path
+        what = f"{named} keeps its autograd graph"
     return what, f"unless you still call backward(): {'; '.join(remedies)}"
 
 

@@ -98,6 +98,10 @@ def test_a_released_object_says_where_it_was_released_and_cannot_be_released_aga
             use()
         assert str(raised.value) == f"`learner` was released by ipygpumem at {record.where}"
         assert repr(learner) == f"<{raised.value}>"
+    other = Learner()  # with one that is still to be released, it is skipped
+    record = ipygpumem.release(learner, other)
+    assert record.names == ("other",)
+    assert "learner was released before" in str(record)
     assert not hasattr(learner, "model")  # tools that look at all objects
     assert (dir(learner), learner in [learner], isinstance(learner, nn.Module)) == ([], True, False)
 
@@ -109,6 +113,8 @@ def test_a_data_loader_can_be_released() -> None:
     assert ipygpumem.release(loader).freed_bytes == 8 * 3 * 4
     with pytest.raises(AttributeError):
         iter(loader)
+    with pytest.raises(GpuMemError, match="`loader` was released by ipygpumem at "):
+        ipygpumem.release(loader)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,11 @@ SEVERAL = "it: {} tensors keep their autograd graphs"
 STORED = {
     "a list": Case("it = [step() for _ in range(3)]", SEVERAL.format(3), "it.append(loss.item())", 3),
     "a deque": Case("it = collections.deque([step()])", ONE.format("[0]"), "it.append(loss.item())"),
+    "a hook's list": Case(
+        "it = network()\nit.register_forward_hook((lambda acts: lambda m, i, o: acts.append(o))([])); it(x)",
+        "a hook on it keeps its autograd graph",
+        "keep result.detach() in the hook",
+    ),
     "a tuple": Case("it = (1, step())", ONE.format("[1]"), "keep loss.item() in it"),
     "a namedtuple": Case("it = Pair(step(), 3)", ONE.format("[0]"), "keep loss.item() in it"),
     "a dict": Case("it = {'a b': step()}", ONE.format('["a b"]'), 'it["a b"] = loss.item()'),

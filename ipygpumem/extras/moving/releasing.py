@@ -51,6 +51,8 @@ class ReleaseRecord(Record):
     reclaimed: dict[str, int]
     """Decrease per device: RSS for the host, live tensors for an accelerator."""
     steps: tuple[ReclaimStep, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Objects that were skipped, because they had been released before."""
 
     @property
     def freed_bytes(self) -> int:
@@ -76,12 +78,17 @@ class Released:
         return []
 
 
+def _is_released(item: object) -> bool:
+    """Return True if an object was released before; one with another attribute layout has kept its class."""
+    return _SAYS in (instance_dict(item) or {})
+
+
 def _refuse_if_odd(name: str, item: object) -> None:
     """Raise GpuMemError if an object cannot be emptied."""
     kind, is_named = type(item), name != type_name(item)
     what = f"`{name}` ({type_name(item)})" if is_named else f"the {name}"
-    if kind is Released:
-        raise GpuMemError(vars(item)[_SAYS])
+    if _is_released(item):
+        raise GpuMemError((instance_dict(item) or {})[_SAYS])
     if describe(item) is not None:
         raise GpuMemError(f"{what} has nothing to empty: its memory is freed with its last name")
     library = module_of(item).partition(".")[0]
@@ -123,6 +130,8 @@ def release(
         GpuMemError: one of them cannot be released, or torch is tracing the calling code; then none is.
     """
     refuse_while_traced("release")
+    notes = tuple(f"{name} was released before" for name, item in named if _is_released(item))
+    named = [pair for pair in named if not _is_released(pair[1])] or named
     for name, item in named:
         _refuse_if_odd(name, item)
     watched = _watched(named)
@@ -137,7 +146,7 @@ def release(
     reclaimed = decrease(before, current(meter.now()))
     freed, left = _sorted_out(watched, roots)
     trim_host_heap()  # frees the memory of the search for holders
-    return ReleaseRecord(tuple(name for name, _ in named), where, freed, left, reclaimed, tuple(steps))
+    return ReleaseRecord(tuple(name for name, _ in named), where, freed, left, reclaimed, tuple(steps), notes)
 
 
 _Part = tuple[Callable[[list[Array]], RetainedArray], list[tuple[Callable[[], bool], Array]]]
