@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import users_line
+from ipygpumem.heap.holders.frames import stack
 from ipygpumem.probes.accelerators import current_device, parse_device
 
 UNKNOWN = "this code cannot be estimated, because it needs the values of tensors"
@@ -84,7 +85,9 @@ class Devices(TorchFunctionMode):
         """Call a torch function, with its devices redirected."""
         kwargs = kwargs or {}
         if func is torch.Tensor.data_ptr:
-            raise EstimateError(f"{UNKNOWN}: data_ptr in {users_line()}")
+            saves = any(frame.f_code.co_name == "save_pretrained" for frame in stack(sys._getframe(1)))
+            hint = "; leave out that it saves the model: save_strategy='no' for a Trainer" * saves
+            raise EstimateError(f"{UNKNOWN}: data_ptr in {users_line()}{hint}")
         if func in _TO_NUMPY:
             return _array(args[0])
         if func in _RECURRENT and torch.backends.cudnn.enabled:

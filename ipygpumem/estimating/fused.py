@@ -33,10 +33,11 @@ def attention(
     widths, length, keys = {item.shape[-1] for item in items}, query.shape[-2], key.shape[-2]
     fuses = query.dim() == 4 and all(item.stride(-1) == 1 for item in items)
     is_grouped = not query.shape[:2] == key.shape[:2] == value.shape[:2]
-    if (
+    is_flash = (
         *(fuses, allowed.flash_sdp_enabled(), attn_mask is None, query.itemsize == 2, len(widths) == 1),
         *(max(widths) <= _MOST_OF_FLASH, enable_gqa or not is_grouped, length == keys or not is_causal),
-    ) == (True,) * 8:
+    )
+    if all(is_flash):
         width = query.shape[-1]
         padded = [functional.pad(item, (0, -width % 8)) if width % 8 else item for item in items]
         return _ATEN._scaled_dot_product_flash_attention(

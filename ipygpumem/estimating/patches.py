@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.util
 import os
 import sys
 import threading
@@ -107,6 +109,8 @@ def _changes(  # noqa: C901  # one small function after another
     clear = torch.clear_autocast_cache
     form, begin, start, init = tensor.__format__, cast.__init__, thread.start, loader.__init__
     written: dict[Any, Any] = {}
+    # Imported here, since the estimated code may import it, and a trainer saves at its end.
+    safetensors = importlib.import_module("safetensors.torch") if importlib.util.find_spec("safetensors") else None
     make: Any = tensor._make_subclass
 
     def set_data(fake: Any, value: Any) -> None:
@@ -131,6 +135,10 @@ def _changes(  # noqa: C901  # one small function after another
     def save(_: Any, f: Any, *__: Any, **___: Any) -> None:
         written[key(f)] = f  # keeps its id unique
         note(f"{users_line()}: torch.save wrote nothing")
+
+    def serialize(*_: Any, **__: Any) -> bytes:
+        note(f"{users_line()}: safetensors wrote nothing")
+        return b""
 
     @functools.wraps(load)
     def load_what_was_there(f: Any, *args: Any, **kwargs: Any) -> Any:
@@ -273,6 +281,8 @@ def _changes(  # noqa: C901  # one small function after another
         (torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda _: [])),
         (torch, "save", save),
         (torch, "load", load_what_was_there),
+        *((safetensors, name, serialize) for name in ("serialize", "serialize_file")),
+        *((safetensors, name, lambda *_: {}) for name in ("_flatten", "_flatten_as_ptr")),  # these read addresses
         (torch, "set_num_threads", lambda _: None),
         (fake_tensor.log, "disabled", True),  # its errors are raised, too
         (fake_tensor.FakeTensorMode, "avoid_device_init", True),  # else torch.tensor makes a real tensor on a device

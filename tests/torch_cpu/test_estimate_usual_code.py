@@ -6,6 +6,7 @@ What code does beyond its tensors is named too: files, processes, the network, t
 from __future__ import annotations
 
 import functools
+import importlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import users_line
 from ipygpumem.estimating.effects import effects_of
 from ipygpumem.estimating.records import Estimate
+from tests.kernel import Kernel
+from tests.steps import works
 
 USERS = """
 import io, json, logging, random
@@ -435,6 +438,32 @@ def test_a_data_loader_starts_no_processes_and_a_checkpoint_is_not_written(tmp_p
     found = ipygpumem.estimate(read)
     assert (loader.num_workers, seen, path.exists()) == (2, [], False)
     assert "torch.save wrote nothing" in found.notes[-1]
+
+
+def test_saving_with_safetensors_writes_nothing(tmp_path: Path) -> None:
+    safetensors = importlib.import_module("safetensors.torch")
+    weights = {"weight": torch.ones(3)}
+    found = ipygpumem.estimate(lambda: safetensors.save_file(weights, tmp_path / "model.safetensors"))
+    assert "safetensors wrote nothing" in found.notes[-1]
+    assert not list(tmp_path.iterdir())
+
+
+SAVING_TRAINER = """
+import ipygpumem, transformers
+def train(**options):
+    options = transformers.TrainingArguments(max_steps=2, report_to=[], disable_tqdm=True, **options)
+    data = [{"input_ids": [1] * 16, "labels": [1] * 16} for _ in range(16)]
+    config = transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=64, n_positions=16)
+    transformers.Trainer(model=transformers.GPT2LMHeadModel(config), args=options, train_dataset=data).train()
+"""
+
+
+def test_a_trainer_that_saves_its_model_is_refused_with_the_way_out(bare_kernel: Kernel, tmp_path: Path) -> None:
+    works(bare_kernel, SAVING_TRAINER)
+    reply = bare_kernel.run(f"ipygpumem.estimate(train, output_dir={str(tmp_path)!r})")
+    assert "data_ptr in line" in reply.message
+    assert reply.message.endswith("save_strategy='no' for a Trainer")
+    works(bare_kernel, f"ipygpumem.estimate(train, output_dir={str(tmp_path)!r}, save_strategy='no')")
 
 
 IMPORTS = """
