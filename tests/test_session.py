@@ -24,7 +24,7 @@ from ipygpumem.report.layout import Report, Scales, note
 from ipygpumem.shell import recovery
 from ipygpumem.shell.cell import CellStack
 from ipygpumem.shell.config import IPyGpuMem
-from ipygpumem.shell.experiments import Experiment
+from ipygpumem.shell.experiments import Experiment, Experiments
 from ipygpumem.shell.notebook import Notebook
 from ipygpumem.units import MIB
 from tests.control_group import v2_system
@@ -279,3 +279,19 @@ def test_what_a_reset_left_is_credited_to_the_outputs(
     capsys.readouterr()
     shell.run_cell("%gpumem free")
     assert re.search(r"^  outputs \(RAM 6[34](\.\d)? MiB\)", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_ctrl_c_that_leaves_an_experiment_open_says_so(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    loaded.run_cell("%experiment start m --report none\nx = 1")
+    with monkeypatch.context() as patch:
+        patch.setattr(Experiments, "_try_to_end", interrupted)
+        error = loaded.run_cell("%experiment end").error_in_exec
+    assert str(error) == "the experiment m is still open: run %experiment end again"
+    assert loaded.user_ns["x"] == 1
+    loaded.run_cell("%experiment end")
+    assert "x" not in loaded.user_ns

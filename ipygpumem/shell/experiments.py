@@ -31,7 +31,7 @@ from ipygpumem.reclaim import reclaim
 from ipygpumem.reclaim.reclaim import steps_that_free
 from ipygpumem.records import CellRecord, ExperimentRecord, ReclaimStep, RetainedArray, Usage
 from ipygpumem.report import content
-from ipygpumem.report.layout import Report, note
+from ipygpumem.report.layout import Report, clean_name, note
 from ipygpumem.scope.bindings import Bindings, bindings_of
 from ipygpumem.scope.instrumenting import Listener, instrument
 from ipygpumem.scope.scope import Scope, is_ownable, note_event, settle
@@ -334,7 +334,8 @@ class Experiments(CellObserver):
             except KeyboardInterrupt:
                 interrupted, experiment.is_ending = True, False
                 if not experiment.ends_by_itself:
-                    raise
+                    text = f"the experiment {clean_name(experiment.name)} is still open: run %experiment end again"
+                    raise KeyboardInterrupt(text) from None
             except Exception as error:
                 self.context.guard.failed(f"the end of experiment {quoted(experiment.name)}", error, hint="")
                 self.context.guard.each("names", self.code_missed)
