@@ -52,6 +52,7 @@ _SHARE_FOR_ARRAYS = 4
 """Copies of arrays take at most the free host memory divided by this number."""
 _FOREIGN = {"IPython", "ipykernel", "ipygpumem", "traitlets", "zmq", "logging", "threading", "asyncio", "matplotlib"}
 """Modules whose objects an estimate does not restore, because other code changes them at the same time."""
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _CACHE: Any = type(functools.lru_cache(len))
 _C_DATA, _FILE = ctypes.Structure.__mro__[1], io.FileIO.__mro__[-2]
 """Base classes in C of all ctypes objects and of all files."""
@@ -97,7 +98,7 @@ class Restorer(Walk):
         for module, name, keep in _LIBRARIES_KEEPERS:
             if is_of_library(value, module, name):
                 return keep(self, value)
-        return [] if module_of(value).partition(".")[0] in _FOREIGN else self._attributes(value)
+        return [] if _is_shared_by_threads(value) else self._attributes(value)
 
     def _state(
         self,
@@ -354,10 +355,7 @@ _CUDNN = torch.backends.cudnn
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (lambda: dict(os.environ), _set_environment),
     (os.getcwd, os.chdir),
-    (
-        lambda: list(warnings.filters),
-        _set_filters,
-    ),
+    (lambda: list(warnings.filters), _set_filters),
     (torch.get_default_dtype, torch.set_default_dtype),
     (
         lambda: getattr(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), "device", None),
@@ -379,6 +377,17 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 def _holds_fakes(cache: Any) -> bool:
     held = gc.get_referents(cache)
     return any(is_instance(item, FakeTensor) for item in (*held, *gc.get_referents(*filter(gc.is_tracked, held))))
+
+
+def _is_shared_by_threads(value: Any) -> bool:
+    """Return True if other threads may change an object during the estimate: restoring it would undo their changes.
+
+    Such objects of libraries, for example a ``queue.Queue``, have a lock. The estimated code works on copies of them.
+    """
+    library = module_of(value).partition(".")[0]
+    if library == "torch" or _is_users_class(type(value)):
+        return False
+    return library in _FOREIGN or any(type(item) in _LOCKS for item in list((instance_dict(value) or {}).values()))
 
 
 def _is_users_module(module: Any) -> bool:

@@ -9,6 +9,7 @@ import io
 import mmap
 import multiprocessing
 import os
+import queue
 import random
 import re
 import signal
@@ -487,6 +488,23 @@ def test_locks_and_other_objects_of_c_have_no_copies() -> None:
 
     ipygpumem.estimate(step)
     assert not held[0].locked()
+
+
+SHARED: queue.Queue[int] = queue.Queue()
+SHARED.put(1)
+
+
+def test_a_queue_keeps_changes_by_another_thread() -> None:
+    asked, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        asked.wait()
+        SHARED.put(SHARED.get() + 1)
+        done.set()
+
+    threading.Thread(target=work).start()
+    ipygpumem.estimate(lambda: (asked.set(), done.wait()))
+    assert SHARED.get(timeout=0) == 2
 
 
 def test_a_users_error_is_raised_as_it_is() -> None:
