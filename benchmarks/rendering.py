@@ -11,7 +11,7 @@ from benchmarks.report import Row, Section
 from ipygpumem.records import (
     CellRecord,
     ExperimentRecord,
-    ReclaimStep,
+    FreeingStep,
     RecoveryRecord,
     ReferencePath,
     RetainedArray,
@@ -97,7 +97,7 @@ def _records() -> tuple[CellRecord, ExperimentRecord, RecoveryRecord]:
     cell = CellRecord(7, None, None, 0.0, 3.2, True, None, usages)
     sizes = dict.fromkeys(["cpu", *devices], _GIB)
     names = tuple(f"name_{number}" for number in range(50))
-    steps = (ReclaimStep("names", sizes, sizes, 0.1), ReclaimStep("caches", sizes, sizes, 0.1))
+    steps = (FreeingStep("names", sizes, sizes, 0.1), FreeingStep("caches", sizes, sizes, 0.1))
     experiment = ExperimentRecord(
         "sweep", 0.0, 9.9, (cell,) * 3, usages, sizes, sizes, names, names[:3], names[:2], held[:20], steps
     )

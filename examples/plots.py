@@ -70,13 +70,13 @@ def made_up_cells() -> list[CellRecord]:
 
 def made_up_experiment(name: str, cells: list[CellRecord]) -> ExperimentRecord:
     own = [cell for cell in cells if cell.experiment == name]
-    usages, consumed, reclaimed = [], {}, {}
+    usages, consumed, freed = [], {}, {}
     for index, first in enumerate(own[0].usages):
         series = [cell.usages[index] for cell in own]
         before, after, peak = first.before_bytes, series[-1].after_bytes, max(usage.peak_bytes for usage in series)
         usages.append(Usage(first.device, before, after, peak, first.total_bytes, first.method))
-        reclaimed[first.device] = max(0, series[-1].before_bytes - after)
-        consumed[first.device] = after - before + reclaimed[first.device]
+        freed[first.device] = max(0, series[-1].before_bytes - after)
+        consumed[first.device] = after - before + freed[first.device]
     end = own[-1].started_at + own[-1].duration_seconds
     return ExperimentRecord(
         name,
@@ -85,7 +85,7 @@ def made_up_experiment(name: str, cells: list[CellRecord]) -> ExperimentRecord:
         tuple(own),
         tuple(usages),
         consumed,
-        reclaimed,
+        freed,
         deleted=(),
         restored=(),
         kept=(),

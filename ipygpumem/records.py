@@ -238,7 +238,7 @@ class CellRecord(Record):
     """The first line of code in the cell, cut to 80 characters."""
     recovery: RecoveryRecord | None = None
     """The recovery after its error, if anything was released."""
-    reclaimed: dict[str, int] = field(default_factory=dict)
+    freed: dict[str, int] = field(default_factory=dict)
     """Bytes freed per device between the end of the cell's code and the end of ``usages``: by a recovery, and by
     experiments that ended with the cell. Empty without either.
     """
@@ -289,13 +289,13 @@ class RetainedArray(Record):
 
 
 @dataclass(frozen=True)
-class ReclaimStep(Record):
+class FreeingStep(Record):
     """One step of freeing memory, with the bytes freed on each device, without those freed by other threads."""
 
     name: str
-    reclaimed: dict[str, int]
+    freed: dict[str, int]
     """Decrease of RSS (host) or of live tensors' bytes (accelerators)."""
-    returned: dict[str, int]
+    freed_reserved: dict[str, int]
     """Decrease of an accelerator's reserved memory, which other processes can use again."""
     duration_seconds: float
     error: str | None = None
@@ -312,10 +312,10 @@ class RecoveryRecord(Record):
     free: dict[str, int]  # of each device when the cell had failed, before anything was released
     held: tuple[RetainedArray, ...]
     frames: int
-    reclaimed: dict[str, int]
+    freed: dict[str, int]
     now: dict[str, int]
     """Each device's bytes at the end: RSS for the host, live tensors for an accelerator."""
-    steps: tuple[ReclaimStep, ...] = ()
+    steps: tuple[FreeingStep, ...] = ()
     poisoned: bool = False
     """True if the device context is broken: only restarting the kernel helps."""
     detached: tuple[RetainedArray, ...] = ()
@@ -356,14 +356,14 @@ class ExperimentRecord(Record):
     """From the start to the end of the clean-up; ``delta_bytes`` is the memory that was not freed."""
     consumed: dict[str, int]
     """Bytes per device that the experiment held at its end, above its start."""
-    reclaimed: dict[str, int]
+    freed: dict[str, int]
     """Bytes per device freed by the clean-up: ``consumed`` minus ``delta_bytes``; negative for an increase."""
     deleted: tuple[str, ...]
     restored: tuple[str, ...]
     kept: tuple[str, ...]
     survivors: tuple[RetainedArray, ...]
     """Deleted names whose arrays are still alive, because something outside the scope refers to them."""
-    steps: tuple[ReclaimStep, ...] = ()
+    steps: tuple[FreeingStep, ...] = ()
     notes: tuple[str, ...] = field(default=())
     parameters: dict[str, int | float | str] = field(default_factory=dict)
     """Parameters noted by the user: ``--note lr=1e-3 bs=64``."""

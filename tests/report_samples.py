@@ -26,8 +26,8 @@ from ipygpumem.records import (
     CellRecord,
     EngineRecord,
     ExperimentRecord,
+    FreeingStep,
     Reading,
-    ReclaimStep,
     RecoveryRecord,
     ReferencePath,
     RetainedArray,
@@ -58,12 +58,12 @@ def experiment(**changes: Any) -> ExperimentRecord:
         "cells": (cell(), cell()),
         "usages": (RAM,),
         "consumed": {"cpu": 600 * MIB},
-        "reclaimed": {"cpu": 88 * MIB},
+        "freed": {"cpu": 88 * MIB},
         "deleted": ("a", "b"),
         "restored": ("x",),
         "kept": (),
         "survivors": (RetainedArray("b", "Tensor", (8, 1024, 1024), "float32", "cpu", 32 * MIB),),
-        "steps": (ReclaimStep("names", {"cpu": 88 * MIB}, {"cuda:0": 2 * MIB}, 0.1),),
+        "steps": (FreeingStep("names", {"cpu": 88 * MIB}, {"cuda:0": 2 * MIB}, 0.1),),
         "notes": ("keep: no name matches 'q'",),
     }
     return ExperimentRecord(**{**values, **changes})
@@ -81,7 +81,7 @@ def recovery(**changes: Any) -> RecoveryRecord:
             RetainedArray("lists", "dict", None, "float32", "cuda:0", MIB, arrays=3, function="main", line=2),
         ),
         "frames": 4,
-        "reclaimed": {"cpu": -5, "cuda:0": 3 * MIB},
+        "freed": {"cpu": -5, "cuda:0": 3 * MIB},
         "now": {"cpu": GIB, "cuda:0": 0},
     }
     return RecoveryRecord(**{**values, **changes})
@@ -93,7 +93,7 @@ def every_report(word: str = "x") -> list[Report]:
         RetainedArray(word, word, shape, word, word, 9 * MIB, function=word, line=1, holder=ReferencePath(word, word))
         for shape in ((1,), None)
     )
-    step = ReclaimStep(word, {word: MIB}, {word: MIB}, 0.1, error=word)
+    step = FreeingStep(word, {word: MIB}, {word: MIB}, 0.1, error=word)
     usage = Usage(word, 1, 2, 3, 10 * MIB, "sampled", used_bytes=5, reserved_bytes=4, note=word)
     tensor = TensorRecord(word, word, (1,), word, word, MIB, note=word)
     inventory = Inventory((tensor, tensor), 0.0, notes=(word,))
@@ -143,7 +143,7 @@ def reports_over_time(word: str, ended: ExperimentRecord) -> list[Report]:
 
 
 def reports_of_stretches(
-    word: str, usage: Usage, tensor: TensorRecord, held: tuple[RetainedArray, ...], step: ReclaimStep
+    word: str, usage: Usage, tensor: TensorRecord, held: tuple[RetainedArray, ...], step: FreeingStep
 ) -> list[Report]:
     """What is told of stretches of code, of what came and went in them, and of what would or did save memory."""
     passed = [TraceRecord(word, 1.0, 0.1, word, (RAM, usage), number) for number in (None, 1, 2)]

@@ -52,7 +52,7 @@ def test_a_cell_runs_as_an_experiment_on_every_engine(cluster: Kernel) -> None:
         assert engine["free"]["cpu"] > 0
         assert engine["pid"] != cluster.value("__import__('os').getpid()")
     assert found["consumed"]["cpu"] >= 4 * 64 * MIB, "the sum over the engines"
-    assert found["reclaimed"]["cpu"] >= 4 * 63 * MIB
+    assert found["freed"]["cpu"] >= 4 * 63 * MIB
     assert on_engines(cluster, "w") == [0, 1, 2, 3]
     assert on_engines(cluster, NAMES) == [["w"]] * 4
     assert cluster.value("'x' in globals()") is False, "nothing runs in the notebook itself"
@@ -338,7 +338,7 @@ def test_errors_and_notes_are_told_once_for_engines_that_are_alike() -> None:
     merged = merged_record("s", 5.0, 1.0, engines)
     assert merged.notes == ("engines 0-1: a note", "engine 2 (host1): KeyError", "engines 3-4: died")
     assert (merged.deleted, merged.kept) == (("x", "y"), ("z",))
-    assert (merged.consumed, merged.reclaimed) == ({"cpu": 3 * MIB}, {"cpu": 3 * MIB})
+    assert (merged.consumed, merged.freed) == ({"cpu": 3 * MIB}, {"cpu": 3 * MIB})
     (sums,) = merged.usages
     assert (sums.device, sums.peak_delta_bytes, sums.delta_bytes) == ("cpu", 3 * MIB, 6 * MIB)
     assert engines_report(merged).is_trouble

@@ -24,7 +24,7 @@ from ipygpumem.records import (
     CellRecord,
     EngineRecord,
     ExperimentRecord,
-    ReclaimStep,
+    FreeingStep,
     RecoveryRecord,
     ReferencePath,
     RetainedArray,
@@ -49,7 +49,7 @@ def cell(number: int | None = 1, **changes: Any) -> CellRecord:
 
 def oom() -> RecoveryRecord:
     held = RetainedArray("batch", "Tensor", (4, 4), "float32", "cuda:0", 64 * MIB, function="train", line=3)
-    steps = (ReclaimStep("frames", {"cpu": 5}, {"cuda:0": 7}, 0.1),)
+    steps = (FreeingStep("frames", {"cpu": 5}, {"cuda:0": 7}, 0.1),)
     return RecoveryRecord("oom", "OutOfMemoryError", "no", 2**30, {"cpu": 9}, (held,), 2, {"cpu": 5}, {"cpu": 4}, steps)
 
 

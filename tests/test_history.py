@@ -58,7 +58,7 @@ def test_the_history_shows_devices_in_use_and_drops_what_is_empty() -> None:
 
 
 def test_a_comparison_has_parameters_as_columns_and_runs_apart() -> None:
-    alone = experiment("cpu only", usages=(usage(),), reclaimed={"cpu": 0})  # it has no row of the device
+    alone = experiment("cpu only", usages=(usage(),), freed={"cpu": 0})  # it has no row of the device
     table, host, device = reports.comparison_report(reports.numbered([*SESSION.experiments, alone])).tables
     assert column(table, "experiment") == ["run #1", "other", "run #2", "cpu only"]
     assert column(table, "lr") == ["0.001", "0.1", "0.001", "0.001"]

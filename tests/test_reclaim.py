@@ -14,14 +14,14 @@ from ipygpumem.heap.garbage import Garbage
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.reclaim import reclaim
-from ipygpumem.records import ReclaimStep
+from ipygpumem.records import FreeingStep
 from tests.alone import alone
 from tests.fakes import FakeAllocator, FakeProbe, fake_module, fake_torch
 from tests.test_host import touched
 
 
-def run(meter: Meter, steps: list[reclaim.Step]) -> list[ReclaimStep]:
-    done: list[ReclaimStep] = []
+def run(meter: Meter, steps: list[reclaim.Step]) -> list[FreeingStep]:
+    done: list[FreeingStep] = []
     reclaim.run_steps(meter, steps, done)
     return done
 
@@ -30,7 +30,7 @@ def test_each_step_is_credited_with_what_fell_while_it_ran() -> None:
     probe = FakeProbe()
     probe.set(100)
     steps = run(Meter([probe]), [("first", lambda: probe.set(70)), ("second", lambda: probe.set(75))])
-    assert [(step.name, step.reclaimed) for step in steps] == [("first", {"cpu": 30}), ("second", {"cpu": -5})]
+    assert [(step.name, step.freed) for step in steps] == [("first", {"cpu": 30}), ("second", {"cpu": -5})]
 
 
 def test_a_step_is_not_credited_with_what_others_freed_while_it_ran() -> None:
@@ -41,7 +41,7 @@ def test_a_step_is_not_credited_with_what_others_freed_while_it_ran() -> None:
         return lambda: (probe.set(to), answer)[1]
 
     steps = run(Meter([probe]), [("garbage", fall(90, 0)), ("trim", fall(80, False)), ("names", fall(60, 3))])
-    assert [step.reclaimed["cpu"] for step in steps] == [0, 0, 20]
+    assert [step.freed["cpu"] for step in steps] == [0, 0, 20]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is mapped")
@@ -55,7 +55,7 @@ def test_a_step_is_credited_with_what_it_unmapped_and_a_trim_with_all_that_falls
         ("own work", lambda: memory[0].write(b"x" * (32 << 20))),
         ("trim", lambda: memory[0].madvise(mmap.MADV_DONTNEED) is None),
     ]
-    given = [step.reclaimed["cpu"] / (1 << 20) for step in run(Meter([HostProbe()]), steps)]
+    given = [step.freed["cpu"] / (1 << 20) for step in run(Meter([HostProbe()]), steps)]
     assert given == pytest.approx([0, 64, -32, 32], abs=4)
 
 
@@ -67,14 +67,14 @@ def test_a_step_that_fails_is_reported_and_the_next_one_runs() -> None:
     probe.set(9)
     steps = run(Meter([probe]), [("broken", broken), ("next", lambda: probe.set(1))])
     assert steps[0].error == "RuntimeError: no driver"
-    assert steps[1].reclaimed == {"cpu": 8}
+    assert steps[1].freed == {"cpu": 8}
 
 
 def test_an_interrupt_ends_the_steps_and_keeps_those_that_were_done() -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    done: list[ReclaimStep] = []
+    done: list[FreeingStep] = []
     steps: list[reclaim.Step] = [("first", lambda: None), ("second", interrupted)]
     with pytest.raises(KeyboardInterrupt):
         reclaim.run_steps(Meter([FakeProbe()]), steps, done)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.probes.host import Child
-from ipygpumem.records import ReclaimStep, ReferencePath, RetainedArray, Usage
+from ipygpumem.records import FreeingStep, ReferencePath, RetainedArray, Usage
 from ipygpumem.report import content, html, tensors, text
 from ipygpumem.report.html import html_bar
 from ipygpumem.report.layout import Bar, Report, Scales, Table
@@ -66,21 +66,21 @@ def test_the_report_of_an_experiment_in_each_style() -> None:
         "  still alive, because something outside the experiment refers to it:",
         "  32 MiB · b: Tensor float32 8 × 1024 × 1024 on cpu",
     ]
-    (report,) = content.experiment_reports(experiment(name="n" * 500, reclaimed={"cpu": -2 * MIB}), "compact")
+    (report,) = content.experiment_reports(experiment(name="n" * 500, freed={"cpu": -2 * MIB}), "compact")
     assert report.headline.endswith("n · 2 cells · 4.20 s · RAM consumed +600 MiB, freed -2 MiB, peak +1.31 GiB")
     assert len(report.headline) < 170
     assert content.experiment_reports(experiment(), "none") == []
 
 
 def test_no_step_is_shown_to_have_given_more_than_came_back_in_all() -> None:
-    def step(name: str, size: int) -> ReclaimStep:
-        return ReclaimStep(name, {"cpu": size}, {"cuda:0": 3 * MIB}, 0.1)
+    def step(name: str, size: int) -> FreeingStep:
+        return FreeingStep(name, {"cpu": size}, {"cuda:0": 3 * MIB}, 0.1)
 
     steps = (step("names", 32 * MIB), step("garbage", -8 * MIB))
-    (report,) = content.experiment_reports(experiment(steps=steps, reclaimed={"cpu": 28 * MIB}), "full")
+    (report,) = content.experiment_reports(experiment(steps=steps, freed={"cpu": 28 * MIB}), "full")
     assert report.facts[-1].values == ["names (RAM 28 MiB, cuda:0 reserved 3 MiB)", "garbage (cuda:0 reserved 3 MiB)"]
-    (report,) = content.experiment_reports(experiment(steps=steps, reclaimed={"cpu": 97 * MIB}), "full")
-    assert report.facts[-1].values[-1] == "returned by allocators (RAM 65 MiB)"
+    (report,) = content.experiment_reports(experiment(steps=steps, freed={"cpu": 97 * MIB}), "full")
+    assert report.facts[-1].values[-1] == "allocators by themselves (RAM 65 MiB)"
     freed = content.freed_report("freed", steps[:1], {"cpu": -1, "cuda:0": 0})
     assert (freed.headline, freed.lines) == (
         "freed: RAM -1 B, cuda:0 reserved 3 MiB",
@@ -102,7 +102,7 @@ def test_the_report_of_a_recovery() -> None:
     # All rows add up to what came back: those that are too small for one of their own, and what no frame held.
     small = tuple(RetainedArray(f"x{n}", "Tensor", (1,), "f", "cpu, cuda:0", MIB // 2, function="f") for n in range(3))
     (report,) = content.recovery_reports(
-        recovery(reclaimed={"cpu": -5, "cuda:0": 9 * MIB}, held=(*recovery().held, *small)), MIB
+        recovery(freed={"cpu": -5, "cuda:0": 9 * MIB}, held=(*recovery().held, *small)), MIB
     )
     assert [(row[0], row[1], row[-1]) for row in report.tables[0].rows] == [
         ("2 MiB", "train", "cuda:0"),
@@ -300,9 +300,9 @@ CUT = {
         Inventory(TENSORS, 0.0), "shape", [TensorGroup(str(t.name), 1, t.size_bytes) for t in TENSORS], top=7
     ),
     "came": tensors.difference_report(InventoryDiff(TENSORS, (), "", ""), top=7),
-    "held": content.recovery_reports(
-        recovery(held=tuple(leak("", size=t.size_bytes) for t in TENSORS), reclaimed={}), 0
-    )[0],
+    "held": content.recovery_reports(recovery(held=tuple(leak("", size=t.size_bytes) for t in TENSORS), freed={}), 0)[
+        0
+    ],
     "children": status_report("", (), (), (), [Child(n, "", 0.0, t.size_bytes, True) for n, t in enumerate(TENSORS)]),
 }
 

@@ -266,7 +266,7 @@ def test_a_step_of_an_end_that_had_nothing_to_do_is_credited_with_nothing(
     monkeypatch.setattr(HostProbe, "_rss_and_peak", read)
     for cell in ("%load_ext ipygpumem", "%%experiment a\npass", "%%experiment b\nx = 1", "%%experiment c\n1 / 0"):
         shell.run_cell(cell)
-    given = [{step.name for step in item.steps if step.reclaimed["cpu"] > 0} for item in ipygpumem.experiments()]
+    given = [{step.name for step in item.steps if step.freed["cpu"] > 0} for item in ipygpumem.experiments()]
     assert [found & {"names", "tracebacks"} for found in given] == [set(), {"names"}, {"tracebacks"}]
 
 

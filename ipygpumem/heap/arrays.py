@@ -274,8 +274,8 @@ def place_of(array: Any) -> Span:
 class WatchedArray:
     """Tells whether the memory of an array is still alive, without keeping it alive.
 
-    NumPy refuses to resize an array that has weak references. So the weak reference exists only until ``let_go``, while
-    no user code runs. After that, call ``look`` with the arrays that are alive.
+    NumPy refuses to resize an array that has weak references. So the weak reference exists only until ``detach``, while
+    no user code runs. After that, call ``update`` with the arrays that are alive.
     """
 
     def __init__(self, array: Any) -> None:
@@ -287,12 +287,12 @@ class WatchedArray:
         """Return True if the memory is still alive."""
         return self._is_alive if self._reference is None else self._reference() is not None
 
-    def let_go(self, places: Container[Span]) -> None:
-        """Drop the weak reference before user code runs, if ``look`` can find the array again at one of ``places``."""
+    def detach(self, places: Container[Span]) -> None:
+        """Drop the weak reference before user code runs, if ``update`` can find the array at one of ``places``."""
         if self._place in places:
             self._is_alive, self._reference = self(), None
 
-    def look(self, places: Container[Span]) -> None:
+    def update(self, places: Container[Span]) -> None:
         """Check whether the array is still at one of ``places``; a new array at the same place is mistaken for it."""
         if self._reference is None:
             self._is_alive = self._place in places

@@ -16,7 +16,7 @@ from ipygpumem.magics.parsing import Options
 from ipygpumem.meter.traces import preload as create
 from ipygpumem.reclaim import reclaim
 from ipygpumem.reclaim.reclaim import steps_that_free
-from ipygpumem.records import CellRecord, ReclaimStep
+from ipygpumem.records import CellRecord, FreeingStep
 from ipygpumem.report.content import freed_report
 from ipygpumem.report.export import save
 from ipygpumem.report.history import history_report, traces_report
@@ -44,7 +44,7 @@ def off(notebook: Notebook, options: Options) -> list[Report]:
 def free(notebook: Notebook, options: Options) -> list[Report]:
     """Free memory now: frames of stored tracebacks, garbage, caches."""
     before = notebook.context.meter.now()
-    steps: list[ReclaimStep] = []
+    steps: list[FreeingStep] = []
     notes: list[str] = []
     shell = notebook.context.shell
 
@@ -55,8 +55,8 @@ def free(notebook: Notebook, options: Options) -> list[Report]:
 
     first = [("outputs", Outputs(shell).forget_hidden), ("tracebacks", release)]
     reclaim.run_steps(notebook.context.meter, [*first, *steps_that_free(notebook.context.garbage)], steps)
-    reclaimed = reclaim.decrease(reclaim.current(before), reclaim.current(notebook.context.meter.now()))
-    return [freed_report("freed", steps, reclaimed, notes)]
+    freed = reclaim.decrease(reclaim.current(before), reclaim.current(notebook.context.meter.now()))
+    return [freed_report("freed", steps, freed, notes)]
 
 
 def preload(notebook: Notebook, options: Options) -> list[Report]:

@@ -66,7 +66,7 @@ def _look(
         progress(0.3)
         retained = Retained(heap, paths, outputs, inside, in_frames)
         progress(0.5)
-        notebook.experiments.survivors.look(heap)
+        notebook.experiments.survivors.update(heap)
         known = [item for item in notebook.experiments.survivors.known if size_of(item.alive()) >= smallest]
         expected = _of_training(heap, {key for item in known for key in _storages(item)})
         # State that the user's live optimizer needs is no leak.

@@ -20,13 +20,13 @@ from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.probes.allocator import snapshots
 from ipygpumem.probes.pools import is_loaded
-from ipygpumem.records import Reading, ReclaimStep
+from ipygpumem.records import FreeingStep, Reading
 
 Step = tuple[str, Callable[[], object]]
 """A step's name and function, which returns 0 if there was nothing to do, True if it caused the whole decrease."""
 
 
-def run_steps(meter: Meter, steps: list[Step], done: list[ReclaimStep]) -> None:
+def run_steps(meter: Meter, steps: list[Step], done: list[FreeingStep]) -> None:
     """Run ``steps`` in order and append the memory freed by each to ``done``; an interrupt loses no finished step."""
     before = _now(meter)
     for name, action in steps:
@@ -41,22 +41,22 @@ def run_steps(meter: Meter, steps: list[Step], done: list[ReclaimStep]) -> None:
             error = describe_error(problem)
         seconds = perf_counter() - started
         after = _now(meter)
-        given, returned = _credit(before, after, done_by_it), decrease(reserved(before), reserved(after))
-        done.append(ReclaimStep(name, given, returned, seconds, error))
+        freed, freed_reserved = _credit(before, after, done_by_it), decrease(reserved(before), reserved(after))
+        done.append(FreeingStep(name, freed, freed_reserved, seconds, error))
         before = after
 
 
 def _credit(before: Mapping[str, Reading], after: Mapping[str, Reading], done_by_it: object) -> dict[str, int]:
     """Return each device's decrease by a step alone; other threads free memory too, and allocators free late."""
-    given = decrease(current(before), current(after))
+    freed = decrease(current(before), current(after))
     if type(done_by_it) in (int, bool) and not done_by_it:
-        return dict.fromkeys(given, 0)
+        return dict.fromkeys(freed, 0)
     if done_by_it is not True:
-        for device, size in given.items():
+        for device, size in freed.items():
             start, end = before[device].mapped_bytes, after[device].mapped_bytes
             if size > 0 and start is not None and end is not None:
-                given[device] = min(size, max(0, start - end))
-    return given
+                freed[device] = min(size, max(0, start - end))
+    return freed
 
 
 def _now(meter: Meter) -> dict[str, Reading]:
@@ -99,7 +99,7 @@ def decrease(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, i
 
 
 def empty_device_caches() -> None:
-    """Return cached device memory to the driver, on every accelerator that the user's code has initialised."""
+    """Free cached device memory, on every accelerator that the user's code has initialised."""
     torch: Any = loaded_torch()
     for name in ("cuda", "xpu"):
         module = getattr(torch, name, None)
@@ -141,7 +141,7 @@ def _call(torch: Any, name: str) -> None:
 
 
 def trim_host_heap() -> bool:
-    """Ask glibc to return free heap pages to the system; return True if it did, False without such a call."""
+    """Ask glibc to free unused heap pages; return True if it did, False without such a call."""
     trim = _malloc_trim()
     return trim is not None and bool(trim(0))
 

@@ -365,7 +365,7 @@ def release(error: BaseException) -> int:
                 cleared += _clear(frame)
     for item in list(chain(error)):
         with contextlib.suppress(MemoryError):  # the real one stays, with hardly any objects in its frames
-            _let_go_of_frames(item, own)
+            _detach_frames(item, own)
     return cleared
 
 
@@ -399,7 +399,7 @@ def _clear(frame: FrameType) -> bool:
     return _is_function(frame) or bool(alone)
 
 
-def _let_go_of_frames(error: BaseException, running: set[int]) -> None:
+def _detach_frames(error: BaseException, running: set[int]) -> None:
     """Replace the traceback of ``error`` with copies, except the frames that still run in this thread."""
     last_running: TracebackType | None = None
     traceback = traceback_of(error)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ipygpumem.records import (
     CellRecord,
     ExperimentRecord,
-    ReclaimStep,
+    FreeingStep,
     RecoveryRecord,
     RetainedArray,
     TraceRecord,
@@ -120,16 +120,16 @@ def experiment_reports(record: ExperimentRecord, style: str, scales: layout.Scal
         "kept": record.kept,
     }
     facts = [layout.Fact(title, list(map(clean_name, found)), code=True) for title, found in names.items()]
-    facts.append(layout.Fact("freed by", _step_list(record.steps, record.reclaimed)))
+    facts.append(layout.Fact("freed by", _step_list(record.steps, record.freed)))
     return [Report("experiment", head, notes, tables, [fact for fact in facts if fact.values], listings)]
 
 
 def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
     """Return the labels of the memory held at an experiment's end, and of the decrease: negative for an increase."""
-    consumed, reclaimed = record.consumed.get(device, 0), record.reclaimed.get(device)
-    if reclaimed is None:
+    consumed, freed = record.consumed.get(device, 0), record.freed.get(device)
+    if freed is None:
         return {"consumed": "unknown", "freed": "unknown"}
-    return {"consumed": format_change(consumed), "freed": format_bytes(reclaimed)}
+    return {"consumed": format_change(consumed), "freed": format_bytes(freed)}
 
 
 def times(seconds: float, span_seconds: float) -> list[str]:
@@ -137,19 +137,19 @@ def times(seconds: float, span_seconds: float) -> list[str]:
     return [format_seconds(seconds), *[f"span {format_seconds(span_seconds)}"] * (span_seconds > seconds + 1)]
 
 
-def _step_list(steps: Iterable[ReclaimStep], total: Mapping[str, int]) -> list[str]:
+def _step_list(steps: Iterable[FreeingStep], total: Mapping[str, int]) -> list[str]:
     """Return each step's share of ``total``, and the rest; shares below a tenth of a MiB are left out."""
     texts, left = [], dict(total)
     for step in steps:
         # A later step may take some of it again, such as a page for its own work.
-        given = {device: min(size, left.get(device, 0)) for device, size in step.reclaimed.items() if size > 0}
-        left |= {device: left.get(device, 0) - size for device, size in given.items()}
-        given |= {f"{device_label(device)} reserved": size for device, size in step.returned.items()}
-        shown = sizes({device: size for device, size in given.items() if size >= MIB // 10})
+        shares = {device: min(size, left.get(device, 0)) for device, size in step.freed.items() if size > 0}
+        left |= {device: left.get(device, 0) - size for device, size in shares.items()}
+        shares |= {f"{device_label(device)} reserved": size for device, size in step.freed_reserved.items()}
+        shown = sizes({device: size for device, size in shares.items() if size >= MIB // 10})
         if shown:
             texts.append(f"{step.name} ({', '.join(shown)})")
     rest = {device: size for device, size in left.items() if size >= MIB // 10}
-    return [*texts, f"returned by allocators ({_sizes(rest)})"] if rest else texts
+    return [*texts, f"allocators by themselves ({_sizes(rest)})"] if rest else texts
 
 
 # -- errors ---------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
         head.append(f"asked for {format_bytes(record.requested_bytes)}")
     if record.kind == "oom":
         head.append(f"free: {_sizes(record.free)}")
-    head.append(f"freed: {_sizes(record.reclaimed)}")
+    head.append(f"freed: {_sizes(record.freed)}")
     title = "held by the traceback"
     tables = [held_table(title, record.held, min_held_bytes, _also_freed(record))] if held else []
     listings = [layout.Listing("small locals of these frames", list(map(clean, record.plain)))] * bool(record.plain)
@@ -184,9 +184,9 @@ def _also_freed(record: RecoveryRecord) -> dict[str, int]:
         if not set(hosts) <= {"cpu"}:
             return {}
         held[device] += item.size_bytes
-    came = Counter(record.reclaimed)
-    came.subtract(held)
-    return {device: came[device] for device in held if came[device] >= max(MIB, held[device] // 100)}
+    more = Counter(record.freed)
+    more.subtract(held)
+    return {device: more[device] for device in held if more[device] >= max(MIB, held[device] // 100)}
 
 
 def _recovery_lines(record: RecoveryRecord) -> list[str]:
@@ -204,18 +204,18 @@ def _recovery_lines(record: RecoveryRecord) -> list[str]:
             "KeyError. Make a new optimizer, or call its state.clear()."
         )
     lines += detached_lines(record.detached)
-    returned: Counter[str] = Counter()
+    reserved: Counter[str] = Counter()
     for step in record.steps:
-        returned.update(step.returned)
-    if any(size > 0 for size in returned.values()):
-        lines.append("returned to the device: " + _sizes(returned))
+        reserved.update(step.freed_reserved)
+    if any(size > 0 for size in reserved.values()):
+        lines.append("freed reserved memory: " + _sizes(reserved))
     if record.frames:
         option = f"%config IPyGpuMem.release_frames = '{_KEEPS[record.kind]}'"
         lines.append(f"%debug finds no locals in these frames: {option} keeps them")
     return lines + _failed_steps(record.steps)
 
 
-def _failed_steps(steps: Iterable[ReclaimStep]) -> list[str]:
+def _failed_steps(steps: Iterable[FreeingStep]) -> list[str]:
     return [f"{step.name}: {clean(step.error)}" for step in steps if step.error]
 
 
@@ -262,16 +262,16 @@ def _shape(item: RetainedArray) -> str:
 
 
 def freed_report(
-    title: str, steps: Sequence[ReclaimStep], reclaimed: Mapping[str, int], notes: Sequence[str] = ()
+    title: str, steps: Sequence[FreeingStep], freed: Mapping[str, int], notes: Sequence[str] = ()
 ) -> Report:
     """Return the report of memory freed by hand."""
-    given = ", ".join(_step_list(steps, reclaimed))
+    by_step = ", ".join(_step_list(steps, freed))
     found = []
-    for device, size in reclaimed.items():
-        returned = sum(max(0, step.returned.get(device, 0)) for step in steps)  # its cache, where no tensor went
-        what = f"reserved {format_bytes(returned)}" if returned and size <= 0 else format_bytes(size)
+    for device, size in freed.items():
+        reserved = sum(max(0, step.freed_reserved.get(device, 0)) for step in steps)  # its cache, where no tensor went
+        what = f"reserved {format_bytes(reserved)}" if reserved and size <= 0 else format_bytes(size)
         found.append(f"{device_label(device)} {what}")
-    lines = (*[given] * bool(given), *notes, *_failed_steps(steps))
+    lines = (*[by_step] * bool(by_step), *notes, *_failed_steps(steps))
     return Report("note", f"{title}: {', '.join(found) or 'nothing'}", lines)
 
 

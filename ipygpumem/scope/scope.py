@@ -300,7 +300,7 @@ def note_event(scopes: Sequence[Scope], what: str) -> bool:
     if word in _CONFIRMS:
         scope.confirm(name, scopes, is_import=word == HAS_IMPORTED[:-1], by_identity=word == HAS_ENDED[:-1])
     elif name not in scope._namespace:
-        let_go(scopes, name)
+        note_deleted(scopes, name)
         return False
     elif word == BINDS[:-1]:
         scope.shadow(name, scope._namespace[name])
@@ -309,7 +309,7 @@ def note_event(scopes: Sequence[Scope], what: str) -> bool:
     return not scope._shadows(name) and name not in scope._imported
 
 
-def let_go(scopes: Sequence[Scope], name: str) -> None:
+def note_deleted(scopes: Sequence[Scope], name: str) -> None:
     """Record that ``name`` is deleted: an outer name is new from then on to each scope that has not bound it itself."""
     for scope in reversed(scopes):
         scope._maybe.pop(name, None)
@@ -326,4 +326,4 @@ def settle(scopes: Sequence[Scope]) -> None:
         scope._maybe.clear()
         scope._forget_unbound()
     for name in {name for scope in scopes for name in scope.gone()}:
-        let_go(scopes, name)
+        note_deleted(scopes, name)

@@ -29,7 +29,7 @@ from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import is_atom, is_instance, named_objects, text_of, type_name
 from ipygpumem.reclaim import reclaim
 from ipygpumem.reclaim.reclaim import steps_that_free
-from ipygpumem.records import CellRecord, ExperimentRecord, ReclaimStep, RetainedArray, Usage
+from ipygpumem.records import CellRecord, ExperimentRecord, FreeingStep, RetainedArray, Usage
 from ipygpumem.report import content
 from ipygpumem.report.layout import Report, clean_name, note
 from ipygpumem.scope.bindings import Bindings, bindings_of
@@ -455,7 +455,7 @@ class Experiment:
         """Seconds in the cell that ends it, which is not among its cells until it ends."""
         self.span_seconds = 0.0
         """Seconds from its start to the end of the last cell so far."""
-        self._steps: list[ReclaimStep] = []
+        self._steps: list[FreeingStep] = []
         self._at_end: tuple[Usage, ...] | None = None
         """Usage when its end was requested."""
         self._waiting: list[RetainedArray] = []
@@ -757,7 +757,7 @@ class Experiment:
             usages=usages,
             consumed=consumed,
             # Unknown if memory was too short to measure its end.
-            reclaimed={item.device: consumed.get(item.device, 0) - item.delta_bytes for item in usages if at_end},
+            freed={item.device: consumed.get(item.device, 0) - item.delta_bytes for item in usages if at_end},
             deleted=tuple(outcome.deleted),
             restored=tuple(outcome.restored),
             kept=tuple(outcome.kept),

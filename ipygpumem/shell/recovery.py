@@ -15,7 +15,7 @@ from ipygpumem.probes.host import available_bytes
 from ipygpumem.reclaim import reclaim, tracebacks
 from ipygpumem.reclaim.name_snapshot import NameSnapshot
 from ipygpumem.reclaim.reclaim import steps_that_free
-from ipygpumem.records import Reading, ReclaimStep, RecoveryRecord, RetainedArray
+from ipygpumem.records import FreeingStep, Reading, RecoveryRecord, RetainedArray
 from ipygpumem.report import content
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.cell import Cell
@@ -83,7 +83,7 @@ class Recovery:
         waiting = [error]  # emptied by the step, so that no reference is left here
         frames: list[int] = []
         detached: list[RetainedArray] = []
-        steps: list[ReclaimStep] = []
+        steps: list[FreeingStep] = []
 
         def free() -> None:
             error = waiting.pop()
@@ -105,7 +105,7 @@ class Recovery:
             free=_free(before),
             held=held,
             frames=sum(frames),
-            reclaimed=reclaim.decrease(reclaim.current(before), now),
+            freed=reclaim.decrease(reclaim.current(before), now),
             now=now,
             steps=tuple(steps),
             poisoned=failure.poisoned,

@@ -181,7 +181,7 @@ class Session:
                 source.partition("\n")[0] if error is not None and _never_ran(source, error) else source
             ),
             recovery=None if cell.recovery is None else replace(cell.recovery, now=now),
-            reclaimed=decrease({usage.device: usage.after_bytes for usage in cell.at_end}, now),
+            freed=decrease({usage.device: usage.after_bytes for usage in cell.at_end}, now),
         )
 
     def _line(self, cell: Cell, record: CellRecord, result: Any) -> list[Report]:

@@ -140,15 +140,15 @@ class Survivors:
             arrays, places = _of_numpy(alive, heap)
             heap.drop()
         for array in arrays:
-            array.let_go(places)
+            array.detach(places)
         trim_host_heap()  # the search's own heap must not count for the next experiment
         return found
 
-    def look(self, heap: Heap) -> None:
+    def update(self, heap: Heap) -> None:
         """Drop records of arrays that are no longer on the ``heap``."""
         arrays, places = _of_numpy(self.known, heap)
         for array in arrays:
-            array.look(places)
+            array.update(places)
         self.known = [item for item in self.known if item.alive()]
 
     def _with_cell(self, item: WatchedName, first_cell: int, *, certain: bool) -> WatchedName:

@@ -39,7 +39,7 @@ def test_each_engines_card_is_measured_and_an_oom_is_given_back(cluster: Kernel)
     assert [engine["error"] for engine in found["engines"]] == ["", "", "OutOfMemoryError", ""]
     assert found["ooms"] == 1
     assert found["consumed"]["cuda"] == 4 * 64 * MIB
-    assert found["reclaimed"]["cuda"] == 4 * 64 * MIB, "the failed engine's, too"
+    assert found["freed"]["cuda"] == 4 * 64 * MIB, "the failed engine's, too"
     for engine in found["engines"]:
         (usage,) = [usage for usage in engine["record"]["usages"] if usage["device"] == "cuda:0"]
         assert usage["peak_bytes"] - usage["before_bytes"] == 64 * MIB

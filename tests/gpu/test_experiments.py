@@ -17,7 +17,7 @@ _PINNED = "torch.cuda.host_memory_stats()['allocated_bytes.current']"
 
 def test_the_exit_gives_memory_back(gpu_kernel: Kernel, card: Card, figure: Callable[[str], None]) -> None:
     """At the end of an experiment NVML's figure falls by what was reserved, caches and cuBLAS's workspace, too, and
-    its consumed, reclaimed and peak bytes are exact over all its cells."""
+    its consumed, freed and peak bytes are exact over all its cells."""
     run_ok(gpu_kernel, "%gpumem free\ndef mib(n): return torch.empty(n << 20, dtype=torch.uint8, device='cuda')")
     live, idle = allocated(gpu_kernel), card.settle()
     run_ok(gpu_kernel, "%experiment start big", "model = [mib(256) for _ in range(4)]")
@@ -33,7 +33,7 @@ def test_the_exit_gives_memory_back(gpu_kernel: Kernel, card: Card, figure: Call
     assert allocated(gpu_kernel) == live
     record = ExperimentRecord.from_dict(gpu_kernel.value("__import__('ipygpumem').experiments()[-1].to_dict()"))
     usage = next(usage for usage in record.usages if usage.device == DEVICE)
-    assert record.consumed[DEVICE] == record.reclaimed[DEVICE] >= GIB + 128 * MIB
+    assert record.consumed[DEVICE] == record.freed[DEVICE] >= GIB + 128 * MIB
     # The loop's largest blocks, of 508 and 472 MiB, were alive at once.
     assert (usage.before_bytes, usage.delta_bytes, usage.peak_delta_bytes) == (live, 0, GIB + (508 + 472) * MIB)
     figure(f"reserved fell by {format_bytes(returned)}, NVML's used by {format_bytes(fallen)}")

@@ -152,7 +152,7 @@ def test_what_the_user_put_on_an_exception_that_he_holds_stays(
     assert notebook.value(KEPT) is True
 
 
-def test_what_was_on_an_exception_that_nobody_holds_is_let_go_and_reported(notebook: Kernel) -> None:
+def test_arrays_on_an_unreferenced_exception_are_detached(notebook: Kernel) -> None:
     text = recovers(notebook, STOP + "def g():\n    error = globals().pop('stop')\n    raise error\ng()")
     (line,) = [line for line in text.splitlines() if "removed from the exception" in line]
     for part in ("Stop.args (tuple, 4 MiB)", "Stop.weights (dict, 4 MiB)", "Stop.batch (ndarray, 4 MiB)"):

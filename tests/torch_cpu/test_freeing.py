@@ -67,7 +67,7 @@ def test_release_frees_a_trainer_with_cycles_and_says_which_parts_went() -> None
     finally:
         gc.enable()
     parameters = 256 * 256 * 4 + 256 * 4
-    sizes = {held.name: held.size_bytes for held in record.freed}
+    sizes = {held.name: held.size_bytes for held in record.freed_parts}
     assert sizes == {"learner.model": 2 * parameters, "learner.optimizer": 2 * parameters + 2 * 4}
     assert record.freed_bytes == sum(sizes.values())
     assert record.left == ()

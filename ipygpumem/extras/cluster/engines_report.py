@@ -58,7 +58,7 @@ def merged_record(
         (),
         _usages(records),
         _sums(record.consumed for record in records),
-        _sums(record.reclaimed for record in records),
+        _sums(record.freed for record in records),
         deleted,
         restored,
         kept,
@@ -127,8 +127,7 @@ def engines_report(record: ExperimentRecord) -> Report:
         *times(record.duration_seconds, record.span_seconds),
         *([f"{len(failed)} failed"] if failed else []),
         *(
-            f"{device_label(device)} consumed {format_change(size)}, "
-            f"freed {format_bytes(record.reclaimed.get(device, 0))}"
+            f"{device_label(device)} consumed {format_change(size)}, freed {format_bytes(record.freed.get(device, 0))}"
             for device, size in record.consumed.items()
         ),
     ]

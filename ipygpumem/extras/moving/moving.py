@@ -27,7 +27,7 @@ from ipygpumem.introspect import instance_dict, is_exactly, is_instance, type_na
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.reclaim.reclaim import private_pools, reserved, run_steps, steps_that_free
-from ipygpumem.records import ReclaimStep, Record
+from ipygpumem.records import FreeingStep, Record
 from ipygpumem.units import format_bytes
 
 DEVICES = ("cuda", "xpu")
@@ -56,7 +56,7 @@ def purge(model: object, optimizer: object | None, meter: Meter, garbage: Garbag
     before, notes = reserved(meter.now()), [away.leave()]
     stays = ""
     try:
-        run_steps(meter, steps_that_free(garbage), list[ReclaimStep]())
+        run_steps(meter, steps_that_free(garbage), list[FreeingStep]())
     finally:
         stays = away.come_back()
     notes += [stays] if away.size_bytes else ["no parameter, buffer or gradient of it is on a device"]

@@ -27,7 +27,7 @@ from ipygpumem.heap.walk import ArraySearch, summed
 from ipygpumem.introspect import class_dict, instance_dict, is_instance, module_of, solid_base, type_name
 from ipygpumem.meter.meter import Meter
 from ipygpumem.reclaim.reclaim import current, decrease, run_steps, steps_that_free, trim_host_heap
-from ipygpumem.records import ReclaimStep, Record, RetainedArray
+from ipygpumem.records import FreeingStep, Record, RetainedArray
 
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 _KINDS = (("torch", "Tensor"), ("torch.nn", "Module"), ("torch.optim", "Optimizer"), ("torch.utils.data", "DataLoader"))
@@ -44,20 +44,20 @@ class ReleaseRecord(Record):
     names: tuple[str, ...]
     where: str
     """The cell, or the script and its line."""
-    freed: tuple[RetainedArray, ...]
+    freed_parts: tuple[RetainedArray, ...]
     """The freed parts, the largest first; ``size_bytes`` counts the tensors and arrays that died."""
     left: tuple[RetainedArray, ...]
     """The parts, or their rests, that other objects keep alive, with the holders."""
-    reclaimed: dict[str, int]
+    freed: dict[str, int]
     """Decrease per device: RSS for the host, live tensors for an accelerator."""
-    steps: tuple[ReclaimStep, ...] = ()
+    steps: tuple[FreeingStep, ...] = ()
     notes: tuple[str, ...] = ()
     """Objects that were skipped, because they had been released before."""
 
     @property
     def freed_bytes(self) -> int:
         """Memory of all tensors and arrays that were freed."""
-        return sum(held.size_bytes for held in self.freed)
+        return sum(held.size_bytes for held in self.freed_parts)
 
 
 class Released:
@@ -141,12 +141,12 @@ def release(
         for name, item in named:
             _empty(item, f"`{name}` was released by ipygpumem at {where}")
 
-    steps: list[ReclaimStep] = []
+    steps: list[FreeingStep] = []
     run_steps(meter, [("references", empty), *steps_that_free(garbage)], steps)
-    reclaimed = decrease(before, current(meter.now()))
-    freed, left = _sorted_out(watched, roots)
+    freed = decrease(before, current(meter.now()))
+    freed_parts, left = _sorted_out(watched, roots)
     trim_host_heap()  # frees the memory of the search for holders
-    return ReleaseRecord(tuple(name for name, _ in named), where, freed, left, reclaimed, tuple(steps), notes)
+    return ReleaseRecord(tuple(name for name, _ in named), where, freed_parts, left, freed, tuple(steps), notes)
 
 
 _Part = tuple[Callable[[list[Array]], RetainedArray], list[tuple[Callable[[], bool], Array]]]

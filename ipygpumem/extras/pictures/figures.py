@@ -183,10 +183,10 @@ def _draw_experiments(axes: Axes, shown: Sequence[ExperimentRecord], device: str
     """Draw peaks as wide bars, and on them the memory that was kept and that the end freed."""
     usages = [usage_on(item.usages, device) for item in shown]
     kept = [usage.delta_bytes if usage else 0 for usage in usages]
-    back = [max(0, item.reclaimed.get(device, 0)) for item in shown]
+    freed = [max(0, item.freed.get(device, 0)) for item in shown]
     peaks = [usage.peak_delta_bytes if usage else 0 for usage in usages]
     bars = axes.barh(range(len(shown)), peaks, 0.7, color="C1", alpha=0.5, label="peak above the start")
-    axes.barh(range(len(shown)), back, 0.35, kept, color="C2", label="freed at the end")
+    axes.barh(range(len(shown)), freed, 0.35, kept, color="C2", label="freed at the end")
     axes.barh(range(len(shown)), kept, 0.35, color="C0", label="kept after the end")
     words = [_peak_and_kept(item, device).replace(", ", "\n") for item in shown]
     axes.bar_label(bars, words, padding=3, fontsize="x-small")
