@@ -387,8 +387,9 @@ class Experiments(CellObserver):
                 self._subscribers.add(record)
                 style = experiment.report or self.context.config.experiment_report
                 reports += content.experiment_reports(record, style, self.context.screen.scales)
-                if style == "none" and experiment.slip:
-                    reports.append(note(f"experiment {experiment.name}: {experiment.slip}"))
+                if style == "none":
+                    lines = [f"experiment {record.name}: {line}" for line in record.notes if line.startswith("keep: ")]
+                    reports += map(note, lines)
         return reports
 
     def close(self) -> None:
