@@ -121,6 +121,8 @@ def _decoder(hint: Any) -> Callable[[Any], Any]:
 
 def _record(kind: type, values: dict[str, Any]) -> Any:
     hints = _hints(kind)
+    if any(name.endswith("_seconds") and type(item) in (int, float) and item < 0 for name, item in values.items()):
+        raise ValueError("a duration is negative")
     return kind(**{name: _decoder(hints[name])(item) for name, item in values.items() if name in hints})
 
 

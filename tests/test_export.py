@@ -273,6 +273,7 @@ def nested(levels: int) -> str:
         ('"before_bytes": 1', '"before_bytes": 1' + "0" * 400),
         ('"duration_seconds": 2.0', '"duration_seconds": 1e400'),
         ('"duration_seconds": 2.0', '"duration_seconds": NaN'),
+        ('"duration_seconds": 2.0', '"duration_seconds": -2.0'),
         ('"started_at": ', '"started_at": 1e18, "_": '),
         ('"lr": 0.001', '"lr": Infinity'),
         ('"bs": 64', '"bs": 6' + "4" * 5000),
