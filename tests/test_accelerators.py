@@ -45,6 +45,12 @@ def test_a_device_has_one_name_however_it_is_written(given: object, name: str | 
             parse_device(given, known=["Card:new"])
 
 
+def test_gpu_means_the_accelerator_that_torch_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    mps = SimpleNamespace(is_available=lambda: True)
+    monkeypatch.setitem(sys.modules, "torch", fake_module(backends=SimpleNamespace(mps=mps)))
+    assert (parse_device("gpu"), parse_device("gpu", kinds=["cuda"])) == ("mps", "cuda")
+
+
 def test_all_that_take_a_device_take_the_hosts_names() -> None:
     for name in ("RAM", "ram", "host", "cpu:0"):
         assert ipygpumem.memory(name).device == "cpu"

@@ -10,6 +10,7 @@ from typing import Any
 
 from ipygpumem.errors import DeviceError, describe_error
 from ipygpumem.meter.meter import Meter
+from ipygpumem.probes.accelerators import has_mps
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.pools import finder
 from ipygpumem.records import TraceRecord
@@ -53,5 +54,5 @@ def preload(meter: Meter) -> TraceRecord | None:
 
 
 def _is_available(torch: Any, name: str) -> bool:
-    module = getattr(torch.backends, "mps", None) if name == "mps" else getattr(torch, name, None)
-    return module is not None and bool(module.is_available())
+    module = getattr(torch, name, None)
+    return has_mps(torch) if name == "mps" else module is not None and bool(module.is_available())

@@ -36,7 +36,7 @@ def parse_device(given: object, *, kinds: Iterable[str] = TORCH_DEVICES, known: 
 
     Args:
         given: a name (``RAM``, ``host`` and ``cpu:0`` also mean the host), a CUDA device number, or a ``torch.device``;
-            ``gpu`` is ``xpu`` where torch uses that, else ``cuda``.
+            ``gpu`` is ``mps`` or ``xpu`` where torch uses that, else ``cuda``.
         kinds: torch device types to accept, in addition to the host.
         known: other accepted devices, such as those of the caller's records.
 
@@ -52,7 +52,8 @@ def parse_device(given: object, *, kinds: Iterable[str] = TORCH_DEVICES, known: 
         name = f"cuda:{given}"
     there = set(known)
     if name == "gpu":
-        name = "xpu" if "xpu" in kinds and in_use("xpu") else "cuda"
+        used = {"mps": has_mps(loaded_torch()), "xpu": in_use("xpu") is not None}
+        name = next((kind for kind, is_used in used.items() if is_used and kind in kinds), "cuda")
     if name in _HOST:
         return "cpu"
     if text in there or text in {device.partition(":")[0] for device in there}:
@@ -68,6 +69,12 @@ def in_use(backend: str) -> Any | None:
     module = getattr(loaded_torch(), backend, None)
     initialized = getattr(module, "is_initialized", None)  # absent while torch is being imported
     return module if initialized is not None and initialized() else None
+
+
+def has_mps(torch: Any) -> bool:
+    """Return True if torch can use Apple's GPU, and so has no other accelerator."""
+    is_here = getattr(getattr(getattr(torch, "backends", None), "mps", None), "is_available", None)
+    return is_here is not None and bool(is_here())
 
 
 def current_device(name: str) -> str:

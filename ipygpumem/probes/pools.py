@@ -18,7 +18,7 @@ from typing import Any, get_args
 from ipygpumem.errors import ProbeError, describe_error
 from ipygpumem.introspect import is_instance
 from ipygpumem.probes import Probe
-from ipygpumem.probes.accelerators import TORCH_DEVICES, CachingAllocatorProbe
+from ipygpumem.probes.accelerators import TORCH_DEVICES, CachingAllocatorProbe, has_mps
 from ipygpumem.records import Method, Reading
 
 POOLS = {"jax": "JAX", "cupy": "CuPy", "rmm": "RMM", "tensorflow": "TensorFlow"}
@@ -64,14 +64,9 @@ def _tensorflow(tensorflow: Any) -> Iterator[Reading]:
             yield Reading(f"tensorflow:{index}", info["current"], info["peak"], "sampled")
 
 
-def _has_mps(torch: Any) -> bool:
-    is_here = getattr(getattr(getattr(torch, "backends", None), "mps", None), "is_available", None)
-    return is_here is not None and bool(is_here())
-
-
 def _torch(torch: Any) -> Iterator[Reading]:
     """Yield Apple's GPU."""
-    if _has_mps(torch):
+    if has_mps(torch):
         most = torch.mps.recommended_max_memory() if hasattr(torch.mps, "recommended_max_memory") else None
         used, reserved = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
         yield Reading("mps", used, 0, "sampled", most, reserved)
@@ -123,7 +118,7 @@ def finder() -> Callable[[], list[Probe]]:
                 library = getattr(sys.modules[name], "_C", None)
                 has = [kind for kind in ("cuda", "xpu") if hasattr(library, f"_{kind}_memoryStats")]
                 found += [CachingAllocatorProbe(kind, Nvml() if kind == "cuda" else None) for kind in has]
-            if name != "torch" or _has_mps(sys.modules[name]):
+            if name != "torch" or has_mps(sys.modules[name]):
                 found.append(PoolProbe(name))
         return found
 

@@ -17,7 +17,7 @@ from ipygpumem.errors import GpuMemError, describe_error
 from ipygpumem.heap import interrupts
 from ipygpumem.heap.garbage import Garbage, GcMark
 from ipygpumem.meter.meter import Meter
-from ipygpumem.probes.accelerators import loaded_torch
+from ipygpumem.probes.accelerators import has_mps, loaded_torch
 from ipygpumem.probes.allocator import snapshots
 from ipygpumem.probes.pools import is_loaded
 from ipygpumem.records import FreeingStep, Reading
@@ -110,8 +110,7 @@ def empty_device_caches() -> None:
                 _call(torch, f"_{name}_clearCublasWorkspaces")  # cuBLAS keeps some MiB per handle and stream
             module.empty_cache()
             _call(torch, "_host_emptyCache")  # pinned host memory
-    mps = getattr(getattr(torch, "backends", None), "mps", None)
-    if mps is not None and mps.is_available():
+    if has_mps(torch):
         torch.mps.empty_cache()
     cupy: Any = sys.modules["cupy"] if is_loaded("cupy") else None
     if cupy is not None and cupy.cuda.is_available() and not cupy.cuda.get_current_stream().is_capturing():
