@@ -21,21 +21,21 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "leaks.md"
 _HEAD = """\
 # How notebooks leak
 
-Written by `make torture` (`python -m tests.torture`). Each entry says what keeps the memory alive, and what
-an experiment (`%experiment start` to `end`, or `%%experiment`) does about it. What you keep on purpose
-outside an experiment is never broken open, but named at its end.
+`make torture` (`python -m tests.torture`) writes this page. Each entry says what keeps the memory alive, and how
+an experiment (`%experiment start` to `end`, or `%%experiment`) frees it. Objects you keep on purpose outside the
+experiment are left alone and reported.
 
-The exception is a NumPy array that never had a name and that the experiment put into a variable from before
-(`cache['x'] = np.ones(...)`): `%gpumem tensors` lists it, its end does not. Python does not list
-arrays: an end finds those behind the experiment's own names and outputs.
+There is one exception: a NumPy array that never had a name and that the experiment puts into an older container
+(`cache['x'] = np.ones(...)`). `%gpumem tensors` lists it, but the experiment's end does not, because Python cannot
+list arrays: the end only finds arrays behind the experiment's own names and outputs.
 """
 _MEASURED = """
 ## Measured
 
-Each scenario makes at least 64 MiB in a real kernel, ends, and counts the bytes whose storage has died (weak
-references tell): after `del` of the new names, `gc.collect()` and `torch.cuda.empty_cache()` (plain), with
-ipyexperiments, and with ipygpumem (the lesser of both forms). *Held* means that something outside the scope
-holds it, so that nothing should come back.
+Each scenario makes at least 64 MiB in a real kernel and ends. Weak references then show how many bytes were freed:
+after `del` of the new names, `gc.collect()` and `torch.cuda.empty_cache()` (plain), with ipyexperiments, and with
+ipygpumem (the worse of both forms). *Held* means that something outside the scope holds the memory, so that none of
+it should be freed.
 """
 _PACKAGES = ("ipython", "ipykernel", "numpy", "torch", "matplotlib", "pandas", "ipyexperiments")
 

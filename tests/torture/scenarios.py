@@ -45,7 +45,7 @@ _TEXT = r"""
 ## Names and references
 
 ### plain variables
-Names of the notebook keep their arrays for as long as the kernel runs.
+A notebook's variables keep their arrays until the kernel ends.
 The end of the experiment deletes the names.
 ---
 a = array()
@@ -53,16 +53,16 @@ b = {'batches': [array(), array()]}
 ---
 c = a[:10]
 ### rebinding a name
-A name that existed before holds the new array, and nobody dares to delete it.
-The end of the experiment puts the object back that the name had before.
+A variable from before the scope holds the new array, so deleting new names does not free it.
+The end of the experiment restores the variable's old value.
 --- before
 data = 'old'
 ---
 for data in range(2):
     data = array()
 ### reference cycles with __del__
-Finalisers run first, and what they were the last to hold is garbage only afterwards.
-The end of the experiment collects until nothing more dies.
+Finalizers run first, and objects that only they referenced become garbage afterwards.
+The end of the experiment collects garbage until no more objects are found.
 ---
 class Node:
     def __init__(self, inner=None):
@@ -72,7 +72,7 @@ class Node:
 for _i_ in range(2):
     node = Node(Node())
 ### outputs
-`Out[n]`, `_n`, `_`, `__` and `___` keep what a cell's last line showed.
+`Out[n]`, `_n`, `_`, `__` and `___` keep the value of a cell's last expression.
 The end of the experiment removes the outputs of its cells wherever IPython keeps them.
 ---
 array()
@@ -96,7 +96,7 @@ def load(i):
 ---
 data = load(1)
 ### a module-level cache [holder caching]
-A module is there for the whole process, and so is what it keeps.
+A module and its cache live as long as the process.
 Held on purpose: empty the cache.
 --- before
 import sys, types
@@ -105,8 +105,8 @@ caching.cache = {}
 ---
 caching.cache['x'] = array()
 ### weakref.finalize on an outer object [holder finalize; alone]
-The object outlives the scope, and the finaliser's arguments with it.
-Held on purpose: `detach()` the finaliser.
+The object outlives the scope, and so do the finalizer's arguments.
+Held on purpose: `detach()` the finalizer.
 --- before
 class Job: pass
 job = Job()
@@ -114,7 +114,7 @@ job = Job()
 import weakref
 weakref.finalize(job, lambda data: None, array())
 ### generators and coroutines
-A generator or coroutine that waits keeps its frame, and the frame its locals.
+A suspended generator or coroutine keeps its frame, and the frame its locals.
 The end of the experiment deletes them, which closes them.
 ---
 import warnings
@@ -132,7 +132,7 @@ generator = numbers(); next(generator)
 coroutine = wait(array())
 agen = ask(); await agen.__anext__()
 ### a thread that outlives the scope [holder thread]
-A thread that still runs keeps the locals of its functions.
+A running thread keeps the locals of its functions.
 Held on purpose: let the thread end.
 --- before
 import threading
@@ -142,7 +142,7 @@ def work(data):
     stop.wait()
 threading.Thread(target=work, args=(array(),), daemon=True).start()
 ### context variables [holder Context; alone]
-The kernel's context keeps the value that a cell has set, and the variable with it.
+The kernel's context keeps the value that a cell sets, and the context variable itself.
 Held on purpose: `variable.reset(token)`.
 ---
 import contextvars
@@ -152,8 +152,8 @@ token = variable.set(array())
 ## Errors
 
 ### an error in a function
-The traceback keeps the frames of the functions, and they their locals; so do errors behind it, also with `from None`.
-The end of the experiment releases the frames; the traceback can still be shown.
+The traceback keeps the functions' frames, and these their locals. So do chained errors, even with `from None`.
+The end of the experiment clears the frames; the traceback can still be shown.
 --- raises ValueError
 def f():
     x = array()
@@ -164,7 +164,7 @@ def g():
     except KeyError: raise ValueError from None
 g()
 ### caught errors in an outer list [holder errors]
-The list outlives the scope, its errors keep their frames.
+The list outlives the scope, and its errors keep their frames.
 Held on purpose: append `str(error)`, or call `traceback.clear_frames`.
 --- before
 errors = []
@@ -178,8 +178,8 @@ except ValueError as error: errors.append(error)
 ## Errors elsewhere
 
 ### an error in a thread
-The thread's error is shown by `threading.excepthook`, with all its frames.
-The end of the experiment gives it back; nothing keeps the error longer.
+`threading.excepthook` gets the thread's error, with all its frames, and shows it.
+Nothing keeps the error afterwards, so the end of the experiment frees it.
 ---
 import threading
 def f():
@@ -187,7 +187,7 @@ def f():
     raise ValueError
 thread = threading.Thread(target=f); thread.start(); thread.join()
 ### an error in an asyncio task
-A task keeps its error until somebody has asked for it.
+A task keeps its error until the error is retrieved.
 The end of the experiment deletes the task.
 ---
 import asyncio
@@ -200,7 +200,7 @@ await asyncio.wait([asked, forgotten])
 asked.exception()
 None
 ### a task that waits for ever [holder task; alone]
-The event loop keeps a task that sleeps, and the task its frame.
+The event loop keeps a sleeping task, and the task its frame.
 Held on purpose: `cancel()` the task.
 ---
 import asyncio
@@ -210,7 +210,7 @@ async def f():
 task = asyncio.create_task(f())
 await asyncio.sleep(0)
 ### a handler that keeps its records [holder handler; alone]
-A `MemoryHandler` on a logger keeps the records, and they their errors with all frames.
+A logger's `MemoryHandler` keeps the log records, and these their errors with all frames.
 Held on purpose: `flush()` or remove the handler.
 --- before
 import logging, logging.handlers
@@ -223,8 +223,8 @@ def f():
 try: f()
 except ValueError: logging.getLogger("torture").exception("failed")
 ### unraisable errors
-An error in `__del__` cannot be raised; `sys.unraisablehook` shows it.
-The end of the experiment gives it back.
+An error in `__del__` cannot be raised, so `sys.unraisablehook` shows it.
+The end of the experiment frees it.
 ---
 class Fails:
     def __init__(self): self.data = array()
@@ -234,8 +234,8 @@ class Fails:
 thing = Fails()
 del thing
 ### an error in an event callback
-IPython shows the error of a callback that runs between two cells, and stores it as the last one.
-The end of the experiment releases the frames; the traceback can still be shown.
+If a callback fails between two cells, IPython shows the error and stores it as the last one.
+The end of the experiment clears the frames; the traceback can still be shown.
 ---
 def callback(*args):
     x = array()
@@ -249,7 +249,7 @@ get_ipython().events.unregister('post_run_cell', callback)
 ## Magics and warnings
 
 ### completion and help
-Tab completion and `?` look into objects and cache what they have found.
+Tab completion and `?` inspect objects and cache the results.
 The end of the experiment deletes the names; the caches keep no objects.
 ---
 import warnings
@@ -267,7 +267,7 @@ model?
 model.data?
 ### %run for the second time
 IPython keeps the namespace of the last run of each script.
-The end of the experiment drops it.
+The end of the experiment deletes it.
 --- before
 import os, tempfile
 path = os.path.join(tempfile.mkdtemp(), "script.py")
@@ -278,22 +278,22 @@ del data
 ---
 %run $path
 ### %store
-`%store` writes to a file, and IPython's database keeps the object in memory as well.
-The end of the experiment empties that memory; the file stays.
+`%store` writes to a file, but IPython's database also keeps the object in memory.
+The end of the experiment removes the object from memory; the file stays.
 ---
 x = array()
 %store x
 ### warning registries
 The notebook's `__warningregistry__` keeps the category of a warning until the next cell.
-The end of the experiment drops it at once.
+The end of the experiment clears it at once.
 ---
 import warnings
 class Careful(UserWarning):
     data = array()
 warnings.warn("careful", Careful)
 ### %debug in a closure
-The debugger keeps the frame, the frame its function, the function what it closes over.
-The end of the experiment makes it forget them.
+The debugger keeps the frame, the frame its function, and the function its closure.
+The end of the experiment removes the debugger's references.
 --- raises ValueError
 def f():
     x = array()
@@ -305,8 +305,8 @@ f()
 --- answers x.sum(), up, z = x, !w = x, up, q
 %debug
 ### %pdb
-With `%pdb on` each error opens the debugger, which keeps the frames.
-The end of the experiment makes it forget them.
+After `%pdb on` every error opens the debugger, which keeps the frames.
+The end of the experiment removes the debugger's references.
 ---
 %pdb on
 --- raises ValueError; answers x.sum(), up, q
@@ -320,7 +320,7 @@ f()
 ## torch
 
 ### losses with their graphs in an outer list [needs torch; holder losses]
-`losses.append(loss)` keeps the whole graph of every step, with the activations it saved.
+`losses.append(loss)` keeps every step's whole graph, with its saved activations.
 Held on purpose: append `loss.item()` or `loss.detach()`.
 --- before
 losses = []
@@ -328,7 +328,7 @@ losses = []
 hidden = tensor(requires_grad=True)
 losses.append((hidden * hidden).sum())
 ### an optimizer's state [needs torch]
-The optimizer keeps the parameters, and two more tensors for each.
+The optimizer keeps the parameters, and two more tensors per parameter.
 The end of the experiment deletes the optimizer with the model.
 ---
 model = to_gpu(torch.nn.Sequential(torch.nn.Linear(2048, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 2048)))
@@ -341,8 +341,8 @@ optimizer.step(); scheduler.step()
 for parameter in model.parameters():
     watch(parameter.grad, optimizer.state[parameter]["exp_avg"], optimizer.state[parameter]["exp_avg_sq"])
 ### an error in backward [needs torch]
-The graph, the hooks and the function that failed are all in the traceback.
-The end of the experiment releases the frames.
+The traceback keeps the graph, the hooks and the function that failed.
+The end of the experiment clears the frames.
 --- raises ValueError
 class Fails(torch.autograd.Function):
     @staticmethod
@@ -358,8 +358,8 @@ def train():
     Fails.apply(x).sum().backward()
 train()
 ### an autograd function's context [needs torch]
-`ctx.attribute = output` is a cycle through the graph that Python's collector can not always see.
-The end of the experiment collects; save outputs with `save_for_backward`.
+`ctx.attribute = output` creates a cycle through the graph that Python's collector cannot always see.
+The end of the experiment collects it; save outputs with `save_for_backward` instead.
 ---
 class Keeps(torch.autograd.Function):
     @staticmethod
@@ -374,8 +374,8 @@ class Keeps(torch.autograd.Function):
 y = Keeps.apply(tensor(requires_grad=True))
 loss = y.sum()
 ### hooks on a model of the scope [needs torch]
-A hook that closes over its module is a cycle.
-The end of the experiment deletes the model and collects.
+A hook that closes over its module creates a cycle.
+The end of the experiment deletes the model and collects the cycle.
 ---
 model = to_gpu(torch.nn.Linear(8, 8))
 def hook(module, inputs, output, kept=tensor()):
@@ -385,23 +385,23 @@ def backward_hook(module, grads, outputs, kept=tensor()):
 handles = [model.register_forward_hook(hook), model.register_full_backward_hook(backward_hook)]
 model(to_gpu(torch.ones(1, 8))).sum().backward()
 ### a forward hook on an outer model [needs torch; holder forward hook on model]
-The model outlives the scope, and with it the hook and what it closes over.
-Held on purpose: call `remove()` of the hook's handle.
+The model outlives the scope, and so do the hook and its closure.
+Held on purpose: call `remove()` on the hook's handle.
 --- before
 model = to_gpu(torch.nn.Linear(8, 8))
 ---
 def hook(module, inputs, output, kept=tensor()): pass
 handle = model.register_forward_hook(hook)
 ### a hook on an outer tensor [needs torch; holder hook on weight]
-The tensor outlives the scope, and with it the hook and what it closes over.
-Held on purpose: call `remove()` of the hook's handle.
+The tensor outlives the scope, and so do the hook and its closure.
+Held on purpose: call `remove()` on the hook's handle.
 --- before
 weight = to_gpu(torch.ones(8)).requires_grad_()
 ---
 def hook(grad, kept=tensor()): pass
 handle = weight.register_hook(hook)
 ### gradients of an outer model [needs torch; holder model.weight.grad]
-`backward()` fills the gradients of a model that outlives the scope.
+`backward()` creates gradients on a model that outlives the scope.
 Held on purpose: `model.zero_grad()` or `optimizer.zero_grad()`.
 --- before
 model = to_gpu(torch.nn.Linear(4096, 4096, bias=False))
@@ -409,8 +409,8 @@ model = to_gpu(torch.nn.Linear(4096, 4096, bias=False))
 model(to_gpu(torch.ones(1, 4096))).sum().backward()
 watch(model.weight.grad)
 ### a DataLoader with workers, interrupted [needs torch]
-The iterator keeps the workers, their queues and the batches that wait there.
-The frames are released as soon as the traceback was shown, and the workers end.
+The iterator keeps the workers, their queues and the queued batches.
+The frames are cleared as soon as the traceback was shown, and the workers end.
 --- raises KeyboardInterrupt
 import signal
 from torch.utils.data import DataLoader, TensorDataset
@@ -425,8 +425,8 @@ def train():
             signal.raise_signal(signal.SIGINT)
 train()
 ### backward(create_graph=True) [needs torch; holder a cycle in torch's own C++ code]
-A gradient with a graph refers to its tensor, and the tensor to it: a cycle in C++, of which torch warns.
-Nothing but `.grad = None` ends it, before the tensor is deleted: `%gpumem leaks` says so.
+A gradient with a graph and its tensor reference each other: a cycle in C++, about which torch warns.
+Only `.grad = None` breaks it, before the tensor is deleted: `%gpumem leaks` says so.
 ---
 import warnings
 warnings.simplefilter('ignore')
@@ -436,7 +436,7 @@ loss.backward(create_graph=True)
 watch(w.grad)
 ### torch.compile [needs torch; alone]
 The compiler keeps guards and compiled code for each model and function.
-The end of the experiment deletes the model; what the compiler keeps of it dies with it.
+The end of the experiment deletes the model, and the compiler's data for it is freed with it.
 ---
 model = to_gpu(torch.nn.Linear(4096, 4096, bias=False))
 watch(model.weight)
@@ -451,8 +451,8 @@ watch(model.weight.grad)
 ## matplotlib and pandas
 
 ### a figure shown in the notebook [needs matplotlib]
-Artists keep the arrays that they draw; the inline backend closes a figure at the end of its cell.
-The end of the experiment gives it back.
+Artists keep the arrays that they draw. The inline backend closes a figure at the end of its cell.
+The end of the experiment frees it.
 ---
 import matplotlib.pyplot as plt
 figure, axes = plt.subplots(figsize=(1, 1))
@@ -460,7 +460,7 @@ image = axes.imshow(numpy.ones((4096, 4096), dtype="float32"))
 watch(numpy.ma.getdata(image.get_array()))
 image.kept = array()
 ### a figure that pyplot keeps open [needs matplotlib; holder matplotlib figure; alone]
-With another backend than the inline one pyplot keeps each figure until it is closed.
+With any backend other than inline, pyplot keeps each figure until it is closed.
 Held on purpose: `plt.close()`.
 --- before
 import matplotlib
