@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ from ipygpumem.reclaim import reclaim
 from ipygpumem.records import FreeingStep
 from tests.alone import alone
 from tests.fakes import FakeAllocator, FakeProbe, fake_module, fake_torch
+from tests.kernel import Kernel
+from tests.steps import works
 from tests.test_host import touched
 
 
@@ -40,8 +43,9 @@ def test_a_step_is_not_credited_with_what_others_freed_while_it_ran() -> None:
     def fall(to: int, answer: object) -> Callable[[], object]:
         return lambda: (probe.set(to), answer)[1]
 
-    steps = run(Meter([probe]), [("garbage", fall(90, 0)), ("trim", fall(80, False)), ("names", fall(60, 3))])
-    assert [step.freed["cpu"] for step in steps] == [0, 0, 20]
+    actions: list[reclaim.Step] = [("garbage", fall(90, 0)), ("trim", fall(80, False)), ("names", fall(60, 3))]
+    steps = run(Meter([probe]), [*actions, ("trim", fall(30, reclaim.AtMost(20)))])
+    assert [step.freed["cpu"] for step in steps] == [0, 0, 20, 20]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is mapped")
@@ -89,8 +93,31 @@ def test_the_order_is_garbage_then_caches_then_the_heap(monkeypatch: pytest.Monk
 
     assert names() == ["garbage", "device caches", "malloc_trim"]
     assert names(devices=False) == ["garbage", "malloc_trim"]
+    monkeypatch.setitem(sys.modules, "pyarrow", fake_module())
+    assert names() == ["garbage", "pyarrow's pool", "device caches", "malloc_trim"]
+    monkeypatch.delitem(sys.modules, "pyarrow")
     monkeypatch.delitem(sys.modules, "torch")
     assert names() == ["garbage", "malloc_trim"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RSS falls at once on Linux")
+def test_text_columns_of_pandas_come_back(kernel: Kernel) -> None:
+    pytest.importorskip("pyarrow")
+    works(kernel, "import pandas, pyarrow; pandas.options.future.infer_string = True")
+    made = 'frame = pandas.DataFrame({"text": [f"text number {n} of many" for n in range(2_000_000)]})'
+    (text,) = works(kernel, f"%%experiment text\n{made}\nassert frame.text.dtype == 'str'").reports("experiment")
+    consumed, freed = re.search(r"RAM +\+([\d.]+) MiB +(\S+) MiB", text).groups()  # type: ignore[union-attr]
+    assert float(freed) > 0.9 * float(consumed) > 90, text
+    assert "pyarrow's pool (RAM " in text
+
+
+def test_memory_that_polars_returns_late_is_credited_to_no_step(kernel: Kernel) -> None:
+    pytest.importorskip("polars")
+    works(kernel, "import polars")
+    made = 'frame = polars.DataFrame({"a": polars.Series(range(4_000_000)).cast(polars.String)})'
+    (text,) = works(kernel, f"%%experiment frames\n{made}\nblock = bytearray(64 << 20)").reports("experiment")
+    assert "polars' allocator returns the pages of deleted frames within seconds" in text
+    assert not re.search(r"garbage \(RAM|malloc_trim \(RAM \d\d", text), text
 
 
 def test_device_caches_workspaces_and_pinned_memory_are_emptied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,11 @@ Writing ``5`` to ``/proc/self/clear_refs`` resets the peak RSS that ``/proc/self
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import os
 import re
+import sys
 import time
 import weakref
 from collections.abc import Iterable
@@ -223,6 +226,30 @@ def host_figures(children_bytes: int | None) -> HostFigures:
     available = int(memory.available)
     free, limit = int(getattr(memory, "free", available)), own_limits.nearest()
     return HostFigures(int(memory.total), free, available, private, shared, file, children_bytes, group, limit)
+
+
+class _HeapFigures(ctypes.Structure):
+    """glibc's ``struct mallinfo2``; see mallinfo(3)."""
+
+    _fields_: ClassVar = [
+        ("arena_to_uordblks", ctypes.c_size_t * 8),
+        ("fordblks", ctypes.c_size_t),
+        ("keepcost", ctypes.c_size_t),
+    ]
+
+
+@functools.cache
+def _mallinfo() -> Any:
+    ask = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None  # glibc 2.33
+    if ask is not None:
+        ask.restype = _HeapFigures
+    return ask
+
+
+def free_heap_bytes() -> int | None:
+    """Return the free bytes in the heap of glibc's malloc, with or without pages in RAM; None if it does not say."""
+    ask = _mallinfo()
+    return None if ask is None else int(ask().fordblks)
 
 
 class Child(NamedTuple):

@@ -1,7 +1,7 @@
 """Frees memory step by step, and measures the effect of each step.
 
-The steps follow the references: holders of objects first, then the garbage collector, then the caches that keep the
-freed memory, the host's allocator last. A step that fails is reported, and the next one runs.
+The steps follow the references: holders of objects first, then the garbage collector, then the pools and caches that
+keep the freed memory, the host's allocator last. A step that fails is reported, and the next one runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import sys
 from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.errors import GpuMemError, describe_error
 from ipygpumem.heap import interrupts
@@ -19,11 +19,21 @@ from ipygpumem.heap.garbage import Garbage, GcMark
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import has_mps, loaded_torch
 from ipygpumem.probes.allocator import snapshots
+from ipygpumem.probes.host import free_heap_bytes
 from ipygpumem.probes.pools import is_loaded
 from ipygpumem.records import FreeingStep, Reading
 
 Step = tuple[str, Callable[[], object]]
-"""A step's name and function, which returns 0 if there was nothing to do, True if it caused the whole decrease."""
+"""A step's name and function.
+
+It returns 0 if there was nothing to do, True if it caused the whole decrease, ``AtMost`` if an allocator limits that.
+"""
+
+
+class AtMost(NamedTuple):
+    """Maximum number of bytes of RAM that a step can have freed, as reported by the allocator that it called."""
+
+    size_bytes: int
 
 
 def run_steps(meter: Meter, steps: list[Step], done: list[FreeingStep]) -> None:
@@ -51,6 +61,8 @@ def _credit(before: Mapping[str, Reading], after: Mapping[str, Reading], done_by
     freed = decrease(current(before), current(after))
     if type(done_by_it) in (int, bool) and not done_by_it:
         return dict.fromkeys(freed, 0)
+    if isinstance(done_by_it, AtMost):
+        return freed | {"cpu": min(freed["cpu"], done_by_it.size_bytes)} if "cpu" in freed else freed
     if done_by_it is not True:
         for device, size in freed.items():
             start, end = before[device].mapped_bytes, after[device].mapped_bytes
@@ -76,6 +88,8 @@ def steps_that_free(
     broken context prevents emptying the devices' caches.
     """
     steps: list[Step] = [("garbage", lambda: garbage.collect(since()))]
+    if "pyarrow" in sys.modules and is_loaded("pyarrow"):
+        steps.append(("pyarrow's pool", release_pyarrow_pool))
     if devices and loaded_torch() is not None:
         steps.append(("device caches", empty_device_caches))
     return [*steps, ("malloc_trim", trim_host_heap)]
@@ -139,10 +153,21 @@ def _call(torch: Any, name: str) -> None:
         function()
 
 
-def trim_host_heap() -> bool:
-    """Ask glibc to free unused heap pages; return True if it did, False without such a call."""
-    trim = _malloc_trim()
-    return trim is not None and bool(trim(0))
+def release_pyarrow_pool() -> bool:
+    """Free the unused memory of pyarrow's pool, where pandas keeps text; return False if the pool was never used."""
+    pool: Any = sys.modules["pyarrow"].default_memory_pool()
+    if pool.max_memory() == 0:
+        return False
+    pool.release_unused()
+    return True  # the pool reports its free pages nowhere, and may hold more of them than the most it had allocated
+
+
+def trim_host_heap() -> AtMost | bool:
+    """Ask glibc to free unused heap pages; return the heap's unused bytes, or False if no page was freed."""
+    trim, free = _malloc_trim(), free_heap_bytes()
+    if trim is None or not trim(0):
+        return False
+    return True if free is None else AtMost(free)
 
 
 @functools.cache

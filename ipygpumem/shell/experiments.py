@@ -764,20 +764,23 @@ class Experiment:
             kept=tuple(outcome.kept),
             survivors=self._survivors,
             steps=tuple(self._steps),
-            notes=tuple(self._notes()),
+            notes=tuple(self._notes(usages)),
             parameters=dict(self._parameters),
             ooms=self.ooms,
             budget=dict(self._budget.limits) if self._budget is not None else {},
             span_seconds=self.span_seconds,
         )
 
-    def _notes(self) -> list[str]:
+    def _notes(self, usages: tuple[Usage, ...]) -> list[str]:
         notes = [self.slip] if self.slip else []
         notes += [f"keep: no name matches {quoted(name)}" for name in self.scope.unmatched_keep() if name != "*"]
         size = sum(held.size_bytes for held in self._waiting)
         if size >= self._context.config.min_held_bytes:
             names = ", ".join(held.name for held in self._waiting)
             notes.append(f"the restored objects ({names}) took {format_bytes(size)} while the experiment ran")
+        kept = max((usage.delta_bytes for usage in usages if usage.device == "cpu"), default=0)
+        if "polars" in sys.modules and kept >= self._context.config.min_held_bytes:
+            notes.append("polars' allocator returns the pages of deleted frames within seconds")
         if self._budget is not None:
             notes += [*self._budget.notes, *self._budget.refusals]
         notes += self.remarks
