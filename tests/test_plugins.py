@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import ProbeError
@@ -14,7 +15,6 @@ from ipygpumem.probes import pools as plugins
 from ipygpumem.probes.pools import PluginProbe
 from ipygpumem.records import Reading
 from tests.fakes import FakeProbe
-from tests.kernel import Kernel
 
 MIB = 2**20
 
@@ -114,43 +114,20 @@ def test_a_second_probe_of_a_name_takes_the_first_ones_place(meter: Meter) -> No
     assert not meter.now()
 
 
-TOY = """
-import ipygpumem
-from ipygpumem.records import Reading
-class Pool:
-    now = peak = 0
-    def read(self, *, detail=False, peak=True):
-        return [Reading("toy:0", self.now, self.peak, "allocator", 1 << 30)]
-    def rearm(self):
-        self.peak = self.now
-    def take(self, size):
-        self.now += size
-        self.peak = max(self.peak, self.now)
-class Raises:
-    def read(self, **how):
-        raise RuntimeError("no such card")
-pool = Pool()
-ipygpumem.register_probe("toy", pool)
-try:
-    ipygpumem.register_probe("raises", Raises())
-except ipygpumem.errors.ProbeError as error:
-    said = str(error)
-"""
+def test_a_registered_probe_has_a_row_in_the_status_and_so_has_its_failure(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What its line after a cell is stands in docs/probes.md, whose cells run as tests."""
 
+    def status() -> str:
+        capsys.readouterr()
+        loaded.run_line_magic("gpumem", "status")
+        return capsys.readouterr().out
 
-def test_a_registered_probe_is_in_every_line_and_a_failure_only_in_the_status() -> None:
-    with Kernel() as kernel:
-        kernel.run(f"%load_ext ipygpumem\n{TOY}")
-        assert kernel.value("said") == "RuntimeError: no such card"
-        reply = kernel.run("pool.take(64 << 20)")
-        assert "toy:0 +64 MiB" in reply.reports("cell")[0]
-        reply = kernel.run("%%experiment apart\npool.take(32 << 20); pool.take(-32 << 20)")
-        assert reply.status == "ok"
-        usages = "{usage.device: usage.peak_delta_bytes for usage in ipygpumem.experiments()[-1].usages}"
-        assert kernel.value(usages)["toy:0"] == 32 * MIB
-        status = kernel.run("%gpumem status").reports()[0]
-        (row,) = (line for line in status.splitlines() if "toy:0" in line)  # and nothing of what it consists of
-        assert row.split() == ["toy:0", "64", "MiB", "1.00", "GiB"]
-        kernel.run("pool.read = Raises().read")
-        assert "toy cannot be read: RuntimeError: no such card" in kernel.run("%gpumem status").reports()[0]
-        assert kernel.run("%unload_ext ipygpumem").status == "ok"
+    toy = Toy()
+    toy.set(64)
+    ipygpumem.register_probe("toy", toy)
+    (row,) = [line for line in status().splitlines() if "toy:0" in line]  # and nothing of what it consists of
+    assert row.split()[:3] == ["toy:0", "64", "B"]
+    toy.read = Raises().read  # type: ignore[method-assign]
+    assert "toy cannot be read: SystemExit: enough" in status()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from ipygpumem.units import format_bytes
 from tests.gpu.support import ready, recovery, run_ok
 from tests.kernel import Kernel
 
@@ -28,22 +27,6 @@ def test_what_is_above_the_budget_is_refused(gpu_kernel: Kernel) -> None:
     record = gpu_kernel.value("__import__('ipygpumem').experiments()[-1].budget")
     assert 2**30 - 1 <= record["cuda:0"] <= 2**30
     run_ok(gpu_kernel, f"{take(2)}; del x")
-
-
-def test_the_budget_of_a_block_is_named(gpu_kernel: Kernel) -> None:
-    """After an OOM under a budget the report names the budget, and a limit of the user's own as torch's."""
-    run_ok(gpu_kernel, "import ipygpumem\n%gpumem free")
-    reply = gpu_kernel.run(f"with ipygpumem.budget(gpu='1GiB'):\n    {take(2)}")
-    assert "the budget of the with block (1.00 GiB) refused 2.00 GiB of cuda:0, although" in recovery(reply)
-    run_ok(gpu_kernel, "torch.cuda.set_per_process_memory_fraction(1 / 8)")
-    try:
-        total = gpu_kernel.value("torch.cuda.get_device_properties(0).total_memory")
-        reply = gpu_kernel.run(take(total / 4 / 2**30))
-        said = f"the limit of {format_bytes(total // 8)} on torch's allocator refused"
-        assert said in recovery(reply)
-    finally:
-        run_ok(gpu_kernel, "torch.cuda.set_per_process_memory_fraction(1.0)")
-    assert "refused" not in recovery(gpu_kernel.run(take(total / 2**29)))
 
 
 def test_what_the_allocator_has_cached_is_no_way_around(gpu_kernel: Kernel) -> None:

@@ -88,22 +88,6 @@ def test_a_cuda_graph_still_replays() -> None:
     assert script(GRAPH) == [True, True]
 
 
-def test_a_cuda_graphs_pool(gpu_kernel: Kernel) -> None:
-    """The private pool of a CUDA graph stays as long as the graph, and goes with the experiment that captured it."""
-    run_ok(gpu_kernel, "%gpumem free")
-    reserved = gpu_kernel.value(_RESERVED)
-    run_ok(gpu_kernel, "%experiment start captured")
-    run_ok(
-        gpu_kernel,
-        "graph, x = torch.cuda.CUDAGraph(), torch.ones(1 << 20, device='cuda')\n"
-        "with torch.cuda.graph(graph):\n    y = (x.expand(64, -1) + 1).sum(0)\ngraph.replay()",
-    )
-    run_ok(gpu_kernel, "%gpumem free\ngraph.replay()")
-    assert gpu_kernel.value(_RESERVED) - reserved >= 256 * MIB
-    assert "captured" in run_ok(gpu_kernel, "%experiment end").reports("experiment")[0]
-    assert gpu_kernel.value(_RESERVED) == reserved
-
-
 def test_an_experiment_inside_a_capture(gpu_kernel: Kernel) -> None:
     """An experiment that ends while a CUDA graph is captured frees nothing that CUDA forbids then: the graph is whole.
 

@@ -76,40 +76,6 @@ def freeing() -> Iterator[Kernel]:
         yield kernel
 
 
-@pytest.mark.parametrize(
-    ("place", "refusal"),
-    [
-        ("torch.jit.trace(lambda x: (ask(), x)[1], torch.ones(2).cuda(), check_trace=False)", "torch is tracing"),
-        ("with FakeTensorMode(): ask()", ""),
-        ("x = torch.ones(2, requires_grad=True).cuda(); x.register_hook(lambda g: ask()); x.sum().backward()", ""),
-    ],
-)
-def test_a_purge_where_torch_does_something_else(freeing: Kernel, place: str, refusal: str) -> None:
-    """Inside a trace, `purge` and `offload` are refused in one line; among fake tensors and in a backward pass they
-    work. The model is what it was each time."""
-    run_ok(
-        freeing,
-        "from torch._subclasses.fake_tensor import FakeTensorMode\n"
-        "model = torch.nn.Linear(64, 64).cuda()\n"
-        "def state():\n"
-        "    return [(id(p), p._version, str(p.device), p.detach().cpu().tolist()) for p in model.parameters()]\n"
-        "def ask():\n"
-        "    for call in (ipygpumem.purge, offload):\n"
-        "        try: said.append(call(model).notes if call is ipygpumem.purge else call(model))\n"
-        "        except ipygpumem.errors.GpuMemError as error: said.append(str(error))\n"
-        "def offload(model):\n"
-        "    with ipygpumem.offload(model): return ()\n"
-        "was, said = state(), []",
-    )
-    run_ok(freeing, place)
-    said = freeing.value("said")
-    assert freeing.value("state() == was") is True
-    if refusal:
-        assert [refusal in text and text.endswith("outside of it") for text in said] == [True, True], said
-    else:
-        assert said == [(), ()]
-
-
 def test_inside_offload_a_model_is_on_the_host(freeing: Kernel) -> None:
     """`with offload(model, optimizer)` gives memory back; what is done on the host meanwhile is kept. After an error
     all is on the device again, and what was replaced on the host stays there, with a warning."""

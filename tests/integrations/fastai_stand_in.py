@@ -1,4 +1,4 @@
-"""What fastai's documentation says of its training loop, for where fastai is not installed.
+"""The events and the recorder that fastai's documentation gives its training loop, for where fastai is not installed.
 
 CI has no fastai. It needs torchvision, and the index has that for CUDA alone: it installs beside the CPU build of
 torch, but its import fails there, and with it those of transformers and Lightning, which look for it.
@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-_INNER = ("batch", "pred", "loss", "backward", "step")
-"""How the names of those events end that come for each batch."""
-CancelBatchException, CancelValidException = (type(name, (Exception,), {}) for name in ("batch", "validation"))
+
+class CancelValidException(Exception):  # noqa: N818  # its name in fastai
+    """Ends a validation."""
 
 
 class Callback:
@@ -25,13 +25,6 @@ class Callback:
     order: float = 0
     run_train = run_valid = run = True
     learn: Any = None
-
-    def __call__(self, event: str) -> None:
-        wanted = self.run_train if self.learn.training else self.run_valid
-        if self.run and (wanted or not event.endswith(_INNER)):
-            getattr(self, event, lambda: None)()
-        if event == "after_fit":
-            self.run = True
 
 
 class Recorder(Callback):
@@ -45,11 +38,7 @@ class Recorder(Callback):
         self.metric_names = ["epoch", "train_loss", "valid_loss", "time"]
 
     def before_epoch(self) -> None:
-        self.log: list[Any] = [self.learn.epoch]
-        self.valid = [1.0]
-
-    def after_train(self) -> None:
-        self.log += [1.0]
+        self.log, self.valid = [self.learn.epoch, 1.0], [1.0]
 
     def after_cancel_validate(self) -> None:
         self.valid = []
@@ -59,72 +48,66 @@ class Recorder(Callback):
 
     def after_epoch(self) -> None:
         self.values.append(self.log[1:])
-        self.log.append("00:00")
-        self.learn.logger(self.log)
+        self.log = [*self.log, "00:00"]
 
 
 class Learner:
-    """Trains a network, and tells its callbacks, lowest order first."""
+    """Trains a network, and calls its callbacks at each event, lowest order first."""
 
     def __init__(self, train: Any, valid: Any, model: Any, loss: Any, optimizer: Any, cbs: Iterable[Callback]) -> None:
         self.data, self.model, self.loss_func, self.opt = (train, valid), model, loss, optimizer
-        self.training, self.epoch = False, 0
-        self.logger: Callable[[Any], None] = print
-        self.recorder = Recorder()
-        self.cbs = [self.recorder, *cbs]
+        self.training, self.epoch, self.recorder = False, 0, Recorder()
+        self.cbs = sorted([self.recorder, *cbs], key=lambda callback: callback.order)
         for callback in self.cbs:
             callback.learn = self
 
-    def __call__(self, event: str) -> None:
-        for callback in sorted(self.cbs, key=lambda callback: callback.order):
-            callback(event)
+    def __call__(self, *events: str) -> None:
+        for event in events:
+            for callback in self.cbs:
+                wanted = callback.run_train if self.training else callback.run_valid
+                if callback.run and (wanted or not event.endswith(("batch", "step"))):
+                    getattr(callback, event, lambda: None)()
+                callback.run = callback.run or event == "after_fit"
 
-    def _around(self, name: str, work: Callable[[], None], *cancelled: type[Exception]) -> None:
+    def _part(self, name: str, work: Callable[[], None]) -> None:
         try:
             self(f"before_{name}")
             work()
-        except cancelled:
+        except CancelValidException:
             self(f"after_cancel_{name}")
         self(f"after_{name}")
-
-    def _batch(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        predicted = self.model(x)
-        self("after_pred")
-        loss = self.loss_func(predicted, y)
-        self("after_loss")
-        if self.training:
-            self._around("backward", loss.backward)
-            self._around("step", self.opt.step)
-            self.opt.zero_grad()
 
     def _batches(self, *, training: bool) -> None:
         self.training = training
         self.model.train(training)
         for x, y in self.data[not training]:
-            self._around("batch", lambda x=x, y=y: self._batch(x, y), CancelBatchException)
+            self("before_batch")
+            loss = self.loss_func(self.model(x), y)
+            if training:
+                loss.backward()
+                self("before_step")
+                self.opt.step()
+                self.opt.zero_grad()
+            self("after_batch")
 
     def _validate(self) -> None:
         with torch.no_grad():
-            self._around("validate", lambda: self._batches(training=False), CancelValidException)
-
-    def _epoch(self) -> None:
-        self._around("train", lambda: self._batches(training=True))
-        self._validate()
+            self._part("validate", lambda: self._batches(training=False))
 
     def fit(self, epochs: int) -> None:
-        def run() -> None:
-            for self.epoch in range(epochs):
-                self._around("epoch", self._epoch)
-
-        self._around("fit", run)
+        self("before_fit")
+        for self.epoch in range(epochs):
+            self("before_epoch")
+            self._part("train", lambda: self._batches(training=True))
+            self._validate()
+            self("after_epoch")
+        self("after_fit")
 
     def validate(self) -> None:
         self.training = False
-        for event in ("before_fit", "before_epoch"):
-            self(event)
+        self("before_fit", "before_epoch")
         self._validate()
-        for event in ("after_epoch", "after_fit"):
-            self(event)
+        self("after_epoch", "after_fit")
 
 
 def install(patch: pytest.MonkeyPatch) -> None:

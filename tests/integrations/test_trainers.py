@@ -215,7 +215,7 @@ class FastAi:
         else:
             optimizer = Optimizer(network.parameters(), card)
             self.learner = fastai_stand_in.Learner(*batches, network, mse_loss, optimizer, callbacks)
-        self.learner.logger = lambda log: None
+        self.learner.logger = lambda log: None  # fastai's own prints
         self.validate = self.learner.validate
 
     def train(self) -> FastAi:

@@ -58,20 +58,3 @@ def test_estimates_alone_find_the_largest_batch_for_a_card_that_is_not_here(note
     text = f"UsageError: %%autofit: even n=1 does not fit: it needs {size} of cuda:0, which has {room}"
     assert (reply.status, text in reply.stderr) == ("error", True)
     assert "pass --device-memory" in notebook.run(cell.replace("--device-memory {}", "") + code).stderr
-
-
-def test_the_same_holds_for_names_that_the_cell_binds_itself(notebook: Kernel) -> None:
-    works(notebook, "watched.clear(); seen = []")
-    works(
-        notebook,
-        "%%autofit n=64\nseen.append(alive())\nmodel = nn.Linear(512, 512)\nwatch(model=model, weight=model.weight)\n"
-        "out = model(torch.ones(n, 512))\nwatch(out=out)\n"
-        "scratch = torch.empty(1 << (50 if n > 20 else 10), dtype=torch.uint8)",
-    )
-    assert notebook.value("n, seen, alive()") == (16, [[], [], []], ["model", "out", "weight"])
-
-
-def test_a_function_is_fitted_and_its_failed_calls_leave_nothing(notebook: Kernel) -> None:
-    works(notebook, TRAIN, "found = ipygpumem.autofit(train, batch_size=256, step='search', headroom=0)")
-    assert notebook.value("found.value, found.result >= 0") == (40, True)
-    assert notebook.value("any(alive_at_start), alive()") == (False, [])

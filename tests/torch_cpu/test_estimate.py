@@ -48,22 +48,6 @@ def test_the_peak_is_that_of_a_real_run(name: str, optimizer: str, options: dict
     held_against_a_real_run(lambda: training(model, steps, x, **options), *model.parameters(), *model.buffers(), x)
 
 
-@pytest.mark.parametrize("name", ["Adafactor", "Muon", "Rprop"])
-def test_an_optimizer_is_estimated_as_it_runs(name: str) -> None:
-    if not hasattr(torch.optim, name):
-        pytest.skip("this torch has no such optimizer")
-    model, x = nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Linear(512, 256)), torch.randn(64, 128)
-    optimizer = getattr(torch.optim, name)([p for p in model.parameters() if name != "Muon" or p.ndim == 2])
-
-    def train() -> None:
-        for _ in range(2):
-            optimizer.zero_grad()
-            (model(x) ** 2).mean().backward()
-            optimizer.step()
-
-    held_against_a_real_run(train, x, *model.parameters(), rel=0.05)
-
-
 @pytest.mark.parametrize("optimizer", ["SparseAdam", "SGD"])
 def test_sparse_gradients_are_counted(optimizer: str) -> None:
     table, words = nn.Embedding(2000, 256, sparse=True), torch.arange(1500)

@@ -93,14 +93,3 @@ def test_an_optimizer_that_keeps_half_of_its_state_is_reported(notebook: Kernel)
     works(notebook, "kept.state.clear(); kept.step()")
     assert advice not in recovery(notebook, "step(made(torch.optim.AdamW), True)")  # nobody can use that one again
     assert advice not in recovery(notebook, "step(kept, False); torch.empty(1 << 50)")
-
-
-def test_forked_data_loader_workers_in_a_scope_end_with_it(notebook: Kernel) -> None:
-    works(notebook, "x = 'old'\nfrom torch.utils.data import DataLoader")
-    works(
-        notebook,
-        "%%experiment a\nx = 'new'\nloader = DataLoader(torch.arange(64.), batch_size=8, num_workers=1)\n"
-        "total = sum(batch.sum().item() for batch in loader)\nassert total == 2016",
-        timeout=60,
-    )
-    assert notebook.value("x") == "old"

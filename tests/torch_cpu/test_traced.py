@@ -11,8 +11,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ipygpumem
 from ipygpumem.errors import GpuMemError
+from ipygpumem.extras.moving import moving
 
 Code = Callable[[], object]
+
+
+@pytest.fixture(autouse=True)
+def _memory_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "DEVICES", ("cpu",))  # within the host, as a device's would be
 
 
 def compiled(code: Code) -> None:
