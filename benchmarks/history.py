@@ -18,12 +18,12 @@ import gc, json, sys, time, tracemalloc, uuid
 from types import SimpleNamespace
 from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
-from ipygpumem.shell.notebook import notebook_of
+from ipygpumem.shell.app import app_of
 shell = InteractiveShell.instance()
 shell.history_manager.enabled = False
 shell.run_line_magic("load_ext", "ipygpumem")
 shell.run_line_magic("config", "IPyGpuMem.report = False")
-session = notebook_of(shell).session
+session = app_of(shell).session
 def run(number):
     source = f"batch_{{number}} = load(part={{number}}, shuffle=True)\\nloss = train(model, batch_{{number}})"
     info = SimpleNamespace(raw_cell=source, cell_id=str(uuid.uuid4()))

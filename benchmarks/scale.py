@@ -26,12 +26,12 @@ shell.history_manager.enabled = False
 shell.run_line_magic("load_ext", "ipygpumem")
 shell.run_line_magic("config", "IPyGpuMem.report = False")
 import ipygpumem
-from ipygpumem.shell.notebook import notebook_of
-notebook = notebook_of(shell)
+from ipygpumem.shell.app import app_of
+app = app_of(shell)
 def cell(number):
     info = SimpleNamespace(raw_cell=f"x = {{number}}", cell_id=None)
-    notebook.session.cell_begins(info)
-    notebook.session.cell_ends(SimpleNamespace(
+    app.session.cell_begins(info)
+    app.session.cell_ends(SimpleNamespace(
         info=info, execution_count=number, error_before_exec=None, error_in_exec=None, result=None))
 def cpu(work, times):
     found = []

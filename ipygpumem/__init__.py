@@ -36,7 +36,7 @@ _PLACES = {
     "shell.python": ("experiment", "experiments", "history", "last", "subscribe"),
     "probes.nvml": ("memory",),
 }
-"""Public functions by module; those outside ``notebook`` also work in scripts, where nothing imports IPython."""
+"""Public functions by module; those outside ``shell`` also work in scripts, where nothing imports IPython."""
 
 __all__ = ["load_ipython_extension", "plot", "unload_ipython_extension"]
 __all__ += ["autofit", "budget", "estimate", "summary"]

@@ -12,7 +12,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.errors import FileError
-from ipygpumem.shell.notebook import notebook_of
+from ipygpumem.shell.app import app_of
 from ipygpumem.shell.observers.allocation_file import MOST_ENTRIES, AllocationFile
 from tests.fakes import FakeAllocator, fake_torch
 
@@ -71,7 +71,7 @@ def test_an_experiment_records_its_scope_and_writes_while_it_still_records(
     assert load(path) == {**SNAPSHOT, "history": ["step"], "enabled": True}
     options = {"context": "all", "stacks": "python", "max_entries": MOST_ENTRIES}
     assert memory.calls == [("all", options), (None, {})]
-    note = notebook_of(loaded).experiments.finished[-1].notes[0]
+    note = app_of(loaded).experiments.finished[-1].notes[0]
     assert note.startswith(f"allocations: {path} (")
     assert [file.name for file in tmp_path.iterdir()] == ["a.pickle"]
 
@@ -91,7 +91,7 @@ def test_out_of_memory_writes_before_anything_is_given_back_and_that_stays(
     assert (load(path)["history"], memory.history) == ([8], [8, "freed"])
     loaded.run_cell("%experiment end")
     assert load(path)["history"] == [8]
-    assert "written when memory ran out" in notebook_of(loaded).experiments.finished[-1].notes[0]
+    assert "written when memory ran out" in app_of(loaded).experiments.finished[-1].notes[0]
     assert not memory.enabled
 
 
@@ -102,7 +102,7 @@ def test_an_out_of_memory_error_in_a_try_is_counted_and_written_before_it_is_rel
     loaded.run_cell(FAILS).raise_error()
     loaded.run_cell(f"%%experiment a --record {path}\n%%autofit n=8\ntrain(n)").raise_error()
     assert load(path)["history"] == [8, "freed", 4]
-    (record,) = notebook_of(loaded).experiments.finished
+    (record,) = app_of(loaded).experiments.finished
     assert record.ooms == 2
     assert ["written when memory ran out" in note for note in record.notes if note.startswith("alloc")] == [True]
 
@@ -117,7 +117,7 @@ def test_a_recording_of_the_users_own_is_used_and_goes_on(
     assert memory.calls == []
     assert memory.enabled
     assert load(path)["history"] == ["theirs"]
-    assert "your own recording, which continues" in notebook_of(loaded).experiments.finished[-1].notes[0]
+    assert "your own recording, which continues" in app_of(loaded).experiments.finished[-1].notes[0]
 
 
 def test_a_failure_to_write_is_reported_and_leaves_the_old_file(
@@ -127,7 +127,7 @@ def test_a_failure_to_write_is_reported_and_leaves_the_old_file(
     path.write_bytes(pickle.dumps(SNAPSHOT))
     memory.broken = True
     loaded.run_cell(f"%%experiment a --record {path}\nx = 1").raise_error()
-    assert "allocations: RuntimeError: no device" in notebook_of(loaded).experiments.finished[-1].notes[0]
+    assert "allocations: RuntimeError: no device" in app_of(loaded).experiments.finished[-1].notes[0]
     assert load(path) == SNAPSHOT
     assert [file.name for file in tmp_path.iterdir()] == ["a.pickle"]
     assert not memory.enabled
@@ -154,7 +154,7 @@ def test_an_experiment_that_cannot_begin_leaves_no_recording_on(
     def fail() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(notebook_of(loaded).context.meter, "start", fail)
+    monkeypatch.setattr(app_of(loaded).context.meter, "start", fail)
     loaded.run_cell(f"%experiment start a --record {tmp_path / 'a.pickle'}")
     assert memory.calls[0][0] == "all"
     assert not memory.enabled

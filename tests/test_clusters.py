@@ -20,7 +20,7 @@ shared = cluster_of(4)
 NAMES = "sorted(name for name in globals() if name in ('x', 'y', 'w', 'theirs'))"
 OPEN = (
     "(lambda found: len(found.experiments.open) if found else 0)"
-    "(__import__('ipygpumem.shell.notebook').shell.notebook.find_notebook(get_ipython()))"
+    "(__import__('ipygpumem.shell.app').shell.app.find_app(get_ipython()))"
 )
 
 

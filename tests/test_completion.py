@@ -15,7 +15,7 @@ from ipygpumem.inventory import records
 from ipygpumem.magics import parsing
 from ipygpumem.magics.parsing import Command, command_of, complete
 from ipygpumem.shell import dispatch as magics
-from ipygpumem.shell.notebook import notebook_of
+from ipygpumem.shell.app import app_of
 from ipygpumem.shell.registry import MAGICS
 
 NAMES = sorted({magic.lstrip("%") for magic in MAGICS})
@@ -76,10 +76,10 @@ def test_the_cursor_counts_where_there_is_one_and_a_variable_named_as_a_magic_is
 
 
 def test_commands_options_and_names_are_offered(loaded: InteractiveShell) -> None:
-    notebook = notebook_of(loaded)
+    app = app_of(loaded)
 
     def after(line: str) -> list[str]:
-        return complete(notebook, line.split()[0].strip("%"), SimpleNamespace(line=line, text_until_cursor=line))
+        return complete(app, line.split()[0].strip("%"), SimpleNamespace(line=line, text_until_cursor=line))
 
     loaded.run_cell("%experiment start alpha\nweights = 1; _hidden = 2")
     assert after("%experiment ") == ["start", "end", "keep", "status", "list", "compare"]

@@ -15,8 +15,8 @@ from traitlets.config import Config
 import ipygpumem
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.shell import extension as hooks
+from ipygpumem.shell.app import app_of
 from ipygpumem.shell.config import IPyGpuMem
-from ipygpumem.shell.notebook import notebook_of
 
 PACKAGE = Path(ipygpumem.__file__).parent
 
@@ -83,8 +83,8 @@ def test_what_strikes_as_a_cell_begins_to_end_leaves_it_and_those_that_follow_th
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, place: str, error: type[BaseException]
 ) -> None:
     """IPython prints a Ctrl-C in a callback and goes on; a cell that still ran then would have all others inside it."""
-    notebook = notebook_of(loaded)
-    cells, pop = notebook.context.cells, notebook.context.cells.pop
+    app = app_of(loaded)
+    cells, pop = app.context.cells, app.context.cells.pop
 
     def struck(*_: Any) -> Any:
         monkeypatch.setattr(cells, "pop", pop)
@@ -99,9 +99,9 @@ def test_what_strikes_as_a_cell_begins_to_end_leaves_it_and_those_that_follow_th
     loaded.user_ns["strike"] = strike
     loaded.run_cell("strike()")
     loaded.run_cell("x = 2")
-    assert [record.source_line for record in notebook.session.history] == ["strike()", "x = 2"]
+    assert [record.source_line for record in app.session.history] == ["strike()", "x = 2"]
     assert not cells.running()
-    assert len(notebook.context.meter._open) == 0
+    assert len(app.context.meter._open) == 0
 
 
 @pytest.mark.parametrize("magic", ["unload_ext", "reload_ext"])
@@ -128,23 +128,23 @@ def test_every_option_has_help_and_can_be_set_from_a_config_file(shell: Interact
     assert all(trait.help for trait in traits.values())
     shell.config = Config({"IPyGpuMem": {"report": False, "host_peak": "sampled", "history_length": 2}})
     shell.run_cell("%load_ext ipygpumem")
-    session = notebook_of(shell)
-    assert (session.context.config.report, session.host.sampled, session.session.history.maxlen) == (False, True, 2)
+    app = app_of(shell)
+    assert (app.context.config.report, app.host.sampled, app.session.history.maxlen) == (False, True, 2)
 
 
 def test_options_change_at_once_and_bad_values_are_refused(loaded: InteractiveShell) -> None:
-    session = notebook_of(loaded)
-    was_sampled = session.host.sampled
+    app = app_of(loaded)
+    was_sampled = app.host.sampled
     loaded.run_cell("%config IPyGpuMem.host_peak = 'sampled'")
-    assert session.host.sampled
+    assert app.host.sampled
     loaded.run_cell("%config IPyGpuMem.host_peak = 'kernel'")
-    assert session.host.sampled is was_sampled
+    assert app.host.sampled is was_sampled
     for name, value, words in BAD_OPTIONS:
         with pytest.raises(TraitError, match=words) as caught:
-            setattr(session.context.config, name, value)
+            setattr(app.context.config, name, value)
         assert len(str(caught.value)) < 200
     loaded.run_cell("%config IPyGpuMem.min_held_bytes = '2MiB'")
-    assert session.context.config.min_held_bytes == 2**21
+    assert app.context.config.min_held_bytes == 2**21
 
 
 BAD_OPTIONS: tuple[tuple[str, Any, str], ...] = (
@@ -170,7 +170,7 @@ def test_bad_options_in_a_file_are_named_in_a_line_each_and_have_their_defaults(
     hooks.load(shell)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[2] for line in lines] == list(bad)
-    config = notebook_of(shell).context.config
+    config = app_of(shell).context.config
     assert (config.history_length, config.sample_seconds, config.report) == (10_000, 0.02, False)
 
 
@@ -183,7 +183,7 @@ def test_a_value_that_was_refused_does_not_keep_the_extension_from_being_loaded_
     loaded.run_line_magic("reload_ext", "ipygpumem")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("ipygpumem: option release_frames is set to its default: ")
-    config = notebook_of(loaded).context.config
+    config = app_of(loaded).context.config
     assert (config.release_frames, config.report) == ("oom+interrupt", False)
     loaded.run_line_magic("reload_ext", "ipygpumem")
     assert capsys.readouterr().err == ""

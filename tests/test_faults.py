@@ -27,11 +27,11 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 from ipygpumem.meter.meter import Meter
 from ipygpumem.scope.scope import Scope
+from ipygpumem.shell.app import app_of
 from ipygpumem.shell.cell import CellStack
 from ipygpumem.shell.experiments import Experiment, Experiments
 from ipygpumem.shell.ipython import rewriting
 from ipygpumem.shell.ipython.outputs import Outputs
-from ipygpumem.shell.notebook import notebook_of
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.screen import Screen
 from ipygpumem.shell.session import Session
@@ -119,7 +119,7 @@ class World:
         run = self.shell.run_cell
         for cell in ("%reset -f", "%load_ext ipygpumem", "%reload_ext ipygpumem", SETUP, program.before):
             run(cell)
-        self.notebook = notebook_of(self.shell)
+        self.app = app_of(self.shell)
         self.out.readouterr()
 
     def calls(self, name: str) -> Iterator[Call]:
@@ -164,7 +164,7 @@ class World:
     def check(self, call: Call, results: list[Any], text: str, error: type[BaseException]) -> None:
         """Check that the code has run, that names are as they should be, and that one line says what failed."""
         program, names, struck = PROGRAMS[call.program], self.shell.user_ns, error is KeyboardInterrupt
-        is_ours_alone = re.search("/(notebook|scopes|reports)/", call.code.co_filename)  # elsewhere objects may fail
+        is_ours_alone = re.search("/(shell|scope|report)/", call.code.co_filename)  # elsewhere objects may fail
         raised = [type(result.error_before_exec or result.error_in_exec).__name__ for result in results]
         if not (struck and (not results or "KeyboardInterrupt" in text)):  # a Ctrl-C may stop the code, or what follows
             is_late = struck and "Ctrl-C arrived after" in text and raised == ["KeyboardInterrupt"]
@@ -172,7 +172,7 @@ class World:
             assert names.get("log") == [2], "the code has not run"
             assert program.error or "]: 42" in text, "no result"
             assert "Error in callback" not in text, "an error in a callback"
-        is_open = [item.name for item in self.notebook.experiments.open]
+        is_open = [item.name for item in self.app.experiments.open]
         assert "e" not in is_open, "open after its cell"
         has_scope = "%%experiment" in program.target and not re.search("without this scope|rewriting failed", text)
         assert names.get("old") == 1 or not has_scope, f"old is {names.get('old')}"
@@ -186,9 +186,9 @@ class World:
     def goes_on(self, program: Program) -> None:
         """Run the program again after what a fault has left: names and reports must be right."""
         shell, names = self.shell, self.shell.user_ns
-        for experiment in list(self.notebook.experiments.open):
+        for experiment in list(self.app.experiments.open):
             shell.run_cell(f"%experiment end {experiment.name}")
-        assert not self.notebook.experiments.open, "cannot be ended"
+        assert not self.app.experiments.open, "cannot be ended"
         shell.run_cell("old, since = 1, 7; log.clear(); globals().pop('new', None)")
         for cell in filter(None, (program.before, program.target, program.after)):
             shell.run_cell(cell, store_history=True)
@@ -197,9 +197,9 @@ class World:
         assert found == (1, 7, [2], False), f"names are wrong later: {found}"
         assert "ipygpumem:" not in text, f"said again: {text}"
         assert "cell" in text, "no report later"
-        assert not self.notebook.context.cells.running(), "a cell still runs"
+        assert not self.app.context.cells.running(), "a cell still runs"
         gc.collect(1)
-        assert not len(self.notebook.context.meter._open), "a measurement is open"
+        assert not len(self.app.context.meter._open), "a measurement is open"
 
 
 @pytest.fixture(autouse=True)
@@ -261,10 +261,10 @@ def test_a_fault_that_lasts_stops_no_code_and_loses_no_name(world: World, target
         for cell in ("since = 7", target):
             world.shell.run_cell(cell)
         found = {name: world.shell.user_ns.get(name) for name in ("old", "since", "log")}
-        is_right = found == {"old": found["old"], "since": 7, "log": [2, 2]} and not world.notebook.experiments.open
+        is_right = found == {"old": found["old"], "since": 7, "log": [2, 2]} and not world.app.experiments.open
         may_stay = "without this scope" in said or name in ("_matches_keep", "_patterns", "_shadows")
-        if not is_right or (found["old"] != 1 and not may_stay) or world.notebook.context.cells.running():
-            wrong.append(f"{kind.__name__}.{name}: {found}, {world.notebook.experiments.open}\n{said}")
+        if not is_right or (found["old"] != 1 and not may_stay) or world.app.context.cells.running():
+            wrong.append(f"{kind.__name__}.{name}: {found}, {world.app.experiments.open}\n{said}")
     assert not wrong, f"{len(wrong)} of {len(FOREVER)}\n" + "\n".join(wrong)
 
 
@@ -280,7 +280,7 @@ def test_what_runs_while_an_experiment_ends_does_not_end_it_too(
     shell.run_cell(f"class Runs:\n    def __del__(self):\n        {by}\nfirst, old = 0, 1")
     shell.run_cell("%%experiment e\nfirst = Runs()\nold = new = 2")
     found = [shell.user_ns.get(name) for name in ("first", "old", "new")]
-    assert (found, notebook_of(shell).experiments.open) == ([0, 1, None], [])
+    assert (found, app_of(shell).experiments.open) == ([0, 1, None], [])
     said = "".join(capsys.readouterr())
     assert not re.search("could not be ended|KeyError|the end of|unloaded with", said), said
     assert said.count("restored: first, old") == (end != "%reload_ext ipygpumem"), said
@@ -305,7 +305,7 @@ def test_a_cells_experiment_ends_with_it_and_never_later(
     cell = f"%%experiment e\n{trigger}\nnew = 1\nran = globals().setdefault('runs', []).append(1)"
     shell.run_cell("old, runs = 1, []")
     shell.run_cell(cell + "\nold = 2")
-    assert notebook_of(shell).experiments.open == []
+    assert app_of(shell).experiments.open == []
     shell.run_cell("since = 7")
     shell.run_cell(cell)
     assert {name: shell.user_ns.get(name) for name in ("old", "since", "runs")} == {
@@ -327,7 +327,7 @@ def test_each_distinct_failure_is_said_once(
     def said() -> list[str]:
         return re.findall("pre_run_cell failed .RuntimeError: reason (.*?).. Your code", capsys.readouterr().err)
 
-    monkeypatch.setattr(notebook_of(shell).context.meter, "start", broken)
+    monkeypatch.setattr(app_of(shell).context.meter, "start", broken)
     for _ in range(5):
         assert shell.run_cell("1").success
     assert said() == ["a", "b"]
@@ -358,7 +358,7 @@ def test_each_cell_that_runs_without_its_scope_is_told_so(
         said = [line for line in text.splitlines() if "failed (" in line and "post_run_cell" not in line]
         assert len(said) == (times == 1), text
         assert shell.user_ns["ran"] == [1] * times
-    assert notebook_of(shell).experiments.open == []
+    assert app_of(shell).experiments.open == []
 
 
 TAKEN = {
@@ -380,10 +380,10 @@ def test_what_others_take_from_ipythons_lists_is_there_again_for_the_next_cell(
     shell.run_cell("%%experiment p\nold = new = 2\nran.append(old)")
     shell.run_cell(f"%%experiment q\n{TAKEN[taken]}\nold = late = 3\nran.append(old)")
     stays = taken in ("ends", "lists", "all")  # nothing of ours could see the end
-    assert not stays or [one.name for one in notebook_of(shell).experiments.open] == ["q"]
+    assert not stays or [one.name for one in app_of(shell).experiments.open] == ["q"]
     for cell in ("", "since = 7", "%%experiment q\nold = 4\nran.append(old)"):
         shell.run_cell(cell)
-        assert notebook_of(shell).experiments.open == [] or (taken == "all" and "%%" not in cell)
+        assert app_of(shell).experiments.open == [] or (taken == "all" and "%%" not in cell)
     found = {name: shell.user_ns.get(name) for name in ("old", "new", "late", "since", "ran")}
     late = 3 if stays else None
     assert found == {"old": 1, "new": None, "late": late, "since": 7, "ran": [2, 3, 4]}
@@ -391,8 +391,8 @@ def test_what_others_take_from_ipythons_lists_is_there_again_for_the_next_cell(
     assert [line for line in said.splitlines() if "ipygpumem: " in line] == [
         "ipygpumem: experiment 'q' could not be ended; its names are kept."
     ] * stays
-    assert not notebook_of(shell).context.cells.running()
-    assert not len(notebook_of(shell).context.meter._open)
+    assert not app_of(shell).context.cells.running()
+    assert not len(app_of(shell).context.meter._open)
 
 
 def test_code_whose_cell_was_not_seen_to_begin_runs_without_a_scope(
@@ -403,7 +403,7 @@ def test_code_whose_cell_was_not_seen_to_begin_runs_without_a_scope(
     def broken(*_: object) -> None:
         raise RuntimeError("no cell")
 
-    monkeypatch.setattr(notebook_of(shell).context.cells, "push", broken)
+    monkeypatch.setattr(app_of(shell).context.cells, "push", broken)
     for cell in ("%%experiment e\nx = 1", "%experiment start m\ny = 2", "%experiment end"):
         shell.run_cell(cell)
     assert (shell.user_ns["x"], shell.user_ns.get("y")) == (1, None)
@@ -417,7 +417,7 @@ def test_code_of_which_nothing_is_known_may_bind_any_name(
 ) -> None:
     """Neither the look at the code nor the note that it has failed could be made."""
     shell.run_cell("%load_ext ipygpumem\nold = 1")
-    cells = notebook_of(shell).context.cells
+    cells = app_of(shell).context.cells
     answers, running = iter([0, 0]), cells.running
     monkeypatch.setattr(cells, "running", lambda *given: 1 / next(answers, 1) and running(*given))
     shell.run_cell("%%experiment e\nold = new = 2")

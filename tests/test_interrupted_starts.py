@@ -14,9 +14,9 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.fitting import budgets
+from ipygpumem.shell.app import App, app_of
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.experiments import Experiment
-from ipygpumem.shell.notebook import Notebook, notebook_of
 from tests.fakes import FakeProbe
 from tests.test_budget import KnowingCuda
 from tests.tracing import interrupted_at
@@ -35,12 +35,12 @@ FILES, LAST_FILES = files(ENTERING), files(LEAVING)
 
 
 @pytest.fixture
-def notebook(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
+def app(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
     # The first look follows what users' modules hold. Here those are all tests that this process has run.
     monkeypatch.setattr("ipygpumem.inventory.before.users_modules", dict)
-    notebook = Notebook(shell, IPyGpuMem(), probes=[FakeProbe()])
-    yield notebook
-    notebook.close()
+    app = App(shell, IPyGpuMem(), probes=[FakeProbe()])
+    yield app
+    app.close()
 
 
 @pytest.fixture
@@ -66,31 +66,31 @@ def every_interrupt(action: Callable[[], object]) -> Iterator[int]:
     yield line
 
 
-def test_no_measurement_is_left_open_by_an_interrupt_while_a_cell_begins(notebook: Notebook) -> None:
-    for _ in every_interrupt(lambda: notebook.session.cell_begins(SimpleNamespace(raw_cell="x", cell_id=None))):
-        notebook.session.cell_ends(None)
+def test_no_measurement_is_left_open_by_an_interrupt_while_a_cell_begins(app: App) -> None:
+    for _ in every_interrupt(lambda: app.session.cell_begins(SimpleNamespace(raw_cell="x", cell_id=None))):
+        app.session.cell_ends(None)
         gc.collect(1)
-        assert len(notebook.context.meter._open) == 0
-        assert notebook.context.cells.running() == []
+        assert len(app.context.meter._open) == 0
+        assert app.context.cells.running() == []
 
 
-def test_an_experiment_whose_start_is_interrupted_is_not_open(notebook: Notebook, cuda: KnowingCuda) -> None:
-    notebook.context.namespace["shadowed"] = object()
+def test_an_experiment_whose_start_is_interrupted_is_not_open(app: App, cuda: KnowingCuda) -> None:
+    app.context.namespace["shadowed"] = object()
     experiment, meta_path = None, list(sys.meta_path)
 
     def start() -> None:
         nonlocal experiment
-        experiment = Experiment(notebook.experiments, "a", budget={"gpu": 8 << 30}, seed=1)
+        experiment = Experiment(app.experiments, "a", budget={"gpu": 8 << 30}, seed=1)
         experiment.start()
 
     for _ in every_interrupt(start):
-        if experiment is not None and experiment in notebook.experiments.open:  # not interrupted, or once it was open
+        if experiment is not None and experiment in app.experiments.open:  # not interrupted, or once it was open
             assert cuda.fractions == pytest.approx([0.5, 1.0])
             experiment.abandon()
-            notebook.experiments.open.clear()
+            app.experiments.open.clear()
         experiment = None
         gc.collect(1)
-        left = notebook.experiments.open, budgets.in_force, cuda.fractions, len(notebook.context.meter._open)
+        left = app.experiments.open, budgets.in_force, cuda.fractions, len(app.context.meter._open)
         assert left == ([], [], [1.0, 1.0], 0)
         assert sys.meta_path == meta_path
 
@@ -101,8 +101,8 @@ def test_an_end_that_is_interrupted_is_finished_by_another(
 ) -> None:
     monkeypatch.setattr("ipygpumem.inventory.before.users_modules", dict)
     monkeypatch.setattr("ipygpumem.shell.experiments.steps_that_free", lambda *_, **__: [])
-    opened, space = notebook_of(loaded).experiments.open, loaded.user_ns
-    notebook_of(loaded).context.config.report = False
+    opened, space = app_of(loaded).experiments.open, loaded.user_ns
+    app_of(loaded).context.config.report = False
     for line in itertools.count(1, step):
         space.update(t_old="old", t_keep="old")
         outer = ipygpumem.experiment("outer", report="none").start()

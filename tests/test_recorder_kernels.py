@@ -128,9 +128,9 @@ def test_a_recording_has_each_cell_and_no_failure_of_it_reaches_one(start: Start
     assert json.loads(path.read_text().splitlines()[-1])["reason"] == "recording was switched off"
     kernel.run("%gpumem record on")
     reply = kernel.run(
-        "from ipygpumem.shell.notebook import current_notebook\n"
+        "from ipygpumem.shell.app import current_app\n"
         "def full(moment): raise OSError(28, 'No space left on device')\n"
-        "current_notebook().recorder._writer.write = full"
+        "current_app().recorder._writer.write = full"
     )
     assert (reply.status, reply.stderr) == ("ok", "")
     assert reply.reports("note") == [

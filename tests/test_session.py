@@ -22,10 +22,10 @@ from ipygpumem.probes.cgroup import Kills
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.report.layout import Report, Scales, note
 from ipygpumem.shell import recovery
+from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import CellStack
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.experiments import Experiment, Experiments
-from ipygpumem.shell.notebook import Notebook
 from ipygpumem.units import MIB
 from tests.control_group import v2_system
 from tests.fakes import FakeProbe
@@ -55,20 +55,20 @@ def probe() -> FakeProbe:
     return FakeProbe()
 
 
-def notebook_in(shell: InteractiveShell, config: IPyGpuMem, probe: FakeProbe) -> tuple[Notebook, Recorder]:
+def app_in(shell: InteractiveShell, config: IPyGpuMem, probe: FakeProbe) -> tuple[App, Recorder]:
     """Return a notebook without the extension around it, and what keeps all that it shows."""
-    notebook, recorder = Notebook(shell, config, probes=[probe]), Recorder()
-    vars(notebook.context)["screen"] = recorder
-    return notebook, recorder
+    app, recorder = App(shell, config, probes=[probe]), Recorder()
+    vars(app.context)["screen"] = recorder
+    return app, recorder
 
 
 @pytest.fixture
-def notebook(shell: InteractiveShell, probe: FakeProbe) -> Notebook:
-    return notebook_in(shell, IPyGpuMem(), probe)[0]
+def app(shell: InteractiveShell, probe: FakeProbe) -> App:
+    return app_in(shell, IPyGpuMem(), probe)[0]
 
 
-def shown_in(notebook: Notebook) -> list[Report]:
-    screen: Any = notebook.context.screen
+def shown_in(app: App) -> list[Report]:
+    screen: Any = app.context.screen
     shown: list[Report] = screen.shown
     return shown
 
@@ -79,12 +79,12 @@ def test_the_line_says_that_the_oom_killer_took_a_process(
     system = v2_system(tmp_path, "/job")
     system.write("sys/fs/cgroup/job/memory.events", "oom_kill 1\n")
     monkeypatch.setattr(recovery, "Kills", lambda: Kills(tmp_path))
-    notebook, recorder = notebook_in(shell, IPyGpuMem(quiet=True), probe)
+    app, recorder = app_in(shell, IPyGpuMem(quiet=True), probe)
     for kills in (1, 2, 2, 4):
         info = info_of("join()")
-        notebook.session.cell_begins(info)
+        app.session.cell_begins(info)
         system.write("sys/fs/cgroup/job/memory.events", f"oom_kill {kills}\n")
-        notebook.session.cell_ends(result_of(info))
+        app.session.cell_ends(result_of(info))
     told = "the OOM killer ended {} of this control group, such as a data loader's worker or a forked child"
     assert [report.lines for report in recorder.shown] == [
         (told.format(what),) for what in ("1 process", "2 processes")
@@ -94,88 +94,86 @@ def test_the_line_says_that_the_oom_killer_took_a_process(
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("step", ["_measure", "_line", "_recover", "code_ended", "give_back", "cell_ended"])
 def test_what_fails_or_is_interrupted_at_a_cells_end_keeps_nothing_else_from_its_end(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch, step: str, error: type[BaseException]
+    app: App, monkeypatch: pytest.MonkeyPatch, step: str, error: type[BaseException]
 ) -> None:
     def failing(*_: object, **__: object) -> None:
         raise error
 
     info = info_of("x")
-    notebook.session.cell_begins(info)
-    experiment = Experiment(notebook.experiments, "one cell").start()
-    notebook.experiments.end_with_cell(experiment)
-    monkeypatch.setattr(notebook.session if step[0] == "_" else notebook.subscribers, step, failing)
+    app.session.cell_begins(info)
+    experiment = Experiment(app.experiments, "one cell").start()
+    app.experiments.end_with_cell(experiment)
+    monkeypatch.setattr(app.session if step[0] == "_" else app.subscribers, step, failing)
     with contextlib.suppress(RuntimeError):  # the extension's guard says it
-        notebook.session.cell_ends(result_of(info))
-    assert [record.name for record in notebook.experiments.finished] == ["one cell"]
-    assert (notebook.experiments.open, len(notebook.context.meter._open)) == ([], 0)
-    assert "experiment" in [report.kind for report in shown_in(notebook)]
+        app.session.cell_ends(result_of(info))
+    assert [record.name for record in app.experiments.finished] == ["one cell"]
+    assert (app.experiments.open, len(app.context.meter._open)) == ([], 0)
+    assert "experiment" in [report.kind for report in shown_in(app)]
 
 
-def test_a_part_whose_end_fails_keeps_no_other_from_closing(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_whose_end_fails_keeps_no_other_from_closing(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing() -> None:
         raise RuntimeError("no end")
 
-    Experiment(notebook.experiments, "open").start()
-    monkeypatch.setattr(notebook.trends, "close", failing)
+    Experiment(app.experiments, "open").start()
+    monkeypatch.setattr(app.trends, "close", failing)
     with pytest.raises(RuntimeError, match="no end"):
-        notebook.close()
-    assert notebook.experiments.open == []
-    assert len(notebook.context.meter._open) == 0
+        app.close()
+    assert app.experiments.open == []
+    assert len(app.context.meter._open) == 0
 
 
-def run(notebook: Notebook, source: str) -> None:
+def run(app: App, source: str) -> None:
     info = info_of(source)
-    notebook.session.cell_begins(info)
+    app.session.cell_begins(info)
     tree = ast.parse(source)
-    notebook.session.code_seen(tree, may_change=False, is_timed=False)
-    exec(compile(tree, "cell", "exec"), notebook.context.namespace)
-    notebook.session.cell_ends(result_of(info))
+    app.session.code_seen(tree, may_change=False, is_timed=False)
+    exec(compile(tree, "cell", "exec"), app.context.namespace)
+    app.session.cell_ends(result_of(info))
 
 
 def test_an_experiment_and_the_cell_that_ends_it_agree_on_what_is_in_use_though_the_look_for_survivors_took_memory(
-    notebook: Notebook, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch
+    app: App, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def look(*args: object, **options: object) -> tuple[()]:
         probe.set(17 * MIB)
         return ()
 
-    monkeypatch.setattr(notebook.experiments.survivors, "of_experiment", look)
-    experiment = Experiment(notebook.experiments, "a").start()
-    notebook.context.namespace["finish"] = experiment.finish
-    run(notebook, "finish()")
+    monkeypatch.setattr(app.experiments.survivors, "of_experiment", look)
+    experiment = Experiment(app.experiments, "a").start()
+    app.context.namespace["finish"] = experiment.finish
+    run(app, "finish()")
     assert experiment.record is not None
-    assert experiment.record.usages[0].after_bytes == notebook.session.history[-1].usages[0].after_bytes == 17 * MIB
+    assert experiment.record.usages[0].after_bytes == app.session.history[-1].usages[0].after_bytes == 17 * MIB
 
 
-def run_cell(notebook: Notebook, number: int = 1, error: BaseException | None = None) -> list[str]:
+def run_cell(app: App, number: int = 1, error: BaseException | None = None) -> list[str]:
     """Run a cell that does nothing, and return the headlines of what is shown."""
-    shown = shown_in(notebook)
+    shown = shown_in(app)
     shown.clear()
     info = info_of("x")
-    notebook.session.cell_begins(info)
-    notebook.session.cell_ends(result_of(info, number, error))
+    app.session.cell_begins(info)
+    app.session.cell_ends(result_of(info, number, error))
     return [report.headline for report in shown]
 
 
 def test_quiet_hides_no_error_and_no_growth_and_nothing_else_that_is_said(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+    app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notebook.context.config.quiet = True
-    (line,) = run_cell(notebook, error=ValueError())
+    app.context.config.quiet = True
+    (line,) = run_cell(app, error=ValueError())
     assert "ValueError" in line
-    monkeypatch.setattr(notebook.trends, "add", lambda record: [Growth("cpu", 3, 1, 2)])
-    (line,) = run_cell(notebook)
+    monkeypatch.setattr(app.trends, "add", lambda record: [Growth("cpu", 3, 1, 2)])
+    (line,) = run_cell(app)
     assert line.startswith("cell 1")
-    assert "has grown RAM" in shown_in(notebook)[0].lines[0]
-    notebook.context.config.min_cell_seconds = 60.0
-    assert len(run_cell(notebook)) == 1
+    assert "has grown RAM" in shown_in(app)[0].lines[0]
+    app.context.config.min_cell_seconds = 60.0
+    assert len(run_cell(app)) == 1
     monkeypatch.undo()
-    notebook.context.config.min_cell_seconds = 0.0
+    app.context.config.min_cell_seconds = 0.0
     told = note("a budget was crossed")
-    monkeypatch.setattr(notebook.experiments, "code_ended", lambda cell, *, failed: cell.below.append(told))
-    assert run_cell(notebook) == [told.headline]
+    monkeypatch.setattr(app.experiments, "code_ended", lambda cell, *, failed: cell.below.append(told))
+    assert run_cell(app) == [told.headline]
 
 
 EVENTS = st.lists(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem import estimating
-from ipygpumem.api.shell import loaded_notebook
+from ipygpumem.api.shell import loaded_app
 from ipygpumem.errors import EstimateError, UnitError
 from ipygpumem.fitting import budgets
 from ipygpumem.fitting.budgets import Budget
@@ -126,9 +126,9 @@ def autofit(
     def run(function: Callable[..., Any], start: Mapping[str, Any]) -> AutofitResult:
         __tracebackhide__ = True
         plan = Plan(start, smallest=min, step=step, headroom=headroom, max_tries=max_tries)
-        if (notebook := loaded_notebook()) is not None:
-            context = notebook.context
-            return run_tries(function, Fit(plan, context.meter, notebook.experiments.ran_out_in_try, context.garbage))
+        if (app := loaded_app()) is not None:
+            context = app.context
+            return run_tries(function, Fit(plan, context.meter, app.experiments.ran_out_in_try, context.garbage))
         meter = Meter([HostProbe()], find_more=finder())
         try:
             return run_tries(function, Fit(plan, meter))
@@ -154,5 +154,5 @@ def budget(*, gpu: int | str | None = None, **devices: int | str) -> Budget:
     {'gpu': 8589934592}
     """
     sizes = budgets.checked({"gpu": gpu, **devices})
-    notebook = loaded_notebook()
-    return Budget(sizes) if notebook is None else Budget(sizes, leaving=notebook.recovery.leaves_budget)
+    app = loaded_app()
+    return Budget(sizes) if app is None else Budget(sizes, leaving=app.recovery.leaves_budget)

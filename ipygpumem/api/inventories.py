@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
-from ipygpumem.api.shell import current_shell, loaded_notebook
+from ipygpumem.api.shell import current_shell, loaded_app
 from ipygpumem.errors import GpuMemError
 from ipygpumem.heap.arrays import Storages
 from ipygpumem.heap.heap import Heap, undisturbed
@@ -64,9 +64,9 @@ def inventory_at(frame: FrameType, storages: Storages | None = None) -> Inventor
 
 def keeper_of(tensor: TensorRecord) -> str:
     """Describe the holder of a tensor that no name refers to directly, as ``%gpumem leaks`` does."""
-    notebook = loaded_notebook()
+    app = loaded_app()
     main = module_dict(sys.modules["__main__"])
-    roots = Roots({id(main): Place.of_variable}) if notebook is None else notebook.experiments.survivors.roots()
+    roots = Roots({id(main): Place.of_variable}) if app is None else app.experiments.survivors.roots()
     key = tensor.library, tensor.storage
     with undisturbed():
         heap = Heap(running_locals())

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Generic, TypeVar
 
 from ipygpumem.api.inventories import inventory_at, keeper_of
-from ipygpumem.api.shell import current_traces, loaded_notebook, show
+from ipygpumem.api.shell import current_traces, loaded_app, show
 from ipygpumem.errors import TraceError, describe_error
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.holders.graphs import live_tensors
@@ -155,8 +155,8 @@ class _Shown:
     """Display of a loop: in a notebook a table that is updated, elsewhere a line per iteration."""
 
     def __init__(self, total: int | None) -> None:
-        notebook = loaded_notebook()
-        self._has_table = notebook is not None and notebook.context.screen.has_images
+        app = loaded_app()
+        self._has_table = app is not None and app.context.screen.has_images
         self._total = total
         self._place = ""
         self._due = 0.0

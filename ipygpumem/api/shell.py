@@ -14,7 +14,7 @@ from ipygpumem.report import text
 if TYPE_CHECKING:
     from ipygpumem.meter.traces import Traces
     from ipygpumem.report.layout import Report
-    from ipygpumem.shell.notebook import Notebook
+    from ipygpumem.shell.app import App
 
 
 def current_shell() -> Any | None:
@@ -23,31 +23,31 @@ def current_shell() -> Any | None:
     return get_ipython() if get_ipython is not None else None
 
 
-def loaded_notebook() -> Notebook | None:
+def loaded_app() -> App | None:
     """Return the extension's state in the current shell; None in a script, or without the extension."""
-    module = sys.modules.get("ipygpumem.shell.notebook")  # not imported for this: a script needs no IPython
+    module = sys.modules.get("ipygpumem.shell.app")  # not imported for this: a script needs no IPython
     shell = current_shell()
     if module is None or shell is None:
         return None
-    found: Notebook | None = module.find_notebook(shell)
+    found: App | None = module.find_app(shell)
     return found
 
 
 def current_traces() -> Traces:
     """Return the traces of the notebook, or of the script."""
-    notebook = loaded_notebook()
-    return traces.of_script() if notebook is None else notebook.traces
+    app = loaded_app()
+    return traces.of_script() if app is None else app.traces
 
 
 def show(report: Report, **place: Any) -> None:
     """Show a report to the caller: as a display in a notebook (``place`` as there), as text in a script."""
     try:
-        notebook = loaded_notebook()
-        if notebook is None:
+        app = loaded_app()
+        if app is None:
             encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
             print(text.carried(text.render([report]), encoding))  # noqa: T201  # requested by the script
         else:
-            notebook.context.screen.show([report], **place)
+            app.context.screen.show([report], **place)
     except Exception as error:  # a broken stdout or display must not stop user code
         say_broken(describe_error(error))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar, overload
 
-from ipygpumem.api.shell import current_shell, current_traces, loaded_notebook, show
+from ipygpumem.api.shell import current_shell, current_traces, loaded_app, show
 from ipygpumem.errors import NotLoadedError, ProbeError, TraceError
 from ipygpumem.introspect import is_instance, text_of, type_name
 from ipygpumem.meter import traces as measuring
@@ -295,10 +295,10 @@ def export(path: str | os.PathLike[str], *, force: bool = False) -> None:
 
     >>> ipygpumem.export("session.json")
     """
-    notebook = loaded_notebook()
-    if notebook is None and current_shell() is not None:
+    app = loaded_app()
+    if app is None and current_shell() is not None:
         raise NotLoadedError("ipygpumem is not loaded here: run %load_ext ipygpumem first")
-    record = SessionRecord.of((), (), current_traces().finished) if notebook is None else notebook.records()
+    record = SessionRecord.of((), (), current_traces().finished) if app is None else app.records()
     formats.save(path, record, force=force)
 
 

@@ -21,27 +21,27 @@ from ipygpumem.report.autofit import autofit_report
 from ipygpumem.report.layout import Report, clean
 from ipygpumem.scope.bindings import Bindings
 from ipygpumem.scope.scope import Scope
+from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.ipython.rewriting import FIT_NAME, first_lines
 from ipygpumem.shell.ipython.stored_errors import last_error, shown_since
-from ipygpumem.shell.notebook import Notebook
 from ipygpumem.units import format_bytes
 
 _MISSING = object()
 
 
-def of_cell(notebook: Notebook, options: Options) -> list[Report]:
+def of_cell(app: App, options: Options) -> list[Report]:
     """Fit the running cell: create the ``CellFit`` that the loop around its body calls."""
-    cells = notebook.context.cells
+    cells = app.context.cells
     running = cells.running()
     if not running:
         raise UsageError("%%autofit must be the first line of a cell that you run yourself")
-    running[-1].fit = CellFit(notebook, running[-1], options)
+    running[-1].fit = CellFit(app, running[-1], options)
     find = lambda: cells.running()[-1].fit  # noqa: E731  # works even if the cell unloads the extension
     if FIT_NAME in vars(builtins):  # set by a cell in another thread
         setattr(builtins, FIT_NAME, find)
     else:  # IPython removes it after the last running cell
-        notebook.context.shell.builtin_trap.add_builtin(FIT_NAME, find)
+        app.context.shell.builtin_trap.add_builtin(FIT_NAME, find)
     return []
 
 
@@ -81,9 +81,9 @@ def _number(what: str, text: str) -> Number:
 class CellFit:
     """The autofit of one running cell; the loop around its body calls ``again`` and enters it."""
 
-    def __init__(self, notebook: Notebook, cell: Cell, options: Options) -> None:
-        self._context, self._experiments = notebook.context, notebook.experiments
-        self._namespace = namespace = notebook.context.namespace
+    def __init__(self, app: App, cell: Cell, options: Options) -> None:
+        self._context, self._experiments = app.context, app.experiments
+        self._namespace = namespace = app.context.namespace
         plan = Plan(
             dict(_variable(word, namespace) for word in options.variables),
             smallest=_minima(options.min),

@@ -12,22 +12,22 @@ from ipygpumem.estimating import users_part
 from ipygpumem.magics.parsing import Options
 from ipygpumem.report.estimate import estimate_report
 from ipygpumem.report.layout import Report
-from ipygpumem.shell.notebook import Notebook
+from ipygpumem.shell.app import App
 
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(\w+)'")
 
 
-def of_cell(notebook: Notebook, options: Options, cell: str) -> list[Report]:
+def of_cell(app: App, options: Options, cell: str) -> list[Report]:
     """Return the estimate of a cell as a report."""
     if not cell.strip():
         raise EstimateError("%%estimate: the cell is empty; write the code to estimate below the first line")
     __tracebackhide__ = True  # of the user's errors
-    shell = notebook.context.shell
+    shell = app.context.shell
     module = estimating.loaded()
     try:
         timeout = options.timeout or module.TIMEOUT_SECONDS
         estimation = module.Estimation(options.device, options.device_memory, timeout)
-        result = estimation.of_code(_compiled(shell, cell), notebook.context.namespace)
+        result = estimation.of_code(_compiled(shell, cell), app.context.namespace)
     except SyntaxError as error:
         # Shown like a plain cell's: for a real SyntaxError IPython would show our frames too.
         frames = traceback.extract_tb(users_part(error.__traceback__))
@@ -35,7 +35,7 @@ def of_cell(notebook: Notebook, options: Options, cell: str) -> list[Report]:
         kind: type[Exception] = type(type(error).__name__, (Exception,), {"_render_traceback_": lambda _: shown})
         raise kind(str(error)) from None
     reports = [estimate_report(result)]
-    running = notebook.context.cells.running()
+    running = app.context.cells.running()
     if not running or running[-1].fit is None:
         return reports
     running[-1].fit.estimated(result, reports)

@@ -14,8 +14,8 @@ from ipygpumem.magics.parsing import Options, command_of
 from ipygpumem.report import history as reports
 from ipygpumem.report.content import times, usage_parts
 from ipygpumem.report.layout import Report, clean, listed, note
+from ipygpumem.shell.app import App
 from ipygpumem.shell.experiments import PARAMETER, Experiment, Experiments, Parameters, plain_number
-from ipygpumem.shell.notebook import Notebook
 from ipygpumem.shell.registry import EXTRAS, loaded
 from ipygpumem.units import format_bytes
 
@@ -23,24 +23,24 @@ _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _GLOB = re.compile(r"(?=.*[*?\[])[\w*?\[\]!-]+")
 
 
-def start(notebook: Notebook, options: Options) -> list[Report]:
+def start(app: App, options: Options) -> list[Report]:
     """Open an experiment; return notes about devices that its budget cannot limit."""
-    experiment = new(notebook, options).start()
+    experiment = new(app, options).start()
     return [note(text) for text in experiment.limit_notes]
 
 
-def of_cell(notebook: Notebook, options: Options) -> list[Report]:
+def of_cell(app: App, options: Options) -> list[Report]:
     """Open an experiment that ends with the running cell."""
-    experiment = new(notebook, options)
-    notebook.experiments.end_with_cell(experiment)
+    experiment = new(app, options)
+    app.experiments.end_with_cell(experiment)
     experiment.start()
     return []
 
 
-def new(notebook: Notebook, options: Options) -> Experiment:
+def new(app: App, options: Options) -> Experiment:
     """Return a new experiment, not started yet; invalid options raise an error."""
     return Experiment(
-        notebook.experiments,
+        app.experiments,
         _checked_name(options.name),
         _checked("--keep", options.keep),
         options.drop_imports,
@@ -100,53 +100,53 @@ def _checked(what: str, words: Iterable[str]) -> list[str]:
     return patterns
 
 
-def end(notebook: Notebook, options: Options) -> list[Report]:
+def end(app: App, options: Options) -> list[Report]:
     """End the named experiment, or the one started last, here or on engines."""
-    on_engines = [item for item in notebook.on_cluster if not options.name or item.name == options.name]
-    here = notebook.experiments.here()
+    on_engines = [item for item in app.on_cluster if not options.name or item.name == options.name]
+    here = app.experiments.here()
     if on_engines and (options.name or not here or here[-1].elapsed_seconds >= on_engines[-1].elapsed_seconds):
-        reports: list[Report] = loaded(f"extras.{EXTRAS['--on']}.end")(notebook, on_engines[-1])
+        reports: list[Report] = loaded(f"extras.{EXTRAS['--on']}.end")(app, on_engines[-1])
         return reports
-    if not options.name or not notebook.experiments.open:
-        experiment = _innermost(notebook)
+    if not options.name or not app.experiments.open:
+        experiment = _innermost(app)
     else:
-        named = [item for item in notebook.experiments.open if item.name == options.name]
+        named = [item for item in app.experiments.open if item.name == options.name]
         if not named:
-            raise ExperimentError(f"no experiment {quoted(options.name)} is open, only {_open_names(notebook)}")
+            raise ExperimentError(f"no experiment {quoted(options.name)} is open, only {_open_names(app)}")
         experiment = named[0]
-    notebook.experiments.finish(experiment)
+    app.experiments.finish(experiment)
     return []
 
 
-def keep(notebook: Notebook, options: Options) -> list[Report]:
+def keep(app: App, options: Options) -> list[Report]:
     """Keep names at the end of the innermost experiment."""
     patterns = _checked("%experiment keep", options.names)
     if not patterns:  # words of commas
         raise UsageError("%experiment keep: which names? For instance: %experiment keep model 'loss*'")
-    _innermost(notebook).keep(*patterns)
+    _innermost(app).keep(*patterns)
     return []
 
 
-def status(notebook: Notebook, options: Options) -> list[Report]:
+def status(app: App, options: Options) -> list[Report]:
     """Return one line for each open experiment."""
-    found = [note(line) for line in described(notebook.experiments)]
-    found += [note(loaded(f"extras.{EXTRAS['--on']}.described")(experiment)) for experiment in notebook.on_cluster]
+    found = [note(line) for line in described(app.experiments)]
+    found += [note(loaded(f"extras.{EXTRAS['--on']}.described")(experiment)) for experiment in app.on_cluster]
     return found or [note("no experiment is open")]
 
 
-def _innermost(notebook: Notebook) -> Experiment:
-    here = notebook.experiments.here()
+def _innermost(app: App) -> Experiment:
+    here = app.experiments.here()
     if not here:
         raise ExperimentError(
-            f"no experiment is open in this subshell; open elsewhere: {_open_names(notebook)}"
-            if notebook.experiments.open
+            f"no experiment is open in this subshell; open elsewhere: {_open_names(app)}"
+            if app.experiments.open
             else "no experiment is open: %experiment start NAME opens one"
         )
     return here[-1]
 
 
-def _open_names(notebook: Notebook) -> str:
-    return ", ".join(repr(item.name) for item in notebook.experiments.open)
+def _open_names(app: App) -> str:
+    return ", ".join(repr(item.name) for item in app.experiments.open)
 
 
 def described(experiments: Experiments) -> list[str]:
@@ -169,15 +169,15 @@ def described(experiments: Experiments) -> list[str]:
 _NAMES_SHOWN = 10
 
 
-def list_(notebook: Notebook, options: Options) -> list[Report]:
+def list_(app: App, options: Options) -> list[Report]:
     """Return one row per finished experiment."""
-    still_open = [item.name for item in notebook.experiments.open]
-    return [reports.experiments_report(list(notebook.experiments.finished), still_open)]
+    still_open = [item.name for item in app.experiments.open]
+    return [reports.experiments_report(list(app.experiments.finished), still_open)]
 
 
-def compare(notebook: Notebook, options: Options) -> list[Report]:
+def compare(app: App, options: Options) -> list[Report]:
     """Compare the finished experiments that match names, globs or ``name#2``; all by default."""
-    runs = reports.numbered(notebook.experiments.finished)
+    runs = reports.numbered(app.experiments.finished)
     if not runs:
         raise ExperimentError("no experiment has finished yet: there is nothing to compare")
     for pattern in options.names:

@@ -22,46 +22,46 @@ from ipygpumem.report.export import save
 from ipygpumem.report.history import history_report, traces_report
 from ipygpumem.report.layout import Report, clean, count, note, sizes
 from ipygpumem.report.status import status_report
+from ipygpumem.shell.app import App
 from ipygpumem.shell.ipython.outputs import Outputs
 from ipygpumem.shell.ipython.sources import number_of_input
 from ipygpumem.shell.ipython.stored_errors import stored_errors
-from ipygpumem.shell.notebook import Notebook
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 
-def on(notebook: Notebook, options: Options) -> list[Report]:
+def on(app: App, options: Options) -> list[Report]:
     """Show a line after each cell."""
-    notebook.context.config.report = True
+    app.context.config.report = True
     return [note("the report after each cell is on")]
 
 
-def off(notebook: Notebook, options: Options) -> list[Report]:
+def off(app: App, options: Options) -> list[Report]:
     """Hide the line after each cell; measuring continues."""
-    notebook.context.config.report = False
+    app.context.config.report = False
     return [note("the report after each cell is off")]
 
 
-def free(notebook: Notebook, options: Options) -> list[Report]:
+def free(app: App, options: Options) -> list[Report]:
     """Free memory now: frames of stored tracebacks, garbage, caches."""
-    before = notebook.context.meter.now()
+    before = app.context.meter.now()
     steps: list[FreeingStep] = []
     notes: list[str] = []
-    shell = notebook.context.shell
+    shell = app.context.shell
 
     def release() -> int:
         errors = len(stored_errors(shell))
-        notes.extend(notebook.recovery.release_stored_tracebacks())
+        notes.extend(app.recovery.release_stored_tracebacks())
         return errors
 
     first = [("outputs", Outputs(shell).forget_hidden), ("tracebacks", release)]
-    reclaim.run_steps(notebook.context.meter, [*first, *steps_that_free(notebook.context.garbage)], steps)
-    freed = reclaim.decrease(reclaim.current(before), reclaim.current(notebook.context.meter.now()))
+    reclaim.run_steps(app.context.meter, [*first, *steps_that_free(app.context.garbage)], steps)
+    freed = reclaim.decrease(reclaim.current(before), reclaim.current(app.context.meter.now()))
     return [freed_report("freed", steps, freed, notes)]
 
 
-def preload(notebook: Notebook, options: Options) -> list[Report]:
+def preload(app: App, options: Options) -> list[Report]:
     """Create the context of torch's accelerator, so that no cell pays for it, and report its cost."""
-    record = create(notebook.context.meter)
+    record = create(app.context.meter)
     if record is None:
         return [note("torch sees no accelerator here: there is nothing to preload")]
     parts = [f"{record.label} is ready", format_seconds(record.duration_seconds)]
@@ -73,12 +73,12 @@ def preload(notebook: Notebook, options: Options) -> list[Report]:
     return [note(" · ".join(parts))]
 
 
-def history(notebook: Notebook, options: Options) -> list[Report]:
+def history(app: App, options: Options) -> list[Report]:
     """Return one row for each of the last cells and traces."""
-    cells = list(notebook.session.history)
+    cells = list(app.session.history)
     if options.experiment is not None:
-        known = [(item.name, item.cells) for item in notebook.experiments.finished]
-        known += [(item.name, item.cells) for item in notebook.experiments.open]
+        known = [(item.name, item.cells) for item in app.experiments.finished]
+        known += [(item.name, item.cells) for item in app.experiments.open]
         fitting = [own for name, own in known if fnmatchcase(name, options.experiment)]
         if not fitting:
             names = there_are([name for name, _ in known])
@@ -86,15 +86,15 @@ def history(notebook: Notebook, options: Options) -> list[Report]:
         inside = {id(cell) for own in fitting for cell in own}  # including those of inner experiments
         cells = [cell for cell in cells if id(cell) in inside]
     reports = [history_report(cells[-options.n :], total=len(cells), experiment=options.experiment)]
-    traces = list(notebook.traces.finished)
+    traces = list(app.traces.finished)
     if traces and options.experiment is None:
         reports.append(traces_report(traces[-options.n :], total=len(traces)))
     return reports
 
 
-def export(notebook: Notebook, options: Options) -> list[Report]:
+def export(app: App, options: Options) -> list[Report]:
     """Write the finished cells and experiments to a file."""
-    record = notebook.records()
+    record = app.records()
     place, size_bytes = save(options.file, record, force=options.force)
     cells, experiments = count(len(record.cells), "cell"), count(len(record.experiments), "experiment")
     return [note(f"wrote {cells} and {experiments} to {place} ({format_bytes(size_bytes)})")]
@@ -112,37 +112,37 @@ RELEASED = {
 _LARGEST_SHOWN = 3
 
 
-def of_line(notebook: Notebook, options: Options) -> list[Report]:
+def of_line(app: App, options: Options) -> list[Report]:
     """Return a short status, the largest names, and the next commands to try."""
-    on_or_off, _, measured = _headline(notebook)
-    lines = described(notebook.experiments)
-    used = {device: reading.current_bytes for device, reading in notebook.context.meter.now().items()}
-    named = [item for item in group(tensors.inventory(notebook).tensors, "name") if item.label != UNNAMED]
+    on_or_off, _, measured = _headline(app)
+    lines = described(app.experiments)
+    used = {device: reading.current_bytes for device, reading in app.context.meter.now().items()}
+    named = [item for item in group(tensors.inventory(app).tensors, "name") if item.label != UNNAMED]
     largest = [f"{clean(item.label)} {format_bytes(item.size_bytes)}" for item in named[:_LARGEST_SHOWN]]
     lines.append(f"largest tensors and arrays: {', '.join(largest) or 'none has a name'}")
     lines.append("next: %gpumem status, tensors, leaks, history or free; %gpumem? describes them")
     return [Report("note", (on_or_off, measured, *sizes(used)), lines)]
 
 
-def _headline(notebook: Notebook) -> tuple[str, str, str]:
+def _headline(app: App) -> tuple[str, str, str]:
     """Return the settings of lines and errors, and the number of measured cells and experiments."""
-    config = notebook.context.config
+    config = app.context.config
     lines_shown = "off" if not config.report else "on, quiet" if config.quiet else "on"
-    cells, experiments = len(notebook.session.history), len(notebook.experiments.finished)
+    cells, experiments = len(app.session.history), len(app.experiments.finished)
     measured = f"{count(cells, 'cell')} and {count(experiments, 'experiment')} measured"
     return f"ipygpumem · reports {lines_shown}", RELEASED[config.release_frames], measured
 
 
-def status(notebook: Notebook, options: Options) -> list[Report]:
+def status(app: App, options: Options) -> list[Report]:
     """Return the settings, the open experiments, and the memory of each device."""
-    headline = " · ".join(_headline(notebook))
-    lines = described(notebook.experiments) or ["no experiment is open"]
-    found = findings.now(notebook.context.meter)
-    lines += [f"{probe} cannot be read: {error}" for probe, error in notebook.context.meter.failures.items()]
+    headline = " · ".join(_headline(app))
+    lines = described(app.experiments) or ["no experiment is open"]
+    found = findings.now(app.context.meter)
+    lines += [f"{probe} cannot be read: {error}" for probe, error in app.context.meter.failures.items()]
     lines += [f"{source} cannot be read: {error}" for source, error in found.failures.items()]
-    cells, running = list(notebook.session.history), notebook.context.cells
+    cells, running = list(app.session.history), app.context.cells
     for cell in [*running.running(), *running.of_others(threading.get_ident())]:  # they may have started processes, too
-        number = number_of_input(notebook.context.shell, text_of(getattr(cell.info, "raw_cell", None)))
+        number = number_of_input(app.context.shell, text_of(getattr(cell.info, "raw_cell", None)))
         seconds = time.time() - cell.started_at
         cells.append(CellRecord(number, None, None, cell.started_at, seconds, True, None, ()))
     readings = found.readings.values()

@@ -25,20 +25,20 @@ from ipygpumem.records import RetainedArray
 from ipygpumem.report.content import Kept, leaks_report
 from ipygpumem.report.layout import Report
 from ipygpumem.scope.scope import ownable
+from ipygpumem.shell.app import App
 from ipygpumem.shell.ipython.outputs import kept_outputs
-from ipygpumem.shell.notebook import Notebook
 from ipygpumem.shell.survivors import MOST_EXPLAINED, WatchedName, held_without_name, size_of
 
 _OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")
 _QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")
 
 
-def leaks(notebook: Notebook, options: Options) -> list[Report]:
+def leaks(app: App, options: Options) -> list[Report]:
     """Report arrays that survived experiments or that no notebook name reaches, with their holders."""
-    smallest = notebook.context.config.min_held_bytes if options.min is None else options.min
-    notebook.context.garbage.collect()  # garbage is no leak
-    with notebook.context.screen.working("leaks") as progress:
-        found, beyond, kept, is_all = _look(notebook, smallest, progress)
+    smallest = app.context.config.min_held_bytes if options.min is None else options.min
+    app.context.garbage.collect()  # garbage is no leak
+    with app.context.screen.working("leaks") as progress:
+        found, beyond, kept, is_all = _look(app, smallest, progress)
     trim_host_heap()
     kept += _sized(caches(), smallest)
     notes = [] if is_all else ["too many autograd graphs to examine: they are not listed"]
@@ -46,19 +46,19 @@ def leaks(notebook: Notebook, options: Options) -> list[Report]:
 
 
 def _look(
-    notebook: Notebook, smallest: int, progress: Progress
+    app: App, smallest: int, progress: Progress
 ) -> tuple[list[RetainedArray], list[RetainedArray], list[Kept], bool]:
     """Return leaks, memory too small to examine, and memory that caches keep; drop freed survivors.
 
     The last item is False if there are too many autograd graphs to examine.
     """
-    live_tensors(notebook.context.garbage)  # gives each a Python object
+    live_tensors(app.context.garbage)  # gives each a Python object
     with undisturbed():
         in_frames = set(map(id, running_locals()))
-        namespace = dict(notebook.context.namespace)
+        namespace = dict(app.context.namespace)
         names = {name: namespace[name] for name in ownable(namespace)}
         del namespace  # it would be another holder of the outputs
-        kept, keepers = kept_outputs(notebook.context.shell)
+        kept, keepers = kept_outputs(app.context.shell)
         outputs = {f"Out[{number}]": value for number, value in kept.items() if not is_atom(value)}
         paths, inside = paths_of(names, outputs)
         inside |= keepers | {id(kept), id(outputs)}
@@ -66,17 +66,17 @@ def _look(
         progress(0.3)
         retained = Retained(heap, paths, outputs, inside, in_frames)
         progress(0.5)
-        notebook.experiments.survivors.update(heap)
-        known = [item for item in notebook.experiments.survivors.known if size_of(item.alive()) >= smallest]
+        app.experiments.survivors.update(heap)
+        known = [item for item in app.experiments.survivors.known if size_of(item.alive()) >= smallest]
         expected = _of_training(heap, {key for item in known for key in _storages(item)})
         # State that the user's live optimizer needs is no leak.
         known = [item for item in known if item.held.name or not expected.issuperset(_storages(item))]
-        found = notebook.experiments.survivors.explained(known, heap)
+        found = app.experiments.survivors.explained(known, heap)
         progress(0.7)
         listed = {key for item in known for key in _storages(item)}
         graphs = [one for one in retained.graphs if sum(one.shares.values()) >= smallest]
         skipped = listed.union(*(one.shares for one in graphs))
-        unnamed, beyond = _unnamed(notebook, heap, skipped, smallest)
+        unnamed, beyond = _unnamed(app, heap, skipped, smallest)
         found_kept = _sized([*graphs, *retained.outputs(heap.large(smallest))], smallest, listed)
         heap.drop()
     return [*found, *unnamed], beyond, found_kept, retained.complete
@@ -114,7 +114,7 @@ def _of_training(heap: Heap, survivors: set[StorageKey]) -> set[StorageKey | Non
 
 
 def _unnamed(
-    notebook: Notebook, heap: Heap, storages: set[StorageKey], smallest: int
+    app: App, heap: Heap, storages: set[StorageKey], smallest: int
 ) -> tuple[list[RetainedArray], list[RetainedArray]]:
     """Return the tensors and arrays without a path from a notebook name, except those in ``storages``.
 
@@ -122,8 +122,8 @@ def _unnamed(
     """
     found = {key: held_without_name(same[0]) for key, same in heap.large(smallest).items() if key not in storages}
     ordered = sorted(found, key=lambda key: -found[key].size_bytes)
-    holders = explain(ordered[:MOST_EXPLAINED], heap, notebook.experiments.survivors.roots())
-    modules = _users_modules(notebook.context.namespace)
+    holders = explain(ordered[:MOST_EXPLAINED], heap, app.experiments.survivors.roots())
+    modules = _users_modules(app.context.namespace)
     unnamed = [key for key in ordered[:MOST_EXPLAINED] if not _is_plain(holders[key].path, modules)]
     shown = [replace(found[key], holder=holders[key]) for key in unnamed]
     return shown, [found[key] for key in ordered[MOST_EXPLAINED:]]

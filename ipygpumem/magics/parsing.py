@@ -18,7 +18,7 @@ from ipygpumem.errors import UnitError, ellipsize, quoted
 from ipygpumem.introspect import is_instance
 from ipygpumem.report.layout import clean
 from ipygpumem.scope.scope import is_ownable
-from ipygpumem.shell.notebook import Notebook
+from ipygpumem.shell.app import App
 from ipygpumem.shell.registry import EXTRAS, MAGICS
 from ipygpumem.units import MIB, checked_bytes, finite, number_in, whole
 
@@ -113,7 +113,7 @@ class Command(NamedTuple):
 
     name: str
     run: str
-    """Path of the function in the package; it takes the notebook, the options and, for a cell magic, the cell."""
+    """Path of the function in the package; it takes the ``App``, the options and, for a cell magic, the cell."""
     arguments: tuple[Argument, ...]
     needed: str
     """Attribute of the required argument; empty if there is none."""
@@ -260,14 +260,14 @@ def _options_and_code(command: Command, line: str) -> Options:
 # -- a line that is typed -------------------------------------------------------------------------------------
 
 
-def complete(notebook: Notebook, magic: str, event: Any) -> list[str]:
+def complete(app: App, magic: str, event: Any) -> list[str]:
     """Return completions at the cursor in the line of ``magic``, a name without ``%``."""
     line = event.text_until_cursor
     if line.split()[:1] != event.line.split()[:1]:  # the old API passes no cursor
         line = event.line
     words = line.split()
     begun = "" if line[-1:].isspace() else words.pop()
-    if not words or words[0] in notebook.context.namespace:  # the magic's name is being typed, or a variable has it
+    if not words or words[0] in app.context.namespace:  # the magic's name is being typed, or a variable has it
         return []
     name = ("%%" if words.pop(0).startswith("%%") else "%") + magic
     if name not in MAGICS:
@@ -290,28 +290,28 @@ def complete(notebook: Notebook, magic: str, event: Any) -> list[str]:
             places.pop(0)
     place = option or next(iter(places), None)
     offers = () if place is None else place.offers
-    found = SOURCES[offers](notebook, begun) if isinstance(offers, str) else offers
+    found = SOURCES[offers](app, begun) if isinstance(offers, str) else offers
     return [*found, *(() if needs_value else options)]
 
 
-def _values(notebook: Notebook) -> dict[str, object]:
-    names = sorted(name for name in list(notebook.context.namespace) if is_ownable(name) and not name.startswith("_"))
-    return {name: notebook.context.namespace.get(name) for name in names}
+def _values(app: App) -> dict[str, object]:
+    names = sorted(name for name in list(app.context.namespace) if is_ownable(name) and not name.startswith("_"))
+    return {name: app.context.namespace.get(name) for name in names}
 
 
-def _files(notebook: Notebook, begun: str) -> list[str]:
+def _files(app: App, begun: str) -> list[str]:
     return [found + "/" * Path(found).is_dir() for found in sorted(glob(f"{begun}*"))]  # noqa: PTH207  # keeps the typed form
 
 
-SOURCES: dict[str, Callable[[Notebook, str], list[str]]] = {
-    "names": lambda notebook, _: list(_values(notebook)),
-    "numbers": lambda notebook, _: [name for name, it in _values(notebook).items() if type(it) in (int, float)],
-    "functions": lambda notebook, _: [
-        name for name, it in _values(notebook).items() if type(it) is FunctionType or is_instance(it, type)
+SOURCES: dict[str, Callable[[App, str], list[str]]] = {
+    "names": lambda app, _: list(_values(app)),
+    "numbers": lambda app, _: [name for name, it in _values(app).items() if type(it) in (int, float)],
+    "functions": lambda app, _: [
+        name for name, it in _values(app).items() if type(it) is FunctionType or is_instance(it, type)
     ],
-    "open": lambda notebook, _: [experiment.name for experiment in notebook.experiments.open],
-    "finished": lambda notebook, _: sorted({experiment.name for experiment in notebook.experiments.finished}),
-    "recordings": lambda notebook, _: notebook.recorder.names(),
+    "open": lambda app, _: [experiment.name for experiment in app.experiments.open],
+    "finished": lambda app, _: sorted({experiment.name for experiment in app.experiments.finished}),
+    "recordings": lambda app, _: app.recorder.names(),
     "files": _files,
 }
-"""Kinds of completions → function that lists them from the notebook or a folder."""
+"""Kinds of completions → function that lists them from the ``App`` or a folder."""

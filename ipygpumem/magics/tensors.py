@@ -16,38 +16,36 @@ from ipygpumem.magics.parsing import Options
 from ipygpumem.report import tensors as reports
 from ipygpumem.report.layout import Report
 from ipygpumem.scope.scope import ownable
+from ipygpumem.shell.app import App, app_of
 from ipygpumem.shell.ipython.outputs import cell_of_output
 from ipygpumem.shell.ipython.sources import cell_of_file, cell_that_bound, running_cell
-from ipygpumem.shell.notebook import Notebook, notebook_of
 
 _WORK = "tensors and arrays"
 
 
-def tensors(notebook: Notebook, options: Options) -> list[Report]:
+def tensors(app: App, options: Options) -> list[Report]:
     """Return the report of ``%gpumem tensors``."""
     kind = next((kind for kind in records.KINDS if options.kind and kind.startswith(options.kind)), None)
-    found = records.select(
-        inventory(notebook), options.names, device=options.device, kind=kind, min_bytes=options.min or 0
-    )
+    found = records.select(inventory(app), options.names, device=options.device, kind=kind, min_bytes=options.min or 0)
     if options.by is None:
         return [reports.tensors_report(found, top=options.top)]
     groups = records.group(found.tensors, options.by)
     return [reports.groups_report(found, options.by, groups, top=options.top)]
 
 
-def inventory(notebook: Notebook) -> Inventory:
+def inventory(app: App) -> Inventory:
     """Return an inventory with the notebook's names; show a progress bar if it takes long."""
-    with notebook.context.screen.working(_WORK) as progress:
-        return take(notebook.context.shell, progress=progress)
+    with app.context.screen.working(_WORK) as progress:
+        return take(app.context.shell, progress=progress)
 
 
 def asked_by(frame: FrameType, shell: Any, storages: Storages | None = None) -> Inventory:
     """Return an inventory for code at ``frame``, with a progress bar if the extension is loaded."""
     try:
-        notebook = notebook_of(shell)
+        app = app_of(shell)
     except NotLoadedError:
         return take(shell, frame, storages)
-    with notebook.context.screen.working(_WORK) as progress:
+    with app.context.screen.working(_WORK) as progress:
         return take(shell, frame, storages, progress=progress)
 
 
@@ -91,7 +89,7 @@ def _cell_of(shell: Any, root: str, covered: Container[int | None]) -> int | Non
 def _covered(shell: Any) -> dict[str, set[int | None]]:
     """Return restored names → cells whose bindings an experiment undid."""
     try:
-        experiments = notebook_of(shell).experiments.finished
+        experiments = app_of(shell).experiments.finished
     except NotLoadedError:
         return {}
     covered: dict[str, set[int | None]] = {}

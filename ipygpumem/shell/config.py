@@ -34,8 +34,8 @@ class Number(TraitType):
 class IPyGpuMem(Configurable):
     """Options of the ipygpumem extension."""
 
-    notebook: object = None
-    """The ``Notebook`` with these options; see ``notebook_of``."""
+    app: object = None
+    """The ``App`` with these options; see ``app_of``."""
     extension: Any = None
 
     report = Bool(True, help="Show the one-line report after every cell (%gpumem on|off).").tag(config=True)

@@ -13,9 +13,9 @@ from ipygpumem.heap import interrupts
 from ipygpumem.introspect import text_of
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.report.layout import clean
+from ipygpumem.shell.app import App
 from ipygpumem.shell.error_isolation import report_internal_error
 from ipygpumem.shell.ipython.rewriting import is_first_line, is_for_engines, words_of
-from ipygpumem.shell.notebook import Notebook
 from ipygpumem.shell.registry import EXTRAS, MAGICS, REWRITTEN, loaded
 
 _HINTS = {"experiment": "; it runs without this scope"}
@@ -25,9 +25,9 @@ _HINTS = {"experiment": "; it runs without this scope"}
 class GpuMemMagics(Magics):
     """All magics of the registry, for one shell."""
 
-    def __init__(self, shell: Any, notebook: Notebook) -> None:
+    def __init__(self, shell: Any, app: App) -> None:
         super().__init__(shell)
-        self._notebook = notebook
+        self._app = app
         for magic in MAGICS:
             name = magic.lstrip("%")
             called = _Called(self, magic)
@@ -43,9 +43,9 @@ class GpuMemMagics(Magics):
         __tracebackhide__ = True
         if cell is not None and name in REWRITTEN and not is_for_engines(line):
             # From run_cell_magic and similar calls, or a first line that could not be rewritten.
-            self._notebook.context.config.extension.put_back()
+            self._app.context.config.extension.put_back()
             source = f"%%{name} {line}\n{cell}"
-            cells = self._notebook.context.cells.running()[-2:]  # the inner one is a retry by the run_cell below
+            cells = self._app.context.cells.running()[-2:]  # the inner one is a retry by the run_cell below
             texts = [text_of(getattr(running.info, "raw_cell", None)).split() for running in cells]
             if texts == [source.split()] * 2:
                 source = cell
@@ -71,14 +71,14 @@ class GpuMemMagics(Magics):
             asked = growth_for(command.name) if magic == "%gpumem" else contextlib.nullcontext()
             with contextlib.nullcontext() if runs_users_code else interrupts.reraise_swallowed(), asked:
                 if getattr(options, "on", None) is None:
-                    reports = loaded(command.run)(self._notebook, options, *cell)
+                    reports = loaded(command.run)(self._app, options, *cell)
                 else:
                     reports = loaded(f"extras.{EXTRAS['--on']}.on_engines")(
-                        self._notebook, magic.lstrip("%"), command, options, line, *cell
+                        self._app, magic.lstrip("%"), command, options, line, *cell
                     )
         except GpuMemError as error:
             raise UsageError(clean(str(error))) from None
-        self._notebook.context.screen.show(reports)
+        self._app.context.screen.show(reports)
 
 
 class _Called:
@@ -98,5 +98,5 @@ class _Called:
         except Exception as error:
             if cell is not None or self.__name__ == "gpumemit":
                 raise  # may come from the user's code
-            guard = self.__self__._notebook.context.guard
+            guard = self.__self__._app.context.guard
             guard.failed(f"%{self.__name__}", error, hint=_HINTS.get(self.__name__, ""), asked=True)

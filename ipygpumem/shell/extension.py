@@ -16,24 +16,24 @@ from traitlets.config import Config
 
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.scope.instrumenting import LISTENER
+from ipygpumem.shell.app import App, app_of
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.dispatch import GpuMemMagics
 from ipygpumem.shell.ipython.rewriting import loop_over_body, rewrite_cell
-from ipygpumem.shell.notebook import Notebook, notebook_of
 from ipygpumem.shell.registry import MAGICS, loaded
 
 
-def load(shell: Any) -> Notebook:
-    """Install the extension in ``shell`` and return its ``Notebook``."""
+def load(shell: Any) -> App:
+    """Install the extension in ``shell`` and return its ``App``."""
     try:
-        return notebook_of(shell)  # loaded already
+        return app_of(shell)  # loaded already
     except NotLoadedError:
-        return Extension(shell).notebook
+        return Extension(shell).app
 
 
 def unload(shell: Any) -> None:
     """Remove the extension from ``shell``; print a warning if experiments were open."""
-    extension = notebook_of(shell).context.config.extension
+    extension = app_of(shell).context.config.extension
     if type(extension) is Extension and (abandoned := extension.remove()):
         names = ", ".join(repr(name) for name in abandoned)
         print(f"ipygpumem: unloaded with open experiments ({names}); their names are kept.", file=sys.stderr)
@@ -47,9 +47,9 @@ class Extension:
         self._undo: list[Callable[[], object]] = []
         self._staying: list[tuple[Callable[[], list[Any]], Any]] = []
         config = _configured(shell)
-        self.notebook = config.notebook = Notebook(shell, config)
+        self.app = config.app = App(shell, config)
         config.extension = self
-        self._guarded = self.notebook.context.guard
+        self._guarded = self.app.context.guard
         self.put_back = self._guarded("pre_run_cell", self._put_back_lists)
         try:
             self._register(config)
@@ -58,16 +58,16 @@ class Extension:
             raise
 
     def _register(self, config: IPyGpuMem) -> None:
-        shell, notebook = self._shell, self.notebook
-        listener = notebook.experiments.listener
+        shell, app = self._shell, self.app
+        listener = app.experiments.listener
         self._stays(functools.partial(getattr, shell, "configurables"), config)
         config.observe(self._host_peak_changed, "host_peak")
-        config.observe(lambda change: notebook.recorder.switched(change), "record")
-        seen = self._guarded("code_seen", self._code_seen, notebook.experiments.code_missed)
+        config.observe(lambda change: app.recorder.switched(change), "record")
+        seen = self._guarded("code_seen", self._code_seen, app.experiments.code_missed)
         self._first, self._last = _Observer(seen, may_change=False), _Observer(seen, may_change=True)
         shell.ast_transformers.append(self._last)
         self._undo.append(self._stop_observing)
-        listener.note = self._guarded("names", listener.note, notebook.experiments.event_missed)
+        listener.note = self._guarded("names", listener.note, app.experiments.event_missed)
         # Stays in the running cell's builtins: its instrumented code may still use it.
         shell.builtin_trap.auto_builtins[LISTENER] = listener
         if LISTENER in vars(builtins):  # set by an earlier load, for a running cell
@@ -76,27 +76,27 @@ class Extension:
             shell.builtin_trap.add_builtin(LISTENER, listener)
         self._undo.append(lambda: shell.builtin_trap.auto_builtins.pop(LISTENER, None))
         self._event("pre_run_cell", self._cell_begins, self._cell_missed)
-        self._event("post_run_cell", notebook.session.cell_ends)
-        self._event("post_run_cell", notebook.session.cell_has_ended, notebook.context.cells.forget)
+        self._event("post_run_cell", app.session.cell_ends)
+        self._event("post_run_cell", app.session.cell_has_ended, app.context.cells.forget)
         rewrite = self._guarded("rewriting", self._cell_seen, lambda lines: lines)
         self._stays(functools.partial(getattr, shell, "input_transformers_cleanup"), rewrite)
         self._magics()
         optional: dict[str, Callable[[], object]] = {"completion": self._completers}
         if config.record:
-            optional["the recorder"] = lambda: notebook.recorder.start_if_it_can(tell=True)
+            optional["the recorder"] = lambda: app.recorder.start_if_it_can(tell=True)
         for name, start in optional.items():  # optional: their failure does not stop loading
             self._guarded(name, start)()
 
     def _completers(self) -> None:
         for name in {magic.lstrip("%") for magic in MAGICS}:
             for prefix in ("%", "%%"):
-                self._completer(prefix + name, functools.partial(_completions, self.notebook, name))
+                self._completer(prefix + name, functools.partial(_completions, self.app, name))
         if hasattr(sys.modules["IPython.core.completer"], "CompletionContext"):  # from IPython 8.6 on
-            self._stays(lambda: getattr(self._shell.Completer, "custom_matchers", []), _matcher(self.notebook))
+            self._stays(lambda: getattr(self._shell.Completer, "custom_matchers", []), _matcher(self.app))
 
     def _cell_begins(self, info: Any) -> None:
         self._guarded.each("pre_run_cell", self._observe_both_ends, self._put_back_lists)
-        self.notebook.session.cell_begins(info)
+        self.app.session.cell_begins(info)
 
     def _cell_seen(self, lines: list[str]) -> list[str]:
         self.put_back()
@@ -107,15 +107,15 @@ class Extension:
         for find, item in self._staying:
             if not any(map(is_, find(), repeat(item))):
                 find().append(item)
-                self.notebook.session.end_missed()
-                for experiment in self.notebook.experiments.overdue():
-                    self.notebook.experiments.give_up(experiment)
+                self.app.session.end_missed()
+                for experiment in self.app.experiments.overdue():
+                    self.app.experiments.give_up(experiment)
 
     def _cell_missed(self, info: Any) -> None:
-        self.notebook.context.cells.missed = info
+        self.app.context.cells.missed = info
 
     def _code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
-        self.notebook.session.code_seen(tree, may_change=may_change, is_timed=is_timed)
+        self.app.session.code_seen(tree, may_change=may_change, is_timed=is_timed)
         loop_over_body(tree, self._shell)
 
     def _observe_both_ends(self) -> None:
@@ -144,7 +144,7 @@ class Extension:
 
     def _magics(self) -> None:
         magics = self._shell.magics_manager.magics
-        ours = GpuMemMagics(self._shell, self.notebook)
+        ours = GpuMemMagics(self._shell, self.app)
         before = {(kind, name): magics[kind].get(name) for kind in ours.magics for name in ours.magics[kind]}
         self._undo.append(lambda: self._shell.configurables.remove(ours))  # every Magics object adds itself there
         self._shell.register_magics(ours)
@@ -158,7 +158,7 @@ class Extension:
         self._undo.append(lambda: self._shell.strdispatchers["complete_command"].strs.pop(key, None))
 
     def _host_peak_changed(self, change: Any) -> None:
-        self.notebook.context.meter.change(lambda: self.notebook.host.use_mark(exact=change["new"] == "kernel"))
+        self.app.context.meter.change(lambda: self.app.host.use_mark(exact=change["new"] == "kernel"))
 
     def remove(self) -> list[str]:
         """Undo every registration in reverse order; return the names of open experiments."""
@@ -169,7 +169,7 @@ class Extension:
                 undo()
             except Exception as error:  # already removed by other code; undo the rest
                 print(f"ipygpumem: unloading: {type(error).__name__}: {error}", file=sys.stderr)
-        return self.notebook.close()
+        return self.app.close()
 
 
 def _configured(shell: Any) -> IPyGpuMem:
@@ -206,12 +206,12 @@ def _put_back(magics: dict[str, Any], name: str, earlier: Any) -> None:
         magics[name] = earlier
 
 
-def _completions(notebook: Notebook, magic: str, shell: Any, event: Any) -> list[str]:
-    found: list[str] = loaded("magics.parsing.complete")(notebook, magic, event)
+def _completions(app: App, magic: str, shell: Any, event: Any) -> list[str]:
+    found: list[str] = loaded("magics.parsing.complete")(app, magic, event)
     return found
 
 
-def _matcher(notebook: Notebook) -> Callable[[Any], dict[str, Any]]:
+def _matcher(app: App) -> Callable[[Any], dict[str, Any]]:
     """Return a matcher that suppresses all other completions in lines of our magics, such as Jedi's names."""
     names = {magic.lstrip("%") for magic in MAGICS}
 
@@ -221,7 +221,7 @@ def _matcher(notebook: Notebook) -> Callable[[Any], dict[str, Any]]:
         if word not in (f"%{magic}", f"%%{magic}") or magic not in names:
             return {"completions": []}
         event = SimpleNamespace(line=context.line_with_cursor, text_until_cursor=context.text_until_cursor)
-        offered = _completions(notebook, magic, None, event)
+        offered = _completions(app, magic, None, event)
         fitting = [SimpleNamespace(text=text, type="") for text in offered if text.startswith(context.token)]
         return {"completions": fitting, "suppress": True, "ordered": True}
 

@@ -9,8 +9,8 @@ from ipygpumem.errors import GpuMemError
 from ipygpumem.inventory import findings
 from ipygpumem.inventory.breakdown import Reconciliation
 from ipygpumem.records import CellRecord, ExperimentRecord, History
+from ipygpumem.shell.app import current_app
 from ipygpumem.shell.experiments import Experiment
-from ipygpumem.shell.notebook import current_notebook
 
 
 def experiment(
@@ -52,7 +52,7 @@ def experiment(
     {'lr': 0.1}
     """
     function = ", or put the code into a function, whose local names are deleted when it returns"
-    experiments = current_notebook(otherwise=function).experiments
+    experiments = current_app(otherwise=function).experiments
     return Experiment(experiments, name, keep, drop_imports, seed, report, note, budget, record)
 
 
@@ -72,7 +72,7 @@ def history() -> History:
     >>> [cell.experiment for cell in ipygpumem.history()]
     ['demo']
     """
-    return History(current_notebook().session.history)
+    return History(current_app().session.history)
 
 
 def experiments() -> list[ExperimentRecord]:
@@ -81,7 +81,7 @@ def experiments() -> list[ExperimentRecord]:
     >>> ipygpumem.experiments()[0].name
     'demo'
     """
-    return list(current_notebook().experiments.finished)
+    return list(current_app().experiments.finished)
 
 
 def subscribe(subscriber: Callable[[CellRecord | ExperimentRecord], object]) -> Callable[[], None]:
@@ -103,9 +103,9 @@ def subscribe(subscriber: Callable[[CellRecord | ExperimentRecord], object]) -> 
     """
     if not callable(subscriber):
         raise GpuMemError("subscribe takes a function of a record: subscribe(print)")
-    return current_notebook().subscribers.subscribe(subscriber)
+    return current_app().subscribers.subscribe(subscriber)
 
 
 def reconciliations_now() -> Sequence[Reconciliation]:
     """Return the breakdown of each device's memory, as in ``%gpumem status``."""
-    return findings.now(current_notebook().context.meter).reconciliations
+    return findings.now(current_app().context.meter).reconciliations

@@ -9,7 +9,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import GpuMemError
-from ipygpumem.shell.notebook import notebook_of
+from ipygpumem.shell.app import app_of
 
 WRONG = [
     ("%experiment", "a command is missing"),
@@ -104,7 +104,7 @@ def refused(shell: InteractiveShell, code: str) -> str:
 
 
 def open_and_names(shell: InteractiveShell) -> tuple[list[str], list[str]]:
-    return [item.name for item in notebook_of(shell).experiments.open], shell.run_line_magic("who_ls", "")
+    return [item.name for item in app_of(shell).experiments.open], shell.run_line_magic("who_ls", "")
 
 
 def test_a_wrong_line_gets_one_line_that_names_the_mistake_and_opens_nothing(

@@ -17,7 +17,7 @@ import torch
 from ipygpumem.inventory.breakdown import Reconciliation
 from ipygpumem.inventory.findings import reconcile, storages_of
 from ipygpumem.inventory.survey import roles_of_objects
-from ipygpumem.shell.notebook import current_notebook
+from ipygpumem.shell.app import current_app
 from ipygpumem.units import KIB, MIB
 
 _SIZES = (1, 500, 64 * KIB, 900 * KIB, 3 * MIB, 15 * MIB, 70 * MIB, 400 * MIB)
@@ -99,13 +99,13 @@ class States:
 
     def _faults(self, *, as_status: bool) -> list[str]:
         """Return what the parts say that cannot be; looked for ``as_status`` does it, or in less time."""
-        session = current_notebook()
-        assert session is not None
+        app = current_app()
+        assert app is not None
         memory = pynvml.nvmlDeviceGetMemoryInfo(self._card)
         processes = {item.pid: item.usedGpuMemory for item in pynvml.nvmlDeviceGetComputeRunningProcesses(self._card)}
         tensors = [item for item in gc.get_objects() if type(item) is torch.Tensor and item.is_cuda]
         found = reconcile(
-            lambda: session.context.meter.now(detail=True),
+            lambda: app.context.meter.now(detail=True),
             lambda: storages_of(roles_of_objects() if as_status else [(item, "other") for item in tensors]),
         )
         told = next(item for item in found.reconciliations if item.device == "cuda:0")

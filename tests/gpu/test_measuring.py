@@ -108,8 +108,8 @@ def test_a_glance_does_not_wait_for_queued_kernels(gpu_kernel: Kernel, figure: C
     """A look at the device from another thread is back long before the kernels that are queued have run."""
     run_ok(
         gpu_kernel,
-        "import time\nfrom ipygpumem.shell.notebook import current_notebook\n"
-        "square = torch.rand(8192, 8192, device='cuda')\nmeter = current_notebook().context.meter\nmeter.glance()\n"
+        "import time\nfrom ipygpumem.shell.app import current_app\n"
+        "square = torch.rand(8192, 8192, device='cuda')\nmeter = current_app().context.meter\nmeter.glance()\n"
         "torch.cuda.synchronize()\nstarted = time.perf_counter()\n"
         "for _ in range(100):\n    product = square @ square\n"
         "before = time.perf_counter()\nmeter.glance()\nglance = time.perf_counter() - before\n"

@@ -14,12 +14,12 @@ from tests.kernel import Kernel
 
 LOOK = """
 import gc as _gc
-from ipygpumem.shell.notebook import current_notebook as _notebook
+from ipygpumem.shell.app import current_app
 from ipygpumem.inventory.findings import reconcile as _reconcile, storages_of as _storages
 def _look():
     kinds = ((t, "parameter" if type(t) is torch.nn.Parameter else "other") for t in _gc.get_objects()
              if type(t) in (torch.Tensor, torch.nn.Parameter))
-    found = _reconcile(lambda: _notebook().context.meter.now(detail=True), lambda: _storages(kinds))
+    found = _reconcile(lambda: current_app().context.meter.now(detail=True), lambda: _storages(kinds))
     assert not found.failures, found.failures
     return [item.to_dict() for item in found.reconciliations]
 """

@@ -6,8 +6,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
+from ipygpumem.shell.app import app_of
 from ipygpumem.shell.experiments import Experiment
-from ipygpumem.shell.notebook import notebook_of
 from tests.kernel import Kernel
 from tests.steps import works
 
@@ -37,8 +37,8 @@ def test_names_go_even_if_what_they_hold_cannot_be_seen(
     loaded.run_cell("x = 'new'\ny = 1")
     with monkeypatch.context() as patch:
         if missing == "measuring":
-            patch.setattr(notebook_of(loaded).context.meter, "read", _no_memory)
-            patch.setattr(notebook_of(loaded).context.meter, "now", _no_memory)
+            patch.setattr(app_of(loaded).context.meter, "read", _no_memory)
+            patch.setattr(app_of(loaded).context.meter, "now", _no_memory)
         else:
             patch.setattr(Experiment, {"waiting": "waiting", "watching": "_watch"}[missing], _no_memory)
         loaded.run_cell("%experiment end")
@@ -54,9 +54,9 @@ def test_what_comes_first_at_a_cells_end_keeps_no_memory_from_recovery(
     loaded.user_ns["watched"] = []
     with monkeypatch.context() as patch:
         if missing == "the reading before the recovery":
-            patch.setattr(notebook_of(loaded).context.meter, "settle", _no_memory)
+            patch.setattr(app_of(loaded).context.meter, "settle", _no_memory)
         else:
-            patch.setattr(notebook_of(loaded).experiments, "code_ended", _no_memory)
+            patch.setattr(app_of(loaded).experiments, "code_ended", _no_memory)
         loaded.run_cell(
             "import weakref\nclass Thing: pass\n"
             "def f():\n    mine = Thing(); watched.append(weakref.ref(mine))\n    raise MemoryError\nf()"
@@ -69,7 +69,7 @@ def test_names_for_which_there_was_no_memory_at_first_go_after_the_tracebacks(
 ) -> None:
     loaded.run_cell("%experiment start a")
     loaded.run_cell("y = 1")
-    scope = notebook_of(loaded).experiments.open[-1].scope
+    scope = app_of(loaded).experiments.open[-1].scope
     close, tries = scope.close, iter([_no_memory])
     monkeypatch.setattr(scope, "close", lambda *given, **options: next(tries, close)(*given, **options))
     loaded.run_cell("%experiment end")

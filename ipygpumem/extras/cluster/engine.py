@@ -25,8 +25,8 @@ from ipygpumem.probes import nvml
 from ipygpumem.probes.accelerators import in_use
 from ipygpumem.records import ExperimentRecord
 from ipygpumem.report import text
+from ipygpumem.shell.app import App, find_app
 from ipygpumem.shell.extension import load
-from ipygpumem.shell.notebook import Notebook, find_notebook
 from ipygpumem.shell.registry import loaded
 
 _OF_CALL = re.compile(r"_\w+_(f|args|kwargs|result)")
@@ -38,7 +38,7 @@ def answer(function: str, *words: Any) -> dict[str, Any]:
     # ipyparallel binds names for its call; an experiment that ends in it would own them.
     bound = {name: names.pop(name) for name in list(islice(reversed(names), 4)) if _OF_CALL.fullmatch(name)}
     try:
-        found = find_notebook(get_ipython())
+        found = find_app(get_ipython())
         if found is None:  # loaded here, it shows nothing by itself
             found = load(get_ipython())
             found.context.config.report = False
@@ -49,54 +49,54 @@ def answer(function: str, *words: Any) -> dict[str, Any]:
         names.update(bound)
 
 
-def prepare(notebook: Notebook, line: str) -> dict[str, Any]:
+def prepare(app: App, line: str) -> dict[str, Any]:
     """Check the options of the next cell, ``%%experiment LINE``."""
-    experiment.new(notebook, parse("%experiment", f"start {line}")[1])
+    experiment.new(app, parse("%experiment", f"start {line}")[1])
     return place()
 
 
-def start(notebook: Notebook, line: str) -> dict[str, Any]:
+def start(app: App, line: str) -> dict[str, Any]:
     """Open an experiment like ``%experiment start LINE``."""
     options = parse("%experiment", f"start {line}")[1]
     sys.modules["ipyparallel.serialize"].serialize_object(place())  # what the first one imports is not the experiment's
-    for other in list(notebook.experiments.open):
-        if other.name == options.name and other not in notebook.experiments.here():  # of a client that may be gone
-            notebook.experiments.finish(other)
-    experiment.start(notebook, options)
+    for other in list(app.experiments.open):
+        if other.name == options.name and other not in app.experiments.here():  # of a client that may be gone
+            app.experiments.finish(other)
+    experiment.start(app, options)
     return place()
 
 
-def end(notebook: Notebook, name: str, whose: str = "") -> dict[str, Any]:
+def end(app: App, name: str, whose: str = "") -> dict[str, Any]:
     """End the named experiment: the requesting client's, else another client's unless ``whose`` is ``own``."""
-    known = [*([] if whose == "own" else notebook.experiments.open), *notebook.experiments.here()]
+    known = [*([] if whose == "own" else app.experiments.open), *app.experiments.here()]
     named = [item for item in known if item.name == name]
     if not named:
         raise GpuMemError(f"no experiment {quoted(name)} is open there")
     named[-1].report = "none"
-    return _result(notebook, notebook.experiments.finish(named[-1]))
+    return _result(app, app.experiments.finish(named[-1]))
 
 
-def record(notebook: Notebook, name: str, since: Mapping[int, float]) -> dict[str, Any]:
+def record(app: App, name: str, since: Mapping[int, float]) -> dict[str, Any]:
     """Return the record of the first experiment with that name that began since ``since``, a time of this engine."""
     begin = since[get_ipython().kernel.engine_id]
-    found = [item for item in notebook.experiments.finished if item.name == name and item.started_at >= begin]
+    found = [item for item in app.experiments.finished if item.name == name and item.started_at >= begin]
     if not found:
         raise GpuMemError("its cell ended no experiment")
-    return _result(notebook, min(found, key=lambda item: item.started_at))
+    return _result(app, min(found, key=lambda item: item.started_at))
 
 
-def _result(notebook: Notebook, found: ExperimentRecord) -> dict[str, Any]:
+def _result(app: App, found: ExperimentRecord) -> dict[str, Any]:
     error = next((cell.error for cell in found.cells if cell.error is not None), "")
-    return {**place(), "free": _free(notebook), "record": found.to_dict(), "error": error}
+    return {**place(), "free": _free(app), "record": found.to_dict(), "error": error}
 
 
-def look(notebook: Notebook, magic: str, line: str) -> dict[str, Any]:
+def look(app: App, magic: str, line: str) -> dict[str, Any]:
     """Return a command's output here as text, and the memory in use before and after it."""
     command, options = parse(f"%{magic}", line)
-    before = {reading.device: reading.current_bytes for reading in notebook.context.meter.now().values()}
-    reports = loaded(command.run)(notebook, options)
-    after = {reading.device: reading.current_bytes for reading in notebook.context.meter.now().values()}
-    return {**place(), "text": text.render(reports), "before": before, "after": after, "free": _free(notebook)}
+    before = {reading.device: reading.current_bytes for reading in app.context.meter.now().values()}
+    reports = loaded(command.run)(app, options)
+    after = {reading.device: reading.current_bytes for reading in app.context.meter.now().values()}
+    return {**place(), "text": text.render(reports), "before": before, "after": after, "free": _free(app)}
 
 
 def place() -> dict[str, Any]:
@@ -113,10 +113,10 @@ def place() -> dict[str, Any]:
     }
 
 
-def _free(notebook: Notebook) -> dict[str, int]:
+def _free(app: App) -> dict[str, int]:
     """Return the free memory of each device measured here."""
     found = {"cpu": nvml.memory("cpu").free_bytes}
-    for reading in notebook.context.meter.now().values():
+    for reading in app.context.meter.now().values():
         if reading.device != "cpu" and reading.total_bytes is not None and reading.used_bytes is not None:
             found[reading.device] = reading.total_bytes - reading.used_bytes
     return {device: free for device, free in found.items() if free is not None}

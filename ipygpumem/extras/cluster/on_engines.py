@@ -31,7 +31,7 @@ from ipygpumem.introspect import is_exactly
 from ipygpumem.magics.parsing import Command, Options
 from ipygpumem.records import EngineRecord, ExperimentRecord
 from ipygpumem.report.layout import Report, count
-from ipygpumem.shell.notebook import Notebook
+from ipygpumem.shell.app import App
 from ipygpumem.units import format_seconds
 
 _NUMBERS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
@@ -48,9 +48,7 @@ Asked = dict[int, Any]
 """ipyparallel's ``AsyncResult`` by engine."""
 
 
-def on_engines(
-    notebook: Notebook, magic: str, command: Command, options: Options, line: str, cell: str = ""
-) -> list[Report]:
+def on_engines(app: App, magic: str, command: Command, options: Options, line: str, cell: str = "") -> list[Report]:
     """Run ``command`` on engines; a Ctrl-C interrupts only the waiting, so that nothing stays open."""
     __tracebackhide__ = True
     if getattr(options, "record", None) is not None:
@@ -61,29 +59,29 @@ def on_engines(
     line = shlex.join(words)
     with interrupts.deferred() as struck:
         if command.name == "%%experiment":
-            reports = _run_cell(notebook, options, line, cell, struck)
+            reports = _run_cell(app, options, line, cell, struck)
         elif command.name == "%experiment start":
-            reports = _start(notebook, options, line.removeprefix("start").lstrip(), struck)
+            reports = _start(app, options, line.removeprefix("start").lstrip(), struck)
         elif command.name == "%experiment end":
-            reports = _end_by_name(notebook, options)
+            reports = _end_by_name(app, options)
         else:
-            reports = _look(notebook, magic, line, options)
-    return _unless(struck, notebook, reports)
+            reports = _look(app, magic, line, options)
+    return _unless(struck, app, reports)
 
 
-def _unless(struck: list[int], notebook: Notebook, reports: list[Report]) -> list[Report]:
+def _unless(struck: list[int], app: App, reports: list[Report]) -> list[Report]:
     """Return the reports; if there was a Ctrl-C, show them and raise it."""
     if struck:
-        notebook.context.screen.show(reports)
+        app.context.screen.show(reports)
         raise KeyboardInterrupt
     return reports
 
 
-def _run_cell(notebook: Notebook, options: Options, line: str, cell: str, struck: list[int]) -> list[Report]:
+def _run_cell(app: App, options: Options, line: str, cell: str, struck: list[int]) -> list[Report]:
     """Run a cell as an experiment on all engines at once; show everything, then raise its error."""
     __tracebackhide__ = True
-    experiment = ClusterExperiment(options.name, _engines_of(notebook.context.shell, options.on), options.report)
-    with notebook.context.screen.working(f"experiment on {count(len(experiment.all.numbers), 'engine')}") as progress:
+    experiment = ClusterExperiment(options.name, _engines_of(app.context.shell, options.on), options.report)
+    with app.context.screen.working(f"experiment on {count(len(experiment.all.numbers), 'engine')}") as progress:
         record, results = experiment.run(line, cell, progress)
     ready = {number: result for number, result in results.items() if result.ready()}
     try:
@@ -92,7 +90,7 @@ def _run_cell(notebook: Notebook, options: Options, line: str, cell: str, struck
                 if len(results) > 1 and (result.stdout or result.stderr or result.outputs or result.execute_result):
                     sys.stdout.write(f"[engine {number}]\n")
                 result.display_outputs()
-        notebook.context.screen.show(_ended(notebook, experiment, record))
+        app.context.screen.show(_ended(app, experiment, record))
         errors = [error for result in ready.values() if (error := result.exception(timeout=0)) is not None]
         if errors and not struck:
             sys.modules["ipyparallel.error"].collect_exceptions(errors, "execute")
@@ -101,55 +99,55 @@ def _run_cell(notebook: Notebook, options: Options, line: str, cell: str, struck
     return []
 
 
-def _start(notebook: Notebook, options: Options, line: str, struck: list[int]) -> list[Report]:
-    experiment = ClusterExperiment(options.name, _engines_of(notebook.context.shell, options.on), options.report)
-    for other in [item for item in notebook.on_cluster if item.name == options.name]:
-        notebook.on_cluster.remove(other)
+def _start(app: App, options: Options, line: str, struck: list[int]) -> list[Report]:
+    experiment = ClusterExperiment(options.name, _engines_of(app.context.shell, options.on), options.report)
+    for other in [item for item in app.on_cluster if item.name == options.name]:
+        app.on_cluster.remove(other)
         if not _is_closed(other.all.client):
-            notebook.context.screen.show(_end(notebook, other))
+            app.context.screen.show(_end(app, other))
     experiment.begin("start", line)
     if struck:
         experiment.end(no_progress)
     else:
-        notebook.on_cluster.append(experiment)
+        app.on_cluster.append(experiment)
     return []
 
 
-def end(notebook: Notebook, experiment: ClusterExperiment) -> list[Report]:
+def end(app: App, experiment: ClusterExperiment) -> list[Report]:
     """End an experiment that is open on engines, and return its report."""
-    notebook.on_cluster.remove(experiment)
+    app.on_cluster.remove(experiment)
     if _is_closed(experiment.all.client):
         again = "connect again, and end it with %experiment end NAME --on all"
         raise ClusterError(f"the client that began {quoted(experiment.name)} is closed: {again}")
     with interrupts.deferred() as struck:
-        reports = _end(notebook, experiment)
-    return _unless(struck, notebook, reports)
+        reports = _end(app, experiment)
+    return _unless(struck, app, reports)
 
 
-def _end_by_name(notebook: Notebook, options: Options) -> list[Report]:
+def _end_by_name(app: App, options: Options) -> list[Report]:
     """End an experiment by name, even one that another client has started."""
     if not options.name:
         raise ClusterError("%experiment end --on: which experiment? Write its name")
-    named = [item for item in notebook.on_cluster if item.name == options.name and not _is_closed(item.all.client)]
+    named = [item for item in app.on_cluster if item.name == options.name and not _is_closed(item.all.client)]
     if named:
-        return end(notebook, named[-1])
-    engines = _engines_of(notebook.context.shell, options.on)
-    return _end(notebook, ClusterExperiment(options.name, engines), is_ours=False)
+        return end(app, named[-1])
+    engines = _engines_of(app.context.shell, options.on)
+    return _end(app, ClusterExperiment(options.name, engines), is_ours=False)
 
 
-def _end(notebook: Notebook, experiment: ClusterExperiment, *, is_ours: bool = True) -> list[Report]:
-    with notebook.context.screen.working(f"experiment {experiment.name}") as progress:
+def _end(app: App, experiment: ClusterExperiment, *, is_ours: bool = True) -> list[Report]:
+    with app.context.screen.working(f"experiment {experiment.name}") as progress:
         record = experiment.end(progress)
     if not is_ours and not any(engine.record for engine in record.engines):
         raise ClusterError(record.notes[0])
-    return _ended(notebook, experiment, record)
+    return _ended(app, experiment, record)
 
 
-def _ended(notebook: Notebook, experiment: ClusterExperiment, record: ExperimentRecord) -> list[Report]:
+def _ended(app: App, experiment: ClusterExperiment, record: ExperimentRecord) -> list[Report]:
     """Store the record of an ended experiment, and return its report."""
-    notebook.experiments.finished.append(record)
-    notebook.subscribers.add(record)
-    is_shown = (experiment.report or notebook.context.config.experiment_report) != "none"
+    app.experiments.finished.append(record)
+    app.subscribers.add(record)
+    is_shown = (experiment.report or app.context.config.experiment_report) != "none"
     return [engines_report(record)] if is_shown else []
 
 
@@ -159,11 +157,11 @@ def described(experiment: ClusterExperiment) -> str:
     return f"experiment {experiment.name} · on {where} · span {format_seconds(experiment.elapsed_seconds)}"
 
 
-def _look(notebook: Notebook, magic: str, line: str, options: Options) -> list[Report]:
+def _look(app: App, magic: str, line: str, options: Options) -> list[Report]:
     """Run a command on each engine, and return its reports below one table of figures."""
-    engines = _engines_of(notebook.context.shell, options.on)
+    engines = _engines_of(app.context.shell, options.on)
     asked = engines.ask("look", magic, line)
-    with notebook.context.screen.working(f"%{magic} {line}") as progress:
+    with app.context.screen.working(f"%{magic} {line}") as progress:
         engines.wait(asked, progress)
     found, failed = engines.answers(asked)
     looks = {}

@@ -15,18 +15,18 @@ from ipygpumem.extras.lines.lines_report import statements_report
 from ipygpumem.extras.lines.statements import Statement, measure
 from ipygpumem.magics.parsing import Options
 from ipygpumem.report.layout import Report, clean
-from ipygpumem.shell.notebook import Notebook
+from ipygpumem.shell.app import App
 
 _RULE = re.compile(r"^---[ \t]*$", re.MULTILINE)
 
 
-def of_line(notebook: Notebook, options: Options) -> list[Report]:
+def of_line(app: App, options: Options) -> list[Report]:
     """Return the cost of the statement in a line."""
     __tracebackhide__ = True
-    return _measured(notebook, options, [Statement(options.code, _compiled(notebook.context.shell, options.code))])
+    return _measured(app, options, [Statement(options.code, _compiled(app.context.shell, options.code))])
 
 
-def of_cell(notebook: Notebook, options: Options, cell: str) -> list[Report]:
+def of_cell(app: App, options: Options, cell: str) -> list[Report]:
     """Return the costs of the statements of a cell, side by side."""
     __tracebackhide__ = True
     if options.code:
@@ -34,15 +34,15 @@ def of_cell(notebook: Notebook, options: Options, cell: str) -> list[Report]:
         raise UsageError(
             f"%%gpumemit: {word!r} cannot stand on the first line: write statements below it, setup after -s"
         )
-    found = _statements(notebook.context.shell, cell)
+    found = _statements(app.context.shell, cell)
     if not found:
         raise UsageError("%%gpumemit: which statements? Write them below, one on each line")
-    return _measured(notebook, options, found)
+    return _measured(app, options, found)
 
 
-def _measured(notebook: Notebook, options: Options, found: list[Statement]) -> list[Report]:
+def _measured(app: App, options: Options, found: list[Statement]) -> list[Report]:
     __tracebackhide__ = True
-    context = notebook.context
+    context = app.context
     setup = _compiled(context.shell, options.s) if options.s else None
     return [statements_report(*measure(context.meter, found, context.namespace, setup=setup, repeats=options.r))]
 

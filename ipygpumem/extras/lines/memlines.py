@@ -16,16 +16,16 @@ from ipygpumem.extras.lines.lines import CodeBlock, Tracer, code_of
 from ipygpumem.extras.lines.lines_report import lines_report
 from ipygpumem.magics.parsing import Options
 from ipygpumem.report.layout import Report, clean
+from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import Cell
-from ipygpumem.shell.notebook import Notebook
 
 _PROG = "%%memlines"
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
-def of_cell(notebook: Notebook, options: Options) -> list[Report]:
+def of_cell(app: App, options: Options) -> list[Report]:
     """Follow the lines of the running cell until it ends."""
-    running, namespace = notebook.context.cells.running(), notebook.context.namespace
+    running, namespace = app.context.cells.running(), app.context.namespace
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (frame.f_globals is not namespace or frame.f_code.co_flags & inspect.CO_NEWLOCALS):
         frame = frame.f_back  # by its flags, because IPython versions name a cell's code differently
@@ -36,7 +36,7 @@ def of_cell(notebook: Notebook, options: Options) -> list[Report]:
     file = frame.f_code.co_filename
     defined = {item.co_name for item in frame.f_code.co_consts if isinstance(item, CodeType)}
     bound = running[-1].code[-1].bindings().bound if running[-1].code else set()
-    tracer = Tracer(notebook.context.meter, file, _cell_block(file, running[-1]))
+    tracer = Tracer(app.context.meter, file, _cell_block(file, running[-1]))
     for name in (part for word in options.f for part in word.split(",") if part):
         first = name.partition(".")[0]
         if first in bound and first not in namespace:

@@ -6,7 +6,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from ipygpumem.api.shell import current_shell, current_traces, loaded_notebook
+from ipygpumem.api.shell import current_shell, current_traces, loaded_app
 from ipygpumem.errors import GpuMemError
 from ipygpumem.extras.moving import moving, releasing
 from ipygpumem.extras.moving.moving import Offload, PurgeRecord
@@ -44,11 +44,11 @@ def release(*objects: object) -> ReleaseRecord:
     known = {id(value): name for name, value in reversed(list(survey.names_in(frame))) if is_ownable(name)}
     named = [(known.get(id(item), type_name(item)), item) for item in objects]
     del objects, known
-    shell, notebook = current_shell(), loaded_notebook()
+    shell, app = current_shell(), loaded_app()
     where = f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno}"
     if shell is not None:
         where = f"cell {shell.execution_count}"
-    roots = Roots if notebook is None else notebook.experiments.survivors.roots
+    roots = Roots if app is None else app.experiments.survivors.roots
     return releasing.release(named, where, current_traces().meter, _garbage(), roots)
 
 
@@ -95,5 +95,5 @@ def offload(*given: object) -> Offload:
 
 
 def _garbage() -> Garbage:
-    notebook = loaded_notebook()
-    return Garbage() if notebook is None else notebook.context.garbage
+    app = loaded_app()
+    return Garbage() if app is None else app.context.garbage

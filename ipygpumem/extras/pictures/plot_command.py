@@ -7,13 +7,13 @@ from ipygpumem.inventory import findings
 from ipygpumem.magics.parsing import Options
 from ipygpumem.report.export import place_of, write
 from ipygpumem.report.layout import Report, clean
-from ipygpumem.shell.notebook import Notebook
+from ipygpumem.shell.app import App
 from ipygpumem.units import format_bytes
 
 SUFFIXES = (".png", ".svg")
 
 
-def plot(notebook: Notebook, options: Options) -> list[Report]:
+def plot(app: App, options: Options) -> list[Report]:
     """Show or write the picture that the options ask for; return the reports."""
     target = None if options.save is None else place_of(options.save)
     if target is not None and target.suffix.lower() not in SUFFIXES:
@@ -21,16 +21,16 @@ def plot(notebook: Notebook, options: Options) -> list[Report]:
     from ipygpumem.extras.pictures import figures  # imports matplotlib
 
     if options.picture == "devices":
-        picture = figures.devices(findings.now(notebook.context.meter).reconciliations, device=options.device)
+        picture = figures.devices(findings.now(app.context.meter).reconciliations, device=options.device)
     elif options.picture == "experiments":
-        picture = figures.experiments(notebook.experiments.finished, device=options.device, last=options.n)
+        picture = figures.experiments(app.experiments.finished, device=options.device, last=options.n)
     else:
-        picture = figures.session(notebook.session.history, device=options.device, last=options.n)
+        picture = figures.session(app.session.history, device=options.device, last=options.n)
     reports = []
-    if notebook.context.screen.has_images:
+    if app.context.screen.has_images:
         data, metadata = picture.bundle()
         metadata["ipygpumem"] = {"reports": ["plot"]}
-        notebook.context.shell.display_pub.publish(data=data, metadata=metadata)
+        app.context.shell.display_pub.publish(data=data, metadata=metadata)
     elif target is None:
         headline, *lines = picture.summary.splitlines()
         hint = "a terminal shows no pictures: --save FILE.png writes this one to a file"

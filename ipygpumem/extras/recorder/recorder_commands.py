@@ -10,34 +10,34 @@ from ipygpumem.extras.recorder import recordings
 from ipygpumem.extras.recorder.postmortem_report import postmortem_report
 from ipygpumem.magics.parsing import Options
 from ipygpumem.report.layout import Report, clean, count, note
-from ipygpumem.shell.notebook import Notebook
+from ipygpumem.shell.app import App
 from ipygpumem.units import format_bytes
 
 
-def record_on(notebook: Notebook, options: Options) -> list[Report]:
+def record_on(app: App, options: Options) -> list[Report]:
     """Begin to record."""
-    notebook.recorder.start()
-    notebook.context.config.record = True
-    return record_status(notebook, options)
+    app.recorder.start()
+    app.context.config.record = True
+    return record_status(app, options)
 
 
-def record_off(notebook: Notebook, options: Options) -> list[Report]:
+def record_off(app: App, options: Options) -> list[Report]:
     """End the recording."""
-    notebook.context.config.record = False
-    return record_status(notebook, options)
+    app.context.config.record = False
+    return record_status(app, options)
 
 
-def record_status(notebook: Notebook, options: Options) -> list[Report]:
+def record_status(app: App, options: Options) -> list[Report]:
     """Return the state of the recorder, and the folder of recordings."""
-    path, folder = notebook.recorder.path, notebook.recorder.folder
+    path, folder = app.recorder.path, app.recorder.folder
     sizes = [found.stat().st_size for found in recordings.listed(folder)]
     kept = f"{count(len(sizes), 'recording')}, {format_bytes(sum(sizes))}, in {folder}"
     return [note(f"recording is {'off' if path is None else f'on: {path.name}'} · {kept}")]
 
 
-def postmortem(notebook: Notebook, options: Options) -> list[Report]:
+def postmortem(app: App, options: Options) -> list[Report]:
     """Return the report on a recording, by default the last one whose kernel died."""
-    folder = notebook.recorder.folder
+    folder = app.recorder.folder
     gone = [one for one in recordings.ended(folder) if one.kernel and not one.end]
     gone.sort(key=lambda one: recordings.state(one.kernel))  # "dead" before "unknown": that may run elsewhere
     if not (options.file or gone):

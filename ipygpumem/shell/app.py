@@ -26,7 +26,7 @@ from ipygpumem.shell.registry import EXTRAS, loaded
 from ipygpumem.shell.session import Session
 
 
-class Notebook:
+class App:
     """The services of one shell."""
 
     def __init__(self, shell: Any, config: IPyGpuMem, probes: Sequence[Probe] = ()) -> None:
@@ -76,17 +76,17 @@ class Notebook:
         return names
 
 
-def find_notebook(shell: Any) -> Notebook | None:
-    """Return the ``Notebook`` of ``shell``, or None if the extension is not loaded."""
+def find_app(shell: Any) -> App | None:
+    """Return the ``App`` of ``shell``, or None if the extension is not loaded."""
     for configurable in getattr(shell, "configurables", ()):
-        if type(configurable) is IPyGpuMem and type(configurable.notebook) is Notebook:
-            return configurable.notebook
+        if type(configurable) is IPyGpuMem and type(configurable.app) is App:
+            return configurable.app
     return None
 
 
-def notebook_of(shell: Any, otherwise: str = "") -> Notebook:
-    """Return the ``Notebook`` of ``shell`` (``NotLoadedError`` if there is none); say what to do ``otherwise``."""
-    found = find_notebook(shell)
+def app_of(shell: Any, otherwise: str = "") -> App:
+    """Return the ``App`` of ``shell`` (``NotLoadedError`` if there is none); say what to do ``otherwise``."""
+    found = find_app(shell)
     if found is not None:
         return found
     if shell is None:
@@ -96,6 +96,6 @@ def notebook_of(shell: Any, otherwise: str = "") -> Notebook:
     raise NotLoadedError("ipygpumem is not loaded here: run %load_ext ipygpumem first")
 
 
-def current_notebook(otherwise: str = "") -> Notebook:
-    """Return the ``Notebook`` of the current shell (``NotLoadedError`` if there is none)."""
-    return notebook_of(get_ipython(), otherwise)
+def current_app(otherwise: str = "") -> App:
+    """Return the ``App`` of the current shell (``NotLoadedError`` if there is none)."""
+    return app_of(get_ipython(), otherwise)
