@@ -27,7 +27,7 @@ BUDGET = {
     "extras/tracker": 220,
     "extras/trainers": 270,
     "fitting": 955,
-    "heap": 2650,
+    "heap": 2715,
     "introspect": 190,
     "inventory": 1630,
     "magics": 1230,
