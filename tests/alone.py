@@ -18,7 +18,7 @@ def alone(test: Callable[..., None]) -> Callable[..., None]:
     def run(**given: object) -> None:
         code = f"from {test.__module__} import {test.__name__} as test; test.__wrapped__(**{given!r})"
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
         assert done.returncode == 0, done.stderr
 
     return run

@@ -60,7 +60,7 @@ class Kernel:
             self._client.start_channels()
             self._client.allow_stdin = False  # as a program: on a busy machine our own work would show a progress bar
             try:
-                self._client.wait_for_ready(timeout=120)
+                self._client.wait_for_ready(timeout=600)
                 break
             except RuntimeError:  # it died, as where another program has taken its port since that was chosen
                 Kernel.close(self)  # not a subclass's, whose folder is needed again
@@ -71,7 +71,7 @@ class Kernel:
         self,
         code: str,
         *,
-        timeout: float = 120,
+        timeout: float = 600,
         answers: Sequence[str] = (),
         interrupt_when: str | None = None,
         **options: Any,
@@ -97,7 +97,7 @@ class Kernel:
         outputs.status = self._reply(message_id, timeout)["status"]
         return outputs
 
-    def _reply(self, message_id: str, timeout: float = 60) -> dict[str, Any]:
+    def _reply(self, message_id: str, timeout: float = 600) -> dict[str, Any]:
         """Return the content of the reply to a request."""
         while True:
             reply = self._client.get_shell_msg(timeout=timeout)

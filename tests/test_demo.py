@@ -19,7 +19,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder that the demo wrote, and what it printed."""
     folder = tmp_path_factory.mktemp("demo")
     run = subprocess.run(
-        [sys.executable, EXAMPLES / "run_demo.py", folder], capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, EXAMPLES / "run_demo.py", folder], capture_output=True, text=True, timeout=600, check=False
     )
     assert run.returncode == 0, run.stderr
     return folder, run.stdout

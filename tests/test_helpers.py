@@ -134,7 +134,7 @@ def fits(size):
 def in_script(code: str) -> str:
     """Return what a script of its own prints: limits and RSS are those of a process."""
     run = [sys.executable, "-c", FILL + code]
-    return subprocess.run(run, cwd=ROOT, check=True, text=True, capture_output=True, timeout=120).stdout.strip()
+    return subprocess.run(run, cwd=ROOT, check=True, text=True, capture_output=True, timeout=600).stdout.strip()
 
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="limits on address space are Linux's")

@@ -39,7 +39,7 @@ def script(folder: Path, code: str) -> list[str]:
     """Run a script without IPython and return the lines that it printed."""
     file = folder / "train.py"
     file.write_text(code, encoding="utf-8")
-    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -74,10 +74,10 @@ def test_a_script_without_ipython_is_said_in_one_line_what_to_use_and_that_works
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     for arguments in ([script], ["-c", "import ipygpumem\nipygpumem.history()"]):
-        plain = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=120)
+        plain = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=600)
         assert plain.returncode == 1
         assert "ipython --ext ipygpumem" in plain.stderr.splitlines()[-1]
     command = [sys.executable, "-m", "IPython", "--ext", "ipygpumem", script]
     env = {**os.environ, "IPYTHONDIR": str(tmp_path / "profile")}
-    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=env)
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, env=env)
     assert "1 3 False" in run.stdout.splitlines(), run.stderr

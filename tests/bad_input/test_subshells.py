@@ -30,7 +30,7 @@ class Subshell:
 
     def succeeds(self, count: int = 1) -> None:
         """Wait for the next ``count`` replies, which tell of no error."""
-        replies = [self.kernel._client.get_shell_msg(timeout=30)["content"] for _ in range(count)]
+        replies = [self.kernel._client.get_shell_msg(timeout=600)["content"] for _ in range(count)]
         assert all(reply["status"] == "ok" for reply in replies), replies
 
     def works(self, *cells: str) -> None:
@@ -43,13 +43,13 @@ class Subshell:
 def subshell(notebook: Kernel) -> Iterator[Subshell]:
     client = notebook._client
     client.control_channel.send(client.session.msg("create_subshell_request", {}))
-    answer = client.control_channel.get_msg(timeout=30)["content"]
+    answer = client.control_channel.get_msg(timeout=600)["content"]
     if answer.get("status") != "ok":
         pytest.skip("this ipykernel has no subshells")
     works(notebook, "import threading\nbegun, go_on = threading.Event(), threading.Event()")
     yield Subshell(notebook, answer["subshell_id"])
     client.control_channel.send(client.session.msg("delete_subshell_request", {"subshell_id": answer["subshell_id"]}))
-    client.control_channel.get_msg(timeout=30)
+    client.control_channel.get_msg(timeout=600)
     goes_on(notebook)
 
 

@@ -141,7 +141,7 @@ def test_an_experiments_snapshot(kernel: Kernel, tmp_path: Path) -> None:
     assert "cannot" not in kernel.value("__import__('ipygpumem').experiments()[-1].notes[0]")
     assert kernel.value("torch._C._cuda_isHistoryEnabled()") is False
     viewer = [sys.executable, "-m", "torch.cuda._memory_viz", "trace_plot", str(path), "-o", str(page)]
-    subprocess.run(viewer, check=True, timeout=120)
+    subprocess.run(viewer, check=True, timeout=600)
     assert page.stat().st_size > 0
     run_ok(kernel, "torch.cuda.memory._record_memory_history(max_entries=1000)")
     run_ok(kernel, f"%%experiment a --record {path}\nbatch = torch.ones(8, device='cuda')")

@@ -17,5 +17,5 @@ def alive():
     return sorted(name for name, refs in watched.items() if any(ref() is not None for ref in refs))
 """
 
-shared_kernel, notebook = tidied_kernel("%reset -f", "%reload_ext ipygpumem\n" + SETUP, timeout=60)
+shared_kernel, notebook = tidied_kernel("%reset -f", "%reload_ext ipygpumem\n" + SETUP, timeout=600)
 """A kernel with torch and the extension loaded, nothing open, and ``watch()`` and ``alive()``."""

@@ -42,7 +42,7 @@ zoo["freed"].untyped_storage().resize_(0)
 
 def test_every_kind_of_tensor_can_be_in_a_scope_that_ends(notebook: Kernel) -> None:
     works(notebook, "x = 'old'\nleaked = []", "%experiment start a")
-    works(notebook, "x = 'new'\n" + ZOO, timeout=180)
+    works(notebook, "x = 'new'\n" + ZOO, timeout=600)
     reply = works(notebook, "locals().update(zoo); leaked.append(zoo)", "%experiment status", "%experiment end")
     assert len(reply.reports("experiment")) == 1
     assert notebook.value("x") == "old"
