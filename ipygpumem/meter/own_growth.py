@@ -16,7 +16,7 @@ waiting: dict[str, int] = {}
 
 @contextmanager
 def growth_for(what: str) -> Iterator[None]:
-    """Open a block of our own work, not of the user's; its growth, less that of inner blocks, is named ``what``."""
+    """Open a block of our own work, not the user's; its growth, less that of inner blocks, is named ``what``."""
     before, named = rss_bytes(), sum(waiting.values())
     try:
         yield

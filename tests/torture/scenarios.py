@@ -62,7 +62,7 @@ for data in range(2):
     data = array()
 ### reference cycles with __del__
 Finalizers run first, and objects that only they referenced become garbage afterwards.
-The end of the experiment collects garbage until no more objects are found.
+The end of the experiment collects garbage until none is left.
 ---
 class Node:
     def __init__(self, inner=None):

@@ -94,7 +94,7 @@ def measure(
     affects all of them. A run sees the names of ``namespace`` and binds its own in a copy; the objects are the same, so
     changes to them persist. ``setup`` runs before every run, unmeasured.
     """
-    __tracebackhide__ = True  # IPython shows the frames of the statement, and not those of whoever runs it
+    __tracebackhide__ = True  # IPython shows the frames of the statement, and not those of its callers
     nothing, costs = Cost(NOTHING.text), [(statement, Cost(statement.text)) for statement in statements]
     runs = [(NOTHING, nothing), *costs]
     for statement, _ in runs:

@@ -66,7 +66,7 @@ class Subscribers(CellObserver):
                 except BaseException as error:  # even SystemExit: a logger must not end the session
                     self._drop(entry)
                     why = f"{type_name(error)}: {clean(classify(error).message)}"
-                    print(f"ipygpumem: {_name(entry[0])} failed and gets no more records ({why})", file=sys.stderr)
+                    print(f"ipygpumem: {_name(entry[0])} failed and gets no further records ({why})", file=sys.stderr)
                 finally:
                     self._called.pop()
 
