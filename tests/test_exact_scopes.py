@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ipygpumem.scope.bindings import bindings_of
-from ipygpumem.scope.instrumenting import LISTENER, Listener, instrument
+from ipygpumem.scope.instrumenting import BINDING_RECORDER, BindingRecorder, instrument
 from ipygpumem.scope.scope import Scope, note_event, settle
 
 HELPERS = """
@@ -93,7 +93,10 @@ def run(scope: Scope, namespace: dict[str, Any], source: str) -> None:
     names = frozenset(bindings.bound | bindings.deleted)
     scope.note(bindings, names)
     instrument(tree, names)
-    namespace["__builtins__"] = {**vars(builtins), LISTENER: Listener(lambda event: note_event([scope], event))}
+    namespace["__builtins__"] = {
+        **vars(builtins),
+        BINDING_RECORDER: BindingRecorder(lambda event: note_event([scope], event)),
+    }
     exec(compile(tree, "cell", "exec"), namespace)
     settle([scope])
 

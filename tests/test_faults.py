@@ -29,11 +29,11 @@ from ipygpumem.meter.meter import Meter
 from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.cell import CellStack
-from ipygpumem.shell.experiments import Experiment, Experiments
+from ipygpumem.shell.display import Display
+from ipygpumem.shell.experiments import Experiment, ExperimentManager
 from ipygpumem.shell.ipython import rewriting
 from ipygpumem.shell.ipython.outputs import Outputs
 from ipygpumem.shell.recovery import Recovery
-from ipygpumem.shell.screen import Screen
 from ipygpumem.shell.session import Session
 from tests.steps import plain
 
@@ -205,7 +205,7 @@ class World:
 @pytest.fixture(autouse=True)
 def _others_out_of_sight(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # The first look follows what users' modules hold. Here those are all tests that this process has run.
-    monkeypatch.setattr("ipygpumem.inventory.before.users_modules", dict)
+    monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
     gc.freeze()
     yield
     gc.unfreeze()
@@ -234,7 +234,7 @@ def test_a_fault_stops_no_code_and_loses_no_name(world: World, most: int) -> Non
 
 FOREVER = [
     (kind, name)
-    for kind in (Session, CellStack, Experiments, Experiment, Scope, Outputs, Meter, Recovery, Screen)
+    for kind in (Session, CellStack, ExperimentManager, Experiment, Scope, Outputs, Meter, Recovery, Display)
     for name, function in vars(kind).items()
     if type(function) is FunctionType and name not in ("__init__", "close")
 ]

@@ -37,7 +37,7 @@ FILES, LAST_FILES = files(ENTERING), files(LEAVING)
 @pytest.fixture
 def app(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
     # The first look follows what users' modules hold. Here those are all tests that this process has run.
-    monkeypatch.setattr("ipygpumem.inventory.before.users_modules", dict)
+    monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
     app = App(shell, IPyGpuMem(), probes=[FakeProbe()])
     yield app
     app.close()
@@ -99,7 +99,7 @@ def test_an_experiment_whose_start_is_interrupted_is_not_open(app: App, cuda: Kn
 def test_an_end_that_is_interrupted_is_finished_by_another(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    monkeypatch.setattr("ipygpumem.inventory.before.users_modules", dict)
+    monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
     monkeypatch.setattr("ipygpumem.shell.experiments.steps_that_free", lambda *_, **__: [])
     opened, space = app_of(loaded).experiments.open, loaded.user_ns
     app_of(loaded).context.config.report = False

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.shell import screen
-from ipygpumem.shell.screen import Screen
+from ipygpumem.shell import display
+from ipygpumem.shell.display import Display
 from tests.kernel import Kernel
 from tests.steps import kernel_with
 
@@ -37,9 +37,9 @@ class Terminal(io.StringIO):
 def work(monkeypatch: pytest.MonkeyPatch, *shares: float, seconds: float = 0.0, report: bool = True) -> str:
     """Return what a terminal gets of work that reports ``shares``."""
     stream, config = Terminal(), SimpleNamespace(report=report)
-    monkeypatch.setattr(screen, "_WORK_SECONDS", seconds)
+    monkeypatch.setattr(display, "_WORK_SECONDS", seconds)
     monkeypatch.setattr(sys, "stderr", stream)
-    with Screen(SimpleNamespace(), config).working("leaks") as progress:
+    with Display(SimpleNamespace(), config).working("leaks") as progress:
         for share in shares:
             progress(share)
     return stream.getvalue()

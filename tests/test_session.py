@@ -25,7 +25,7 @@ from ipygpumem.shell import recovery
 from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import CellStack
 from ipygpumem.shell.config import IPyGpuMem
-from ipygpumem.shell.experiments import Experiment, Experiments
+from ipygpumem.shell.experiments import Experiment, ExperimentManager
 from ipygpumem.units import MIB
 from tests.control_group import v2_system
 from tests.fakes import FakeProbe
@@ -40,13 +40,13 @@ def result_of(info: Any, number: int | None = 1, error: BaseException | None = N
 
 
 class Recorder:
-    """Stands in for the screen."""
+    """Stands in for the display."""
 
     def __init__(self) -> None:
         self.shown: list[Report] = []
         self.scales = Scales()
 
-    def show(self, reports: list[Report], *, place: str | None = None) -> None:
+    def show(self, reports: list[Report], *, display_id: str | None = None) -> None:
         self.shown += reports
 
 
@@ -56,9 +56,9 @@ def probe() -> FakeProbe:
 
 
 def app_in(shell: InteractiveShell, config: IPyGpuMem, probe: FakeProbe) -> tuple[App, Recorder]:
-    """Return a notebook without the extension around it, and what keeps all that it shows."""
+    """Return an App without the extension around it, and the recorder of its reports."""
     app, recorder = App(shell, config, probes=[probe]), Recorder()
-    vars(app.context)["screen"] = recorder
+    vars(app.context)["display"] = recorder
     return app, recorder
 
 
@@ -68,8 +68,8 @@ def app(shell: InteractiveShell, probe: FakeProbe) -> App:
 
 
 def shown_in(app: App) -> list[Report]:
-    screen: Any = app.context.screen
-    shown: list[Report] = screen.shown
+    display: Any = app.context.display
+    shown: list[Report] = display.shown
     return shown
 
 
@@ -287,7 +287,7 @@ def test_a_ctrl_c_that_leaves_an_experiment_open_says_so(
 
     loaded.run_cell("%experiment start m --report none\nx = 1")
     with monkeypatch.context() as patch:
-        patch.setattr(Experiments, "_try_to_end", interrupted)
+        patch.setattr(ExperimentManager, "_try_to_end", interrupted)
         error = loaded.run_cell("%experiment end").error_in_exec
     assert str(error) == "the experiment m is still open: run %experiment end again"
     assert loaded.user_ns["x"] == 1

@@ -11,7 +11,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.report import content, text
-from ipygpumem.shell.screen import Screen, wants_colour
+from ipygpumem.shell.display import Display, wants_colour
 from tests.report_samples import cell
 
 REPORT = content.cell_report(cell())
@@ -51,7 +51,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, stream: Stream, *, bar: bool = True
 
     shell = SimpleNamespace(display_pub=SimpleNamespace(publish=publish), colors="neutral")
     monkeypatch.setattr(sys, "stdout", stream)
-    Screen(shell, SimpleNamespace(bar=bar)).show([REPORT])
+    Display(shell, SimpleNamespace(bar=bar)).show([REPORT])
     return stream.getvalue().rstrip("\n"), bundles[0]
 
 

@@ -10,7 +10,7 @@ from ipygpumem.errors import GpuMemError
 from ipygpumem.heap.arrays import Storages
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.frames import running_locals
-from ipygpumem.heap.holders.search import NOTEBOOK, Place, Roots, explain
+from ipygpumem.heap.holders.search import NOTEBOOK, Root, Roots, explain
 from ipygpumem.introspect import module_dict, type_name
 from ipygpumem.inventory import records, survey
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorRecord
@@ -66,7 +66,7 @@ def keeper_of(tensor: TensorRecord) -> str:
     """Describe the holder of a tensor that no name refers to directly, as ``%gpumem leaks`` does."""
     app = loaded_app()
     main = module_dict(sys.modules["__main__"])
-    roots = Roots({id(main): Place.of_variable}) if app is None else app.experiments.survivors.roots()
+    roots = Roots({id(main): Root.of_variable}) if app is None else app.experiments.survivors.roots()
     key = tensor.library, tensor.storage
     with undisturbed():
         heap = Heap(running_locals())

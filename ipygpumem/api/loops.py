@@ -156,9 +156,9 @@ class _Shown:
 
     def __init__(self, total: int | None) -> None:
         app = loaded_app()
-        self._has_table = app is not None and app.context.screen.has_images
+        self._has_table = app is not None and app.context.display.has_images
         self._total = total
-        self._place = ""
+        self._display_id = ""
         self._due = 0.0
         self._remarks = 0
         self._first: TraceRecord | None = None
@@ -171,9 +171,9 @@ class _Shown:
         self._last = records[-1]
         self._first = self._first or records[0]  # the records may drop it
         if self._has_table:
-            is_new, self._place = not self._place, self._place or f"ipygpumem-{secrets.token_hex(8)}"
+            is_new, self._display_id = not self._display_id, self._display_id or f"ipygpumem-{secrets.token_hex(8)}"
             rows = [self._first, *itertools.islice(records, max(1, len(records) - _ROWS_SHOWN + 1), None)]
-            show(loop_report(rows, self._total, remarks), place=self._place, is_new=is_new)
+            show(loop_report(rows, self._total, remarks), display_id=self._display_id, is_new=is_new)
         else:
             for report in (iteration_report(self._last), *map(note, remarks[self._remarks :])):
                 show(report)

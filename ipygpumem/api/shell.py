@@ -39,15 +39,15 @@ def current_traces() -> Traces:
     return traces.of_script() if app is None else app.traces
 
 
-def show(report: Report, **place: Any) -> None:
-    """Show a report to the caller: as a display in a notebook (``place`` as there), as text in a script."""
+def show(report: Report, **where: Any) -> None:
+    """Show a report to the caller: as a display in a notebook (``where``: see ``Display.show``), as text in a script."""
     try:
         app = loaded_app()
         if app is None:
             encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
             print(text.carried(text.render([report]), encoding))  # noqa: T201  # requested by the script
         else:
-            app.context.screen.show([report], **place)
+            app.context.display.show([report], **where)
     except Exception as error:  # a broken stdout or display must not stop user code
         say_broken(describe_error(error))
 

@@ -36,7 +36,7 @@ def loaded() -> Any:
         raise EstimateError(f"torch {version} is too old for estimates: it lacks fake tensors ({error})") from error
 
 
-def users_line(frame: types.FrameType | None = None) -> str:
+def user_line(frame: types.FrameType | None = None) -> str:
     """Return the line that the user's code is executing: the innermost one outside libraries, if there is one.
 
     Autograd's thread has no such line; there, it is the line that waits for the backward pass.
@@ -58,7 +58,7 @@ def _runs_estimate(frame: types.FrameType) -> bool:
     return frame.f_code.co_filename == str(Path(__file__).with_name("running.py"))
 
 
-def users_line_of(traceback: types.TracebackType | None) -> str:
+def user_line_of(traceback: types.TracebackType | None) -> str:
     """Return the innermost line of the user's code in a traceback, or else its first line in a library."""
     lines = [(step.tb_frame.f_code.co_filename, step.tb_lineno) for step in steps(traceback)]
     users, foreign = ([line for line in lines if keep(line[0])] for keep in (is_users, lambda name: not is_ours(name)))

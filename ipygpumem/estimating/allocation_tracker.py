@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import users_line
+from ipygpumem.estimating import user_line
 from ipygpumem.estimating.devices import UNKNOWN, Devices
 from ipygpumem.estimating.fake_copies import FakeCopies
 from ipygpumem.estimating.largest import LARGEST, is_known, is_mask, largest_value
@@ -426,7 +426,7 @@ class AllocationTracker(TorchDispatchMode):
             operator = largest
             masks = filter(is_mask, args[1]) if func is _INDEX else arguments[1:] if func is _SELECT else arguments
             if not all(map(is_known, masks)):
-                self.upper_bounds[users_line()] = None
+                self.upper_bounds[user_line()] = None
         return operator
 
     def _is_known(self, tensor: Any) -> bool:
@@ -469,7 +469,7 @@ class AllocationTracker(TorchDispatchMode):
             if not any(map(_is_sparse, arguments)) and not is_made_of_parts:
                 raise _refusal(UNKNOWN, func)
             if func in _AT_MOST:
-                self._note(f"{users_line()}: every entry of a sparse tensor is assumed to have its own index")
+                self._note(f"{user_line()}: every entry of a sparse tensor is assumed to have its own index")
             return _with_entries(func, arguments, result)
         return result
 
@@ -493,7 +493,7 @@ class AllocationTracker(TorchDispatchMode):
                 return "ys >" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
             self._given_to_lbfgs += 1
             return 1.0 / self._given_to_lbfgs
-        line = users_line()
+        line = user_line()
         self.guesses[line] = count = self.guesses.get(line, 0) + 1
         if count > _MOST_GUESSES:
             raise EstimateError(
@@ -588,4 +588,4 @@ class AllocationTracker(TorchDispatchMode):
 
 
 def _refusal(words: str, func: Any) -> EstimateError:
-    return EstimateError(f"{words}: {str(func).removeprefix('aten.').partition('.')[0]} in {users_line()}")
+    return EstimateError(f"{words}: {str(func).removeprefix('aten.').partition('.')[0]} in {user_line()}")

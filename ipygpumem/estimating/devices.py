@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import users_line
+from ipygpumem.estimating import user_line
 from ipygpumem.heap.holders.frames import stack
 from ipygpumem.probes.accelerators import current_device, parse_device
 
@@ -87,12 +87,12 @@ class Devices(TorchFunctionMode):
         if func is torch.Tensor.data_ptr:
             saves = any(frame.f_code.co_name == "save_pretrained" for frame in stack(sys._getframe(1)))
             hint = "; leave out that it saves the model: save_strategy='no' for a Trainer" * saves
-            raise EstimateError(f"{UNKNOWN}: data_ptr in {users_line()}{hint}")
+            raise EstimateError(f"{UNKNOWN}: data_ptr in {user_line()}{hint}")
         if func in _TO_NUMPY:
             return _array(args[0])
         if func in _RECURRENT and torch.backends.cudnn.enabled:
             place = self.named or str(args[0].device)
-            self.recurrent.update({users_line(): None} if place.startswith("cuda") else {})
+            self.recurrent.update({user_line(): None} if place.startswith("cuda") else {})
         if func in (torch.Tensor.pin_memory, torch.Tensor.share_memory_):
             # Pinning makes a copy on the host, unless host and device are counted together.
             pins_here = func is torch.Tensor.pin_memory and self._target is None

@@ -27,7 +27,7 @@ from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.patches import COMPILED, MOST_VALUES, NO_PROCESSES, fake_parameter
 from ipygpumem.estimating.records import Note
-from ipygpumem.estimating.restoring import Restorer
+from ipygpumem.estimating.rollback import Rollback
 from ipygpumem.estimating.storages import GRADIENTS, PARAMETERS, StorageLog
 from ipygpumem.introspect import (
     class_dict,
@@ -50,7 +50,7 @@ class FakeCopies:
 
     def __init__(self, log: StorageLog, devices: Devices, fakes: FakeTensorMode, note: Note) -> None:
         self._log, self._devices, self._fakes, self._note = log, devices, fakes, note
-        self.restorer: Restorer | None = None
+        self.restorer: Rollback | None = None
         """Saves the state of shared objects before code can change them."""
         self.lock = threading.RLock()
         """Held during each operation, because a fake mode is not thread-safe."""

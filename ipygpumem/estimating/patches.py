@@ -21,7 +21,7 @@ from torch._subclasses import fake_tensor
 from torch.nn import functional
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import fused, users_line
+from ipygpumem.estimating import fused, user_line
 from ipygpumem.estimating.autocast import CudaAutocast, cast_type
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.records import Note
@@ -134,10 +134,10 @@ def _changes(  # noqa: C901  # one small function after another
 
     def save(_: Any, f: Any, *__: Any, **___: Any) -> None:
         written[key(f)] = f  # keeps its id unique
-        note(f"{users_line()}: torch.save wrote nothing")
+        note(f"{user_line()}: torch.save wrote nothing")
 
     def serialize(*_: Any, **__: Any) -> bytes:
-        note(f"{users_line()}: safetensors wrote nothing")
+        note(f"{user_line()}: safetensors wrote nothing")
         return b""
 
     @functools.wraps(load)
@@ -147,7 +147,7 @@ def _changes(  # noqa: C901  # one small function after another
         except Exception as error:
             if key(f) not in written:
                 raise
-            raise EstimateError(f"torch.save wrote nothing, so it cannot be loaded in {users_line()}") from error
+            raise EstimateError(f"torch.save wrote nothing, so it cannot be loaded in {user_line()}") from error
 
     def tolist(tensor: Any) -> Any:
         if tensor.constant is not None:
@@ -442,14 +442,14 @@ class Accelerators:
         if self._type in (None, "cuda") and index in self._told:
             return self._told[index]
         name = f"{self._type or 'cuda'}:{index}"
-        self._note(f"{users_line()}: {name} is assumed to have compute capability 9.0")
+        self._note(f"{user_line()}: {name} is assumed to have compute capability 9.0")
         return _Properties(name, self._room_bytes)
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         known = self._known.get(self._index(device))
         total = self._room_bytes or (known.total_memory if known is not None else None)
         if total is None:
-            raise EstimateError(f"{UNKNOWN_SIZE}: mem_get_info in {users_line()}")
+            raise EstimateError(f"{UNKNOWN_SIZE}: mem_get_info in {user_line()}")
         return max(0, total - self.memory_allocated(device)), total
 
     get_memory_info = mem_get_info
@@ -542,7 +542,7 @@ class _Properties(SimpleNamespace):
     @property
     def total_memory(self) -> int:
         if self._total_bytes is None:
-            raise EstimateError(f"{UNKNOWN_SIZE}: total_memory in {users_line()}")
+            raise EstimateError(f"{UNKNOWN_SIZE}: total_memory in {user_line()}")
         return self._total_bytes
 
 
@@ -556,4 +556,4 @@ def _here_alone(new: Callable[..., Any], old: Any) -> Callable[..., Any]:
 
 
 def _refuse(name: str, *_: Any, **__: Any) -> NoReturn:
-    raise EstimateError(f"an estimate cannot follow {name} in {users_line()}")
+    raise EstimateError(f"an estimate cannot follow {name} in {user_line()}")

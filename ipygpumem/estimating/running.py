@@ -20,14 +20,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import FOR_FAKES, users_line, users_line_of, users_part
+from ipygpumem.estimating import FOR_FAKES, user_line, user_line_of, users_part
 from ipygpumem.estimating.allocation_tracker import AllocationTracker, tensors_in
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.effects import closure_of, effects_of, refuse_numpy
 from ipygpumem.estimating.fake_copies import FakeCopies, loading, run_code
 from ipygpumem.estimating.patches import UNKNOWN_SIZE, Accelerators, choose_loop, patched
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
-from ipygpumem.estimating.restoring import Restorer, imports_undone
+from ipygpumem.estimating.rollback import Rollback, imports_undone
 from ipygpumem.estimating.storages import (
     WORKSPACES,
     StorageLife,
@@ -85,13 +85,13 @@ class Limits:
     def _interrupt(self, _: int, frame: Any) -> None:
         # An exception in that file makes torch's C++ code abort the process; another signal follows soon.
         if not self._ended.is_set() and not frame.f_code.co_filename.endswith("simple_registry.py"):
-            self._line = self._line or users_line(frame)
+            self._line = self._line or user_line(frame)
             raise KeyboardInterrupt
 
     def check(self) -> None:
         """Raise an EstimateError if the code must stop; called for each operation on tensors."""
         if self.why:
-            self._line = self._line or users_line()
+            self._line = self._line or user_line()
             raise self.error()
 
     def error(self) -> EstimateError:
@@ -101,7 +101,7 @@ class Limits:
     def __exit__(self, kind: object, error: BaseException | None, traceback: Any) -> None:
         self._ended.set()
         if self.why and error is not None:
-            self._line = self._line or users_line_of(traceback)
+            self._line = self._line or user_line_of(traceback)
         handlers = self._handlers.items()  # the code may have changed more handlers than ours
         changed = [(number, old) for number, old in handlers if old is not None and signal.getsignal(number) is not old]
         with interrupts.deferred() as struck:
@@ -217,7 +217,7 @@ class Estimation:
     def carry_out(self, work: Callable[[], Result]) -> Result:
         """Run ``work``, roll its changes back, and return its result."""
         __tracebackhide__ = True  # of the user's errors
-        restorer = self.copies.restorer = Restorer(self._fakes, self._note)
+        restorer = self.copies.restorer = Rollback(self._fakes, self._note)
         try:
             with (
                 interrupts.reraise_swallowed(),
@@ -267,7 +267,7 @@ class Estimation:
             text = str(error) if is_exactly(error, RuntimeError, NotImplementedError, AssertionError) else ""
             for words, what in _INTERNAL.items():
                 if words in text:
-                    line = users_line_of(error.__traceback__)
+                    line = user_line_of(error.__traceback__)
                     raise EstimateError(f"an estimate cannot follow {what} in {line}") from error
             lines = list(self._follower.guesses)[-_GUESSES_SHOWN:]
             if lines:

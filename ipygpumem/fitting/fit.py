@@ -182,7 +182,7 @@ class Fit:
         self.tries.append(note(outcome, usages=usages, device=largest.device, required_bytes=largest.required_bytes))
         self.more = self.plan.note(fits=outcome == FITS)
 
-    def give_back(self) -> None:
+    def free_memory(self) -> None:
         """Free the last try's memory, once nothing references it."""
         since = self._mark if len(self.tries) > 1 else None  # the first try collects older garbage too
         left = self._free_since(since)
@@ -304,7 +304,7 @@ def run_tries(function: Callable[..., Any], fit: Fit) -> AutofitResult:
             if fit.more or fit.plan.best is None:
                 with interrupts.reraise_swallowed():
                     result = None
-                    fit.give_back()
+                    fit.free_memory()
             if not fit.more:
                 break
     finally:

@@ -336,7 +336,7 @@ _CONTAINERS: tuple[tuple[type, str], ...] = (
 )
 
 
-class Names(Walk):
+class NamedArrays(Walk):
     """Finds arrays under names, by their shortest paths."""
 
     def __init__(self) -> None:

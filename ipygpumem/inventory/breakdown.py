@@ -164,7 +164,7 @@ def _cover(blocks: Sequence[Block], storages: Iterable[Storage]) -> tuple[Counte
 def _by_counters(reading: Reading) -> list[Part]:
     """Return the parts without a snapshot: live tensors, and cache with fragmentation."""
     cache = max(0, (reading.reserved_bytes or 0) - reading.current_bytes)
-    advice = "free for this process's next tensors; %gpumem free gives back a part"
+    advice = "free for this process's next tensors; %gpumem free frees a part"
     return [_unsorted(reading.current_bytes), Part("allocator cache and fragmentation", cache, advice)]
 
 

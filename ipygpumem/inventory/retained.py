@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.arrays import StorageKey, describe, owner_of, storage_key
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.graphs import is_leaf, of_script, saved_by
-from ipygpumem.heap.walk import Names
+from ipygpumem.heap.walk import NamedArrays
 from ipygpumem.introspect import instance_dict, is_instance, name_of, type_name
 from ipygpumem.inventory.survey import torch_reader
 from ipygpumem.probes.allocator import snapshots
@@ -34,7 +34,7 @@ def paths_of(names: Mapping[str, object], outputs: Mapping[str, object]) -> tupl
 
     Call it before listing the heap: reading an object's attributes may create a dict.
     """
-    walk = Names()
+    walk = NamedArrays()
     walk.named(names.items())
     known = set(walk.seen)
     walk.named(outputs.items())

@@ -23,8 +23,8 @@ from ipygpumem.heap.arrays import Memory, Reader, Storages, describe, is_map, li
 from ipygpumem.heap.bulk import Progress, no_progress
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.frames import peek, running_locals
-from ipygpumem.heap.traced import refuse_while_traced
-from ipygpumem.heap.walk import Names
+from ipygpumem.heap.torch_guards import refuse_while_traced
+from ipygpumem.heap.walk import NamedArrays
 from ipygpumem.introspect import instance_dict, is_instance, module_dict, type_name
 from ipygpumem.inventory.records import Inventory, Role, TensorRecord, first_part
 from ipygpumem.probes.accelerators import loaded_torch
@@ -96,7 +96,7 @@ class _Survey:
         roots = list(roots)  # before the heap is listed: ``peek`` counts references
         self._heap = Heap(running_locals())
         progress(0.25)
-        names = Names()
+        names = NamedArrays()
         self._named = names.named(roots)
         progress(0.7)
         parts_of_paths = {key: first_part(path.replace("list(", "")).rstrip(")") for key, path in names.paths.items()}

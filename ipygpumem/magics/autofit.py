@@ -192,7 +192,7 @@ class CellFit:
             held = [search.held(name, value) for name, value in list(self._scope.waiting.items())]
             self._waiting_bytes = sum(entry[0].size_bytes for entry in held if entry is not None)
             self._close(self._scope)
-        self._fit.give_back()
+        self._fit.free_memory()
 
     def _close(self, scope: Scope) -> None:
         """Delete the names of a try; after an interrupt, ``end`` calls it again to continue."""

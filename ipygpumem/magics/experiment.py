@@ -15,7 +15,7 @@ from ipygpumem.report import history as reports
 from ipygpumem.report.content import times, usage_parts
 from ipygpumem.report.layout import Report, clean, listed, note
 from ipygpumem.shell.app import App
-from ipygpumem.shell.experiments import PARAMETER, Experiment, Experiments, Parameters, plain_number
+from ipygpumem.shell.experiments import PARAMETER, Experiment, ExperimentManager, Parameters, plain_number
 from ipygpumem.shell.registry import EXTRAS, loaded
 from ipygpumem.units import format_bytes
 
@@ -149,7 +149,7 @@ def _open_names(app: App) -> str:
     return ", ".join(repr(item.name) for item in app.experiments.open)
 
 
-def described(experiments: Experiments) -> list[str]:
+def described(experiments: ExperimentManager) -> list[str]:
     """Return one line about each open experiment: time, memory, names, and objects to restore at its end."""
     lines, inside = list[str](), dict[object, set[str]]()
     for experiment in reversed(experiments.open.copy()):

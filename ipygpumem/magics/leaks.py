@@ -37,7 +37,7 @@ def leaks(app: App, options: Options) -> list[Report]:
     """Report arrays that survived experiments or that no notebook name reaches, with their holders."""
     smallest = app.context.config.min_held_bytes if options.min is None else options.min
     app.context.garbage.collect()  # garbage is no leak
-    with app.context.screen.working("leaks") as progress:
+    with app.context.display.working("leaks") as progress:
         found, beyond, kept, is_all = _look(app, smallest, progress)
     trim_host_heap()
     kept += _sized(caches(), smallest)

@@ -35,7 +35,7 @@ def tensors(app: App, options: Options) -> list[Report]:
 
 def inventory(app: App) -> Inventory:
     """Return an inventory with the notebook's names; show a progress bar if it takes long."""
-    with app.context.screen.working(_WORK) as progress:
+    with app.context.display.working(_WORK) as progress:
         return take(app.context.shell, progress=progress)
 
 
@@ -45,7 +45,7 @@ def asked_by(frame: FrameType, shell: Any, storages: Storages | None = None) -> 
         app = app_of(shell)
     except NotLoadedError:
         return take(shell, frame, storages)
-    with app.context.screen.working(_WORK) as progress:
+    with app.context.display.working(_WORK) as progress:
         return take(shell, frame, storages, progress=progress)
 
 

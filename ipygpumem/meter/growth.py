@@ -65,8 +65,8 @@ class DeviceRuns:
 
     def add(self, usage: Usage, *, success: bool) -> _Streak | None:
         """Count one more run, and return the series to report, if any."""
-        given_back = self.after_bytes - usage.before_bytes  # since the last run, by any code
-        if given_back > self.grown_bytes // 2 or not success:  # a traceback keeps an error's memory alive
+        freed = self.after_bytes - usage.before_bytes  # since the last run, by any code
+        if freed > self.grown_bytes // 2 or not success:  # a traceback keeps an error's memory alive
             self.large, self.small = _Streak(), _Streak()
         two = self.grown_bytes + usage.delta_bytes
         self.after_bytes, self.grown_bytes = usage.after_bytes, usage.delta_bytes

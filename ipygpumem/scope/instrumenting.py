@@ -17,14 +17,14 @@ from typing import Any
 
 from ipygpumem.scope.bindings import bindings_of, parts_of
 
-LISTENER = "__ipygpumem_names__"
+BINDING_RECORDER = "__ipygpumem_names__"
 """Name of the mapping in which code looks up events, such as ``LISTENER["binds x"]``; see ``scope.note_event``."""
 BINDS, MAY_BIND, HAS_BOUND, HAS_IMPORTED, HAS_DELETED = "binds ", "may bind ", "has bound ", "has imported ", "deletes "
 HAS_ENDED = "has ended "
 """Code that may have bound a name has ended; the name's current object shows whether it did."""
 
 
-class Listener(dict[str, None]):
+class BindingRecorder(dict[str, None]):
     """The mapping in which code looks up events; it contains those whose repetitions need no record.
 
     Args:
@@ -173,7 +173,7 @@ def _plain_loop(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
     before = _lookups(statement, MAY_BIND, bound)
     if target:
         items = statement.iter
-        statement.iter = _at(items, f"{LISTENER}.first_turn(None, {sorted(target)})").value  # type: ignore[attr-defined]
+        statement.iter = _at(items, f"{BINDING_RECORDER}.first_turn(None, {sorted(target)})").value  # type: ignore[attr-defined]
         statement.iter.args[0] = items
     return [*before, *_checked(statement, bound)]
 
@@ -233,7 +233,7 @@ def _deletions(statement: ast.Delete, names: frozenset[str]) -> list[ast.stmt]:
 
 
 def _lookups(place: ast.stmt | ast.expr, word: str, names: Iterable[str]) -> list[ast.stmt]:
-    return [_at(place, f"{LISTENER}[{word + name!r}]") for name in sorted(names)]
+    return [_at(place, f"{BINDING_RECORDER}[{word + name!r}]") for name in sorted(names)]
 
 
 def _followed(value: ast.expr, word: str, names: set[str]) -> ast.expr:

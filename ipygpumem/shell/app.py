@@ -18,7 +18,7 @@ from ipygpumem.records import SessionRecord
 from ipygpumem.shell.cell import CellObserver
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.context import context_for
-from ipygpumem.shell.experiments import Experiments
+from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.shell.observers.subscribers import Subscribers
 from ipygpumem.shell.observers.trends import Trends
 from ipygpumem.shell.recovery import Recovery
@@ -34,7 +34,7 @@ class App:
         self.context = context = context_for(shell, config, self.host, probes)
         self.recovery = Recovery(context)
         self.subscribers = Subscribers(shell)
-        self.experiments = Experiments(context, self.recovery, self.subscribers)
+        self.experiments = ExperimentManager(context, self.recovery, self.subscribers)
         self.on_cluster: list[Any] = []
         """Experiments open on engines of a cluster."""
         self.trends = Trends()

@@ -115,7 +115,7 @@ class CellObserver:
     def code_ended(self, cell: Cell, *, failed: bool) -> None:
         """Note that a cell's code has ended; nothing has been freed yet."""
 
-    def give_back(self, cell: Cell) -> None:
+    def free_memory(self, cell: Cell) -> None:
         """Free memory that ends with a cell; the memory held by its error has been freed."""
 
     def remarks(self, record: CellRecord) -> Sequence[str]:

@@ -13,12 +13,12 @@ from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.pools import finder
 from ipygpumem.shell.cell import CellStack
 from ipygpumem.shell.config import IPyGpuMem
+from ipygpumem.shell.display import Display
 from ipygpumem.shell.error_isolation import Guard
-from ipygpumem.shell.screen import Screen
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Context:
+class ShellContext:
     """IPython's shell, our options, and the services that measure, collect garbage and show reports."""
 
     shell: Any
@@ -26,7 +26,7 @@ class Context:
     meter: Meter
     garbage: Garbage
     cells: CellStack
-    screen: Screen
+    display: Display
     guard: Guard
 
     @property
@@ -35,7 +35,7 @@ class Context:
         return self.shell.user_ns  # type: ignore[no-any-return]  # IPython is untyped
 
 
-def context_for(shell: Any, config: IPyGpuMem, host: HostProbe, probes: Sequence[Probe] = ()) -> Context:
+def context_for(shell: Any, config: IPyGpuMem, host: HostProbe, probes: Sequence[Probe] = ()) -> ShellContext:
     """Return the context of a shell that measures with ``probes``, by default the host and all accelerators."""
     meter = Meter(probes or [host], find_more=None if probes else finder(), sample_seconds=config.sample_seconds)
-    return Context(shell, config, meter, Garbage(), CellStack(), Screen(shell, config), Guard())
+    return ShellContext(shell, config, meter, Garbage(), CellStack(), Display(shell, config), Guard())

@@ -78,7 +78,7 @@ class GpuMemMagics(Magics):
                     )
         except GpuMemError as error:
             raise UsageError(clean(str(error))) from None
-        self._app.context.screen.show(reports)
+        self._app.context.display.show(reports)
 
 
 class _Called:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ipygpumem.errors import describe_error
 
-MOST_SAID = 5
+MOST_REPORTED = 5
 """Maximum number of failures reported per place: their texts may differ only by a number."""
 _OURS = __file__.rpartition("shell")[0]
 
@@ -40,14 +40,14 @@ class Guard:
     """Isolates our own failures from user code in one shell, and reports each distinct one once."""
 
     def __init__(self) -> None:
-        self._said: dict[tuple[str, str], set[str]] = {}
+        self._reported: dict[tuple[str, str], set[str]] = {}
 
     def failed(
         self, name: str, error: Exception, *, hint: str = "; %reload_ext ipygpumem tries again", asked: bool = False
     ) -> None:
         """Report a failure of the component ``name``; report it again only if the user ``asked`` for that component."""
-        earlier, text = self._said.setdefault((name, _place_of(error)), set()), _text_of(error)
-        if text not in earlier and len(earlier) < MOST_SAID:
+        earlier, text = self._reported.setdefault((name, _place_of(error)), set()), _text_of(error)
+        if text not in earlier and len(earlier) < MOST_REPORTED:
             earlier.add(text)
             report_internal_error(name, error, hint=hint)
         elif asked:

@@ -33,11 +33,11 @@ from ipygpumem.records import CellRecord, ExperimentRecord, FreeingStep, Retaine
 from ipygpumem.report import content
 from ipygpumem.report.layout import Report, clean_name, note
 from ipygpumem.scope.bindings import Bindings, bindings_of
-from ipygpumem.scope.instrumenting import Listener, instrument
+from ipygpumem.scope.instrumenting import BindingRecorder, instrument
 from ipygpumem.scope.scope import Scope, is_ownable, note_event, settle
 from ipygpumem.scope.seeding import Seeder, is_seed
 from ipygpumem.shell.cell import Cell, CellObserver, SeenCode
-from ipygpumem.shell.context import Context
+from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.outputs import Outputs
 from ipygpumem.shell.ipython.rewriting import our_magic
 from ipygpumem.shell.ipython.stored_errors import last_error
@@ -58,17 +58,17 @@ _MEASURES_LINES = re.compile(r"^%%memlines", re.MULTILINE)
 """Matches cells that are not instrumented: it would skew line costs."""
 
 
-class Experiments(CellObserver):
+class ExperimentManager(CellObserver):
     """Manages the experiments of one shell, and observes the code that runs in their scopes."""
 
-    def __init__(self, context: Context, recovery: Recovery, subscribers: Subscribers) -> None:
+    def __init__(self, context: ShellContext, recovery: Recovery, subscribers: Subscribers) -> None:
         self.context = context
         self.recovery = recovery
         self._cells = context.cells
         self._subscribers = subscribers
         self.open: list[Experiment] = []
         self.finished: deque[ExperimentRecord] = deque(maxlen=context.config.history_length)
-        self.listener = Listener(self._noted)
+        self.binding_recorder = BindingRecorder(self._noted)
         self._last_oom, self._counted = 0, list[Experiment]()
         """Identity of an out-of-memory error, and the experiments that have counted it."""
         recovery.on_oom = self._ran_out_of_memory
@@ -168,13 +168,13 @@ class Experiments(CellObserver):
 
     def _expect(self, scope: Scope, bindings: Bindings, noted: frozenset[str]) -> list[str]:
         """Prepare ``scope`` for code; return the names saved because the code does not report them."""
-        self.listener.clear()
+        self.binding_recorder.clear()
         scope.note(bindings, noted)
         return scope.save(bindings.bound.difference(noted))
 
     def _expect_running_code(self, experiment: Experiment) -> None:
         """Prepare the scope that becomes the innermost for names that the running code may bind."""
-        self.listener.clear()
+        self.binding_recorder.clear()
         for code in [code for cell in self._cells.running(experiment.thread) for code in cell.code]:
             bindings = code.bindings()
             experiment.scope.share(bindings.shared)
@@ -218,7 +218,7 @@ class Experiments(CellObserver):
             experiment.span_seconds = experiment.elapsed_seconds
         if here:
             cell.experiment = here[-1].name
-        self.listener.clear()
+        self.binding_recorder.clear()
         for experiment in self.open:
             if experiment not in here:
                 self._leave_to(cell, experiment)
@@ -229,7 +229,7 @@ class Experiments(CellObserver):
         for experiment in self.open:
             experiment.outputs.settle(experiment.outputs_at_start)
 
-    def give_back(self, cell: Cell) -> None:
+    def free_memory(self, cell: Cell) -> None:
         """End the experiments that end with the cell."""
         if cell.ending:
             ends = [functools.partial(self._end_of_cell, one, cell.ended) for one in reversed(cell.ending)]
@@ -244,7 +244,7 @@ class Experiments(CellObserver):
         for experiment in self.overdue():
             ended: list[Experiment] = []
             self._end_of_cell(experiment, ended)
-            self.context.screen.show(self._publish(ended))
+            self.context.display.show(self._publish(ended))
 
     def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
         """Add the cell to its experiments, and publish those that ended with it."""
@@ -295,7 +295,7 @@ class Experiments(CellObserver):
     def finish(self, experiment: Experiment) -> ExperimentRecord:
         """End ``experiment`` and all inside it, show the reports, and return the record."""
         if experiment.record is None or experiment in self.open:
-            self.context.screen.show(self.close_experiment(experiment))
+            self.context.display.show(self.close_experiment(experiment))
             self._subscribers.shown()
         assert experiment.record is not None
         return experiment.record
@@ -348,7 +348,7 @@ class Experiments(CellObserver):
         while around[-1] is not experiment:
             self._end(around.pop(), ended)
         enclosing = around[-2] if len(around) > 1 else None
-        self.listener.clear()
+        self.binding_recorder.clear()
         for cell in self._cells.of_others(experiment.thread):
             self._leave_to(cell, experiment)
         experiment.saw_error(last_error())
@@ -386,7 +386,7 @@ class Experiments(CellObserver):
                 self.finished.append(record)
                 self._subscribers.add(record)
                 style = experiment.report or self.context.config.experiment_report
-                reports += content.experiment_reports(record, style, self.context.screen.scales)
+                reports += content.experiment_reports(record, style, self.context.display.scales)
                 if style == "none":
                     lines = [f"experiment {record.name}: {line}" for line in record.notes if line.startswith("keep: ")]
                     reports += map(note, lines)
@@ -409,7 +409,7 @@ class Experiment:
 
     def __init__(
         self,
-        experiments: Experiments,
+        experiments: ExperimentManager,
         name: str,
         keep: str | Iterable[str] = (),
         drop_imports: bool = False,

@@ -15,7 +15,7 @@ from traitlets import TraitError
 from traitlets.config import Config
 
 from ipygpumem.errors import NotLoadedError
-from ipygpumem.scope.instrumenting import LISTENER
+from ipygpumem.scope.instrumenting import BINDING_RECORDER
 from ipygpumem.shell.app import App, app_of
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.dispatch import GpuMemMagics
@@ -59,7 +59,7 @@ class Extension:
 
     def _register(self, config: IPyGpuMem) -> None:
         shell, app = self._shell, self.app
-        listener = app.experiments.listener
+        binding_recorder = app.experiments.binding_recorder
         self._stays(functools.partial(getattr, shell, "configurables"), config)
         config.observe(self._host_peak_changed, "host_peak")
         config.observe(lambda change: app.recorder.switched(change), "record")
@@ -67,14 +67,14 @@ class Extension:
         self._first, self._last = _Observer(seen, may_change=False), _Observer(seen, may_change=True)
         shell.ast_transformers.append(self._last)
         self._undo.append(self._stop_observing)
-        listener.note = self._guarded("names", listener.note, app.experiments.event_missed)
+        binding_recorder.note = self._guarded("names", binding_recorder.note, app.experiments.event_missed)
         # Stays in the running cell's builtins: its instrumented code may still use it.
-        shell.builtin_trap.auto_builtins[LISTENER] = listener
-        if LISTENER in vars(builtins):  # set by an earlier load, for a running cell
-            setattr(builtins, LISTENER, listener)
+        shell.builtin_trap.auto_builtins[BINDING_RECORDER] = binding_recorder
+        if BINDING_RECORDER in vars(builtins):  # set by an earlier load, for a running cell
+            setattr(builtins, BINDING_RECORDER, binding_recorder)
         elif shell.builtin_trap._nested_level:
-            shell.builtin_trap.add_builtin(LISTENER, listener)
-        self._undo.append(lambda: shell.builtin_trap.auto_builtins.pop(LISTENER, None))
+            shell.builtin_trap.add_builtin(BINDING_RECORDER, binding_recorder)
+        self._undo.append(lambda: shell.builtin_trap.auto_builtins.pop(BINDING_RECORDER, None))
         self._event("pre_run_cell", self._cell_begins, self._cell_missed)
         self._event("post_run_cell", app.session.cell_ends)
         self._event("post_run_cell", app.session.cell_has_ended, app.context.cells.forget)

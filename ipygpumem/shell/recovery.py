@@ -19,7 +19,7 @@ from ipygpumem.records import FreeingStep, Reading, RecoveryRecord, RetainedArra
 from ipygpumem.report import content
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.cell import Cell
-from ipygpumem.shell.context import Context
+from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.stored_errors import release_stored, stored_errors
 from ipygpumem.units import MIB, format_bytes
 
@@ -30,7 +30,7 @@ _MUCH = 32 * MIB
 class Recovery:
     """Frees the memory that errors hold in one shell."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: ShellContext) -> None:
         self._context = context
         self._shell = context.shell
         self._config = context.config
@@ -168,7 +168,7 @@ class Recovery:
                 self._refused(tracebacks.classify(error), running[-1] if running else None)
         finally:
             budget.stop()  # it may add notes
-        self._context.screen.show([note(text) for text in budget.notes])
+        self._context.display.show([note(text) for text in budget.notes])
 
     def saw(self, error: BaseException, leaving: object = None) -> tracebacks.Failure:
         """Classify an error, and call ``on_oom`` if it is an out-of-memory error."""

@@ -17,7 +17,7 @@ from ipygpumem.records import CellRecord
 from ipygpumem.report import content
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.cell import Cell, CellObserver
-from ipygpumem.shell.context import Context
+from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.sources import describing_line, digest_of
 from ipygpumem.shell.ipython.stored_errors import error_of, last_error, shown_since
 from ipygpumem.shell.recovery import Recovery
@@ -26,7 +26,7 @@ from ipygpumem.shell.recovery import Recovery
 class Session:
     """Runs the lifecycle of each cell of one shell: measure, free, record, report."""
 
-    def __init__(self, context: Context, recovery: Recovery, observers: Sequence[CellObserver]) -> None:
+    def __init__(self, context: ShellContext, recovery: Recovery, observers: Sequence[CellObserver]) -> None:
         self._context = context
         self._recovery = recovery
         self.observers = tuple(observers)
@@ -115,7 +115,7 @@ class Session:
             reports.extend(observer.cell_ended(cell, records[0] if records else None))
 
         steps: list[Callable[[Any], object]] = [
-            partial(self._give_back, cell),
+            partial(self._free_memory, cell),
             measure,
             lambda _: reports.extend(cell.below),
         ]
@@ -128,19 +128,19 @@ class Session:
         steps = [partial(self._show, cell, reports), self._shown, partial(self._drop, cell)]
         guard.each_with((result,), "post_run_cell", steps)
 
-    def _give_back(self, cell: Cell, result: Any) -> None:
+    def _free_memory(self, cell: Cell, result: Any) -> None:
         """Free memory held by the cell's error, then memory of observers that ends with the cell."""
         cell.failed = error_of(result) is not None or last_error() != cell.last_error
 
         def code_ended(observer: CellObserver, *_: Any) -> None:
             observer.code_ended(cell, failed=cell.failed)
 
-        def give_back(observer: CellObserver, *_: Any) -> None:
-            observer.give_back(cell)
+        def free_memory(observer: CellObserver, *_: Any) -> None:
+            observer.free_memory(cell)
 
         steps: list[Callable[..., object]] = [partial(code_ended, observer) for observer in self._with["code_ended"]]
         steps += [self._settle, self._recover, lambda cell, _: cell.end()]
-        steps += [partial(give_back, observer) for observer in self._with["give_back"]]
+        steps += [partial(free_memory, observer) for observer in self._with["free_memory"]]
         self._context.guard.each_with((cell, result), "post_run_cell", steps)
 
     def _settle(self, cell: Cell, result: Any) -> None:
@@ -190,10 +190,10 @@ class Session:
         remarks = self._recovery.remarks(cell, _error(cell, result) if cell.failed else None)
         remarks += [line for observer in self._with["remarks"] for line in observer.remarks(record)]
         ours = [own_growth.growth_line(record.usages)] if own_growth.waiting else []
-        context.screen.scales.note(record.usages)
+        context.display.scales.note(record.usages)
         if not (context.config.report and (remarks or self._is_shown(record))):
             return []
-        report = content.cell_report(record, context.screen.scales)
+        report = content.cell_report(record, context.display.scales)
         remarks = [*filter(None, ours), *remarks]
         return [replace(report, lines=(*report.lines, *remarks)) if remarks else report]
 
@@ -208,7 +208,7 @@ class Session:
             if cell.interrupted:
                 reports += self._interrupted(result)
             try:
-                self._context.screen.show(reports)
+                self._context.display.show(reports)
                 break
             except KeyboardInterrupt:
                 cell.interrupted = True

@@ -14,14 +14,14 @@ from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
 from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.graphs import live_tensors
-from ipygpumem.heap.holders.search import LAST_ERROR, OF_MODULE, Place, Roots, explain
+from ipygpumem.heap.holders.search import LAST_ERROR, OF_MODULE, Root, Roots, explain
 from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import instance_dict, module_dict, text_of, type_name
-from ipygpumem.inventory.before import BaselineSnapshot
+from ipygpumem.inventory.baseline import BaselineSnapshot
 from ipygpumem.reclaim.name_snapshot import NameSnapshot
 from ipygpumem.reclaim.reclaim import trim_host_heap
 from ipygpumem.records import ReferencePath, RetainedArray
-from ipygpumem.shell.context import Context
+from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.outputs import cell_of_output, is_of_ipython
 from ipygpumem.shell.ipython.sources import cell_of_file, cell_that_bound, running_cell
 
@@ -46,7 +46,7 @@ class WatchedName:
 class Baseline:
     """The names and arrays at the start of an experiment."""
 
-    def __init__(self, context: Context, remarks: list[str]) -> None:
+    def __init__(self, context: ShellContext, remarks: list[str]) -> None:
         self._namespace = context.namespace
         self._before: BaselineSnapshot | None = None
         self._failed = False
@@ -82,10 +82,10 @@ class Baseline:
 class Survivors:
     """Weak records of arrays that outlived the experiments of one shell."""
 
-    def __init__(self, context: Context, waiting: Callable[[], Iterable[tuple[str, object]]], ours: object) -> None:
-        self._context = context
-        self._waiting = waiting
-        self._ours = ours
+    def __init__(
+        self, context: ShellContext, waiting: Callable[[], Iterable[tuple[str, object]]], ours: object
+    ) -> None:
+        self._context, self._waiting, self._ours = context, waiting, ours
         self.known: list[WatchedName] = []
 
     def baseline(self, remarks: list[str]) -> Baseline:
@@ -133,7 +133,7 @@ class Survivors:
             return ()
         reported = {array.storage for item in self.known for array in item.alive()}  # by an inner experiment
         self.known += [item for item in alive if any(array.storage not in reported for array in item.alive())]
-        with context.screen.working("holders of memory that was not freed") as progress, undisturbed():
+        with context.display.working("holders of memory that was not freed") as progress, undisturbed():
             heap = Heap(running_locals())
             progress(0.5)
             found = self.explained(alive, heap)
@@ -175,7 +175,7 @@ class Survivors:
         """Return the namespaces and objects from which the user can reach objects."""
         shell, namespace = self._context.shell, self._context.namespace
         outputs = namespace.get("_oh")
-        namespaces: dict[int, Callable[[object], Place]] = {id(namespace): _variable, id(shell.user_ns_hidden): _hidden}
+        namespaces: dict[int, Callable[[object], Root]] = {id(namespace): _variable, id(shell.user_ns_hidden): _hidden}
         if type(outputs) is dict:
             namespaces[id(outputs)] = _output
         for name, waiting in self._waiting():
@@ -190,8 +190,8 @@ class Survivors:
         if figures is not None:
             namespaces[id(figures)] = functools.partial(_of_pyplot, plt or "import matplotlib.pyplot as plt; plt")
         objects = {
-            id(shell): Place("IPython's shell", 3, "%gpumem free"),
-            id(self._ours): Place("ipygpumem itself", 4, "please report this bug in ipygpumem"),
+            id(shell): Root("IPython's shell", 3, "%gpumem free"),
+            id(self._ours): Root("ipygpumem itself", 4, "please report this bug in ipygpumem"),
         }
         return Roots(namespaces, objects, cell_of=lambda filename: cell_of_file(shell, filename), names=namespace)
 
@@ -216,31 +216,31 @@ def held_without_name(item: object) -> RetainedArray:
     return RetainedArray("", array.type_name, array.shape, array.dtype, array.device, array.size_bytes)
 
 
-def _variable(key: object) -> Place:
+def _variable(key: object) -> Root:
     name = text_of(key)
     if is_of_ipython(name):
-        return Place(f"IPython's output {name}", 2, f"%xdel {name}")
-    return Place.of_variable(key)
+        return Root(f"IPython's output {name}", 2, f"%xdel {name}")
+    return Root.of_variable(key)
 
 
-def _output(key: object) -> Place:
+def _output(key: object) -> Root:
     # ``del`` and ``%reset -f out`` leave copies; %xdel knows where IPython keeps them.
-    return Place(f"Out[{key}]", 1, f"%xdel _{key}")
+    return Root(f"Out[{key}]", 1, f"%xdel _{key}")
 
 
-def _of_pyplot(plt: str, number: object) -> Place:
-    return Place(f"matplotlib figure {number}", OF_MODULE, f"{plt}.close({number})", is_all=True)
+def _of_pyplot(plt: str, number: object) -> Root:
+    return Root(f"matplotlib figure {number}", OF_MODULE, f"{plt}.close({number})", is_all=True)
 
 
-def _of_run(file: str, key: object) -> Place:
+def _of_run(file: str, key: object) -> Root:
     code = f"get_ipython()._main_mod_cache[{file!r}].{text_of(key)}"
-    return Place(f"module of %run {Path(file).name}, global {text_of(key)}", OF_MODULE, "", code=code)
+    return Root(f"module of %run {Path(file).name}, global {text_of(key)}", OF_MODULE, "", code=code)
 
 
-def _hidden(key: object) -> Place:
-    return Place(f"IPython's hidden copy of {text_of(key)}", 3, "%gpumem free")
+def _hidden(key: object) -> Root:
+    return Root(f"IPython's hidden copy of {text_of(key)}", 3, "%gpumem free")
 
 
-def _waits_in(experiment: str, key: object) -> Place:
+def _waits_in(experiment: str, key: object) -> Root:
     restores = f"experiment {experiment}, which restores {text_of(key)} at its end"
-    return Place(restores, 0, "end it, then delete the name")
+    return Root(restores, 0, "end it, then delete the name")

@@ -32,7 +32,7 @@ import torch
 
 import ipygpumem
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import restoring, running, storages
+from ipygpumem.estimating import rollback, running, storages
 from tests.alone import alone
 from tests.kernel import Kernel
 from tests.steps import kernel_with, works
@@ -367,7 +367,7 @@ def test_what_still_holds_a_fake_tensor_and_what_is_too_large_to_be_kept_are_nam
     monkeypatch.setattr(textwrap, "kept", {}, raising=False)
     found = ipygpumem.estimate(lambda: textwrap.kept.update(mask=torch.ones(3)))  # type: ignore[attr-defined]
     assert any("textwrap.kept" in note or "dict" in note for note in found.notes), found.notes
-    monkeypatch.setattr(restoring, "_LARGEST_ARRAY", 1000)
+    monkeypatch.setattr(rollback, "_LARGEST_ARRAY", 1000)
     large = np.zeros(1000)
     assert any("numpy" in note or "ndarray of 7.8 KiB" in note for note in ipygpumem.estimate(lambda: large).notes)
 
@@ -446,13 +446,13 @@ def test_code_that_takes_too_much_host_memory_is_stopped(monkeypatch: pytest.Mon
 
 
 def test_a_ctrl_c_during_the_rollback_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_back, kept = restoring.Restorer.put_back, [1]
+    put_back, kept = rollback.Rollback.put_back, [1]
 
-    def struck(self: restoring.Restorer) -> None:
+    def struck(self: rollback.Rollback) -> None:
         signal.raise_signal(signal.SIGINT)
         put_back(self)
 
-    monkeypatch.setattr(restoring.Restorer, "put_back", struck)
+    monkeypatch.setattr(rollback.Rollback, "put_back", struck)
     with pytest.raises(KeyboardInterrupt):
         ipygpumem.estimate(lambda: kept.append(2))
     assert kept == [1]

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ipygpumem
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import users_line
+from ipygpumem.estimating import user_line
 from ipygpumem.estimating.effects import effects_of
 from ipygpumem.estimating.records import Estimate
 from tests.kernel import Kernel
@@ -283,7 +283,7 @@ def test_arrays_of_tensors_have_guessed_values(tmp_path: Path) -> None:
 def test_a_line_is_named_where_autograd_has_a_thread_of_its_own() -> None:
     def step() -> None:
         named: list[str] = []
-        thread = threading.Thread(target=named.extend, args=(map(users_line, [None]),))
+        thread = threading.Thread(target=named.extend, args=(map(user_line, [None]),))
         thread.start()  # waits for it, as backward() does
         thread.join()
         assert Path(__file__).name in named[0], named

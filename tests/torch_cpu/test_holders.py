@@ -17,7 +17,7 @@ import pytest
 
 from ipygpumem.heap.arrays import storage_key
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.search import Place, Roots, explain
+from ipygpumem.heap.holders.search import Root, Roots, explain
 from tests import hostile
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
@@ -45,7 +45,7 @@ def path(names: dict[str, Any]) -> Callable[..., str]:
     def path_of(keep: Callable[[Any], object], kind: str = "numpy", **options: Any) -> str:
         array, kept = made(keep, kind)
         heap = Heap()
-        roots = Roots({id(names): Place.of_variable}, hidden=frozenset({id(sys._getframe())}), **options)
+        roots = Roots({id(names): Root.of_variable}, hidden=frozenset({id(sys._getframe())}), **options)
         holder = explain([array], heap, roots)[array]
         del kept
         return holder.path
@@ -177,7 +177,7 @@ def test_what_only_cpp_holds_is_said_to_be_so(path: Callable[..., str]) -> None:
 
 def _advice(names: dict[str, Any], keep: Callable[[Any], object]) -> str:
     key, kept = made(keep, "torch")
-    roots = Roots({id(names): Place.of_variable}, hidden=frozenset({id(sys._getframe())}), names=names)
+    roots = Roots({id(names): Root.of_variable}, hidden=frozenset({id(sys._getframe())}), names=names)
     found = explain([key], Heap(), roots)[key].advice
     del kept
     return found
@@ -317,9 +317,9 @@ def test_a_cycle_in_cpp_is_reported_where_everything_was_seen(names: dict[str, A
     key, alive = storage_key(leaf.grad), weakref.ref(leaf)
     del leaf
     assert key is not None
-    (holder,) = explain([key], Heap(), Roots({id(names): Place.of_variable})).values()
+    (holder,) = explain([key], Heap(), Roots({id(names): Root.of_variable})).values()
     assert holder.path.startswith("a cycle in torch's own C++ code")
-    (holder,) = explain([key], Heap(), Roots({id(names): Place.of_variable}), looks=0).values()
+    (holder,) = explain([key], Heap(), Roots({id(names): Root.of_variable}), max_visits=0).values()
     assert "not reach" in holder.path
     alive().grad = None
     assert alive() is None
@@ -336,7 +336,7 @@ def test_an_object_whose_dict_the_first_of_several_searches_has_made_is_still_fo
     names["trainer"].weights = [layer.weight]  # CPython 3.11 and 3.12 make the trainer's dict when somebody asks
     del layer
     heap = Heap()
-    roots = Roots({id(names): Place.of_variable}, hidden=frozenset({id(sys._getframe())}))
+    roots = Roots({id(names): Root.of_variable}, hidden=frozenset({id(sys._getframe())}))
     holders = explain([weight, gradient], heap, roots)
     assert holders[weight].path == "notebook variable trainer.weights[0]"
     assert holders[gradient].path == "notebook variable trainer.weights[0].grad"
@@ -351,7 +351,7 @@ def test_explaining_leaves_nothing_behind_even_before_garbage_is_collected(names
     gc.disable()
     try:
         before, frozen = (sys.getrefcount(array), gc.get_threshold()), gc.get_freeze_count()
-        explain([key], Heap(), Roots({id(names): Place.of_variable}))
+        explain([key], Heap(), Roots({id(names): Root.of_variable}))
         assert (sys.getrefcount(array), gc.get_threshold()) == before
         assert 0 < gc.get_freeze_count() <= frozen  # what was frozen of other tests may die meanwhile
     finally:

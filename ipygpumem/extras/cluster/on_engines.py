@@ -72,7 +72,7 @@ def on_engines(app: App, magic: str, command: Command, options: Options, line: s
 def _unless(struck: list[int], app: App, reports: list[Report]) -> list[Report]:
     """Return the reports; if there was a Ctrl-C, show them and raise it."""
     if struck:
-        app.context.screen.show(reports)
+        app.context.display.show(reports)
         raise KeyboardInterrupt
     return reports
 
@@ -81,7 +81,7 @@ def _run_cell(app: App, options: Options, line: str, cell: str, struck: list[int
     """Run a cell as an experiment on all engines at once; show everything, then raise its error."""
     __tracebackhide__ = True
     experiment = ClusterExperiment(options.name, _engines_of(app.context.shell, options.on), options.report)
-    with app.context.screen.working(f"experiment on {count(len(experiment.all.numbers), 'engine')}") as progress:
+    with app.context.display.working(f"experiment on {count(len(experiment.all.numbers), 'engine')}") as progress:
         record, results = experiment.run(line, cell, progress)
     ready = {number: result for number, result in results.items() if result.ready()}
     try:
@@ -90,7 +90,7 @@ def _run_cell(app: App, options: Options, line: str, cell: str, struck: list[int
                 if len(results) > 1 and (result.stdout or result.stderr or result.outputs or result.execute_result):
                     sys.stdout.write(f"[engine {number}]\n")
                 result.display_outputs()
-        app.context.screen.show(_ended(app, experiment, record))
+        app.context.display.show(_ended(app, experiment, record))
         errors = [error for result in ready.values() if (error := result.exception(timeout=0)) is not None]
         if errors and not struck:
             sys.modules["ipyparallel.error"].collect_exceptions(errors, "execute")
@@ -104,7 +104,7 @@ def _start(app: App, options: Options, line: str, struck: list[int]) -> list[Rep
     for other in [item for item in app.on_cluster if item.name == options.name]:
         app.on_cluster.remove(other)
         if not _is_closed(other.all.client):
-            app.context.screen.show(_end(app, other))
+            app.context.display.show(_end(app, other))
     experiment.begin("start", line)
     if struck:
         experiment.end(no_progress)
@@ -136,7 +136,7 @@ def _end_by_name(app: App, options: Options) -> list[Report]:
 
 
 def _end(app: App, experiment: ClusterExperiment, *, is_ours: bool = True) -> list[Report]:
-    with app.context.screen.working(f"experiment {experiment.name}") as progress:
+    with app.context.display.working(f"experiment {experiment.name}") as progress:
         record = experiment.end(progress)
     if not is_ours and not any(engine.record for engine in record.engines):
         raise ClusterError(record.notes[0])
@@ -161,7 +161,7 @@ def _look(app: App, magic: str, line: str, options: Options) -> list[Report]:
     """Run a command on each engine, and return its reports below one table of figures."""
     engines = _engines_of(app.context.shell, options.on)
     asked = engines.ask("look", magic, line)
-    with app.context.screen.working(f"%{magic} {line}") as progress:
+    with app.context.display.working(f"%{magic} {line}") as progress:
         engines.wait(asked, progress)
     found, failed = engines.answers(asked)
     looks = {}

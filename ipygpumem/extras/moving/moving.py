@@ -21,7 +21,7 @@ from ipygpumem.heap import interrupts
 from ipygpumem.heap.arrays import Reader, is_of_library
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.holders.graphs import live_tensors
-from ipygpumem.heap.traced import refuse_while_traced
+from ipygpumem.heap.torch_guards import refuse_while_traced
 from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance, type_name
 from ipygpumem.meter.meter import Meter

@@ -22,7 +22,7 @@ from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.search import Roots, explain
-from ipygpumem.heap.traced import refuse_while_traced
+from ipygpumem.heap.torch_guards import refuse_while_traced
 from ipygpumem.heap.walk import ArraySearch, summed
 from ipygpumem.introspect import class_dict, instance_dict, is_instance, module_of, solid_base, type_name
 from ipygpumem.meter.meter import Meter

@@ -27,7 +27,7 @@ def plot(app: App, options: Options) -> list[Report]:
     else:
         picture = figures.session(app.session.history, device=options.device, last=options.n)
     reports = []
-    if app.context.screen.has_images:
+    if app.context.display.has_images:
         data, metadata = picture.bundle()
         metadata["ipygpumem"] = {"reports": ["plot"]}
         app.context.shell.display_pub.publish(data=data, metadata=metadata)

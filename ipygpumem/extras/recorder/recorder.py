@@ -23,7 +23,7 @@ from ipygpumem.probes import cgroup, host
 from ipygpumem.records import CellRecord, Reading, Usage
 from ipygpumem.report.layout import Report, clean, note
 from ipygpumem.shell.cell import Cell, CellObserver
-from ipygpumem.shell.context import Context
+from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.sources import running_cell
 
 _TICK_SECONDS = 0.25
@@ -32,7 +32,7 @@ _TICK_SECONDS = 0.25
 class Recorder(CellObserver):
     """Records one shell's cells to a file while it is on."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: ShellContext) -> None:
         self._context = context
         self._writer: RecordingWriter | None = None
         self._counter = ""
@@ -124,7 +124,7 @@ class Recorder(CellObserver):
         """Show the pending messages, but not inside a cell, where a magic may capture the output."""
         if self._messages and not self._context.cells.running():
             messages, self._messages = self._messages, []
-            self._context.screen.show([note(message) for message in messages])
+            self._context.display.show([note(message) for message in messages])
 
     def _asked_to_end(self, change: Any) -> None:
         reason = "it was asked to end: a restart, a shutdown, or exit"

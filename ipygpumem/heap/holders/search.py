@@ -58,27 +58,27 @@ class Roots:
     """The objects that the user can name, except modules, threads and running functions, which every program has.
 
     Attributes:
-        namespaces: by the identity of a dict: returns the place of one of its keys.
-        objects: places by the identity of an object.
+        namespaces: by the identity of a dict: returns the root of one of its keys.
+        objects: roots by the identity of an object.
         hidden: identities of objects to skip, which refer to their contents only temporarily.
         cell_of: returns the number of the cell with a code's file name.
         names: the user's names, to write the statement that frees an object.
     """
 
-    namespaces: Mapping[int, Callable[[object], Place]] = field(default_factory=dict)
-    objects: Mapping[int, Place] = field(default_factory=dict)
+    namespaces: Mapping[int, Callable[[object], Root]] = field(default_factory=dict)
+    objects: Mapping[int, Root] = field(default_factory=dict)
     hidden: frozenset[int] = frozenset()
     cell_of: Callable[[str], int | None] = lambda filename: None
     names: Mapping[str, object] = field(default_factory=dict)
 
 
-_Ways = dict[int, tuple["Place", int | None]]
-"""For each object reachable from a root: the root's place, and the next object on the way up to it."""
+_Ways = dict[int, tuple["Root", int | None]]
+"""For each object reachable from a root: the root, and the next object on the way up to it."""
 _MAKES_DICTS = (3, 11) <= sys.version_info < (3, 13)
 _MANAGED_DICT = 1 << 4
 _MOST_OWNERS = 5000
-MOST_LOOKS = 20_000_000
-_NOBODY = ReferencePath(path="no Python object: C++ code keeps it", advice="let the library that made it free it")
+MOST_VISITS = 20_000_000
+_NO_OBJECT = ReferencePath(path="no Python object: C++ code keeps it", advice="let the library that made it free it")
 _OUT_OF_SIGHT = ReferencePath(
     path="something that cannot be seen from Python: a running function or compiled code", advice=""
 )
@@ -93,7 +93,7 @@ _CYCLE = ReferencePath(
 
 
 def explain(
-    keys: Iterable[StorageKey], heap: Heap, roots: Roots, *, looks: int = MOST_LOOKS
+    keys: Iterable[StorageKey], heap: Heap, roots: Roots, *, max_visits: int = MOST_VISITS
 ) -> dict[StorageKey, ReferencePath]:
     """Return the holder that keeps each storage alive."""
     wanted = set(keys)
@@ -102,13 +102,13 @@ def explain(
         key = storage_key(item) or ("object", id(item))
         if key in wanted:
             objects.setdefault(key, []).append(item)
-    holders, unnamed, left_out = _holders(objects, heap, roots, looks)
+    holders, unnamed, left_out = _holders(objects, heap, roots, max_visits)
     rest = wanted - holders.keys()
     if rest and heap.tensors:
         # A tensor saved by a graph may also be a Python object that only the graph refers to, which is no answer.
         candidates = requiring_grad(heap.tensors)
         owners = {("object", id(tensor)): [tensor] for tensor in candidates[:_MOST_OWNERS]}
-        named, _, is_cut = _holders(owners, heap, roots, looks, of_graphs=True)
+        named, _, is_cut = _holders(owners, heap, roots, max_visits, of_graphs=True)
         ordered = sorted(named, key=lambda owner: _order(named[owner]))
         kept, complete = keepers([owners[owner][0] for owner in ordered], rest)
         for key, keeper in kept.items():
@@ -119,23 +119,23 @@ def explain(
         if any(keeper.how == GRADIENT for keeper in among_themselves.values()):
             holders.update(dict.fromkeys(among_themselves, _NOT_REACHED if left_out else _CYCLE))
     # An array's memory belongs to a Python object, which lives as long as the memory does.
-    unknown = {key: _NOT_REACHED if left_out else _OUT_OF_SIGHT if key[0] == "numpy" else _NOBODY for key in wanted}
+    unknown = {key: _NOT_REACHED if left_out else _OUT_OF_SIGHT if key[0] == "numpy" else _NO_OBJECT for key in wanted}
     return {**unknown, **unnamed, **holders}
 
 
 def _holders(
-    objects: dict[StorageKey, list[object]], heap: Heap, roots: Roots, looks: int, *, of_graphs: bool = False
+    objects: dict[StorageKey, list[object]], heap: Heap, roots: Roots, max_visits: int, *, of_graphs: bool = False
 ) -> tuple[dict[StorageKey, ReferencePath], dict[StorageKey, ReferencePath], bool]:
     """Return the best-named holders of the storages' objects, then those that nothing visible refers to.
 
     The last value is True if some holders may not have been reached.
     """
-    search = Search([item for items in objects.values() for item in items], heap, roots, looks)
+    search = Search([item for items in objects.values() for item in items], heap, roots, max_visits)
     writer = PathWriter(roots)
 
     def best(ways: _Ways, items: list[object]) -> ReferencePath | None:
         chains = [chain for item in items if (chain := search.chain(item, ways)) is not None]
-        nearest = min(((place.rank, len(steps)) for place, steps in chains), default=None)
+        nearest = min(((root.rank, len(steps)) for root, steps in chains), default=None)
         nearby = [writer.holder(*way, of_graph=of_graphs) for way in chains if (way[0].rank, len(way[1])) == nearest]
         return min(nearby, key=_order, default=None)
 
@@ -156,7 +156,7 @@ class Search:
     _MOST_LEVELS = 40
     _WIDEST_LEVEL = 20_000
 
-    def __init__(self, targets: Sequence[object], heap: Heap, roots: Roots, looks: int = MOST_LOOKS) -> None:
+    def __init__(self, targets: Sequence[object], heap: Heap, roots: Roots, max_visits: int = MOST_VISITS) -> None:
         self._heap, self._roots = heap, roots
         # __mp_main__ is __main__
         self._modules = {id(module_dict(module)): name for name, module in reversed(_modules())}
@@ -168,23 +168,23 @@ class Search:
         """The objects by which each referrer was found."""
         self._keys: dict[int, dict[int, list[object]]] = {}
         """For each namespace, the keys of its values by the values' identities."""
-        self._kept: list[tuple[Place, int]] = []
+        self._kept: list[tuple[Root, int]] = []
         """Roots, and the objects that they keep."""
         self._tops: list[int] = []
         """Objects without a known referrer."""
         self.is_cut = False
         """True if the search ended somewhere before it had seen everything."""
         self.named: _Ways = {}
-        self._run(list(self._objects), looks)
+        self._run(list(self._objects), max_visits)
         # An output, the last error or a module may also hold, by a longer path, an object of a variable: no leak.
         self.named = {**self._ways(self._kept), **self.named}
-        nowhere = Place("", 9, "end what keeps it: C++ code or a library")
+        nowhere = Root("", 9, "end what keeps it: C++ code or a library")
         tops = sorted(self._tops, key=lambda key: type_name(self._objects[key]))
         self.unnamed = self._ways([(nowhere, key) for key in tops])
 
-    def _run(self, targets: list[int], looks: int) -> None:
+    def _run(self, targets: list[int], max_visits: int) -> None:
         running = {
-            id(value): Place.of_running(frame, thread, name)
+            id(value): Root.of_running(frame, thread, name)
             for frame, thread in (running_frames() if targets else ())
             for name, value in peek(frame).items()
         }
@@ -192,12 +192,12 @@ class Search:
             level = self._open(targets)
             if not level:
                 return
-            if number == self._MOST_LEVELS or (number + 1) * self._heap.size > looks:
+            if number == self._MOST_LEVELS or (number + 1) * self._heap.size > max_visits:
                 self.is_cut = True
                 return
             self._kept += [(running[key], key) for key in level if key in running]
             self._look(level)
-            self.named = self._ways([(place, key) for place, key in self._kept if place.rank == 0])
+            self.named = self._ways([(root, key) for root, key in self._kept if root.rank == 0])
 
     def _open(self, targets: list[int]) -> list[int]:
         """Return the objects not examined yet that lead to a target without a variable known to hold it."""
@@ -220,9 +220,9 @@ class Search:
                 continue
             referred.update(children)
             for holder, held in _with_own_dict(referrer, children):
-                places = [(place, key) for key in held if (place := self._place(holder, objects[key])) is not None]
-                self._kept += places
-                if not places:
+                found = [(root, key) for key in held if (root := self._root(holder, objects[key])) is not None]
+                self._kept += found
+                if not found:
                     self._objects[id(holder)] = holder
                     self._children.setdefault(id(holder), []).extend(held)
                     for key in held:
@@ -231,11 +231,11 @@ class Search:
                     self._heap.add(holder)  # else the next search would end at the dict that this one has created
         self._tops += [key for key in objects if key not in referred and key in self._children]
 
-    def _ways(self, kept: list[tuple[Place, int]]) -> _Ways:
+    def _ways(self, kept: list[tuple[Root, int]]) -> _Ways:
         """Return the shortest way from a root to each object that roots lead to."""
         ways: _Ways = {}
-        for place, key in sorted(kept, key=lambda root: (root[0].rank, root[0].text)):
-            ways.setdefault(key, (place, None))
+        for root, key in sorted(kept, key=lambda pair: (pair[0].rank, pair[0].text)):
+            ways.setdefault(key, (root, None))
         waiting = list(ways)
         for parent in waiting:  # the list grows
             for child in self._children.get(parent, ()):
@@ -244,7 +244,7 @@ class Search:
                     waiting.append(child)
         return ways
 
-    def chain(self, target: object, ways: _Ways) -> tuple[Place, tuple[object, ...]] | None:
+    def chain(self, target: object, ways: _Ways) -> tuple[Root, tuple[object, ...]] | None:
         """Return a root and the chain of objects from it to ``target``, if there is one among ``ways``."""
         key: int | None = id(target)
         if key not in ways:
@@ -252,25 +252,25 @@ class Search:
         chain: list[object] = []
         while key is not None:
             chain.insert(0, self._objects[key])
-            place, key = ways[key]
-        return place, tuple(chain)
+            root, key = ways[key]
+        return root, tuple(chain)
 
-    def _place(self, referrer: object, child: object) -> Place | None:
-        """Return the place where ``referrer`` keeps ``child`` if it is a root: a variable rather than an output."""
-        key, places = id(referrer), list[Place]()
+    def _root(self, referrer: object, child: object) -> Root | None:
+        """Return the root with which ``referrer`` holds ``child``, if it is one: a variable rather than an output."""
+        key, found = id(referrer), list[Root]()
         if key in self._roots.namespaces:
-            places = list(map(self._roots.namespaces[key], self._keys_of(referrer, child)))
+            found = list(map(self._roots.namespaces[key], self._keys_of(referrer, child)))
         elif key in self._roots.objects:
-            places = [self._roots.objects[key]]
+            found = [self._roots.objects[key]]
         elif key in self._modules:
             code = _module_code(self._modules[key], self._roots.names)
-            places = [Place.of_module(self._modules[key], name, code) for name in self._keys_of(referrer, child)]
+            found = [Root.of_module(self._modules[key], name, code) for name in self._keys_of(referrer, child)]
         elif type(referrer) is ModuleType:
-            places = [Place.of_module(text_of(module_dict(referrer).get("__name__")), None)]
+            found = [Root.of_module(text_of(module_dict(referrer).get("__name__")), None)]
         elif is_instance(referrer, threading.Thread):
             name = text_of((instance_dict(referrer) or {}).get("_name"))
-            places = [Place(f'thread "{name}"', 1, "let it end, then join() it")]
-        return min(places, key=lambda place: place.rank, default=None)
+            found = [Root(f'thread "{name}"', 1, "let it end, then join() it")]
+        return min(found, key=lambda root: root.rank, default=None)
 
     def _keys_of(self, namespace: Any, child: object) -> list[object]:
         """Return the keys under which a namespace, which may be large, keeps ``child``."""
@@ -350,8 +350,8 @@ _SUSPENDED = {
 
 
 @dataclass(frozen=True)
-class Place:
-    """A reference held by a root; the place with the lowest ``rank`` is shown.
+class Root:
+    """A root of references, such as a variable; the one with the lowest ``rank`` is shown.
 
     No advice deletes more than the leak: a name may lead to much else, and be older than the leak.
     """
@@ -365,13 +365,13 @@ class Place:
     """True if its target cannot be typed."""
 
     @classmethod
-    def of_variable(cls, key: object) -> Place:
-        """Return the place of a notebook's name."""
+    def of_variable(cls, key: object) -> Root:
+        """Return the root of a notebook's name."""
         return cls(f"{NOTEBOOK}{text_of(key)}", 0, "", code=text_of(key) if text_of(key).isidentifier() else "")
 
     @classmethod
-    def of_module(cls, module: str, key: object, code: str = "") -> Place:
-        """Return the place of a module's global name; ``code`` is the user's expression for the module."""
+    def of_module(cls, module: str, key: object, code: str = "") -> Root:
+        """Return the root of a module's global name; ``code`` is the user's expression for the module."""
         if (module, text_of(key)) in _LAST_ERROR:
             return LAST_ERROR
         where = f"module {module}, global {text_of(key)}" if key is not None else f"module {module}"
@@ -379,24 +379,24 @@ class Place:
         return cls(where, OF_MODULE, advice, f"{code}.{key}" if code and text_of(key).isidentifier() else "")
 
     @classmethod
-    def of_running(cls, frame: FrameType, thread: str, name: str) -> Place:
-        """Return the place of a local name of a running function."""
+    def of_running(cls, frame: FrameType, thread: str, name: str) -> Root:
+        """Return the root of a local name of a running function."""
         code = frame.f_code
         where = f'thread "{thread}": running {code.co_name}() line {frame.f_lineno}, local {name}'
         return cls(where, 1, "let the function return")
 
 
-LAST_ERROR = Place("the last error", 1, "%gpumem free")
+LAST_ERROR = Root("the last error", 1, "%gpumem free")
 _LAST_ERROR = {("sys", name) for name in ("last_value", "last_traceback", "last_exc")}
 
 
 class _Path:
     """A path under construction, and how to free its target."""
 
-    def __init__(self, place: Place, text: str) -> None:
-        self.text, self.code, self.nearest = text, place.code, place.code
-        self.advice = "" if place.advice == _REMOVE else place.advice
-        self.is_lost, self._is_all, self.is_fixed = place.is_all, place.is_all, False
+    def __init__(self, root: Root, text: str) -> None:
+        self.text, self.code, self.nearest = text, root.code, root.code
+        self.advice = "" if root.advice == _REMOVE else root.advice
+        self.is_lost, self._is_all, self.is_fixed = root.is_all, root.is_all, False
         """Two flags: a step cannot be typed; nothing can be removed from the last step's object, such as a tuple."""
 
     def go(self, shown: str, code: str = "", *, is_fixed: bool = False) -> None:
@@ -433,11 +433,11 @@ class PathWriter:
     def __init__(self, roots: Roots) -> None:
         self._cell_of, self._names = roots.cell_of, roots.names
 
-    def holder(self, place: Place, chain: Sequence[object], *, of_graph: bool = False) -> ReferencePath:
-        """Return the path from ``place``, which keeps the first of ``chain``, to the last: maybe a graph's tensor."""
+    def holder(self, root: Root, chain: Sequence[object], *, of_graph: bool = False) -> ReferencePath:
+        """Return the path from ``root`` along ``chain``, whose last object may be a graph's tensor."""
         steps = _without_dicts(chain)
-        path = _Path(place, place.text or self._name(steps[0]))
-        if not place.text and _is_pending(steps[0]):
+        path = _Path(root, root.text or self._name(steps[0]))
+        if not root.text and _is_pending(steps[0]):
             name = library_type("asyncio", "Task").get_name(steps[0])  # type: ignore[union-attr]  # it is one of them
             task = f"task for task in asyncio.all_tasks() if task.get_name() == {name!r}"
             path.advice = f"import asyncio; next({task}).cancel()"
@@ -452,8 +452,8 @@ class PathWriter:
             drop = f"{path.code.rpartition('[')[0]}.clear()" if is_in_list else path.statement("{0} = {0}.detach()")
             advice = f"{drop}  # and {DETACH}" if path.removal and not path.is_fixed else ""
             return ReferencePath(_ended(path.text), path.advice or advice)
-        default = place.advice if place.advice or len(steps) == 1 else _REMOVE
-        if not place.advice and (path.is_fixed or place.rank == OF_MODULE):
+        default = root.advice if root.advice or len(steps) == 1 else _REMOVE
+        if not root.advice and (path.is_fixed or root.rank == OF_MODULE):
             default = path.removal or _REMOVE * (not path.is_fixed)
         return ReferencePath(path=_ended(path.text), advice=path.advice or ("" if is_own else default))
 
@@ -647,8 +647,8 @@ def _went_into(path: _Path, parent: Any, child: object) -> bool:
         words = f" (under a key of type {type_name(keys[0])})" if keys else " (as a key)"
         path.go((code if len(code) < _LONGEST_PATH // 4 else f"[{shown}]") or words, code)
     elif is_instance(parent, list) or is_instance(parent, tuple) or type(parent) is deque:
-        place = f"[{_position(parent, child)}]"
-        path.go(place, place, is_fixed=is_instance(parent, tuple))
+        item = f"[{_position(parent, child)}]"
+        path.go(item, item, is_fixed=is_instance(parent, tuple))
     elif is_instance(parent, set) or is_instance(parent, frozenset):
         path.go(" (in a set)")
     elif elements(parent) is not None:
@@ -660,7 +660,7 @@ def _went_into(path: _Path, parent: Any, child: object) -> bool:
 
 def _position(items: Iterable[object], child: object) -> int:
     base: Any = next(kind for kind in (list, tuple, deque) if is_instance(items, kind))
-    return next((place for place, item in enumerate(base.__iter__(items)) if item is child), 0)
+    return next((index for index, item in enumerate(base.__iter__(items)) if item is child), 0)
 
 
 def _local(frame: FrameType | None, child: object) -> str:

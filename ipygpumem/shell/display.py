@@ -23,7 +23,7 @@ _WORK_SECONDS = 1.0
 """Seconds after which our own work shows a progress bar."""
 
 
-class Screen:
+class Display:
     """Displays the reports of one shell."""
 
     def __init__(self, shell: Any, config: IPyGpuMem) -> None:
@@ -37,10 +37,10 @@ class Screen:
         """True if the front-end shows images and HTML, as a terminal does not."""
         return hasattr(self._shell, "kernel")
 
-    def show(self, reports: Sequence[Report], *, place: str | None = None, is_new: bool = False) -> None:
+    def show(self, reports: Sequence[Report], *, display_id: str | None = None, is_new: bool = False) -> None:
         """Show ``reports`` in one display, if there are any.
 
-        With an id ``place``, it replaces the display with that id, or gets that id if it ``is_new``.
+        With a ``display_id``, it replaces the display with that id, or gets that id if it ``is_new``.
         """
         if not reports:
             return
@@ -54,7 +54,7 @@ class Screen:
             self._begin_row()
             data["text/plain"] = self._for_terminal(reports, data["text/plain"])
         metadata = {"ipygpumem": {"reports": [report.kind for report in reports]}}
-        where = {} if place is None else {"transient": {"display_id": place}, "update": not is_new}
+        where = {} if display_id is None else {"transient": {"display_id": display_id}, "update": not is_new}
         publisher = self._shell.display_pub
         if type(publisher).__name__ == "ZMQDisplayPublisher" and _nothing_to_flush():
             type(publisher).publish(_WithoutFlush(publisher), data=data, metadata=metadata, **where)

@@ -58,7 +58,7 @@ _C_DATA, _FILE = ctypes.Structure.__mro__[1], io.FileIO.__mro__[-2]
 """Base classes in C of all ctypes objects and of all files."""
 
 
-class Restorer(Walk):
+class Rollback(Walk):
     """Saves the state of each object once, before code can change it; ``put_back`` restores all states.
 
     Afterwards no tensor of the mode ``fakes`` should be alive. ``note`` gets a line for each failure.
@@ -422,28 +422,28 @@ def _name_of_holder(holder: Any) -> str:
     return f"a {name_of(type(holder))}" if owner is None else f"a {type_name(owner)}"
 
 
-_Keeper = Callable[[Restorer, Any], list[Any]]
+_Keeper = Callable[[Rollback, Any], list[Any]]
 _KEEPERS: tuple[tuple[Any, _Keeper], ...] = (
-    *((kind, Restorer._container) for kind in (dict, list, deque, set)),
+    *((kind, Rollback._container) for kind in (dict, list, deque, set)),
     (tuple, lambda _, value: list(tuple.__iter__(value))),
     (frozenset, lambda _, value: list(frozenset.__iter__(value))),
-    (type, Restorer._class),
-    (types.FunctionType, Restorer._function),
-    (types.CellType, Restorer._cell),
+    (type, Rollback._class),
+    (types.FunctionType, Rollback._function),
+    (types.CellType, Rollback._cell),
     (types.MethodType, lambda _, value: [value.__func__, value.__self__]),
     (threading.local, lambda _, value: [threading.local.__getattribute__(value, "__dict__")]),
     (types.ModuleType, lambda _, value: [module_dict(value)] if _is_users_module(value) else []),
     (_CACHE, lambda _, value: [instance_dict(value) or {}]),
-    *((kind, Restorer._buffer) for kind in (bytearray, array.array, mmap.mmap)),
-    (_C_DATA, Restorer._c_data),
-    (_FILE, Restorer._file),
-    (torch.Tensor, Restorer._tensor),
+    *((kind, Rollback._buffer) for kind in (bytearray, array.array, mmap.mmap)),
+    (_C_DATA, Rollback._c_data),
+    (_FILE, Rollback._file),
+    (torch.Tensor, Rollback._tensor),
     (torch.Generator, lambda self, value: self._leaf(value.get_state, value.set_state)),
-    (random.Random, Restorer._dice),
+    (random.Random, Rollback._dice),
     *((kind, lambda _, value: [value.__func__]) for kind in (staticmethod, classmethod)),
 )
 _LIBRARIES_KEEPERS: tuple[tuple[str, str, _Keeper], ...] = (
-    ("numpy", "ndarray", Restorer._array),
-    ("pandas.core.generic", "NDFrame", Restorer._frame),
-    *(("numpy.random", name, Restorer._generator) for name in ("Generator", "BitGenerator")),
+    ("numpy", "ndarray", Rollback._array),
+    ("pandas.core.generic", "NDFrame", Rollback._frame),
+    *(("numpy.random", name, Rollback._generator) for name in ("Generator", "BitGenerator")),
 )
