@@ -18,7 +18,7 @@ import pytest
 from ipygpumem.heap.arrays import Array, describe, elements
 from ipygpumem.heap.bulk import CHUNK
 from ipygpumem.heap.walk import Names
-from ipygpumem.inventory import before, records, survey
+from ipygpumem.inventory import baseline, records, survey
 from ipygpumem.inventory.records import Inventory, TensorRecord
 from tests import hostile
 
@@ -124,16 +124,16 @@ def test_what_leads_to_no_array_is_not_looked_into_one_by_one(
 
 
 def test_a_first_look_stops_in_a_huge_container_that_leads_to_no_array(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(before, "users_modules", dict)  # what pytest and the tests have is no part of it
+    monkeypatch.setattr(baseline, "users_modules", dict)  # what pytest and the tests have is no part of it
     beside, deep = numpy.ones(1), numpy.ones(2)
     plain = [{"a": i, "b": []} for i in range(30_000)]
-    found, complete = before.within_reach({"plain": plain, "beside": {"x": [beside]}})
+    found, complete = baseline.within_reach({"plain": plain, "beside": {"x": [beside]}})
     assert [array is beside for array in found] == [True]
     assert not complete
-    found, complete = before.within_reach({"pairs": [(i, numpy.ones(1)) for i in range(21_000)], "deep": deep})
+    found, complete = baseline.within_reach({"pairs": [(i, numpy.ones(1)) for i in range(21_000)], "deep": deep})
     assert len({id(array) for array in found}) == 21_001
     assert complete
-    found, complete = before.within_reach({f"name{i}": i for i in range(50_000)} | {"last": deep})
+    found, complete = baseline.within_reach({f"name{i}": i for i in range(50_000)} | {"last": deep})
     assert [array is deep for array in found] == [True]
     assert complete
 

@@ -16,14 +16,14 @@ from tests.steps import kernel_with
 
 LOAD = """
 import sys, threading, time, ipygpumem
-from ipygpumem.shell import screen
+import ipygpumem.shell.display
 from ipygpumem.magics import tensors
 real = tensors.survey.take
 def slow(*arguments, **options):
     options["progress"](0.25)
     return real(*arguments, **options)
 tensors.survey.take = slow
-screen._WORK_SECONDS = 0.0
+ipygpumem.shell.display._WORK_SECONDS = 0.0
 """
 notebook = kernel_with(f"%load_ext ipygpumem\n{LOAD}")
 BAR = "ipygpumem: tensors and arrays 25%"

@@ -92,7 +92,7 @@ def test_the_line_says_that_the_oom_killer_took_a_process(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("step", ["_measure", "_line", "_recover", "code_ended", "give_back", "cell_ended"])
+@pytest.mark.parametrize("step", ["_measure", "_line", "_recover", "code_ended", "free_memory", "cell_ended"])
 def test_what_fails_or_is_interrupted_at_a_cells_end_keeps_nothing_else_from_its_end(
     app: App, monkeypatch: pytest.MonkeyPatch, step: str, error: type[BaseException]
 ) -> None:

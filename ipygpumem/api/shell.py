@@ -40,7 +40,7 @@ def current_traces() -> Traces:
 
 
 def show(report: Report, **where: Any) -> None:
-    """Show a report to the caller: as a display in a notebook (``where``: see ``Display.show``), as text in a script."""
+    """Show a report to the caller: as a display in a notebook (see ``Display.show``), as text in a script."""
     try:
         app = loaded_app()
         if app is None:

@@ -83,7 +83,7 @@ class AutofitResult:
 
 
 class Fit:
-    """Runs a plan's tries one after the other: ``begin``, the user's code, ``end``, ``give_back``.
+    """Runs a plan's tries one after the other: ``begin``, the user's code, ``end``, ``free_memory``.
 
     Args:
         plan: chooses the values to try.
