@@ -83,7 +83,7 @@ def test_no_step_is_shown_to_have_given_more_than_came_back_in_all() -> None:
     assert report.facts[-1].values[-1] == "allocators by themselves (RAM 65 MiB)"
     freed = content.freed_report("freed", steps[:1], {"cpu": -1, "cuda:0": 0})
     assert (freed.headline, freed.lines) == (
-        "freed: RAM -1 B, cuda:0 reserved 3 MiB",
+        "freed: RAM 0 B, cuda:0 reserved 3 MiB",
         ("names (cuda:0 reserved 3 MiB)",),
     )
 
@@ -92,7 +92,7 @@ def test_the_report_of_a_recovery() -> None:
     (report,) = content.recovery_reports(recovery(), MIB)
     assert report.headline == (
         "out of memory (OutOfMemoryError) · asked for 20.00 GiB · free: RAM 10.00 GiB, cuda:0 3.00 GiB · "
-        "freed: RAM -5 B, cuda:0 3 MiB"
+        "freed: RAM 0 B, cuda:0 3 MiB"
     )
     assert report.tables[0].rows == (
         ("2 MiB", "train", "7", "batch", "Tensor", "512 × 1024", "float32", "cuda:0"),

@@ -250,6 +250,14 @@ def test_an_experiments_time_is_that_of_its_cells_and_its_span_stands_apart(
     assert "span" not in outer
     assert "names: x, both" in outer
     assert "names: both, y" in inner
+    shell.run_cell("%experiment end outer")
+    record = ipygpumem.experiments()[-1]
+    assert record.span_seconds >= record.duration_seconds >= 500
+    shell.run_cell("%%capture shown\n%%experiment captured\nwait(30)")
+    record = ipygpumem.experiments()[-1]
+    assert record.span_seconds >= record.duration_seconds == pytest.approx(30, abs=10)
+    shell.run_cell("shown()")
+    assert "experiment captured · 1 cell · 30" in capsys.readouterr().out
 
 
 def test_a_step_of_an_end_that_had_nothing_to_do_is_credited_with_nothing(

@@ -169,7 +169,7 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
         head.append(f"asked for {format_bytes(record.requested_bytes)}")
     if record.kind == "oom":
         head.append(f"free: {_sizes(record.free)}")
-    head.append(f"freed: {_sizes(record.freed)}")
+    head.append(f"freed: {_sizes({device: max(0, size) for device, size in record.freed.items()})}")
     title = "held by the traceback"
     tables = [held_table(title, record.held, min_held_bytes, _also_freed(record))] if held else []
     listings = [layout.Listing("small locals of these frames", list(map(clean, record.plain)))] * bool(record.plain)
@@ -269,7 +269,7 @@ def freed_report(
     found = []
     for device, size in freed.items():
         reserved = sum(max(0, step.freed_reserved.get(device, 0)) for step in steps)  # its cache, where no tensor went
-        what = f"reserved {format_bytes(reserved)}" if reserved and size <= 0 else format_bytes(size)
+        what = f"reserved {format_bytes(reserved)}" if reserved and size <= 0 else format_bytes(max(0, size))
         found.append(f"{device_label(device)} {what}")
     lines = (*[by_step] * bool(by_step), *notes, *_failed_steps(steps))
     return Report("note", f"{title}: {', '.join(found) or 'nothing'}", lines)

@@ -69,6 +69,8 @@ class Cell:
         """The notebook's names when the cell, or a scope of another thread, began."""
         self.fit: Any = None
         """The ``CellFit`` called by the loop around its body (see ``loop_over_body``), if any."""
+        self.record: CellRecord | None = None
+        """Its record, once it has ended and been measured."""
         self.recovery: RecoveryRecord | None = None
         """A recovery during the cell or at its end."""
         self.at_end: tuple[Usage, ...] = ()

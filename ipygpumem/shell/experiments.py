@@ -42,7 +42,7 @@ from ipygpumem.shell.ipython.outputs import Outputs
 from ipygpumem.shell.ipython.rewriting import our_magic
 from ipygpumem.shell.ipython.stored_errors import last_error
 from ipygpumem.shell.observers.subscribers import Subscribers
-from ipygpumem.shell.recovery import Recovery
+from ipygpumem.shell.recovery import MUCH, Recovery
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -248,9 +248,10 @@ class ExperimentManager(CellObserver):
 
     def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
         """Add the cell to its experiments, and publish those that ended with it."""
-        if record is not None and cell.in_scope:
-            for experiment in (*self.here(), *cell.ended):
-                experiment.add_cell(record)
+        around = [] if cell.nested else self.here()  # a nested cell is part of one of their cells
+        if cell.record is not None and cell.in_scope:
+            for experiment in (*around, *cell.ended):
+                experiment.add_cell(cell.record)
         return self._publish(cell.ended) if cell.ended else ()
 
     # -- begin and end ----------------------------------------------------------------------------------------
@@ -594,7 +595,9 @@ class Experiment:
         """Add a finished cell, including the one that ends the experiment."""
         self._cells.append(cell)
         if self.record is not None:
-            self.record = replace(self.record, cells=self.cells, duration_seconds=self.seconds(self._seconds_here))
+            seconds = self.seconds(self._seconds_here)
+            span = max(seconds, self.span_seconds)  # its first cell may have begun before it
+            self.record = replace(self.record, cells=self.cells, duration_seconds=seconds, span_seconds=span)
 
     def waiting(self) -> list[RetainedArray]:
         """Return the arrays held by the objects to be restored."""
@@ -634,7 +637,7 @@ class Experiment:
 
     def leave(self, enclosing: Scope | None) -> None:
         """Free everything and create the record; call it again after an interrupt."""
-        self._seconds_here = self.seconds_here()
+        self._seconds_here = 0.0 if self.cell is not None else self.seconds_here()
         if self._seconds_here or not self.span_seconds:
             self.span_seconds = self.elapsed_seconds
         self._own = None  # stale after an interrupt
@@ -730,12 +733,17 @@ class Experiment:
         try:
             search = ArraySearch()
             values = [self._context.namespace.get(name) for name in self.scope.outcome.kept]
-            kept = {array.storage for value in values for _, array in search.find(value)}
+            arrays = [array for value in values for _, array in search.find(value)]
+            kept = {array.storage for array in arrays}
+            grown = _growth(self._at_end or ())
+            if grown >= MUCH:  # before anything was freed
+                grown = _growth(self._context.meter.read(self._measurement))
             self._survivors = self._experiments.survivors.of_experiment(
                 self._watched,
                 known=lambda item, array: array.storage in kept or self._baseline.was_there(item, array),
                 certain=self._baseline.is_complete,
                 first_cell=min((cell.execution_count or 0 for cell in self._cells), default=None),
+                grown_bytes=grown - sum(array.size_bytes for array in arrays if array.device == "cpu"),
             )
         except Exception as error:  # everything has been freed: this only lists the rest
             self.remarks.append(f"objects still alive could not be listed: {describe_error(error)}")
@@ -749,11 +757,12 @@ class Experiment:
         if not (self._is_freed and self._is_closed):
             return  # another attempt follows
         outcome, at_end, usages = self.scope.outcome, self._at_end or (), self._context.meter.stop(self._measurement)
+        seconds = self.seconds(self._seconds_here) or self.span_seconds
         consumed = {usage.device: usage.delta_bytes for usage in at_end}
         self.record = ExperimentRecord(
             name=self.name,
             started_at=self._started_at,
-            duration_seconds=self.seconds(self._seconds_here) or self.span_seconds,
+            duration_seconds=seconds,
             cells=self.cells,
             usages=usages,
             consumed=consumed,
@@ -768,7 +777,7 @@ class Experiment:
             parameters=dict(self._parameters),
             ooms=self.ooms,
             budget=dict(self._budget.limits) if self._budget is not None else {},
-            span_seconds=self.span_seconds,
+            span_seconds=max(seconds, self.span_seconds),
         )
 
     def _notes(self, usages: tuple[Usage, ...]) -> list[str]:
@@ -787,6 +796,10 @@ class Experiment:
         if self._allocations is not None:
             notes.append(self._allocations.remark)
         return notes + [f"{step.name}: {step.error}" for step in self._steps if step.error]
+
+
+def _growth(usages: Iterable[Usage]) -> int:
+    return sum(usage.delta_bytes for usage in usages if usage.device == "cpu")
 
 
 def _allocation_file(file: str | os.PathLike[str]) -> AllocationFile:

@@ -23,8 +23,8 @@ from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.stored_errors import release_stored, stored_errors
 from ipygpumem.units import MIB, format_bytes
 
-_MUCH = 32 * MIB
-"""Minimum bytes held by an error's frames to be mentioned in the cell's line."""
+MUCH = 32 * MIB
+"""Minimum bytes to be mentioned, of an error's frames or of arrays that outlive an experiment without a name."""
 
 
 class Recovery:
@@ -126,7 +126,7 @@ class Recovery:
         if error is not None and cell.recovery is None:
             with contextlib.suppress(MemoryError):
                 kept = sum(item.size_bytes for item in tracebacks.held(error, self._shell.user_ns))
-                if kept > _MUCH:
+                if kept > MUCH:
                     lines.append(f"the traceback's frames still hold {format_bytes(kept)}: %gpumem free frees it")
         return lines
 

@@ -105,7 +105,7 @@ class Session:
         guard, reports, records = self._context.guard, cell.above, list[CellRecord]()
 
         def measure(result: Any) -> None:
-            record = self._measure(cell, result, seconds)
+            cell.record = record = self._measure(cell, result, seconds)
             if not (record is None or cell.nested):
                 records.append(record)
                 self.history.append(record)

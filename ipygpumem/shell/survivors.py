@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ipygpumem.errors import describe_error
-from ipygpumem.heap.arrays import Array, WatchedArray, describe, watch
+from ipygpumem.heap.arrays import Array, WatchedArray, describe, library_type, watch
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
 from ipygpumem.heap.holders.frames import running_locals
@@ -24,6 +24,7 @@ from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.outputs import cell_of_output, is_of_ipython
 from ipygpumem.shell.ipython.sources import cell_of_file, cell_that_bound, running_cell
+from ipygpumem.shell.recovery import MUCH
 
 MOST_EXPLAINED = 2000
 """Maximum number of arrays, largest first, whose holders are searched at once."""
@@ -110,6 +111,7 @@ class Survivors:
         *,
         certain: bool = True,
         first_cell: int | None = None,
+        grown_bytes: int = 0,
     ) -> tuple[RetainedArray, ...]:
         """Return the arrays that outlive an experiment, largest first, with holders; keep them for %gpumem leaks.
 
@@ -118,6 +120,7 @@ class Survivors:
             known: returns True for a tensor allocated before, or kept on purpose.
             certain: True if the baseline was complete, NumPy's arrays included.
             first_cell: number of the experiment's first cell; the running one unless given.
+            grown_bytes: growth of the host's memory. If arrays of names do not explain it, the heap is searched.
         """
         context = self._context
         smallest = context.config.min_held_bytes
@@ -129,18 +132,20 @@ class Survivors:
             tensor = describe(tensors[0]) if key not in named else None
             if tensor is not None and not known(tensors[0], tensor):
                 alive.append(WatchedName(held_without_name(tensors[0]), ((watch(tensors[0]), tensor),)))
-        if not alive:
+        unnamed = grown_bytes - size_of(array for item in alive for array in item.alive() if array.device == "cpu")
+        if not alive and (unnamed < MUCH or library_type("numpy", "ndarray") is None):
             return ()
         reported = {array.storage for item in self.known for array in item.alive()}  # by an inner experiment
-        self.known += [item for item in alive if any(array.storage not in reported for array in item.alive())]
         with context.display.working("holders of memory that was not freed") as progress, undisturbed():
             heap = Heap(running_locals())
             progress(0.5)
+            alive += _without_name(heap, smallest, unnamed, lambda item, a: a.storage in named or known(item, a))
             found = self.explained(alive, heap)
             arrays, places = _of_numpy(alive, heap)
             heap.drop()
         for array in arrays:
             array.detach(places)
+        self.known += [item for item in alive if any(array.storage not in reported for array in item.alive())]
         trim_host_heap()  # the search's own heap must not count for the next experiment
         return found
 
@@ -201,6 +206,20 @@ def _of_numpy(watched: Iterable[WatchedName], heap: Heap) -> tuple[list[WatchedA
     pairs = [pair for item in watched for pair in item.arrays]
     arrays = [is_alive for is_alive, _ in pairs if isinstance(is_alive, WatchedArray)]
     return arrays, heap.places() if arrays else ()
+
+
+def _without_name(
+    heap: Heap, smallest: int, grown_bytes: int, is_known: Callable[[object, Array], bool]
+) -> Iterator[WatchedName]:
+    """Yield unknown NumPy arrays, largest first, as far as the host's growth ``grown_bytes`` can contain them."""
+    if grown_bytes < MUCH:
+        return
+    left = grown_bytes * 5 // 4  # the end has returned older memory to the system, too
+    found = {array.storage: (item, array) for item in heap.ndarrays if (array := describe(item)) is not None}
+    for item, array in sorted(found.values(), key=lambda pair: -pair[1].size_bytes):
+        if smallest <= array.size_bytes <= left and array.storage[0] == "numpy" and not is_known(item, array):
+            left -= array.size_bytes
+            yield WatchedName(held_without_name(item), ((watch(item), array),))
 
 
 def size_of(arrays: Iterable[Array]) -> int:

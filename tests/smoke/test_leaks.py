@@ -53,6 +53,33 @@ def test_a_survivor_is_reported_at_the_end_of_its_experiment_and_later(notebook:
 
 
 @pytest.mark.parametrize(
+    ("code", "path"),
+    [
+        (
+            "try: f()\nexcept ValueError as error: kept.append(error)",
+            "kept[0]: saved traceback, f (cell {}) line 4, local big",
+        ),
+        ("kept.append(g())", "kept[0]: closure of function <lambda> (cell {}), variable big"),
+        ("h.keep()", "kept[0]"),
+    ],
+)
+def test_an_array_without_a_name_that_outlives_an_experiment_is_reported_once(
+    notebook: Kernel, code: str, path: str
+) -> None:
+    works(notebook, f"kept = []\nold = [{BIG}]\nhidden = (lambda old: lambda: old)(old); del old")
+    number = next_cell(notebook)
+    big = "big = numpy.ones(1 << 23)"
+    functions = f"def f():\n    {big}\n    raise ValueError\ndef g():\n    {big}\n    return lambda: big\n"
+    functions += f"class h:\n    def keep():\n        {big}; kept.append(big)\n"
+    (report,) = works(notebook, f"%%experiment a\n{functions}{code}").reports("experiment")
+    lines = [line for line in report.splitlines() if "held by" in line]
+    assert len(lines) == 1
+    assert f"64 MiB · ndarray float64 8388608 on cpu · held by notebook variable {path.format(number)} · " in lines[0]
+    (report,) = works(notebook, "%%experiment b\nx = 1").reports("experiment")
+    assert "held by" not in report
+
+
+@pytest.mark.parametrize(
     ("make", "tidy", "holder"),
     [
         ("1", "2", "Out[{0}]"),
