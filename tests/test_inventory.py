@@ -17,7 +17,7 @@ import pytest
 
 from ipygpumem.heap.arrays import Array, describe, elements
 from ipygpumem.heap.bulk import CHUNK
-from ipygpumem.heap.walk import Names
+from ipygpumem.heap.walk import NamedArrays
 from ipygpumem.inventory import baseline, records, survey
 from ipygpumem.inventory.records import Inventory, TensorRecord
 from tests import hostile
@@ -31,7 +31,7 @@ def take(**names: object) -> dict[str, TensorRecord]:
 
 
 def names(**roots: object) -> list[str]:
-    found = Names()
+    found = NamedArrays()
     return [found.paths[key] for key in found.named(roots.items())]
 
 
