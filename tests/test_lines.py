@@ -1,20 +1,26 @@
-"""What lines cost: exact figures from a fake probe."""
+"""What lines and statements cost: exact figures from a fake probe, and both magics in real kernels."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord, Tracer, code_of
 from ipygpumem.extras.lines.lines_report import lines_report
+from ipygpumem.extras.lines.statements import Statement, measure
 from ipygpumem.meter.meter import Meter
 from ipygpumem.report import text
-from tests.fakes import FakeProbe
+from ipygpumem.units import parse_bytes
+from tests.fakes import FakeProbe, fake_module
+from tests.kernel import Kernel, Reply
+from tests.steps import kernel_with, ok
 
 
 class Lab:
@@ -218,3 +224,277 @@ def test_sorted_by_a_figure_only_lines_that_ran_are_shown_the_most_first(order: 
     lines = text.render([lines_report(record(), order)]).splitlines()
     assert [line.split()[0] for line in lines[4:6]] == [first, {"2": "3", "3": "2"}[first]]
     assert len(lines) == 7
+
+
+MIB = 1 << 20
+
+
+def statement(source: str) -> Statement:
+    return Statement(source, compile(source, "<test>", "exec"))
+
+
+def costs_of(*sources: str, probe: FakeProbe, setup: str = "", **names: Any) -> tuple[list[Any], Any]:
+    meter = Meter([probe])
+    code = compile(setup, "<setup>", "exec") if setup else None
+    try:
+        names["probe"] = probe
+        return measure(meter, [statement(source) for source in sources], names, setup=code, repeats=3)
+    finally:
+        meter.close()
+
+
+def test_kept_and_peak_are_each_runs_own_whatever_the_runs_before_it_left() -> None:
+    probe = FakeProbe()
+    probe.set(1000)
+    sources = ("probe.set(probe.read()[0].current_bytes + 10)", "probe.spike(probe.read()[0].current_bytes + 70)")
+    (keeps, spikes), nothing = costs_of(*sources, probe=probe)
+    assert [run.usages[0].delta_bytes for run in keeps.runs] == [10, 10, 10]
+    assert (keeps.kept_bytes("cpu").median, keeps.peak_bytes("cpu").most) == (10, 10)
+    assert (spikes.kept_bytes("cpu").most, spikes.peak_bytes("cpu").least) == (0, 70)
+    assert nothing.peak_bytes("cpu").most == 0
+
+
+def test_names_that_a_statement_binds_are_gone_and_functions_in_it_see_them() -> None:
+    seen: list[int] = []
+    names = {"x": 1, "seen": seen}
+    costs_of(
+        "x += 1; y = x; seen.append((lambda: [y for _ in '1'])()[0])", "seen.append(9)", probe=FakeProbe(), **names
+    )
+    assert seen == [2, 9] * 4  # in turns, once to warm up
+    assert names["x"] == 1
+
+
+def test_a_device_that_cannot_be_waited_for_keeps_no_statement_from_its_figures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def synchronize(*_: object) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setitem(sys.modules, "torch", fake_module(cuda=SimpleNamespace(synchronize=synchronize)))
+    probe = FakeProbe("cuda:0")
+    read = probe.read
+    monkeypatch.setattr(probe, "read", lambda **how: tuple(item._replace(reserved_bytes=1) for item in read(**how)))
+    (cost,), _ = costs_of("x = 1", probe=probe)
+    assert len(cost.runs) == 3
+
+
+def test_setup_runs_before_every_run_and_is_not_measured() -> None:
+    probe = FakeProbe()
+    (cost,), _ = costs_of("probe.set(60)", probe=probe, setup="probe.set(500); probe.set(50)")
+    assert cost.peak_bytes("cpu").most == 10
+
+
+def test_an_error_of_a_statement_comes_out_and_leaves_no_span_open() -> None:
+    meter = Meter([FakeProbe()])
+    with pytest.raises(ZeroDivisionError):
+        measure(meter, [statement("1/0")], {}, setup=None, repeats=1)
+    assert len(meter._open) == 0
+    meter.close()
+
+
+shared = kernel_with("%load_ext ipygpumem\nimport numpy\nblock = numpy.ones(8 << 20)")
+
+
+def rows(kernel: Kernel, cell: str) -> list[str]:
+    reply = kernel.run(cell)
+    assert reply.status == "ok", (reply.traceback, reply.stderr)
+    (report,) = reply.reports("gpumemit")
+    return report.splitlines()[3:-1]
+
+
+def test_a_copy_costs_its_size_and_the_same_in_place_costs_nothing(shared: Kernel) -> None:
+    copy, in_place = rows(shared, "%%gpumemit -r 3\nnumpy.maximum(block, 0)\nnumpy.maximum(block, 0, out=block)")
+    assert copy.split()[:2] == ["numpy.maximum(block,", "0)"]
+    peak = re.findall(r"\+([\d.]+) (\w+)", copy)[-1]  # it may keep +0
+    assert peak[1] == "MiB"
+    assert float(peak[0]) == pytest.approx(64, abs=1)  # the kernel counts pages in batches
+    assert "MiB" not in in_place
+
+
+def test_lines_of_a_cell_are_statements_and_a_block_is_one(shared: Kernel) -> None:
+    for rule, first in (("", "first = 1; first"), ("---\n", "first = 1 ⏎ first")):
+        text = first.replace(" ⏎ ", "\n")
+        found = rows(shared, f"%%gpumemit -r 1 -s 'left = [1]'\n{text}\n{rule}for _ in range(2):\n    pass\n")
+        assert [row.split("RAM")[0].strip() for row in found] == [first, "for _ in range(2): ⏎ pass"]
+
+
+def test_braces_are_pythons_and_no_variable_of_ipythons(shared: Kernel) -> None:
+    """IPython would put a value's text where ``{name}`` stands: another statement, and a ``repr`` of the user's."""
+    for line in ("%gpumemit -r 1 {1}", "%%gpumemit -r 1 -s 'x = {1}'\n{1}"):
+        (row,) = rows(shared, line)
+        assert row.strip().startswith("{1}")
+
+
+def test_a_traceback_has_the_users_frames_and_none_of_ours(shared: Kernel) -> None:
+    reply = shared.run("def fail(x): return 1 / x\n%gpumemit fail(0)")
+    plain = re.sub(r"\x1b\[[\d;]*m", "", reply.traceback)
+    assert not re.findall(r"ipygpumem/(?:notebook|extras)", plain)
+    shown = re.findall(r"^-+> *\d+ (.*)", plain, re.MULTILINE)  # before version 9 IPython shows frames of its own, too
+    assert shown[-2:] == ["fail(0)", "def fail(x): return 1 / x"]
+
+
+_SETUP = """\
+%load_ext ipygpumem
+import asyncio, mmap, sys, time
+def block(mib):
+    data = mmap.mmap(-1, mib << 20)  # the allocator keeps no pages of it
+    for page in range(0, mib << 20, 4096):
+        data[page] = 1
+    return data
+"""
+_FUNCTIONS = """\
+def work(mib):
+    first = block(mib)
+    second = block(mib)
+    del second
+    return first
+class Model:
+    def forward(self):
+        return block(8)
+async def slow():
+    kept = block(16)
+    await asyncio.sleep(0.01)
+    return kept
+"""
+
+
+notebook = kernel_with(_SETUP, _FUNCTIONS)
+"""Each of the tests below leaves it as it found it."""
+
+
+def line_sizes(reply: Reply) -> dict[str, tuple[int, int]]:
+    (report,) = reply.reports("memlines")
+    found, block, head = {}, "", ""
+    for line in report.splitlines()[1:]:
+        if not line.startswith(" "):
+            break  # the next report
+        if "RAM kept" in line:
+            head = line
+        elif len(line.split()) == 1 and "─" not in line:
+            block = line.strip()
+        elif head and line[: head.index("time")].split()[1:2]:
+            middle = head.index("RAM kept") + len("RAM kept")
+            kept, peak = line[head.index("time") + 4 : middle], line[middle : head.index("   source")]
+            found[f"{block}:{line.split()[0]}"] = (_mib(kept), _mib(peak))
+    return found
+
+
+def _mib(text: str) -> int:
+    words = text.replace("+", "").split()
+    if len(words) == 1:
+        return int(words[0])
+    sign = -1 if words[0].startswith("-") else 1
+    return round(sign * parse_bytes(f"{words[0].lstrip('-')} {words[1]}") / MIB)
+
+
+def test_a_cell_and_a_function_of_the_notebook_line_by_line(notebook: Kernel) -> None:
+    reply = ok(notebook, "%%memlines -f work\nkept = work(32)\n1 + 1")
+    assert reply.result == "2"
+    assert line_sizes(reply) == {
+        "cell:2": (32, 64),
+        "cell:3": (0, 0),
+        "work:2": (32, 32),
+        "work:3": (32, 32),
+        "work:4": (-32, 0),
+        "work:5": (0, 0),
+    }
+    assert "del second" in reply.reports("memlines")[0]
+    ok(notebook, "del kept")
+
+
+def test_methods_and_async_functions_and_await_at_the_top(notebook: Kernel) -> None:
+    reply = ok(notebook, "%%memlines -f Model.forward -f slow\nModel().forward(); gone = await slow()\nlen(gone) >> 20")
+    assert reply.result == "16"
+    found = line_sizes(reply)
+    assert found["Model.forward:8"] == (8, 8)
+    assert found["slow:10"] == (16, 16)
+    assert not any(name.endswith(":0") for name in found)
+    ok(notebook, "del gone")
+
+
+def test_functions_that_the_cell_defines_or_imports_are_followed(notebook: Kernel) -> None:
+    cell = "%%memlines -f own Local.method dedent\nfrom textwrap import dedent\ndef own():\n    return b'x' * (8 << 20)"
+    cell += "\nclass Local:\n    def method(self):\n        return own()\nkept = Local().method(), dedent('text')"
+    for _ in range(2):  # the second time the names have values of the first
+        reply = ok(notebook, cell)
+        found = line_sizes(reply)
+        assert found["cell:4"] == found["cell:7"] == (8, 8)
+        assert "\n  dedent\n" in reply.reports("memlines")[0]
+        assert not any(name.startswith(("own:", "Local")) for name in found)
+        ok(notebook, "del kept")
+    ok(notebook, "del own, Local, dedent")
+
+
+def test_pages_that_the_heap_has_kept_are_counted_when_they_are_used_again(notebook: Kernel) -> None:
+    # Seen: once glibc has freed a block of that size, the next ones come from its heap, and were shown as 0.
+    ok(notebook, "import numpy as np\ndef make():\n    held = np.ones(2**21)\n    del held\n    return 1")
+    ok(notebook, "for _ in range(4): make()")
+    for _ in range(2):
+        reply = ok(notebook, "%%memlines -f make\nmake()\nmake()\nmake()")
+        assert line_sizes(reply) == {
+            **dict.fromkeys(("cell:2", "cell:3", "cell:4"), (0, 16)),
+            "make:3": (48, 16),
+            "make:4": (-48, 0),
+            "make:5": (0, 0),
+        }
+
+
+def test_a_cell_that_sets_another_trace_function_is_said_so(notebook: Kernel) -> None:
+    reply = ok(notebook, "%%memlines\nx = 1\nsys.settrace(lambda *_: None)\ny = 2")
+    (report,) = reply.reports("memlines")
+    assert "measuring stopped early: the code has set another trace function (sys.settrace)" in report
+    assert notebook.value("(sys.gettrace() is None, y)") == (False, 2)
+    ok(notebook, "sys.settrace(None)")
+    assert "stopped early" not in ok(notebook, "%%memlines\nx = 1").reports("memlines")[0]
+
+
+def test_an_error_is_shown_as_ever_with_the_table_up_to_there(notebook: Kernel) -> None:
+    reply = notebook.run("%%memlines -f work\nkept = work(16)\n1/0\nnever = 1")
+    assert reply.error == "ZeroDivisionError"
+    assert re.search(r"-> 3\b", re.sub(r"\x1b\[[\d;]*m", "", reply.traceback))
+    assert set(line_sizes(reply)) == {"cell:2", "cell:3", "work:2", "work:3", "work:4", "work:5"}
+    assert "never = 1" in reply.reports("memlines")[0]
+    ok(notebook, "del kept")
+
+
+def test_an_interrupt_ends_it_with_the_table_and_nothing_stays_behind(notebook: Kernel) -> None:
+    ok(notebook, "from tests.waiting import announce")
+    reply = notebook.run("%%memlines\ntime.sleep(0.01)\nannounce()", interrupt_when="waits here")
+    assert reply.error == "KeyboardInterrupt"
+    assert set(line_sizes(reply)) == {"cell:2", "cell:3"}
+    assert notebook.value("sys.gettrace()") is None
+
+
+def test_it_stands_in_an_experiment_and_an_experiment_in_it(notebook: Kernel) -> None:
+    for first, second in (("%%experiment one", "%%memlines"), ("%%memlines", "%%experiment one")):
+        reply = ok(notebook, f"{first}\n{second}\nlocal = block(8)\nlen(local) >> 20")
+        assert reply.result == "8"
+        assert len(reply.reports("experiment")) == 1
+        assert line_sizes(reply)["cell:3"] == (8, 8)
+        assert notebook.value("'local' in globals()") is False
+
+
+def test_above_an_autofit_it_follows_the_tries_and_below_it_says_so(notebook: Kernel) -> None:
+    reply = ok(notebook, "%%memlines\n%%autofit size=8\nheld = block(size)")
+    assert line_sizes(reply)["cell:3"] == (8, 8)
+    reply = notebook.run("%%autofit size=8\n%%memlines\nheld = block(size)")
+    assert "write it above %%autofit" in reply.stderr
+    ok(notebook, "del held")
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("%memlines", "write %%memlines as the first line"),
+        ("%%memlines -f nosuch\n1", "there is no 'nosuch' here"),
+        ("%%memlines -f Model\n1", "'Model' is a type, not a function"),
+        ("%%memlines -f sys.getsizeof\n1", "no lines of Python"),
+        ("%%memlines -f '1 + 1'\n1", "'1 + 1' is not a name"),
+    ],
+)
+def test_a_wrong_line_is_said_in_one_line_and_nothing_runs(notebook: Kernel, line: str, part: str) -> None:
+    reply = notebook.run(line)
+    assert reply.stderr.count("\n") == 1, reply.stderr
+    assert part in reply.stderr
+    assert reply.result is None
+    assert notebook.value("sys.gettrace()") is None

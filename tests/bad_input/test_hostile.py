@@ -1,0 +1,242 @@
+"""Hostile names, objects and environments: no method is called, and nothing is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import hostile
+from tests.hostile import SOURCE
+from tests.kernel import Kernel, Reply
+from tests.steps import goes_on, names, open_now, recovery, run, works
+
+NASTY = "<script>alert(1)</script><b>&amp;\x1b[31mred\x07 {x} $y {{jinja}} %s %(a)s \u202e\ud7ff na\u00efve"
+
+
+def _is_harmless(reply: Reply) -> None:
+    for display in reply.displays:
+        html, text = display["data"].get("text/html", ""), display["data"]["text/plain"]
+        assert "<script" not in html
+        assert "<b>" not in html
+        for letter in ("\x1b", "\x07", "\u202e"):
+            assert letter not in html + text
+
+
+def test_names_made_of_nasty_text_are_escaped_wherever_a_report_lists_them(notebook: Kernel) -> None:
+    works(notebook, "import numpy as np\nleak = []")
+    reply = works(
+        notebook,
+        "%%experiment a\n"
+        f"nasty = {NASTY!r}\n"
+        "globals()[nasty] = np.ones(1 << 20)\n"
+        "leak.append(globals()[nasty])\n"
+        "Odd = type(nasty.replace('\\ud7ff', ''), (np.ndarray,), {})\n"
+        "odd = np.ones(1 << 20).view(Odd)\n"
+        "leak.append(odd)\n"
+        "globals()[''] = 0; globals()[5] = 'not a string'; globals()[('t', 1)] = 2",
+    )
+    _is_harmless(reply)
+    (text,) = reply.reports("experiment")
+    assert "still alive" in text
+    assert "alert(1)" in text
+    assert notebook.value("[n for n in globals() if 'script' in str(n) or n == '']") == []
+    works(notebook, "del globals()[5], globals()[('t', 1)]")
+    failed = run(
+        notebook,
+        f"nasty = {NASTY!r}\n"
+        "code = compile('def f():\\n    t = np.ones(1 << 20)\\n    raise MemoryError(nasty)', '<s>', 'exec')\n"
+        "exec(code)\nf.__code__ = f.__code__.replace(co_name=nasty, co_varnames=(nasty,))\nf()",
+    )
+    assert failed.error == "MemoryError"
+    _is_harmless(failed)
+    assert "alert(1)" in failed.reports("recovery")[0]
+    goes_on(notebook)
+
+
+def test_a_wrong_line_with_control_characters_does_not_write_over_the_terminal(notebook: Kernel) -> None:
+    for line in ("%experiment end \x1b[31mred", "%experiment start a --\x1b[31mred", "%experiment \x1b[31mred"):
+        assert "\x1b[31mred" not in notebook.run(line).stderr
+    goes_on(notebook)
+
+
+@pytest.mark.parametrize("name", ["Out", "_oh", "get_ipython"])
+@pytest.mark.parametrize("change", ["del {}", "{} = 5"])
+def test_deleting_or_replacing_ipythons_own_names_in_a_scope_breaks_nothing(
+    notebook: Kernel, change: str, name: str
+) -> None:
+    works(notebook, "x = 'old'", "%experiment start a")
+    for code in (f"x = 'new'\n{change.format(name)}", "1 + 1", "import IPython as i"):
+        notebook.run(code)
+    notebook.run("i.get_ipython().run_line_magic('experiment', 'end')")
+    assert notebook.value("x") == "old"
+    works(notebook, "from IPython import get_ipython\n_oh, __name__ = {}, '__main__'\n%reset -f")
+    goes_on(notebook)
+
+
+def test_threads_that_add_and_remove_names_during_an_exit_do_not_stop_it(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "import threading\nold = 'old'\nstop = threading.Event()\ncounts = [0]\n"
+        "def churn():\n"
+        "    space, number = globals(), 0\n"
+        "    while not stop.is_set():\n"
+        "        number += 1\n"
+        "        space[f'churn{number % 500}'] = number\n"
+        "        space.pop(f'churn{(number + 250) % 500}', None)\n"
+        "        counts[0] = number\n"
+        "threads = [threading.Thread(target=churn) for _ in range(2)]\nfor thread in threads: thread.start()",
+    )
+    for _ in range(2):
+        works(notebook, "%experiment start a", "x = 1; old = 'new'", "%experiment status", "%experiment end")
+        assert notebook.value("old") == "old"
+        assert "x" not in names(notebook)
+    works(notebook, "stop.set()\nfor thread in threads: thread.join()")
+    assert notebook.value("counts[0] > 100") is True
+    goes_on(notebook)
+
+
+@pytest.mark.parametrize("kind", ["Hostile", "Container", "Sequence", "Slotted", "Lazy", "Oom", "Function"])
+def test_whoever_of_us_asks_is_found_out(kind: str) -> None:
+    """The tests below mean something."""
+    ours = {"__name__": "ipygpumem.somewhere", "thing": hostile.made(getattr(hostile, kind))}
+    with pytest.raises(AssertionError), hostile.untouched(), contextlib.suppress(RuntimeError):
+        exec("thing.name", ours)
+    with hostile.untouched(), pytest.raises(RuntimeError, match="hands off"):
+        exec("thing.name", {**ours, "__name__": "IPython.core"})
+
+
+def test_no_method_of_a_users_object_is_called_at_exit_in_status_or_in_reports(notebook: Kernel) -> None:
+    works(
+        notebook,
+        SOURCE,
+        "import numpy as np\nold = made(Hostile)",
+        "%experiment start a --keep kept",
+        "a = made(Hostile)\n"
+        "b = made(Container, {'k': np.ones(1 << 19)})\n"
+        "c = made(Sequence, [a])\n"
+        "old = made(Hostile)\n"
+        "kept = made(Hostile)\n"
+        "d = [a, {'x': (a, b)}, Function()]\n"
+        "Array = type('Array', (np.ndarray,), body)\n"
+        "e = np.ndarray.__new__(Array, 1 << 19)\n"
+        "f = Hostile",
+        "%experiment status",
+        "%gpumem status",
+    )
+    reply = works(notebook, "%experiment end")
+    assert "deleted: " in reply.reports("experiment")[0]
+    assert notebook.value("touched") == []
+    assert not {"a", "b", "c", "d", "e", "f"} & set(names(notebook))
+    assert notebook.value("type.__subclasscheck__(Hostile, type(old))") is True
+    goes_on(notebook)
+
+
+def test_no_method_of_a_users_object_is_called_after_an_oom(notebook: Kernel) -> None:
+    works(
+        notebook,
+        SOURCE + "\nimport numpy as np",
+        "def fail():\n"
+        "    Array = type('Array', (np.ndarray,), body)\n"
+        "    array = np.ndarray.__new__(Array, 1 << 20)\n"
+        "    thing = made(Hostile); box = made(Container); row = made(Sequence, [thing])\n"
+        "    error = MemoryError.__new__(Oom, (1, 2), thing)\n"
+        "    BaseException.__setattr__(error, 'thing', thing)\n"
+        "    raise error",
+    )
+    text = recovery(notebook, "fail()")
+    assert "array" in text
+    assert "Array" in text
+    assert notebook.value("touched") == []
+    goes_on(notebook)
+
+
+def test_finalisers_that_raise_or_replace_names_do_not_stop_an_exit(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "class Raises:\n    def __del__(self): raise ValueError('from __del__')\n"
+        "class Exits:\n    def __del__(self): raise SystemExit(4)\n"
+        "class Deletes:\n    def __del__(self): globals().pop('zz', None); globals().pop('old2', None)\n"
+        "class Adds:\n    def __del__(self): globals()['late'] = 1\n"
+        "old, old2 = 'old', 'old2'",
+        "%experiment start a",
+        "a, b, c, d = Raises(), Exits(), Deletes(), Adds()\nzz = 1\nold = 'new'",
+    )
+    notebook.run("%experiment end")
+    assert (notebook.value("old"), open_now(notebook)) == ("old", [])
+    assert not {"a", "b", "c", "d", "zz"} & set(names(notebook))
+    goes_on(notebook)
+
+
+@pytest.mark.parametrize(
+    ("bend", "mend"),
+    [
+        (
+            "import sys, io\nkeep_out = sys.stdout\nclass Broken(io.StringIO):\n"
+            "    def write(self, text): raise OSError\n"
+            "sys.stdout = Broken()",
+            "sys.stdout = keep_out",
+        ),
+        ("import sys\ndef trace(*a): return trace\nsys.settrace(trace)", "sys.settrace(None)"),
+        ("import gc\ngc.disable()", "gc.enable()"),
+        ("import gc\ndef fail(*a): raise ValueError\ngc.callbacks.append(fail)", "gc.callbacks.remove(fail)"),
+        ("import warnings\nwarnings.simplefilter('error')", "warnings.resetwarnings()"),
+        ("import sys\nsys.last_value = 5; sys.last_traceback = 'x'; sys.last_exc = []", "del sys.last_exc"),
+        ("import builtins\nkeep_open, builtins.open = open, None", "builtins.open = keep_open"),
+    ],
+)
+def test_cells_and_scopes_work_whatever_the_users_code_does_to_the_interpreter(
+    notebook: Kernel, bend: str, mend: str
+) -> None:
+    works(notebook, f"x = 'old'\n{bend}")
+    assert len(works(notebook, "y = 3").reports("cell")) == 1
+    works(notebook, "%experiment start a", "x = 'new'")
+    run(notebook, "1/0")
+    for end in ("%experiment end", "%%experiment b\nx = 'new'\nz = 1"):
+        assert len(works(notebook, end).reports("experiment")) == 1
+    works(notebook, "%gpumem free", mend)
+    assert notebook.value("x") == "old"
+    goes_on(notebook)
+
+
+def test_a_stub_in_place_of_torch_and_numpy_breaks_neither_cells_nor_scopes() -> None:
+    stubs = ("None", "types.ModuleType('torch')", "types.SimpleNamespace(Tensor=7, ndarray=7)", "mock.MagicMock()")
+    with Kernel() as kernel:
+        works(kernel, "%load_ext ipygpumem", "import sys, types\nfrom unittest import mock")
+        for stub in stubs:
+            works(kernel, f"sys.modules['torch'] = {stub}\nx = 'old'")
+            goes_on(kernel)
+            works(kernel, "%%experiment a --seed 1\nx = 'new'\ny = [1]")
+            assert (kernel.value("x"), "y" in names(kernel)) == ("old", False)
+            works(kernel, f"sys.modules['numpy'] = {stub}", "%experiment start b --seed 1", "x = 'new'")
+            works(kernel, "%gpumem status", "%gpumem free")
+            run(kernel, "def f():\n    held = bytearray(1 << 20)\n    raise MemoryError\nf()")
+            works(kernel, "%experiment end")
+            assert kernel.value("x") == "old"
+            works(kernel, "del sys.modules['torch'], sys.modules['numpy']")
+
+
+SCRIPT = """import ipygpumem
+x = 1
+with ipygpumem.experiment("a", keep="y", report="none"):
+    x = 2
+    y = z = 3
+print(x, y, "z" in globals())
+"""
+
+
+def test_a_script_without_ipython_is_said_in_one_line_what_to_use_and_that_works(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    for arguments in ([script], ["-c", "import ipygpumem\nipygpumem.history()"]):
+        plain = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=600)
+        assert plain.returncode == 1
+        assert "ipython --ext ipygpumem" in plain.stderr.splitlines()[-1]
+    command = [sys.executable, "-m", "IPython", "--ext", "ipygpumem", script]
+    env = {**os.environ, "IPYTHONDIR": str(tmp_path / "profile")}
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, env=env)
+    assert "1 3 False" in run.stdout.splitlines(), run.stderr
