@@ -156,6 +156,10 @@ Method = Literal["kernel", "allocator", "sampled"]
 """Source of a peak: the kernel's high-water mark, an allocator's counter, or samples (a lower bound)."""
 
 
+OUTSIDE = ("shm", "children")
+"""Devices for host memory outside this process's RSS: shared memory segments, and child processes."""
+
+
 class Reading(NamedTuple):
     """One device at one moment, as read by a probe. A tuple, because every cell makes two per device.
 
@@ -177,8 +181,6 @@ class Reading(NamedTuple):
     """In use on the whole device, by all processes."""
     other_bytes: int | None = None
     """In use on the device by other processes."""
-    children_bytes: int | None = None
-    """RSS of child processes (data loaders); host only."""
     note: str = ""
     """Message for the user about a missing figure."""
     mapped_bytes: int | None = None
@@ -189,8 +191,9 @@ class Reading(NamedTuple):
 class Usage(Record):
     """Memory of one device during a cell, an experiment or any other span.
 
-    For the host, bytes are RSS. For an accelerator they are those of live tensors (allocated); the allocator's reserved
-    memory, the use of the whole device and of other processes are separate fields.
+    For the host, bytes are RSS; ``shm`` and ``children`` are its shared memory and child processes. For an accelerator
+    they are those of live tensors (allocated); the allocator's reserved memory, and the use of the whole device and of
+    other processes, are separate fields.
 
     >>> usage = Usage("cuda:0", before_bytes=100, after_bytes=150, peak_bytes=400, total_bytes=None, method="allocator")
     >>> usage.delta_bytes, usage.peak_delta_bytes
@@ -207,7 +210,6 @@ class Usage(Record):
     reserved_bytes: int | None = None
     used_bytes: int | None = None
     other_bytes: int | None = None
-    children_bytes: int | None = None
     note: str = ""
 
     @property
@@ -382,7 +384,7 @@ class ExperimentRecord(Record):
 
 _PLAIN = ("execution_count", "cell_id", "experiment")
 _TEXTS = ("error", "source_line", "source_digest")
-_SIZES = ("before", "after", "peak", "delta", "peak_delta", "total", "reserved", "used", "other", "children")
+_SIZES = ("before", "after", "peak", "delta", "peak_delta", "total", "reserved", "used", "other")
 USAGE_BYTES = tuple(f"{name}_bytes" for name in _SIZES)
 """Fields of each device in tables."""
 

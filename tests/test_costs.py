@@ -25,7 +25,7 @@ MOST = {
     "a trivial cell": 199,
     "an empty experiment": 1710,
     "an empty experiment, each object": 0,
-    "an empty experiment, each name": 0.001,
+    "an empty experiment, each name": 0.005,
     "%gpumem status, each object": 0.005,
     "%gpumem status, each name": 0.005,
     "%gpumem leaks, each object": 0.01,

@@ -51,7 +51,6 @@ def test_pandas_gets_a_row_per_cell_with_units_in_the_names() -> None:
     assert table["recovery"].isna().tolist() == [True, False, True]
     assert str(table["started_at"].dtype).startswith("datetime64")
     assert table["started_at"][0] == pandas.Timestamp(1.5, unit="s", tz="UTC")
-    assert "cpu_children_bytes" not in table.columns
     assert "source_line" in History().to_pandas().columns
 
 

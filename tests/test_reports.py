@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
-from ipygpumem.probes.host import Child
+from ipygpumem.probes.outside import Child
 from ipygpumem.records import FreeingStep, ReferencePath, RetainedArray, Usage
 from ipygpumem.report import content, html, tensors, text
 from ipygpumem.report.html import html_bar
@@ -25,9 +25,12 @@ from tests.report_samples import RAM, cell, every_report, experiment, recovery
 
 def test_the_line_names_an_error_children_and_samples_and_leaves_idle_devices_out() -> None:
     idle = Usage("cuda:1", 0, 0, 0, 140 * GIB, "allocator", reserved_bytes=0)
-    sampled = Usage("cpu", 0, 0, MIB, None, "sampled", children_bytes=5 * MIB)
-    line = content.cell_report(cell(execution_count=None, error="ValueError", usages=(sampled, idle))).headline
-    assert line == "cell · 3.21 s · ValueError · RAM +0, peak +1 MiB (sampled), 0 B now, children 5 MiB"
+    sampled = Usage("cpu", 0, 0, MIB, None, "sampled")
+    below = Usage("children", 0, 5 * MIB, 5 * MIB, None, "sampled", note="RSS")
+    line = content.cell_report(cell(execution_count=None, error="ValueError", usages=(sampled, below, idle))).headline
+    assert line == (
+        "cell · 3.21 s · ValueError · RAM +0, peak +1 MiB (sampled), 0 B now · child processes by RSS +5 MiB, 5 MiB now"
+    )
 
 
 STILL = Usage("cpu", 61 * MIB, 61 * MIB + 90_000, 61 * MIB + 700_000, 16 * GIB, "kernel")
@@ -38,7 +41,7 @@ STILL_CUDA = Usage("cuda:0", GIB, GIB, GIB + 512, 24 * GIB, "allocator", reserve
     ("changes", "said"),
     [
         ({}, "RAM 61.1 MiB"),
-        ({"children_bytes": 5 * MIB}, "RAM 61.1 MiB, children 5 MiB"),
+        ({"device": "shm", "total_bytes": 64 * MIB}, "shared memory 61.1 MiB of 64 MiB"),
         ({"after_bytes": 60 * MIB}, "RAM -1 MiB, peak +683.6 KiB, 60 MiB now"),
         ({"peak_bytes": 62 * MIB}, "RAM +87.9 KiB, peak +1 MiB, 61.1 MiB now"),
         ({"after_bytes": 62 * MIB, "peak_bytes": 62 * MIB}, "RAM +1 MiB, peak +1 MiB, 62 MiB now"),

@@ -17,8 +17,9 @@ from ipygpumem.inventory.breakdown import Part, Reconciliation, Storage
 from ipygpumem.inventory.findings import Findings
 from ipygpumem.probes import allocator, nvml
 from ipygpumem.probes.accelerators import CachingAllocatorProbe
-from ipygpumem.probes.host import Child, HostProbe, children
+from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.nvml import DeviceWide, Nvml
+from ipygpumem.probes.outside import Child, children
 from ipygpumem.records import CellRecord, Reading
 from ipygpumem.report.status import started_in, status_report
 from ipygpumem.units import GIB, MIB

@@ -25,7 +25,7 @@ from ipygpumem.probes import own_limits
 from ipygpumem.probes.accelerators import TORCH_DEVICES, current_device
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.reclaim import reclaim, tracebacks
-from ipygpumem.records import Record, Usage, usage_on
+from ipygpumem.records import OUTSIDE, Record, Usage, usage_on
 from ipygpumem.units import MIB, format_bytes
 
 OUT_OF_MEMORY = "out of memory"
@@ -217,7 +217,7 @@ def crowded_device(usages: Sequence[Usage], headroom: float) -> str | None:
 
     Accelerators are checked if the try used one, else the host. A budget replaces the device's size.
     """
-    used = [usage for usage in usages if usage.peak_delta_bytes > 0] if headroom else []
+    used = [usage for usage in usages if usage.peak_delta_bytes > 0 and usage.device not in OUTSIDE] if headroom else []
     limits = budgets.limits()
     for usage in [usage for usage in used if usage.device != "cpu"] or used:
         total = limits.get(usage.device, usage.total_bytes)
@@ -242,7 +242,7 @@ def failed_device(failure: tracebacks.Failure, usages: Sequence[Usage]) -> str:
     numbered = _NUMBERED.search(text)
     if kind in TORCH_DEVICES and numbered:
         return f"{kind}:{numbered[1]}"
-    known = [usage for usage in usages if usage.device != "cpu" and (kind or usage.peak_bytes)]
+    known = [usage for usage in usages if usage.device not in ("cpu", *OUTSIDE) and (kind or usage.peak_bytes)]
     known = [usage for usage in known if usage.device.startswith(kind)]
     if kind in TORCH_DEVICES and not known:
         return current_device(kind)

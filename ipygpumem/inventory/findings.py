@@ -22,8 +22,9 @@ from ipygpumem.inventory.survey import roles_of_objects
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import TORCH_DEVICES, loaded_torch, uncounted
 from ipygpumem.probes.allocator import Snapshot, snapshots
-from ipygpumem.probes.host import Child, anonymous_bytes, children, host_figures
+from ipygpumem.probes.host import anonymous_bytes, host_figures
 from ipygpumem.probes.nvml import DeviceWide, Nvml, sees_system_processes
+from ipygpumem.probes.outside import Child, children
 from ipygpumem.records import Reading
 
 T = TypeVar("T")
@@ -73,10 +74,10 @@ def reconcile(
     if look is not None:
         held = findings.attempt("tensors and arrays", lambda: list(look()), None)
     findings.readings = read()
-    findings.children = findings.attempt("child processes", children, findings.children)
-    if (host := findings.readings.get("cpu")) is not None and findings.children:
-        below = sum(child.memory_bytes for child in findings.children)
-        findings.readings = {**findings.readings, "cpu": host._replace(children_bytes=below)}
+    none_known: list[Child] | None = None
+    found = findings.attempt("child processes", children, none_known)
+    findings.children = found or []
+    below = None if found is None else sum(child.memory_bytes for child in found)
     blocks: dict[str, Snapshot] = {}
     for backend in ("cuda", "xpu"):
         none: dict[str, Snapshot] = {}
@@ -84,7 +85,7 @@ def reconcile(
     nvml = Nvml()
     for device, reading in findings.readings.items():
         if device == "cpu":
-            ask = functools.partial(_host, reading, held)
+            ask = functools.partial(_host, below, findings.readings.get("shm"), held)
         elif device.partition(":")[0] in TORCH_DEVICES:
             ask = functools.partial(_device, nvml, reading, blocks.get(device), held, findings)
         else:
@@ -101,8 +102,9 @@ def now(meter: Meter) -> Findings:
     return reconcile(functools.partial(meter.now, detail=True), lambda: storages_of(roles_of_objects()))
 
 
-def _host(reading: Reading, held: list[Storage] | None) -> list[Reconciliation]:
-    return [host_parts(host_figures(reading.children_bytes), held, anonymous_bytes)]
+def _host(below: int | None, shm: Reading | None, held: list[Storage] | None) -> list[Reconciliation]:
+    segments = shm.current_bytes if shm is not None else 0
+    return [host_parts(host_figures(below, segments), held, anonymous_bytes)]
 
 
 def _cards(nvml: Nvml, findings: Findings) -> list[Reconciliation]:

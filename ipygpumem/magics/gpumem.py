@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.introspect import text_of
 from ipygpumem.inventory import findings
+from ipygpumem.inventory.children import with_endings
 from ipygpumem.inventory.records import UNNAMED, group
 from ipygpumem.magics import tensors
 from ipygpumem.magics.experiment import described, there_are
@@ -146,4 +147,5 @@ def status(app: App, options: Options) -> list[Report]:
         seconds = time.time() - cell.started_at
         cells.append(CellRecord(number, None, None, cell.started_at, seconds, True, None, ()))
     readings = found.readings.values()
-    return [status_report(headline, lines, readings, found.reconciliations, found.children, cells)]
+    children = with_endings(found.children, app.context.namespace)
+    return [status_report(headline, lines, readings, found.reconciliations, children, cells)]

@@ -47,7 +47,7 @@ class Measurement:
                 continue
             start, peak = before.current_bytes if before else 0, max(self.peaks.get(device, 0), now.current_bytes)
             # By position, which is twice as fast: every cell makes one per device.
-            found.append(Usage(device, start, now.current_bytes, peak, now.total_bytes, now.method, *now[5:10]))
+            found.append(Usage(device, start, now.current_bytes, peak, now.total_bytes, now.method, *now[5:9]))
         return tuple(found)
 
 

@@ -12,6 +12,7 @@ from ipygpumem.errors import DeviceError, describe_error
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import has_mps
 from ipygpumem.probes.host import HostProbe
+from ipygpumem.probes.outside import OutsideProbe
 from ipygpumem.probes.pools import finder
 from ipygpumem.records import TraceRecord
 
@@ -33,7 +34,7 @@ def of_script() -> Traces:
     Their meter stays open: opening one takes longer than a trace may, and while it is open, torch's
     ``max_memory_allocated()`` still returns the peaks that the meter has reset.
     """
-    return Traces(Meter([HostProbe()], find_more=finder()))
+    return Traces(Meter([HostProbe(), OutsideProbe()], find_more=finder()))
 
 
 def preload(meter: Meter) -> TraceRecord | None:

@@ -160,7 +160,7 @@ class CachingAllocatorProbe(Probe):
                 self._with_context.add(index)
             total, used, other, note = self._device_wide(module, index, wide)
             device, peak = f"{self.name}:{index}", max(peak, allocated)
-            found.append(Reading(device, allocated, peak, "allocator", total, reserved, used, other, None, note))
+            found.append(Reading(device, allocated, peak, "allocator", total, reserved, used, other, note))
         return tuple(found)
 
     def _device_wide(self, module: Any, index: int, wide: str) -> tuple[int, int | None, int | None, str]:

@@ -7,18 +7,16 @@ Writing ``5`` to ``/proc/self/clear_refs`` resets the peak RSS that ``/proc/self
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import os
 import re
 import sys
-import time
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from ipygpumem.probes import Probe, cgroup, own_limits
 from ipygpumem.records import Method, Reading
@@ -58,7 +56,7 @@ class HostFigures:
 
 
 class HostProbe(Probe):
-    """RSS of this process and its children; with ``exact``, peaks by the kernel's high-water mark if there is one."""
+    """RSS of this process; with ``exact``, peaks by the kernel's high-water mark if there is one."""
 
     _with_mark: ClassVar[weakref.WeakSet[HostProbe]] = weakref.WeakSet()
     """All probes that use the mark: the kernel has one per process, which any of them resets."""
@@ -82,7 +80,6 @@ class HostProbe(Probe):
         forked = self._pid != os.getpid()
         self._exact, self._pid = exact, os.getpid()
         self._status = _open("/proc/self/status", os.O_RDONLY)
-        self._children = _open(f"/proc/self/task/{self._pid}/children", os.O_RDONLY)
         self._marks = _open("/proc/self/clear_refs", os.O_WRONLY) if exact else None
         self.note = "" if self._marks is not None else "the peak is sampled: no kernel high-water mark in use"
         if self._marks is not None:
@@ -119,13 +116,9 @@ class HostProbe(Probe):
         method: Method = "sampled" if self._marks is None else "kernel"
         self._mark_is_low = highest <= rss
         highest = rss if self._marks is None else max(highest, self._lost_peak)
-        children = self._children_rss(detail=detail) if peak or detail else None
         bound = own_limits.bound("RLIMIT_AS")  # code may set it at any time
         total = self._total if bound is None else min(self._total, bound)
-        return (Reading("cpu", rss, highest, method, total, None, None, None, children, self.note, self._mapped),)
-
-    def glance(self) -> tuple[Reading, ...]:
-        return (self.read(peak=False)[0]._replace(children_bytes=self._children_rss(detail=False)),)
+        return (Reading("cpu", rss, highest, method, total, None, None, None, self.note, self._mapped),)
 
     def _rss_and_peak(self) -> tuple[int, int]:
         if self._status is not None:
@@ -136,26 +129,6 @@ class HostProbe(Probe):
                 return int(found[2]) * KIB, int(found[1]) * KIB
         rss = rss_bytes()
         return rss, rss
-
-    def _children_rss(self, *, detail: bool) -> int | None:
-        """Return the RSS of all descendants; None if only a slow walk over all processes could find them."""
-        if self._children is None:
-            return self._children_by_psutil() if detail else None
-        waiting, rss = os.pread(self._children, 1 << 16, 0).split(), 0
-        while waiting:
-            process = Path("/proc") / waiting.pop().decode()
-            with contextlib.suppress(OSError, IndexError):  # it ended during the read
-                rss += int((process / "statm").read_bytes().split()[1]) * PAGE_BYTES
-                waiting += (process / "task" / process.name / "children").read_bytes().split()
-        return rss
-
-    def _children_by_psutil(self) -> int:
-        rss, psutil = 0, _psutil()
-        with contextlib.suppress(psutil.Error):
-            for child in psutil.Process().children(recursive=True):
-                with contextlib.suppress(psutil.Error):
-                    rss += child.memory_info().rss
-        return rss
 
     def rearm(self) -> None:
         if self._marks is not None and not self._mark_is_low:
@@ -168,10 +141,10 @@ class HostProbe(Probe):
 
     def close(self) -> None:
         self._with_mark.discard(self)
-        for descriptor in (self._status, self._children, self._marks):
+        for descriptor in (self._status, self._marks):
             if descriptor is not None:
                 os.close(descriptor)
-        self._status = self._children = self._marks = None
+        self._status = self._marks = None
 
 
 def _open(path: str, flags: int) -> int | None:
@@ -215,14 +188,15 @@ def available_bytes(root: Path = cgroup.ROOT) -> int:
     return min([available, *groups, *(limit.available_bytes for limit in own_limits.limits())])
 
 
-def host_figures(children_bytes: int | None) -> HostFigures:
-    """Return the system's figures of host memory, together with those of child processes."""
+def host_figures(children_bytes: int | None, segments_bytes: int = 0) -> HostFigures:
+    """Return the system's figures of host memory, with those of child processes and of shared memory segments."""
     memory, group = _psutil().virtual_memory(), cgroup.tightest()
     try:
         status = Path("/proc/self/status").read_bytes()
         private, shared, file = (own_limits.figure(status, b"\nRss%b:" % kind) for kind in (b"Anon", b"Shmem", b"File"))
     except (OSError, ValueError):  # not Linux, or before 4.5
         private, shared, file = int(_psutil().Process().memory_info().rss), 0, 0
+    shared = max(shared, segments_bytes)  # whose pages this process need not have touched
     available = int(memory.available)
     free, limit = int(getattr(memory, "free", available)), own_limits.nearest()
     return HostFigures(int(memory.total), free, available, private, shared, file, children_bytes, group, limit)
@@ -250,47 +224,6 @@ def free_heap_bytes() -> int | None:
     """Return the free bytes in the heap of glibc's malloc, with or without pages in RAM; None if it does not say."""
     ask = _mallinfo()
     return None if ask is None else int(ask().fordblks)
-
-
-class Child(NamedTuple):
-    """A descendant of this process."""
-
-    pid: int
-    name: str
-    started_at: float
-    """Unix time, on Linux to 1/200 s; for an indirect child the start of the direct child above it."""
-    memory_bytes: int
-    is_shared_out: bool
-    """True if shared pages are divided among their processes (PSS); False if they count fully (RSS)."""
-    on_devices: tuple[tuple[str, int], ...] = ()
-    """Memory on each device, as far as it was asked for and is known."""
-
-
-def children() -> list[Child]:
-    """Return the live descendants of this process, the largest first."""
-    found, psutil = [], _psutil()
-    below = {process.pid: process for process in psutil.Process().children(recursive=True)}
-    for process in below.values():
-        with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
-            memory = process.memory_full_info()
-            size, is_shared_out = getattr(memory, "pss", 0), hasattr(memory, "pss")
-            first = process  # torchrun starts its workers seconds after the cell that started torchrun
-            while (parent := below.get(first.ppid())) is not None:
-                first = parent
-            started = _started_at(first.pid) or first.create_time()
-            found.append(Child(process.pid, process.name(), started, int(size or memory.rss), is_shared_out))
-    return sorted(found, key=lambda child: -child.memory_bytes)
-
-
-def _started_at(pid: int) -> float | None:
-    """Return the start time of a process; None without /proc. psutil's figure is a second off on Linux."""
-    try:
-        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-        # The middle of the clock tick in which it started.
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - (ticks + 0.5) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, AttributeError):
-        return None
-    return time.time() - age
 
 
 _ENTRY = 8

@@ -19,7 +19,7 @@ from ipygpumem.errors import ProbeError, describe_error
 from ipygpumem.introspect import is_instance
 from ipygpumem.probes import Probe
 from ipygpumem.probes.accelerators import TORCH_DEVICES, CachingAllocatorProbe, has_mps
-from ipygpumem.records import Method, Reading
+from ipygpumem.records import OUTSIDE, Method, Reading
 
 POOLS = {"jax": "JAX", "cupy": "CuPy", "rmm": "RMM", "tensorflow": "TensorFlow"}
 """Libraries by imported module. To support another one, add a function here."""
@@ -140,7 +140,7 @@ class PluginProbe(Probe):
     sampled = False
 
     def __init__(self, name: str, probe: Any) -> None:
-        own = sorted(TORCH_DEVICES | POOLS.keys() | {"cpu"})
+        own = sorted(TORCH_DEVICES | POOLS.keys() | {"cpu", *OUTSIDE})
         if type(name) is not str or not re.fullmatch(r"[A-Za-z][\w-]*", name) or name in own:
             raise ProbeError(f"a probe needs a name of letters and digits for its devices, other than {', '.join(own)}")
         self.name, self._probe, self._too_slow = name, probe, ""

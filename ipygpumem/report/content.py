@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ipygpumem.records import (
+    OUTSIDE,
     CellRecord,
     ExperimentRecord,
     FreeingStep,
@@ -52,14 +53,16 @@ def _span_segments(record: CellRecord | TraceRecord, scales: layout.Scales | Non
         if _has_moved(usage):
             segments.append(LineSegment(_usage_part(usage), None if scales is None else scales.bar(usage)))
         else:
-            segments.append(f"{device_label(usage.device)} {_now(usage).removesuffix(' now')}{_children(usage)}")
+            segments.append(f"{_label(usage)} {_now(usage).removesuffix(' now')}")
     return segments
 
 
 def is_quiet(record: CellRecord) -> bool:
     """Return True if a cell's line has no news: no device changed, nothing failed, no child process holds memory."""
     fine = record.error is None and record.recovery is None
-    return fine and not any(_has_moved(usage) or usage.children_bytes for usage in record.usages)
+    return fine and not any(
+        _has_moved(usage) or (usage.device in OUTSIDE and usage.after_bytes) for usage in record.usages
+    )
 
 
 def usage_parts(usages: Iterable[Usage]) -> list[str]:
@@ -73,17 +76,20 @@ def _has_moved(usage: Usage) -> bool:
 
 
 def _usage_part(usage: Usage) -> str:
-    kept = f"{device_label(usage.device)} {format_change(usage.delta_bytes)}"
-    return f"{kept}, peak {layout.peak_label(usage)}, {_now(usage)}{_children(usage)}"
+    peak = [] if usage.device in OUTSIDE else [f"peak {layout.peak_label(usage)}"]
+    return ", ".join([f"{_label(usage)} {format_change(usage.delta_bytes)}", *peak, _now(usage)])
 
 
-def _children(usage: Usage) -> str:
-    return f", children {format_bytes(usage.children_bytes)}" if usage.children_bytes else ""
+def _label(usage: Usage) -> str:
+    """Return the name of the device, with the measure of child processes where it is not PSS."""
+    return device_label(usage.device) + " by RSS" * bool(usage.device == "children" and usage.note)
 
 
 def _now(usage: Usage) -> str:
     if usage.used_bytes is not None and usage.total_bytes is not None:
         return format_share(usage.used_bytes, usage.total_bytes)
+    if usage.device == "shm" and usage.total_bytes is not None:  # the mount's limit
+        return f"{format_bytes(usage.after_bytes)} of {format_bytes(usage.total_bytes)}"
     return f"{format_bytes(usage.after_bytes)} now"
 
 
@@ -101,14 +107,15 @@ def experiment_reports(record: ExperimentRecord, style: str, scales: layout.Scal
     bars = list(map((scales or layout.Scales()).bar, used))
     rows = [
         {
-            "device": device_label(usage.device),
+            "device": _label(usage),
             **end_labels(record, usage.device),
-            "peak": layout.peak_label(usage),  # the cell's line shows the memory in use now
+            "peak": "" if usage.device in OUTSIDE else layout.peak_label(usage),  # the line shows what is in use now
         }
         for usage in used
     ]
     if style == "compact":
-        parts = ["{device} consumed {consumed}, freed {freed}, peak {peak}".format_map(row) for row in rows]
+        parts = ["{device} consumed {consumed}, freed {freed}".format_map(row) for row in rows]
+        parts = [part + f", peak {row['peak']}" * bool(row["peak"]) for part, row in zip(parts, rows, strict=True)]
         return [Report("experiment", [*head, *map(LineSegment, parts, bars)], notes)]
     title = "still alive, because something outside the experiment refers to it"
     listings = [layout.Listing(title, leak_lines(record.survivors))] * bool(record.survivors)

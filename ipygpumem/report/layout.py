@@ -246,4 +246,7 @@ def in_use(usage: Usage) -> bool:
 
 def device_label(device: str) -> str:
     """Return the display name of a device: the host is ``RAM``."""
-    return "RAM" if device == "cpu" else device
+    return _LABELS.get(device, device)
+
+
+_LABELS = {"cpu": "RAM", "shm": "shared memory", "children": "child processes"}

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ipygpumem.inventory.breakdown import Part, Reconciliation
-from ipygpumem.probes.host import Child
+from ipygpumem.probes.outside import Child
 from ipygpumem.records import CellRecord, Reading
 from ipygpumem.report.layout import SEPARATOR, Bar, Report, Table, clean, clean_name, device_label, sizes
 from ipygpumem.units import format_bytes
 
-_FIGURES = ("in use", "reserved", "device used", "others", "total", "children")
+_FIGURES = ("in use", "reserved", "device used", "others", "total")
 _ROWS_SHOWN = 24
 _CHILDREN_SHOWN = 10
 _CLOCK_SECONDS = 0.01
@@ -48,6 +48,7 @@ def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> T
             "process": str(child.pid),
             "name": clean_name(child.name),
             "started in": started_in(child, cells),
+            "to end it": clean(child.ends_by),
         }
         for child in largest[:_CHILDREN_SHOWN]
     ]
@@ -57,8 +58,12 @@ def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> T
             used.update(dict(child.on_devices))
         more = {"size": size, "on devices": ", ".join(sizes(used)), "name": f"and {len(rest):,} more"}
         rows.append(dict.fromkeys(rows[0], "") | more)
-    kind = "PSS: shared pages count by share" if children[0].is_shared_out else "RSS: shared pages count fully"
-    return Table.of(rows, {"size", "on devices", "process"}, f"child processes, by {kind}")
+    kind = (
+        "PSS: shared pages count by share"
+        if all(child.is_shared_out for child in children)
+        else "RSS: shared pages count fully"
+    )
+    return Table.of(rows, {"size", "on devices", "process"}, f"child processes, by {kind}", code={"to end it"})
 
 
 def started_in(child: Child, cells: Sequence[CellRecord]) -> str:
@@ -76,7 +81,7 @@ def _readings_table(readings: Sequence[Reading]) -> Table:
     rows = []
     for item in readings:
         known = item.current_bytes, item.reserved_bytes, item.used_bytes, item.other_bytes, item.total_bytes
-        figures = zip(_FIGURES, (*known, item.children_bytes or None), strict=True)
+        figures = zip(_FIGURES, known, strict=True)
         shown = {name: "" if size is None else format_bytes(size) for name, size in figures}
         rows.append({"device": device_label(item.device), **shown})
     return Table.of(rows, _FIGURES, bars=list(map(_use, readings)))

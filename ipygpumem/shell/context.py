@@ -10,6 +10,7 @@ from ipygpumem.heap.garbage import Garbage
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe
+from ipygpumem.probes.outside import OutsideProbe
 from ipygpumem.probes.pools import finder
 from ipygpumem.shell.cell import CellStack
 from ipygpumem.shell.config import IPyGpuMem
@@ -37,5 +38,6 @@ class ShellContext:
 
 def context_for(shell: Any, config: IPyGpuMem, host: HostProbe, probes: Sequence[Probe] = ()) -> ShellContext:
     """Return the context of a shell that measures with ``probes``, by default the host and all accelerators."""
-    meter = Meter(probes or [host], find_more=None if probes else finder(), sample_seconds=config.sample_seconds)
+    find_more = None if probes else finder()
+    meter = Meter(probes or [host, OutsideProbe()], find_more=find_more, sample_seconds=config.sample_seconds)
     return ShellContext(shell, config, meter, Garbage(), CellStack(), Display(shell, config), Guard())

@@ -27,6 +27,7 @@ from ipygpumem.heap import interrupts
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import is_atom, is_instance, named_objects, text_of, type_name
+from ipygpumem.probes.outside import children
 from ipygpumem.reclaim import reclaim
 from ipygpumem.reclaim.reclaim import steps_that_free
 from ipygpumem.records import CellRecord, ExperimentRecord, FreeingStep, RetainedArray, Usage
@@ -787,15 +788,25 @@ class Experiment:
         if size >= self._context.config.min_held_bytes:
             names = ", ".join(held.name for held in self._waiting)
             notes.append(f"the restored objects ({names}) took {format_bytes(size)} while the experiment ran")
-        kept = max((usage.delta_bytes for usage in usages if usage.device == "cpu"), default=0)
-        if "polars" in sys.modules and kept >= self._context.config.min_held_bytes:
+        kept = {usage.device: usage.delta_bytes for usage in usages}
+        least = self._context.config.min_held_bytes
+        if "polars" in sys.modules and kept.get("cpu", 0) >= least:
             notes.append("polars' allocator returns the pages of deleted frames within seconds")
+        if kept.get("children", 0) >= least:
+            notes.append(self._of_children(kept["children"]))
         if self._budget is not None:
             notes += [*self._budget.notes, *self._budget.refusals]
         notes += self.remarks
         if self._allocations is not None:
             notes.append(self._allocations.remark)
         return notes + [f"{step.name}: {step.error}" for step in self._steps if step.error]
+
+    def _of_children(self, size_bytes: int) -> str:
+        from ipygpumem.inventory.children import endings, with_endings  # only for those that have children
+
+        lines = endings(with_endings(children(), self._context.namespace))
+        text = f"child processes have {format_bytes(size_bytes)} more than at its start; to end them: "
+        return text + ("; ".join(lines) or "%gpumem status lists them")
 
 
 def _growth(usages: Iterable[Usage]) -> int:

@@ -1,0 +1,193 @@
+"""Host memory outside this process's RSS: shared memory segments, child processes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import mmap
+import os
+import re
+import subprocess
+import sys
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+import pytest
+
+from ipygpumem.meter.meter import Meter
+from ipygpumem.probes import outside
+from ipygpumem.probes.outside import OutsideProbe
+from ipygpumem.units import MIB
+from tests.alone import alone
+from tests.kernel import Kernel
+from tests.steps import works
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+
+
+def shm_of(probe: OutsideProbe) -> int | None:
+    """Return the bytes of segments; ``SharedMemory`` starts a child process, too."""
+    return next((reading.current_bytes for reading in probe.read() if reading.device == "shm"), None)
+
+
+@alone
+def test_segments_count_whether_touched_mapped_or_only_open() -> None:
+    with contextlib.closing(OutsideProbe()) as probe:
+        assert shm_of(probe) is None
+        segment = SharedMemory(create=True, size=32 * MIB)
+        assert shm_of(probe) is None, "no page is there yet"
+        with Path(f"/dev/shm/{segment.name}").open("r+b") as file:
+            file.write(bytes(32 * MIB))  # touches no page of the mapping
+        assert shm_of(probe) == 32 * MIB
+        assert segment.buf is not None
+        segment.buf[:MIB] = bytes(MIB)
+        assert shm_of(probe) == 32 * MIB, "a touched page counts once"
+        memfd = os.memfd_create("frames")
+        os.write(memfd, bytes(4 * MIB))
+        assert shm_of(probe) == 36 * MIB
+        os.write(memfd, bytes(4 * MIB))
+        assert shm_of(probe) == 40 * MIB
+        os.close(memfd)
+        segment.unlink()
+        assert shm_of(probe) == 32 * MIB, "without a name, but still there"
+        segment.close()
+        assert shm_of(probe) == 0
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+@alone
+def test_segments_whose_file_is_closed_count_as_far_as_they_are_mapped(is_named: bool) -> None:
+    path = Path(f"/dev/shm/ipygpumem-test-{os.getpid()}")
+    path.write_bytes(bytes(8 * MIB))
+    mapping = None
+    try:
+        with contextlib.closing(OutsideProbe()) as probe:
+            assert shm_of(probe) is None, "the file of another process"
+            with path.open("r+b") as file:
+                mapping = mmap.mmap(file.fileno(), 0)
+            for link in list(Path("/proc/self/fd").iterdir()):  # Python keeps one
+                with contextlib.suppress(OSError):
+                    if link.readlink() == path:
+                        os.close(int(link.name))
+            if not is_named:
+                path.unlink()
+            assert shm_of(probe) == 8 * MIB
+    finally:
+        path.unlink(missing_ok=True)
+        del mapping
+
+
+INNER = "import sys; block = bytearray(64 << 20); print('ready', flush=True); sys.stdin.read()"
+OUTER = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {INNER!r}])"
+
+
+@alone
+def test_descendants_of_any_thread_count_by_pss() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    started = [sys.executable, "-c", OUTER]
+    with contextlib.closing(OutsideProbe()) as probe, ThreadPoolExecutor(1) as threads:
+        meter = Meter([probe])
+        span = meter.start()
+        child = threads.submit(subprocess.Popen, started, stdin=subprocess.PIPE, stdout=subprocess.PIPE).result()
+        child.stdout.readline()
+        (usage,) = meter.read(span)
+        assert 64 * MIB < usage.delta_bytes < 96 * MIB
+        assert usage.delta_bytes == pytest.approx(sum(one.memory_bytes for one in outside.children()), rel=0.05)
+        child.communicate()
+        (usage,) = meter.stop(span)
+        assert (usage.after_bytes, usage.note) == (0, "")
+        assert usage.peak_bytes > 64 * MIB
+
+
+@pytest.mark.parametrize("missing", ["smaps_rollup", "children"])
+@alone
+def test_what_cannot_be_read_of_children_is_said(missing: str) -> None:
+    original = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if path.name == missing:
+            raise PermissionError(1, "Operation not permitted")
+        return original(path)
+
+    probe = OutsideProbe()
+    probe._lists_children &= missing != "children"
+    setattr(Path, "read_bytes", read_bytes)  # noqa: B010  # mypy knows no methods that change
+    child = subprocess.Popen([sys.executable, "-c", INNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    if missing == "children":
+        assert probe.read() == ()
+    (reading,) = probe.read(detail=True)
+    assert reading.current_bytes > 64 * MIB
+    assert reading.note == (outside.NOT_SHARED_OUT if missing == "smaps_rollup" else "")
+    child.communicate()
+    probe.close()
+
+
+BATCHES = """
+from multiprocessing.shared_memory import SharedMemory
+import subprocess, sys
+segment = SharedMemory(create=True, size=64 << 20)
+with open(f"/dev/shm/{segment.name}", "r+b") as file:
+    file.write(bytes(64 << 20))
+segment.unlink()
+worker = subprocess.Popen([sys.executable, "-c", "block = bytearray(64 << 20); print(1, flush=True); input()"],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+worker.stdout.readline()
+"""
+
+
+def test_a_cell_an_experiment_and_the_status_count_both(kernel: Kernel) -> None:
+    (line,) = works(kernel, BATCHES).reports("cell")
+    assert "shared memory +64 MiB, 64 MiB of " in line
+    assert "child processes +7" in line
+    (text,) = works(kernel, "%gpumem status").reports("status")
+    assert re.search(r"shared memory +64 MiB", text)
+    assert re.search(r"python\S* +cell 2 +worker.terminate\(\)", text), text
+    works(kernel, "worker.terminate(); segment.close(); del segment, worker")
+    (text,) = works(kernel, f"%%experiment batches --keep worker{BATCHES}").reports("experiment")
+    assert re.search(r"shared memory +\+64 MiB +64 MiB$", text, re.MULTILINE), text
+    assert re.search(r"child processes +\+[67][\d.]+ MiB +0 B$", text, re.MULTILINE), text
+    assert "to end them: worker.terminate()" in text
+
+
+PARALLEL = """%%experiment parallel
+import joblib
+joblib.Parallel(n_jobs=2)(joblib.delayed(bytearray)(1 << 20) for _ in range(8))
+"""
+LOADER = """
+import torch
+
+class Images(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, number):
+        return torch.ones(4, 1 << 20)
+
+loader = torch.utils.data.DataLoader(Images(), num_workers=1, persistent_workers=True)
+batches = iter(loader)
+first = next(batches)
+"""
+
+
+def test_the_line_shown_ends_the_workers_of_joblib(kernel: Kernel) -> None:
+    pytest.importorskip("joblib")
+    works(kernel, "%config IPyGpuMem.min_held_bytes = '1 MiB'")
+    (text,) = works(kernel, PARALLEL).reports("experiment")
+    line = re.search(r"to end them: (from joblib.* import .*; get_reusable_executor.*)$", text, re.MULTILINE)
+    assert line is not None, text
+    (text,) = works(kernel, line[1]).reports("cell")
+    assert re.search(r"child processes -\d", text), text
+
+
+def test_the_line_shown_ends_the_workers_of_a_data_loader(kernel: Kernel) -> None:
+    if not importlib.util.find_spec("torch"):
+        pytest.skip("torch is not installed")
+    (text,) = works(kernel, LOADER).reports("cell")
+    assert re.search(r"shared memory \+\d+(\.\d)? MiB, .* child processes \+\d", text), text
+    (text,) = works(kernel, "%gpumem status").reports("status")
+    assert re.search(r"pt_data_worker +cell 2 +del loader, batches$", text, re.MULTILINE), text
+    (text,) = works(kernel, "del batches, loader").reports("cell")
+    assert re.search(r"child processes -\d", text), text
