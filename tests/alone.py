@@ -1,7 +1,5 @@
 """Tests whose result or duration depends on what else is in the process."""
 
-from __future__ import annotations
-
 import functools
 import subprocess
 import sys

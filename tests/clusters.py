@@ -1,7 +1,5 @@
 """A kernel with the extension, connected to a real local cluster of four engines."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import sys

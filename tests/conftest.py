@@ -2,8 +2,6 @@
 
 # ruff: noqa: E402
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

@@ -1,7 +1,5 @@
 """Control groups: made-up ones in a folder, and a real one with a memory limit where this machine lets us make one."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Stand-ins with exact figures: a probe to script, and torch's CUDA allocator with its one resettable peak."""
 
-from __future__ import annotations
-
 from types import ModuleType, SimpleNamespace
 from typing import Any
 

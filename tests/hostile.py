@@ -1,7 +1,5 @@
 """Objects of which ipygpumem may call nothing. The tests' process imports them; a kernel runs this file: ``SOURCE``."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import types

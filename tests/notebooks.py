@@ -1,7 +1,5 @@
 """Notebooks as files. The package nbformat would bring 140,000 objects, which each look at the heap goes over."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

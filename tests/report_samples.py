@@ -1,7 +1,5 @@
 """Records with known figures, and all kinds of reports with a given text wherever a user's text may come."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What most tests do with a kernel."""
 
-from __future__ import annotations
-
 import inspect
 import queue
 import re

@@ -1,7 +1,5 @@
 """A terminal IPython in a real pty, and what a person would see on its screen."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """torch's devices, with the allocator's one resettable peak played by a stand-in: exact to the byte."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """``--record``: torch's history of allocations, with a stand-in for torch."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """Autofit: which values are tried, what counts as fitting, functions in scripts, and cells without torch."""
 
-from __future__ import annotations
-
 import functools
 import re
 import weakref

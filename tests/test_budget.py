@@ -1,7 +1,5 @@
 """Budgets: torch's limits and their restoring, and who refused memory by torch's own text."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

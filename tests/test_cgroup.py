@@ -1,7 +1,5 @@
 """Limits of control groups, on made-up file systems and in one of the real kernel; a process's own (``ulimit``)."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import resource

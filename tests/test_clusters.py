@@ -1,7 +1,5 @@
 """Experiments and commands run on all engines of a real cluster, and one record and report is made of theirs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What Tab offers after our magics, however a front-end asks, and that it never fails."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 Calls can be counted exactly, while times are noise.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

@@ -1,7 +1,5 @@
 """``make demo``: the quickstart in a real kernel."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

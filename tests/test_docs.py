@@ -1,7 +1,5 @@
 """README.md and docs/: their examples run, their links lead somewhere, their tables are complete."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import importlib.util

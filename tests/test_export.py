@@ -1,7 +1,5 @@
 """Exports: both formats, writing to disk, and reading back; records that go to whoever subscribes."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """Loading, unloading, configuring: the shell afterwards is the shell before."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Each program is run once to list our functions that it calls; then once for each
 the program's own cells are run again, and must work.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -1,7 +1,5 @@
 """Pictures: they say the right figures, leave nothing behind, and change nothing of the user's."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import runpy

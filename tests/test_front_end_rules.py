@@ -10,8 +10,6 @@
 - GitHub drops every style.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

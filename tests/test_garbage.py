@@ -1,7 +1,5 @@
 """What was made since a moment, its garbage, and when the collector is asked for more."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import itertools

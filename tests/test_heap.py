@@ -1,7 +1,5 @@
 """One look over everything that is alive."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

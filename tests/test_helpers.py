@@ -1,7 +1,5 @@
 """Helpers for notebooks and scripts: right figures or a reason, and no context that the user did not make."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import subprocess

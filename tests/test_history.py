@@ -1,7 +1,5 @@
 """Histories, comparisons, the table for pandas; sources, parameters and OOMs in records."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import importlib.util

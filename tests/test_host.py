@@ -1,7 +1,5 @@
 """Host memory on this machine: real allocations, and each way in which the kernel may refuse."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -1,7 +1,5 @@
 """The package as a house: no import circles, few imports inside functions, and a size for each room."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A Ctrl-C at every line while a cell or an experiment begins or ends, and one that strikes while objects die."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools

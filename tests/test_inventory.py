@@ -1,7 +1,5 @@
 """Arrays and inventories without torch: in plain scripts, with NumPy, and with a torch that is not all there."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import pickle

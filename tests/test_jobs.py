@@ -1,7 +1,5 @@
 """Jobs of several processes that cells start: each process is listed with its cell, and none is ever ended by us."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

@@ -1,7 +1,5 @@
 """Plain English: no summary in the package is a clause, things are not people. The counts may only fall."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

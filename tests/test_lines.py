@@ -1,7 +1,5 @@
 """What lines and statements cost: exact figures from a fake probe, and both magics in real kernels."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys

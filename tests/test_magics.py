@@ -1,7 +1,5 @@
 """The magics and the Python API in a real kernel, as a user types them."""
 
-from __future__ import annotations
-
 import re
 
 import IPython

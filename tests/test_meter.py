@@ -1,7 +1,5 @@
 """The meter, with exact figures from scripted probes, and the one thread in which it samples."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Device totals through NVML, with a stand-in for the driver: right figures, or a reason instead."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

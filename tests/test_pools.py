@@ -1,7 +1,5 @@
 """Pools of JAX, CuPy, RMM and TensorFlow (stand-ins; JAX itself on the CPU), and probes that users register."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Random cells in a real kernel, held against Python itself: see test_exact_scopes.py."""
 
-from __future__ import annotations
-
 import builtins
 import random
 from typing import Any

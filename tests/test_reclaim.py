@@ -1,7 +1,5 @@
 """Giving memory back: the order, what each step gives, and steps that fail."""
 
-from __future__ import annotations
-
 import mmap
 import re
 import sys

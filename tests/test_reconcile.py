@@ -1,7 +1,5 @@
 """The parts of a device's memory: hand-computed, and for any blocks and figures an exact sum."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

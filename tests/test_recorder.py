@@ -1,7 +1,5 @@
 """The flight recorder: its lines, its files, its verdict, and real kernels that are killed."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """What reports say, with their bars, and that nothing in them can break out."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """Progress bars, where a report stands among a cell's outputs, and what a terminal can show of it."""
 
-from __future__ import annotations
-
 import io
 import sys
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The session's events: cells that nest, vanish, repeat, or never began."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """The reconciliation as a whole, with stand-ins for torch and the driver: what is asked, what fails, what is shown."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

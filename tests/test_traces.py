@@ -1,7 +1,5 @@
 """Traces measure any stretch of code, tracked loops each iteration, and neither gets in the way of it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """A tracker follows arrays without torch, writes where it is told to, and refuses what makes no sense."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

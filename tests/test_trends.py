@@ -1,7 +1,5 @@
 """A cell that grows with every run is told so; nothing else is."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The tutorials and notebooks of examples/: each runs in a real kernel, and what its prose says of sizes is so."""
 
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 

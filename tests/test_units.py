@@ -1,7 +1,5 @@
 """Sizes and durations as text and back."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

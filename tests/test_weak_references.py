@@ -1,7 +1,5 @@
 """While the user's code runs nothing of ours refers weakly to an array: NumPy resizes none to which anything does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

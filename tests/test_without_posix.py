@@ -1,7 +1,5 @@
 """A kernel without what Python lacks on Windows; `make verify` runs all of tests/smoke in such kernels."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A Ctrl-C at a line of our own code, line by line."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FrameType

@@ -1,7 +1,5 @@
 """What tests, and code in a kernel or terminal under test, wait for: a sleep would depend on the machine."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The kernel of the tests of bad input."""
 
-from __future__ import annotations
-
 from tests.steps import tidied_kernel
 
 shared_kernel, notebook = tidied_kernel("%reset -f\n%reload_ext ipygpumem")

@@ -1,7 +1,5 @@
 """Lines and arguments that are wrong or long, and names to keep that are not there."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Hostile names, objects and environments: no method is called, and nothing is stopped."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

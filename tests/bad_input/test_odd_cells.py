@@ -1,7 +1,5 @@
 """Cells that are odd or fail, scopes that end in the wrong order, children, and loading at an odd moment."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Subshells run cells beside the main shell's, over the same names: a scope owns what its own shell's cells bind."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

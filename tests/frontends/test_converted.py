@@ -1,7 +1,5 @@
 """nbconvert and papermill: notebooks that run with nobody before them, and pages made of them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What people do in JupyterLab, by keyboard and mouse."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The picture at the top of README.md: a window of JupyterLab after an experiment and an out-of-memory error."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.frontends.lab import Notebook

@@ -1,7 +1,5 @@
 """A session in a terminal: what stands on its screen from loading to leaving."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

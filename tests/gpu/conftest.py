@@ -1,7 +1,5 @@
 """The GPU suite: its marker, the reason where it cannot run, its fixtures, and a line of JSON per result."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

@@ -4,8 +4,6 @@ run.sh passes the results of one run. They are kept in tests/gpu/outcomes, one f
 page always has the last run on both. It needs only the standard library, and shows no figure that no run has given.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

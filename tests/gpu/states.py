@@ -3,8 +3,6 @@
 What is looked at is what ``%gpumem status`` shows; it is compared with NVML, torch's counters and the tensors made.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import random

@@ -1,7 +1,5 @@
 """What the GPU tests share: cells that must succeed, a cell's usage, and the card as NVML sees it."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Autofit, with out-of-memory errors of a real device and of models on cards of three sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

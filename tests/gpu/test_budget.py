@@ -1,7 +1,5 @@
 """Budgets, and memory that is held or left free, by torch's allocator on a real device."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """One card and two: each figure is that card's, wherever it is shown, and a card that is not used gets no context."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

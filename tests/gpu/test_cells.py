@@ -1,7 +1,5 @@
 """What a cell costs, with each of torch's allocators; and no context before the user's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Engines of a cluster on cards: each is measured on its own, and one that runs out of memory is named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

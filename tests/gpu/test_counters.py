@@ -1,7 +1,5 @@
 """Peaks that overlap, and the user's own counters: torch's statistics are those of a kernel without us."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from typing import Any

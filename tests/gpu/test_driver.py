@@ -1,7 +1,5 @@
 """What the driver tells, and of which card: CUDA_VISIBLE_DEVICES in every form, MIG, processes that are hidden."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

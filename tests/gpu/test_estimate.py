@@ -1,7 +1,5 @@
 """Estimates against the device: what torch's allocator has in use at the peak, what it reserves, what fits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

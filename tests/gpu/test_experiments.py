@@ -1,7 +1,5 @@
 """What an experiment gives back, and what it names that something else holds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Freeing by hand on a device: defragmented, and kept on the host for a while."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """What measures and lists by hand: lines, statements, trackers, inventories, and recorded allocations."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Estimates of the memory that kernels allocate inside, against torch's real allocator, operator by operator."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

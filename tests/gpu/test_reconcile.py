@@ -1,7 +1,5 @@
 """The parts of a device's memory, in chosen and in 200 random states, against torch's counters and NVML."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """After an out-of-memory error in each phase of a training, and an error that breaks the device's context."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """What the simulated card does as a real one: captures, faults, other processes, a fork."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The torture suite's scenarios with tensors on a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

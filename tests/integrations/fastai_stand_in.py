@@ -4,8 +4,6 @@ CI has no fastai. It needs torchvision, and the index has that for CUDA alone: i
 torch, but its import fails there, and with it those of transformers and Lightning, which look for it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType

@@ -7,8 +7,6 @@ pytest in it; pip picks the ipykernel. PYTHON names interpreters; by default tho
 Needs nothing beyond the standard library. The exit code is 0 only if everything that ran has passed.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

@@ -1,7 +1,5 @@
 """Cells that run out of memory while they hold arrays in every way that may pin them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.kernel import Kernel

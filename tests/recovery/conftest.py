@@ -1,7 +1,5 @@
 """The kernel of the tests of recovery."""
 
-from __future__ import annotations
-
 from tests.recovery.cases import SETUP
 from tests.steps import tidied_kernel
 

@@ -1,7 +1,5 @@
 """What is alive, or the user's own, is not harmed by the release of an error."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kernel import Kernel

@@ -1,7 +1,5 @@
 """What is an out-of-memory error, and a broken device context; and stand-ins for released tracebacks."""
 
-from __future__ import annotations
-
 import asyncio
 import builtins
 import sys

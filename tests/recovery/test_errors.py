@@ -1,7 +1,5 @@
 """After an OOM or an interrupt the memory is back, also where recovery itself gets none."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

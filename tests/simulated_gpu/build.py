@@ -7,8 +7,6 @@ driver.c and nvml.c do not write becomes a function that answers "done". README.
 Environment: SIM_TORCH, another version of torch; PIP_* as pip reads it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """One kernel for all tests of a module, tidied after each: starting one takes most of a second."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

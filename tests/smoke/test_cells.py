@@ -1,7 +1,5 @@
 """Loading, the line after each cell, %%experiment, %gpumem status and records, in real kernels."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

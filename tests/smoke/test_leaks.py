@@ -1,7 +1,5 @@
 """``%gpumem leaks`` and the survivors at an experiment's end, in a real kernel."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

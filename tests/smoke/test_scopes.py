@@ -1,7 +1,5 @@
 """The table of docs/experiments.md and what stands below it: the names that are there after a scope."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

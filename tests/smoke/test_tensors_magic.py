@@ -1,7 +1,5 @@
 """``%gpumem tensors`` and ``ipygpumem.tensors()`` in a real kernel, with NumPy alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kernel import Kernel

@@ -1,7 +1,5 @@
 """Ends that look only at what was made since the start, beside threads, subshells, forks, interrupts and errors."""
 
-from __future__ import annotations
-
 import pytest
 
 from ipygpumem.heap.garbage import young_generations

@@ -1,7 +1,5 @@
 """Tests with torch on the CPU: in kernels, and all those for which torch is imported in the tests' own process."""
 
-from __future__ import annotations
-
 from tests.steps import tidied_kernel
 
 SETUP = """

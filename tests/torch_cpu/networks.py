@@ -1,7 +1,5 @@
 """Networks and their training, and what of them is really alive: what estimates are held against."""
 
-from __future__ import annotations
-
 import inspect
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Autofit of training code, with allocations that torch's CPU allocator really refuses."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kernel import Kernel

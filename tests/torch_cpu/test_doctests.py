@@ -1,7 +1,5 @@
 """The examples in docstrings run, as in a script or in a notebook with one finished cell."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 from pathlib import Path

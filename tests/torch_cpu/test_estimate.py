@@ -1,7 +1,5 @@
 """ipygpumem.estimate and summary: the peak and its parts against real runs, and what gradients and optimizers take."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

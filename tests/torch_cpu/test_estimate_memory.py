@@ -1,7 +1,5 @@
 """What estimates know of the allocator and of memory beside tensors: block sizes, segments, workspaces, the verdict."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from typing import Any

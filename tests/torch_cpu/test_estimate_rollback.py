@@ -1,7 +1,5 @@
 """%%estimate, and that estimates change nothing: not the notebook, not modules, not settings of the process."""
 
-from __future__ import annotations
-
 import array
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Freeing by hand: what is released goes, what others hold stays, and what is moved comes back as it was."""
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import gc

@@ -1,7 +1,5 @@
 """Who holds an array: one case per kind of reference, each told from the outside in."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import gc

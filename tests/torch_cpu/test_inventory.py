@@ -1,7 +1,5 @@
 """Inventories of torch's tensors: what each takes, what it is for, and what is left alone."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The recipes of docs/export.md: loggers that subscribe."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What was alive before a scope is none of its survivors, whatever the scope has made around it; with torch."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kernel import Kernel

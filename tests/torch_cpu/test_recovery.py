@@ -1,7 +1,5 @@
 """Recovery from real allocation failures of torch on the CPU, and data loaders."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What ``%gpumem leaks`` says besides leaks: graphs of stored results and evaluations, outputs, allocator caches."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Models, survivors, outputs, seeds, compiled code and odd tensors in scopes, with torch on the CPU."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.hostile import SOURCE

@@ -1,7 +1,5 @@
 """A tracker says which of torch's tensors came and went between two calls."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import re

@@ -1,7 +1,5 @@
 """What was made since a start is all that most ends look at; what they report is what a look at everything gives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

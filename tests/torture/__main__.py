@@ -3,8 +3,6 @@
 With ``--only`` no page is written. The exit code is 0 only if every figure of ours is met.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import importlib.util

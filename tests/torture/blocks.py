@@ -3,8 +3,6 @@
 Only the storage of a block counts: a view, a gradient node or a traceback that keeps it alive keeps its bytes.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

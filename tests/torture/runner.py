@@ -1,7 +1,5 @@
 """Runs a scenario in a real kernel, with one way of cleaning up at its end, and says what came back."""
 
-from __future__ import annotations
-
 import os
 import queue
 import tempfile

@@ -1,7 +1,5 @@
 """How notebooks leak: one scenario per way, as data that is run in real kernels."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 The other way of most is in tests/gpu. ``make torture`` runs all of them in all ways and compares with other tools.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

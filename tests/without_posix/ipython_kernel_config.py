@@ -3,8 +3,6 @@
 Python's own functions stay as they were imported; what ipygpumem looks up from now on is what Windows has.
 """
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import multiprocessing.connection
