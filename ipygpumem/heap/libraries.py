@@ -1,0 +1,340 @@
+"""Finds the memory behind objects of known libraries: one short function per library.
+
+Most libraries keep their data in arrays and containers, which ``sizes`` follows by itself. Only objects with memory
+to which no Python object refers need a function here, and objects whose parts have names, such as a frame's columns.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import mmap
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from ipygpumem.heap.arrays import is_of_library, library_type, slots
+from ipygpumem.heap.bulk import of_types, one_of_each, types_of
+from ipygpumem.heap.holders.graphs import of_script
+from ipygpumem.introspect import (
+    ATOMS,
+    instance_dict,
+    is_exactly,
+    is_instance,
+    key_text,
+    module_dict,
+    name_of,
+    solid_base,
+    text_of,
+    type_name,
+)
+
+
+class Piece(NamedTuple):
+    """Memory to which no Python object refers."""
+
+    key: tuple[object, ...]
+    """Identity of the memory while it is alive."""
+    size_bytes: int
+    device: str = "cpu"
+    address: int = 0
+    """Start of host memory that objects of several libraries may share; 0 if unknown."""
+    note: str = ""
+    """Says that the size is an estimate, or not all in RAM."""
+
+
+Behind = Callable[[Any], Iterable[object]]
+"""Returns the pieces of memory behind an object, and other objects to follow."""
+
+_SAVED = "estimated by the size of the saved model"
+_MAPPED = "a memory map: only its used pages are in RAM"
+
+
+def _of(value: object, size_bytes: int, note: str = "") -> Piece:
+    return Piece(("object", id(value)), size_bytes, note=note)
+
+
+def _native(value: object, kind: str, *attributes: str) -> Any:
+    """Return an attribute of ``value`` if it is an instance of the C class named ``kind``, else None."""
+    found = slots(value) | (instance_dict(value) or {})
+    native = next((found[name] for name in attributes if name in found), None)
+    return native if type_name(native) == kind and solid_base(type(native)) is type(native) else None
+
+
+# -- memory, by library ----------------------------------------------------------------------------------------------
+
+
+def _arrow_array(array: Any) -> Iterator[object]:
+    yield from (buffer for buffer in array.buffers() if buffer is not None)
+    if is_instance(array, sys.modules["pyarrow"].DictionaryArray):
+        yield array.dictionary
+
+
+def _arrow_buffer(buffer: Any) -> Iterator[object]:
+    while buffer.parent is not None:  # a slice keeps the whole alive
+        buffer = buffer.parent
+    if buffer.is_cpu:
+        yield Piece(("arrow", buffer.address), buffer.size, address=buffer.address)
+
+
+def _arrow_chunks(array: Any) -> Iterator[object]:
+    yield from array.chunks
+
+
+def _arrow_columns(table: Any) -> Iterator[object]:
+    yield from table.columns
+
+
+def _bytes_io(stream: Any) -> Iterator[object]:
+    kind = io.BytesIO
+    if not kind.closed.__get__(stream) and kind.__sizeof__(stream) == kind.__sizeof__(io.BytesIO()):
+        yield kind.getvalue(stream)  # the bytes that it was made from; no copy
+
+
+def _ctypes_data(data: Any) -> Iterator[object]:
+    yield _of(data, sys.modules["ctypes"].sizeof(data))
+
+
+def _h5py_file(item: Any) -> Iterator[object]:
+    h5py: Any = sys.modules["h5py"]
+    if item:  # open
+        file = h5py.h5i.get_file_id(item.id)
+        if file.get_access_plist().get_driver() == h5py.h5fd.CORE:
+            yield Piece(("h5py", h5py.h5o.get_info(item.id).fileno), file.get_filesize())
+
+
+def _jax_array(array: Any) -> Iterator[object]:
+    if not array.is_deleted():
+        first, *more = sorted(array.devices(), key=lambda device: int(device.id))
+        is_host, number = first.platform == "cpu", getattr(first, "local_hardware_id", None)
+        device = "cpu" if is_host else f"jax:{first.id if number is None else number}"
+        address = 0 if more or not array.is_ready() else int(array.unsafe_buffer_pointer())
+        key = ("jax", device, address) if address else ("object", id(array))
+        yield Piece(key, int(array.on_device_size_in_bytes()), device, address if is_host else 0)
+
+
+def _lightgbm_booster(booster: Any) -> Iterator[object]:
+    rounds = booster.current_iteration()
+    some = min(rounds, 20)  # writing all of a large model would take seconds
+    yield _of(booster, len(booster.model_to_string(num_iteration=some)) * rounds // max(some, 1), _SAVED)
+
+
+def _memory_map(mapped: Any) -> Iterator[object]:
+    if not mmap.mmap.closed.__get__(mapped):  # type: ignore[attr-defined]  # typeshed has a property
+        yield _of(mapped, mmap.mmap.__len__(mapped), _MAPPED)
+
+
+def _pandas_engine(engine: Any) -> Iterator[object]:
+    yield _of(engine, engine.sizeof())
+
+
+_PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}
+"""Bytes of a pixel by an image's mode; every other mode has four."""
+
+
+def _pillow_image(image: Any) -> Iterator[object]:
+    pixels = _native(image, "ImagingCore", "_im", "im")
+    if pixels is not None:
+        width, height = pixels.size
+        yield _of(pixels, width * height * _PIXEL_BYTES.get(pixels.mode, 4))
+
+
+def _polars_frame(frame: Any) -> Iterator[object]:
+    return (piece for part in _polars_columns(frame) for piece in part.objects or ())
+
+
+def _polars_series(series: Any) -> Iterator[object]:
+    column = _native(series, "PySeries", "_s")
+    if column is not None:
+        yield _of(column, _polars_size(column))
+
+
+def _polars_size(column: Any) -> int:
+    size: int = column.estimated_size()
+    if str(column.dtype()) not in ("String", "Binary"):
+        return size
+    inline, rows = 12, int(column.len())  # the estimate has no views: 16 bytes for each text, with short ones inside
+    return 16 * rows + (size if size > inline * rows else 0)
+
+
+def _script_module(module: Any) -> Iterator[object]:
+    return of_script(module)
+
+
+def _sklearn_tree(tree: Any) -> Iterator[object]:
+    nodes = sys.modules["sklearn.tree._tree"].NODE_DTYPE.itemsize
+    values = tree.value.nbytes // max(tree.node_count, 1)
+    yield _of(tree, tree.capacity * (nodes + values))
+
+
+def _sklearn_neighbours(tree: Any) -> Iterator[object]:
+    yield from tree.get_arrays()
+
+
+def _torch_storage(storage: Any) -> Iterator[object]:
+    device = str(storage.device)
+    address = storage.data_ptr() if device == "cpu" else 0
+    yield Piece(("torch", storage._cdata), 0 if device == "meta" else storage.nbytes(), device, address)
+
+
+def _xgboost_booster(booster: Any) -> Iterator[object]:
+    yield _of(booster, len(booster.save_raw("ubj")), _SAVED)
+
+
+def _xgboost_data(data: Any) -> Iterator[object]:
+    yield _of(data, data.num_nonmissing() * 8, "estimated by its number of values")  # each has an index
+
+
+_BY_INSTANCE: tuple[tuple[str, str, Behind], ...] = (
+    ("PIL.Image", "Image", _pillow_image),
+    ("_ctypes", "Array", _ctypes_data),
+    ("io", "BytesIO", _bytes_io),
+    ("mmap", "mmap", _memory_map),
+    ("polars.dataframe.frame", "DataFrame", _polars_frame),
+    ("polars.series.series", "Series", _polars_series),
+    ("torch.jit", "ScriptModule", _script_module),
+)
+"""Functions that read an instance of any subclass without running the subclass's code."""
+_BY_METHOD: tuple[tuple[str, str, Behind], ...] = (
+    ("h5py", "Dataset", _h5py_file),
+    ("h5py", "Group", _h5py_file),
+    ("jaxlib._jax", "ArrayImpl", _jax_array),
+    ("lightgbm", "Booster", _lightgbm_booster),
+    ("pandas._libs.index", "IndexEngine", _pandas_engine),
+    ("pyarrow", "Array", _arrow_array),
+    ("pyarrow", "Buffer", _arrow_buffer),
+    ("pyarrow", "ChunkedArray", _arrow_chunks),
+    ("pyarrow", "RecordBatch", _arrow_columns),
+    ("pyarrow", "Table", _arrow_columns),
+    ("sklearn.neighbors._ball_tree", "BinaryTree64", _sklearn_neighbours),
+    ("sklearn.neighbors._kd_tree", "BinaryTree64", _sklearn_neighbours),
+    ("sklearn.tree._tree", "Tree", _sklearn_tree),
+    ("torch", "UntypedStorage", _torch_storage),
+    ("xgboost", "Booster", _xgboost_booster),
+    ("xgboost", "DMatrix", _xgboost_data),
+)
+"""Functions that call an instance's methods: for the library's own classes only."""
+
+
+def behind(kind: type) -> Behind | None:
+    """Return the function that reads the memory behind instances of ``kind``; None if none is known."""
+    own = library_of(kind)
+    for table in (_BY_INSTANCE, _BY_METHOD):
+        for module, name, function in table:
+            base = library_type(module, name)
+            if base is not None and type.__subclasscheck__(base, kind):
+                return function if table is _BY_INSTANCE or own == module.partition(".")[0] else None
+    return None
+
+
+def library_of(kind: type) -> str:
+    """Return the package of the module that has the class; a user's class can claim any, but is not found there."""
+    name = text_of(type.__dict__["__module__"].__get__(kind))  # C classes have no entry of that name
+    module: Any = sys.modules.get(name)
+    is_there = is_instance(module, ModuleType) and module_dict(module).get(name_of(kind)) is kind
+    return name.partition(".")[0] if is_there else ""
+
+
+# -- parts -----------------------------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """Some of an object's content, which the user knows by names or by kind."""
+
+    names: Sequence[str]
+    """Columns, keys or attributes that share the memory equally; or one type."""
+    objects: Sequence[object] | None
+    """None for all content that no other part has."""
+    items: int = 1
+
+
+MOST_PARTS = 200
+"""Maximum number of columns, keys or attributes that are measured one by one."""
+_MOST_ITEMS = 1_000_000
+"""Maximum number of a container's items that are sorted by their types."""
+_SEQUENCES: tuple[Any, ...] = (list, tuple, deque, set, frozenset)
+_OF_MODULE = ("_parameters", "_buffers", "_modules")
+
+
+def parts_of(value: Any) -> Iterator[Part]:
+    """Yield the parts of a frame, dict, container or object."""
+    for module, name, function in _WITH_PARTS:
+        base = library_type(module, name)
+        if base is not None and is_instance(value, base):
+            yield from function(value)
+            return
+    sequence = next((base for base in _SEQUENCES if is_instance(value, base)), None)
+    if is_instance(value, dict):
+        keys, values = list(dict.keys(value)), list(dict.values(value))
+        if len(keys) > MOST_PARTS:
+            yield from _by_type(values, len(values))
+        else:
+            names = [text or f"<{type_name(key)}>" for key, text in zip(keys, map(key_text, keys), strict=True)]
+            yield from (Part([f"[{name}]"], [item]) for name, item in zip(names, values, strict=True))
+    elif sequence is not None:
+        yield from _by_type(list(islice(sequence.__iter__(value), _MOST_ITEMS)), sequence.__len__(value))
+    elif not is_instance(value, type) and not is_exactly(value, FunctionType, ModuleType):
+        yield from _attributes(value)
+
+
+def _by_type(items: list[object], length: int) -> Iterator[Part]:
+    kinds = one_of_each(items)
+    if len(kinds) == 1 or length > len(items) or len(kinds) > MOST_PARTS:
+        names = ", ".join(map(type_name, islice(kinds.values(), 3)))
+        yield Part([names], None, length)
+    else:
+        groups = [(item, of_types({key}, items)) for key, item in kinds.items()]
+        yield from (Part([type_name(item)], group, len(group)) for item, group in groups)
+
+
+def _attributes(value: object) -> Iterator[Part]:
+    # Reading ``__dict__`` creates the dict for good, so only objects that hold more than numbers and text are read.
+    if ATOMS.issuperset(types_of([item for item in gc.get_referents(value) if item is not type(value)])):
+        return
+    attributes = slots(value) | (instance_dict(value) or {})
+    if is_of_library(value, "torch.nn", "Module"):
+        inside: list[Any] = [attributes.pop(name, None) for name in _OF_MODULE]
+        attributes = {name: item for found in inside if is_instance(found, dict) for name, item in dict.items(found)}
+    for name, item in list(attributes.items())[:MOST_PARTS]:
+        yield Part([f".{text_of(name)}"], [item])
+
+
+def _pandas_columns(frame: Any) -> Iterator[Part]:
+    manager: Any = (instance_dict(frame) or {}).get("_mgr")
+    if library_of(type(manager)) == "pandas" and len(manager.items) <= MOST_PARTS:
+        labels = [_label(place, label) for place, label in enumerate(manager.items)]
+        yield from (Part([labels[place] for place in block.mgr_locs], [block.values]) for block in manager.blocks)
+        yield Part(["index"], [manager.axes[-1]])
+
+
+def _label(place: int, label: object) -> str:
+    """Return a column's label, or its number if the label is not plain."""
+    return label if type(label) is str else key_text(label) or f"column {place}"
+
+
+def _polars_columns(frame: Any) -> Iterator[Part]:
+    inner = _native(frame, "PyDataFrame", "_df")
+    for place, column in enumerate([] if inner is None else inner.get_columns()):
+        yield Part([column.name()], [Piece(("polars", id(inner), place), _polars_size(column))])
+
+
+def _arrow_table_columns(table: Any) -> Iterator[Part]:
+    return (Part([name], [column]) for name, column in zip(table.column_names, table.columns, strict=True))
+
+
+def _xarray_variables(dataset: Any) -> Iterator[Part]:
+    variables = slots(dataset).get("_variables")
+    for name, variable in dict.items(variables) if type(variables) is dict else ():
+        yield Part([_label(0, name)], [variable])
+
+
+_WITH_PARTS: tuple[tuple[str, str, Callable[[Any], Iterator[Part]]], ...] = (
+    ("pandas", "DataFrame", _pandas_columns),
+    ("polars.dataframe.frame", "DataFrame", _polars_columns),
+    ("pyarrow", "RecordBatch", _arrow_table_columns),
+    ("pyarrow", "Table", _arrow_table_columns),
+    ("xarray", "Dataset", _xarray_variables),
+)

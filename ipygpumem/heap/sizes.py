@@ -1,0 +1,436 @@
+"""Measures how much memory any object holds, and what it consists of.
+
+No user code runs: objects are followed as in ``walk``, and sized by the C code of their built-in or library base.
+Loops over objects run in C, so that a million short strings take a quarter of a second.
+"""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import math
+import sys
+from bisect import bisect_left, bisect_right
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import compress, islice, repeat
+from operator import attrgetter, is_, not_
+from types import FunctionType, MethodDescriptorType, ModuleType
+from typing import Any, NamedTuple
+
+from ipygpumem.heap.arrays import NOT_ENTERED, Reader, describe, each, holding_objects, library_type, place_of
+from ipygpumem.heap.bulk import CHUNK, by_identity, chunks, of_types, one_of_each
+from ipygpumem.heap.libraries import Behind, Part, Piece, behind, parts_of
+from ipygpumem.heap.walk import Group, Walk
+from ipygpumem.introspect import ATOMS, HAS_REFERENCES, class_dict, is_instance, module_dict
+
+MOST_SIZED = 4_000_000
+"""Maximum number of objects that one ``Sizes`` examines."""
+_MOST_ITEMS = 1_000_000
+"""Number of items to examine of longer containers: an evenly spread sample stands for all."""
+_AT_ONCE = 500
+_LARGE = 1 << 16
+"""Smallest size in bytes of host memory that is compared by address, because a tensor and an array may share it."""
+_MANAGED_DICT = 1 << 4
+"""Flag of classes whose instances store their attributes outside a dict, from Python 3.11 on."""
+_SMALL, _HEADER = 512, 8
+"""Largest size that CPython allocates itself, and the bytes that malloc adds to larger ones."""
+_GC_HEADER = 16
+_TWO_BLOCKS = {id(kind) for kind in (list, set, bytearray)}
+"""Types whose instance is no multiple of 16 bytes, and whose content is allocated apart."""
+_LONG = {id(kind) for kind in (list, tuple, dict, set, frozenset)}
+_FUNCTION = {id(FunctionType)}
+
+
+class Share(NamedTuple):
+    """The memory of some of an object's content."""
+
+    name: str
+    """A column, key, attribute, or type of items."""
+    items: int
+    size_bytes: int
+
+
+class Size(NamedTuple):
+    """The memory that an object holds, as far as no earlier measurement counted it."""
+
+    device_bytes: dict[str, int]
+    """Bytes by device; ``cpu`` is RAM."""
+    objects: int
+    parts: tuple[Share, ...] = ()
+    """The largest first."""
+    also_in: tuple[str, ...] = ()
+    """Labels of other measured objects whose memory this object refers to as well; it is counted there."""
+    notes: tuple[str, ...] = ()
+    """Reasons why the size is an estimate, or need not be in RAM."""
+    complete: bool = True
+    """False if a limit was reached: there is more."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes on all devices."""
+        return sum(self.device_bytes.values())
+
+
+class Sizes(Walk):
+    """Measures objects one after the other; memory that several share is counted once.
+
+    It keeps shared objects alive: use it inside ``undisturbed``, then drop it.
+
+    Args:
+        named: labels and objects. Each of these objects is counted only when it is measured itself.
+        limit: maximum number of objects to examine; one measurement uses a third of what is left.
+
+    >>> Sizes().measure([bytes(1_000_000)]).size_bytes > 1_000_000
+    True
+    """
+
+    def __init__(self, named: Iterable[tuple[str, object]] = (), limit: int = MOST_SIZED) -> None:
+        super().__init__(limit, find=("tensor", "ndarray"))
+        self._alone = _references()
+        self._behind: dict[int, Behind] = {}
+        """Functions that read memory behind an object, by its type's identity."""
+        self._sizers: dict[int, Callable[[Any], int]] = {}
+        """C functions that size instances of classes with a ``__sizeof__`` of their own, by the type's identity."""
+        self._inline: set[int] = set()
+        self._times = 1
+        """Number of objects for which each examined one stands."""
+        self._label = ""
+        self._labels: dict[object, str] = {}
+        """Labels of named objects by identity, and of pieces of memory by key."""
+        self._starts, self._ends = list[int](), list[int]()
+        """Large host memory that has been counted: sorted, without overlaps."""
+        self._pieces: set[object] = set()
+        self._read: set[int] = set()
+        """Identities of object arrays whose elements have been counted."""
+        self._bytes, self._objects, self._also, self._notes = Counter[str](), 0, dict[str, None](), dict[str, None]()
+        modules = [module for module in list(sys.modules.values()) if is_instance(module, ModuleType)]
+        self.pass_over(sys.modules, vars(builtins), *map(module_dict, modules))
+        self._waiting: dict[int, str] = {}
+        """Labels of named objects that have not been measured yet, by identity."""
+        for label, item in named:
+            if not is_instance(item, type) and id(type(item)) not in ATOMS:
+                self._waiting.setdefault(id(item), label)
+        self._labels |= dict[object, str](self._waiting.items())
+        self.seen.update(self._waiting)
+
+    def measure(self, value: object, label: str = "") -> Size:
+        """Return the memory that ``value`` holds and that no earlier call counted."""
+        rest, self.left = self.left, math.ceil(self.left / 3)
+        rest -= self.left
+        self._bytes, self._objects, self._also, self._notes = Counter(), 0, {}, {}
+        self._label, self.complete = label, True
+        if self._waiting.get(id(value)) == label:
+            self._waiting.pop(id(value))
+            self.seen.discard(id(value))
+        shares, remaining = list[Share](), list[Part]()
+        for part in self._parts(value) if id(value) not in self.seen else ():
+            if part.objects is None:
+                remaining.append(part)
+            else:
+                shares += self._of_part(part)
+        before = self._total()
+        self._take([value])
+        self._finish()
+        shares += [Share(", ".join(part.names), part.items, self._total() - before) for part in remaining]
+        self.left += rest
+        shares.sort(key=attrgetter("size_bytes"), reverse=True)
+        found = {device: size for device, size in self._bytes.items() if size > 0}
+        return Size(found, self._objects, tuple(shares), tuple(self._also), tuple(self._notes), self.complete)
+
+    def _parts(self, value: object) -> list[Part]:
+        try:
+            return list(parts_of(value))
+        except Exception:  # a thread changes it, or an unknown version of a library
+            return []
+
+    def _of_part(self, part: Part) -> list[Share]:
+        """Measure a part; names that share memory get equal shares, except of the elements of an object array."""
+        values, own = list(part.objects or ()), Counter[str]()
+        if len(part.names) > 1:
+            for array in filter(_is_rows_of_objects, values):
+                self._read.add(id(array))
+                rows: Any = array
+                for name, row in zip(part.names, rows, strict=True):
+                    before = self._total()
+                    self._elements(row)
+                    self._finish()
+                    own[name] += self._total() - before
+        before = self._total()
+        self._take(values)
+        self._finish()
+        together = (self._total() - before) // len(part.names)
+        return [Share(name, part.items, own[name] + together) for name in part.names]
+
+    def _total(self) -> int:
+        return self._bytes.total()
+
+    def _finish(self) -> None:
+        """Examine everything that was found but not entered yet."""
+        deque(self.run(()), maxlen=0)
+        self._times = 1
+
+    # -- the walk -------------------------------------------------------------------------------------------------
+
+    def kind_of(self, item: object) -> str:
+        """Return how objects of the type of ``item`` are handled, and record how they are sized."""
+        kind = super().kind_of(item)
+        if kind in ("tensor", "ndarray", "class", "module"):
+            return kind
+        own, key = type(item), id(type(item))
+        flags = type.__dict__["__flags__"].__get__(own)
+        if any(is_instance(item, base) for base in NOT_ENTERED) or (kind == "skip" and flags & HAS_REFERENCES):
+            return "module"  # not sized, either
+        function = behind(own)
+        if function is not None:
+            self._behind[key] = function
+        if flags & _MANAGED_DICT:
+            self._inline.add(key)
+        sizer, is_first = _sizer(own)
+        if not is_first:
+            self._sizers[key] = sizer
+        return kind
+
+    def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
+        """Yield the contents of some objects; ``path`` is the number of objects for which each of them stands."""
+        times = self._times = int(path or 1)
+        first: Any = objects[0] if len(objects) == 1 else None
+        if id(type(first)) in _LONG and len(first) > CHUNK:
+            yield from self._long_container(first)
+            self._times = times
+            return
+        yield gc.get_referents(*objects), None
+        inline = of_types(self._inline, objects)
+        if inline:
+            found = gc.get_referents(*inline)
+            attributes = len(found) - len(inline)  # each refers to its class, too
+            if len(of_types({id(dict)}, found)) < attributes:  # else in the dicts
+                size = _aligned(_GC_HEADER + _HEADER + _HEADER * attributes // len(inline))
+                self._add("cpu", size * len(inline))
+
+    def _long_container(self, container: Any) -> Iterator[Group]:
+        """Yield a container's items in chunks; of very many, a sample of the chunks."""
+        step = self._step(len(container))
+        if type(container) is list or type(container) is tuple:
+            yield from ((list(container[start : start + CHUNK]), None) for start in range(0, len(container), step))
+            return
+        for items in (container, container.values()) if type(container) is dict else (container,):
+            items = iter(items)
+            while part := list(islice(items, CHUNK)):
+                yield part, None
+                next(islice(items, step - CHUNK, step - CHUNK), None)  # skips chunks in C
+
+    def _step(self, length: int) -> int:
+        """Return how far apart the chunks of a container begin."""
+        stands_for = -(-length // _MOST_ITEMS)
+        if stands_for > 1:
+            self._times *= stands_for
+            self._notes["estimated from a sample of its items"] = None
+        return CHUNK * stands_for
+
+    def _may_lead_on(self, container: Any) -> bool:
+        """Return True: numbers and text are counted, too."""
+        return True
+
+    def _take(self, items: Sequence[Any]) -> None:
+        """Count objects and pieces of memory; note what they lead to."""
+        pieces = of_types({id(Piece)}, items)
+        for piece in pieces:
+            self._piece(piece)
+        if pieces:
+            items = [item for item in items if type(item) is not Piece]
+        for part in chunks(items):
+            self._sift(part, with_paths=False)
+
+    def _sift(self, items: Sequence[Any], *, with_paths: bool) -> tuple[list[Any], list[Any]]:
+        """Count the new ones among ``items``; keep those that lead to more for later."""
+        several = self._sort(items)
+        fresh = self._fresh(items)
+        if self.left <= 0 and fresh:
+            self.complete = False
+            self._queue.clear()
+            self._long.clear()
+            return [], []
+        self.left -= len(fresh)
+        self._objects += len(fresh) * self._times
+        apart = self._kinds["class"] | self._kinds["module"] | self._arrays
+        plain = fresh
+        if not apart.isdisjoint(several):
+            plain = _without(apart, fresh)
+            self._tensors(self.of_kind("tensor", fresh))
+            self._ndarrays(self.of_kind("ndarray", fresh))
+        self._weigh(plain, several)
+        for item in of_types(self._behind, plain) if self._behind.keys() & several else ():
+            self._look_behind(item)
+        for function in of_types(_FUNCTION, plain) if several >= _FUNCTION else ():
+            self.seen.add(id(function.__globals__))  # a namespace leads to everything
+        self._enter_later(self.of_kind("leading", plain))
+        return [], []
+
+    def _enter_later(self, items: list[Any]) -> None:
+        self._queue.extend((some, str(self._times)) for some in chunks(items, _AT_ONCE))
+
+    def _fresh(self, items: Sequence[Any]) -> Sequence[Any]:
+        """Return the items that have not been counted. Most have one reference: they need not be remembered."""
+        references = list(map(sys.getrefcount, items))
+        shared = list(compress(items, map(self._alone.__lt__, references)))
+        if not shared:
+            return items
+        met = self._labels.keys() & set(map(id, shared))
+        self._also.update(dict.fromkeys(self._labels[key] for key in met if self._labels[key] != self._label))
+        new = self._new(shared)
+        self._kept.append(new)
+        return [*compress(items, map(self._alone.__ge__, references)), *new]
+
+    # -- bytes ----------------------------------------------------------------------------------------------------
+
+    def _add(self, device: str, size_bytes: int) -> None:
+        self._bytes[device] += size_bytes * self._times
+
+    def _weigh(self, items: Sequence[Any], several: set[int]) -> None:
+        """Add the sizes of objects themselves."""
+        odd = self._sizers.keys() & several
+        for key in odd:
+            self._add("cpu", _rounded(Counter(each(self._sizers[key], of_types({key}, items))), _GC_HEADER))
+        if not _TWO_BLOCKS.isdisjoint(several):
+            odd |= _TWO_BLOCKS
+            self._add("cpu", _rounded(Counter(map(sys.getsizeof, of_types(_TWO_BLOCKS, items))), _HEADER))
+        items = _without(odd, items) if odd else items
+        self._add("cpu", _rounded(Counter(each(sys.getsizeof, items))))
+
+    def _piece(self, piece: Piece) -> None:
+        """Add memory behind an object."""
+        known = self._labels.setdefault(piece.key, self._label)
+        if piece.key in self._pieces:
+            self._also.update(dict.fromkeys([known] * (known != self._label)))
+            return
+        self._pieces.add(piece.key)
+        size = piece.size_bytes
+        if piece.address and size >= _LARGE:
+            size = self._uncounted(piece.address, piece.address + size)
+        self._add(piece.device, size)
+        if piece.note:
+            self._notes[piece.note] = None
+
+    def _uncounted(self, start: int, end: int) -> int:
+        """Return the number of bytes of a span of host memory that no other span had, and note it as counted."""
+        first, last = bisect_right(self._starts, start), bisect_left(self._starts, end)
+        first -= first > 0 and self._ends[first - 1] > start
+        spans = list(zip(self._starts[first:last], self._ends[first:last], strict=True))
+        counted = sum(min(end, stop) - max(start, begin) for begin, stop in spans)
+        self._starts[first:last] = [min([start, *self._starts[first:last]])]
+        self._ends[first:last] = [max([end, *self._ends[first:last]])]
+        return end - start - counted
+
+    def _look_behind(self, item: object) -> None:
+        try:
+            found = list(self._behind[id(type(item))](item))
+        except Exception:  # closed, or an unknown version of the library
+            self._notes["not all of it can be read"] = None
+            return
+        self._take(found)
+
+    def _ndarrays(self, arrays: list[Any]) -> None:
+        """Add NumPy arrays, and the owners of their memory."""
+        if not arrays:
+            return
+        base: Any = library_type("numpy", "ndarray")
+        read = base.__dict__
+        self._add("cpu", _rounded(Counter(map(read["__sizeof__"], arrays))))
+        bases = list(map(read["base"].__get__, arrays))
+        owners = list(compress(arrays, map(is_, bases, repeat(None))))
+        for array in compress(owners, map(_LARGE.__le__, map(read["nbytes"].__get__, owners))):
+            _, start, end = place_of(array)
+            self._add("cpu", self._uncounted(start, end) - (end - start))
+        if len(owners) < len(arrays):
+            behind_views = by_identity([item for item in bases if item is not None])
+            self._take(list(behind_views.values()))
+            for array, owner in zip(arrays, bases, strict=True):
+                if owner is not None and id(type(owner)) in self._kinds["skip"] and self._is_unknown(owner):
+                    _, start, end = place_of(array)
+                    self._add("cpu", self._uncounted(start, end))
+        for array in compress(owners, holding_objects(owners)):
+            if id(array) not in self._read:
+                self._elements(array)
+
+    def _is_unknown(self, owner: object) -> bool:
+        return id(type(owner)) not in ATOMS and id(type(owner)) not in self._behind
+
+    def _elements(self, array: Any) -> None:
+        """Count the elements of an object array."""
+        base: Any = library_type("numpy", "ndarray")
+        flat = base.ravel(base.view(array, base), "K")
+        times, step = self._times, self._step(len(flat))
+        for start in range(0, len(flat), step):
+            self._take(flat[start : start + CHUNK].tolist())
+        self._times = times
+
+    def _tensors(self, tensors: list[Any]) -> None:
+        """Add torch tensors, their gradients, and what their attributes refer to."""
+        torch: Any = sys.modules.get("torch")
+        if not tensors or torch is None:
+            return
+        with torch._C.DisableTorchFunction():
+            reader = Reader(torch)
+            foreign = {key for key, one in one_of_each(tensors).items() if reader.is_foreign(one)}
+            plain = [tensor for tensor in tensors if id(type(tensor)) not in foreign] if foreign else tensors
+            storages = each(reader.base.untyped_storage, plain)
+            odd = [tensor for tensor, storage in zip(plain, storages, strict=True) if storage is None]
+            for key, storage in {storage._cdata: storage for storage in storages if storage is not None}.items():
+                self._piece(_of_storage(key, storage, str(storage.device)))
+            for tensor in [*odd, *of_types(foreign, tensors)]:
+                found = describe(tensor)
+                if found is not None:
+                    self._piece(Piece(found.storage, found.size_bytes, found.device))
+            leaves = [
+                tensor for tensor in plain if reader.read("requires_grad", tensor) and reader.read("is_leaf", tensor)
+            ]
+            gradients = [reader.read("_grad", tensor) for tensor in leaves]
+        self._take([gradient for gradient in gradients if gradient is not None])
+        self._enter_later(tensors)
+
+
+def _without(kinds: Collection[int], items: Sequence[Any]) -> list[Any]:
+    """Return the items of other types."""
+    return list(compress(items, map(not_, map(kinds.__contains__, map(id, map(type, items))))))
+
+
+def _of_storage(key: int, storage: Any, device: str) -> Piece:
+    size = storage.nbytes()
+    if device == "meta" or type(size) is not int:  # torch.compile may not have decided it yet
+        return Piece(("torch", key), 0, device)
+    return Piece(("torch", key), size, device, storage.data_ptr() if device == "cpu" and size else 0)
+
+
+def _is_rows_of_objects(value: Any) -> bool:
+    """Return True for a plain object array of rows."""
+    exact = type(value) is library_type("numpy", "ndarray")
+    return exact and len(value.shape) > 1 and all(holding_objects([value]))
+
+
+def _sizer(kind: type) -> tuple[Callable[[Any], int], bool]:
+    """Return the ``__sizeof__`` that is written in C, and True if it is the class's own."""
+    found = [names["__sizeof__"] for names in map(class_dict, type.mro(kind)) if "__sizeof__" in names]
+    in_c = next(method for method in found if type(method) is MethodDescriptorType)
+    return in_c, in_c is found[0]
+
+
+def _aligned(size: int) -> int:
+    return (size + 15) & -16
+
+
+def _rounded(sizes: Mapping[Any, int], extra: int = 0) -> int:
+    """Return the bytes that allocators use for objects; ``sizes`` are numbers of objects by size."""
+    return sum(
+        _aligned(size + extra + _HEADER * (size > _SMALL)) * number
+        for size, number in sizes.items()
+        if size is not None
+    )
+
+
+def _references() -> int:
+    """Return the reference count of an object with one holder, as ``_fresh`` sees it in a part of a list."""
+    holder = [object()]
+    referents = gc.get_referents(holder)
+    (part,) = chunks(referents)
+    return next(map(sys.getrefcount, part))
