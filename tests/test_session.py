@@ -286,7 +286,7 @@ def test_what_a_reset_left_is_credited_to_the_outputs(
 
 
 def test_a_ctrl_c_that_leaves_an_experiment_open_says_so(
-    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -296,6 +296,9 @@ def test_a_ctrl_c_that_leaves_an_experiment_open_says_so(
         patch.setattr(ExperimentManager, "_try_to_end", interrupted)
         error = loaded.run_cell("%experiment end").error_in_exec
     assert str(error) == "the experiment m is still open: run %experiment end again"
+    shown = "".join(capsys.readouterr())
+    assert f"KeyboardInterrupt: {error}" in shown
+    assert "ipygpumem/" not in shown
     assert loaded.user_ns["x"] == 1
     loaded.run_cell("%experiment end")
     assert "x" not in loaded.user_ns

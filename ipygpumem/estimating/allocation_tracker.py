@@ -101,10 +101,10 @@ _SCALAR = _ATEN._local_scalar_dense.default
 _COMPARES = (_ATEN.equal.default, _ATEN.allclose.default)
 
 
-def _optimizer_frame() -> types.FrameType | None:
-    """Return the innermost frame of torch.optim if it is inside all frames of the user's code, else None."""
+def _frame_of(package: types.ModuleType) -> types.FrameType | None:
+    """Return the innermost frame of a torch package if it is inside all frames of the user's code, else None."""
     ours_and_torchs = takewhile(lambda frame: not is_users(frame.f_code.co_filename), stack(sys._getframe(1)))
-    folder = str(Path(lbfgs.__file__).parent)
+    folder = str(Path(package.__file__ or "").parent)
     return next((frame for frame in ours_and_torchs if frame.f_code.co_filename.startswith(folder)), None)
 
 
@@ -486,7 +486,7 @@ class AllocationTracker(TorchDispatchMode):
         """Return a guess for an operation that reads a value."""
         compares, dtype = func in _COMPARES, tensor.dtype
         is_condition = compares or dtype is torch.bool
-        frame = _optimizer_frame()
+        frame = _frame_of(torch.optim)
         if frame is not None and frame.f_code.co_filename == lbfgs.__file__:  # it reads values in each iteration
             self._note("LBFGS: assumed to run all its iterations, and to keep their history")
             if is_condition:  # it keeps a step only if ``ys`` is positive, and stops if its loss does not change
@@ -494,8 +494,9 @@ class AllocationTracker(TorchDispatchMode):
             self._given_to_lbfgs += 1
             return 1.0 / self._given_to_lbfgs
         line = user_line()
-        self.guesses[line] = count = self.guesses.get(line, 0) + 1
-        if count > _MOST_GUESSES:
+        if _frame_of(torch.utils.data) is None:  # the value of a seed does not matter
+            self.guesses[line] = self.guesses.get(line, 0) + 1
+        if self.guesses.get(line, 0) > _MOST_GUESSES:
             raise EstimateError(
                 f"this line asked for a tensor's value {_MOST_GUESSES:,} times. An estimate has no values, so the "
                 f"loop may never end: {line}"

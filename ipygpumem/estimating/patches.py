@@ -336,7 +336,7 @@ def _changes(  # noqa: C901  # one small function after another
 
 _PLAIN = (type(None), torch.Tensor, torch.nn.Parameter)
 _NOTHING = (
-    *("init", "synchronize", "empty_cache", "empty_host_cache", "ipc_collect", "set_stream", "cudart"),
+    *("init", "synchronize", "empty_cache", "empty_host_cache", "ipc_collect", "set_stream"),
     *("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached", "set_sync_debug_mode"),
     *("reset_accumulated_memory_stats", "reset_peak_host_memory_stats", "reset_accumulated_host_memory_stats"),
     *("set_per_process_memory_fraction", "manual_seed", "manual_seed_all", "seed", "seed_all"),
@@ -453,6 +453,10 @@ class Accelerators:
         return max(0, total - self.memory_allocated(device)), total
 
     get_memory_info = mem_get_info
+
+    def cudart(self) -> Any:
+        profiler = dict.fromkeys(("cudaProfilerStart", "cudaProfilerStop"), _does_nothing)
+        return SimpleNamespace(cudaMemGetInfo=self.mem_get_info, **profiler)  # for functions imported by name
 
     def _logged_as(self, device: Any) -> str:
         return str(self._devices.name(torch.device("cuda", self._index(device))))

@@ -65,9 +65,10 @@ class GpuMemMagics(Magics):
     def _run(self, magic: str, line: str, *cell: str) -> None:
         """Run a command and show its reports."""
         __tracebackhide__ = True  # IPython hides this frame in tracebacks of the user's code
+        runs_users_code = True
         try:
             command, options = loaded("magics.parsing.parse")(magic, line)
-            runs_users_code = cell or command.ends_in_code
+            runs_users_code = bool(cell or command.ends_in_code)
             asked = growth_for(command.name) if magic == "%gpumem" else contextlib.nullcontext()
             with contextlib.nullcontext() if runs_users_code else interrupts.reraise_swallowed(), asked:
                 if getattr(options, "on", None) is None:
@@ -78,6 +79,11 @@ class GpuMemMagics(Magics):
                     )
         except GpuMemError as error:
             raise UsageError(clean(str(error))) from None
+        except KeyboardInterrupt as error:
+            if not runs_users_code:  # otherwise IPython would show our frames
+                line = f"KeyboardInterrupt: {error}".rstrip(": ")
+                error._render_traceback_ = lambda: [line]  # type: ignore[attr-defined]  # IPython reads it
+            raise
         self._app.context.display.show(reports)
 
 

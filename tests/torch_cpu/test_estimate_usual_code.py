@@ -438,6 +438,19 @@ def test_a_data_loader_starts_no_processes_and_a_checkpoint_is_not_written(tmp_p
     found = ipygpumem.estimate(read)
     assert (loader.num_workers, seen, path.exists()) == (2, [], False)
     assert "torch.save wrote nothing" in found.notes[-1]
+    assert found.guesses == ()
+
+
+def test_free_memory_is_known_to_a_function_imported_by_name() -> None:
+    free = torch.cuda.mem_get_info
+
+    def ask() -> None:
+        kept = torch.ones(2**28, device="cuda")  # 1 GiB
+        assert (kept.ndim, *free()) == (1, *torch.cuda.mem_get_info()) == (1, 7 * 2**30, 8 * 2**30)
+
+    ipygpumem.estimate(ask, device="cuda", device_memory="8GiB")
+    with pytest.raises(EstimateError, match="device memory size unknown"):
+        ipygpumem.estimate(free)
 
 
 def test_saving_with_safetensors_writes_nothing(tmp_path: Path) -> None:
