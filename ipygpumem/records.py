@@ -262,6 +262,15 @@ class TraceRecord(Record):
     """Number of a tracked loop's iteration, or of an epoch, counted from 1."""
 
 
+class Growth(NamedTuple):
+    """Code whose last runs have each grown a device by memory that was not freed."""
+
+    device: str
+    runs: int
+    least_bytes: int
+    most_bytes: int
+
+
 @dataclass(frozen=True)
 class ReferencePath(Record):
     """The reference that keeps an object alive."""

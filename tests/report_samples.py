@@ -19,12 +19,12 @@ from ipygpumem.fitting.fit import Try
 from ipygpumem.fitting.plan import Plan
 from ipygpumem.inventory.breakdown import Part, Reconciliation
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
-from ipygpumem.meter.growth import Growth
 from ipygpumem.records import (
     CellRecord,
     EngineRecord,
     ExperimentRecord,
     FreeingStep,
+    Growth,
     Reading,
     RecoveryRecord,
     ReferencePath,

@@ -8,6 +8,7 @@ import importlib.util
 import io
 import re
 import sys
+from collections.abc import Callable
 from types import CodeType, FrameType
 
 import pytest
@@ -36,6 +37,8 @@ MOST = {
 }
 """Calls of our functions, and calls that these lead to. A commit that raises a number says why."""
 
+MOST_FILES = {"a trivial cell": 26, "an empty experiment": 43}
+"""Files of ours whose code runs, which a reader of such a cell must open. A commit that raises one says why."""
 SLACK = 1.1
 """Python's own functions call each other in another way in each version."""
 MANY = 40_000
@@ -62,13 +65,24 @@ def calls_in(shell: InteractiveShell, cell: str) -> int:
         elif event == "return" and depth:
             depth -= 1
 
+    run_profiled(shell, cell, profile)
+    return calls
+
+
+def files_in(shell: InteractiveShell, cell: str) -> int:
+    """Return the number of our files whose code runs in a cell."""
+    files = set[str]()
+    run_profiled(shell, cell, lambda frame, event, argument: files.add(frame.f_code.co_filename))
+    return sum(map(is_ours, files))
+
+
+def run_profiled(shell: InteractiveShell, cell: str, profile: Callable[[FrameType, str, object], object]) -> None:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         sys.setprofile(profile)
         try:
             shell.run_cell(cell)
         finally:
             sys.setprofile(None)
-    return calls
 
 
 def least_calls_in(shell: InteractiveShell, cell: str) -> int:
@@ -87,6 +101,8 @@ def test_no_work_calls_more_functions_than_before() -> None:
     bare = {name: least_calls_in(shell, step) for name, step in steps.items()}
     found: dict[str, float] = {"a trivial cell": least_calls_in(shell, "1")}
     found["an empty experiment"] = bare["an empty experiment"]
+    for name, step in (("a trivial cell", "1"), ("an empty experiment", EMPTY)):
+        assert files_in(shell, step) <= MOST_FILES[name]
     for thing, made in {"object": OBJECTS, "name": NAMES}.items():
         shell.run_cell(made)
         for name, step in steps.items():

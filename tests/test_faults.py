@@ -30,7 +30,7 @@ from ipygpumem.shell.cell import CellStack
 from ipygpumem.shell.display import Display
 from ipygpumem.shell.experiments import Experiment, ExperimentManager
 from ipygpumem.shell.ipython import rewriting
-from ipygpumem.shell.ipython.outputs import Outputs
+from ipygpumem.shell.ipython.caches import Outputs
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.session import Session
 from tests.steps import plain

@@ -32,8 +32,8 @@ from tests.test_budget import KnowingCuda
 from tests.tracing import interrupted_at
 
 PACKAGE = Path(ipygpumem.__file__).parent
-ENTERING = "session experiments allocation_file cell scope seeding meter budgets before survivors name_snapshot garbage"
-LEAVING = "experiments scope reclaim outputs name_snapshot recovery session arrays survivors"
+ENTERING = "session experiments allocation_file cell scope seeding meter budgets baseline survivors reclaim garbage"
+LEAVING = "experiments scope reclaim caches recovery session arrays survivors"
 
 
 def files(stems: str) -> frozenset[str]:

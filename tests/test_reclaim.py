@@ -85,6 +85,7 @@ def test_an_interrupt_ends_the_steps_and_keeps_those_that_were_done() -> None:
 
 def test_the_order_is_garbage_then_caches_then_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_module())
+    monkeypatch.delitem(sys.modules, "pyarrow", raising=False)  # other tests may have imported it
 
     def names(*, devices: bool = True) -> list[str]:
         return [name for name, _ in reclaim.steps_that_free(Garbage(), devices=devices)]

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
-from ipygpumem.meter.growth import Growth
 from ipygpumem.probes.cgroup import Kills
 from ipygpumem.probes.host import HostProbe
+from ipygpumem.records import Growth
 from ipygpumem.report.layout import Report, Scales, note
 from ipygpumem.shell import recovery
 from ipygpumem.shell.app import App

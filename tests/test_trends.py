@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipygpumem.meter.growth import Growth
-from ipygpumem.records import CellRecord, Usage
+from ipygpumem.records import CellRecord, Growth, Usage
 from ipygpumem.shell.observers.trends import Trends
 from tests.kernel import Kernel
 

@@ -8,7 +8,7 @@ from ipygpumem.api.shell import current_shell
 from ipygpumem.api.traces import F, can_decorate, run_inside
 from ipygpumem.errors import GpuMemError
 from ipygpumem.reclaim import tracebacks
-from ipygpumem.shell.ipython.stored_errors import release_stored, stored_errors
+from ipygpumem.shell.ipython.caches import release_stored, stored_errors
 
 # -- tracebacks -----------------------------------------------------------------------------------------------
 

@@ -18,11 +18,11 @@ from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.introspect import type_name
 from ipygpumem.inventory.records import Inventory
-from ipygpumem.meter.growth import DeviceRuns, Growth, count_run
 from ipygpumem.reclaim.reclaim import trim_host_heap
-from ipygpumem.records import TraceRecord, Usage
+from ipygpumem.records import Growth, TraceRecord, Usage
 from ipygpumem.report.history import holder_lines, iteration_report, loop_growth_line, loop_report
 from ipygpumem.report.layout import note
+from ipygpumem.shell.observers.trends import DeviceRuns, count_run
 
 T = TypeVar("T")
 

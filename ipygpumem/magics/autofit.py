@@ -23,8 +23,8 @@ from ipygpumem.scope.bindings import Bindings
 from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import Cell
+from ipygpumem.shell.ipython.caches import last_error, shown_since
 from ipygpumem.shell.ipython.rewriting import FIT_NAME, first_lines
-from ipygpumem.shell.ipython.stored_errors import last_error, shown_since
 from ipygpumem.units import format_bytes
 
 _MISSING = object()

@@ -24,9 +24,8 @@ from ipygpumem.report.history import history_report, traces_report
 from ipygpumem.report.layout import Report, clean, count, note, sizes
 from ipygpumem.report.status import status_report
 from ipygpumem.shell.app import App
-from ipygpumem.shell.ipython.outputs import Outputs
+from ipygpumem.shell.ipython.caches import Outputs, stored_errors
 from ipygpumem.shell.ipython.sources import number_of_input
-from ipygpumem.shell.ipython.stored_errors import stored_errors
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 

@@ -26,7 +26,7 @@ from ipygpumem.report.content import Kept, leaks_report
 from ipygpumem.report.layout import Report
 from ipygpumem.scope.scope import ownable
 from ipygpumem.shell.app import App
-from ipygpumem.shell.ipython.outputs import kept_outputs
+from ipygpumem.shell.ipython.caches import kept_outputs
 from ipygpumem.shell.survivors import MOST_EXPLAINED, WatchedName, held_without_name, size_of
 
 _OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")

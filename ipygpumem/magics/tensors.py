@@ -17,7 +17,7 @@ from ipygpumem.report import tensors as reports
 from ipygpumem.report.layout import Report
 from ipygpumem.scope.scope import ownable
 from ipygpumem.shell.app import App, app_of
-from ipygpumem.shell.ipython.outputs import cell_of_output
+from ipygpumem.shell.ipython.caches import cell_of_output
 from ipygpumem.shell.ipython.sources import cell_of_file, cell_that_bound, running_cell
 
 _WORK = "tensors and arrays"

@@ -8,8 +8,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from ipygpumem.inventory.records import Inventory, TensorRecord, first_part
-from ipygpumem.meter.growth import Growth
-from ipygpumem.records import CellRecord, ExperimentRecord, TraceRecord, devices_of, usage_on
+from ipygpumem.records import CellRecord, ExperimentRecord, Growth, TraceRecord, devices_of, usage_on
 from ipygpumem.report.content import end_labels, times, trace_segments
 from ipygpumem.report.layout import Report, Table, clean, clean_name, count, device_label, in_use, peak_label, shorten
 from ipygpumem.units import format_bytes, format_change, format_seconds

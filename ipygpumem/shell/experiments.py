@@ -39,9 +39,8 @@ from ipygpumem.scope.scope import Scope, is_ownable, note_event, settle
 from ipygpumem.scope.seeding import Seeder, is_seed
 from ipygpumem.shell.cell import Cell, CellObserver, SeenCode
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.ipython.outputs import Outputs
+from ipygpumem.shell.ipython.caches import Outputs, last_error
 from ipygpumem.shell.ipython.rewriting import our_magic
-from ipygpumem.shell.ipython.stored_errors import last_error
 from ipygpumem.shell.observers.subscribers import Subscribers
 from ipygpumem.shell.recovery import MUCH, Recovery
 from ipygpumem.units import format_bytes

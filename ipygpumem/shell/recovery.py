@@ -13,14 +13,13 @@ from ipygpumem.introspect import instance_dict
 from ipygpumem.probes.cgroup import Kills
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.reclaim import reclaim, tracebacks
-from ipygpumem.reclaim.name_snapshot import NameSnapshot
-from ipygpumem.reclaim.reclaim import steps_that_free
+from ipygpumem.reclaim.reclaim import NameSnapshot, steps_that_free
 from ipygpumem.records import FreeingStep, Reading, RecoveryRecord, RetainedArray
 from ipygpumem.report import content
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.ipython.stored_errors import release_stored, stored_errors
+from ipygpumem.shell.ipython.caches import release_stored, stored_errors
 from ipygpumem.units import MIB, format_bytes
 
 MUCH = 32 * MIB

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,9 +19,12 @@ from ipygpumem.report import content
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.cell import Cell, CellObserver
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.ipython.sources import describing_line, digest_of
-from ipygpumem.shell.ipython.stored_errors import error_of, last_error, shown_since
+from ipygpumem.shell.ipython.caches import error_of, last_error, shown_since
 from ipygpumem.shell.recovery import Recovery
+
+_LINE_LENGTH = 80
+_HEAD_LENGTH = 4000
+"""Number of characters searched for a describing line."""
 
 
 class Session:
@@ -181,7 +185,7 @@ class Session:
                 source.partition("\n")[0] if error is not None and _never_ran(source, error) else source
             ),
             recovery=None if cell.recovery is None else replace(cell.recovery, now=now),
-            freed=decrease({usage.device: usage.after_bytes for usage in cell.at_end}, now),
+            freed=decrease({usage.device: usage.after_bytes for usage in cell.at_end}, now) if cell.at_end else {},
         )
 
     def _line(self, cell: Cell, record: CellRecord, result: Any) -> list[Report]:
@@ -235,3 +239,30 @@ def _error(cell: Cell, result: Any) -> BaseException | None:
 def _never_ran(source: str, error: BaseException) -> bool:
     """Return True if a cell magic rejected its line, so that none of the cell's code ran."""
     return source.startswith("%%") and type_name(error) == "UsageError"
+
+
+def digest_of(source: str) -> str:
+    """Return a digest of 16 hexadecimal digits that ignores surrounding white space."""
+    return hashlib.blake2b(source.strip().encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def describing_line(source: str) -> str:
+    """Return the first line of code, else the first import, magic or comment, cut to 80 characters."""
+    imported = magic = comment = ""
+    inside = False
+    for text in source[:_HEAD_LENGTH].splitlines():
+        line = text.strip()
+        if inside:  # an import's parentheses
+            inside = ")" not in line
+        elif line.startswith("#"):
+            comment = comment or line
+        elif line.startswith(("%", "!")):
+            magic = magic or line
+        elif line.startswith(("import ", "from ")):
+            imported = imported or line
+            inside = "(" in line and ")" not in line
+        elif line:
+            break
+    else:
+        line = imported or magic or comment
+    return line if len(line) <= _LINE_LENGTH else line[: _LINE_LENGTH - 1] + "…"

@@ -18,11 +18,10 @@ from ipygpumem.heap.holders.search import LAST_ERROR, OF_MODULE, Root, Roots, ex
 from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import instance_dict, module_dict, text_of, type_name
 from ipygpumem.inventory.baseline import BaselineSnapshot
-from ipygpumem.reclaim.name_snapshot import NameSnapshot
-from ipygpumem.reclaim.reclaim import trim_host_heap
+from ipygpumem.reclaim.reclaim import NameSnapshot, trim_host_heap
 from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.ipython.outputs import cell_of_output, is_of_ipython
+from ipygpumem.shell.ipython.caches import cell_of_output, is_of_ipython
 from ipygpumem.shell.ipython.sources import cell_of_file, cell_that_bound, running_cell
 from ipygpumem.shell.recovery import MUCH
 

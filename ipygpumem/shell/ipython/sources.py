@@ -1,12 +1,8 @@
-"""Finds the cell of some code, by its file name or by a name that it binds.
-
-Also identifies a cell's source by a digest, and describes it by one of its lines.
-"""
+"""Finds the cell of some code, by its file name or by a name that it binds."""
 
 from __future__ import annotations
 
 import ast
-import hashlib
 import linecache
 import re
 from collections.abc import Container, Iterator
@@ -21,36 +17,6 @@ from ipygpumem.shell.registry import REWRITTEN
 _NUMBERED = re.compile(r"<ipython-input-(\d+)-")
 _RUN_CODE = ("time", "capture", "prun", *REWRITTEN)
 """Magics whose code binds names of the notebook; the code of %timeit runs in a function."""
-_LINE_LENGTH = 80
-_HEAD_LENGTH = 4000
-"""Number of characters searched for a describing line."""
-
-
-def digest_of(source: str) -> str:
-    """Return a digest of 16 hexadecimal digits that ignores surrounding white space."""
-    return hashlib.blake2b(source.strip().encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-
-
-def describing_line(source: str) -> str:
-    """Return the first line of code, else the first import, magic or comment, cut to 80 characters."""
-    imported = magic = comment = ""
-    inside = False
-    for text in source[:_HEAD_LENGTH].splitlines():
-        line = text.strip()
-        if inside:  # an import's parentheses
-            inside = ")" not in line
-        elif line.startswith("#"):
-            comment = comment or line
-        elif line.startswith(("%", "!")):
-            magic = magic or line
-        elif line.startswith(("import ", "from ")):
-            imported = imported or line
-            inside = "(" in line and ")" not in line
-        elif line:
-            break
-    else:
-        line = imported or magic or comment
-    return line if len(line) <= _LINE_LENGTH else line[: _LINE_LENGTH - 1] + "…"
 
 
 def cell_of_file(shell: Any, filename: str) -> int | None:

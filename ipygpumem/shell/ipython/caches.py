@@ -1,4 +1,4 @@
-"""Clears IPython's output cache: ``Out``, ``_5``, ``_``, ``__``, ``___``, and hidden copies.
+"""Finds and clears what IPython keeps after a cell: its outputs (``Out``, ``_5``, ``_``, ``__``, ``___``) and errors.
 
 It also clears caches without a name: modules of %run, objects of %store, the debugger. The user loses nothing: a
 script's names are in the notebook, a stored object is in its file, and the debugger is created again when needed.
@@ -7,9 +7,11 @@ script's names are in the notebook, a stored object is in its file, and the debu
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any, NamedTuple
 
-from ipygpumem.introspect import instance_dict
+from ipygpumem.introspect import instance_dict, is_instance
+from ipygpumem.reclaim import tracebacks
 
 _NAME = re.compile(r"(?P<output>_{1,3}|_(?P<number>\d+))|_i{1,3}|_i\d+")
 """IPython's names of outputs, and (with an ``i``) of inputs."""
@@ -177,3 +179,52 @@ class Outputs:
         database = own.get("_db", own.get("db"))  # accessing ``db`` would create one in IPython 9
         cache = getattr(database, "cache", None)
         return cache if type(cache) is dict else {}
+
+
+# -- errors -----------------------------------------------------------------------------------------------------
+
+
+def error_of(result: Any) -> BaseException | None:
+    """Return the error that ended the cell of ``result``."""
+    return getattr(result, "error_before_exec", None) or getattr(result, "error_in_exec", None)
+
+
+def last_error() -> int:
+    """Return the identity of the last error shown."""
+    return id(getattr(sys, "last_value", None))
+
+
+def shown_since(earlier: int) -> BaseException | None:
+    """Return an error shown after ``earlier`` and then swallowed, as by %run."""
+    return None if last_error() == earlier else stored_error("last_value")
+
+
+def stored_error(name: str) -> BaseException | None:
+    """Return the error stored in ``sys`` under this name, or None; the user may have stored another object."""
+    value = getattr(sys, name, None)
+    return value if is_instance(value, BaseException) else None
+
+
+def stored_errors(shell: Any | None) -> list[BaseException]:
+    """Return the errors that ``sys`` and IPython (if any) keep for %debug and %tb, each once."""
+    stored = [
+        stored_error("last_exc"),
+        stored_error("last_value"),
+        error_of(getattr(shell, "last_execution_result", None)),
+    ]
+    return list({id(error): error for error in stored if error is not None}.values())
+
+
+def release_stored(error: BaseException, shell: Any | None) -> int:
+    """Release ``error``, and replace its real traceback in ``sys`` and IPython by its stand-in.
+
+    Return the number of frames cleared.
+    """
+    real = tracebacks.traceback_of(error)
+    cleared = tracebacks.release(error)
+    if getattr(sys, "last_traceback", None) is real:
+        sys.last_traceback = tracebacks.traceback_of(error)
+    shown = getattr(shell, "InteractiveTB", None)
+    if getattr(shown, "tb", None) is real:  # set by the first traceback that is shown
+        shown.tb = tracebacks.traceback_of(error)  # type: ignore[union-attr]  # the line above says so
+    return cleared
