@@ -25,7 +25,7 @@ BUDGET = {
     "extras/tracker": 220,
     "extras/trainers": 270,
     "fitting": 955,
-    "heap": 3490,
+    "heap": 3545,
     "introspect": 190,
     "inventory": 1700,
     "magics": 1230,

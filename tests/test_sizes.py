@@ -1,7 +1,5 @@
 """How much memory objects of any kind hold, against the process's resident memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -249,11 +247,21 @@ def test_an_array_and_a_tensor_on_its_memory_are_counted_once() -> None:
     assert 1 << 20 < Sizes().measure(both[::-1]).size_bytes < (1 << 20) + 5000
 
 
+def test_an_object_that_shares_memory_without_a_name_knows_with_which() -> None:
+    texts = [f"text {number}" for number in range(10_000)]
+    names = {"small": [texts[0]], "first": texts[:], "second": texts[:]}
+    sizes = Sizes(names)
+    small, first, again = (sizes.measure(value, name) for name, value in names.items())
+    assert small.also_in == first.also_in == ()
+    assert again.also_in == ("first",)
+    assert again.size_bytes < 90_000
+
+
 def test_a_named_object_is_counted_under_its_own_name() -> None:
     data = ["x" * (1 << 20)]
-    names = [("wrapper", User(data)), ("data", data)]
+    names = {"wrapper": User(data), "data": data}
     sizes = Sizes(names)
-    wrapper, own = (sizes.measure(value, name) for name, value in names)
+    wrapper, own = (sizes.measure(value, name) for name, value in names.items())
     assert wrapper.also_in == ("data",)
     assert wrapper.size_bytes < 1000 < 1 << 20 < own.size_bytes
     assert sizes.measure(data, "data").size_bytes == 0
@@ -291,7 +299,7 @@ def test_nothing_of_a_hostile_object_runs_and_its_neighbours_are_measured() -> N
     objects = [hostile.made(kind, [text] if kind is hostile.Sequence else None) for kind in kinds]
     with hostile.untouched():
         for value in ([*objects, text], *objects):
-            found = Sizes([("data", value)]).measure(value, "data")
+            found = Sizes({"data": value}).measure(value, "data")
         together = Sizes().measure([*objects, text])
     assert found.size_bytes < 3000
     assert 1 << 20 < together.size_bytes < (1 << 20) + 5000

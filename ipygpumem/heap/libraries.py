@@ -244,8 +244,10 @@ def library_of(kind: type) -> str:
 class Part(NamedTuple):
     """Some of an object's content, which the user knows by names or by kind."""
 
+    kind: str
+    """One of columns, variables, keys, attributes, or items, which are grouped by type."""
     names: Sequence[str]
-    """Columns, keys or attributes that share the memory equally; or one type."""
+    """Columns, keys or attributes that share the memory equally; or a type."""
     objects: Sequence[object] | None
     """None for all content that no other part has."""
     items: int = 1
@@ -273,7 +275,7 @@ def parts_of(value: Any) -> Iterator[Part]:
             yield from _by_type(values, len(values))
         else:
             names = [text or f"<{type_name(key)}>" for key, text in zip(keys, map(key_text, keys), strict=True)]
-            yield from (Part([f"[{name}]"], [item]) for name, item in zip(names, values, strict=True))
+            yield from (Part("keys", [f"[{name}]"], [item]) for name, item in zip(names, values, strict=True))
     elif sequence is not None:
         yield from _by_type(list(islice(sequence.__iter__(value), _MOST_ITEMS)), sequence.__len__(value))
     elif not is_instance(value, type) and not is_exactly(value, FunctionType, ModuleType):
@@ -284,10 +286,10 @@ def _by_type(items: list[object], length: int) -> Iterator[Part]:
     kinds = one_of_each(items)
     if len(kinds) == 1 or length > len(items) or len(kinds) > MOST_PARTS:
         names = ", ".join(map(type_name, islice(kinds.values(), 3)))
-        yield Part([names], None, length)
+        yield Part("items", [names], None, length)
     else:
         groups = [(item, of_types({key}, items)) for key, item in kinds.items()]
-        yield from (Part([type_name(item)], group, len(group)) for item, group in groups)
+        yield from (Part("items", [type_name(item)], group, len(group)) for item, group in groups)
 
 
 def _attributes(value: object) -> Iterator[Part]:
@@ -299,15 +301,16 @@ def _attributes(value: object) -> Iterator[Part]:
         inside: list[Any] = [attributes.pop(name, None) for name in _OF_MODULE]
         attributes = {name: item for found in inside if is_instance(found, dict) for name, item in dict.items(found)}
     for name, item in list(attributes.items())[:MOST_PARTS]:
-        yield Part([f".{text_of(name)}"], [item])
+        yield Part("attributes", [f".{text_of(name)}"], [item])
 
 
 def _pandas_columns(frame: Any) -> Iterator[Part]:
     manager: Any = (instance_dict(frame) or {}).get("_mgr")
     if library_of(type(manager)) == "pandas" and len(manager.items) <= MOST_PARTS:
         labels = [_label(place, label) for place, label in enumerate(manager.items)]
-        yield from (Part([labels[place] for place in block.mgr_locs], [block.values]) for block in manager.blocks)
-        yield Part(["index"], [manager.axes[-1]])
+        for block in manager.blocks:
+            yield Part("columns", [labels[place] for place in block.mgr_locs], [block.values])
+        yield Part("columns", ["index"], [manager.axes[-1]])
 
 
 def _label(place: int, label: object) -> str:
@@ -318,17 +321,17 @@ def _label(place: int, label: object) -> str:
 def _polars_columns(frame: Any) -> Iterator[Part]:
     inner = _native(frame, "PyDataFrame", "_df")
     for place, column in enumerate([] if inner is None else inner.get_columns()):
-        yield Part([column.name()], [Piece(("polars", id(inner), place), _polars_size(column))])
+        yield Part("columns", [column.name()], [Piece(("polars", id(inner), place), _polars_size(column))])
 
 
 def _arrow_table_columns(table: Any) -> Iterator[Part]:
-    return (Part([name], [column]) for name, column in zip(table.column_names, table.columns, strict=True))
+    return (Part("columns", [name], [column]) for name, column in zip(table.column_names, table.columns, strict=True))
 
 
 def _xarray_variables(dataset: Any) -> Iterator[Part]:
     variables = slots(dataset).get("_variables")
     for name, variable in dict.items(variables) if type(variables) is dict else ():
-        yield Part([_label(0, name)], [variable])
+        yield Part("variables", [_label(0, name)], [variable])
 
 
 _WITH_PARTS: tuple[tuple[str, str, Callable[[Any], Iterator[Part]]], ...] = (

@@ -12,7 +12,7 @@ import math
 import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import compress, islice, repeat
 from operator import attrgetter, is_, not_
 from types import FunctionType, MethodDescriptorType, ModuleType
@@ -22,13 +22,15 @@ from ipygpumem.heap.arrays import NOT_ENTERED, Reader, describe, each, holding_o
 from ipygpumem.heap.bulk import CHUNK, by_identity, chunks, of_types, one_of_each
 from ipygpumem.heap.libraries import Behind, Part, Piece, behind, parts_of
 from ipygpumem.heap.walk import Group, Walk
-from ipygpumem.introspect import ATOMS, HAS_REFERENCES, class_dict, is_instance, module_dict
+from ipygpumem.introspect import ATOMS, HAS_REFERENCES, class_dict, is_instance, module_dict, type_name
 
 MOST_SIZED = 4_000_000
 """Maximum number of objects that one ``Sizes`` examines."""
 _MOST_ITEMS = 1_000_000
 """Number of items to examine of longer containers: an evenly spread sample stands for all."""
 _AT_ONCE = 500
+_MOST_MET = 100_000
+"""Maximum number of objects that one measurement compares with those of earlier ones."""
 _LARGE = 1 << 16
 """Smallest size in bytes of host memory that is compared by address, because a tensor and an array may share it."""
 _MANAGED_DICT = 1 << 4
@@ -46,7 +48,11 @@ class Share(NamedTuple):
     """The memory of some of an object's content."""
 
     name: str
-    """A column, key, attribute, or type of items."""
+    """A column, variable, key, attribute, or type of items."""
+    kind: str
+    """``columns``, ``variables``, ``keys``, ``attributes`` or ``items``."""
+    type_name: str
+    """Empty for a column or variable."""
     items: int
     size_bytes: int
 
@@ -60,7 +66,7 @@ class Size(NamedTuple):
     parts: tuple[Share, ...] = ()
     """The largest first."""
     also_in: tuple[str, ...] = ()
-    """Labels of other measured objects whose memory this object refers to as well; it is counted there."""
+    """Labels of other objects that hold memory of this object, too, which is counted there."""
     notes: tuple[str, ...] = ()
     """Reasons why the size is an estimate, or need not be in RAM."""
     complete: bool = True
@@ -78,14 +84,14 @@ class Sizes(Walk):
     It keeps shared objects alive: use it inside ``undisturbed``, then drop it.
 
     Args:
-        named: labels and objects. Each of these objects is counted only when it is measured itself.
+        named: objects by label. Each of these objects is counted only when it is measured itself.
         limit: maximum number of objects to examine; one measurement uses a third of what is left.
 
     >>> Sizes().measure([bytes(1_000_000)]).size_bytes > 1_000_000
     True
     """
 
-    def __init__(self, named: Iterable[tuple[str, object]] = (), limit: int = MOST_SIZED) -> None:
+    def __init__(self, named: Mapping[str, object] | None = None, limit: int = MOST_SIZED) -> None:
         super().__init__(limit, find=("tensor", "ndarray"))
         self._alone = _references()
         self._behind: dict[int, Behind] = {}
@@ -106,20 +112,20 @@ class Sizes(Walk):
         self._bytes, self._objects, self._also, self._notes = Counter[str](), 0, dict[str, None](), dict[str, None]()
         modules = [module for module in list(sys.modules.values()) if is_instance(module, ModuleType)]
         self.pass_over(sys.modules, vars(builtins), *map(module_dict, modules))
-        self._waiting: dict[int, str] = {}
+        labels = {id(item): label for label, item in reversed(list((named or {}).items()))}
+        objects = sizeable(list((named or {}).values()))
+        self._kept.append(objects)
+        self._waiting = {key: labels[key] for key in map(id, objects)}
         """Labels of named objects that have not been measured yet, by identity."""
-        for label, item in named:
-            if not is_instance(item, type) and id(type(item)) not in ATOMS:
-                self._waiting.setdefault(id(item), label)
         self._labels |= dict[object, str](self._waiting.items())
         self.seen.update(self._waiting)
+        self._counted, self._met = set[int](), dict[int, object]()
+        """Identities of objects that this measurement counted, and some objects that earlier ones did."""
+        self._measured: list[tuple[str, set[int]]] = []
 
     def measure(self, value: object, label: str = "") -> Size:
         """Return the memory that ``value`` holds and that no earlier call counted."""
-        rest, self.left = self.left, math.ceil(self.left / 3)
-        rest -= self.left
-        self._bytes, self._objects, self._also, self._notes = Counter(), 0, {}, {}
-        self._label, self.complete = label, True
+        rest = self._begin(label)
         if self._waiting.get(id(value)) == label:
             self._waiting.pop(id(value))
             self.seen.discard(id(value))
@@ -132,11 +138,37 @@ class Sizes(Walk):
         before = self._total()
         self._take([value])
         self._finish()
-        shares += [Share(", ".join(part.names), part.items, self._total() - before) for part in remaining]
-        self.left += rest
+        size = self._total() - before
+        shares += [Share(name, part.kind, name, part.items, size) for part in remaining for name in part.names]
         shares.sort(key=attrgetter("size_bytes"), reverse=True)
+        self.left += rest
+        self._find_sharers()
+        self._measured.append((label, self._counted))
         found = {device: size for device, size in self._bytes.items() if size > 0}
         return Size(found, self._objects, tuple(shares), tuple(self._also), tuple(self._notes), self.complete)
+
+    def together(self, values: Sequence[object]) -> int:
+        """Return the bytes that several named objects hold, on all devices; faster than one after the other."""
+        rest = self._begin("")
+        self.seen.difference_update(self._waiting.keys() & set(map(id, values)))
+        self._take(list(values))
+        self._finish()
+        self.left += rest
+        return self._total()
+
+    def _begin(self, label: str) -> int:
+        """Reset the sums of a measurement; return the number of objects that are left for later ones."""
+        rest, self.left = self.left, math.ceil(self.left / 3)
+        self._bytes, self._objects, self._also, self._notes = Counter(), 0, {}, {}
+        self._label, self.complete, self._counted, self._met = label, True, set(), {}
+        return rest - self.left
+
+    def _find_sharers(self) -> None:
+        """Record the labels of earlier objects that share more than a little with this one."""
+        for label, own in self._measured:
+            common = [self._met[key] for key in own & self._met.keys()] if label else []
+            if common and self._weight_of(common, set(map(id, map(type, common)))) >= _LARGE:
+                self._also[label] = None
 
     def _parts(self, value: object) -> list[Part]:
         try:
@@ -160,7 +192,8 @@ class Sizes(Walk):
         self._take(values)
         self._finish()
         together = (self._total() - before) // len(part.names)
-        return [Share(name, part.items, own[name] + together) for name in part.names]
+        kind = type_name(values[0]) if part.kind in ("keys", "attributes", "items") and values else ""
+        return [Share(name, part.kind, kind, part.items, own[name] + together) for name in part.names]
 
     def _total(self) -> int:
         return self._bytes.total()
@@ -259,7 +292,7 @@ class Sizes(Walk):
             plain = _without(apart, fresh)
             self._tensors(self.of_kind("tensor", fresh))
             self._ndarrays(self.of_kind("ndarray", fresh))
-        self._weigh(plain, several)
+        self._add("cpu", self._weight_of(plain, several))
         for item in of_types(self._behind, plain) if self._behind.keys() & several else ():
             self._look_behind(item)
         for function in of_types(_FUNCTION, plain) if several >= _FUNCTION else ():
@@ -278,7 +311,12 @@ class Sizes(Walk):
             return items
         met = self._labels.keys() & set(map(id, shared))
         self._also.update(dict.fromkeys(self._labels[key] for key in met if self._labels[key] != self._label))
+        before = len(self.seen)
         new = self._new(shared)
+        self._counted.update(map(id, new))
+        if len(self._met) < _MOST_MET and len(self.seen) - before < len(shared):
+            known = by_identity(shared)
+            self._met.update((key, known[key]) for key in known.keys() - self._counted)
         self._kept.append(new)
         return [*compress(items, map(self._alone.__ge__, references)), *new]
 
@@ -287,16 +325,15 @@ class Sizes(Walk):
     def _add(self, device: str, size_bytes: int) -> None:
         self._bytes[device] += size_bytes * self._times
 
-    def _weigh(self, items: Sequence[Any], several: set[int]) -> None:
-        """Add the sizes of objects themselves."""
-        odd = self._sizers.keys() & several
+    def _weight_of(self, items: Sequence[Any], several: set[int]) -> int:
+        """Return the bytes of objects themselves."""
+        odd, size = self._sizers.keys() & several, 0
         for key in odd:
-            self._add("cpu", _rounded(Counter(each(self._sizers[key], of_types({key}, items))), _GC_HEADER))
+            size += _rounded(Counter(each(self._sizers[key], of_types({key}, items))), _GC_HEADER)
         if not _TWO_BLOCKS.isdisjoint(several):
             odd |= _TWO_BLOCKS
-            self._add("cpu", _rounded(Counter(map(sys.getsizeof, of_types(_TWO_BLOCKS, items))), _HEADER))
-        items = _without(odd, items) if odd else items
-        self._add("cpu", _rounded(Counter(each(sys.getsizeof, items))))
+            size += _rounded(Counter(map(sys.getsizeof, of_types(_TWO_BLOCKS, items))), _HEADER)
+        return size + _rounded(Counter(each(sys.getsizeof, _without(odd, items) if odd else items)))
 
     def _piece(self, piece: Piece) -> None:
         """Add memory behind an object."""
@@ -400,6 +437,17 @@ def _of_storage(key: int, storage: Any, device: str) -> Piece:
     if device == "meta" or type(size) is not int:  # torch.compile may not have decided it yet
         return Piece(("torch", key), 0, device)
     return Piece(("torch", key), size, device, storage.data_ptr() if device == "cpu" and size else 0)
+
+
+def sizeable(values: Sequence[object]) -> list[object]:
+    """Return the values without plain numbers, short text, classes and modules."""
+    texts = of_types(ATOMS, values)
+    large = set(map(id, compress(texts, map(_LARGE.__le__, map(sys.getsizeof, texts)))))
+    kinds = one_of_each(values)
+    plain = {
+        key for key, one in kinds.items() if key in ATOMS or is_instance(one, type) or is_instance(one, ModuleType)
+    }
+    return [item for item in values if id(item) in large or id(type(item)) not in plain]
 
 
 def _is_rows_of_objects(value: Any) -> bool:
