@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from ipygpumem.estimating.records import Note
 from ipygpumem.heap import interrupts
 from ipygpumem.heap.arrays import is_of_library
+from ipygpumem.heap.holders.frames import background_frames, peek
 from ipygpumem.heap.walk import MOST_KEPT, Group, Walk
 from ipygpumem.introspect import (
     class_dict,
@@ -53,6 +54,7 @@ _SHARE_FOR_ARRAYS = 4
 _FOREIGN = {"IPython", "ipykernel", "ipygpumem", "traitlets", "zmq", "logging", "threading", "asyncio", "matplotlib"}
 """Modules whose objects an estimate does not restore, because other code changes them at the same time."""
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_CONTAINERS = (OrderedDict, dict, deque, list, set)
 _CACHE: Any = type(functools.lru_cache(len))
 _C_DATA, _FILE = ctypes.Structure.__mro__[1], io.FileIO.__mro__[-2]
 """Base classes in C of all ctypes objects and of all files."""
@@ -70,9 +72,27 @@ class Rollback(Walk):
         self._note = note
         self._undo: list[Callable[[], object]] = []
         self._free_bytes = available_bytes() // _SHARE_FOR_ARRAYS
+        self._spared: dict[int, object] = {}
+        """Containers that are not restored, by identity."""
+        self._spare_threads()
         self._modules = set(sys.modules)
         self._keep_settings()
         self.take(*(module_dict(module) for module in list(sys.modules.values()) if _is_users_module(module)))
+
+    def _spare_threads(self) -> None:
+        """Exclude containers that the code of the user's other threads names: rollback would undo their changes."""
+        threads = set()
+        for frame, thread in background_frames():
+            threads.add(thread)
+            code, space = frame.f_code.co_names, frame.f_globals
+            named = [*peek(frame).values(), *(space[name] for name in code if name in space)]
+            inner = [(instance_dict(value) or {}).get(name) for value in named for name in code]
+            self._spared |= {id(v): v for v in (*named, *inner) if any(is_instance(v, kind) for kind in _CONTAINERS)}
+        if threads:
+            self._note(
+                f"threads of yours are running ({', '.join(sorted(threads))}): lists and dicts that their code names "
+                "are not rolled back, but other changes of theirs to modules and classes may be"
+            )
 
     def take(self, *values: Any) -> None:
         """Save the state of ``values`` and of all objects that they lead to."""
@@ -119,7 +139,9 @@ class Rollback(Walk):
     # -- kinds of objects -----------------------------------------------------------------------------------------
 
     def _container(self, value: Any) -> list[Any]:
-        base: Any = next(kind for kind in (OrderedDict, dict, deque, list, set) if is_instance(value, kind))
+        if id(value) in self._spared:
+            return []
+        base: Any = next(kind for kind in _CONTAINERS if is_instance(value, kind))
         pairs = issubclass(base, dict)
 
         def contents() -> list[Any]:

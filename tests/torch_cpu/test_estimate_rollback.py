@@ -505,6 +505,38 @@ def test_a_queue_keeps_changes_by_another_thread() -> None:
     assert SHARED.get(timeout=0) == 2
 
 
+class Counts:
+    rows: list[int] = []  # noqa: RUF012  # of all instances
+    total = 0
+
+
+ROWS, SEEN, OTHER = [1], {"last": 1}, [1]
+
+
+def test_a_running_thread_keeps_its_containers_and_is_noted() -> None:
+    asked, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        asked.wait()
+        ROWS.append(2)
+        SEEN["last"] = 2
+        Counts.rows.append(2)
+        done.set()
+
+    def code() -> None:
+        OTHER.append(2)
+        asked.set()
+        done.wait()
+
+    thread = threading.Thread(target=work, name="logger")
+    thread.start()
+    found = ipygpumem.estimate(code)
+    thread.join()
+    assert (ROWS, SEEN, Counts.rows, OTHER) == ([1, 2], {"last": 2}, [2], [1])
+    assert [note for note in found.notes if "threads of yours are running (logger)" in note]
+    assert "thread" not in " ".join(ipygpumem.estimate(code).notes)
+
+
 def test_a_users_error_is_raised_as_it_is() -> None:
     x, save = torch.randn(2, 3), torch.save
     with pytest.raises(RuntimeError, match="reduction dim"):

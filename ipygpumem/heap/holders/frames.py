@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 
+from ipygpumem import introspect
 from ipygpumem.introspect import text_of
 
 _TOOLS = {"IPython", "ipykernel", "ipygpumem", "traitlets", "tornado", "asyncio", "jupyter_client"}
@@ -18,6 +19,15 @@ def running_frames() -> Iterator[tuple[FrameType, str]]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, current in _all_frames():
         if is_users(current):
+            yield current, names.get(ident, str(ident))
+
+
+def background_frames() -> Iterator[tuple[FrameType, str]]:
+    """Yield each running function of the user's files in other threads, with the thread's name."""
+    own, names = threading.get_ident(), {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, current in _all_frames():
+        code = current.f_code
+        if ident != own and code.co_flags & inspect.CO_OPTIMIZED and introspect.is_users(code.co_filename):
             yield current, names.get(ident, str(ident))
 
 
