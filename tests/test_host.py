@@ -1,20 +1,32 @@
-"""Host memory on this machine: real allocations, and each way in which the kernel may refuse."""
+"""Host memory on this machine, and the limits that control groups and the process itself (``ulimit``) put on it."""
 
+import contextlib
 import ctypes
 import mmap
 import os
+import re
 import resource
+import shlex
+import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from ipygpumem.fitting import fit
+from ipygpumem.inventory.breakdown import host_parts
 from ipygpumem.meter.meter import Meter
-from ipygpumem.probes import host
-from ipygpumem.probes.host import HostProbe, anonymous_bytes
-from ipygpumem.units import MIB
+from ipygpumem.probes import cgroup, host, own_limits
+from ipygpumem.probes.cgroup import Group
+from ipygpumem.probes.host import HostFigures, HostProbe, anonymous_bytes
+from ipygpumem.records import Usage
+from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.alone import alone
+from tests.control_group import NO_LIMIT_V1, V1_MOUNT, V2_MOUNT, FakeSystem, limited_group, v1_system, v2_system
+from tests.kernel import Kernel
+from tests.steps import host_table, works
 
 needs_mark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no /proc/self/clear_refs")
 
@@ -163,3 +175,246 @@ def test_shared_and_file_pages_are_not_this_processs_own(tmp_path: Path) -> None
     assert anonymous_bytes([(address_of(shared), 8 * MIB), (address_of(mapped), 8 * MIB)]) == [0, 0]
     mapped[: 2 * MIB] = b"x" * (2 * MIB)  # written to, a private mapping's page is a copy of this process's own
     assert anonymous_bytes([(address_of(mapped), 8 * MIB)]) == [2 * MIB]
+
+
+def test_a_container_with_a_namespace_of_its_own_sees_its_limit_at_the_top(tmp_path: Path) -> None:
+    v2_system(tmp_path, "/").v2("", 1000, 400)
+    assert cgroup.limits(tmp_path) == [Group(1000, 400)]
+    assert host.available_bytes(tmp_path) == 600
+
+
+def test_the_tightest_limit_on_the_way_up_counts(tmp_path: Path) -> None:
+    system = v2_system(tmp_path, "/user.slice/user-1000.slice/app")
+    system.v2("user.slice/user-1000.slice/app", "max", 100)
+    system.v2("user.slice/user-1000.slice", 800, 500)
+    system.v2("user.slice", 900, 850)
+    assert cgroup.limits(tmp_path) == [Group(800, 500), Group(900, 850)]
+    assert cgroup.tightest(tmp_path) == Group(800, 500)
+    # What can still be had is another question: the wider group is nearly full.
+    assert host.available_bytes(tmp_path) == 50
+
+
+def test_version_1_is_understood_and_its_huge_number_is_no_limit(tmp_path: Path) -> None:
+    system = v1_system(tmp_path, "/docker/abc/inner")
+    system.v1("docker/abc/inner", NO_LIMIT_V1, 100)
+    system.v1("docker/abc", 2000, 700)
+    system.v1("docker", NO_LIMIT_V1, 9000)
+    system.v1("", NO_LIMIT_V1, 90000)
+    assert cgroup.limits(tmp_path) == [Group(2000, 700)]
+    assert host.available_bytes(tmp_path) == 1300
+
+
+def test_a_container_without_a_namespace_shows_the_hosts_path_of_which_only_the_end_is_mounted(tmp_path: Path) -> None:
+    system = v1_system(tmp_path, "/docker/abc/inner", top="/docker/abc")
+    system.v1("inner", 500, 80)
+    system.v1("", 2000, 700)
+    assert cgroup.limits(tmp_path) == [Group(500, 80), Group(2000, 700)]
+
+
+def test_a_path_that_is_not_below_the_mounted_group_means_the_mounted_group(tmp_path: Path) -> None:
+    v1_system(tmp_path, "/elsewhere", top="/docker/abc").v1("", 2000, 700)
+    assert cgroup.tightest(tmp_path) == Group(2000, 700)
+    v2_system(tmp_path / "b", "/../sibling").v2("", 30, 7)
+    assert cgroup.tightest(tmp_path / "b") == Group(30, 7)
+
+
+def test_in_the_mixture_of_both_versions_the_one_that_controls_memory_tells(tmp_path: Path) -> None:
+    system = FakeSystem(
+        tmp_path,
+        "4:memory:/job\n0::/job\n",
+        V1_MOUNT.format(top="/") + V2_MOUNT.format(top="/", at="/sys/fs/cgroup/unified"),
+    )
+    system.v1("job", 4000, 1000)
+    system.write("sys/fs/cgroup/unified/job/cgroup.procs", "1\n")
+    assert cgroup.limits(tmp_path) == [Group(4000, 1000)]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_page_cache_of_the_group_can_be_taken_back(tmp_path: Path, version: int) -> None:
+    if version == 2:
+        stat = "anon 300\nfile 500\nshmem 90\ninactive_file 250\nactive_file 150\nfile_mapped 60\nslab_reclaimable 20\n"
+        v2_system(tmp_path, "/").v2("", 1000, 900, stat)
+        expected = Group(1000, 900, 420, 60)
+    else:
+        stat = "inactive_file 1\ntotal_inactive_file 250\ntotal_active_file 150\ntotal_mapped_file 60\n"
+        v1_system(tmp_path, "/").v1("", 1000, 900, stat)
+        expected = Group(1000, 900, 400, 60)
+    assert cgroup.tightest(tmp_path) == expected
+    assert expected.available_bytes == 100 + expected.cache_bytes
+
+
+def test_more_cache_than_is_in_use_is_no_room_beyond_the_limit(tmp_path: Path) -> None:
+    """The kernel's two figures are counted at different moments."""
+    v2_system(tmp_path, "/").v2("", 1000, 300, "inactive_file 250\nactive_file 150\n")
+    assert host.available_bytes(tmp_path) == 1000
+
+
+@pytest.mark.parametrize("limit", ["max", "", "nonsense"])
+def test_no_limit_or_one_that_cannot_be_read_is_none(tmp_path: Path, limit: str) -> None:
+    v2_system(tmp_path, "/").v2("", limit, 5)
+    assert cgroup.limits(tmp_path) == []
+    assert host.total_bytes(tmp_path) == psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize("membership", ["", "garbage\n", "0\n", "::\n", "0::\n", "0::/\n", "4:memory:/\n"])
+def test_files_that_make_no_sense_mean_no_limit(tmp_path: Path, membership: str) -> None:
+    FakeSystem(tmp_path, membership, "garbage - cgroup2\n")
+    assert cgroup.limits(tmp_path) == []
+
+
+def test_the_hosts_total_is_the_containers_limit_where_that_is_less(tmp_path: Path) -> None:
+    system = v2_system(tmp_path, "/")
+    system.v2("", 64 * MIB, 5)
+    assert host.total_bytes(tmp_path) == 64 * MIB
+    system.v2("", 1 << 50, 5)
+    assert host.total_bytes(tmp_path) == psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize("kind", ["v2", "v1", "machine"])
+def test_kills_of_the_group_are_counted_from_look_to_look(tmp_path: Path, kind: str) -> None:
+    system = (v1_system if kind == "v1" else v2_system)(tmp_path, "/job")
+    system.write("proc/vmstat", "pgfault 3\noom_kill 2\n")
+    place, before = {
+        "v2": ("sys/fs/cgroup/job/memory.events", "low 0\noom 1\n"),
+        "v1": ("sys/fs/cgroup/memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\n"),
+        "machine": ("proc/vmstat", "pgfault 3\n"),
+    }[kind]
+    system.write(place, f"{before}oom_kill 4\noom_group_kill 9\n")
+    kills = cgroup.Kills(tmp_path)
+    assert (kills.new(), kills.of_machine) == (0, kind == "machine")
+    system.write(place, f"{before}oom_kill 6\noom_group_kill 9\n")
+    assert (kills.new(), kills.new()) == (2, 0)
+    (tmp_path / place).unlink()
+    assert kills.new() == 0
+
+
+def test_without_a_counter_no_kill_is_told(tmp_path: Path) -> None:
+    assert cgroup.Kills(tmp_path).new() == 0
+
+
+def test_a_limit_that_changes_is_seen_by_the_next_detailed_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = host.HostProbe()
+    monkeypatch.setattr(cgroup, "tightest", lambda root: Group(GIB, MIB))
+    assert probe.read()[0].total_bytes != GIB
+    assert probe.read(detail=True)[0].total_bytes == GIB
+    assert probe.read()[0].total_bytes == GIB
+    probe.close()
+
+
+LIMIT = GIB
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A group of processes that may have 1 GiB; skips where none can be made."""
+    with limited_group(LIMIT) as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def kernel_in(group: Path, folder: Path) -> Iterator[Kernel]:
+    """A kernel that is in ``group`` from its first page on; later it would take none of its pages along."""
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\necho $$ > {group / "cgroup.procs"}\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(python))
+        kernel = Kernel()
+    with contextlib.closing(kernel):
+        works(kernel, "%load_ext ipygpumem")
+        yield kernel
+
+
+def test_the_limit_is_the_total_and_the_parts_sum_to_it(group: Path, tmp_path: Path) -> None:
+    with kernel_in(group, tmp_path) as kernel:
+        title, before = host_table(kernel)
+        works(kernel, "block = bytearray(b'x') * (256 << 20)")
+        _, held = host_table(kernel)
+        (file,) = [name for name in ("memory.usage_in_bytes", "memory.current") if (group / name).exists()]
+        used = int((group / file).read_text())
+    assert title == "RAM: 1.00 GiB, the container's limit (cgroup)"
+    assert abs(sum(before.values()) - LIMIT) < MIB
+    assert abs(sum(held.values()) - LIMIT) < MIB
+    assert abs(held["this process"] - before["this process"] - 256 * MIB) < 8 * MIB
+    assert abs(before["free"] - held["free"] - 256 * MIB) < 16 * MIB
+    assert abs(LIMIT - held["free"] - used) < 16 * MIB
+
+
+NAMES = pytest.mark.parametrize("name", ["RLIMIT_AS", "RLIMIT_DATA"])
+
+
+def allow(name: str, more: int) -> int:
+    """Let this process have so much more than it has, and return the limit."""
+    limit = own_limits.used_bytes(name) + more
+    resource.setrlimit(getattr(resource, name), (limit, -1))
+    return limit
+
+
+@NAMES
+@alone
+def test_what_is_free_is_what_the_limit_leaves(name: str) -> None:
+    host.available_bytes()
+    allow(name, 512 * MIB)
+    free = host.available_bytes()
+    block = bytearray(256 * MIB)
+    held = host.available_bytes()
+    assert 500 * MIB < free <= 512 * MIB
+    assert abs(free - held - len(block)) < 4 * MIB
+    with pytest.raises(MemoryError):
+        bytearray(held + MIB)
+
+
+@alone
+def test_a_limit_on_the_address_space_is_the_total_from_the_next_reading_on() -> None:
+    probe = host.HostProbe()
+    before = probe.read()[0].total_bytes
+    bound = allow("RLIMIT_AS", GIB)
+    assert probe.read()[0].total_bytes == bound < before
+
+
+def test_headroom_is_a_share_of_what_the_process_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = Usage("cpu", 100, 100, 500, 24_000, "kernel")
+    monkeypatch.setattr(own_limits, "limits", lambda: [own_limits.Limit("RLIMIT_DATA", 1000, 100)])
+    monkeypatch.setattr(fit, "available_bytes", lambda: 900)
+    assert fit.crowded_device([used], 0.05) is None
+    assert fit.crowded_device([used], 0.51) == "cpu"
+
+
+def test_what_is_free_but_above_the_limit_is_out_of_reach_in_the_table() -> None:
+    figures = HostFigures(10_000, 6000, 8000, 500, limit=own_limits.Limit("RLIMIT_AS", 2000, 800))
+    found = host_parts(figures, None, lambda ranges: [])
+    sizes = {part.name: part.size_bytes for part in found.parts if part.size_bytes}
+    assert (found.total_bytes, sum(sizes.values())) == (10_000, 10_000)
+    assert (sizes["free"], sizes["out of reach"]) == (1200, 4800)
+    assert "RLIMIT_AS" in next(part.advice for part in found.parts if part.name == "out of reach")
+    tighter = HostFigures(10_000, 600, 8000, 500, limit=own_limits.Limit("RLIMIT_AS", 2000, 800))
+    assert {part.name: part.size_bytes for part in host_parts(tighter, None, lambda ranges: []).parts}["free"] == 600
+
+
+@pytest.fixture
+def limited(kernel: Kernel) -> Kernel:
+    """A kernel that may have 512 MiB of address space more than it has."""
+    works(kernel, "from tests.test_host import allow\nbound = allow('RLIMIT_AS', 512 << 20)")
+    return kernel
+
+
+def test_free_memory_is_what_the_limit_leaves_wherever_it_is_said(limited: Kernel) -> None:
+    reply = limited.run("bytearray(2 << 30)")
+    (recovered,) = reply.reports("recovery")
+    said = re.search(r"free: RAM ([\d.]+ \wiB)", recovered)
+    assert said is not None, recovered
+    assert 400 * MIB < parse_bytes(said[1]) <= 512 * MIB
+    (status,) = works(limited, "%gpumem status").reports("status")
+    row = re.search(r"^ +([\d.]+ \wiB)  +free ", status, re.MULTILINE)
+    assert row is not None, status
+    assert parse_bytes(row[1]) <= 512 * MIB
+    assert re.search(r"^ +[\d.]+ \wiB  +out of reach  +RLIMIT_AS", status, re.MULTILINE), status
+
+
+def test_an_autofit_that_fits_nothing_names_the_limit_and_contradicts_nothing(limited: Kernel) -> None:
+    reply = limited.run("%%autofit n=2\nimport numpy\nnumpy.ones(2 << 28)\nn")
+    needs = re.search(r"needs at least ([\d.]+ \wiB) of RAM, and (.*)$", reply.stderr.strip())
+    assert needs is not None, reply.stderr
+    assert parse_bytes(needs[1]) > 2 * GIB
+    assert re.fullmatch(r"RLIMIT_AS allows this process [\d.]+ \wiB of address space", needs[2])
+    assert "which has" not in reply.stderr

@@ -117,16 +117,15 @@ gc.collect(); torch._C._cuda_clearCublasWorkspaces(); torch.cuda.empty_cache()
 """
 """What people write after an OOM; with the extension it finds nothing left to do."""
 CELLS = (
-    "import gc, io, torch\nfrom torch import nn",
     """
-def make_model():
-    return nn.Sequential(
-        nn.Conv2d(3, 32, 3, 2), nn.ReLU(), nn.Conv2d(32, 64, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(8), nn.Flatten(),
-        nn.Linear(4096, 1024), nn.GELU(), nn.Linear(1024, 10),
-    ).cuda()
-model = make_model()
+import gc, torch
+from torch import nn
+model = nn.Sequential(
+    nn.Conv2d(3, 32, 3, 2), nn.ReLU(), nn.Conv2d(32, 64, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(8), nn.Flatten(),
+    nn.Linear(4096, 1024), nn.GELU(), nn.Linear(1024, 10),
+).cuda()
+optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
 """,
-    "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\nlosses = []",
     """
 def loss_of(batch_size):
     images = torch.zeros(batch_size, 3, 64, 64, device="cuda")
@@ -143,25 +142,13 @@ def train(batch_size, steps=4):
     "model.eval()\nwith torch.no_grad():\n    scores = model(torch.zeros(512, 3, 64, 64, device='cuda'))\nscores.shape",
     "torch.cuda.reset_peak_memory_stats()",
     "for number in range(8):\n    (loss_of(64) / 8).backward()\noptimizer.step()\noptimizer.zero_grad()",
-    """
-scaler = torch.amp.GradScaler("cuda", init_scale=2.0)
-for _ in range(3):
-    with torch.autocast("cuda", dtype=torch.float16):
-        loss = loss_of(128)
-    scaler.scale(loss).backward()
-    optimizer.zero_grad()
-""",
     "def fail(images):\n    hidden = images * 2\n    return model(hidden.flatten(1))\n"
     "fail(torch.zeros(64, 3, 64, 64, device='cuda'))",
-    "scores",
     "torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), len(torch.cuda.memory_summary())",
-    "del loss, scores\ntorch.cuda.empty_cache()",
-    "saved = io.BytesIO()\ntorch.save(model.state_dict(), saved)\nother = make_model()\nsaved.seek(0)\n"
-    "other.load_state_dict(torch.load(saved))",
+    "del scores\ntorch.cuda.empty_cache()",
     OOM,
     BY_HAND,
     "train(128)",
-    "del model, optimizer, other\ngc.collect()\ntorch.cuda.empty_cache()",
     "torch.cuda.reset_accumulated_memory_stats()\ntorch.cuda.reset_peak_memory_stats()\n"
     "x = torch.zeros(1 << 20, device='cuda')",
 )
@@ -170,11 +157,11 @@ _EMPTIED = "num_sync_all_streams"
 
 
 def test_torchs_statistics_are_the_same_after_every_cell(machine: Callable[..., None]) -> None:
-    """In 19 cells of training memory_stats() is the same as without the extension, but for what an OOM gives back."""
+    """In 13 cells of training memory_stats() is the same as without the extension, but for what an OOM gives back."""
     machine(gib=8)
     bare, ours = _statistics(""), _statistics("%load_ext ipygpumem")
     failed = CELLS.index(OOM)
-    assert (len(CELLS), len(bare[0]), len(bare[4])) == (19, 0, len(ours[4]))
+    assert len(bare[2]) == len(ours[2]) > 0
     for number, (cell, without, with_us) in enumerate(zip(CELLS, bare, ours, strict=True)):
         keys = {*without, *with_us} - ({_EMPTIED} if number >= failed else set())
         # How often there was a gap differs by itself: torch's thread for backward passes frees at moments of its own.

@@ -1,6 +1,4 @@
-"""What the simulated card does as a real one: captures, faults, other processes, a fork."""
-
-from collections.abc import Callable
+"""What the simulated card does as a real one: captures, other processes."""
 
 import pytest
 
@@ -33,29 +31,6 @@ print(json.dumps([error_of(lambda: capture(f)) for f in (torch.cuda.synchronize,
 """
     invalidated = "operation failed due to a previous error during capture"
     assert script(BEGIN + code) == [invalidated, invalidated, None]
-
-
-def test_a_fork() -> None:
-    """A forked child cannot use CUDA once its parent has, whatever it asks."""
-    code = """
-read, write = os.pipe()
-if os.fork() == 0:
-    count = ctypes.c_int()
-    os.write(write, bytes([ctypes.CDLL("libcudart.so.13").cudaGetDeviceCount(ctypes.byref(count))]))
-    os._exit(0)
-print(json.dumps(os.read(read, 1)[0]))
-"""
-    assert script(BEGIN + code) == 3  # cudaErrorInitializationError
-
-
-def test_what_it_cannot_do(machine: Callable[..., None]) -> None:
-    """Memory cannot be shared with other processes, nor between cards: both are refused as CUDA refuses them."""
-    machine(cards=2)
-    code = """
-from torch.multiprocessing.reductions import reduce_tensor
-print(json.dumps([error_of(lambda: reduce_tensor(x)), torch.cuda.can_device_access_peer(0, 1)]))
-"""
-    assert script(BEGIN + code) == ["operation not supported", False]
 
 
 def test_a_process_that_is_killed(card: Card) -> None:

@@ -25,6 +25,7 @@ from ipygpumem.api import shell as where
 from ipygpumem.errors import GpuMemError
 from ipygpumem.extras.trainers import hf
 from ipygpumem.extras.trainers import lightning as ours_of_lightning
+from ipygpumem.extras.trainers.epochs import needs
 from ipygpumem.meter.meter import Meter
 from ipygpumem.meter.traces import Traces
 from ipygpumem.reclaim.tracebacks import classify
@@ -303,27 +304,15 @@ def test_after_an_error_nothing_is_measured_until_the_next_training(card: Card, 
     del raised
 
 
-@pytest.mark.parametrize(
-    ("module", "library", "package"),
-    [("hf", "transformers", "transformers[torch]"), ("lightning", "lightning", "lightning"), ("fastai",) * 3],
-)
-def test_a_missing_library_is_one_line_that_says_what_to_install(
-    module: str, library: str, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Without:
-        def find_spec(self, name: str, *more: object) -> None:
-            if name == library:
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    name = f"ipygpumem.extras.trainers.{module}"
-    for loaded in list(sys.modules):
-        if loaded == name or loaded.partition(".")[0] in {library, "pytorch_lightning"}:
-            monkeypatch.delitem(sys.modules, loaded)
-    monkeypatch.setattr(sys, "meta_path", [Without(), *sys.meta_path])
-    with pytest.raises(GpuMemError) as found:
-        importlib.import_module(name)
-    assert (isinstance(found.value, ImportError), name in sys.modules) == (True, False)
-    assert str(found.value) == f"{library} is not installed: pip install '{package}'"
+def test_a_missing_library_is_one_line_that_says_what_to_install() -> None:
+    with pytest.raises(GpuMemError) as found, needs("lightning", "lightning[extra]"):
+        raise ModuleNotFoundError("No module named 'lightning'", name="lightning")
+    assert (isinstance(found.value, ImportError), str(found.value)) == (
+        True,
+        "lightning is not installed: pip install 'lightning[extra]'",
+    )
+    with pytest.raises(ModuleNotFoundError, match="torch"), needs("lightning", "lightning"):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 
 @pytest.mark.parametrize("heading", ["Hugging Face", "Lightning", "fastai"])
