@@ -365,7 +365,7 @@ TAKEN = {
     "our beginning": "events.unregister('pre_run_cell', events.callbacks['pre_run_cell'][-1])",
     "lists": "events.callbacks.update(pre_run_cell=[], post_run_cell=[])",
     "completer": "ip.Completer = None",
-    "all": "[known.clear() for known in (*events.callbacks.values(), ip.input_transformers_cleanup)]",
+    "all": "for one in (*events.callbacks.values(), ip.input_transformers_cleanup, ip.ast_transformers): one.clear()",
 }
 
 

@@ -142,21 +142,6 @@ def test_outputs_after_a_reset_in_a_scope_are_gone_at_its_end(notebook: Kernel) 
     goes_on(notebook)
 
 
-def test_unloading_works_after_the_user_cleared_ipythons_callbacks_and_lists() -> None:
-    with Kernel() as kernel:
-        works(
-            kernel,
-            "%load_ext ipygpumem",
-            "ip = get_ipython()\nip.events.callbacks['post_run_cell'].clear()\n"
-            "ip.events.callbacks['pre_run_cell'].clear()\n"
-            "ip.ast_transformers.clear(); ip.input_transformers_cleanup.clear()\n"
-            "ip.magics_manager.magics['line'].pop('experiment')",
-        )
-        lines = works(kernel, "%unload_ext ipygpumem").stderr.splitlines()
-        assert [line for line in lines if not line.startswith("ipygpumem: unloading: ")] == []
-        works(kernel, "%load_ext ipygpumem", "2", "%experiment start a\n%experiment end")
-
-
 _OWN = ("begun", "go_on", "threading")
 """The names that the tests themselves need."""
 
