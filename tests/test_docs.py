@@ -37,7 +37,8 @@ def read(name: str) -> str:
 def without_figures(text: str) -> list[str]:
     """The lines of a report as words; which steps gave enough to be listed differs from run to run."""
     lines = _SMALL_STEPS.sub("", _MOVED.sub("", _FIGURE.sub("#", text))).replace("─", "").splitlines()
-    return [" ".join(line.split()) for line in lines if line.strip() and "freed by:" not in line]
+    words = [" ".join(line.split()) for line in lines if line.strip() and "freed by:" not in line]
+    return [line for line in words if not line.startswith("of it ")]  # what a command imported, unless it was before
 
 
 def check(reply: Reply, cell: str, shown: str) -> None:

@@ -1,4 +1,4 @@
-"""``ipygpumem.tensors`` and ``diff``."""
+"""``ipygpumem.tensors``, ``diff`` and ``why``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.search import NOTEBOOK, Root, Roots, explain
 from ipygpumem.introspect import module_dict, type_name
-from ipygpumem.inventory import records, survey
+from ipygpumem.inventory import ownership, records, survey
+from ipygpumem.inventory.ownership import Ownership
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorRecord
 from ipygpumem.units import checked_bytes
+
+_ON_STACK = 1 if sys.version_info < (3, 11) else 0
+"""References that a caller's stack keeps to an argument."""
 
 
 def tensors(*names: str, device: str | None = None, kind: str | None = None, min_bytes: float | str = 0) -> Inventory:
@@ -64,10 +68,7 @@ def inventory_at(frame: FrameType, storages: Storages | None = None) -> Inventor
 
 def keeper_of(tensor: TensorRecord) -> str:
     """Describe the holder of a tensor that no name refers to directly, as ``%gpumem leaks`` does."""
-    app = loaded_app()
-    main = module_dict(sys.modules["__main__"])
-    roots = Roots({id(main): Root.of_variable}) if app is None else app.experiments.survivors.roots()
-    key = tensor.library, tensor.storage
+    roots, key = _roots(), (tensor.library, tensor.storage)
     with undisturbed():
         heap = Heap(running_locals())
         found = explain([key], heap, roots)[key]
@@ -94,3 +95,37 @@ def diff(before: Inventory, after: Inventory) -> InventoryDiff:
                 f"diff takes two inventories, as ipygpumem.tensors() returns them, not {type_name(given)}"
             )
     return records.difference(before, after)
+
+
+def why(obj: object) -> Ownership:
+    """Return the memory behind ``obj``, the part that deleting its name would free, and the holders of the rest.
+
+    Use it when ``del x`` freed less than you expected, or before you write it. The first name of ``obj`` in the calling
+    function or its module does not count as a holder. Memory that a C library holds without telling Python's garbage
+    collector counts as held by something unseen.
+
+    Args:
+        obj: any object.
+
+    >>> rows = [bytes(2**20) for _ in range(4)]
+    >>> last = rows[3]
+    >>> found = ipygpumem.why(rows)
+    >>> round(found.size_bytes / 2**20), round(found.freed_bytes["cpu"] / 2**20), found.held[0].holder.advice
+    (4, 3, 'del last')
+    """
+    frame, holding = sys._getframe(1), [obj]
+    del obj
+    named = [*survey.locals_of(frame).items(), *frame.f_globals.items()]
+    name = next((name for name, value in named if value is holding[0]), "")
+    del named
+    references = 1 + bool(name) + _ON_STACK
+    return ownership.take(name or "object", holding, _roots(frame.f_globals), references, is_name=bool(name))
+
+
+def _roots(*more: dict[str, object]) -> Roots:
+    """Return the roots in a notebook, or in a script those of the main module and of ``more`` namespaces."""
+    app = loaded_app()
+    spaces = (module_dict(sys.modules["__main__"]), *more)
+    return (
+        Roots({id(space): Root.of_variable for space in spaces}) if app is None else app.experiments.survivors.roots()
+    )

@@ -62,6 +62,7 @@ _DETAILS: dict[str, dict[str, Any]] = {
     "-s 'SETUP'": {"default": ""},
     "NAME=VALUE...": {"to": "variables", "offers": "numbers"},
     "STATEMENT": {"to": "code", "offers": "names"},
+    "EXPRESSION": {"offers": "names"},
     "session|devices|experiments": {"to": "picture", "default": "session"},
     "%%estimate --device D": {"offers": ("RAM", "cuda:0")},
     "%experiment end NAME": {"offers": "open"},
@@ -81,6 +82,7 @@ _MISSING = {
     "%gpumem release": "which object? For instance: %gpumem release learner",
     "%gpumem purge": "which model? For instance: %gpumem purge model optimizer",
     "%gpumem export": "which file? Its suffix says the format",
+    "%gpumem why": "which name? For instance: %gpumem why model",
     "%gpumemit": "which statement? For instance: %gpumemit -r 3 torch.relu(x)",
     "%%autofit": "which variable? For instance: %%autofit batch_size=1024",
 }
@@ -130,6 +132,7 @@ _OTHERWISE = {
     "experiment.list": "experiment.list_",
     "gpumem.leaks": "leaks.leaks",
     "gpumem.tensors": "tensors.tensors",
+    "gpumem.why": "why.why",
 }
 """Functions in ``commands`` whose path differs from the command's name."""
 
@@ -179,9 +182,11 @@ class _Parser(argparse.ArgumentParser):
 
 def parse(magic: str, line: str) -> tuple[Command, Options]:
     """Return the command named in a magic's line, or the magic's own, and its options."""
-    command = command_of(magic)
+    command = command_of(magic, line.split())
     if command.ends_in_code:
         options = _options_and_code(command, line)
+    elif command.needed == "expression":  # not split: it may have quotes
+        options = Options(expression=line.strip().partition(" ")[2].strip())
     else:
         try:
             words = shlex.split(line)

@@ -75,6 +75,7 @@ MAGICS = {
     %gpumem release NAME...    empty objects, and free all that only they reference
     %gpumem purge NAME...      defragment: move a model and its optimizer's state off the device and back
     %gpumem leaks              list memory that was not freed, and what holds it [--min SIZE] [--on ENGINES]
+    %gpumem why EXPRESSION     show what ``del`` of a name would free, and what else holds the rest
     %gpumem tensors [NAME...]  list tensors and arrays by storage [--device D] [--min SIZE]
                                [--kind parameter|gradient|optimizer|buffer|other] [--by name|shape|kind|cell|device]
                                [--top N]

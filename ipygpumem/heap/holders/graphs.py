@@ -50,7 +50,7 @@ def keepers(tensors: Iterable[Any], wanted: set[StorageKey]) -> tuple[dict[Stora
     with torch._C.DisableTorchFunction():
         # Leaves first: a leaf with a name is a better answer than a graph that leads to it.
         for tensor in sorted(requiring_grad(tensors), key=lambda tensor: not torch.Tensor.is_leaf.__get__(tensor)):
-            for node, kept in _behind(tensor, seen) if len(by_storage) < len(wanted) else ():
+            for node, kept in behind(tensor, seen) if len(by_storage) < len(wanted) else ():
                 key = storage_key(kept)
                 if key in wanted and key not in by_storage:
                     graph = f": its autograd graph ({type_name(node)})", DETACH
@@ -65,7 +65,7 @@ def kept_behind(tensors: Iterable[Any], seen: dict[int, Any], *, leaves: bool) -
         return []
     with sys.modules["torch"]._C.DisableTorchFunction():
         found = [tensor for tensor in requiring_grad(tensors) if base.is_leaf.__get__(tensor) == leaves]
-        return [kept for tensor in found for _, kept in _behind(tensor, seen)]
+        return [kept for tensor in found for _, kept in behind(tensor, seen)]
 
 
 def _let_swap(utils: Any) -> None:
@@ -101,7 +101,7 @@ def live_tensors(garbage: Garbage) -> list[Any]:
     seen = dict[int, Any]()
     found = [*tensors, *(value for item in both if not is_instance(item, base) for value in of_script(item))]
     with sys.modules["torch"]._C.DisableTorchFunction():
-        found += [kept for tensor in requiring_grad(tensors) for _, kept in _behind(tensor, seen)]
+        found += [kept for tensor in requiring_grad(tensors) for _, kept in behind(tensor, seen)]
     return list({id(tensor): tensor for tensor in found}.values())
 
 
@@ -114,7 +114,7 @@ def of_script(module: object) -> Iterator[Any]:
             yield from (value for _, value in names(inner).items())
 
 
-def _behind(tensor: Any, seen: dict[int, Any]) -> Iterator[tuple[Any, Any]]:
+def behind(tensor: Any, seen: dict[int, Any]) -> Iterator[tuple[Any, Any]]:
     """Yield the tensors that a tensor keeps alive in C++, each with its node; None for the tensor's gradient.
 
     Skips the nodes in ``seen``, and adds the new ones, so that their identities are not reused.

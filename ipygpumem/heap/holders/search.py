@@ -58,14 +58,14 @@ class Roots:
     """The objects that the user can name, except modules, threads and running functions, which every program has.
 
     Attributes:
-        namespaces: by the identity of a dict: returns the root of one of its keys.
+        namespaces: by the identity of a dict: returns the root of one of its keys; None to ignore the key.
         objects: roots by the identity of an object.
         hidden: identities of objects to skip, which refer to their contents only temporarily.
         cell_of: returns the number of the cell with a code's file name.
         names: the user's names, to write the statement that frees an object.
     """
 
-    namespaces: Mapping[int, Callable[[object], Root]] = field(default_factory=dict)
+    namespaces: Mapping[int, Callable[[object], Root | None]] = field(default_factory=dict)
     objects: Mapping[int, Root] = field(default_factory=dict)
     hidden: frozenset[int] = frozenset()
     cell_of: Callable[[str], int | None] = lambda filename: None
@@ -255,11 +255,16 @@ class Search:
             root, key = ways[key]
         return root, tuple(chain)
 
+    def roots_of(self, target: object) -> list[Root]:
+        """Return all roots that refer to ``target`` directly."""
+        return [root for root, key in self._kept if key == id(target)]
+
     def _root(self, referrer: object, child: object) -> Root | None:
         """Return the root with which ``referrer`` holds ``child``, if it is one: a variable rather than an output."""
         key, found = id(referrer), list[Root]()
         if key in self._roots.namespaces:
-            found = list(map(self._roots.namespaces[key], self._keys_of(referrer, child)))
+            all_of_them = map(self._roots.namespaces[key], self._keys_of(referrer, child))
+            found = [root for root in all_of_them if root is not None]
         elif key in self._roots.objects:
             found = [self._roots.objects[key]]
         elif key in self._modules:

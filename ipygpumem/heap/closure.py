@@ -1,0 +1,186 @@
+"""Finds everything that some objects lead to, and which of it is referenced from elsewhere too.
+
+References are counted as CPython's garbage collector counts them: an object with more references than those from
+inside is also held from outside, and keeps everything alive that it leads to. So it takes no search of the heap to
+know what one name owns.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain, compress
+from operator import not_
+from types import FunctionType, ModuleType
+from typing import Any
+
+from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS, flat_elements, library_type, memory_of, storage_key
+from ipygpumem.heap.bulk import by_identity, chunks, of_types, one_of_each, types_of
+from ipygpumem.heap.holders.graphs import behind, kept_behind
+from ipygpumem.heap.walk import MOST_KEPT
+from ipygpumem.introspect import is_atom, is_instance, module_dict, module_of
+
+_FUNCTION = {id(FunctionType)}
+_OF_CONSTANT = 100
+"""Plain numbers and text with as many references from outside are constants, which no user owns."""
+
+
+class Closure:
+    """All objects that ``roots`` lead to, plain numbers and text included; it keeps them alive.
+
+    Modules, frames and libraries' classes are left out, because they lead to everything.
+
+    Known limit: references that a C library holds without telling the collector count as references from outside.
+
+    Attributes:
+        objects: by identity.
+        complete: False if there were too many objects.
+    """
+
+    def __init__(self, roots: Sequence[object]) -> None:
+        self.objects: dict[int, object] = {}
+        self.complete = True
+        self._kinds: dict[str, set[int]] = {"all": set(), "entered": set(), "ndarray": set(), "tensor": set()}
+        """Identities of types, by how their objects are handled."""
+        self._spaces = {id(module_dict(item)) for item in list(sys.modules.values()) if is_instance(item, ModuleType)}
+        """Identities of namespaces of modules."""
+        self._inside: Counter[int] = Counter()
+        """Number of references from inside, by an object's identity."""
+        self._inside_torch: Counter[int] = Counter()
+        """The same, of references in torch's C++ code."""
+        nodes = dict[int, Any]()
+        level = list(roots)
+        while level and self.complete:
+            new = {key: item for key, item in by_identity(level).items() if key not in self.objects}
+            self.complete = len(self.objects) + len(new) <= MOST_KEPT
+            self.objects.update(new)
+            level = []
+            for part in chunks(list(new.values())):
+                references, of_torch = self._referents(part, nodes)
+                self._inside.update(map(id, references))
+                self._inside_torch.update(map(id, of_torch))
+                level += by_identity([*references, *of_torch]).values()
+
+    def reach(self, keys: Iterable[int]) -> set[int]:
+        """Return the identities of some objects, and of all that they lead to."""
+        found, level, nodes = set[int](), set(keys), dict[int, Any]()
+        while level:
+            found |= level
+            parts = chunks(list(map(self.objects.__getitem__, level)))
+            both = chain.from_iterable(self._referents(part, nodes) for part in parts)
+            level = (set(map(id, chain.from_iterable(both))) & self.objects.keys()) - found
+        return found
+
+    def held_from_outside(self, ours: Mapping[int, int]) -> set[int]:
+        """Return the identities of the objects that something outside refers to, except constants such as ``True``.
+
+        Args:
+            ours: number of references that the caller holds, by an object's identity.
+        """
+        probe = object()
+        self.objects[id(probe)] = probe
+        del probe
+        counts = dict(zip(self.objects, map(sys.getrefcount, self.objects.values()), strict=True))
+        self.objects.popitem()
+        _, every = counts.popitem()  # the references that each object has at this moment
+        inside = self._inside + Counter(ours)
+        more = {key: number - every - inside[key] for key, number in counts.items() if number - every != inside[key]}
+        held = {key: number for key, number in self._of_tensors(self.tensors(), more).items() if number > 0}
+        return {key for key, number in held.items() if number < _OF_CONSTANT or not is_atom(self.objects[key])}
+
+    def shared_with(self, tensors: Iterable[Any]) -> set[int]:
+        """Return the identities of tensors whose storage or graph is shared with one of ``tensors`` from outside."""
+        own = self.tensors()
+        if not own:
+            return set()
+        outside = [tensor for tensor in tensors if id(tensor) not in self.objects]
+        nodes = dict[int, Any]()
+        kept = [item for leaves in (True, False) for item in kept_behind(outside, nodes, leaves=leaves)]
+        with sys.modules["torch"]._C.DisableTorchFunction():
+            storages = {storage_key(tensor) for tensor in (*outside, *kept)} - {None}
+            return {id(tensor) for tensor in own if storage_key(tensor) in storages}
+
+    def tensors(self, keys: Collection[int] | None = None) -> list[Any]:
+        """Return the tensors, all or those with some identities."""
+        found = of_types(self._kinds["tensor"], list(self.objects.values()))
+        return found if keys is None else [tensor for tensor in found if id(tensor) in keys]
+
+    # -- implementation -------------------------------------------------------------------------------------------
+
+    def _of_tensors(self, tensors: Sequence[Any], more: dict[int, int]) -> dict[int, int]:
+        """Correct the references from outside for those in torch's C++ code, which Python's counts do not show."""
+        if not tensors:
+            return more
+        torch: Any = sys.modules["torch"]
+        count: Any = getattr(torch.Tensor, "_use_count", None)  # neither is in every torch
+        counts_storage: Any = getattr(torch._C, "_storage_Use_Count", None)
+        with torch._C.DisableTorchFunction():
+            one = torch.empty(0, device="meta")
+            alone = sys.getrefcount(one)
+            view = one[:]
+            shows_one = sys.getrefcount(one) - alone  # from torch 2.10 on, the object has one for all of C++
+            del view
+            for tensor in tensors if count is not None else ():
+                in_torch = count(tensor) - 1
+                beyond = in_torch - self._inside_torch[id(tensor)]
+                more[id(tensor)] = more.get(id(tensor), 0) - (shows_one if in_torch else 0) + max(0, beyond)
+            on_storage: dict[Any, list[Any]] = {}
+            for tensor in tensors if counts_storage is not None else ():
+                on_storage.setdefault(storage_key(tensor), []).append(tensor)
+            on_storage.pop(None, None)
+            for same in on_storage.values():
+                storage = torch.Tensor.untyped_storage(same[0])
+                if counts_storage(storage._cdata) > len(same) + 1 or not storage.resizable():  # or NumPy's memory
+                    more[id(same[0])] = 1
+        return more
+
+    def _referents(self, objects: Sequence[Any], nodes: dict[int, Any]) -> tuple[list[Any], list[Any]]:
+        """Return the objects to which some objects refer, once for each reference, and those of torch's C++ code."""
+        several = self._learn(objects)
+        if not several.isdisjoint(_FUNCTION):
+            self._spaces.update(id(function.__globals__) for function in of_types(_FUNCTION, objects))
+        found, of_torch = gc.get_referents(*objects), list[Any]()
+        if not several.isdisjoint(self._kinds["ndarray"]):
+            for array in of_types(self._kinds["ndarray"], objects):
+                behind_it = memory_of(library_type("numpy", "ndarray"), array)  # type: ignore[arg-type]
+                found += [*([behind_it] if behind_it is not array else []), *(flat_elements(array) or ())]
+        if not several.isdisjoint(self._kinds["tensor"]):
+            base: Any = library_type("torch", "Tensor")
+            with sys.modules["torch"]._C.DisableTorchFunction():
+                for tensor in of_types(self._kinds["tensor"], objects):
+                    of_torch += [kept for _, kept in behind(tensor, nodes)]
+                    viewed = base._base.__get__(tensor)
+                    of_torch += [] if viewed is None else [viewed]
+        return self._entered(found), self._entered(of_torch)
+
+    def _entered(self, objects: list[Any]) -> list[Any]:
+        """Return the objects that are not left out."""
+        if not self._learn(objects) <= self._kinds["entered"]:
+            objects = of_types(self._kinds["entered"], objects)
+        keys = list(map(id, objects))
+        if self._spaces.isdisjoint(keys):
+            return objects
+        return list(compress(objects, map(not_, map(self._spaces.__contains__, keys))))
+
+    def _learn(self, objects: Sequence[Any]) -> set[int]:
+        """Return the types of some objects, after sorting the new ones."""
+        several = types_of(objects)
+        if not several <= self._kinds["all"]:
+            for key, item in one_of_each(objects).items():
+                if key not in self._kinds["all"]:
+                    self._kinds["all"].add(key)
+                    if not _is_left_out(item):
+                        self._kinds["entered"].add(key)
+                    for name, place in (("ndarray", ("numpy", "ndarray")), ("tensor", ("torch", "Tensor"))):
+                        base = library_type(*place)
+                        if base is not None and is_instance(item, base):
+                            self._kinds[name].add(key)
+        return several
+
+
+def _is_left_out(item: object) -> bool:
+    """Return True for modules, frames, code, objects of tools, and classes."""
+    is_foreign = module_of(item).partition(".")[0] in TOOLS or any(is_instance(item, base) for base in NOT_ENTERED)
+    return is_foreign or is_instance(item, ModuleType) or is_instance(item, type)

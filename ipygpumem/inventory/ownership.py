@@ -1,0 +1,173 @@
+"""Computes the memory that deleting a name would free, and finds the holders of the rest."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from ipygpumem.heap.arrays import storage_key
+from ipygpumem.heap.closure import Closure
+from ipygpumem.heap.heap import Heap, undisturbed
+from ipygpumem.heap.holders.frames import running_locals
+from ipygpumem.heap.holders.search import NOTEBOOK, PathWriter, Root, Roots, Search, explain
+from ipygpumem.heap.sizes import Sizes
+from ipygpumem.introspect import type_name
+from ipygpumem.records import Record, ReferencePath
+
+_MOST_SEARCHED = 2000
+"""Maximum number of objects whose holders are searched, the nearest first."""
+_PARTS_SHOWN, _LEAST_SHARE = 5, 0.01
+_UNSEEN = ReferencePath("something that cannot be seen from Python: a running function or compiled code", "")
+
+
+@dataclass(frozen=True)
+class HeldPart(Record):
+    """Memory behind a name that something else keeps alive too."""
+
+    holder: ReferencePath
+    """The holder of the largest object; ``advice`` is the line that frees it."""
+    objects: int
+    """Number of objects to which it refers; they lead to the rest."""
+    device_bytes: dict[str, int]
+    """Bytes by device that no earlier part counts."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on all devices."""
+        return sum(self.device_bytes.values())
+
+
+@dataclass(frozen=True)
+class Ownership(Record):
+    """The memory behind an object, the part that deleting its name frees, and the holders of the rest."""
+
+    _report = "report.ownership.why_report"
+
+    name: str
+    """The name or expression."""
+    is_name: bool
+    """True if a name refers to the object; it does not count as a holder."""
+    type_name: str
+    device_bytes: dict[str, int]
+    """Bytes by device that the object leads to."""
+    freed_bytes: dict[str, int]
+    """Bytes by device that deleting the name frees; of an expression, those that nothing else holds."""
+    parts: tuple[tuple[str, int], ...]
+    """The largest parts of the object with their bytes."""
+    held: tuple[HeldPart, ...] = ()
+    """Other holders, the largest first."""
+    complete: bool = True
+    """False if there were too many objects to follow all."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on all devices."""
+        return sum(self.device_bytes.values())
+
+
+def take(name: str, holding: list[object], roots: Roots, references: int, *, is_name: bool) -> Ownership:
+    """Return the memory behind an object, the part that only its name keeps alive, and the holders of the rest.
+
+    Args:
+        name: the name of the object, or the expression for it.
+        holding: a list of the object alone: the only reference to it that our callers hold.
+        roots: the names and objects from which the user can reach objects.
+        references: number of references to the object that do not count: of the list, and of the name.
+        is_name: True if the name does not count as a holder.
+    """
+    with undisturbed():
+        closure = Closure(holding)
+        held = closure.held_from_outside({id(holding[0]): references})
+        heap = Heap(running_locals())  # after counting, because it refers to every object
+        held = _worth_naming(closure, held | closure.shared_with(heap.tensors))
+        groups = _by_holder(closure, held, heap, _from_outside(roots, name if is_name else "", closure, holding))
+        heap.drop()
+        sizes, seen, held_parts = Sizes(), set[int](), []
+        for holder, keys in groups.items():
+            reached = closure.reach(keys) - seen
+            seen |= reached
+            held_parts.append(HeldPart(holder, len(keys), _measure(sizes, closure, keys, reached)))
+        freed = _measure(sizes, closure, {id(holding[0])}, closure.objects.keys() - seen)
+        sizes.drop()
+        whole = Sizes()
+        size = whole.measure(holding[0])
+        whole.drop()
+    total = sum((Counter(part.device_bytes) for part in held_parts), Counter(freed))
+    return Ownership(
+        name,
+        is_name,
+        type_name(holding[0]),
+        dict(total),
+        freed,
+        tuple((part.name, part.size_bytes) for part in size.parts[:_PARTS_SHOWN]),
+        tuple(sorted((part for part in held_parts if part.size_bytes), key=lambda part: -part.size_bytes)),
+        closure.complete and size.complete,
+    )
+
+
+def _worth_naming(closure: Closure, held: set[int]) -> set[int]:
+    """Return the objects held from outside, without those that would hardly add to the rest, such as a dtype."""
+    if len(held) > _MOST_SEARCHED:
+        return held
+    sizes = Sizes()
+    found = {key: sizes.measure(closure.objects[key]).size_bytes for key in closure.objects if key in held}
+    sizes.drop()
+    return {key for key, size in found.items() if size * len(found) >= _LEAST_SHARE * sum(found.values())}
+
+
+def _measure(sizes: Sizes, closure: Closure, keys: Collection[int], reached: Collection[int]) -> dict[str, int]:
+    """Return the bytes behind some objects, and those of tensors that only torch's C++ code reaches from them."""
+    items = [closure.objects[key] for key in keys]
+    return sizes.measure([*items, *closure.tensors(reached)]).device_bytes
+
+
+def _from_outside(roots: Roots, name: str, closure: Closure, holding: list[object]) -> Roots:
+    """Return roots without a name and without the objects of the closure, which refer to each other."""
+    namespaces = {key: _without(name, root) for key, root in roots.namespaces.items()}
+    hidden = roots.hidden | closure.objects.keys() | {id(closure.objects), id(holding)}
+    return replace(roots, namespaces=namespaces, hidden=hidden)
+
+
+def _without(name: str, root: Callable[[object], Root | None]) -> Callable[[object], Root | None]:
+    return lambda key: None if key == name else root(key)
+
+
+def _by_holder(closure: Closure, held: set[int], heap: Heap, roots: Roots) -> dict[ReferencePath, set[int]]:
+    """Return the identities of objects by the root that holds them, with the path to one of them; variables first."""
+    nearest = [key for key in closure.objects if key in held]
+    searched, rest = nearest[:_MOST_SEARCHED], set(nearest[_MOST_SEARCHED:])
+    search = Search([closure.objects[key] for key in searched], heap, roots)
+    writer = PathWriter(roots)
+    by_root: dict[str, tuple[ReferencePath, set[int]]] = {}
+    for key in searched:
+        item = closure.objects[key]
+        found = search.chain(item, search.named) or search.chain(item, search.unnamed)
+        if found is None:
+            rest.add(key)
+            continue
+        root, chain = found
+        label = root.text or str(id(chain[0]))
+        if label not in by_root:
+            by_root[label] = _named(writer.holder(root, chain), root, search.roots_of(item)), set()
+        by_root[label][1].add(key)
+        if rest and len(chain) > 1:  # the container of one searched object may hold many more
+            neighbours = rest.intersection(map(id, gc.get_referents(chain[-2])))
+            by_root[label][1].update(neighbours)
+            rest -= neighbours
+    groups = dict(sorted(by_root.values(), key=lambda pair: not pair[0].path.startswith(NOTEBOOK)))
+    keys = [(storage_key(tensor), id(tensor)) for tensor in closure.tensors(rest)]
+    of_graphs = {storage: key for storage, key in keys if storage is not None}
+    for storage, holder in explain(of_graphs, heap, roots).items() if of_graphs else ():
+        groups.setdefault(holder, set()).add(of_graphs[storage])
+    rest -= set(of_graphs.values())
+    return {**groups, **({_UNSEEN: rest} if rest else {})}
+
+
+def _named(holder: ReferencePath, root: Root, roots: Sequence[Root]) -> ReferencePath:
+    """Return a holder with all names that refer to its object directly, and with the line that deletes a variable."""
+    if root.rank == 0 and root.code:
+        holder = replace(holder, advice=f"del {root.code}")
+    aliases = [other.text for other in roots if other.text != root.text]
+    return replace(holder, path=", ".join([holder.path, *dict.fromkeys(aliases)]))

@@ -1,0 +1,41 @@
+"""``%gpumem why``: shows the memory that deleting a name would free, and the holders of the rest."""
+
+from __future__ import annotations
+
+from IPython.core.error import UsageError
+
+from ipygpumem.errors import describe_error, ellipsize, quoted
+from ipygpumem.heap.heap import Heap, undisturbed
+from ipygpumem.heap.holders.frames import running_locals
+from ipygpumem.inventory.ownership import take
+from ipygpumem.magics.parsing import Options
+from ipygpumem.report.layout import Report, clean
+from ipygpumem.report.ownership import left_report, why_report
+from ipygpumem.shell.app import App
+from ipygpumem.shell.ipython.sources import cell_that_bound
+
+
+def why(app: App, options: Options) -> list[Report]:
+    """Return the report on a name, an expression, or a deleted name."""
+    expression, names = options.expression, app.context.namespace
+    is_name = expression in names
+    if expression.isidentifier() and not is_name:
+        return [_of_deleted(app, expression)]
+    try:
+        holding = [names[expression] if is_name else app.context.shell.ev(expression)]
+    except Exception as error:
+        raise UsageError(clean(f"%gpumem why: {quoted(expression)}: {ellipsize(describe_error(error))}")) from None
+    with app.context.display.working("what else holds it"):
+        found = take(expression, holding, app.experiments.survivors.roots(), 1 + is_name, is_name=is_name)
+    return [why_report(found)]
+
+
+def _of_deleted(app: App, name: str) -> Report:
+    """Return the report on a name that is not defined."""
+    survivors = app.experiments.survivors
+    with undisturbed():
+        heap = Heap(running_locals())
+        survivors.update(heap)
+        found = survivors.explained([item for item in survivors.known if item.held.name == name], heap)
+        heap.drop()
+    return left_report(name, cell_that_bound(app.context.shell, name), found)

@@ -1,0 +1,132 @@
+"""What a name owns: the objects that only it keeps alive, and the holders of the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ipygpumem
+from ipygpumem.units import MIB
+from tests.kernel import Kernel
+from tests.steps import works
+
+GRAPH = "x = torch.ones(2**18)\nw = torch.ones(2**18, requires_grad=True)\na = (x * w).exp().sum()\n"
+STEP = "a = nn.Linear(512, 512)\na(torch.ones(1, 512)).sum().backward()\n"
+FUNCTION = "def outer():\n    big = bytes(MIB)\n    def inner(): return big\n    return inner\na = outer()\n"
+SUSPENDED = "def run():\n    big = bytes(MIB)\n    yield big\na = run()\nnext(a)\n"
+
+
+CASES = [
+    ("a = [bytes(MIB) for _ in range(4)]", 4, 4),
+    ("b = a = [bytes(MIB) for _ in range(4)]", 0, 4),
+    ("a = [bytes(MIB) for _ in range(4)]; b = a[:3]", 1, 4),
+    ("a = {'k': [bytes(MIB)]}; a['me'] = a", 1, 1),
+    ("a = np.zeros(MIB, 'u1')[1:]", 1, 1),
+    ("b = np.zeros(MIB, 'u1'); a = b[1:]", 0, 1),
+    ("a = np.array([bytes(MIB), bytes(MIB)], dtype=object); b = a[0]", 1, 2),
+    ("a = pandas.DataFrame({'x': np.zeros(2**17), 'y': np.zeros(2**17, int)}); b = a['x']", 1, 2),
+    ("a = torch.zeros(2**18)[2:]", 1, 1),
+    ("b = torch.zeros(2**18); a = b[2:]", 0, 1),
+    ("b = torch.zeros(2**18); a = b.detach()", 0, 1),
+    ("b = np.zeros(2**17); a = torch.from_numpy(b)", 0, 1),
+    ("a = nn.Linear(512, 512); b = torch.optim.SGD(a.parameters())", 0, 1),
+    (STEP, 2, 2),
+    (STEP + "b = a; a = torch.optim.Adam(b.parameters()); a.step()", 2, 4),
+    (GRAPH, 1, 3),
+    (GRAPH + "del x, w", 3, 3),
+    (GRAPH + "b = a * 2; del x, w", 0, 3),
+    (FUNCTION, 1, 1),
+    (FUNCTION + "b = a", 0, 1),
+    (SUSPENDED, 1, 1),
+    ("class A: pass\na = A(); a.big = bytes(MIB); a.me = a; b = a.big", 0, 1),
+]
+"""Code, and the MiB that deleting ``a`` frees, of those that it holds."""
+RUN = """
+def of_case(code):
+    names = {"MIB": 2**20}
+    exec("import numpy as np, pandas, torch, ipygpumem\\nfrom torch import nn", names)
+    exec(f"{code}\\nfound = ipygpumem.why(a)", names)
+    found = names["found"]
+    held = sum(part.size_bytes for part in found.held)
+    return [round(size / 2**20) for size in (found.freed_bytes.get("cpu", 0), found.size_bytes, held)]
+"""
+
+
+def test_deleting_a_name_frees_what_nothing_else_holds(notebook: Kernel) -> None:
+    works(notebook, RUN)
+    codes = [code for code, *_ in CASES]
+    found = dict(zip(codes, notebook.value(f"[of_case(code) for code in {codes}]"), strict=True))
+    assert found == {code: [freed, size, size - freed] for code, freed, size in CASES}
+
+
+def test_what_it_says_comes_true(notebook: Kernel) -> None:
+    works(notebook, "def step(m, o):\n    m(torch.ones(8, 1024)).sum().backward(); o.step()")
+    works(
+        notebook,
+        "model = nn.Linear(1024, 1024)\noptimizer = torch.optim.Adam(model.parameters())\nstep(model, optimizer)\n"
+        "watch(weight=model.weight, moment=optimizer.state[model.weight]['exp_avg'])\n"
+        "losses = [model(torch.ones(2, 1024)).sum()]",
+    )
+    (report,) = works(notebook, "%gpumem why model").reports("why")
+    assert "model · Linear · RAM 8 MiB · del model frees" in report
+    assert "still held" in report
+    assert "del optimizer" in report
+    works(notebook, "del model")
+    assert "weight" in notebook.value("alive()")
+    (report,) = works(notebook, "%gpumem why optimizer").reports("why")
+    assert "del optimizer frees 8 MiB" in report
+    assert "losses[0]" in report
+    works(notebook, "del optimizer, losses")
+    assert notebook.value("alive()") == []
+
+
+def test_an_output_a_closure_and_a_deleted_name(notebook: Kernel) -> None:
+    works(notebook, "import pandas\nframe = pandas.DataFrame({'x': range(2**18)})\nframe")
+    (report,) = works(notebook, "%gpumem why frame").reports("why")
+    assert "Out[" in report or "output _" in report
+    assert "%xdel _" in report
+    works(notebook, "cache = []\ndef keep(x):\n    cache.append(x)\n    return lambda: x")
+    works(notebook, "%%experiment gone\nblock = torch.ones(2**20)\nhook = keep(block)")
+    (report,) = works(notebook, "%gpumem why block").reports("why")
+    assert "block is not defined; cell" in report
+    assert "cache[0]" in report
+    assert "no such name" not in report
+    assert works(notebook, "%gpumem why missing").reports("why")[0].startswith("missing is not defined")
+    for wrong in ("%gpumem why", "%gpumem why 1 +", "%gpumem why cache['it'"):
+        reply = notebook.run(wrong)
+        assert "%gpumem why" in reply.stderr + reply.stdout
+        assert "Traceback" not in reply.stderr
+
+
+def test_no_code_of_an_object_runs() -> None:
+    ran = []
+
+    class Meta(type):
+        def __getattribute__(cls, name: str) -> Any:
+            ran.append(name)
+            return super().__getattribute__(name)
+
+    class Hostile(metaclass=Meta):
+        def __init__(self) -> None:
+            self.big = bytes(MIB)
+
+        def __getattr__(self, name: str) -> Any:
+            ran.append(name)
+            raise AttributeError
+
+        def __eq__(self, other: object) -> bool:
+            ran.append("==")
+            return True
+
+        def __hash__(self) -> int:
+            ran.append("hash")
+            return 1
+
+        def __sizeof__(self) -> int:
+            ran.append("size")
+            return 1
+
+    item = Hostile()
+    ran.clear()
+    found = ipygpumem.why(item)
+    assert ran == []
+    assert round(found.freed_bytes["cpu"] / MIB) == 1
