@@ -81,7 +81,7 @@ class Heap:
         # function shares: that would be a cycle, and it must be freed as soon as it is dropped.
         self._tracked: list[object] = gc.get_objects()
         """Keeps the objects alive, so that no identity is reused."""
-        self._alive: set[int] = set()
+        self._identities: set[int] = set()
         self._containers: list[object] = []
         """Untracked containers that hold more than plain numbers and text."""
         self.tensors: list[object] = []
@@ -106,19 +106,22 @@ class Heap:
         found = self.tensors, self.modules, self.optimizers, self.tasks, self.ndarrays
         for objects in (self._tracked, self._containers, *found):
             objects.clear()
-        self._alive.clear()
+        self._identities.clear()
         self._inside = None
 
     def _look_behind(self, extra: list[object]) -> None:
         """Find the arrays and the containers that the collector does not track."""
         arrays = {id(library_type("numpy", "ndarray"))}
+        wanted = arrays | _CONTAINERS
         behind: dict[int, object] = {}
         level: Iterator[Sequence[object]] = chain(self._referents(), [extra])
         while True:
             known = len(behind)
             for referents in level:
-                behind.update(by_identity(list(filterfalse(gc.is_tracked, of_types(arrays, referents)))))
-                behind.update(by_identity(_containers_of_more(referents)))
+                found = of_types(wanted, list(filterfalse(gc.is_tracked, referents)))
+                if found:
+                    behind.update(by_identity(of_types(arrays, found)))
+                    behind.update(by_identity(_containers_of_more(of_types(_CONTAINERS, found))))
             new = list(islice(behind.values(), known, None))
             if not new:
                 return
@@ -138,17 +141,17 @@ class Heap:
         ]
         known: set[int] = set()
         for part in chunks(self._tracked):
-            referents = gc.get_referents(*part)
-            if ATOMS.issuperset(types_of(referents)):
-                continue  # an object with a role would refer to its class
-            several = one_of_each(part)
-            new = several.keys() - known
-            known |= new
-            for base, those, kinds in roles:
-                kinds.update(kind for kind in new if base is not None and is_instance(several[kind], base))
-                if not kinds.isdisjoint(several):
+            kinds_here = types_of(part)
+            if not kinds_here <= known:
+                several = one_of_each(part)
+                for base, _, kinds in roles:
+                    if base is not None:
+                        kinds.update(kind for kind in kinds_here - known if is_instance(several[kind], base))
+                known |= kinds_here
+            for _, those, kinds in roles:
+                if not kinds.isdisjoint(kinds_here):
                     those += of_types(kinds, part)
-            yield referents
+            yield gc.get_referents(*part)
         yield from _referents_of(_contents(self.ndarrays))
 
     @property
@@ -173,17 +176,20 @@ class Heap:
 
     def add(self, item: object) -> None:
         """Add an object that was made later for an older one, such as the dict of its attributes."""
-        if id(item) not in self._alive:
-            self._alive.add(id(item))
+        if id(item) not in self._alive():
+            self._identities.add(id(item))
             self._tracked.append(item)
+
+    def _alive(self) -> set[int]:
+        """Return the identities of all tracked objects: made when needed, since that takes long."""
+        self._identities = self._identities or set(map(id, self._tracked))
+        return self._identities
 
     def referrers(self, objects: dict[int, object]) -> Iterator[tuple[object, list[int]]]:
         """Yield the objects that refer to some of ``objects`` (by identity), and the identities of those.
 
         Only objects that were alive when the heap was made count: a search must not find its own lists.
         """
-        if not self._alive:
-            self._alive = set(map(id, self._tracked))
         if any(not gc.is_tracked(item) for item in objects.values()):
             # The collector's own search would miss containers that it no longer tracks.
             referrers = _that_refer_to(objects, self._tracked) + _that_refer_to(objects, self._containers)
@@ -192,7 +198,8 @@ class Heap:
         else:
             # A task does not report to that search what its future refers to.
             found = [*gc.get_referrers(*objects.values()), *_that_refer_to(objects, self.tasks)]
-            referrers = [item for item in by_identity(found).values() if id(item) in self._alive]
+            alive = self._alive()
+            referrers = [item for item in by_identity(found).values() if id(item) in alive]
         for item in referrers:
             children = [id(child) for child in gc.get_referents(item) if id(child) in objects]
             if children:
@@ -216,16 +223,21 @@ def _that_refer_to(objects: dict[int, object], candidates: list[object]) -> list
     ]
 
 
+_GROUP = 64
+"""Number of containers to examine at once."""
 _CONTAINERS = {id(dict), id(tuple)}
 """Types that the collector stops tracking if they contain only arrays, numbers and text."""
 
 
-def _containers_of_more(items: Sequence[object]) -> list[object]:
-    """Return the untracked containers among ``items`` that hold more than numbers and text: few do."""
-    untracked = list(filterfalse(gc.is_tracked, of_types(_CONTAINERS, items)))
-    if ATOMS.issuperset(types_of(gc.get_referents(*untracked))):
-        return []
-    return [item for item in untracked if not ATOMS.issuperset(map(id, map(type, gc.get_referents(item))))]
+def _containers_of_more(untracked: Sequence[object]) -> list[object]:
+    """Return the containers that hold more than numbers and text: few do, and they are often made together."""
+    return [
+        item
+        for start in range(0, len(untracked), _GROUP)  # calls no function of ours for each
+        if not ATOMS.issuperset(map(id, map(type, gc.get_referents(*untracked[start : start + _GROUP]))))
+        for item in untracked[start : start + _GROUP]
+        if not ATOMS.issuperset(map(id, map(type, gc.get_referents(item))))
+    ]
 
 
 def _referents_of(items: Sequence[object]) -> Iterator[list[object]]:
