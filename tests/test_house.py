@@ -25,7 +25,7 @@ BUDGET = {
     "extras/tracker": 220,
     "extras/trainers": 270,
     "fitting": 955,
-    "heap": 3741,
+    "heap": 3753,
     "introspect": 190,
     "inventory": 1870,
     "magics": 1273,
