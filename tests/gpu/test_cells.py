@@ -91,11 +91,12 @@ HOST_CELLS = [
     "%experiment end",
     "%gpumem status",
     "%gpumem free",
+    "%gpumem tensors",
 ]
 
 
 def test_no_context(bare_kernel: Kernel, card: Card, figure: Callable[[str], None]) -> None:
-    """Loading, cells on the host, an OOM there, experiments, %gpumem status and free create no CUDA context."""
+    """Loading, cells on the host, an OOM there, experiments, status, free and tensors create no CUDA context."""
     before = card.settle()
     for cell in HOST_CELLS:
         run_ok(bare_kernel, cell)

@@ -42,35 +42,6 @@ def test_visible(card: Card) -> None:
     assert readings("") == []
 
 
-FORMS: list[tuple[str | None, list[int]]] = [
-    (None, [0, 1]),
-    ("0,1", [0, 1]),
-    ("1,0", [1, 0]),
-    (" 1 , 0", [1, 0]),
-    ("1", [1]),
-    ("0,-1,1", [0]),
-    ("1,7,0", [1]),
-    ("0,0", []),
-    ("-1", []),
-    ("NoDevFiles", []),
-    ("GPU-51515151-5151-5151-5151-515151515151,GPU-5050", [1, 0]),
-]
-"""What CUDA_VISIBLE_DEVICES says, and which of two cards are seen then."""
-
-
-@pytest.mark.simulated
-def test_two_cards_in_every_form(machine: Callable[..., None]) -> None:
-    """Of two cards each has its own figures, in whichever order and form CUDA_VISIBLE_DEVICES names them."""
-    machine(cards=2)
-    with other_process(700, visible="1"):
-        for visible, cards in FORMS:
-            found = readings(visible)
-            assert [reading["device"] for reading in found] == [f"cuda:{number}" for number in range(len(cards))]
-            others = [reading["other_bytes"] >= 700 * MIB for reading in found]
-            assert others == [card == 1 for card in cards], visible
-            assert [reading["current_bytes"] for reading in found] == [512 * MIB, 0][: len(cards)]
-
-
 SLICE = "MIG-50505050-5050-5050-5050-50505050000{}"
 
 

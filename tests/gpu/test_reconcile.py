@@ -106,7 +106,7 @@ def test_a_deleted_graphs_pool(kernel: Kernel) -> None:
 
 
 def test_looking_changes_nothing(kernel: Kernel, card: Card) -> None:
-    """%gpumem status leaves torch's counters as they are, and takes no memory on the device."""
+    """%gpumem status and an inventory leave torch's counters as they are, and take no memory on the device."""
     ready(kernel)
     run_ok(kernel, "kept = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')")
     counters = (
@@ -114,7 +114,7 @@ def test_looking_changes_nothing(kernel: Kernel, card: Card) -> None:
         "torch.cuda.memory_stats()['allocation.all.allocated']]"
     )
     before = kernel.value(counters)
-    run_ok(kernel, "%gpumem status")
+    run_ok(kernel, "%gpumem status", "import ipygpumem\nlen(ipygpumem.tensors().tensors)")
     assert kernel.value(counters) == before
 
 

@@ -1,9 +1,9 @@
 """Runs tests/smoke on every supported IPython and Python found here, and writes docs/measured/compatibility.md.
 
-    python tests/matrix/run.py [--corners] [PYTHON ...]
+    python tests/matrix/run.py [--corners]
 
 Each combination gets a virtual environment of its own under build/matrix/, with a wheel of the package, NumPy and
-pytest in it; pip picks the ipykernel. PYTHON names interpreters; by default those of pyenv and the PATH are taken.
+pytest in it; pip picks the ipykernel. The interpreters are those of pyenv and the PATH.
 Needs nothing beyond the standard library. The exit code is 0 only if everything that ran has passed.
 """
 
@@ -87,17 +87,15 @@ def run(command: Iterable[str | Path], **options: object) -> subprocess.Complete
     return subprocess.run([str(part) for part in command], text=True, check=False, **options)  # type: ignore[call-overload, no-any-return]
 
 
-def find_pythons(named: list[str]) -> list[Python]:
+def find_pythons() -> list[Python]:
     """Return the newest interpreter of each supported version, oldest version first."""
-    candidates = named or [
+    candidates = [
         sys.executable,
         *map(str, Path.home().glob(".pyenv/versions/*/bin/python")),
         *(shutil.which(f"python{major}.{minor}") or "" for major, minor in PYTHONS),
     ]
-    asked = {candidate: _ask(candidate) for candidate in candidates if candidate}
-    fit = sorted(python for python in asked.values() if python is not None and python.version[:2] in PYTHONS)
-    if not fit or (named and len(fit) < len(asked)):
-        sys.exit(f"no working Python 3.10 to 3.13 with ensurepip among {', '.join(asked)}: name one as an argument")
+    found = {_ask(candidate) for candidate in candidates if candidate}
+    fit = sorted(python for python in found if python is not None and python.version[:2] in PYTHONS)
     return list({python.version[:2]: python for python in fit}.values())
 
 
@@ -177,10 +175,9 @@ def combinations(pythons: list[Python], *, corners: bool) -> list[tuple[Python, 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("pythons", nargs="*", metavar="PYTHON", help="interpreters to test with; without a page")
     parser.add_argument("--corners", action="store_true", help="only two combinations, and no page")
     options = parser.parse_args()
-    pythons = find_pythons(options.pythons)
+    pythons = find_pythons()
     print("Pythons:", ", ".join(str(python) for python in pythons), flush=True)
     wheel = build_wheel(pythons[-1])
     outcomes = []
@@ -189,7 +186,7 @@ def main() -> int:
         for outcome in pool.map(lambda pair: try_one(*pair, wheel), pairs):
             print(outcome, flush=True)
             outcomes.append(outcome)
-    if not (options.corners or options.pythons):
+    if not options.corners:
         PAGE.write_text(page(outcomes))
         print(f"written: {PAGE.relative_to(ROOT)}")
     good = all(outcome.good for outcome in outcomes)
