@@ -1,4 +1,4 @@
-"""``--record``: torch's history of allocations, with a stand-in for torch."""
+"""``--allocations``: torch's history of allocations, with a stand-in for torch."""
 
 import os
 import pickle
@@ -65,7 +65,7 @@ def test_an_experiment_records_its_scope_and_writes_while_it_still_records(
     loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.pickle"
-    loaded.run_cell(f"%%experiment a --record {path}\nmemory.history.append('step')").raise_error()
+    loaded.run_cell(f"%%experiment a --allocations {path}\nmemory.history.append('step')").raise_error()
     assert load(path) == {**SNAPSHOT, "history": ["step"], "enabled": True}
     options = {"context": "all", "stacks": "python", "max_entries": MOST_ENTRIES}
     assert memory.calls == [("all", options), (None, {})]
@@ -84,7 +84,7 @@ def test_out_of_memory_writes_before_anything_is_given_back_and_that_stays(
     loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.pickle"
-    loaded.run_cell(f"%experiment start a --record {path}")
+    loaded.run_cell(f"%experiment start a --allocations {path}")
     loaded.run_cell(f"{FAILS}train(8)")
     assert (load(path)["history"], memory.history) == ([8], [8, "freed"])
     loaded.run_cell("%experiment end")
@@ -98,7 +98,7 @@ def test_an_out_of_memory_error_in_a_try_is_counted_and_written_before_it_is_rel
 ) -> None:
     path = tmp_path / "a.pickle"
     loaded.run_cell(FAILS).raise_error()
-    loaded.run_cell(f"%%experiment a --record {path}\n%%autofit n=8\ntrain(n)").raise_error()
+    loaded.run_cell(f"%%experiment a --allocations {path}\n%%autofit n=8\ntrain(n)").raise_error()
     assert load(path)["history"] == [8, "freed", 4]
     (record,) = app_of(loaded).experiments.finished
     assert record.ooms == 2
@@ -111,7 +111,7 @@ def test_a_recording_of_the_users_own_is_used_and_goes_on(
     path = tmp_path / "a.pickle"
     memory.enabled = True
     memory.history.append("theirs")
-    loaded.run_cell(f"%%experiment a --record {path}\nx = 1").raise_error()
+    loaded.run_cell(f"%%experiment a --allocations {path}\nx = 1").raise_error()
     assert memory.calls == []
     assert memory.enabled
     assert load(path)["history"] == ["theirs"]
@@ -124,7 +124,7 @@ def test_a_failure_to_write_is_reported_and_leaves_the_old_file(
     path = tmp_path / "a.pickle"
     path.write_bytes(pickle.dumps(SNAPSHOT))
     memory.broken = True
-    loaded.run_cell(f"%%experiment a --record {path}\nx = 1").raise_error()
+    loaded.run_cell(f"%%experiment a --allocations {path}\nx = 1").raise_error()
     assert "allocations: RuntimeError: no device" in app_of(loaded).experiments.finished[-1].notes[0]
     assert load(path) == SNAPSHOT
     assert [file.name for file in tmp_path.iterdir()] == ["a.pickle"]
@@ -135,12 +135,12 @@ def test_unloading_switches_the_recording_off_and_without_a_device_the_cell_does
     loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sys.modules["torch"].cuda.is_available = lambda: False
-    loaded.run_cell(f"%%experiment a --record {tmp_path / 'a.pickle'}\nx = 1")
-    assert "--record needs a CUDA device, and torch sees none here" in capsys.readouterr().err
+    loaded.run_cell(f"%%experiment a --allocations {tmp_path / 'a.pickle'}\nx = 1")
+    assert "--allocations needs a CUDA device, and torch sees none here" in capsys.readouterr().err
     assert "x" not in loaded.user_ns
     assert memory.calls == []
     sys.modules["torch"].cuda.is_available = lambda: True
-    loaded.run_cell(f"%experiment start a --record {tmp_path / 'a.pickle'}")
+    loaded.run_cell(f"%experiment start a --allocations {tmp_path / 'a.pickle'}")
     assert memory.enabled
     loaded.run_line_magic("unload_ext", "ipygpumem")
     assert not memory.enabled
@@ -153,7 +153,7 @@ def test_an_experiment_that_cannot_begin_leaves_no_recording_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(app_of(loaded).context.meter, "start", fail)
-    loaded.run_cell(f"%experiment start a --record {tmp_path / 'a.pickle'}")
+    loaded.run_cell(f"%experiment start a --allocations {tmp_path / 'a.pickle'}")
     assert memory.calls[0][0] == "all"
     assert not memory.enabled
 

@@ -97,8 +97,8 @@ def test_commands_options_and_names_are_offered(loaded: InteractiveShell) -> Non
     assert "_hidden" not in after("%%experiment b --keep ")
     assert {"on", "off", "status", "tensors", "history", "export"} <= set(after("%gpumem "))
     assert after("%gpumem on ") == []
-    assert after("%gpumem record ") == ["on", "off", "status"]
-    assert after("%gpumem record on ") == []
+    assert after("%gpumem recorder ") == ["on", "off", "status"]
+    assert after("%gpumem recorder on ") == []
     assert after("%gpumem plot devices --") == ["--device", "-n", "--save", "--force"]
     assert after("%gpumem plot --force ") == [*after("%gpumem plot ")]
 

@@ -64,7 +64,7 @@ def test_no_optional_part_keeps_the_extension_from_loading(
 ) -> None:
     before = registered(shell)
     monkeypatch.setattr(place, broken)
-    shell.config = Config({"IPyGpuMem": {"record": True}})
+    shell.config = Config({"IPyGpuMem": {"recorder": True}})
     hooks.load(shell)
     assert shell.run_cell("%experiment start a\nx = 1").success
     assert shell.run_cell("%experiment end").success
@@ -156,7 +156,7 @@ BAD_OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("min_cell_seconds", float("nan"), "nan is not a number from 0"),
     ("min_held_bytes", "24", "'24' has no unit"),
     ("min_held_bytes", -1, "a size must be a number of bytes"),
-    ("record_max_bytes", 3, "3 B is too little"),
+    ("recorder_max_bytes", 3, "3 B is too little"),
 )
 
 

@@ -236,7 +236,7 @@ def test_the_report_has_the_cell_its_memory_and_the_reason() -> None:
     assert "cell 1, ran 2.00 s ValueError" in shown(recording(START, CELL_END))
 
 
-ON = "--IPyGpuMem.record=True"
+ON = "--IPyGpuMem.recorder=True"
 ALLOCATE = "import time\nchunks = []\nwhile True:\n    chunks.append(bytearray(b'1' * 2**22))\n    time.sleep(0.02)"
 Start = Callable[..., RealKernel]
 
@@ -302,7 +302,7 @@ def test_a_kernel_that_its_memory_limit_has_killed_before_its_first_tick_is_said
     with limited_group(300 * 2**20) as group:
         kernel = start()
         move(int(kernel.value("__import__('os').getpid()")), group)
-        kernel.run("%load_ext ipygpumem\n%gpumem record on")
+        kernel.run("%load_ext ipygpumem\n%gpumem recorder on")
         run_until_dead(kernel, "all_at_once = bytearray(b'1') * 2**30")
         after = start()
         after.run("%load_ext ipygpumem")
@@ -346,9 +346,9 @@ def test_a_recording_has_each_cell_and_no_failure_of_it_reaches_one(start: Start
     assert [entry["error"] for entry in entries if "error" in entry] == ["ZeroDivisionError"]
     for name in ("nowhere.jsonl", "/dev/zero", "0.jsonl", "2.jsonl"):
         assert "there is no such recording" in kernel.run(f"%gpumem postmortem {name}").stderr, name
-    kernel.run("%gpumem record off")
+    kernel.run("%gpumem recorder off")
     assert json.loads(path.read_text().splitlines()[-1])["reason"] == "recording was switched off"
-    kernel.run("%gpumem record on")
+    kernel.run("%gpumem recorder on")
     reply = kernel.run(
         "from ipygpumem.shell.app import current_app\n"
         "def full(moment): raise OSError(28, 'No space left on device')\n"
@@ -356,9 +356,10 @@ def test_a_recording_has_each_cell_and_no_failure_of_it_reaches_one(start: Start
     )
     assert (reply.status, reply.stderr) == ("ok", "")
     assert reply.reports("note") == [
-        "recording stopped (OSError: No space left on device): your code is not affected; %gpumem record on tries again"
+        "recording stopped (OSError: No space left on device): your code is not affected; "
+        "%gpumem recorder on tries again"
     ]
-    assert kernel.run("%gpumem record status").reports("note")[0].startswith("recording is off")
-    kernel.run("%gpumem record on\n%unload_ext ipygpumem")
+    assert kernel.run("%gpumem recorder status").reports("note")[0].startswith("recording is off")
+    kernel.run("%gpumem recorder on\n%unload_ext ipygpumem")
     assert recorded(folder, "the extension was unloaded") == 1
     assert kernel.value("[t.name for t in __import__('threading').enumerate() if 'ipygpumem' in t.name]") == []

@@ -81,7 +81,7 @@ _MISSING = {
     "%experiment keep": "which names? For instance: %experiment keep model 'loss*'",
     "%gpumem release": "which object? For instance: %gpumem release learner",
     "%gpumem purge": "which model? For instance: %gpumem purge model optimizer",
-    "%gpumem export": "which file? Its suffix says the format",
+    "%gpumem export": "which file? Its suffix selects the format",
     "%gpumem why": "which name? For instance: %gpumem why model",
     "%gpumemit": "which statement? For instance: %gpumemit -r 3 torch.relu(x)",
     "%%autofit": "which variable? For instance: %%autofit batch_size=1024",
@@ -134,7 +134,7 @@ _OTHERWISE = {
     "gpumem.tensors": "tensors.tensors",
     "gpumem.why": "why.why",
 }
-"""Functions in ``commands`` whose path differs from the command's name."""
+"""Functions in ``magics`` whose path differs from the command's name."""
 
 
 def _place_of(magic: str, words: list[str]) -> str:

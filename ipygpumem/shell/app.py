@@ -85,7 +85,7 @@ def find_app(shell: Any) -> App | None:
 
 
 def app_of(shell: Any, otherwise: str = "") -> App:
-    """Return the ``App`` of ``shell`` (``NotLoadedError`` if there is none); say what to do ``otherwise``."""
+    """Return the ``App`` of ``shell``, or raise NotLoadedError; in a script its message ends with ``otherwise``."""
     found = find_app(shell)
     if found is not None:
         return found
@@ -97,5 +97,5 @@ def app_of(shell: Any, otherwise: str = "") -> App:
 
 
 def current_app(otherwise: str = "") -> App:
-    """Return the ``App`` of the current shell (``NotLoadedError`` if there is none)."""
+    """Return the ``App`` of the current shell, or raise NotLoadedError; see ``app_of``."""
     return app_of(get_ipython(), otherwise)

@@ -59,7 +59,7 @@ class Cell:
         self.in_scope = False
         """True if an experiment was open in any thread when its code ended."""
         self.ending: list[Any] = []
-        """Experiments that end with the cell; ``ended`` lists those that have."""
+        """Experiments that end with the cell; ``ended`` lists the ones that have ended."""
         self.ended: list[Any] = []
         self.saved_early: list[str] = []
         """Names that the open scope saved before the code was instrumented."""

@@ -96,12 +96,12 @@ class IPyGpuMem(Configurable):
     history_length = Number(
         10_000, whole, most=10**6, help="Maximum number of cells in the history; read when the extension loads."
     ).tag(config=True)
-    record = Bool(
+    recorder = Bool(
         False,
         help="Keep a recording of the cells and their memory in a file that outlives the kernel "
-        "(%gpumem record, %gpumem postmortem).",
+        "(%gpumem recorder, %gpumem postmortem).",
     ).tag(config=True)
-    record_max_bytes = Number(
+    recorder_max_bytes = Number(
         8 * 2**20,
         checked_bytes,
         least=2**16,

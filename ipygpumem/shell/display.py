@@ -97,7 +97,7 @@ class Display:
 
     @property
     def _bar_stream(self) -> Any:
-        """In a notebook stdout, because the bar leaves an empty output, which is red for stderr."""
+        """The stream for the bar: in a notebook stdout, because the bar leaves an empty output, red for stderr."""
         return sys.stdout if self.has_images else sys.stderr
 
     def _begin_row(self) -> None:

@@ -418,7 +418,7 @@ class Experiment:
         report: str | None = None,
         note: Mapping[str, int | float | str] | None = None,
         budget: Mapping[str, int | str] | None = None,
-        record: str | os.PathLike[str] | None = None,
+        allocations: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(name, str) or not name.strip() or len(name.splitlines()) > 1:
             raise ExperimentError("an experiment needs a name: one line of text")
@@ -436,7 +436,7 @@ class Experiment:
         self._parameters = checked_parameters(note or {})
         sizes = budgets.checked(budget) if budget else None
         self._budget = budgets.Budget(sizes, f"experiment {name}") if sizes else None
-        self._allocations = _allocation_file(record) if record is not None else None
+        self._allocations = _allocation_file(allocations) if allocations is not None else None
         self.outputs = Outputs(self._context.shell)
         self.record: ExperimentRecord | None = None
         self.was_started = self.failed = False

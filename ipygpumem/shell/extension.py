@@ -62,7 +62,7 @@ class Extension:
         binding_recorder = app.experiments.binding_recorder
         self._stays(functools.partial(getattr, shell, "configurables"), config)
         config.observe(self._host_peak_changed, "host_peak")
-        config.observe(lambda change: app.recorder.switched(change), "record")
+        config.observe(lambda change: app.recorder.switched(change), "recorder")
         seen = self._guarded("code_seen", self._code_seen, app.experiments.code_missed)
         self._first, self._last = _Observer(seen, may_change=False), _Observer(seen, may_change=True)
         shell.ast_transformers.append(self._last)
@@ -82,7 +82,7 @@ class Extension:
         self._stays(functools.partial(getattr, shell, "input_transformers_cleanup"), rewrite)
         self._magics()
         optional: dict[str, Callable[[], object]] = {"completion": self._completers}
-        if config.record:
+        if config.recorder:
             optional["the recorder"] = lambda: app.recorder.start_if_it_can(tell=True)
         for name, start in optional.items():  # optional: their failure does not stop loading
             self._guarded(name, start)()

@@ -22,7 +22,7 @@ def experiment(
     report: str | None = None,
     note: Mapping[str, int | float | str] | None = None,
     budget: Mapping[str, int | str] | None = None,
-    record: str | os.PathLike[str] | None = None,
+    allocations: str | os.PathLike[str] | None = None,
 ) -> Experiment:
     """Return an experiment, opened by ``with`` or ``start()`` and closed by ``finish()``.
 
@@ -38,13 +38,13 @@ def experiment(
         report: ``full``, ``compact`` or ``none``; None means as configured.
         note: parameters to store in its record: numbers or text by name.
         budget: limit torch's memory on GPUs: ``{"gpu": "8GiB"}``; see ``budget``.
-        record: a ``.pickle`` file for CUDA's memory history, for torch's memory viewer.
+        allocations: a ``.pickle`` file for CUDA's memory history, for torch's memory viewer.
 
     Raises:
         NotLoadedError: the extension is not loaded in this IPython, or there is no IPython.
         ExperimentError: ``report`` is none of the three, or ``note`` holds more than numbers and text.
         BudgetError: ``budget`` names no device or no size.
-        FileError: ``record`` cannot be written to; ``start`` raises it without a CUDA device.
+        FileError: ``allocations`` cannot be written to; ``start`` raises it without a CUDA device.
 
     >>> with ipygpumem.experiment("baseline", report="none", note={"lr": 0.1}):
     ...     loss = 0.5
@@ -53,7 +53,7 @@ def experiment(
     """
     function = ", or put the code into a function, whose local names are deleted when it returns"
     experiments = current_app(otherwise=function).experiments
-    return Experiment(experiments, name, keep, drop_imports, seed, report, note, budget, record)
+    return Experiment(experiments, name, keep, drop_imports, seed, report, note, budget, allocations)
 
 
 def last() -> CellRecord | None:

@@ -23,7 +23,7 @@ from ipygpumem.shell.ipython.caches import release_stored, stored_errors
 from ipygpumem.units import MIB, format_bytes
 
 MUCH = 32 * MIB
-"""Minimum bytes to be mentioned, of an error's frames or of arrays that outlive an experiment without a name."""
+"""Minimum size to mention memory held by an error's frames, and unnamed arrays that outlive an experiment."""
 
 
 class Recovery:

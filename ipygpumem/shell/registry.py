@@ -1,7 +1,7 @@
 """Help texts of the magics, from which their lines are parsed and completed.
 
-To add a command, add a row to a help text, a function of the same name in ``commands``, and, where the help text does
-not define an argument fully, details in ``commands.parsing``. A command of an optional feature has a line in EXTRAS.
+To add a command, add a row to a help text, a function of the same name in ``magics``, and, where the help text does
+not define an argument fully, details in ``magics.parsing``. A command of an optional feature has a line in EXTRAS.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ EXTRAS = {
     "gpumem plot": "pictures.plot_command",
     "gpumem postmortem": "recorder.recorder_commands",
     "gpumem purge": "moving.moving_commands",
-    "gpumem record": "recorder.recorder_commands",
+    "gpumem recorder": "recorder.recorder_commands",
     "gpumem release": "moving.moving_commands",
     "gpumemit": "lines.gpumemit",
     "memlines": "lines.memlines",
@@ -39,7 +39,7 @@ MAGICS = {
 
     %experiment start NAME         open one: [--keep NAME...] [--drop-imports] [--seed N]
                                    [--report full|compact|none] [--note NAME=VALUE...] [--budget gpu=SIZE...]
-                                   [--record FILE] [--on ENGINES]
+                                   [--allocations FILE] [--on ENGINES]
     %experiment end [NAME]         delete its names, restore overwritten ones, free the memory [--on ENGINES]
     %experiment keep NAME...       keep these names or globs, such as 'y*', at the end too
     %experiment status             show the open experiments and their memory so far
@@ -53,14 +53,14 @@ MAGICS = {
 ::
 
     %%experiment NAME [--keep NAME...] [--drop-imports] [--seed N] [--report full|compact|none]
-                 [--note NAME=VALUE...] [--budget gpu=SIZE...] [--record FILE] [--on ENGINES]
+                 [--note NAME=VALUE...] [--budget gpu=SIZE...] [--allocations FILE] [--on ENGINES]
     --keep NAME...              names or globs to keep, separated by blanks or commas: --keep model 'loss*'
     --drop-imports              delete the names of imported modules too
     --seed N                    seed Python's, NumPy's and torch's random generators first
     --report full|compact|none  level of detail of the report
     --note NAME=VALUE...        parameters to store in the record: --note lr=1e-3 bs=64
     --budget gpu=SIZE...        limit torch's memory on a GPU: --budget gpu=8GiB
-    --record FILE               write CUDA's allocation history for torch's memory viewer (.pickle)
+    --allocations FILE          write CUDA's allocation history for torch's memory viewer (.pickle)
     --on ENGINES                run on engines of an ipyparallel cluster: all, 0-3, or a view's name
 """,
     "%gpumem": """Show what uses memory, and free it.
@@ -82,7 +82,7 @@ MAGICS = {
     %gpumem history            show one row per finished cell [-n 20] [--experiment NAME]
     %gpumem export FILE        write the session's records as .json or .csv [--force]
     %gpumem plot               draw a picture: [session|devices|experiments] [--device D] [-n N] [--save FILE] [--force]
-    %gpumem record             write a recording that outlives the kernel: on | off | status
+    %gpumem recorder           write a recording that outlives the kernel: on | off | status
     %gpumem postmortem [FILE]  show how the last recorded kernel died
 
 ``%gpumem`` alone shows a short status and the largest names. Options: ``%config IPyGpuMem``.
@@ -133,7 +133,7 @@ Followed by a line ``%%estimate``, it finds the largest value that fits from est
 """,
     "%%estimate": """Estimate a cell's memory without running it on a device: its tensors are fake.
 
-The cell runs at once, in the notebook's process, and what it changes is put back. Build the model inside the cell:
+The cell runs at once, in the notebook's process, and its changes are undone. Build the model inside the cell:
 16 GB of weights take no memory there.
 
 ::

@@ -201,7 +201,7 @@ class Survivors:
 
 
 def _of_numpy(watched: Iterable[WatchedName], heap: Heap) -> tuple[list[WatchedArray], Container[tuple[int, int, int]]]:
-    """Return NumPy arrays, which must not be weakly referenced while user code runs, and the heap's array places."""
+    """Return NumPy arrays, which user code must not find weakly referenced, and the places of the heap's arrays."""
     pairs = [pair for item in watched for pair in item.arrays]
     arrays = [is_alive for is_alive, _ in pairs if isinstance(is_alive, WatchedArray)]
     return arrays, heap.places() if arrays else ()
@@ -213,7 +213,7 @@ def _without_name(
     """Yield unknown NumPy arrays, largest first, as far as the host's growth ``grown_bytes`` can contain them."""
     if grown_bytes < MUCH:
         return
-    left = grown_bytes * 5 // 4  # the end has returned older memory to the system, too
+    left = grown_bytes * 5 // 4  # the end has freed older memory, too
     found = {array.storage: (item, array) for item in heap.ndarrays if (array := describe(item)) is not None}
     for item, array in sorted(found.values(), key=lambda pair: -pair[1].size_bytes):
         if smallest <= array.size_bytes <= left and array.storage[0] == "numpy" and not is_known(item, array):

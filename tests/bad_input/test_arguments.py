@@ -39,7 +39,7 @@ WRONG = [
     ("%gpumem bogus", "status"),
     ("%gpumem stauts", "(did you mean status?)"),
     ("%gpumem Tensor", "(did you mean tensors?)"),
-    ("%gpumem record of", "(did you mean off?)"),
+    ("%gpumem recorder of", "(did you mean off?)"),
     ("%experiment strat a", "(did you mean start?)"),
     ("%gpumem tensors --tpo 3", "(did you mean --top?)"),
     ("%%experiment a --sed 3\nx = 1", "(did you mean --seed?)"),
@@ -51,7 +51,7 @@ WRONG = [
     ("%experiment start a --budget gpu=-1GiB", ""),
     *((f"%%autofit n={value}\nx = n", "autofit reduces finite numbers below 2**63") for value in ("-inf", "9" * 5000)),
     ("%%autofit batch_size=8 --min inf\nx = batch_size", "the minimum of batch_size is inf"),
-    ("%gpumem record", "a command is missing; use on, off, status"),
+    ("%gpumem recorder", "a command is missing; use on, off, status"),
     ("%gpumem on off", "takes none"),
     ("%gpumem release", "which object?"),
     ("%gpumem release nothing", "there is no variable 'nothing' here"),
@@ -105,7 +105,7 @@ def test_gpumem_alone_shows_a_short_status_and_what_to_type_next(
 
 
 def test_a_wrong_argument_in_python_is_refused_when_it_is_given_and_loses_no_name(loaded: InteractiveShell) -> None:
-    wrong = ("keep=5", "keep=None", "keep=[1]", "note=5", "budget=5", "record=5")
+    wrong = ("keep=5", "keep=None", "keep=[1]", "note=5", "budget=5", "allocations=5")
     for arguments in (
         "7",
         "''",
@@ -157,7 +157,7 @@ def test_what_is_given_in_a_notebook_is_shortened(loaded: InteractiveShell) -> N
     loaded.run_cell("import ipygpumem\nx = 'x' * 100_000\nlong = 'x' * 3000")
     for call in (
         *(f"export({path})" for path in ("x", "x + '.json'", "'~' + x + '.json'", "x + '/a.json'")),
-        *(f"experiment('n', record={path})" for path in ("x", "x + '/a.pickle'")),
+        *(f"experiment('n', allocations={path})" for path in ("x", "x + '/a.pickle'")),
         *("experiment('n', report=x)", "experiment('n', report=[x])", "experiment(x).usage()", "tracker(x + '/none')"),
     ):
         error = loaded.run_cell(f"ipygpumem.{call}").error_in_exec
@@ -166,6 +166,6 @@ def test_what_is_given_in_a_notebook_is_shortened(loaded: InteractiveShell) -> N
     for line in (
         *("%gpumem export {long}.json", "%gpumem plot session {long}", "%gpumem postmortem ~{long}"),
         *("%gpumem history --experiment {long}", "%gpumem compare {long} other"),
-        *("%experiment start a --record {long}.pickle", "%experiment start a --report {long}"),
+        *("%experiment start a --allocations {long}.pickle", "%experiment start a --report {long}"),
     ):
         assert len(refused(loaded, line)) < MOST, line

@@ -108,7 +108,7 @@ def test_after_a_kernel_was_killed_for_memory_lab_shows_what_happened(lab: Noteb
     from tests.control_group import limited_group, move  # needs a Linux with control groups
 
     fatal, told = gallery(died=True)
-    before = ("%load_ext ipygpumem", "%gpumem record on", "import time\n\nimport numpy as np")
+    before = ("%load_ext ipygpumem", "%gpumem recorder on", "import time\n\nimport numpy as np")
     with limited_group(600 * MIB) as group:
         lab.open(notebook("import os\nos.getpid()", *before, fatal.source, before[0], told.source), "died.ipynb")
         lab.command("application:toggle-left-area")

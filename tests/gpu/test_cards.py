@@ -43,7 +43,7 @@ def test_each_cards_figures_are_its_own(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     with Kernel() as kernel:
-        run_ok(kernel, "%load_ext ipygpumem", SETUP, "%gpumem record on")
+        run_ok(kernel, "%load_ext ipygpumem", SETUP, "%gpumem recorder on")
         _line(kernel, kept)
         recorded = _recorded(tmp_path)
         assert [recorded[f"cuda:{index}"] for index in kept] == [size * MIB for size in kept.values()]

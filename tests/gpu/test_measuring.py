@@ -122,9 +122,9 @@ def test_an_experiments_snapshot(kernel: Kernel, tmp_path: Path) -> None:
     of it. A second run replaces it; torch records no more after it, unless the user's own recording goes on."""
     path, page = tmp_path / "a.pickle", tmp_path / "a.html"
     events = "[event for trace in data['device_traces'] for event in trace]"
-    run_ok(kernel, f"%%experiment a --record {path}\nimport torch\nbatch = torch.ones(1 << 20, device='cuda')")
+    run_ok(kernel, f"%%experiment a --allocations {path}\nimport torch\nbatch = torch.ones(1 << 20, device='cuda')")
     assert snapshot(kernel, path, f"len({events})") > 0
-    run_ok(kernel, MAKE, f"%%experiment a --record {path}\nbatch = make(64)")
+    run_ok(kernel, MAKE, f"%%experiment a --allocations {path}\nbatch = make(64)")
     assert "make" in snapshot(kernel, path, f"{{f['name'] for e in {events} for f in e.get('frames', [])}}")
     assert 64 << 20 in snapshot(kernel, path, f"{{e['size'] for e in {events}}}")
     assert "cannot" not in kernel.value("__import__('ipygpumem').experiments()[-1].notes[0]")
@@ -133,5 +133,5 @@ def test_an_experiments_snapshot(kernel: Kernel, tmp_path: Path) -> None:
     subprocess.run(viewer, check=True, timeout=600)
     assert page.stat().st_size > 0
     run_ok(kernel, "torch.cuda.memory._record_memory_history(max_entries=1000)")
-    run_ok(kernel, f"%%experiment a --record {path}\nbatch = torch.ones(8, device='cuda')")
+    run_ok(kernel, f"%%experiment a --allocations {path}\nbatch = torch.ones(8, device='cuda')")
     assert kernel.value("torch._C._cuda_isHistoryEnabled()") is True

@@ -63,7 +63,7 @@ class Recorder(CellObserver):
         started, place = psutil.Process().create_time(), host.process_space()
         kernel = Kernel(time.time(), os.getpid(), started, place, _notebook(), self._counter)
         try:
-            self._writer = RecordingWriter(self.folder, kernel, self._context.config.record_max_bytes)
+            self._writer = RecordingWriter(self.folder, kernel, self._context.config.recorder_max_bytes)
         except OSError as error:
             raise RecordingError(
                 f"recording is off: {ellipsize(self.folder)} cannot be written ({_reason(error)})"
@@ -92,7 +92,7 @@ class Recorder(CellObserver):
             self.start()
         except Exception as error:
             self.stop("recording could not begin")
-            self._context.config.record = False
+            self._context.config.recorder = False
             self._messages.append(
                 str(error) if isinstance(error, RecordingError) else f"recording is off ({_reason(error)})"
             )
@@ -114,7 +114,7 @@ class Recorder(CellObserver):
         self._undo.close()
 
     def switched(self, change: Any) -> None:
-        """Follow the option ``record``."""
+        """Follow the option ``recorder``."""
         if change["new"]:
             self.start_if_it_can()
         else:
@@ -143,9 +143,9 @@ class Recorder(CellObserver):
         except Exception as error:
             self._writer = None
             writer.close(f"recording stopped: {_reason(error)}")
-            self._context.config.record = False
+            self._context.config.recorder = False
             self._messages.append(
-                f"recording stopped ({_reason(error)}): your code is not affected; %gpumem record on tries again"
+                f"recording stopped ({_reason(error)}): your code is not affected; %gpumem recorder on tries again"
             )
 
     def cell_begins(self, cell: Cell) -> None:

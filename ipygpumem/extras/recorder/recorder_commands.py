@@ -1,4 +1,4 @@
-"""``%gpumem record`` and ``%gpumem postmortem``."""
+"""``%gpumem recorder`` and ``%gpumem postmortem``."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ipygpumem.shell.app import App
 from ipygpumem.units import format_bytes
 
 
-def record_on(app: App, options: Options) -> list[Report]:
-    """Begin to record."""
+def recorder_on(app: App, options: Options) -> list[Report]:
+    """Start the flight recorder."""
     app.recorder.start()
-    app.context.config.record = True
-    return record_status(app, options)
+    app.context.config.recorder = True
+    return recorder_status(app, options)
 
 
-def record_off(app: App, options: Options) -> list[Report]:
+def recorder_off(app: App, options: Options) -> list[Report]:
     """End the recording."""
-    app.context.config.record = False
-    return record_status(app, options)
+    app.context.config.recorder = False
+    return recorder_status(app, options)
 
 
-def record_status(app: App, options: Options) -> list[Report]:
+def recorder_status(app: App, options: Options) -> list[Report]:
     """Return the state of the recorder, and the folder of recordings."""
     path, folder = app.recorder.path, app.recorder.folder
     sizes = [found.stat().st_size for found in recordings.listed(folder)]
@@ -43,7 +43,7 @@ def postmortem(app: App, options: Options) -> list[Report]:
     if not (options.file or gone):
         known = count(len(recordings.listed(folder)), "recording")
         text = f"no kernel is known to have died while it was recorded ({known} in {folder})"
-        return [Report("postmortem", text if folder.exists() else "nothing was recorded: %gpumem record on starts it")]
+        return [Report("postmortem", text if folder.exists() else "no recordings: %gpumem recorder on starts one")]
     found = _named(folder, options.file) if options.file else recordings.read(gone[0].path)
     return [postmortem_report(found, recordings.judge(found))]
 
@@ -55,5 +55,5 @@ def _named(folder: Path, name: str) -> recordings.Recording:
         if found.kernel or found.cell:
             return found
     raise RecordingError(
-        f"{clean(ellipsize(name))}: there is no such recording; %gpumem record status says where they are"
+        f"{clean(ellipsize(name))}: there is no such recording; %gpumem recorder status says where they are"
     )

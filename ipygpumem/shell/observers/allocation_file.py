@@ -1,4 +1,4 @@
-"""``--record``: writes torch's history of CUDA allocations with Python stacks to a file for its memory viewer."""
+"""``--allocations``: writes torch's history of CUDA allocations with Python stacks to a file for its memory viewer."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class AllocationFile:
         self._is_ours = False
         self.remark = ""  # the report's line about the file
         if self._place.suffix.lower() not in (".pickle", ".pkl"):
-            raise FileError(f"--record {name}: name a file that ends in .pickle, for torch's memory viewer")
+            raise FileError(f"--allocations {name}: name a file that ends in .pickle, for torch's memory viewer")
         if not os.access(self._place.parent, os.W_OK | os.X_OK):
-            raise FileError(f"--record: {ellipsize(self._place.parent)!r} is not a folder, or cannot be written")
+            raise FileError(f"--allocations: {ellipsize(self._place.parent)!r} is not a folder, or cannot be written")
         try:
             with open_plain(self._place) if self._place.exists() else io.BytesIO() as there:
                 head = there.read(4096)
         except OSError as error:
-            raise FileError(f"--record: {ellipsize(error)}") from None
+            raise FileError(f"--allocations: {ellipsize(error)}") from None
         if head and not (head[:1] == b"\x80" and (b"segments" in head or b"device_traces" in head)):
             raise FileError(f"{name} is not a snapshot of allocations, so it is not replaced: name another")
 
@@ -41,7 +41,7 @@ class AllocationFile:
         """Start recording, or use the user's own recording, which continues."""
         cuda = torch_cuda()
         if cuda is None:
-            raise FileError("--record needs a CUDA device, and torch sees none here: leave it out")
+            raise FileError("--allocations needs a CUDA device, and torch sees none here: leave it out")
         cuda.init()  # creates the allocator
         self._memory, self._is_ours = cuda.memory, not sys.modules["torch"]._C._cuda_isHistoryEnabled()
         if self._is_ours:
@@ -50,7 +50,7 @@ class AllocationFile:
             except (RuntimeError, TypeError) as error:  # another allocator, an old torch
                 self._memory = None
                 raise FileError(
-                    f"--record: torch's allocator keeps no history here ({describe_error(error)})"
+                    f"--allocations: torch's allocator keeps no history here ({describe_error(error)})"
                 ) from None
 
     def write(self, when: str = "") -> None:

@@ -11,7 +11,7 @@ from ipygpumem.units import MIB
 
 _CELLS_MOST = 1000
 _LEAST_BYTES, _LEAST_SHARE, _ENOUGH_BYTES = 10 * MIB, 0.01, 50 * MIB
-"""Share of the memory in use, at least the first and at most the last figure, that one run must add to be reported."""
+"""Growth of one run to report: this share of the memory in use, but at least the first size and at most the last."""
 _RUNS = 3
 """Number of runs that must grow after the first one, which imports, warms up and fills caches."""
 _SMALL_BYTES = MIB
@@ -71,7 +71,7 @@ class _Streak:
         self.sum_bytes += grown
 
     def goes_on(self, two: int) -> bool:
-        """Return True if the last two runs, ``two`` in sum, grew it enough: warming up fades, a leak does not."""
+        """Return True if the last two runs, which added ``two`` bytes, grew it like the others: warm-up fades."""
         return 2 * two * self.runs >= 3 * self.sum_bytes
 
 
