@@ -54,7 +54,7 @@ def test_a_script_needs_neither_ipython_nor_torch_and_its_lines_are_reported(tmp
         "    return before, ipygpumem.diff(before, after)\n"
         "before, diff = train(numpy.ones(2000))\n"
         "print([(row.name, row.size_bytes, row.cell) for row in before.tensors if row.name])\n"
-        "print([row.name for row in diff.came], diff.went)\n"
+        "print([row.name for row in diff.added], diff.removed)\n"
         "print(diff.before.rpartition('train.py')[2], diff.after.rpartition('train.py')[2])\n"
         "print('torch' in sys.modules, 'IPython' in sys.modules)\n",
     )

@@ -136,7 +136,7 @@ def test_processes_that_cannot_be_told_apart_are_one_unknown_part_with_the_reaso
 def test_a_driver_that_contradicts_torch_is_not_believed(figures: dict[str, int]) -> None:
     found = device_parts.device_parts(reading(), SNAPSHOT, wide(**figures), HELD)
     assert sizes(found)["unknown: context, other processes, free"] is None
-    assert (found.total_bytes, found.basis) == (6256, "what torch's allocator reserves")
+    assert (found.total_bytes, found.basis) == (6256, "reserved by torch's allocator")
     assert "contradict" in found.parts[-1].advice
 
 

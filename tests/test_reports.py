@@ -302,7 +302,7 @@ CUT = {
     "groups": tensors.groups_report(
         Inventory(TENSORS, 0.0), "shape", [TensorGroup(str(t.name), 1, t.size_bytes) for t in TENSORS], top=7
     ),
-    "came": tensors.difference_report(InventoryDiff(TENSORS, (), "", ""), top=7),
+    "added": tensors.difference_report(InventoryDiff(TENSORS, (), "", ""), top=7),
     "held": content.recovery_reports(recovery(held=tuple(leak("", size=t.size_bytes) for t in TENSORS), freed={}), 0)[
         0
     ],

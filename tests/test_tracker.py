@@ -32,11 +32,11 @@ def test_a_call_says_what_came_with_the_place_and_the_totals(
     head, title, _, _, row, total = capsys.readouterr().out.splitlines()
     assert head.startswith("tracker 2 · ")
     assert head.endswith(f"{__file__}:{record.line} in {record.function} · RAM +1 MiB")
-    assert (title, row.split()[:3]) == ("  came: 1", ["1", "MiB", "view"])
+    assert (title, row.split()[:3]) == ("  added: 1", ["1", "MiB", "view"])
     assert total.endswith(" in tensors and arrays; RSS 3 MiB, peak 9 MiB since the last call")
     assert record.usages[0].peak_bytes == 9 << 20
     del box, view
-    assert [row.size_bytes for row in tracker.track().went] == [MIB]
+    assert [row.size_bytes for row in tracker.track().removed] == [MIB]
 
 
 def test_a_file_gets_each_call_below_what_is_there(

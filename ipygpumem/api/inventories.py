@@ -77,7 +77,7 @@ def keeper_of(tensor: TensorRecord) -> str:
 
 
 def diff(before: Inventory, after: Inventory) -> InventoryDiff:
-    """Return the tensors and arrays that came and went between two inventories of ``tensors``.
+    """Return the tensors and arrays that were added and removed between two inventories of ``tensors``.
 
     Use it to see what a step leaves behind. A new storage at the address of a freed one of the same size is missed.
 

@@ -57,7 +57,7 @@ class CollectionWatch:
         self.stop.atexit = False
 
     def last(self) -> object:
-        """Return the last collection: what the collector has told about its start."""
+        """Return the collector's report of the start of the last collection."""
         if not any(map(is_, gc.callbacks, repeat(self._note))):  # at first, or if the user has cleared the list
             self._events["start"] = object()
             gc.callbacks.append(self._note)

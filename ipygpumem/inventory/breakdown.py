@@ -121,7 +121,7 @@ def _by_blocks(snapshot: Snapshot, storages: list[Storage] | None, texts: list[s
     largest = format_bytes(max(snapshot.fragments, default=0))
     gaps = f"gaps, the largest of {largest}: freed with the neighbouring tensors"
     pending = "freed, but still in use by another stream"
-    cache = "free for this process's next tensors; %gpumem free gives it back"
+    cache = "free for this process's next tensors; %gpumem free frees it"
     private = "free blocks of CUDA graphs or other pools: delete those, then %gpumem free"
     return [
         *parts,
@@ -195,7 +195,7 @@ def _with_the_rest(
             return Reconciliation(reading.device, total, "the device's memory", (*parts, *rest), tuple(notes))
         why = "the driver's figures contradict torch's: unified memory, or a busy moment"
     unknown = Part("unknown: context, other processes, free", None, why)
-    return Reconciliation(reading.device, reserved, "what torch's allocator reserves", (*parts, unknown), tuple(notes))
+    return Reconciliation(reading.device, reserved, "reserved by torch's allocator", (*parts, unknown), tuple(notes))
 
 
 def _beside(size: int, reserved: int, wide: DeviceWide | None, why: str) -> list[Part]:
@@ -228,7 +228,7 @@ _UNUSED = {
         "serves JAX alone, until the kernel ends: XLA_PYTHON_CLIENT_PREALLOCATE=false before its first use lets it "
         "reserve only what it needs"
     ),
-    "cupy": "free for CuPy's next arrays; %gpumem free gives it back",
+    "cupy": "free for CuPy's next arrays; %gpumem free frees it",
 }
 """Advice on the unused memory of a pool."""
 
@@ -291,7 +291,7 @@ def host_parts(figures: HostFigures, storages: Iterable[Storage] | None, residen
     if private + shared + files < figures.rss_bytes:
         missing = figures.rss_bytes - private - shared - files
         notes.append(f"{format_bytes(missing)} of this process's RSS are not charged to it here: shared files, mostly")
-    workers = "data loaders and their like, shared pages by share where that is known (PSS): end them"
+    workers = "such as data loaders; shared pages count by share where that is known (PSS): end them"
     parts = [
         *_private(private, storages, resident, notes),
         Part("shared memory", shared, "data loaders' batches, pinned memory, /dev/shm: close their creator"),

@@ -106,12 +106,12 @@ class Inventory(Record):
 
 @dataclass(frozen=True, repr=False)
 class InventoryDiff(Record):
-    """Tensors and arrays that appeared and disappeared between two inventories, the largest first."""
+    """Tensors and arrays that were added and removed between two inventories, the largest first."""
 
     _report = "report.tensors.difference_report"
 
-    came: tuple[TensorRecord, ...]
-    went: tuple[TensorRecord, ...]
+    added: tuple[TensorRecord, ...]
+    removed: tuple[TensorRecord, ...]
     before: str
     """Source of the first inventory: a file with its line, or a cell; may be empty."""
     after: str
@@ -121,7 +121,7 @@ class InventoryDiff(Record):
     def changed_bytes(self) -> dict[str, int]:
         """Change of each device's bytes; negative if they fell."""
         changes: dict[str, int] = {}
-        for sign, tensors in ((1, self.came), (-1, self.went)):
+        for sign, tensors in ((1, self.added), (-1, self.removed)):
             for tensor in tensors:
                 changes[tensor.device] = changes.get(tensor.device, 0) + sign * tensor.size_bytes
         return changes
@@ -129,7 +129,7 @@ class InventoryDiff(Record):
     def __repr__(self) -> str:
         """Return one line."""
         sizes = ", ".join(f"{device} {format_change(size)}" for device, size in self.changed_bytes.items())
-        return f"<{type(self).__name__}: {len(self.came)} came, {len(self.went)} went: {sizes or 'no change'}>"
+        return f"<{type(self).__name__}: {len(self.added)} added, {len(self.removed)} removed: {sizes or 'no change'}>"
 
     __str__ = __repr__
 
@@ -200,7 +200,7 @@ GROUPS = tuple(_LABELS)
 
 
 def difference(before: Inventory, after: Inventory) -> InventoryDiff:
-    """Return the tensors that appeared and disappeared between two inventories, the largest first.
+    """Return the tensors that were added and removed between two inventories, the largest first.
 
     Storages with the same address, size and device are the same: a new one of the same size at the address of a freed
     one is not detected.
@@ -208,8 +208,8 @@ def difference(before: Inventory, after: Inventory) -> InventoryDiff:
     identity = attrgetter("library", "storage", "size_bytes", "device")
     old, new = (set(map(identity, inventory.tensors)) for inventory in (before, after))
     return InventoryDiff(
-        came=tuple(tensor for tensor in after.tensors if identity(tensor) not in old),
-        went=tuple(tensor for tensor in before.tensors if identity(tensor) not in new),
+        added=tuple(tensor for tensor in after.tensors if identity(tensor) not in old),
+        removed=tuple(tensor for tensor in before.tensors if identity(tensor) not in new),
         before=before.place,
         after=after.place,
     )

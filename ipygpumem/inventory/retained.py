@@ -22,7 +22,7 @@ from ipygpumem.probes.allocator import snapshots
 
 _MOST_NODES = 1_000_000
 _OTHERS = ""
-"""Owner of the nodes that lead from something that may still need them."""
+"""Owner of the graph nodes that may still be needed."""
 _ROOT = re.compile(r"Out\[\d+\]|\w+")
 _LAST_STEP = re.compile(r"""\[("[^"]*"|[^\[\]"]*)\]$|[.][^.\[\]"]+$""")
 _NO_CODE = re.compile(r"[<{…'\\]|cell_contents|_hooks\[")
@@ -92,7 +92,7 @@ class Retained:
             self.graphs = list(self._graphs())
 
     def _lock(self, foreign: set[int | None]) -> None:
-        """Record the arrays on each storage; lock torch storages from NumPy, and those that no array owns."""
+        """Record the arrays on each storage; lock NumPy's memory in torch, and memory that no array owns."""
         for item in (*self._heap.tensors, *self._heap.ndarrays):
             self._shown_by.setdefault(self._key(item), []).append(item)
         for array in self._heap.ndarrays:

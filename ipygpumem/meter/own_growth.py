@@ -11,7 +11,7 @@ from ipygpumem.units import MIB, format_bytes
 
 _LEAST_BYTES = 4 * MIB
 waiting: dict[str, int] = {}
-"""Bytes that no line has named yet, by what they are for: of the process, like RSS."""
+"""Bytes of this process's RSS that no line has named yet, by purpose."""
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def _span_segments(record: CellRecord | TraceRecord, scales: layout.Scales | Non
 
 
 def is_quiet(record: CellRecord) -> bool:
-    """Return True if a cell's line has no news: no device changed, nothing failed, no child process holds memory."""
+    """Return True if a cell has nothing to report: no device changed, nothing failed, no child process holds memory."""
     fine = record.error is None and record.recovery is None
     return fine and not any(
         _has_moved(usage) or (usage.device in OUTSIDE and usage.after_bytes) for usage in record.usages
@@ -239,7 +239,7 @@ def _sizes(by_device: Mapping[str, int]) -> str:
 def held_table(
     title: str, held: Sequence[RetainedArray], smallest: int = 0, more: Mapping[str, int] | None = None
 ) -> Table:
-    """Return a table of the largest holders, one row for the rest, and one for each device of ``more``."""
+    """Return a table of the largest arrays held, one row for the rest, and one for each device of ``more``."""
     shown = [item for item in held if item.size_bytes >= smallest][:_ROWS_SHOWN]
     rows = [
         {
@@ -275,7 +275,9 @@ def freed_report(
     by_step = ", ".join(_step_list(steps, freed))
     found = []
     for device, size in freed.items():
-        reserved = sum(max(0, step.freed_reserved.get(device, 0)) for step in steps)  # its cache, where no tensor went
+        reserved = sum(
+            max(0, step.freed_reserved.get(device, 0)) for step in steps
+        )  # the cache, if no tensor was freed
         what = f"reserved {format_bytes(reserved)}" if reserved and size <= 0 else format_bytes(max(0, size))
         found.append(f"{device_label(device)} {what}")
     lines = (*[by_step] * bool(by_step), *notes, *_failed_steps(steps))

@@ -7,7 +7,7 @@ from ipygpumem.report.layout import Fact, Report, Table, clean, device_label, sh
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 _GUESSES_SHOWN = 5
-_CONTEXT = {"cpu": "what this process has already"}
+_CONTEXT = {"cpu": "other memory of this process"}
 
 
 def estimate_report(estimate: Estimate) -> Report:

@@ -12,7 +12,7 @@ from ipygpumem.units import format_bytes, format_change
 SEPARATOR = " · "
 NAMES_SHOWN = 40
 _LEAST_SHARE = 0.01
-"""Smaller shares of a bar's length are no piece, and smaller changes no bar."""
+"""Smallest share of a bar's length to draw as a piece; smaller changes draw no bar."""
 _LONGEST_TEXT = 4000
 _LONGEST_NAME = 80
 

@@ -67,7 +67,7 @@ def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> T
 
 
 def started_in(child: Child, cells: Sequence[CellRecord]) -> str:
-    """Return the cell that ran when a process was started; both of two that its clock does not distinguish."""
+    """Return the cell that ran when a process was started, or both cells if its clock cannot tell them apart."""
     near = [
         str(cell.execution_count)
         for cell in cells

@@ -36,7 +36,7 @@ def _tables(*tables: Table) -> list[Table]:
 
 
 def difference_report(difference: InventoryDiff, *, top: int = 20) -> Report:
-    """Return the ``top`` largest tensors that came, as many that went, and the sources of the inventories."""
+    """Return the ``top`` largest tensors that were added, as many removed ones, and the sources of the inventories."""
     places = clean(f"from {difference.before or 'before'} to {difference.after or 'after'}")
     changes = sizes(difference.changed_bytes, format_change) or ["no change"]
     headline = layout.SEPARATOR.join(["tensors and arrays", places, *changes])
@@ -44,9 +44,9 @@ def difference_report(difference: InventoryDiff, *, top: int = 20) -> Report:
 
 
 def changed_tables(difference: InventoryDiff, top: int) -> list[Table]:
-    """Return a table of the ``top`` largest tensors that came, and one of those that went."""
-    came, went = difference.came, difference.went
-    return _tables(_table(f"came: {len(came):,}", came, top), _table(f"went: {len(went):,}", went, top))
+    """Return a table of the ``top`` largest tensors that were added, and one of the removed ones."""
+    added, removed = difference.added, difference.removed
+    return _tables(_table(f"added: {len(added):,}", added, top), _table(f"removed: {len(removed):,}", removed, top))
 
 
 def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:

@@ -18,7 +18,7 @@ from typing import Any
 from ipygpumem.scope.bindings import bindings_of, parts_of
 
 BINDING_RECORDER = "__ipygpumem_names__"
-"""Name of the mapping in which code looks up events, such as ``LISTENER["binds x"]``; see ``scope.note_event``."""
+"""Name of the mapping in which code looks up events by texts such as ``"binds x"``; see ``scope.note_event``."""
 BINDS, MAY_BIND, HAS_BOUND, HAS_IMPORTED, HAS_DELETED = "binds ", "may bind ", "has bound ", "has imported ", "deletes "
 HAS_ENDED = "has ended "
 """Code that may have bound a name has ended; the name's current object shows whether it did."""

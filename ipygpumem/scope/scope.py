@@ -71,7 +71,7 @@ class Scope:
         self._assigned: set[str] = set()
         self._imported: set[str] = set()
         self._either: set[str] = set()
-        """Imported names that the same code may also have bound otherwise, without reporting it."""
+        """Imported names that the same code may also have bound by another statement, unreported."""
         self._shared: set[str] = set()
         self.waiting: Namespace = {}
         """Shadowed objects to be restored."""
@@ -160,7 +160,7 @@ class Scope:
         self._outer.update(dict.fromkeys(names))
 
     def share(self, names: Iterable[str]) -> None:
-        """Give ``names`` up to the notebook: a cell has a top-level ``global`` statement."""
+        """Leave ``names`` to the notebook: a cell has a top-level ``global`` statement."""
         self._shared.update(names)
         for name in names:
             self.waiting.pop(name, None)
@@ -234,14 +234,14 @@ class Scope:
         enclosing: Scope | None,
         own: Iterable[str] | None = None,
         *,
-        spare: Callable[[object], bool] = lambda value: False,
+        is_handle: Callable[[object], bool] = lambda value: False,
     ) -> Outcome:
         """Delete, restore and keep names. An interrupted call can be repeated, and continues where it stopped.
 
         Args:
             enclosing: the scope around this one, which inherits kept and imported names.
             own: its own names, if the caller already has them.
-            spare: returns True for a value (by identity) whose name must stay, such as the experiment's own handle.
+            is_handle: returns True for a value (by identity) whose name must stay, such as the experiment's own handle.
         """
         namespace, outcome = self._namespace, self.outcome
         for name in self.own_names() if own is None else own:
@@ -251,7 +251,7 @@ class Scope:
                 if name not in outcome.kept:
                     outcome.kept.append(name)
                 self._hand_over(name, enclosing)
-            elif spare(namespace[name]):
+            elif is_handle(namespace[name]):
                 self.waiting.pop(name, None)
             elif name in self.waiting:
                 self._restore(name)
@@ -310,7 +310,7 @@ def note_event(scopes: Sequence[Scope], what: str) -> bool:
 
 
 def note_deleted(scopes: Sequence[Scope], name: str) -> None:
-    """Record that ``name`` is deleted: an outer name is new from then on to each scope that has not bound it itself."""
+    """Record that ``name`` is deleted; from then on it is a new name to each scope that has not bound it itself."""
     for scope in reversed(scopes):
         scope._maybe.pop(name, None)
         scope._imported.discard(name)

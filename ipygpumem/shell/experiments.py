@@ -694,7 +694,7 @@ class Experiment:
         def close() -> int:
             own, self._own = self._own, None  # stale after the first attempt
             if not self._is_closed:
-                self.scope.close(enclosing, own, spare=lambda value: value is self)
+                self.scope.close(enclosing, own, is_handle=lambda value: value is self)
                 self._is_closed = True
             outcome = self.scope.outcome
             return len(outcome.deleted) + len(outcome.restored) + len(outcome.kept)

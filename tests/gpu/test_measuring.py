@@ -74,14 +74,14 @@ def test_a_tracker_counts_as_the_allocator_does(gpu_kernel: Kernel) -> None:
     run_ok(gpu_kernel, "x = mib(64); view = x[5:]; short = mib(8, torch.int16); wide = mib(16, torch.complex64)")
     run_ok(gpu_kernel, "second = t.track(); rose = torch.cuda.memory_allocated()")
     expected = [("short", 8), ("wide", 16), ("x", 64)]
-    assert gpu_kernel.value("rows(second.came)") == expected
+    assert gpu_kernel.value("rows(second.added)") == expected
     assert gpu_kernel.value("second.changed_bytes['cuda:0'], usage(second.usages).delta_bytes") == (88 * MIB, 88 * MIB)
     assert gpu_kernel.value("usage(second.usages).after_bytes == rose") is True
     run_ok(gpu_kernel, "diff = ipygpumem.diff(listed, ipygpumem.tensors(device='cuda'))")
-    assert gpu_kernel.value("rows(diff.came), sum(r.aliases for r in diff.came)") == (expected, 1)
+    assert gpu_kernel.value("rows(diff.added), sum(r.aliases for r in diff.added)") == (expected, 1)
     assert gpu_kernel.value("diff.changed_bytes") == {DEVICE: allocated(gpu_kernel) - live}
     run_ok(gpu_kernel, "old, x, view = x, mib(64), None\ndel old; third = t.track()")
-    assert gpu_kernel.value("[rows(third.came), rows(third.went)]") == [[("x", 64)]] * 2
+    assert gpu_kernel.value("[rows(third.added), rows(third.removed)]") == [[("x", 64)]] * 2
     assert gpu_kernel.value("figures(third.usages)") == (0, 64)
     run_ok(gpu_kernel, "leaf = torch.ones(8 << 18, device='cuda', requires_grad=True)\nout = (leaf.exp() * 2).sum()")
     reply = run_ok(gpu_kernel, "fourth = t.track()")

@@ -74,11 +74,11 @@ def test_filters_groups_and_the_rest(notebook: Kernel) -> None:
 def test_the_difference_of_two_inventories_names_their_cells(notebook: Kernel) -> None:
     ok(notebook, "import numpy as np, ipygpumem\nold = np.ones(1 << 17)", "first = ipygpumem.tensors()")
     ok(notebook, "del old\nnew = np.ones(1 << 18)", "second = ipygpumem.tensors()\nd = ipygpumem.diff(first, second)")
-    assert "('new', 2097152)" in notebook.value("str([(r.name, r.size_bytes) for r in d.came])")
-    assert "('old', 1048576)" in notebook.value("str([(r.name, r.size_bytes) for r in d.went])")
+    assert "('new', 2097152)" in notebook.value("str([(r.name, r.size_bytes) for r in d.added])")
+    assert "('old', 1048576)" in notebook.value("str([(r.name, r.size_bytes) for r in d.removed])")
     count = notebook.value("get_ipython().execution_count") - 1
     assert notebook.value("(d.before, d.after)") == (f"cell {count - 2}", f"cell {count}")
-    assert "\n  came: 1\n   size   name " in (ok(notebook, "d").result or "")
+    assert "\n  added: 1\n   size   name " in (ok(notebook, "d").result or "")
     assert ok(notebook, "[d]").result == f"[{notebook.value('str(d)')}]"
 
 

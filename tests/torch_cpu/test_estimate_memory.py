@@ -315,4 +315,4 @@ def test_a_size_for_the_host_has_to_hold_the_whole_process() -> None:
     rss = psutil.Process().memory_info().rss
     small, large = (ipygpumem.estimate(lambda: torch.ones(9), device_memory=size) for size in (rss // 2, rss * 2))
     assert (small.fits, large.fits) == (False, True)
-    assert "what this process has already" in str(large)
+    assert "other memory of this process" in str(large)

@@ -37,7 +37,7 @@ def rows(record: TrackerRecord) -> tuple[list[tuple[str | None, int]], list[tupl
     def named(tensors: Any) -> list[tuple[str | None, int]]:
         return sorted((row.name and row.name.rpartition(".")[2], row.size_bytes) for row in tensors)
 
-    return named(record.came), named(record.went)
+    return named(record.added), named(record.removed)
 
 
 def test_a_tensor_replaced_by_its_like_is_one_that_went_and_one_that_came() -> None:
@@ -75,7 +75,7 @@ def test_it_keeps_nothing_alive() -> None:
     references = [weakref.ref(item) for item in (x, sparse, wrapped)]
     del x, sparse, wrapped
     assert [reference() for reference in references] == [None] * 3
-    assert len(track().went) == 3
+    assert len(track().removed) == 3
 
 
 def test_weak_references_of_ours_stop_no_tensor_from_being_swapped() -> None:

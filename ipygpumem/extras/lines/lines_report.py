@@ -9,7 +9,7 @@ from ipygpumem.extras.lines.statements import Cost, Spread
 from ipygpumem.report.layout import Report, Table, clean, clean_name, count, device_label
 from ipygpumem.units import format_bytes, format_change, format_seconds, format_short_seconds
 
-_UNSEEN = "lines that took such pages again show less than they used"
+_UNSEEN = "lines that reuse such pages show less than they used"
 _LONGEST_SHOWN = 100
 """Maximum length of a block that is shown including lines that did not run."""
 
@@ -38,9 +38,7 @@ def lines_report(record: LinesRecord, order: str) -> Report:
     notes += [f"{clean(block.title)} did not run" for number, block in blocks if number not in ran]
     if record.untrimmed:
         times = count(record.untrimmed, "time")
-        notes.append(
-            f"{times} free heap pages were not returned to the system before a line, since that takes long: {_UNSEEN}"
-        )
+        notes.append(f"{times} free heap pages were not freed before a line, because that takes too long: {_UNSEEN}")
     share = f"{format_seconds(record.seconds)}, of which measuring took {format_short_seconds(record.own_seconds)}"
     headline = f"memlines · {count(len(record.costs), 'line')} ran · {share}"
     return Report("memlines", headline, notes, tables)

@@ -1,1 +1,1 @@
-"""``ipygpumem.tracker``: tensors and arrays that came and went from call to call."""
+"""``ipygpumem.tracker``: tensors and arrays that are added and removed from call to call."""

@@ -1,4 +1,4 @@
-"""Trackers: each call reports the tensors and arrays that came and went since the last one."""
+"""Trackers: each call reports the tensors and arrays that were added and removed since the last one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ipygpumem.units import whole
 
 
 def tracker(to: object = None, *, top: int = 10, silent: bool = False) -> Tracker:
-    """Return a tracker, whose ``track()`` reports the tensors and arrays that came and went since its last call.
+    """Return a tracker, whose ``track()`` reports the tensors and arrays added and removed since its last call.
 
     Use it inside functions, where no cell ends: call ``track()`` before and after the suspected code.
 
@@ -41,7 +41,7 @@ def tracker(to: object = None, *, top: int = 10, silent: bool = False) -> Tracke
     >>> tracker = ipygpumem.tracker(silent=True)
     >>> first = tracker.track()
     >>> image = numpy.zeros(2**20)
-    >>> tracker.track().came[0].name
+    >>> tracker.track().added[0].name
     'image'
     """
     try:
@@ -68,7 +68,7 @@ class Tracker:
         raise TraceError("a tracker cannot be copied: make a new one")
 
     def track(self) -> TrackerRecord:
-        """Report and return what came and went since the last call; the first call lists everything as new."""
+        """Report and return the changes since the last call; the first call lists everything as added."""
         caller = sys._getframe().f_back
         usages, notes = self._usages()
         storages = Storages()
@@ -80,8 +80,8 @@ class Tracker:
         changed = records.difference(before, found)
         self._number += 1
         record = TrackerRecord(
-            changed.came,
-            changed.went,
+            changed.added,
+            changed.removed,
             place,
             where,
             self._number,

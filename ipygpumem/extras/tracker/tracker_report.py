@@ -38,8 +38,8 @@ class TrackerRecord(InventoryDiff):
 
 
 def tracker_report(record: TrackerRecord, *, top: int) -> Report:
-    """Return the ``top`` largest tensors that came, as many that went, and each device's totals."""
-    changes = sizes(record.changed_bytes, format_change) or ["nothing came or went"]
+    """Return the ``top`` largest tensors that were added, as many that were removed, and each device's totals."""
+    changes = sizes(record.changed_bytes, format_change) or ["no change"]
     headline = layout.SEPARATOR.join(filter(None, [f"tracker {record.number}", record.after, *changes]))
     return Report(
         "tracker", clean(headline), list(map(clean, (*_totals(record), *record.notes))), changed_tables(record, top)

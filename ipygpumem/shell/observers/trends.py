@@ -71,7 +71,7 @@ class _Streak:
         self.sum_bytes += grown
 
     def goes_on(self, two: int) -> bool:
-        """Return True if the last two runs, which added ``two`` bytes, grew it like the others: warm-up fades."""
+        """Return True if the last two runs, which added ``two`` bytes, grew it like the runs before: warm-up fades."""
         return 2 * two * self.runs >= 3 * self.sum_bytes
 
 
