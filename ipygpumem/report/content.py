@@ -275,9 +275,7 @@ def freed_report(
     by_step = ", ".join(_step_list(steps, freed))
     found = []
     for device, size in freed.items():
-        reserved = sum(
-            max(0, step.freed_reserved.get(device, 0)) for step in steps
-        )  # the cache, if no tensor was freed
+        reserved = sum(max(0, step.freed_reserved.get(device, 0)) for step in steps)  # if no tensor was freed
         what = f"reserved {format_bytes(reserved)}" if reserved and size <= 0 else format_bytes(max(0, size))
         found.append(f"{device_label(device)} {what}")
     lines = (*[by_step] * bool(by_step), *notes, *_failed_steps(steps))
