@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from ipygpumem.api.calibrate import autofit, budget, estimate, summary
     from ipygpumem.api.freeing import clear_tracebacks
-    from ipygpumem.api.inventories import diff, tensors, why
+    from ipygpumem.api.inventories import diff, tensors, top, why
     from ipygpumem.api.loops import track
     from ipygpumem.api.traces import Trace, export, load, preload, register_probe, trace, traces
     from ipygpumem.extras.moving.calls import offload, purge, release
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _PLACES = {
     "api.calibrate": ("autofit", "budget", "estimate", "summary"),
     "api.freeing": ("clear_tracebacks",),
-    "api.inventories": ("diff", "tensors", "why"),
+    "api.inventories": ("diff", "tensors", "top", "why"),
     "api.loops": ("track",),
     "api.traces": ("Trace", "export", "load", "preload", "register_probe", "trace", "traces"),
     "extras.moving.calls": ("offload", "purge", "release"),
@@ -41,7 +41,7 @@ _PLACES = {
 __all__ = ["load_ipython_extension", "plot", "unload_ipython_extension"]
 __all__ += ["autofit", "budget", "estimate", "summary"]
 __all__ += ["clear_tracebacks", "offload", "purge", "release"]
-__all__ += ["diff", "tensors", "track", "tracker", "why"]
+__all__ += ["diff", "tensors", "top", "track", "tracker", "why"]
 __all__ += ["Trace", "export", "load", "preload", "register_probe", "trace", "traces"]
 __all__ += ["allocate", "leave_free", "memory"]
 __all__ += ["experiment", "experiments", "history", "last", "subscribe"]

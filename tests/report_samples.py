@@ -17,8 +17,10 @@ from ipygpumem.extras.recorder.recordings import Kernel, Moment, Recording, Verd
 from ipygpumem.extras.tracker.tracker_report import TrackerRecord, tracker_report
 from ipygpumem.fitting.fit import Try
 from ipygpumem.fitting.plan import Plan
+from ipygpumem.heap.sizes import Share
 from ipygpumem.inventory.breakdown import Part, Reconciliation
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
+from ipygpumem.inventory.top import LargestNames, NamedSize
 from ipygpumem.records import (
     CellRecord,
     EngineRecord,
@@ -38,6 +40,7 @@ from ipygpumem.report.estimate import estimate_report, summary_report
 from ipygpumem.report.layout import Report, note
 from ipygpumem.report.status import status_report
 from ipygpumem.report.tensors import difference_report, groups_report, tensors_report
+from ipygpumem.report.top import top_report
 from ipygpumem.units import GIB, MIB
 
 RAM = Usage("cpu", 3 * GIB, 3 * GIB + 512 * MIB, 3 * GIB + 1341 * MIB, 16 * GIB, "kernel")
@@ -95,6 +98,8 @@ def every_report(word: str = "x") -> list[Report]:
     usage = Usage(word, 1, 2, 3, 10 * MIB, "sampled", used_bytes=5, reserved_bytes=4, note=word)
     tensor = TensorRecord(word, word, (1,), word, word, MIB, note=word)
     inventory = Inventory((tensor, tensor), 0.0, notes=(word,))
+    share = Share(word, "keys", word, 1, MIB)
+    named = NamedSize(word, word, {word: MIB}, 1, (share,), 1, (word,), (word,), (word,), 1, word, (word,))
     reading = Reading(word, 1, 2, "allocator", 100, 5, 8, 1, note=word)
     parts = Reconciliation(word, 100, word, (Part(word, 40, word), Part(word, None, word)), (word,))
     ended = experiment(
@@ -113,6 +118,7 @@ def every_report(word: str = "x") -> list[Report]:
         content.freed_report(word, [step], {word: 1}),
         status_report(word, [word], [reading], [parts]),
         tensors_report(inventory, top=1),
+        top_report(LargestNames((named, named), {word: GIB}, 0.0, 1, (word,)), top=1),
         groups_report(inventory, word, [TensorGroup(word, 1, MIB)] * 2, top=1),
         *reports_over_time(word, ended),
         *reports_of_stretches(word, usage, tensor, held, step),

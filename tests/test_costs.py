@@ -29,6 +29,8 @@ MOST = {
     "%gpumem status, each name": 0.005,
     "%gpumem leaks, each object": 0.01,
     "%gpumem leaks, each name": 0.02,
+    "%gpumem top, each object": 0.06,
+    "%gpumem top, each name": 0.1,
     "a recovery, each object": 0.002,
     "a recovery, each name": 0.002,
     "with torch, the first experiment": 37200,
@@ -95,7 +97,7 @@ def test_no_work_calls_more_functions_than_before() -> None:
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     shell.run_line_magic("load_ext", "ipygpumem")
     steps = {"an empty experiment": EMPTY, "a recovery": RECOVERY}
-    steps |= {f"%gpumem {command}": f"%gpumem {command}" for command in ("status", "leaks")}
+    steps |= {f"%gpumem {command}": f"%gpumem {command}" for command in ("status", "leaks", "top")}
     for step in steps.values():
         calls_in(shell, step)
     bare = {name: least_calls_in(shell, step) for name, step in steps.items()}

@@ -70,6 +70,7 @@ def check(reply: Reply, cell: str, shown: str) -> None:
         "docs/probes.md",
         "docs/python.md",
         pytest.param("docs/status.md", marks=pytest.mark.skipif(sys.platform != "linux", reason="of /dev/shm")),
+        "docs/top.md",
         "docs/traces.md",
     ],
 )

@@ -1,8 +1,9 @@
-"""``ipygpumem.tensors``, ``diff`` and ``why``."""
+"""``ipygpumem.tensors``, ``top``, ``diff`` and ``why``."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from types import FrameType
 
 from ipygpumem.api.shell import current_shell, loaded_app
@@ -13,8 +14,11 @@ from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.search import NOTEBOOK, Root, Roots, explain
 from ipygpumem.introspect import module_dict, type_name
 from ipygpumem.inventory import ownership, records, survey
+from ipygpumem.inventory import top as largest
 from ipygpumem.inventory.ownership import Ownership
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorRecord
+from ipygpumem.inventory.top import LargestNames
+from ipygpumem.probes.host import rss_bytes
 from ipygpumem.units import checked_bytes
 
 _ON_STACK = 1 if sys.version_info < (3, 11) else 0
@@ -42,16 +46,51 @@ def tensors(*names: str, device: str | None = None, kind: str | None = None, min
     >>> ipygpumem.tensors("weights").total_bytes
     1048576
     """
-    wrong = [type_name(name) for name in names if type(name) is not str]
-    if wrong:
-        raise GpuMemError(
-            f"tensors takes names as strings, such as 'model.*', not {wrong[0]}; see diff for inventories"
-        )
+    _check_names(names, "tensors", "'model.*'")
     if kind is not None and kind not in records.KINDS:
         raise GpuMemError(f"there is no such kind of tensor: write one of {', '.join(records.KINDS)}")
     least = checked_bytes(min_bytes)
     found = inventory_at(sys._getframe(1))
     return records.select(found, names, device=device, kind=kind, min_bytes=least)
+
+
+def top(*names: str, device: str | None = None, min_bytes: float | str = 0) -> LargestNames:
+    """Return the names that hold the most memory, with objects of any kind, the largest first.
+
+    Use it to find out what fills the memory: text, frames, containers, models and tensors. Memory that several names
+    share is counted once. It works in a script as well, with the names that the calling code sees.
+
+    Args:
+        names: globs, of which one must match a name; none: all.
+        device: ``RAM``, ``cuda:0``, or ``cuda`` for all of its kind.
+        min_bytes: the smallest size: a number, or ``"1MiB"``.
+
+    Raises:
+        GpuMemError: a name is not a string, or there is no such device.
+        UnitError: ``min_bytes`` is not a size.
+
+    >>> log = "x" * 1_000_000
+    >>> ipygpumem.top("log").names[0].type_name
+    'str'
+    """
+    _check_names(names, "top", "'log*'")
+    least = checked_bytes(min_bytes)
+    frame, shell = sys._getframe(1), current_shell()
+    if shell is None:
+        found = largest.take(dict(reversed(list(survey.names_in(frame)))), {"cpu": rss_bytes()})
+    else:
+        from ipygpumem.magics.tensors import largest_at  # no script needs IPython
+
+        found = largest_at(frame, shell)
+    return largest.select(found, names, device=device, min_bytes=least)
+
+
+def _check_names(names: Sequence[object], function: str, example: str) -> None:
+    wrong = [type_name(name) for name in names if type(name) is not str]
+    if wrong:
+        raise GpuMemError(
+            f"{function} takes names as strings, such as {example}, not {wrong[0]}; see diff for inventories"
+        )
 
 
 def inventory_at(frame: FrameType, storages: Storages | None = None) -> Inventory:

@@ -11,7 +11,7 @@ import io
 import mmap
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from ipygpumem.heap.bulk import of_types, one_of_each, types_of
 from ipygpumem.heap.holders.graphs import of_script
 from ipygpumem.introspect import (
     ATOMS,
+    class_dict,
     instance_dict,
     is_exactly,
     is_instance,
@@ -245,7 +246,7 @@ class Part(NamedTuple):
     """Some of an object's content, which the user knows by names or by kind."""
 
     kind: str
-    """One of columns, variables, keys, attributes, or items, which are grouped by type."""
+    """One of columns, index, variables, keys, attributes, or items, which are grouped by type."""
     names: Sequence[str]
     """Columns, keys or attributes that share the memory equally; or a type."""
     objects: Sequence[object] | None
@@ -278,7 +279,9 @@ def parts_of(value: Any) -> Iterator[Part]:
             yield from (Part("keys", [f"[{name}]"], [item]) for name, item in zip(names, values, strict=True))
     elif sequence is not None:
         yield from _by_type(list(islice(sequence.__iter__(value), _MOST_ITEMS)), sequence.__len__(value))
-    elif not is_instance(value, type) and not is_exactly(value, FunctionType, ModuleType):
+    elif is_instance(value, type):
+        yield from _named(class_dict(value))
+    elif not is_exactly(value, FunctionType, ModuleType):
         yield from _attributes(value)
 
 
@@ -300,6 +303,10 @@ def _attributes(value: object) -> Iterator[Part]:
     if is_of_library(value, "torch.nn", "Module"):
         inside: list[Any] = [attributes.pop(name, None) for name in _OF_MODULE]
         attributes = {name: item for found in inside if is_instance(found, dict) for name, item in dict.items(found)}
+    yield from _named(attributes)
+
+
+def _named(attributes: Mapping[str, object]) -> Iterator[Part]:
     for name, item in list(attributes.items())[:MOST_PARTS]:
         yield Part("attributes", [f".{text_of(name)}"], [item])
 
@@ -310,7 +317,7 @@ def _pandas_columns(frame: Any) -> Iterator[Part]:
         labels = [_label(place, label) for place, label in enumerate(manager.items)]
         for block in manager.blocks:
             yield Part("columns", [labels[place] for place in block.mgr_locs], [block.values])
-        yield Part("columns", ["index"], [manager.axes[-1]])
+        yield Part("index", ["index"], [manager.axes[-1]])
 
 
 def _label(place: int, label: object) -> str:

@@ -22,13 +22,13 @@ from ipygpumem.heap.arrays import NOT_ENTERED, Reader, describe, each, holding_o
 from ipygpumem.heap.bulk import CHUNK, by_identity, chunks, of_types, one_of_each
 from ipygpumem.heap.libraries import Behind, Part, Piece, behind, parts_of
 from ipygpumem.heap.walk import Group, Walk
-from ipygpumem.introspect import ATOMS, HAS_REFERENCES, class_dict, is_instance, module_dict, type_name
+from ipygpumem.introspect import ATOMS, HAS_REFERENCES, class_dict, is_instance, module_dict, text_of, type_name
 
 MOST_SIZED = 4_000_000
 """Maximum number of objects that one ``Sizes`` examines."""
 _MOST_ITEMS = 1_000_000
 """Number of items to examine of longer containers: an evenly spread sample stands for all."""
-_AT_ONCE = 500
+_AT_ONCE = 2000
 _MOST_MET = 100_000
 """Maximum number of objects that one measurement compares with those of earlier ones."""
 _LARGE = 1 << 16
@@ -50,9 +50,9 @@ class Share(NamedTuple):
     name: str
     """A column, variable, key, attribute, or type of items."""
     kind: str
-    """``columns``, ``variables``, ``keys``, ``attributes`` or ``items``."""
+    """``columns``, ``index``, ``variables``, ``keys``, ``attributes`` or ``items``."""
     type_name: str
-    """Empty for a column or variable."""
+    """Empty for columns, an index and variables."""
     items: int
     size_bytes: int
 
@@ -86,14 +86,17 @@ class Sizes(Walk):
     Args:
         named: objects by label. Each of these objects is counted only when it is measured itself.
         limit: maximum number of objects to examine; one measurement uses a third of what is left.
+        progress: called again and again during a measurement.
 
     >>> Sizes().measure([bytes(1_000_000)]).size_bytes > 1_000_000
     True
     """
 
-    def __init__(self, named: Mapping[str, object] | None = None, limit: int = MOST_SIZED) -> None:
+    def __init__(
+        self, named: Mapping[str, object] | None = None, limit: int = MOST_SIZED, progress: Callable[[], object] = bool
+    ) -> None:
         super().__init__(limit, find=("tensor", "ndarray"))
-        self._alone = _references()
+        self._alone, self._progress = _references(), progress
         self._behind: dict[int, Behind] = {}
         """Functions that read memory behind an object, by its type's identity."""
         self._sizers: dict[int, Callable[[Any], int]] = {}
@@ -130,13 +133,14 @@ class Sizes(Walk):
             self._waiting.pop(id(value))
             self.seen.discard(id(value))
         shares, remaining = list[Share](), list[Part]()
-        for part in self._parts(value) if id(value) not in self.seen else ():
+        is_other_class = is_instance(value, type) and not is_own_class(value)
+        for part in () if id(value) in self.seen or is_other_class else self._parts(value):
             if part.objects is None:
                 remaining.append(part)
             else:
                 shares += self._of_part(part)
         before = self._total()
-        self._take([value])
+        self._take(list(class_dict(value).values()) if is_own_class(value) else [value])
         self._finish()
         size = self._total() - before
         shares += [Share(name, part.kind, name, part.items, size) for part in remaining for name in part.names]
@@ -165,9 +169,12 @@ class Sizes(Walk):
 
     def _find_sharers(self) -> None:
         """Record the labels of earlier objects that share more than a little with this one."""
-        for label, own in self._measured:
+        for label, own in self._measured if self._met else ():
             common = [self._met[key] for key in own & self._met.keys()] if label else []
-            if common and self._weight_of(common, set(map(id, map(type, common)))) >= _LARGE:
+            kinds = set(map(id, map(type, common)))
+            arrays = map(describe, of_types(self._arrays, common))
+            size = sum(array.size_bytes for array in arrays if array is not None)
+            if common and (self._behind.keys() & kinds or size + self._weight_of(common, kinds) >= _LARGE):
                 self._also[label] = None
 
     def _parts(self, value: object) -> list[Part]:
@@ -277,6 +284,7 @@ class Sizes(Walk):
 
     def _sift(self, items: Sequence[Any], *, with_paths: bool) -> tuple[list[Any], list[Any]]:
         """Count the new ones among ``items``; keep those that lead to more for later."""
+        self._progress()
         several = self._sort(items)
         fresh = self._fresh(items)
         if self.left <= 0 and fresh:
@@ -310,13 +318,13 @@ class Sizes(Walk):
         if not shared:
             return items
         met = self._labels.keys() & set(map(id, shared))
-        self._also.update(dict.fromkeys(self._labels[key] for key in met if self._labels[key] != self._label))
+        self._also.update(dict.fromkeys([self._labels[key] for key in met if self._labels[key] != self._label]))
         before = len(self.seen)
         new = self._new(shared)
         self._counted.update(map(id, new))
         if len(self._met) < _MOST_MET and len(self.seen) - before < len(shared):
             known = by_identity(shared)
-            self._met.update((key, known[key]) for key in known.keys() - self._counted)
+            self._met |= {key: known[key] for key in known.keys() - self._counted}
         self._kept.append(new)
         return [*compress(items, map(self._alone.__ge__, references)), *new]
 
@@ -439,15 +447,19 @@ def _of_storage(key: int, storage: Any, device: str) -> Piece:
     return Piece(("torch", key), size, device, storage.data_ptr() if device == "cpu" and size else 0)
 
 
+def is_own_class(value: object) -> bool:
+    """Return True for a class of the notebook or script."""
+    return is_instance(value, type) and text_of(class_dict(value).get("__module__")) == "__main__"
+
+
 def sizeable(values: Sequence[object]) -> list[object]:
-    """Return the values without plain numbers, short text, classes and modules."""
-    texts = of_types(ATOMS, values)
-    large = set(map(id, compress(texts, map(_LARGE.__le__, map(sys.getsizeof, texts)))))
-    kinds = one_of_each(values)
-    plain = {
-        key for key, one in kinds.items() if key in ATOMS or is_instance(one, type) or is_instance(one, ModuleType)
-    }
-    return [item for item in values if id(item) in large or id(type(item)) not in plain]
+    """Return the values without plain numbers, short text, modules, and classes of libraries."""
+    texts, kinds = of_types(ATOMS, values), one_of_each(values)
+    chosen = set(map(id, compress(texts, map(_LARGE.__le__, map(sys.getsizeof, texts)))))
+    classes = {key for key, one in kinds.items() if is_instance(one, type)}
+    chosen.update(map(id, filter(is_own_class, of_types(classes, values))))
+    plain = {key for key, one in kinds.items() if is_instance(one, ModuleType)} | classes | ATOMS
+    return [item for item in values if id(type(item)) not in plain or id(item) in chosen]
 
 
 def _is_rows_of_objects(value: Any) -> bool:

@@ -10,7 +10,6 @@ from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.introspect import text_of
 from ipygpumem.inventory import findings
 from ipygpumem.inventory.children import with_endings
-from ipygpumem.inventory.records import UNNAMED, group
 from ipygpumem.magics import tensors
 from ipygpumem.magics.experiment import described, there_are
 from ipygpumem.magics.parsing import Options
@@ -117,10 +116,10 @@ def of_line(app: App, options: Options) -> list[Report]:
     on_or_off, _, measured = _headline(app)
     lines = described(app.experiments)
     used = {device: reading.current_bytes for device, reading in app.context.meter.now().items()}
-    named = [item for item in group(tensors.inventory(app).tensors, "name") if item.label != UNNAMED]
-    largest = [f"{clean(item.label)} {format_bytes(item.size_bytes)}" for item in named[:_LARGEST_SHOWN]]
-    lines.append(f"largest tensors and arrays: {', '.join(largest) or 'none has a name'}")
-    lines.append("next: %gpumem status, tensors, leaks, history or free; %gpumem? describes them")
+    named = tensors.largest(app).names[:_LARGEST_SHOWN]
+    largest = [f"{clean(row.name)} {format_bytes(row.size_bytes)}" for row in named]
+    lines.append(f"largest names: {', '.join(largest) or 'none holds a KiB'}")
+    lines.append("next: %gpumem top, status, leaks, history or free; %gpumem? describes them")
     return [Report("note", (on_or_off, measured, *sizes(used)), lines)]
 
 

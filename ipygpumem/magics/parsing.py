@@ -133,6 +133,7 @@ _OTHERWISE = {
     "gpumem.leaks": "leaks.leaks",
     "gpumem.tensors": "tensors.tensors",
     "gpumem.why": "why.why",
+    "gpumem.top": "tensors.top",
 }
 """Functions in ``magics`` whose path differs from the command's name."""
 

@@ -1,22 +1,27 @@
-"""``%gpumem tensors``, and inventories with the notebook's names and cells."""
+"""``%gpumem tensors`` and ``top``, and inventories with the notebook's names and cells."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
-from types import FrameType
+import contextlib
+from collections.abc import Container, Sequence
+from types import FrameType, FunctionType
 from typing import Any
 
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.heap.arrays import Storages
 from ipygpumem.heap.bulk import Progress, no_progress
-from ipygpumem.introspect import is_instance
+from ipygpumem.introspect import is_exactly, is_instance
 from ipygpumem.inventory import records, survey
 from ipygpumem.inventory.records import Inventory
+from ipygpumem.inventory.top import LargestNames, select
+from ipygpumem.inventory.top import take as take_largest
 from ipygpumem.magics.parsing import Options
+from ipygpumem.probes.host import rss_bytes
 from ipygpumem.report import tensors as reports
 from ipygpumem.report.layout import Report
+from ipygpumem.report.top import top_report
 from ipygpumem.scope.scope import ownable
-from ipygpumem.shell.app import App, app_of
+from ipygpumem.shell.app import App, app_of, find_app
 from ipygpumem.shell.ipython.caches import cell_of_output
 from ipygpumem.shell.ipython.sources import cell_of_file, cell_that_bound, running_cell
 
@@ -31,6 +36,42 @@ def tensors(app: App, options: Options) -> list[Report]:
         return [reports.tensors_report(found, top=options.top)]
     groups = records.group(found.tensors, options.by)
     return [reports.groups_report(found, options.by, groups, top=options.top)]
+
+
+def top(app: App, options: Options) -> list[Report]:
+    """Return the report of ``%gpumem top``."""
+    found = select(largest(app), options.names, device=options.device, min_bytes=options.min or 0)
+    return [top_report(found, top=options.n)]
+
+
+def largest(app: App) -> LargestNames:
+    """Return the memory that names and outputs hold; show a progress bar if it takes long."""
+    return largest_at(None, app.context.shell)
+
+
+def largest_at(frame: FrameType | None, shell: Any) -> LargestNames:
+    """Return the memory that names and outputs hold, and the local names of ``frame`` if given."""
+    app = find_app(shell)
+    local = {} if frame is None else survey.locals_of(frame)
+    named, covered = _roots(shell), _covered(shell)
+    if is_exactly(named.get("open"), FunctionType):  # IPython's own
+        named.pop("open")
+    used = {"cpu": rss_bytes()}
+    if app is not None:
+        used = {device: reading.current_bytes for device, reading in app.context.meter.now().items()}
+
+    def cell_of(root: str) -> int | None:
+        return None if root in local else _cell_of(shell, root, covered.get(root, ()))
+
+    with contextlib.nullcontext(no_progress) if app is None else app.context.display.working("names") as progress:
+        return take_largest(named | local, used, cell_of=cell_of, remedy_of=_remedy_of, progress=progress)
+
+
+def _remedy_of(names: Sequence[str]) -> str:
+    """Return the line that deletes an object's names; ``del`` would leave IPython's copies of an output."""
+    numbers = [number for number in map(cell_of_output, names) if number is not None]
+    plain = [name for name in names if cell_of_output(name) is None]
+    return f"%xdel {plain[0] if plain else f'_{numbers[0]}'}" if numbers else f"del {', '.join(plain)}"
 
 
 def inventory(app: App) -> Inventory:
@@ -59,7 +100,7 @@ def take(
     local = {} if frame is None else survey.locals_of(frame)
     covered = _covered(shell)
     return survey.take(
-        [*local.items(), *_roots(shell)],
+        [*local.items(), *_roots(shell).items()],
         cell_of=lambda root: None if root in local else _cell_of(shell, root, covered.get(root, ())),
         file=filename if is_script else None,
         line=frame.f_lineno if is_script and frame is not None else None,
@@ -69,17 +110,15 @@ def take(
     )
 
 
-def _roots(shell: Any) -> Iterator[tuple[str, object]]:
-    """Yield the notebook's names, names with an underscore last, then its outputs."""
+def _roots(shell: Any) -> dict[str, object]:
+    """Return the notebook's names, names with an underscore last, then its outputs."""
     namespace = {name: value for name, value in list(shell.user_ns.items()) if type(name) is str}
-    plain = ownable(namespace)
-    for name in sorted(plain, key=lambda name: name.startswith("_")):
-        yield name, namespace[name]
-    outputs = namespace.get("_oh")
-    if is_instance(outputs, dict):
-        for number, value in list(dict.items(outputs)):  # type: ignore[arg-type]  # is_instance says so
-            if type(number) is int:
-                yield f"Out[{number}]", value
+    names = ownable(namespace)
+    found = {name: namespace[name] for name in names if not name.startswith("_")}
+    found |= {name: namespace[name] for name in names}
+    outputs: Any = namespace.get("_oh")
+    kept = list(dict.items(outputs)) if is_instance(outputs, dict) else []
+    return found | {f"Out[{number}]": value for number, value in kept if type(number) is int}
 
 
 def _cell_of(shell: Any, root: str, covered: Container[int | None]) -> int | None:

@@ -76,6 +76,7 @@ MAGICS = {
     %gpumem purge NAME...      defragment: move a model and its optimizer's state off the device and back
     %gpumem leaks              list memory that was not freed, and what holds it [--min SIZE] [--on ENGINES]
     %gpumem why EXPRESSION     show what ``del`` of a name would free, and what else holds the rest
+    %gpumem top [NAME...]      list the names that hold the most memory, of any kind [--device D] [--min SIZE] [-n 20]
     %gpumem tensors [NAME...]  list tensors and arrays by storage [--device D] [--min SIZE]
                                [--kind parameter|gradient|optimizer|buffer|other] [--by name|shape|kind|cell|device]
                                [--top N]

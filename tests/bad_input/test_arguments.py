@@ -100,8 +100,8 @@ def test_gpumem_alone_shows_a_short_status_and_what_to_type_next(
     head, largest, following = capsys.readouterr().out.splitlines()
     assert "ipygpumem · reports on · " in head
     assert " · RAM " in head
-    assert largest.strip() == "largest tensors and arrays: big 8 MiB, less 2 MiB, x 8 KiB"
-    assert "next: %gpumem status" in following
+    assert largest.strip() == "largest names: big 8 MiB, less 2 MiB, x 8.1 KiB"
+    assert "next: %gpumem top" in following
 
 
 def test_a_wrong_argument_in_python_is_refused_when_it_is_given_and_loses_no_name(loaded: InteractiveShell) -> None:

@@ -9,7 +9,7 @@ from ipygpumem.heap.arrays import storage_key, watch
 from ipygpumem.heap.bulk import CHUNK
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.search import Roots, explain
-from ipygpumem.inventory import survey
+from ipygpumem.inventory import survey, top
 from ipygpumem.inventory.findings import storages_of
 from ipygpumem.inventory.records import TensorRecord
 from tests import hostile
@@ -232,3 +232,23 @@ def test_a_mode_of_the_users_sees_nothing_of_an_inventory(kind: Any) -> None:
     assert len(places) == 2  # a sparse tensor has no storage
     assert all(is_alive() for is_alive in watched)
     del heap
+
+
+def test_parameters_are_the_models_and_not_the_optimizers() -> None:
+    mib = 1 << 20
+    model = torch.nn.Linear(512, 512)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    model(torch.ones(1, 512)).sum().backward()
+    optimizer.step()
+    names = {"a_optimizer": optimizer, "model": model, "cache": [model.weight, torch.ones(1 << 20)]}
+    rows = {row.name: row for row in top.take(names, {}).names}
+    assert 2 * mib <= rows["model"].size_bytes < 2.2 * mib  # with its gradients
+    assert mib <= rows["a_optimizer"].size_bytes < 1.1 * mib
+    assert set(rows["model"].held_by) == {"cache", "a_optimizer"}
+
+
+def test_a_tensor_of_another_class_is_measured_without_its_code() -> None:
+    thing = hostile.tensors(device=False)
+    with hostile.untouched():
+        rows = {row.name: row for row in top.take(thing, {}).names}
+    assert {name: row.size_bytes >> 22 for name, row in rows.items()} == dict.fromkeys(thing, 1)

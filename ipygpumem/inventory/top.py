@@ -1,0 +1,195 @@
+"""Lists the names that hold the most memory: what each object consists of, and what else holds it."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ipygpumem.heap.arrays import library_type
+from ipygpumem.heap.bulk import Progress, chunks, no_progress, of_types, one_of_each
+from ipygpumem.heap.heap import undisturbed
+from ipygpumem.heap.sizes import Share, Sizes, sizeable
+from ipygpumem.heap.torch_guards import refuse_while_traced
+from ipygpumem.introspect import is_instance, type_name
+from ipygpumem.probes.nvml import device_here
+from ipygpumem.records import Record
+from ipygpumem.units import format_bytes
+
+_FEW = 300
+"""Number of names that are always measured one by one; of more, groups that hold little memory are skipped."""
+_GROUP, _LITTLE = 1000, 1 << 20
+_SMALLEST = 1 << 10
+"""Smallest size in bytes of a listed name."""
+_PARTS = 10
+"""Maximum number of parts in a record."""
+
+
+class NamedSize(NamedTuple):
+    """The memory of one named object."""
+
+    name: str
+    """A name of the notebook or script, or an output: ``Out[5]``."""
+    type_name: str
+    device_bytes: dict[str, int]
+    """Bytes by device; ``cpu`` is RAM. Memory that several names share is counted for one of them."""
+    objects: int
+    """Number of Python objects."""
+    parts: tuple[Share, ...] = ()
+    """The largest columns, keys, attributes or kinds of items."""
+    part_count: int = 0
+    same: tuple[str, ...] = ()
+    """Other names of the same object."""
+    held_by: tuple[str, ...] = ()
+    """Names of other objects that hold it, or some of its memory."""
+    holds: tuple[str, ...] = ()
+    """Names of other objects that it holds, or shares memory with; the bytes are counted there."""
+    cell: int | None = None
+    """Execution count of the last cell that bound the name."""
+    remedy: str = ""
+    """Line that deletes all names of the object."""
+    notes: tuple[str, ...] = ()
+    """Reasons why the size is an estimate, or not all in RAM."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on all devices."""
+        return sum(self.device_bytes.values())
+
+
+@dataclass(frozen=True, repr=False)
+class LargestNames(Record):
+    """Names and the memory that their objects hold, the largest first."""
+
+    _report = "report.top.top_report"
+
+    names: tuple[NamedSize, ...]
+    used_bytes: dict[str, int]
+    """The process's memory by device."""
+    taken_at: float
+    small_names: int = 0
+    """Number of names whose objects hold so little that they are not listed."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def device_bytes(self) -> dict[str, int]:
+        """Bytes of the listed names on each device."""
+        total = Counter[str]()
+        for row in self.names:
+            total.update(row.device_bytes)
+        return dict(total)
+
+    def __repr__(self) -> str:
+        """Return one line: there may be many names."""
+        sizes = ", ".join(f"{device} {format_bytes(size)}" for device, size in self.device_bytes.items())
+        return f"<LargestNames: {len(self.names)} names: {sizes or 'no memory'}>"
+
+    __str__ = __repr__
+
+
+def take(
+    named: Mapping[str, object],
+    used_bytes: Mapping[str, int],
+    *,
+    cell_of: Callable[[str], int | None] = lambda root: None,
+    remedy_of: Callable[[Sequence[str]], str] = lambda names: f"del {', '.join(names)}",
+    progress: Progress = no_progress,
+) -> LargestNames:
+    """Return the memory that named objects hold.
+
+    Raises:
+        GpuMemError: torch traces the calling code.
+    """
+    refuse_while_traced("measure objects")
+    with undisturbed():
+        rows, small, complete = _measured(named, progress)
+    rows = [
+        row._replace(cell=cell_of(row.name), remedy=remedy_of((row.name, *row.same)))
+        for row in sorted(rows, key=lambda row: -row.size_bytes)
+    ]
+    notes = () if complete else ("there are too many objects to examine: some names hold more",)
+    return LargestNames(tuple(rows), dict(used_bytes), time.time(), small, notes)
+
+
+def _measured(objects: Mapping[str, object], progress: Progress) -> tuple[list[NamedSize], int, bool]:
+    """Return the rows, the number of names with little memory, and False if a limit was reached."""
+    same: dict[int, list[str]] = {}
+    for name, value in objects.items():
+        same.setdefault(id(value), []).append(name)
+    firsts = {names[0]: objects[names[0]] for names in same.values()}
+    wanted = set(map(id, sizeable(list(firsts.values()))))
+    named = {name: value for name, value in firsts.items() if id(value) in wanted}
+    chosen, complete = _without_little(named), True
+    rows, held_by = list[NamedSize](), dict[str, list[str]]()
+    sizes = Sizes(named, progress=lambda: progress(len(rows) / len(chosen)))
+    for name in _in_order(chosen):
+        value = named[name]
+        size = sizes.measure(value, name)
+        complete &= size.complete
+        for other in size.also_in:
+            held_by.setdefault(other, []).append(name)
+        kind = type_name(value)
+        parts = size.parts[:_PARTS]
+        rows.append(
+            NamedSize(
+                name,
+                kind,
+                size.device_bytes,
+                size.objects,
+                parts,
+                sum(part.kind != "index" for part in size.parts),
+                holds=size.also_in,
+                notes=size.notes,
+            )
+        )
+    sizes.drop()
+    found = [
+        row._replace(same=tuple(same[id(firsts[row.name])][1:]), held_by=tuple(held_by.get(row.name, ())))
+        for row in rows
+        if row.size_bytes >= _SMALLEST
+    ]
+    return found, len(named) - len(found), complete
+
+
+def _without_little(named: Mapping[str, object]) -> dict[str, object]:
+    """Return the names without those of large groups that hold little memory together."""
+    if len(named) <= _FEW:
+        return dict(named)
+    together, chosen, names = Sizes(named), dict[str, object](), list(named)
+    for group in chunks(names, _GROUP):
+        values = [named[name] for name in group]
+        if together.together(values) >= _LITTLE:
+            chosen.update(zip(group, values, strict=True))
+    together.drop()
+    return chosen
+
+
+def _in_order(named: Mapping[str, object]) -> list[str]:
+    """Return the names, those of modules first: their parameters are not the optimizer's."""
+    values = list(named.values())
+    base = library_type("torch.nn", "Module")
+    kinds = {key for key, one in one_of_each(values).items() if base is not None and is_instance(one, base)}
+    modules = set(map(id, of_types(kinds, values)))
+    return sorted(named, key=lambda name: id(named[name]) not in modules)
+
+
+def select(
+    found: LargestNames, patterns: Sequence[str] = (), *, device: str | None = None, min_bytes: int = 0
+) -> LargestNames:
+    """Return the names that match a glob and hold enough memory, on one device if given."""
+    if device is not None:
+        device = device_here(device, {one for row in found.names for one in row.device_bytes})
+        by_row = [(row, _on(device, row.device_bytes)) for row in found.names]
+        rows = [row._replace(device_bytes=sizes) for row, sizes in by_row if sizes]
+        found = replace(found, names=tuple(rows), used_bytes=_on(device, found.used_bytes))
+    matches = re.compile("|".join(fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns)).match
+    rows = [row for row in found.names if row.size_bytes >= min_bytes and (not patterns or matches(row.name))]
+    return replace(found, names=tuple(sorted(rows, key=lambda row: -row.size_bytes)))
+
+
+def _on(device: str, sizes: Mapping[str, int]) -> dict[str, int]:
+    return {name: size for name, size in sizes.items() if device in (name, name.partition(":")[0])}

@@ -1,0 +1,140 @@
+"""The names that hold the most memory: objects of any kind, what they consist of, and what frees them."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from ipygpumem.heap.sizes import Share
+from ipygpumem.inventory import top
+from ipygpumem.inventory.top import LargestNames, NamedSize
+from ipygpumem.report.top import content_of, top_report
+from tests import hostile
+
+MIB = 1 << 20
+
+
+def take(**names: object) -> dict[str, NamedSize]:
+    return {row.name: row for row in top.take(names, {"cpu": 100 * MIB}).names}
+
+
+def test_names_of_one_object_share_a_row_and_holders_are_named() -> None:
+    data = [bytes(MIB)]
+    rows = take(data=data, box={"data": data, "own": bytes(2 * MIB)}, again=data, number=5, text="short")
+    assert list(rows) == ["box", "data"]
+    assert rows["data"].same == ("again",)
+    assert rows["data"].held_by == ("box",)
+    assert rows["data"].remedy == "del data, again"
+    assert rows["box"].holds == ("data",)
+    assert MIB < rows["data"].size_bytes < 1.01 * MIB < rows["box"].size_bytes < 2.01 * MIB
+    report = top_report(LargestNames(tuple(rows.values()), {"cpu": 100 * MIB}, 0.0))
+    (table,) = report.tables
+    assert [row[-1] for row in table.rows] == ["del box", "del data, again; box also refers to it"]
+
+
+def test_a_class_of_the_users_is_listed_with_its_attributes() -> None:
+    own: Any = type("Own", (), {"table": bytes(MIB), "__module__": "__main__"})
+    rows = take(own=own, other=type("Other", (), {"table": bytes(2 * MIB)}), instance=own())
+    assert list(rows) == ["own"]
+    assert rows["own"].parts[0].name == ".table"
+
+
+def test_very_many_names_are_measured_together_and_the_large_one_is_found() -> None:
+    names: dict[str, object] = {f"name_{number}": [number] for number in range(3000)}
+    names["name_1500"] = [bytes(MIB)]
+    found = top.take(names, {})
+    assert found.names[0].name == "name_1500"
+    assert found.small_names + len(found.names) == 3000
+
+
+def test_names_devices_and_sizes_are_selected() -> None:
+    rows = (
+        NamedSize("model", "Net", {"cpu": 10, "cuda:0": 500}, 3),
+        NamedSize("frame", "DataFrame", {"cpu": 100}, 3),
+        NamedSize("Out[5]", "list", {"cpu": 7}, 3),
+    )
+    found = LargestNames(rows, {"cpu": 1000, "cuda:0": 600}, 0.0)
+    assert [row.name for row in top.select(found, ["Out[[]5]", "Out[5]"]).names] == ["Out[5]"]
+    assert [row.name for row in top.select(found, device="cpu").names] == ["frame", "model", "Out[5]"]
+    on_card = top.select(found, device="cuda")
+    assert [row.device_bytes for row in on_card.names] == [{"cuda:0": 500}]
+    assert on_card.used_bytes == {"cuda:0": 600}
+    assert [row.name for row in top.select(found, min_bytes=100).names] == ["model", "frame"]
+    assert LargestNames.from_dict(found.to_dict()) == found
+    assert top_report(found).headline == "memory by name: 3 names · RAM 117 B of 1000 B · cuda:0 500 B of 600 B"
+    assert [row[1:4] for row in top_report(found, top=1).tables[0].rows] == [
+        ("83%", "model", "cuda:0"),
+        ("", "and 3 more", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts", "shown"),
+    [
+        ("columns", {"text": 120 * MIB, "number": 8 * MIB, "flag": 3}, "3 columns: text 120 MiB, number 8 MiB, …"),
+        ("items", {"ndarray": 50}, "7 ndarray"),
+        ("items", {"ndarray": 90, "str": 10}, "7 ndarray 90 B, 7 str 10 B"),
+        ("keys", {'["a"]': 90, '["b"]': 60}, '2 DataFrame: ["a"] 90 B, ["b"] 60 B'),
+        ("attributes", {".data": 90}, ".data 90 B"),
+        ("attributes", {}, ""),
+    ],
+)
+def test_content_is_shown_as_the_user_knows_it(kind: str, parts: dict[str, int], shown: str) -> None:
+    shares = tuple(Share(name, kind, "DataFrame", 7, size) for name, size in parts.items())
+    row = NamedSize("x", "X", {"cpu": sum(parts.values())}, 1, shares, len(shares))
+    assert content_of(row) == shown
+
+
+def test_nothing_of_a_hostile_object_runs_and_the_next_row_is_right() -> None:
+    thing = hostile.made(hostile.Slotted, bytes(MIB))
+    with hostile.untouched():
+        rows = take(thing=thing, klass=hostile.Hostile, box=hostile.made(hostile.Container), next=bytes(2 * MIB))
+    assert list(rows) == ["next", "thing"]
+
+
+def test_an_output_is_named_and_freed_by_its_line(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+    loaded.run_cell("[bytes(500_000) for _ in range(4)];\nframes = [bytes(400_000)]", store_history=True)
+    loaded.run_cell(
+        "class Quiet(list):\n    __repr__ = lambda self: 'quiet'\nQuiet(bytes(500_000 + i) for i in range(4))",
+        store_history=True,
+    )
+    loaded.run_cell("import ipygpumem; rows = {row.name: row for row in ipygpumem.top(min_bytes='100KiB').names}")
+    row = loaded.user_ns["rows"]["Out[2]"]
+    assert (row.remedy, row.cell, row.parts[0].items) == ("%xdel _2", 2, 4)
+    capsys.readouterr()
+    loaded.run_cell("%gpumem top -n 1 --min 100KiB")
+    shown = capsys.readouterr().out
+    assert "Quiet" in shown
+    assert "4 bytes" in shown
+    assert "%xdel _2" in shown
+    loaded.run_cell("%xdel _2")
+    loaded.run_cell("found = [row.name for row in ipygpumem.top(min_bytes='100KiB').names]")
+    assert loaded.user_ns["found"] == ["frames"]
+
+
+def test_a_displayed_name_is_freed_by_xdel(loaded: InteractiveShell) -> None:
+    loaded.run_cell("frame = [bytes(400_000)]\nnumber = 1", store_history=True)
+    loaded.run_cell(
+        "class Quiet(list):\n    __repr__ = lambda self: 'quiet'\nframe = Quiet(frame)\nframe", store_history=True
+    )
+    loaded.run_cell("import ipygpumem; rows = ipygpumem.top('frame').names")
+    (row,) = loaded.user_ns["rows"]
+    assert (row.same, row.remedy) == (("Out[2]",), "%xdel frame")
+    loaded.run_cell(row.remedy)
+    loaded.run_cell("rows = ipygpumem.top(min_bytes='100KiB').names")
+    assert loaded.user_ns["rows"] == ()
+
+
+def test_a_script_needs_neither_ipython_nor_numpy() -> None:
+    code = """
+import sys, ipygpumem
+text = "x" * 1_000_000
+def work():
+    local = [bytes(2_000_000)]
+    return ipygpumem.top(min_bytes="500KiB")
+print([(row.name, row.type_name) for row in work().names], {"IPython", "numpy", "torch"} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[('local', 'list'), ('text', 'str')] set()"
