@@ -283,12 +283,12 @@ class ReferencePath(Record):
 
 @dataclass(frozen=True)
 class RetainedArray(Record):
-    """A tensor, an array, or an object that contains them, and the name that refers to it."""
+    """A tensor, an array, or any object that holds memory, and the name that refers to it."""
 
     name: str
     type_name: str
     shape: tuple[int, ...] | None
-    """None for an object with several arrays; ``arrays`` is their number."""
+    """None for an object with several arrays, or with none; ``arrays`` is their number."""
     dtype: str
     device: str
     size_bytes: int
@@ -299,6 +299,10 @@ class RetainedArray(Record):
     """Number of the cell that bound the name, if known."""
     holder: ReferencePath | None = None
     """The holder that keeps it alive, if it was searched for and found."""
+    objects: int = 1
+    """Number of objects of that type, if the holder has several."""
+    parts: dict[str, int] = field(default_factory=dict)
+    """Bytes of the largest parts of an object without arrays: columns, keys, attributes, or types of items."""
 
 
 @dataclass(frozen=True)

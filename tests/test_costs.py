@@ -22,13 +22,13 @@ from tests.steps import works
 
 MOST = {
     "a trivial cell": 199,
-    "an empty experiment": 1710,
+    "an empty experiment": 1880,
     "an empty experiment, each object": 0,
     "an empty experiment, each name": 0.005,
     "%gpumem status, each object": 0.005,
     "%gpumem status, each name": 0.005,
-    "%gpumem leaks, each object": 0.01,
-    "%gpumem leaks, each name": 0.02,
+    "%gpumem leaks, each object": 0.07,
+    "%gpumem leaks, each name": 0.08,
     "%gpumem top, each object": 0.06,
     "%gpumem top, each name": 0.1,
     "a recovery, each object": 0.002,
@@ -39,7 +39,7 @@ MOST = {
 }
 """Calls of our functions, and calls that these lead to. A commit that raises a number says why."""
 
-MOST_FILES = {"a trivial cell": 26, "an empty experiment": 43}
+MOST_FILES = {"a trivial cell": 26, "an empty experiment": 45}
 """Files of ours whose code runs, which a reader of such a cell must open. A commit that raises one says why."""
 SLACK = 1.1
 """Python's own functions call each other in another way in each version."""

@@ -41,6 +41,15 @@ def one_of_each(items: Sequence[T]) -> dict[int, T]:
     return dict(zip(map(id, map(type, items)), items, strict=True))
 
 
+def kinds_of(items: Sequence[object], *bases: type) -> set[int]:
+    """Return the identities of the items' types that derive from a base; calls no Python function for each type."""
+    wanted = set(map(id, bases))
+    return {key for key, one in one_of_each(items).items() if not wanted.isdisjoint(map(id, _mro(type(one))))}
+
+
+_mro: Callable[[type], tuple[type, ...]] = vars(type)["__mro__"].__get__
+
+
 def by_identity(items: Sequence[T]) -> dict[int, T]:
     """Return the items without duplicates, by identity."""
     return dict(zip(map(id, items), items, strict=True))

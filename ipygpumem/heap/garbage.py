@@ -26,6 +26,7 @@ from ipygpumem.heap import interrupts
 from ipygpumem.heap.bulk import of_types, one_of_each
 from ipygpumem.heap.heap import live_instances
 from ipygpumem.heap.holders.frames import stack
+from ipygpumem.heap.made import MadeSince
 from ipygpumem.introspect import class_dict
 
 _ROUNDS = 5
@@ -131,6 +132,8 @@ class Garbage:
         """Collections of generation 0 that the collector had counted at the end of the last cell."""
         self._made = 0
         """Objects made by cells that the collector has not counted towards a full collection."""
+        self.made: list[MadeSince] = []
+        """Lists of new objects, which a full collection would mix with old ones."""
 
     # -- objects made since a mark -----------------------------------------------------------------------------
 
@@ -141,6 +144,12 @@ class Garbage:
         """
         self._make_old()
         return self.last
+
+    def list_from_now(self, made: MadeSince) -> None:
+        """Begin a list of new objects right after ``mark``, where the collector's lists keep their order."""
+        if self.last is not None and _YOUNG == (0, 1):
+            made.start()
+            self.made.append(made)
 
     def _make_old(self) -> int:
         """Collect young garbage, and record the instances that become old; return the number of objects that died."""
@@ -218,7 +227,11 @@ class Garbage:
         return total
 
     def _collect_old(self) -> int:
+        for made in list(self.made):
+            made.save()
         died = _run(2)
+        for made in list(self.made):
+            made.start()
         self.last = self.last and GcMark(self._watch)  # objects made by finalisers are young
         return died
 

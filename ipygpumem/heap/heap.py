@@ -14,13 +14,13 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, compress, count, filterfalse, islice, repeat
-from operator import is_
+from operator import is_, not_
 from typing import Any
 
 from ipygpumem.heap.arrays import Span, StorageKey, describe, elements, flat_elements, library_type, owner_of, place_of
-from ipygpumem.heap.bulk import by_identity, chunks, of_types, one_of_each, types_of
+from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.holders.frames import emptied_locals
 from ipygpumem.introspect import ATOMS, is_atom, is_instance
 
@@ -155,6 +155,19 @@ class Heap:
         yield from _referents_of(_contents(self.ndarrays))
 
     @property
+    def tracked(self) -> Sequence[object]:
+        """The objects that the collector tracks; None in the places of those that must not be touched."""
+        return self._tracked
+
+    def instances(self, *bases: type) -> list[Any]:
+        """Return the tracked instances of classes, subclasses included."""
+        found = list[Any]()
+        for part in chunks(self._tracked):
+            kinds = kinds_of(part, *bases)
+            found += of_types(kinds, part) if kinds else ()
+        return found
+
+    @property
     def size(self) -> int:
         """Number of objects that a search for referrers examines."""
         return len(self._tracked) + len(self._containers)
@@ -173,6 +186,16 @@ class Heap:
         array_type: Any = library_type("numpy", "ndarray")
         owners = [owner_of(array_type, array) for array in self.ndarrays]
         return {place_of(owner) for owner in owners if is_instance(owner, array_type)}
+
+    def referred(self, wanted: Collection[int], without: Collection[int] = ()) -> list[Any]:
+        """Return the objects with the ``wanted`` identities to which an object that is not among ``without`` refers."""
+        found = dict[int, object]()
+        for part in chunks(self._tracked) if wanted else ():
+            held = gc.get_referents(*compress(part, map(not_, map(without.__contains__, map(id, part)))))
+            inside = gc.get_referents(*filterfalse(gc.is_tracked, of_types(_CONTAINERS, held)))
+            for items in (held, inside):
+                found.update(by_identity(list(compress(items, map(wanted.__contains__, map(id, items))))))
+        return list(found.values())
 
     def add(self, item: object) -> None:
         """Add an object that was made later for an older one, such as the dict of its attributes."""

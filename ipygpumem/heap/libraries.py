@@ -348,3 +348,9 @@ _WITH_PARTS: tuple[tuple[str, str, Callable[[Any], Iterator[Part]]], ...] = (
     ("pyarrow", "Table", _arrow_table_columns),
     ("xarray", "Dataset", _xarray_variables),
 )
+
+
+def loaded_classes() -> list[type]:
+    """Return the classes of loaded libraries whose objects have memory to which no Python object refers."""
+    found = [library_type(module, name) for module, name, _ in (*_BY_INSTANCE, *_BY_METHOD)]
+    return [kind for kind in found if kind is not None]

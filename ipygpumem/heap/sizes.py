@@ -19,10 +19,11 @@ from types import FunctionType, MethodDescriptorType, ModuleType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import NOT_ENTERED, Reader, describe, each, holding_objects, library_type, place_of
-from ipygpumem.heap.bulk import CHUNK, by_identity, chunks, of_types, one_of_each
+from ipygpumem.heap.bulk import CHUNK, by_identity, chunks, kinds_of, of_types, one_of_each
 from ipygpumem.heap.libraries import Behind, Part, Piece, behind, parts_of
 from ipygpumem.heap.walk import Group, Walk
-from ipygpumem.introspect import ATOMS, HAS_REFERENCES, class_dict, is_instance, module_dict, text_of, type_name
+from ipygpumem.introspect import ATOMS, HAS_REFERENCES, class_dict, is_instance, name_of, text_of, type_name
+from ipygpumem.records import RetainedArray
 
 MOST_SIZED = 4_000_000
 """Maximum number of objects that one ``Sizes`` examines."""
@@ -113,8 +114,9 @@ class Sizes(Walk):
         self._read: set[int] = set()
         """Identities of object arrays whose elements have been counted."""
         self._bytes, self._objects, self._also, self._notes = Counter[str](), 0, dict[str, None](), dict[str, None]()
-        modules = [module for module in list(sys.modules.values()) if is_instance(module, ModuleType)]
-        self.pass_over(sys.modules, vars(builtins), *map(module_dict, modules))
+        loaded = list(sys.modules.values())
+        modules = of_types(kinds_of(loaded, ModuleType), loaded)
+        self.pass_over(sys.modules, vars(builtins), *map(vars(ModuleType)["__dict__"].__get__, modules))
         labels = {id(item): label for label, item in reversed(list((named or {}).items()))}
         objects = sizeable(list((named or {}).values()))
         self._kept.append(objects)
@@ -494,3 +496,16 @@ def _references() -> int:
     referents = gc.get_referents(holder)
     (part,) = chunks(referents)
     return next(map(sys.getrefcount, part))
+
+
+_MOST_SHOWN = 3
+"""Maximum number of parts in a row."""
+
+
+def row_of(items: Sequence[object], size: Size) -> RetainedArray:
+    """Return the row of some objects."""
+    kinds = {name_of(type(item)) for item in one_of_each(items).values()}
+    kind = kinds.pop() if len(kinds) == 1 else "object"
+    device = ", ".join(sorted(size.device_bytes)) or "cpu"
+    parts = {share.name: share.size_bytes for share in size.parts[:_MOST_SHOWN]} if len(items) == 1 else {}
+    return RetainedArray("", kind, None, "", device, size.size_bytes, arrays=0, objects=len(items), parts=parts)

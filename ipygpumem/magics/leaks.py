@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -16,7 +16,9 @@ from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.graphs import live_tensors, requiring_grad
 from ipygpumem.heap.holders.search import NOTEBOOK, explain
-from ipygpumem.introspect import is_atom, is_instance, is_users_module, module_dict, text_of
+from ipygpumem.heap.sizes import Sizes, row_of
+from ipygpumem.introspect import is_atom, is_instance, is_users_module, module_dict, text_of, type_name
+from ipygpumem.inventory import unreached
 from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
 from ipygpumem.inventory.survey import optimizer_states
 from ipygpumem.magics.parsing import Options
@@ -77,9 +79,43 @@ def _look(
         graphs = [one for one in retained.graphs if sum(one.shares.values()) >= smallest]
         skipped = listed.union(*(one.shares for one in graphs))
         unnamed, beyond = _unnamed(app, heap, skipped, smallest)
+        remaining, of_outputs = _others(app, heap, names, outputs, smallest)
         found_kept = _sized([*graphs, *retained.outputs(heap.large(smallest))], smallest, listed)
         heap.drop()
-    return [*found, *unnamed], beyond, found_kept, retained.complete
+    return [*found, *unnamed, *remaining], beyond, _together(found_kept + of_outputs), retained.complete
+
+
+def _others(
+    app: App, heap: Heap, names: Mapping[str, object], outputs: Mapping[str, object], smallest: int
+) -> tuple[list[RetainedArray], list[Kept]]:
+    """Return leaks of any other kind than arrays, and the other memory of outputs."""
+    survivors = app.experiments.survivors
+    sizes = Sizes()
+    sizes.together([same for items in heap.large(smallest).values() for same in items])
+    leaked = survivors.others_alive(heap, sizes, smallest)
+    modules = {name: sys.modules[name] for name in _users_modules(app.context.namespace) if name in sys.modules}
+    found = unreached.find(heap, sizes, names.values(), modules.values(), smallest)
+    holders = explain((), heap, survivors.roots(), more=[item for item, _ in found[:MOST_EXPLAINED]])
+    for item, size in found[:MOST_EXPLAINED]:
+        holder = holders["object", id(item)]
+        module = _OF_MODULE.fullmatch(_QUOTED.sub("", holder.path))
+        if module is None and not _is_plain(holder.path, modules.keys()):
+            leaked.append(replace(row_of([item], size), holder=holder))
+    of_outputs = [(name, value, sizes.together([value])) for name, value in outputs.items()]
+    return leaked, [
+        (size, "cpu", f"{name}: {type_name(value)} that only IPython holds", f"to free it: %xdel _{name[4:-1]}", size)
+        for name, value, size in of_outputs
+        if size >= smallest
+    ]
+
+
+def _together(rows: Iterable[Kept]) -> list[Kept]:
+    """Return the rows, those of one object together."""
+    found: dict[tuple[str, str, str], Kept] = {}
+    for size, device, what, remedy, own in rows:
+        known = found.get((device, what, remedy), (0, device, what, remedy, 0))
+        found[device, what, remedy] = (known[0] + size, device, what, remedy, known[4] + own)
+    return list(found.values())
 
 
 def _sized(findings: Iterable[Finding], smallest: int, leaked: Container[StorageKey] = ()) -> list[Kept]:
@@ -142,7 +178,7 @@ def _users_modules(namespace: dict[str, Any]) -> set[str]:
     return names
 
 
-def _is_plain(path: str, modules: set[str]) -> bool:
+def _is_plain(path: str, modules: Container[str]) -> bool:
     """Return True if a path consists of a variable's items and attributes only: such data is kept on purpose.
 
     The variable may be a global of one of the user's ``modules``: ``module.name[index].attribute``.

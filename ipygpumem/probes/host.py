@@ -202,6 +202,10 @@ def host_figures(children_bytes: int | None, segments_bytes: int = 0) -> HostFig
     return HostFigures(int(memory.total), free, available, private, shared, file, children_bytes, group, limit)
 
 
+_BLOCK_BYTES = 48
+"""Typical size of a block of Python's allocator."""
+
+
 class _HeapFigures(ctypes.Structure):
     """glibc's ``struct mallinfo2``; see mallinfo(3)."""
 
@@ -224,6 +228,16 @@ def free_heap_bytes() -> int | None:
     """Return the free bytes in the heap of glibc's malloc, with or without pages in RAM; None if it does not say."""
     ask = _mallinfo()
     return None if ask is None else int(ask().fordblks)
+
+
+def allocated_bytes() -> int:
+    """Return roughly the bytes in use from Python's allocator, glibc's malloc and pyarrow's pool.
+
+    New objects may fill pages that earlier ones have left, which RSS does not show.
+    """
+    ask, arrow = _mallinfo(), getattr(sys.modules.get("pyarrow"), "total_allocated_bytes", None)
+    figures = ask().arena_to_uordblks if ask is not None else (0,) * 8
+    return int(figures[4] + figures[7]) + sys.getallocatedblocks() * _BLOCK_BYTES + (arrow() if arrow else 0)
 
 
 _ENTRY = 8

@@ -26,10 +26,11 @@ from ipygpumem.errors import UnitError
 from ipygpumem.heap import interrupts
 from ipygpumem.heap.arrays import slot_descriptors, slots
 from ipygpumem.heap.holders.frames import peek, running_locals, stack, steps
+from ipygpumem.heap.sizes import MOST_SIZED, Sizes, row_of
 from ipygpumem.heap.walk import MOST_AT_START, MOST_OBJECTS, ArraySearch
 from ipygpumem.introspect import is_atom, is_exactly, is_instance, is_users, name_of, type_name
 from ipygpumem.records import RetainedArray
-from ipygpumem.units import bytes_in_message
+from ipygpumem.units import MIB, bytes_in_message
 
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}  # torch, CuPy; MemoryError and NumPy's subclass of it
 _OOM_TEXT = re.compile(
@@ -218,11 +219,42 @@ def held(error: BaseException, own: Mapping[str, object] | None = None) -> tuple
     search.add("", kept)
     search.look_behind()
     search.left = MOST_OBJECTS
-    for frame, line in _finished(error):
-        for name, value in names_in(frame).items():
-            search.add(name, value, function=frame.f_code.co_name, line=line)
+    places = [
+        (name, value, {"function": frame.f_code.co_name, "line": line})
+        for frame, line in _finished(error)
+        for name, value in names_in(frame).items()
+    ]
+    for name, value, place in places:
+        search.add(name, value, **place)
     search.look_behind()
-    return tuple(sorted(search.found, key=lambda item: -item.size_bytes))
+    return tuple(sorted(_with_others(search, places, kept), key=lambda item: -item.size_bytes))
+
+
+_Place = tuple[str, object, dict[str, Any]]
+"""A local name, its object, its function and line."""
+
+
+def _with_others(search: _FrameSearch, places: list[_Place], own: list[object]) -> list[RetainedArray]:
+    """Return the rows of the search, and the other memory of the locals in ``places`` that ``own`` does not hold."""
+    arrays = sum(row.size_bytes for row in search.found)
+    if Sizes(limit=MOST_SIZED // 4).together([value for _, value, _ in places]) < arrays + _LEAST:
+        return search.found
+    sizes = Sizes(limit=MOST_SIZED // 4)
+    sizes.together([search.behind, own])
+    if not sizes.complete:
+        return search.found  # the rest may be the notebook's
+    rows = {(row.name, row.function, row.line): row for row in search.found}
+    for name, value, place in places:
+        size, key = sizes.measure(value), (name, *place.values())
+        row = rows.get(key)
+        if size.size_bytes >= _LEAST + (row.size_bytes if row is not None else 0):
+            whole = row_of([value], size)
+            rows[key] = replace(whole, name=name, arrays=row.arrays if row is not None else 0, **place)
+    return list(rows.values())
+
+
+_LEAST = MIB
+"""Minimum bytes of a local's memory besides arrays."""
 
 
 class _FrameSearch(ArraySearch):
@@ -234,8 +266,8 @@ class _FrameSearch(ArraySearch):
         self._tensors: list[Any] = []
         self._names: list[tuple[str, dict[str, Any], list[Any]]] = []
         self._nodes: dict[int, Any] = {}
-        self._alive: list[list[Any]] = []
-        """Keeps the objects alive, because the search knows them by identity."""
+        self.behind: list[list[Any]] = []
+        """Memory that autograd keeps; kept alive, because the search knows it by identity."""
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
         """Collect the tensors: one without memory of its own may have a graph."""
@@ -258,8 +290,8 @@ class _FrameSearch(ArraySearch):
         names, self._names = self._names, []
         for leaves, title in ((True, "gradients of"), (False, "autograd graph of")):
             for name, place, tensors in names:
-                self._alive.append(kept_behind(tensors, self._nodes, leaves=leaves))
-                entry = self.held(f"{title} {name}", self._alive[-1], **place)
+                self.behind.append(kept_behind(tensors, self._nodes, leaves=leaves))
+                entry = self.held(f"{title} {name}", self.behind[-1], **place)
                 if entry is not None and place:
                     self.found.append(replace(entry[0], type_name=""))
 

@@ -249,6 +249,7 @@ def held_table(
             "name": clean_name(item.name),
             "type": clean_name(item.type_name),
             "shape": clean_name(_shape(item)),
+            "contents": clean_name(_contents(item)),
             "dtype": clean_name(item.dtype),
             "device": clean_name(item.device),
         }
@@ -265,7 +266,13 @@ def held_table(
 
 
 def _shape(item: RetainedArray) -> str:
-    return count(item.arrays, "array") if item.shape is None else layout.shape_label(item.shape)
+    if item.shape is None:
+        return count(item.arrays, "array") if item.arrays and not item.parts else ""
+    return layout.shape_label(item.shape)
+
+
+def _contents(item: RetainedArray) -> str:
+    return ", ".join(f"{name} {format_bytes(size)}" for name, size in item.parts.items())
 
 
 def freed_report(
@@ -337,15 +344,17 @@ def _sum(held: Iterable[RetainedArray]) -> int:
 
 def _leak_line(group: Sequence[RetainedArray]) -> str:
     first = group[0]
-    number = f"{len(group)} × " if len(group) > 1 else ""
+    objects = sum(item.objects for item in group)
+    number = f"{objects:,} × " if objects > 1 else ""
     type_name, shape = clean_name(first.type_name), " × ".join(map(str, first.shape or ()))
-    kind = type_name if first.shape is not None else f"{type_name} with {_shape(first)}"
+    inside = "" if first.shape is not None else _contents(first) or _shape(first)
+    kind = f"{type_name} with {inside}" if inside else type_name
     words = " ".join(clean_name(word) for word in (kind, first.dtype, shape, f"on {first.device}") if word)
     parts = [_total(group), number + (f"{clean_name(first.name)}: {words}" if first.name else words)]
     if first.cell is not None:
         parts.append(f"cell {first.cell}")
     if first.holder is not None:
-        path = _LAST_INDEX.sub("[…]", first.holder.path) if number else first.holder.path
+        path = _LAST_INDEX.sub("[…]", first.holder.path) if len(group) > 1 else first.holder.path
         parts.append(f"held by {clean(path)}")
         if first.holder.advice:
             parts.append(f"to free it: {clean(first.holder.advice)}")

@@ -27,6 +27,7 @@ from ipygpumem.heap import interrupts
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import is_atom, is_instance, named_objects, text_of, type_name
+from ipygpumem.probes.host import allocated_bytes
 from ipygpumem.probes.outside import children
 from ipygpumem.reclaim import reclaim
 from ipygpumem.reclaim.reclaim import steps_that_free
@@ -42,7 +43,7 @@ from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import Outputs, last_error
 from ipygpumem.shell.ipython.rewriting import our_magic
 from ipygpumem.shell.observers.subscribers import Subscribers
-from ipygpumem.shell.recovery import MUCH, Recovery
+from ipygpumem.shell.recovery import Recovery
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -468,6 +469,8 @@ class Experiment:
         self._survivors: tuple[RetainedArray, ...] = ()
         self._is_closed = self._is_freed = False
         """True once its names are deleted, restored or kept; and once their memory is freed."""
+        self._names_by_object = dict[int, str]()
+        """Its names by the identities of their objects."""
         self._watched: list[WatchedName] | None = None
         """The arrays of its names; None if memory was too short to list them."""
 
@@ -559,6 +562,7 @@ class Experiment:
         self._baseline = self._experiments.survivors.baseline(self.remarks)
         if self._budget is not None:
             self._budget.start()
+        self._allocated_at_start = allocated_bytes()
         self._measurement = context.meter.start()
 
     @property
@@ -681,6 +685,7 @@ class Experiment:
         values = ((name, namespace.get(name)) for name in scope.names_to_delete(own))
         named = [(name, value) for name, value in values if not is_atom(value)]
         named += [(f"Out[{key}]", value) for key, value in outputs.items()]
+        self._names_by_object = {id(value): name for name, value in named}
         ours = set(own)
         for name, value in named_objects(namespace) if named else ():
             if is_ownable(name) and name not in ours:
@@ -730,20 +735,26 @@ class Experiment:
     def _find_survivors(self) -> None:
         if self._watched is None:
             return
+        from ipygpumem.shell.survivors import Growth  # loading the extension must stay fast
+
         try:
             search = ArraySearch()
             values = [self._context.namespace.get(name) for name in self.scope.outcome.kept]
             arrays = [array for value in values for _, array in search.find(value)]
             kept = {array.storage for array in arrays}
             grown = _growth(self._at_end or ())
-            if grown >= MUCH:  # before anything was freed
+            if grown >= self._context.config.min_held_bytes:  # before anything was freed
                 grown = _growth(self._context.meter.read(self._measurement))
+            if "polars" in sys.modules:  # its own allocator does not tell; pages that malloc returns may be older
+                grown += sum(step.freed.get("cpu", 0) for step in self._steps if step.name not in ("names", "garbage"))
+            grown = max(grown, allocated_bytes() - self._allocated_at_start)
+            grown -= sum(array.size_bytes for array in arrays if array.device == "cpu")
             self._survivors = self._experiments.survivors.of_experiment(
                 self._watched,
                 known=lambda item, array: array.storage in kept or self._baseline.was_there(item, array),
-                certain=self._baseline.is_complete,
+                baseline=self._baseline,
+                growth=Growth(grown, values, self._names_by_object, self.remarks),
                 first_cell=min((cell.execution_count or 0 for cell in self._cells), default=None),
-                grown_bytes=grown - sum(array.size_bytes for array in arrays if array.device == "cpu"),
             )
         except Exception as error:  # everything has been freed: this only lists the rest
             self.remarks.append(f"objects still alive could not be listed: {describe_error(error)}")

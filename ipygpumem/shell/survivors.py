@@ -7,19 +7,25 @@ import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from ipygpumem.errors import describe_error
-from ipygpumem.heap.arrays import Array, WatchedArray, describe, library_type, watch
+from ipygpumem.heap.arrays import Array, WatchedArray, describe, storage_key, watch
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
 from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.heap.holders.search import LAST_ERROR, OF_MODULE, Root, Roots, explain
+from ipygpumem.heap.made import MadeSince
+from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import instance_dict, module_dict, text_of, type_name
 from ipygpumem.inventory.baseline import BaselineSnapshot
+from ipygpumem.inventory.contents import Contents
+from ipygpumem.inventory.remaining import find
 from ipygpumem.reclaim.reclaim import NameSnapshot, trim_host_heap
 from ipygpumem.records import ReferencePath, RetainedArray
+from ipygpumem.scope.scope import ownable
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import cell_of_output, is_of_ipython
 from ipygpumem.shell.ipython.sources import cell_of_file, cell_that_bound, running_cell
@@ -58,7 +64,10 @@ class Baseline:
                 why = f"because the baseline at the start failed: {describe_error(error)}"
                 remarks.append(f"objects still alive will not be listed, {why}")
         self._names = NameSnapshot(context.namespace)
+        self.contents = Contents(context.namespace)
+        self._made, self._garbage = MadeSince(), context.garbage
         self._mark = context.garbage.mark()
+        context.garbage.list_from_now(self._made)
 
     @property
     def is_complete(self) -> bool:
@@ -75,8 +84,24 @@ class Baseline:
 
     def forget(self) -> None:
         """Drop the recorded arrays."""
+        self._garbage.made[:] = [made for made in self._garbage.made if made is not self._made]
         if self._before is not None:
             self._before.close()
+
+    def made_since(self) -> set[int]:
+        """Return the identities of the tracked objects made since; none if they cannot be told apart."""
+        return self._made.identities() or set()
+
+
+class Growth(NamedTuple):
+    """RAM that an experiment leaves in use, and what is known about it."""
+
+    size_bytes: int
+    kept: list[object]
+    """The objects of names that the user has kept."""
+    names: dict[int, str]
+    """The experiment's names, by the identity of their objects."""
+    remarks: list[str]
 
 
 class Survivors:
@@ -87,6 +112,8 @@ class Survivors:
     ) -> None:
         self._context, self._waiting, self._ours = context, waiting, ours
         self.known: list[WatchedName] = []
+        self.known_others: list[tuple[tuple[int, ...], RetainedArray]] = []
+        """The identities of other objects, and their rows."""
 
     def baseline(self, remarks: list[str]) -> Baseline:
         """Return a baseline of the current state; a failure is added to ``remarks``."""
@@ -108,31 +135,32 @@ class Survivors:
         watched: Iterable[WatchedName],
         known: Callable[[object, Array], bool],
         *,
-        certain: bool = True,
+        baseline: Baseline,
+        growth: Growth,
         first_cell: int | None = None,
-        grown_bytes: int = 0,
     ) -> tuple[RetainedArray, ...]:
-        """Return the arrays that outlive an experiment, largest first, with holders; keep them for %gpumem leaks.
+        """Return the objects that outlive an experiment, largest first, with holders; keep them for %gpumem leaks.
 
         Args:
             watched: the arrays of the experiment's names.
             known: returns True for a tensor allocated before, or kept on purpose.
-            certain: True if the baseline was complete, NumPy's arrays included.
+            baseline: the objects at its start.
+            growth: RAM that is searched for objects of any kind if arrays do not explain it.
             first_cell: number of the experiment's first cell; the running one unless given.
-            grown_bytes: growth of the host's memory. If arrays of names do not explain it, the heap is searched.
         """
         context = self._context
         smallest = context.config.min_held_bytes
         first = running_cell(context.shell) if first_cell is None else first_cell
         items = [item for item in watched if size_of(item.alive()) >= smallest]
-        alive = [self._with_cell(item, first, certain=certain) for item in items]
+        alive = [self._with_cell(item, first, certain=baseline.is_complete) for item in items]
         named = {array.storage for item in alive for array in item.alive()}
         for key, tensors in large_tensors(live_tensors(context.garbage), smallest).items():
             tensor = describe(tensors[0]) if key not in named else None
             if tensor is not None and not known(tensors[0], tensor):
                 alive.append(WatchedName(held_without_name(tensors[0]), ((watch(tensors[0]), tensor),)))
-        unnamed = grown_bytes - size_of(array for item in alive for array in item.alive() if array.device == "cpu")
-        if not alive and (unnamed < MUCH or library_type("numpy", "ndarray") is None):
+        on_host = size_of(array for item in alive for array in item.alive() if array.device == "cpu")
+        unnamed = growth.size_bytes - on_host
+        if not alive and unnamed < smallest:
             return ()
         reported = {array.storage for item in self.known for array in item.alive()}  # by an inner experiment
         with context.display.working("holders of memory that was not freed") as progress, undisturbed():
@@ -140,6 +168,9 @@ class Survivors:
             progress(0.5)
             alive += _without_name(heap, smallest, unnamed, lambda item, a: a.storage in named or known(item, a))
             found = self.explained(alive, heap)
+            if unnamed >= smallest:
+                progress(0.6)
+                found = self._with_others(found, heap, alive, baseline, growth, first)
             arrays, places = _of_numpy(alive, heap)
             heap.drop()
         for array in arrays:
@@ -147,6 +178,60 @@ class Survivors:
         self.known += [item for item in alive if any(array.storage not in reported for array in item.alive())]
         trim_host_heap()  # the search's own heap must not count for the next experiment
         return found
+
+    def _with_others(
+        self,
+        arrays: tuple[RetainedArray, ...],
+        heap: Heap,
+        alive: Iterable[WatchedName],
+        baseline: Baseline,
+        growth: Growth,
+        first: int,
+    ) -> tuple[RetainedArray, ...]:
+        """Return the rows of arrays and of all other memory that an experiment leaves, largest first."""
+        namespace, roots = self._context.namespace, self.roots()
+        sizes = Sizes()
+        counted = {array.storage for item in alive for array in item.alive()}
+        sizes.together([item for item in (*heap.tensors, *heap.ndarrays) if storage_key(item) in counted])
+        names = {name: namespace[name] for name in ownable(list(namespace))}
+        smallest, new = self._context.config.min_held_bytes, baseline.made_since()
+        rows = list(find(heap, names, baseline.contents, new, counted=sizes, kept=growth.kept, smallest=smallest))
+        holders = explain((), heap, roots, more=[row.items[0] for row in rows if not row.chain])
+        by_name = {row.name: row for row in arrays}
+        found = []
+        for row in rows:
+            name = growth.names.get(id(row.items[0]), "") if len(row.items) == 1 else ""
+            holder = row.holder(roots) if row.chain else holders["object", id(row.items[0])]
+            cell = cell_of_output(name) or cell_that_bound(self._context.shell, name, range(first)) if name else None
+            held = replace(row.held, name=name, holder=holder, cell=cell)
+            if name in by_name:  # its arrays are listed already
+                known = by_name.pop(name)
+                held = replace(known, size_bytes=known.size_bytes + held.size_bytes, parts=held.parts)
+            found.append(held)
+            self.known_others.append((tuple(map(id, row.items)), held))
+        rest = [row for row in arrays if not row.name or row.name in by_name]
+        return tuple(sorted([*rest, *found], key=lambda held: -held.size_bytes))
+
+    def others_alive(self, heap: Heap, sizes: Sizes, smallest: int) -> list[RetainedArray]:
+        """Return the rows of objects without arrays that are still alive, and forget the rest."""
+        wanted = {key for keys, _ in self.known_others for key in keys}
+        alive = {id(item): item for item in heap.referred(wanted)}
+        known = [([alive[key] for key in keys if key in alive], held) for keys, held in self.known_others]
+        known = [
+            (items, held) for items, held in known if items and row_of(items, Size({}, 0)).type_name == held.type_name
+        ]
+        self.known_others = [(tuple(map(id, items)), held) for items, held in known]
+        found = [
+            (items[0], held, row_of(items, sizes.measure(items if len(items) > 1 else items[0])))
+            for items, held in known
+        ]
+        found = [(item, held, row) for item, held, row in found if row.size_bytes >= smallest]
+        holders = explain((), heap, self.roots(), more=[item for item, held, _ in found if held.objects == 1])
+        rows = []
+        for item, held, row in found:
+            holder = holders.get(("object", id(item)), held.holder)
+            rows.append(replace(row, name=held.name, cell=held.cell, holder=holder))
+        return rows
 
     def update(self, heap: Heap) -> None:
         """Drop records of arrays that are no longer on the ``heap``."""

@@ -22,10 +22,6 @@ _HEAD = """\
 `make torture` (`python -m tests.torture`) writes this page. Each entry says what keeps the memory alive, and how
 an experiment (`%experiment start` to `end`, or `%%experiment`) frees it. Objects you keep on purpose outside the
 experiment are left alone and reported.
-
-There is one exception: a NumPy array that never had a name and that the experiment puts into an older container
-(`cache['x'] = np.ones(...)`). `%gpumem tensors` lists it, but the experiment's end does not, because Python cannot
-list arrays: the end only finds arrays behind the experiment's own names and outputs.
 """
 _MEASURED = """
 ## Measured

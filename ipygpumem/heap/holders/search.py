@@ -93,11 +93,17 @@ _CYCLE = ReferencePath(
 
 
 def explain(
-    keys: Iterable[StorageKey], heap: Heap, roots: Roots, *, max_visits: int = MOST_VISITS
+    keys: Iterable[StorageKey],
+    heap: Heap,
+    roots: Roots,
+    *,
+    more: Iterable[object] = (),
+    max_visits: int = MOST_VISITS,
 ) -> dict[StorageKey, ReferencePath]:
-    """Return the holder that keeps each storage alive."""
+    """Return the holder that keeps each storage alive; the key of each of ``more`` is "object" and its identity."""
     wanted = set(keys)
-    objects: dict[StorageKey, list[object]] = {}
+    objects: dict[StorageKey, list[object]] = {("object", id(item)): [item] for item in more}
+    without_storage = objects.keys() - wanted
     for item in [*heap.tensors, *heap.ndarrays] if wanted else ():
         key = storage_key(item) or ("object", id(item))
         if key in wanted:
@@ -119,7 +125,9 @@ def explain(
         if any(keeper.how == GRADIENT for keeper in among_themselves.values()):
             holders.update(dict.fromkeys(among_themselves, _NOT_REACHED if left_out else _CYCLE))
     # An array's memory belongs to a Python object, which lives as long as the memory does.
-    unknown = {key: _NOT_REACHED if left_out else _OUT_OF_SIGHT if key[0] == "numpy" else _NO_OBJECT for key in wanted}
+    of_python = {key for key in wanted if key[0] == "numpy"} | without_storage
+    unknown = dict.fromkeys(wanted, _NOT_REACHED if left_out else _NO_OBJECT)
+    unknown.update((key, _NOT_REACHED if left_out else _OUT_OF_SIGHT) for key in of_python)
     return {**unknown, **unnamed, **holders}
 
 

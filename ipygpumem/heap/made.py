@@ -1,0 +1,67 @@
+"""Lists the objects made since a moment, also when they are no longer young.
+
+CPython appends the survivors of each collection to the next generation's list. So everything behind a mark in these
+lists is newer than the mark, until a full collection changes their order. Before our own full collections, the
+identities of new objects are saved. After any other full collection, new objects are unknown.
+"""
+
+from __future__ import annotations
+
+import gc
+from array import array
+from itertools import chain, compress, count, repeat
+from operator import is_
+from typing import Any
+
+_MOST_SAVED = 5_000_000
+"""Maximum number of identities to save, 8 bytes each."""
+
+
+class _Mark:
+    """An object in the collector's lists."""
+
+
+class MadeSince:
+    """The tracked objects made since ``start``.
+
+    A container that the collector did not track at the start (a dict of numbers and text) counts as new once it is
+    tracked, and so does the dict of an old object's attributes once it is read: a dict's age is uncertain.
+    """
+
+    def __init__(self) -> None:
+        self._old, self._mark = _Mark(), _Mark()
+        """The first one is in front of the second, unless the lists have been rearranged."""
+        self._saved: array[int] | None = array("Q")
+        self._collections = -1
+
+    def start(self) -> None:
+        """Begin here, right after a collection has made all existing objects old."""
+        self._mark, self._collections = _Mark(), _full_collections()
+
+    def save(self) -> None:
+        """Save the identities of the new objects, because a full collection is about to change the order; then start.
+
+        An identity that is used again belongs to an object that is new, too.
+        """
+        found = self._behind_mark()
+        if self._saved is None or found is None or len(found) + len(self._saved) > _MOST_SAVED:
+            self._saved = None
+        else:
+            self._saved.extend(map(id, found))
+
+    def identities(self) -> set[int] | None:
+        """Return the identities of the new objects, and maybe of some that have died; None if unknown."""
+        found = self._behind_mark()
+        return None if found is None or self._saved is None else set(map(id, found)).union(self._saved)
+
+    def _behind_mark(self) -> list[Any] | None:
+        if self._collections != _full_collections():
+            return None
+        tracked = list(chain.from_iterable(gc.get_objects(generation=number) for number in (2, 1, 0)))
+        old, new = (next(compress(count(), map(is_, tracked, repeat(mark))), -1) for mark in (self._old, self._mark))
+        return tracked[new + 1 :] if 0 <= old < new else None
+
+
+def _full_collections() -> int:
+    found: int = gc.get_stats()[2]["collections"]
+    return found

@@ -1,0 +1,135 @@
+"""Records what names hold, a few references deep, to find later what these old objects have received.
+
+The collector tells the age of neither text nor frames of other libraries, but the containers that keep them are known.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import compress, islice, repeat
+from operator import not_
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from ipygpumem.heap.arrays import NOT_ENTERED
+from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, types_of
+from ipygpumem.introspect import ATOMS, instance_dict
+from ipygpumem.scope.scope import ownable
+
+_LEVELS = 3
+"""Steps from a name: an object, the dict of its attributes, and a container among them."""
+_MOST = 50_000
+"""Number of objects from which no further contents are recorded."""
+_MOST_NAMES = 10_000
+"""Maximum number of names, the latest first."""
+_SHORT = 100
+"""Maximum length of containers with known items; of longer ones, the length and the last item are recorded."""
+_SIZED: tuple[Any, ...] = (list, tuple, dict, set, frozenset, deque)
+_ORDERED = {id(kind) for kind in (list, dict, deque)}
+_SKIPPED = (ModuleType, type, FunctionType, *NOT_ENTERED)
+"""Types whose objects lead to everything."""
+
+
+class Received(NamedTuple):
+    """New objects in an old one."""
+
+    name: str
+    chain: tuple[object, ...]
+    """The objects from the name's to the one that holds the new ones."""
+    items: list[object]
+
+
+class Contents:
+    """The objects within a few steps of a notebook's names, by identity; keeps none of them alive.
+
+    An object that takes the place of a dead one counts as old. An old object that was deeper inside, or had no name,
+    counts as new once it is within reach.
+    """
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self._known, self._parents = set[int](), set[int]()
+        """Objects; and those among them whose contents are known."""
+        self._ends: dict[int, tuple[int, int]] = {}
+        """Length, and identity of the last item or key, of each long container."""
+        values = list(islice(reversed(dict(namespace).values()), _MOST_NAMES))
+        self._known.update(map(id, values))
+        level = _leading(values)
+        for _ in range(_LEVELS):
+            short, long = _by_length(level)
+            self._ends.update(zip(map(id, long), _ends_of(long), strict=True))
+            level = []
+            for part in chunks(short, 500):
+                if len(self._known) < _MOST:
+                    children = gc.get_referents(*part)
+                    self._known.update(map(id, children))
+                    self._parents.update(map(id, part))
+                    level += children
+            level = [item for item in _leading(level) if id(item) not in self._parents]
+
+    def had(self, item: object) -> bool:
+        """Return True if an object was within reach."""
+        return id(item) in self._known
+
+    def received(self, namespace: dict[str, Any]) -> Iterator[Received]:
+        """Yield what is new in each object that was within reach, each object once."""
+        now = dict(namespace)
+        names = {id(now[name]): name for name in reversed(ownable(now))}
+        level = [item for item in _leading([now[name] for name in names.values()]) if id(item) in self._known]
+        ways: dict[int, tuple[object, ...]] = {id(item): (item,) for item in level}
+        for _ in range(_LEVELS):
+            following = dict[int, object]()
+            for item in level:
+                children = self._contents(item)
+                new, way = self._new_in(item, children), ways[id(item)]
+                if new:
+                    yield Received(names[id(way[0])], way, new)
+                for child in _leading(children) if id(item) in self._parents else ():
+                    if id(child) in self._known and id(child) not in ways:
+                        ways[id(child)] = (*way, child)
+                        following[id(child)] = child
+            level = list(following.values())
+
+    def _contents(self, item: object) -> list[object]:
+        """Return the objects in another one; the dict of its attributes may be newer than these."""
+        children = gc.get_referents(item)
+        if any(type(child) is dict and id(child) not in self._known for child in children):
+            own = instance_dict(item)
+            children = [child for child in children if child is not own] + list((own or {}).values())
+        return of_types(types_of(children) - _NUMBERS, children)
+
+    def _new_in(self, item: Any, children: list[object]) -> list[object]:
+        if id(item) in self._parents:
+            return [child for child in children if id(child) not in self._known]
+        length, last = self._ends.get(id(item), (0, 0))
+        if not length or not _ORDERED.issuperset(types_of([item])) or len(item) <= length:
+            return []
+        keys = list(islice(item, length - 1, None))
+        values = list(islice(item.values(), length, None)) if type(item) is dict else keys[1:]
+        return values if id(keys[0]) == last else []
+
+
+_NUMBERS = frozenset(id(kind) for kind in (int, float, complex, bool, type(None)))
+
+
+def _leading(items: Sequence[Any]) -> list[Any]:
+    """Return the items, each once, that may refer to more and do not lead to everything."""
+    found = by_identity(of_types(types_of(items) - kinds_of(items, *_SKIPPED) - ATOMS, items)).values()
+    return [item for item in found if type(item) is not dict or "__builtins__" not in item]
+
+
+def _by_length(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the items without the long containers, and these."""
+    long = dict[int, object]()
+    for base in _SIZED:
+        sized = of_types(kinds_of(items, base), items)
+        long.update(by_identity(list(compress(sized, map(_SHORT.__lt__, map(base.__len__, sized))))))
+    return list(compress(items, map(not_, map(long.__contains__, map(id, items))))), list(long.values())
+
+
+def _ends_of(containers: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """Return the length of each container, and the identity of its last item or key; of None if it has no order."""
+    ordered = by_identity(of_types(_ORDERED, containers))
+    lists = [item if id(item) in ordered else () for item in containers]
+    return zip(map(len, lists), map(id, map(next, map(reversed, lists), repeat(None))), strict=True)

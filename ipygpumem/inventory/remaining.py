@@ -1,0 +1,122 @@
+"""Finds memory of any kind that remains after an experiment: new objects, and the old objects that keep them.
+
+Two ways lead to them. The old objects within reach of a name show what they have received, text included. Elsewhere,
+new objects that the collector tracks count if an old object refers to them.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+
+from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS
+from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, one_of_each, types_of
+from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.search import PathWriter, Root, Roots
+from ipygpumem.heap.sizes import Size, Sizes, row_of
+from ipygpumem.introspect import module_of
+from ipygpumem.inventory.contents import Contents
+from ipygpumem.records import ReferencePath, RetainedArray
+
+_MOST_ROWS = 50
+"""Maximum number of objects of one type in a container to list one by one."""
+_NO_DATA = (ModuleType, type, FunctionType, BuiltinFunctionType, MethodType, *NOT_ENTERED)
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """Some memory that remains, and where."""
+
+    held: RetainedArray
+    items: tuple[object, ...]
+    """The objects, one of which the search for the holder starts from; keeps them alive."""
+    name: str = ""
+    chain: tuple[object, ...] = ()
+    """The notebook's name that leads to the objects, and the objects on the way, if these are known."""
+
+    def holder(self, roots: Roots) -> ReferencePath:
+        """Return the path from the name."""
+        chain = (*self.chain, self.items[0]) if len(self.items) == 1 else self.chain
+        found = PathWriter(roots).holder(Root.of_variable(self.name), chain)
+        return found if len(self.items) == 1 else ReferencePath(found.path, "remove them from there")
+
+
+def find(
+    heap: Heap,
+    names: Mapping[str, object],
+    contents: Contents,
+    new: set[int],
+    *,
+    counted: Sizes,
+    kept: Iterable[object],
+    smallest: int,
+) -> Iterator[Remaining]:
+    """Yield what remains, in no order.
+
+    Args:
+        heap: the live objects.
+        names: the notebook's names and their objects.
+        contents: what names held at the start.
+        new: identities of the tracked objects made since, and maybe of some that have died.
+        counted: has measured everything that is named already.
+        kept: objects that the user has kept on purpose.
+        smallest: minimum bytes of a row.
+    """
+    unknown = [value for value in names.values() if not contents.had(value)]  # bound by a function's ``global``
+    counted.together([*kept, *unknown])
+    received = list(contents.received(dict(names)))
+    inside = {id(item) for one in received for item in one.items}
+    _measure_old(counted, names, inside.union(new))
+    for one in received:
+        items = [item for item in one.items if id(item) not in counted.seen]
+        for held, some in _rows(items, counted, smallest):
+            yield Remaining(held, some, one.name, one.chain)
+    for held, some in _rows(_entries(heap, new, counted.seen), counted, smallest):
+        yield Remaining(held, some)
+
+
+def _measure_old(counted: Sizes, names: Mapping[str, object], new: set[int]) -> None:
+    """Count what the names hold without passing through new objects."""
+    fresh = new.difference(counted.seen)
+    counted.seen |= fresh
+    counted.together(list(names.values()))
+    counted.seen -= fresh
+
+
+def _entries(heap: Heap, new: set[int], seen: Collection[int]) -> list[object]:
+    """Return the new objects, not counted yet, to which an old object refers.
+
+    The age of a dict is uncertain: what is new in it counts instead.
+    """
+    found, waiting = list[object](), heap.referred(new.difference(seen), without=new)
+    done = set(map(id, waiting))
+    while waiting:
+        dicts = of_types({id(dict)}, waiting)
+        skipped = kinds_of(waiting, *_NO_DATA).union(key for key, one in one_of_each(waiting).items() if _is_tools(one))
+        found += of_types(types_of(waiting) - skipped - {id(dict)}, waiting)
+        inside = by_identity(gc.get_referents(*dicts))
+        waiting = [inside[key] for key in inside.keys() & new if key not in done]
+        done.update(map(id, waiting))
+    return found
+
+
+def _is_tools(item: object) -> bool:
+    return module_of(item).partition(".")[0] in TOOLS
+
+
+def _rows(items: Sequence[object], counted: Sizes, smallest: int) -> Iterator[tuple[RetainedArray, tuple[object, ...]]]:
+    """Yield a row for each large object, one for many of a type, and one for the rest."""
+    rest, size_of_rest = list[object](), 0
+    for key in types_of(items):
+        same = of_types({key}, items)
+        for some in [same] if len(same) > _MOST_ROWS else [[item] for item in same]:
+            found = counted.measure(some[0] if len(some) == 1 else some)
+            if found.size_bytes >= smallest:
+                yield row_of(some, found), tuple(some)
+            else:
+                rest += some
+                size_of_rest += found.size_bytes
+    if size_of_rest >= smallest:
+        yield row_of(rest, Size({"cpu": size_of_rest}, len(rest))), tuple(rest)

@@ -1,0 +1,123 @@
+"""Finds memory of any kind that the user's code keeps in places that no name of the notebook leads to plainly.
+
+Such places are functions (closures, defaults, caches), generators, errors, running functions, and libraries. What names
+lead to by items and attributes is kept on purpose.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import compress, repeat
+from operator import attrgetter, is_not
+from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType, ModuleType
+from typing import Any
+
+from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types
+from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.frames import peek, running_locals
+from ipygpumem.heap.libraries import loaded_classes
+from ipygpumem.heap.sizes import Size, Sizes
+from ipygpumem.introspect import (
+    class_dict,
+    instance_dict,
+    is_atom,
+    is_exactly,
+    is_instance,
+    is_users,
+    is_users_module,
+    module_dict,
+    text_of,
+)
+from ipygpumem.reclaim.tracebacks import frames, names_in
+
+_MOST = 2000
+"""Maximum number of large objects to measure that only libraries hold."""
+_SUSPENDED = {GeneratorType: "gi", CoroutineType: "cr", AsyncGeneratorType: "ag"}
+_SIZED = {id(kind) for kind in (list, dict, set, str, bytes, bytearray)}
+"""Types whose objects are large by themselves if they hold much."""
+Unreached = tuple[object, Size]
+
+
+def find(
+    heap: Heap, sizes: Sizes, names: Iterable[object], modules: Iterable[ModuleType], smallest: int
+) -> list[Unreached]:
+    """Return objects of at least ``smallest`` bytes with their sizes, largest first.
+
+    Args:
+        heap: the live objects.
+        sizes: has measured everything that is listed elsewhere.
+        names: the objects of the notebook's names.
+        modules: the user's modules among the names, whose data is kept on purpose, too.
+        smallest: minimum bytes of each.
+    """
+    places = list(_places(heap))
+    barriers = set(map(id, places)) - sizes.seen
+    sizes.seen |= barriers
+    kept = [*names, *(value for module in modules for value in list(module_dict(module).values()))]
+    classes = list(filter(_is_users, of_types(kinds_of(kept, type), kept)))
+    sizes.together([*kept, *(value for kind in classes for value in list(class_dict(kind).values()))])
+    sizes.seen -= barriers
+    inside = by_identity([*(item for place in places for item in _contents(place)), *running_locals()])
+    waiting = [item for key, item in inside.items() if key not in sizes.seen and not is_atom(item)]
+    found = [(item, sizes.together([item])) for item in [*waiting, *_large(heap, sizes, smallest)]]
+    # Only a large object's parts are worth the time.
+    large = [
+        (item, Sizes().measure(item)._replace(device_bytes={"cpu": size})) for item, size in found if size >= smallest
+    ]
+    return sorted(large, key=lambda pair: -pair[1].size_bytes)
+
+
+def _is_users(kind: Any) -> bool:
+    module = text_of(class_dict(kind).get("__module__"))
+    return module == "__main__" or is_users_module(sys.modules.get(module))
+
+
+def _places(heap: Heap) -> Iterator[Any]:
+    """Yield the user's functions and their caches, generators and errors."""
+    functions = heap.instances(FunctionType)
+    files = list(map(attrgetter("__code__.co_filename"), functions))
+    own = {file for file in set(files) if is_users(file)}
+    users = list(compress(functions, map(own.__contains__, files)))
+    yield from users
+    known = set(map(id, users))
+    yield from (item for item in heap.instances(functools._lru_cache_wrapper) if id(_wrapped(item)) in known)
+    for item in heap.instances(*_SUSPENDED):
+        prefix = next(prefix for kind, prefix in _SUSPENDED.items() if type(item) is kind)
+        if is_users(getattr(item, f"{prefix}_code").co_filename):
+            yield item
+    errors = heap.instances(BaseException)
+    tracebacks = map(BaseException.__dict__["__traceback__"].__get__, errors)
+    yield from compress(errors, map(is_not, tracebacks, repeat(None)))
+
+
+def _wrapped(cache: object) -> object:
+    return (instance_dict(cache) or {}).get("__wrapped__")
+
+
+def _contents(place: Any) -> list[object]:
+    """Return the objects that a function, a cache, a generator or an error keeps."""
+    if is_instance(place, BaseException):
+        return [value for frame, _ in frames(place) for value in names_in(frame).values()]
+    if type(place) is FunctionType:
+        cells = gc.get_referents(*(place.__closure__ or ()))
+        defaults = *(place.__defaults__ or ()), *(place.__kwdefaults__ or {}).values()
+        return [*cells, *defaults, *(instance_dict(place) or {}).values()]
+    if is_exactly(place, *_SUSPENDED):
+        frame = getattr(place, f"{_SUSPENDED[type(place)]}_frame")
+        return list(peek(frame).values()) if frame is not None else []
+    skipped = {id(_wrapped(place)), id(instance_dict(place))}
+    return [item for item in gc.get_referents(place) if id(item) not in skipped]
+
+
+def _large(heap: Heap, sizes: Sizes, smallest: int) -> list[object]:
+    """Return large objects that are not counted yet."""
+    found, bases = dict[int, object](), loaded_classes()
+    for part in chunks(heap.tracked):
+        held = gc.get_referents(*part)
+        sized = of_types(_SIZED, held)
+        large = list(compress(sized, map(smallest.__le__, map(sys.getsizeof, sized))))
+        found.update(by_identity([*large, *of_types(kinds_of(held, *bases), held)]))
+    return [item for key, item in list(found.items())[:_MOST] if key not in sizes.seen]

@@ -1,0 +1,111 @@
+"""What is new since a moment: by the collector's lists, and in the objects that names hold."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ipygpumem.heap import garbage
+from ipygpumem.heap.made import MadeSince
+from ipygpumem.inventory.contents import Contents
+
+
+class Made:
+    """An object that the collector tracks."""
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+def collect(made: MadeSince) -> None:
+    """Collect as our own code does."""
+    made.save()
+    gc.collect()
+    made.start()
+
+
+ENDINGS: dict[str, tuple[Callable[[MadeSince], object], bool]] = {
+    "nothing": (lambda made: None, True),
+    "a collection of young objects": (lambda made: gc.collect(1), True),
+    "our full collection": (collect, True),
+    "two of ours": (lambda made: (collect(made), collect(made)), True),
+    "another full collection": (lambda made: gc.collect(), False),
+    "ours after another": (lambda made: (gc.collect(), collect(made)), False),
+    "freezing": (lambda made: (gc.freeze(), gc.unfreeze()), True),
+}
+
+
+@pytest.mark.skipif(garbage._YOUNG != (0, 1), reason="this Python has other generations")
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_new_objects_are_known_until_a_foreign_full_collection(ending: str) -> None:
+    end, is_known = ENDINGS[ending]
+    gc.collect()
+    gc.disable()  # an automatic full collection would be another's
+    old = [Made() for _ in range(100)]
+    made = MadeSince()
+    gc.collect(1)
+    made.start()
+    first = Made()
+    end(made)
+    last = Made()
+    found = made.identities()
+    assert (found is not None) == is_known or ending == "freezing"
+    assert found is None or {id(first), id(last)} <= found or ending == "freezing"
+    assert not found or found.isdisjoint(map(id, old))
+
+
+class Store:
+    def __init__(self) -> None:
+        self.text, self.cache, self.items = "old", dict[str, object](), list[object]()
+
+
+def received(change: str) -> list[tuple[str, list[str], list[object]]]:
+    names: dict[str, object] = {
+        "a": [1, "x", b"old"],
+        "d": {},
+        "deep": {"t": [], "u": {"v": []}},
+        "s": Store(),
+        "long": list("abc") * 100,
+        "table": dict.fromkeys(range(200), b""),
+        "set": {1},
+        "pair": ([], []),
+    }
+    contents = Contents(names)
+    exec(change, names, names)
+    names.pop("__builtins__")
+    found = contents.received(names)
+    return [(one.name, [type(item).__name__ for item in one.chain], one.items) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("a.append(b'new')", [("a", ["list"], [b"new"])]),
+        ("a.insert(0, b'new')", [("a", ["list"], [b"new"])]),
+        ("a[1] = 'new'; a.append(3)", [("a", ["list"], ["new"])]),
+        ("d[1] = b'new'", [("d", ["dict"], [b"new"])]),
+        ("set.add(b'new')", [("set", ["set"], [b"new"])]),
+        ("long += ['new']", [("long", ["list"], ["new"])]),
+        ("long.insert(0, 'new')", []),
+        ("long.reverse(); long += ['new']", []),
+        ("table[999] = b'new'", [("table", ["dict"], [b"new"])]),
+        ("table[0] = table.pop(0)", []),
+        ("deep['u']['v'].append(b'new')", [("deep", ["dict", "dict", "list"], [b"new"])]),
+        ("s.text = b'new'", [("s", ["Store"], [b"new"])]),
+        ("vars(s); s.text = 'new'", [("s", ["Store"], ["new"])]),
+        ("vars(s)", []),
+        ("s.cache[1] = 'new'", [("s", ["Store", "dict"], ["new"])]),
+        ("pair[1].append('new')", [("pair", ["tuple", "list"], ["new"])]),
+        ("b = ['new']; c = a; a = b", []),
+    ],
+)
+def test_old_objects_show_what_they_have_received(
+    change: str, expected: list[tuple[str, list[str], list[object]]]
+) -> None:
+    assert received(change) == expected
