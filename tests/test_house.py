@@ -28,7 +28,7 @@ BUDGET = {
     "heap": 3915,
     "introspect": 190,
     "inventory": 2445,
-    "magics": 1350,
+    "magics": 1355,
     "meter": 417,
     "probes": 1815,
     "reclaim": 840,

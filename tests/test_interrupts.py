@@ -26,8 +26,6 @@ from ipygpumem.shell.app import App, app_of
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.experiments import Experiment
 from tests.fakes import FakeProbe
-from tests.kernel import Kernel
-from tests.steps import tidied_kernel
 from tests.test_budget import KnowingCuda
 from tests.tracing import interrupted_at
 
@@ -285,34 +283,3 @@ def test_a_ctrl_c_that_strikes_a_callback_in_our_own_work_is_not_lost(
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         place(meter)
-
-
-SETUP = """
-import signal, weakref
-watches, runs = [], []
-def strike(_):
-    signal.raise_signal(signal.SIGINT)
-    sum(range(3))
-class Big:
-    def __init__(self): self.me = self
-class Plain: pass
-def struck(kind):
-    item = kind()
-    watches.append(weakref.ref(item, strike))
-    return item
-"""
-
-
-shared_kernel, struck_kernel = tidied_kernel("%reset -f", "%reload_ext ipygpumem\n" + SETUP)
-
-
-@pytest.mark.parametrize(
-    ("kind", "head"),
-    [("Big", ""), ("Plain", "%%capture\n")],  # which runs a cell of its own, whose events lose it
-)
-def test_a_ctrl_c_between_two_tries_ends_the_cell(struck_kernel: Kernel, kind: str, head: str) -> None:
-    reply = struck_kernel.run(
-        f"%%autofit n=8\n{head}runs.append(n)\nheld = struck({kind})\nif n > 2: raise MemoryError"
-    )
-    assert (reply.error, struck_kernel.value("runs")) == ("KeyboardInterrupt", [8])
-    assert "Exception ignored" not in reply.stderr

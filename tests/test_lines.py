@@ -102,24 +102,6 @@ def test_a_generator_is_charged_for_its_own_lines_only() -> None:
     assert [lab.figures(line)[1:] for line in (1, 2, 3, 4)] == [(10, 10), (0, 0), (20, 20), (0, 0)]
 
 
-def test_a_coroutine_is_not_charged_for_what_others_do_while_it_waits() -> None:
-    async def work() -> None:
-        lab.add(10)
-        await asyncio.sleep(0.01)
-        lab.spike(5)
-
-    async def other() -> None:
-        lab.add(500)
-
-    async def both() -> None:
-        await asyncio.gather(work(), other())
-
-    lab = Lab(work)
-    with lab.watching():
-        asyncio.run(both())
-    assert [lab.figures(line)[1:] for line in (1, 2, 3)] == [(10, 10), (0, 0), (0, 5)]
-
-
 def test_a_line_that_awaits_has_the_peak_of_all_its_pieces() -> None:
     async def grow() -> None:
         for _ in range(3):

@@ -41,19 +41,6 @@ def test_a_block_is_measured_and_one_line_says_what_it_took(
     assert printed.endswith(" · RAM +3 MiB, peak +5 MiB, 3 MiB now\n")
 
 
-def test_traces_nest_and_overlap_with_a_peak_of_their_own(script_memory: FakeProbe) -> None:
-    outer, early = ipygpumem.Trace("outer").start(), ipygpumem.Trace("early").start()
-    script_memory.spike(900)
-    late = ipygpumem.Trace("late").start()
-    script_memory.spike(300)
-    assert kept_and_peak(early.stop()) == (0, 800)
-    script_memory.set(150)
-    script_memory.spike(500)
-    assert kept_and_peak(late.stop()) == (50, 400)
-    assert kept_and_peak(outer.stop()) == (50, 800)
-    assert [record.label for record in ipygpumem.traces()] == ["early", "late", "outer"]
-
-
 def test_a_report_goes_on_and_one_with_a_reset_begins_anew(
     script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
 ) -> None:

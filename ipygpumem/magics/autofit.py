@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
+import contextlib
 import re
 from types import TracebackType
 from typing import Any
 
 from IPython.core.error import UsageError
+from IPython.core.inputtransformer2 import TransformerManager
 
 from ipygpumem.errors import AutofitError, quoted
 from ipygpumem.estimating.records import FITS
@@ -19,7 +22,7 @@ from ipygpumem.introspect import type_name
 from ipygpumem.magics.parsing import Options
 from ipygpumem.report.autofit import autofit_report
 from ipygpumem.report.layout import Report, clean
-from ipygpumem.scope.bindings import Bindings
+from ipygpumem.scope.bindings import Bindings, bindings_of
 from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import Cell
@@ -98,6 +101,10 @@ class CellFit:
             raise AutofitError("the cell is empty: write the code to fit below the line with %%autofit")
         self._fit = Fit(plan, self._context.meter, self._experiments.ran_out_in_try, self._context.garbage)
         self._bindings = cell.code[-1].bindings() if cell.code else Bindings()
+        if self._source.startswith("%%"):  # a magic such as %%capture, which runs the body as a cell of its own
+            body = re.sub(r"\A(?:%%.*\n)+", "", self._source)
+            with contextlib.suppress(SyntaxError):  # the body of %%bash, or an error that the magic will show
+                self._bindings = bindings_of(ast.parse(TransformerManager().transform_cell(body)))
         self._before = {name: namespace.get(name, _MISSING) for name in plan.values}
         self._given: Values = {}
         self._scope: Scope | None = None

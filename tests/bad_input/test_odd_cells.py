@@ -88,21 +88,6 @@ def test_code_that_is_deep_enough_for_python_is_not_too_deep_for_a_scope(noteboo
     assert notebook.value("x") == "old"
 
 
-def test_python_scopes_finished_in_the_wrong_order_give_all_names_back(notebook: Kernel) -> None:
-    works(
-        notebook,
-        "import ipygpumem\nx = 'old'",
-        "a = ipygpumem.experiment('a').start()\nx = 'a'",
-        "b = ipygpumem.experiment('b').start()\nx = 'b'; y = 1",
-        "a.finish()",
-        "ipygpumem.experiments()[-1].name == 'a' or 1/0",
-        "z = 1",
-    )
-    assert (notebook.value("x"), open_now(notebook)) == ("old", [])
-    assert "z" in names(notebook)
-    assert "y" not in names(notebook)
-
-
 def test_a_forked_child_in_a_scope_disturbs_nobody(notebook: Kernel) -> None:
     works(
         notebook,
