@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
-from ipygpumem.extras.cluster.engines_report import engines_report, looks_report, merged_record
+from ipygpumem.extras.cluster.engines_report import engines_report, merged_record, outputs_report
 from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord
 from ipygpumem.extras.lines.lines_report import lines_report, statements_report
 from ipygpumem.extras.lines.statements import Cost, Run
@@ -189,4 +189,7 @@ def reports_of_engines(word: str, ended: ExperimentRecord) -> list[Report]:
     """What is told of a cluster's engines."""
     places = [EngineRecord(at, word, 1, {word: word}, {"cpu": 1}, f"{word}{at}", word, ended) for at in (0, 1)]
     merged = merged_record(word, 0.0, 1.0, [*places, EngineRecord(2, error=word)])
-    return [engines_report(merged), looks_report(word, {0: (word, word, {("in use", word): 1.0})}, {1: word, 2: word})]
+    return [
+        engines_report(merged),
+        outputs_report(word, {0: (word, word, {("in use", word): 1.0})}, {1: word, 2: word}),
+    ]

@@ -165,7 +165,7 @@ class _Shown:
         self._last: TraceRecord | None = None
 
     def show(self, records: Sequence[TraceRecord], remarks: Sequence[str], *, at_end: bool = False) -> None:
-        """Show one more iteration, if it is not too soon, or the last one."""
+        """Show one more iteration, unless the last display is recent; always show the last one."""
         if self._last is records[-1] if at_end else time.monotonic() < self._due:
             return
         self._last = records[-1]

@@ -225,7 +225,7 @@ def _mallinfo() -> Any:
 
 
 def free_heap_bytes() -> int | None:
-    """Return the free bytes in the heap of glibc's malloc, with or without pages in RAM; None if it does not say."""
+    """Return the free bytes in the heap of glibc's malloc, with or without pages in RAM; None if unknown."""
     ask = _mallinfo()
     return None if ask is None else int(ask().fordblks)
 

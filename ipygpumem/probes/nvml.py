@@ -102,7 +102,7 @@ class Nvml:
             raise LookupError(f"NVML: {error}") from None
 
     def capabilities(self) -> list[tuple[int, int]]:
-        """Return the compute capability of each card as in ``visible``; empty if the driver does not tell."""
+        """Return the compute capability of each card as in ``visible``; empty if the driver does not report them."""
         library = self._load()
         if library is None:
             return []

@@ -22,7 +22,7 @@ class SeenCode(NamedTuple):
     """Code that runs in a cell."""
 
     tree: ast.AST
-    noted: frozenset[str]
+    reported: frozenset[str]
     """Names whose bindings the instrumented code reports to the scopes."""
 
     def bindings(self) -> Bindings:

@@ -69,7 +69,7 @@ class ExperimentManager(CellObserver):
         self._subscribers = subscribers
         self.open: list[Experiment] = []
         self.finished: deque[ExperimentRecord] = deque(maxlen=context.config.history_length)
-        self.binding_recorder = BindingRecorder(self._noted)
+        self.binding_recorder = BindingRecorder(self._record_binding)
         self._last_oom, self._counted = 0, list[Experiment]()
         """Identity of an out-of-memory error, and the experiments that have counted it."""
         recovery.on_oom = self._ran_out_of_memory
@@ -104,7 +104,7 @@ class ExperimentManager(CellObserver):
 
     # -- code -------------------------------------------------------------------------------------------------
 
-    def _noted(self, key: str) -> bool:
+    def _record_binding(self, key: str) -> bool:
         """Record a binding reported by instrumented code; return True if it need not be reported again."""
         scopes = [experiment.scope for experiment in self.here()]
         if not scopes:  # scopes of other threads are open, over the same names
@@ -136,10 +136,10 @@ class ExperimentManager(CellObserver):
             return
         cell = running[-1]
         opens = our_magic(tree.body[0]) == "experiment" if getattr(tree, "body", None) else False
-        noted = frozenset[str]()
+        reported = frozenset[str]()
         if may_change and not is_timed:
-            noted = self._instrument(tree, here, text_of(getattr(cell.info, "raw_cell", None)), opens=opens)
-        code = SeenCode(tree, noted)
+            reported = self._instrument(tree, here, text_of(getattr(cell.info, "raw_cell", None)), opens=opens)
+        code = SeenCode(tree, reported)
         cell.code.append(code)
         if here:
             bindings = code.bindings()
@@ -148,7 +148,7 @@ class ExperimentManager(CellObserver):
             if may_change:
                 here[-1].scope.unsave(cell.saved_early)
             # With %%experiment as the first line, the rest of the cell runs in a new scope.
-            saved = [] if opens or is_timed else self._expect(here[-1].scope, bindings, noted)
+            saved = [] if opens or is_timed else self._expect(here[-1].scope, bindings, reported)
             cell.saved_early = [] if may_change else saved
 
     def _instrument(self, tree: Any, here: list[Experiment], source: str, *, opens: bool) -> frozenset[str]:
@@ -167,11 +167,11 @@ class ExperimentManager(CellObserver):
             instrument(tree, frozenset(names))
         return frozenset(names)
 
-    def _expect(self, scope: Scope, bindings: Bindings, noted: frozenset[str]) -> list[str]:
+    def _expect(self, scope: Scope, bindings: Bindings, reported: frozenset[str]) -> list[str]:
         """Prepare ``scope`` for code; return the names saved because the code does not report them."""
         self.binding_recorder.clear()
-        scope.note(bindings, noted)
-        return scope.save(bindings.bound.difference(noted))
+        scope.note(bindings, reported)
+        return scope.save(bindings.bound.difference(reported))
 
     def _expect_running_code(self, experiment: Experiment) -> None:
         """Prepare the scope that becomes the innermost for names that the running code may bind."""
@@ -179,7 +179,7 @@ class ExperimentManager(CellObserver):
         for code in [code for cell in self._cells.running(experiment.thread) for code in cell.code]:
             bindings = code.bindings()
             experiment.scope.share(bindings.shared)
-            self._expect(experiment.scope, bindings, code.noted)
+            self._expect(experiment.scope, bindings, code.reported)
 
     def _note_names(self, cell: Cell) -> None:
         if cell.names_before is None:
@@ -187,7 +187,7 @@ class ExperimentManager(CellObserver):
 
     def _leave_to(self, cell: Cell, experiment: Experiment) -> None:
         """Exclude the cell's names from another thread's scope."""
-        bound = cell.bound_outside.union(*(code.bindings().bound - code.noted for code in cell.code))
+        bound = cell.bound_outside.union(*(code.bindings().bound - code.reported for code in cell.code))
         appeared = () if cell.names_before is None else self.context.namespace.keys() - cell.names_before
         experiment.scope.leave_to_others(bound, appeared)
 

@@ -191,13 +191,13 @@ def _engines_table(engines: Sequence[EngineRecord], figures: Mapping[int, Values
     return Table.of(rows, {"engine", "process", *heads}, "each engine", folded=True)
 
 
-def looks_report(command: str, looks: Mapping[int, tuple[str, str, Values]], failed: Mapping[int, str]) -> Report:
+def outputs_report(command: str, outputs: Mapping[int, tuple[str, str, Values]], failed: Mapping[int, str]) -> Report:
     """Return a command's output on each engine (host, text and figures), and the errors of the failed ones."""
-    headline = f"{clean(command)} on {count(len(looks), 'engine')}"
-    figures = _figures_table({number: values for number, (_, _, values) in looks.items()})
+    headline = f"{clean(command)} on {count(len(outputs), 'engine')}"
+    figures = _figures_table({number: values for number, (_, _, values) in outputs.items()})
     listings = [
         Listing(f"engine {number} ({clean_name(host)})", tuple(map(clean, text.splitlines())), code=True, folded=True)
-        for number, (host, text, _) in looks.items()
+        for number, (host, text, _) in outputs.items()
     ]
     tables = [figures] if figures.rows else []
     return Report("engines", headline, alike(failed.items()), tables, (), listings, is_trouble=bool(failed))

@@ -22,8 +22,8 @@ from ipygpumem.extras.cluster.engines_report import (
     engine_numbers,
     engines_report,
     kind_of,
-    looks_report,
     merged_record,
+    outputs_report,
 )
 from ipygpumem.heap import interrupts
 from ipygpumem.heap.bulk import Progress, no_progress
@@ -163,18 +163,18 @@ def _look(app: App, magic: str, line: str, options: Options) -> list[Report]:
     asked = engines.ask("look", magic, line)
     with app.context.display.working(f"%{magic} {line}") as progress:
         engines.wait(asked, progress)
-    found, failed = engines.answers(asked)
-    looks = {}
-    for number, answer in found.items():
+    found, failed = engines.replies(asked)
+    outputs = {}
+    for number, reply in found.items():
         values: dict[tuple[str, str], int] = defaultdict(int)
-        for device, size in answer["after"].items():
+        for device, size in reply["after"].items():
             values["in use", kind_of(device)] += size
             if line == "free":
-                values["freed", kind_of(device)] += answer["before"].get(device, 0) - size
-            if device in answer["free"]:
-                values["free", kind_of(device)] += answer["free"][device]
-        looks[number] = (answer["host"], answer["text"], values)
-    return [looks_report(f"%{magic} {line}", looks, failed)]
+                values["freed", kind_of(device)] += reply["before"].get(device, 0) - size
+            if device in reply["free"]:
+                values["free", kind_of(device)] += reply["free"][device]
+        outputs[number] = (reply["host"], reply["text"], values)
+    return [outputs_report(f"%{magic} {line}", outputs, failed)]
 
 
 # -- experiments and engines ----------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class ClusterExperiment:
         with interrupts.deferred() as struck:
             self.all.wait(asked, seconds=_START_SECONDS)
         late = _unanswered(asked)
-        self._places, self._failed = self.all.answers(asked)
+        self._places, self._failed = self.all.replies(asked)
         self.engines = Engines(self.all.client, self._places)
         if not self._places and not struck:
             raise ClusterError("; ".join(alike(self._failed.items())))
@@ -222,8 +222,8 @@ class ClusterExperiment:
                 self.engines.wait(begun, seconds=_GRACE_SECONDS, heard=len(struck))
         for number, result in results.items():
             if not result.ready():
-                goes_on = "goes on" if self.engines.has_begun(result) else "has not begun, and is taken back"
-                self._failed[number] = f"has not answered: its cell {goes_on}"
+                state = "continues" if self.engines.has_begun(result) else "had not begun and was cancelled"
+                self._failed[number] = f"did not reply: its cell {state}"
             elif getattr(error := result.exception(timeout=0), "ename", "") in ("EngineError", "TaskAborted"):
                 self._failed[number] = _why(error)
         there = Engines(self.all.client, [number for number in results if number not in self._failed])
@@ -237,13 +237,13 @@ class ClusterExperiment:
     def _merged(self, asked: Asked, progress: Progress) -> ExperimentRecord:
         with interrupts.deferred() as struck:
             self.engines.wait(asked, progress, heard=len(struck))
-        found, failed = self.engines.answers(asked)
+        found, failed = self.engines.replies(asked)
         self._failed = failed | self._failed
         made = [self._engine(number, found.get(number)) for number in self.all.numbers]
         return merged_record(self.name, self._started_at, self.elapsed_seconds, made)
 
-    def _engine(self, number: int, answer: dict[str, Any] | None) -> EngineRecord:
-        where = {**self._places.get(number, {}), **(answer or {"error": self._failed.get(number, "")})}
+    def _engine(self, number: int, reply: dict[str, Any] | None) -> EngineRecord:
+        where = {**self._places.get(number, {}), **(reply or {"error": self._failed.get(number, "")})}
         try:
             return EngineRecord.from_dict({"engine": number, **where})
         except (ValueError, TypeError, KeyError) as error:  # another version's
@@ -284,19 +284,19 @@ class Engines:
                 progress(1 - len(waiting) / len(asked))
                 asked[waiting[0]].wait(_POLL_SECONDS)
 
-    def answers(self, asked: Asked) -> tuple[dict[int, Any], dict[int, str]]:
+    def replies(self, asked: Asked) -> tuple[dict[int, Any], dict[int, str]]:
         """Return the engines' results, and the reasons for missing ones; the client drops the results."""
-        found, failed = dict[int, Any](), dict.fromkeys(self.numbers, "is not there any more")
+        found, failed = dict[int, Any](), dict.fromkeys(self.numbers, "has stopped")
         for number, result in asked.items():
             if not result.ready():
-                failed[number] = "has not answered"
+                failed[number] = "did not reply"
             elif (error := result.exception(timeout=0)) is not None:
                 failed[number] = _why(error)
-            elif "value" in (answer := result.get(timeout=0)):
-                found[number] = answer["value"]
+            elif "value" in (reply := result.get(timeout=0)):
+                found[number] = reply["value"]
                 del failed[number]
             else:
-                failed[number] = answer["error"]
+                failed[number] = reply["error"]
         self.forget(asked)
         return found, failed
 

@@ -226,7 +226,7 @@ class Tracer:
     def _lap(self) -> dict[str, int]:
         """Return each device's bytes, and count the peak since the last lap for the running line.
 
-        Free heap pages are released first, mostly in microseconds; else lines that reuse them would cost nothing.
+        Free heap pages are freed first, mostly in microseconds; else lines that reuse them would cost nothing.
         """
         assert self._span is not None
         began = time.perf_counter()

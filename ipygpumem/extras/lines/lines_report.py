@@ -78,7 +78,7 @@ def statements_report(costs: Sequence[Cost], nothing: Cost) -> Report:
     headline = f"{count(len(costs), 'statement')} · {runs}{' of each' if len(costs) > 1 else ''} after one to warm up"
     memory = [f"{device_label(name)} {format_bytes(round(nothing.peak_bytes(name).most))}" for name in nothing.devices]
     time = format_short_seconds(nothing.seconds.median)
-    return Report("gpumemit", headline, [f"noise: an empty statement came to {', '.join(memory)} and {time}"], [table])
+    return Report("gpumemit", headline, [f"noise: an empty statement took {', '.join(memory)} and {time}"], [table])
 
 
 def _statement_row(cost: Cost, device: str) -> dict[str, str]:

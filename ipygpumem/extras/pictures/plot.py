@@ -73,7 +73,7 @@ def _given(records: Records, kind: type[T]) -> list[T]:
         records = [*records.cells, *records.experiments]
     items = list(records) if isinstance(records, Iterable) else [None]
     if not all(isinstance(item, (CellRecord, ExperimentRecord)) for item in items):
-        raise PlotError("pass records of cells and experiments: ipygpumem.history(), or what ipygpumem.load returned")
+        raise PlotError("pass records of cells and experiments: ipygpumem.history(), or the result of ipygpumem.load")
     if kind is CellRecord and items and all(isinstance(item, ExperimentRecord) for item in items):
         raise PlotError("there is nothing to draw: an experiment inside one cell has no cells of its own")
     return [item for item in items if isinstance(item, kind)]
