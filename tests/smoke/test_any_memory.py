@@ -7,8 +7,9 @@ import re
 
 import pytest
 
+from tests import hostile
 from tests.kernel import Kernel
-from tests.steps import tidied_kernel, works
+from tests.steps import fails, tidied_kernel, works
 
 MIB = 1 << 20
 DEFINE = """
@@ -84,3 +85,168 @@ def test_each_kind_that_outlives_its_experiment_is_named(notebook: Kernel, kind:
     assert sum(size for _, size, _ in found) >= 0.95 * mib * MIB, found
     assert sum(size for _, size, _ in found) <= 1.6 * mib * MIB, found
     assert all(path and path.startswith("notebook variable ") for _, _, path in found), found
+
+
+OLD = """
+old_texts = texts(4 << 10); old_index = {"a": {"b": {"c": {"blob": bytes(6 << 20)}}}}; old_list = texts(2 << 10)
+class Deep: pass
+deep = Deep(); deep.inner = Deep(); deep.inner.inner = Deep(); deep.inner.inner.inner = Deep()
+deep.inner.inner.inner.blob = bytes(5 << 20); deep.inner.inner.inner.cache = {"old": bytes(4 << 20)}
+deep.inner.inner.inner.items = [bytes(3 << 20)]; results = []
+"""
+AROUND = """
+index = {text: number for number, text in enumerate(old_texts)}
+results.append(index); results.append(old_texts[:]); results.append([deep]); vars(deep); vars(deep.inner.inner.inner)
+old_index["a"]["b"]["c"]["new"] = [1]; deep.inner.inner.inner.cache["new"] = []; old_list.sort(reverse=True)
+best = deep.inner.inner; results.append(best); copy = dict(old_index); results.append(copy)
+results.append(bytes(8 << 20))
+"""
+
+
+def test_memory_from_before_is_never_blamed(notebook: Kernel) -> None:
+    works(notebook, OLD)
+    works(notebook, f"%%experiment a\n{AROUND}")
+    found = survivors(notebook)
+    assert [(kind, size >> 20, path) for kind, size, path in found] == [
+        ("bytes", 8, "notebook variable results[5]"),
+    ], found
+
+
+ELSEWHERE = {
+    "deep.inner.inner.inner.items": "deep.inner.inner.inner.items.append([texts(9000)])",
+    "closure of function add": "add([texts(9000)])",
+    "default argument of function memo": "memo([texts(9000)])",
+    "lru_cache of function load": "load(9000)",
+    "Registry": "Registry.items.append(Corpus(6000))",
+}
+
+
+@pytest.mark.parametrize("place", ELSEWHERE)
+def test_new_objects_are_named_wherever_they_are_kept(notebook: Kernel, place: str) -> None:
+    works(
+        notebook,
+        OLD,
+        "class Registry: items = []\n"
+        "def make():\n    seen = []\n    return lambda: seen, lambda x: seen.append(x)\n"
+        "def make():\n    seen = []\n    def add(x): seen.append(x)\n    return add\n"
+        "add = make()\ndef memo(x, known=[]): known.append(x)\n"
+        "@functools.lru_cache(None)\ndef load(n): return texts(n)",
+    )
+    works(notebook, f"%%experiment a\n{ELSEWHERE[place]}")
+    found = survivors(notebook)
+    assert sum(size for _, size, _ in found) >= 0.95 * 9 * MIB, found
+    assert place in found[0][2]
+
+
+LEAKS = """
+@functools.lru_cache(maxsize=None)
+def load(n): return bytes(n)
+load(8 << 20)
+def make():
+    seen = texts(7000)
+    def f(x): seen.append(x)
+    return f
+f = make()
+def rows():
+    some = texts(6000)
+    for row in some: yield row
+g = rows(); next(g)
+def memo(x, known={}): known[x] = texts(5000)
+memo(1)
+class Config: table = texts(4000)
+def bad():
+    local = texts(3000)
+    raise ValueError
+try: bad()
+except ValueError as error: kept_error = error
+plain = {"a": texts(3000), "b": [bytes(5 << 20)]}
+"""
+
+
+def test_leaks_lists_memory_of_any_kind_that_no_name_leads_to(notebook: Kernel) -> None:
+    works(notebook, LEAKS)
+    (text,) = works(notebook, "%gpumem leaks").reports("leaks")
+    lines = text.splitlines()
+    assert lines[0].startswith("5 leaks")
+    for line, (size, words) in zip(
+        lines[1:],
+        [
+            ("8 MiB", "lru_cache of function load"),
+            ("7.2 MiB", "closure of function f"),
+            ("6.2 MiB", "suspended generator rows"),
+            ("5.2 MiB", "default argument of function memo"),
+            ("3.1 MiB", "saved traceback, bad"),
+        ],
+        strict=True,
+    ):
+        assert line.strip().startswith(size)
+        assert words in line
+    works(notebook, "load.cache_clear(); f = memo = kept_error = error = None; g.close(); g = None")
+    (text,) = works(notebook, "%gpumem leaks").reports("leaks")
+    assert text == "no leak of at least 1 MiB was found"
+
+
+def test_an_output_that_only_ipython_holds_is_listed_with_its_remedy(notebook: Kernel) -> None:
+    number = notebook.value("get_ipython().execution_count")
+    works(notebook, "class Quiet(list):\n    def __repr__(self): return 'quiet'\nQuiet(texts(5000))")
+    (text,) = works(notebook, "%gpumem leaks").reports("leaks")
+    assert f"Out[{number}]: Quiet that only IPython holds" in text
+    works(notebook, f"%xdel _{number}")
+    (text,) = works(notebook, "%gpumem leaks").reports("leaks")
+    assert text == "no leak of at least 1 MiB was found"
+
+
+def test_an_error_says_how_much_memory_of_any_kind_its_frames_hold(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "shared = texts(9000)\n"
+        "def f(error):\n    own, blob = texts(8000), {'k': bytes(40 << 20)}\n    g(own, shared, error)",
+    )
+    works(notebook, "def g(a, b, error):\n    raise error")
+    found = fails(notebook, "f(ValueError())", "ValueError").reports("cell")[0]
+    assert "the traceback's frames still hold 48.2 MiB: %gpumem free frees it" in found
+    (text,) = fails(notebook, "f(MemoryError())", "MemoryError").reports("recovery")
+    assert re.search(r"40 MiB +f +4 +blob +dict +\[\"k\"\] 40 MiB", text), text
+    assert re.search(r"8.2 MiB +f +4 +own +list +str 8.2 MiB", text), text
+    assert "shared" not in text
+
+
+def test_a_list_with_two_names_counts_once_and_kept_names_do_not(notebook: Kernel) -> None:
+    works(notebook, "a = b = []")
+    works(
+        notebook,
+        "%%experiment x --keep c\nc = texts(7000); a.append(c); b.append(texts(6000)); a.append(bytes(3 << 20))",
+    )
+    assert [(kind, size >> 20) for kind, size, _ in survivors(notebook)] == [("list", 6), ("bytes", 3)]
+
+
+def test_an_object_keeps_the_name_that_the_experiment_gave_it(notebook: Kernel) -> None:
+    pytest.importorskip("pandas")
+    works(notebook, "import pandas; store = Store()")
+    works(
+        notebook, "%%experiment x\nframe = pandas.DataFrame({'t': texts(9000), 'n': [1.5] * 9000})\nstore.frame = frame"
+    )
+    text = works(notebook, "%gpumem leaks").reports("leaks")[0]
+    assert re.search(
+        r"frame: DataFrame with t [89].. MiB, .* on cpu · cell \d+ · held by notebook variable store.frame", text
+    )
+    works(notebook, "del store.frame")
+    assert works(notebook, "%gpumem leaks").reports("leaks") == ["no leak of at least 1 MiB was found"]
+
+
+def test_no_code_of_an_object_runs_that_outlives_an_experiment(notebook: Kernel) -> None:
+    works(
+        notebook, hostile.SOURCE, "store, cache = Store(), []\n@functools.lru_cache(None)\ndef load(n): return things()"
+    )
+    works(
+        notebook,
+        "def things():\n"
+        "    kinds = Hostile, Container, Sequence, Slotted, Lazy\n"
+        "    return [made(kind, {1: texts(500)} if kind is Container else texts(500)) for kind in kinds]",
+    )
+    works(notebook, "touched.clear()")
+    works(notebook, "%%experiment x\nloaded = load(1); store.things = things(); cache.extend(things())")
+    works(notebook, "%gpumem leaks")
+    fails(notebook, "def f():\n    mine = things(); raise MemoryError\nf()", "MemoryError")
+    assert notebook.value("touched") == []
+    assert len(survivors(notebook)) > 0
