@@ -157,6 +157,10 @@ def host_table(kernel: Kernel) -> tuple[str, dict[str, int]]:
     return title[1], {name: parse_bytes(size) for size, name in rows}
 
 
+OWN_PARTS = ("this process", "arrays:", "Python objects", "data of ", "stacks", "free heap pages", "not named")
+"""How the parts of a process's own pages begin."""
+
+
 def plain(text: str) -> str:
     """Return ``text`` without the colours of a terminal."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)

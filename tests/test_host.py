@@ -335,7 +335,7 @@ def test_the_limit_is_the_total_and_the_parts_sum_to_it(group: Path, tmp_path: P
     assert title == "RAM: 1.00 GiB, the container's limit (cgroup)"
     assert abs(sum(before.values()) - LIMIT) < MIB
     assert abs(sum(held.values()) - LIMIT) < MIB
-    assert abs(held["this process"] - before["this process"] - 256 * MIB) < 8 * MIB
+    assert abs(held["Python objects"] - before["Python objects"] - 256 * MIB) < 8 * MIB
     assert abs(before["free"] - held["free"] - 256 * MIB) < 16 * MIB
     assert abs(LIMIT - held["free"] - used) < 16 * MIB
 

@@ -12,7 +12,7 @@ from ipygpumem.inventory.breakdown import Part, Reconciliation, Storage, host_pa
 from ipygpumem.probes import allocator
 from ipygpumem.probes.allocator import Block, Segment, Snapshot
 from ipygpumem.probes.cgroup import Group
-from ipygpumem.probes.host import HostFigures
+from ipygpumem.probes.host import HostFigures, OwnPages
 from ipygpumem.probes.nvml import DeviceWide
 from ipygpumem.records import Reading
 from ipygpumem.units import MIB
@@ -264,7 +264,23 @@ def test_arrays_count_as_far_as_they_are_in_ram() -> None:
     found = sizes(host_parts(MACHINE, held, resident))
     assert asked == [(1000, 800), (1800, 200), (5000, 5000)]
     assert (found["arrays: parameter"], found["arrays: other"]) == (800, 200)
-    assert found["this process, except arrays"] == 500
+    assert found["not named"] == 500
+
+
+def test_own_pages_are_objects_data_of_libraries_stacks_free_pages_and_a_rest_with_its_causes() -> None:
+    figures = HostFigures(**{**vars(MACHINE), "own": OwnPages(data_bytes=100, stack_bytes=50, free_heap_bytes=60)})
+    held = [Storage("cpu", 1000, 800, "other"), Storage("cpu", 5000, 40, "of pyarrow")]
+    objects = {"Python objects": 150, "data of polars": 30}
+    found = host_parts(figures, held, all_there, objects, "caches")
+    expected = {"arrays: other": 800, "data of pyarrow": 40, **objects}
+    expected |= {"data of libraries": 100, "stacks": 50, "free heap pages": 60, "not named": 270}
+    assert expected.items() <= sizes(found).items()
+    assert found.notes == ("270 B of this process are not named: probably caches",)
+    most = host_parts(figures, held, all_there, {**objects, "Python objects": 300}, "caches")
+    assert most.notes == (), "less than a tenth"
+    too_many = sizes(host_parts(figures, held, all_there, {"Python objects": 5000}))
+    assert too_many["Python objects"] == 660
+    assert not {"stacks", "not named"} & too_many.keys()
 
 
 def test_where_the_system_does_not_tell_what_is_in_ram_arrays_are_not_told_apart() -> None:

@@ -23,6 +23,7 @@ from ipygpumem.report.status import started_in, status_report
 from ipygpumem.units import GIB, MIB
 from tests.fakes import FakeAllocator, fake_module, fake_torch
 from tests.hostile import body, untouched
+from tests.steps import OWN_PARTS
 from tests.test_nvml import FakeNvml
 from tests.test_nvml import driver as driver  # a fixture
 from tests.test_reconcile import check, sizes
@@ -280,7 +281,7 @@ def test_this_machines_ram_is_summed_exactly_with_arrays_by_kind_as_it_is_after_
     if "arrays: other" in known:  # where the kernel tells which pages are there
         assert known["arrays: other"] == 64 * MIB
         assert (known.get("arrays: buffer") or 0) < 4 * MIB
-    own = [known.get(name) or 0 for name in known if name.startswith(("arrays", "this process", "shared", "libraries"))]
+    own = [known.get(name) or 0 for name in known if name.startswith((*OWN_PARTS, "shared", "libraries"))]
     assert abs(sum(own) - result.readings["cpu"].current_bytes) < 32 * MIB
 
 

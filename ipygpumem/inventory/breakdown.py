@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 from ipygpumem.probes import own_limits
 from ipygpumem.probes.allocator import Block, Snapshot
-from ipygpumem.probes.host import HostFigures
+from ipygpumem.probes.host import HostFigures, OwnPages
 from ipygpumem.probes.nvml import DeviceWide, process_name
 from ipygpumem.probes.pools import POOLS
 from ipygpumem.records import Reading, Record
-from ipygpumem.units import format_bytes
+from ipygpumem.units import MIB, format_bytes
 
 
 @dataclass(frozen=True)
@@ -254,16 +254,37 @@ Resident = Callable[[list[tuple[int, int]]], list[int]]
 """Returns the bytes in RAM of each address range; raises OSError if the system does not report them."""
 
 _OTHERS = "other processes and the system"
-_OBJECTS = "Python objects, libraries' own data: delete names, then %gpumem free"
+MANY_BYTES, MANY_SHARE = 64 * MIB, 0.1
+"""Bytes, and share of the RSS or of what an experiment keeps, from which a note says how many cannot be named."""
+PYTHON, OF = "Python objects", "of "
+"""Name of a part, and prefix of the kind of a library's memory that is neither a tensor nor a NumPy array."""
+_OBJECTS = {PYTHON: "text, numbers, containers, functions, classes, code of modules"}
+_OF_LIBRARY = "its frames, models, images: delete their names"
+_OWN = {
+    "data of libraries": "written pages of mapped files: freed when the kernel restarts",
+    "stacks": "of all threads",
+    "free heap pages": "kept by malloc for later: %gpumem free returns them to the system",
+}
+"""Parts by the fields of ``OwnPages``, with advice."""
+_REST = "libraries' own data and caches: delete names, then %gpumem free"
+_NOT_NAMED = "not named"
 
 
-def host_parts(figures: HostFigures, storages: Iterable[Storage] | None, resident: Resident) -> Reconciliation:
+def host_parts(
+    figures: HostFigures,
+    storages: Iterable[Storage] | None,
+    resident: Resident,
+    objects: Mapping[str, int] | None = None,
+    causes: str = "libraries' own data",
+) -> Reconciliation:
     """Return the breakdown of the host's memory.
 
     Args:
         figures: the system's figures.
         storages: the tensors and arrays that Python holds, on any device; None if unknown.
         resident: returns the bytes in RAM of each address range.
+        objects: bytes of objects without arrays' data, by part.
+        causes: what probably is in pages that cannot be named.
     """
     notes: list[str] = []
     group = figures.group
@@ -293,7 +314,7 @@ def host_parts(figures: HostFigures, storages: Iterable[Storage] | None, residen
         notes.append(f"{format_bytes(missing)} of this process's RSS are not charged to it here: shared files, mostly")
     workers = "such as data loaders; shared pages count by share where that is known (PSS): end them"
     parts = [
-        *_private(private, storages, resident, notes),
+        *_private(private, storages, resident, notes, figures.own, objects or {}),
         Part("shared memory", shared, "data loaders' batches, pinned memory, /dev/shm: close their creator"),
         Part("libraries and mapped files", files, "code and mapped data: dropped by the kernel when it needs room"),
         Part("child processes", children, workers),
@@ -302,30 +323,46 @@ def host_parts(figures: HostFigures, storages: Iterable[Storage] | None, residen
         Part("out of reach", withheld, out_of_reach),
         Part("free", free - withheld, "free now"),
     ]
+    rest = sum(part.size_bytes or 0 for part in parts if part.name == _NOT_NAMED)
+    if rest > min(MANY_BYTES, MANY_SHARE * figures.rss_bytes):
+        notes.append(f"{format_bytes(rest)} of this process are not named: probably {causes}")
     if figures.children_bytes is None:
         notes.append(f"child processes are not known separately here: they are among the {_OTHERS}")
     return Reconciliation("cpu", total, basis, tuple(parts), tuple(notes))
 
 
-def _private(size: int, storages: Iterable[Storage] | None, resident: Resident, notes: list[str]) -> list[Part]:
-    """Return the parts of this process's own pages: arrays in RAM by kind, and the rest."""
-    whole = [Part("this process", size, _OBJECTS)]
+def _private(
+    size: int,
+    storages: Iterable[Storage] | None,
+    resident: Resident,
+    notes: list[str],
+    own: OwnPages | None,
+    objects: Mapping[str, int],
+) -> list[Part]:
+    """Return the parts of this process's own pages: arrays in RAM by kind, objects, what malloc keeps, the rest."""
+    whole = [Part("this process", size, _REST)]
     ranges = _disjoint(item for item in storages or () if item.device == "cpu")
-    if not ranges:
-        return whole
+    kinds: Counter[str] = Counter()
     try:
-        sizes = resident([(item.address, item.size_bytes) for item in ranges])
+        found = resident([(item.address, item.size_bytes) for item in ranges]) if ranges else []
     except OSError as error:
         notes.append(f"the arrays' bytes in RAM are unknown here ({error.strerror})")
         return whole
-    kinds: Counter[str] = Counter()
-    for item, found in zip(ranges, sizes, strict=True):
-        kinds[item.kind] += found
-    rest = size - sum(kinds.values())
-    if rest < 0:
+    for item, size_bytes in zip(ranges, found, strict=True):
+        kinds[item.kind] += size_bytes
+    left = size - sum(kinds.values())
+    if left < 0:
         notes.append("the arrays that Python holds are larger than this process's own pages: they cannot be separated")
         return whole
-    return [*kind_parts("arrays", kinds), Part("this process, except arrays", rest, _OBJECTS)]
+    of_libraries = {kind: kinds.pop(kind) for kind in list(kinds) if kind.startswith(OF)}
+    parts = kind_parts("arrays", kinds) + [
+        Part(f"data {kind}", size, _OF_LIBRARY) for kind, size in of_libraries.items()
+    ]
+    named = dict(objects) if own is None else {**objects, **dict(zip(_OWN, own, strict=True))}
+    for name, size_bytes in named.items():
+        parts.append(Part(name, min(left, size_bytes), _OWN.get(name) or _OBJECTS.get(name, _OF_LIBRARY)))
+        left -= min(left, size_bytes)
+    return [*parts, Part(_NOT_NAMED, left, _REST)] if len(parts) else whole
 
 
 def _disjoint(storages: Iterable[Storage]) -> list[Storage]:

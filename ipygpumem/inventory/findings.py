@@ -10,14 +10,27 @@ import dataclasses
 import functools
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ipygpumem.errors import describe_error
 from ipygpumem.heap.arrays import library_type
+from ipygpumem.heap.total import Total, total
 from ipygpumem.introspect import is_instance
-from ipygpumem.inventory.breakdown import Part, Reconciliation, Storage, card_parts, device_parts, host_parts, pools_on
+from ipygpumem.inventory.breakdown import (
+    OF,
+    PYTHON,
+    Part,
+    Reconciliation,
+    Storage,
+    card_parts,
+    device_parts,
+    host_parts,
+    pools_on,
+)
+from ipygpumem.inventory.leftover import likely_causes
 from ipygpumem.inventory.survey import roles_of_objects
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import TORCH_DEVICES, loaded_torch, uncounted
@@ -26,6 +39,7 @@ from ipygpumem.probes.host import anonymous_bytes, host_figures
 from ipygpumem.probes.nvml import DeviceWide, Nvml, sees_system_processes
 from ipygpumem.probes.outside import Child, children
 from ipygpumem.records import Reading
+from ipygpumem.units import MIB
 
 T = TypeVar("T")
 _MANY_GAPS = 0.1
@@ -71,8 +85,10 @@ def reconcile(
     """
     findings = Findings()
     held: list[Storage] | None = None
+    everything: Total | None = None
     if look is not None:
         held = findings.attempt("tensors and arrays", lambda: list(look()), None)
+        everything = findings.attempt("all objects", total, everything)
     findings.readings = read()
     none_known: list[Child] | None = None
     found = findings.attempt("child processes", children, none_known)
@@ -85,7 +101,7 @@ def reconcile(
     nvml = Nvml()
     for device, reading in findings.readings.items():
         if device == "cpu":
-            ask = functools.partial(_host, below, findings.readings.get("shm"), held)
+            ask = functools.partial(_host, below, findings.readings.get("shm"), held, everything)
         elif device.partition(":")[0] in TORCH_DEVICES:
             ask = functools.partial(_device, nvml, reading, blocks.get(device), held, findings)
         else:
@@ -102,9 +118,20 @@ def now(meter: Meter) -> Findings:
     return reconcile(functools.partial(meter.now, detail=True), lambda: storages_of(roles_of_objects()))
 
 
-def _host(below: int | None, shm: Reading | None, held: list[Storage] | None) -> list[Reconciliation]:
-    segments = shm.current_bytes if shm is not None else 0
-    return [host_parts(host_figures(below, segments), held, anonymous_bytes)]
+def _host(
+    below: int | None, shm: Reading | None, held: list[Storage] | None, everything: Total | None
+) -> list[Reconciliation]:
+    figures = host_figures(below, shm.current_bytes if shm is not None else 0)
+    objects, buffers = Counter[str](), list(held or ())
+    if everything is not None:
+        objects[PYTHON] = everything.objects_bytes
+        for library, piece in everything.pieces:
+            if piece.device == "cpu" and piece.address:
+                buffers.append(Storage("cpu", piece.address, piece.size_bytes, f"{OF}{library}"))
+            elif piece.device == "cpu":
+                objects[f"data of {library}"] += piece.size_bytes
+    objects = Counter({name: size for name, size in objects.items() if size >= MIB})
+    return [host_parts(figures, buffers, anonymous_bytes, objects, likely_causes())]
 
 
 def _cards(nvml: Nvml, findings: Findings) -> list[Reconciliation]:

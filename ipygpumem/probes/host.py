@@ -7,6 +7,7 @@ Writing ``5`` to ``/proc/self/clear_refs`` resets the peak RSS that ``/proc/self
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -16,7 +17,7 @@ import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ipygpumem.probes import Probe, cgroup, own_limits
 from ipygpumem.records import Method, Reading
@@ -48,6 +49,8 @@ class HostFigures:
     """The control group with the tightest limit on this process, if any."""
     limit: own_limits.Limit | None = None
     """The tightest of the process's own limits, if any."""
+    own: OwnPages | None = None
+    """Parts of its private pages, if the system lists them."""
 
     @property
     def rss_bytes(self) -> int:
@@ -199,7 +202,11 @@ def host_figures(children_bytes: int | None, segments_bytes: int = 0) -> HostFig
     shared = max(shared, segments_bytes)  # whose pages this process need not have touched
     available = int(memory.available)
     free, limit = int(getattr(memory, "free", available)), own_limits.nearest()
-    return HostFigures(int(memory.total), free, available, private, shared, file, children_bytes, group, limit)
+    pages = own_pages()
+    return HostFigures(int(memory.total), free, available, private, shared, file, children_bytes, group, limit, pages)
+
+
+# -- what this process's own pages hold ---------------------------------------------------------------------------
 
 
 _BLOCK_BYTES = 48
@@ -210,7 +217,8 @@ class _HeapFigures(ctypes.Structure):
     """glibc's ``struct mallinfo2``; see mallinfo(3)."""
 
     _fields_: ClassVar = [
-        ("arena_to_uordblks", ctypes.c_size_t * 8),
+        ("arena_to_fsmblks", ctypes.c_size_t * 7),
+        ("uordblks", ctypes.c_size_t),
         ("fordblks", ctypes.c_size_t),
         ("keepcost", ctypes.c_size_t),
     ]
@@ -236,8 +244,77 @@ def allocated_bytes() -> int:
     New objects may fill pages that earlier ones have left, which RSS does not show.
     """
     ask, arrow = _mallinfo(), getattr(sys.modules.get("pyarrow"), "total_allocated_bytes", None)
-    figures = ask().arena_to_uordblks if ask is not None else (0,) * 8
-    return int(figures[4] + figures[7]) + sys.getallocatedblocks() * _BLOCK_BYTES + (arrow() if arrow else 0)
+    figures = ask() if ask is not None else None
+    in_malloc = 0 if figures is None else int(figures.arena_to_fsmblks[4] + figures.uordblks)
+    return in_malloc + sys.getallocatedblocks() * _BLOCK_BYTES + (arrow() if arrow else 0)
+
+
+_FILE = re.compile(rb"\nRssFile:\s*(\d+) kB")
+_MAPPING = re.compile(
+    rb"^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ (\d+) *([^\n]*)\n.*?^Rss: +(\d+) kB\n.*?^Anonymous: +(\d+) kB\n",
+    re.MULTILINE | re.DOTALL,
+)
+"""Addresses, permissions, inode, name, RSS and private pages of a mapping in smaps; see proc_pid_smaps(5)."""
+_ARENA_BYTES = 64 * MIB
+"""Alignment of the arenas that malloc makes for threads (``HEAP_MAX_SIZE`` on 64 bits)."""
+
+
+class RamFigures(NamedTuple):
+    """Figures of a span's start, with which its end is compared. Reading them takes microseconds."""
+
+    file_bytes: int
+    """Pages of mapped files in RAM, code mostly; 0 if the system does not report them."""
+    free_bytes: int
+    """Free bytes in the heap of glibc's malloc, with or without pages in RAM."""
+    modules: int
+    """Number of imported modules."""
+
+    @classmethod
+    def now(cls) -> RamFigures:
+        """Return the figures of this moment."""
+        found = None
+        with contextlib.suppress(OSError):
+            file = os.open("/proc/self/status", os.O_RDONLY)
+            try:
+                found = _FILE.search(os.read(file, 4096))
+            finally:
+                os.close(file)
+        return cls(0 if found is None else int(found[1]) * KIB, free_heap_bytes() or 0, len(sys.modules))
+
+
+class OwnPages(NamedTuple):
+    """Parts of the private pages of this process in RAM."""
+
+    data_bytes: int
+    """Written pages of mapped files: the data of libraries and extension modules."""
+    stack_bytes: int
+    """Stacks of all threads, as far as their guard pages show them."""
+    free_heap_bytes: int
+    """Free pages in the heap of glibc's malloc."""
+
+
+def own_pages() -> OwnPages:
+    """Return parts of this process's private pages, as the kernel lists its mappings; all 0 if it does not."""
+    data = stacks = heap = 0
+    guard = b""
+    try:
+        mappings = _MAPPING.findall(Path("/proc/self/smaps").read_bytes())
+    except OSError:
+        return OwnPages(0, 0, 0)
+    for start, end, allowed, inode, name, resident, private in mappings:
+        if inode != b"0":
+            data += int(private) * KIB
+        elif name == b"[stack]" or (not name and start == guard and allowed == b"rw-p"):
+            stacks += int(resident) * KIB
+        elif name == b"[heap]" or (not name and allowed == b"rw-p" and int(start, 16) % _ARENA_BYTES == 0):
+            heap += int(resident) * KIB
+        is_guard = allowed == b"---p" and int(end, 16) - int(start, 16) == PAGE_BYTES
+        guard = end if is_guard else b""
+    ask = _mallinfo()
+    if ask is None:
+        return OwnPages(data, stacks, 0)
+    figures = ask()
+    return OwnPages(data, stacks, max(0, min(figures.fordblks, heap - figures.uordblks)))
 
 
 _ENTRY = 8

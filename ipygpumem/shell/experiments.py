@@ -27,8 +27,8 @@ from ipygpumem.heap import interrupts
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import is_atom, is_instance, named_objects, text_of, type_name
-from ipygpumem.probes.host import allocated_bytes
-from ipygpumem.probes.outside import children
+from ipygpumem.probes import outside
+from ipygpumem.probes.host import RamFigures, allocated_bytes
 from ipygpumem.reclaim import reclaim
 from ipygpumem.reclaim.reclaim import steps_that_free
 from ipygpumem.records import CellRecord, ExperimentRecord, FreeingStep, RetainedArray, Usage
@@ -563,6 +563,7 @@ class Experiment:
         if self._budget is not None:
             self._budget.start()
         self._allocated_at_start = allocated_bytes()
+        self._ram_at_start = RamFigures.now()
         self._measurement = context.meter.start()
 
     @property
@@ -802,8 +803,8 @@ class Experiment:
         least = self._context.config.min_held_bytes
         if "polars" in sys.modules and kept.get("cpu", 0) >= least:
             notes.append("polars' allocator returns the pages of deleted frames within seconds")
-        if kept.get("children", 0) >= least:
-            notes.append(self._of_children(kept["children"]))
+        if max(kept.get("cpu", 0), kept.get("children", 0)) >= least:
+            notes += self._of_host(kept, least)
         if self._budget is not None:
             notes += [*self._budget.notes, *self._budget.refusals]
         notes += self.remarks
@@ -811,12 +812,21 @@ class Experiment:
             notes.append(self._allocations.remark)
         return notes + [f"{step.name}: {step.error}" for step in self._steps if step.error]
 
-    def _of_children(self, size_bytes: int) -> str:
-        from ipygpumem.inventory.children import endings, with_endings  # only for those that have children
+    def _of_host(self, kept: Mapping[str, int], least: int) -> list[str]:
+        """Return notes on RAM without a name, and on child processes, if at least so much was left."""
+        from ipygpumem.inventory import children, leftover  # most experiments leave less
 
-        lines = endings(with_endings(children(), self._context.namespace))
-        text = f"child processes have {format_bytes(size_bytes)} more than at its start; to end them: "
-        return text + ("; ".join(lines) or "%gpumem status lists them")
+        notes, namespace = list[str](), self._context.namespace
+        if kept.get("cpu", 0) >= least:
+            values = [namespace[name] for name in self.scope.outcome.kept if name in namespace]
+            alive = sum(item.size_bytes for item in self._survivors if item.device == "cpu")
+            named = {"still alive": alive, "kept": leftover.ram_of(values)}
+            notes += leftover.unnamed(self._ram_at_start, kept["cpu"], named)
+        if kept.get("children", 0) >= least:
+            lines = children.endings(children.with_endings(outside.children(), namespace))
+            text = f"child processes have {format_bytes(kept['children'])} more than at its start; to end them: "
+            notes.append(text + ("; ".join(lines) or "%gpumem status lists them"))
+        return notes
 
 
 def _growth(usages: Iterable[Usage]) -> int:

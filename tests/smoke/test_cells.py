@@ -7,7 +7,7 @@ import pytest
 from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.kernel import Kernel
 from tests.smoke.conftest import HAS_POSIX
-from tests.steps import exist, fails, host_table, ok, plain, sizes, works
+from tests.steps import OWN_PARTS, exist, fails, host_table, ok, plain, sizes, works
 
 
 def test_the_line_tells_what_a_cell_kept_and_its_peak(notebook: Kernel) -> None:
@@ -98,7 +98,7 @@ def parts(kernel: Kernel) -> dict[str, int]:
 
 
 def own(rows: dict[str, int]) -> int:
-    return sum(size for name, size in rows.items() if name.startswith(("this process", "arrays:")))
+    return sum(size for name, size in rows.items() if name.startswith(OWN_PARTS))
 
 
 def test_the_hosts_parts_sum_to_its_total_and_follow_what_cells_do(notebook: Kernel) -> None:

@@ -1,0 +1,121 @@
+"""Measures all live objects together: their own memory, and the memory that libraries keep behind them."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import compress
+from operator import and_, not_
+from types import MethodDescriptorType
+from typing import NamedTuple
+
+from ipygpumem.heap.bulk import by_identity, chunks, of_types, one_of_each
+from ipygpumem.heap.heap import undisturbed
+from ipygpumem.heap.libraries import Behind, Piece, behind, library_of
+from ipygpumem.introspect import class_dict
+
+
+class Total(NamedTuple):
+    """The memory of all live objects without tensors' and NumPy arrays' data."""
+
+    objects_bytes: int = 0
+    """Memory that the interpreter has allocated for them."""
+    pieces: Sequence[tuple[str, Piece]] = ()
+    """Memory that libraries have allocated for them, such as a frame's columns, each with its library and once."""
+
+
+def total() -> Total:
+    """Return the memory of all live objects.
+
+    No user code runs: instances of a class with a ``__sizeof__`` of its own count by their base's fields.
+
+    >>> total().objects_bytes > 1_000_000
+    True
+    """
+    with undisturbed():
+        return _Count().take()
+
+
+class _Count:
+    """One count in progress. It keeps types and pieces alive, because identities of dead ones may be used again."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[int, type] = {}
+        self._sized: set[int] = set()
+        """Types whose size the interpreter knows."""
+        self._readers: dict[int, Behind] = {}
+        self._read: dict[int, object] = {}
+        self._pieces: dict[object, tuple[str, Piece]] = {}
+
+    def take(self) -> Total:
+        """Return the result."""
+        waiting = list[Sequence[object]](chunks(gc.get_objects()))  # before all that grows below
+        size, shared, alone = 0, set[int](), _references()
+        while waiting:
+            items = waiting.pop()
+            for key, item in one_of_each(items).items():
+                if key not in self._kinds:
+                    self._note(key, type(item))
+            known = of_types(self._sized, items)
+            size += sum(map(sys.getsizeof, known))
+            if len(known) < len(items):
+                size += sum(map(object.__sizeof__, of_types(self._kinds.keys() - self._sized, items)))
+            if self._readers:
+                self._look_behind(of_types(self._readers, items))
+            for below in chunks(gc.get_referents(*items)):
+                # The collector has listed the tracked ones. Objects with one holder are met once.
+                references = list(map(sys.getrefcount, below))
+                untracked = list(map(not_, map(gc.is_tracked, below)))
+                several = by_identity(list(compress(below, map(and_, untracked, map(alone.__lt__, references)))))
+                fresh = several.keys() - shared
+                shared |= fresh
+                rest = compress(below, map(and_, untracked, map(alone.__ge__, references)))
+                if found := [*rest, *map(several.__getitem__, fresh)]:
+                    waiting.append(found)
+        return Total(size, tuple(self._pieces.values()))
+
+    def _note(self, key: int, kind: type) -> None:
+        """Record how instances of a type are measured."""
+        self._kinds[key] = kind
+        if _is_sized_by_python(kind):
+            self._sized.add(key)
+        library = library_of(kind)
+        reader = None if library == "torch" or library in sys.stdlib_module_names else behind(kind)
+        if reader is not None:
+            self._readers[key] = reader
+
+    def _look_behind(self, items: Iterable[object]) -> None:
+        waiting = list(items)
+        while waiting:
+            item = waiting.pop()
+            if id(type(item)) not in self._kinds:
+                self._note(id(type(item)), type(item))
+            reader = self._readers.get(id(type(item)))
+            if reader is not None and id(item) not in self._read:
+                self._read[id(item)] = item
+                with contextlib.suppress(Exception):  # a thread changes it, or an unknown version of a library
+                    found = list(reader(item))
+                    waiting += found
+                    library = library_of(type(item)) or "other libraries"
+                    for piece in found:
+                        if type(piece) is Piece:
+                            self._pieces.setdefault(piece.key, (library, piece))
+
+
+def _references() -> int:
+    """Return the reference count of an object with one holder, as it is seen in a part of a list of referents."""
+    holder = [object()]
+    referents = gc.get_referents(holder)
+    (below,) = chunks(referents)
+    return next(map(sys.getrefcount, below))
+
+
+def _is_sized_by_python(kind: type) -> bool:
+    """Return True if the ``__sizeof__`` of a class is the interpreter's own code, and not another library's."""
+    method = next(names["__sizeof__"] for names in map(class_dict, type.mro(kind)) if "__sizeof__" in names)
+    if type(method) is not MethodDescriptorType:
+        return False
+    module = type.__dict__["__module__"].__get__(method.__objclass__)
+    return type(module) is str and module.partition(".")[0] in sys.stdlib_module_names

@@ -1,0 +1,54 @@
+"""Says what the RAM consists of that an experiment leaves in use, and how many bytes of it cannot be named."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ipygpumem.heap.heap import undisturbed
+from ipygpumem.heap.sizes import Sizes
+from ipygpumem.inventory.breakdown import MANY_BYTES, MANY_SHARE
+from ipygpumem.probes.host import RamFigures, own_pages
+from ipygpumem.probes.pools import is_loaded
+from ipygpumem.units import MIB, format_bytes
+
+_MANY_MODULES = 50
+"""Fewer imported modules are no cause of what an experiment leaves: our own work imports some, too."""
+
+
+def unnamed(start: RamFigures, kept_bytes: int, named: Mapping[str, int]) -> list[str]:
+    """Return a note on what ``kept_bytes`` of RAM consist of, if many of them cannot be named.
+
+    Args:
+        start: the figures of the start.
+        kept_bytes: increase of RSS since then.
+        named: bytes of known objects, by what these are.
+    """
+    now = RamFigures.now()
+    free = max(0, now.free_bytes - start.free_bytes)
+    if free:  # with or without pages in RAM
+        free = min(free, own_pages().free_heap_bytes)
+    sizes = {**named, "code of libraries": now.file_bytes - start.file_bytes, "free heap pages": free}
+    left = kept_bytes - sum(max(0, size) for size in sizes.values())
+    if left <= min(MANY_BYTES, MANY_SHARE * kept_bytes):
+        return []
+    texts = [f"{format_bytes(size)} {name}" for name, size in sizes.items() if size >= MIB]
+    texts.append(f"{format_bytes(left)} not named, probably {likely_causes(now.modules - start.modules)}")
+    return [f"{format_bytes(kept_bytes)} of RAM are still in use: {', '.join(texts)}"]
+
+
+def ram_of(values: list[object]) -> int:
+    """Return the RAM of ``values`` and of all that only they lead to."""
+    with undisturbed():
+        return Sizes().measure(values).device_bytes.get("cpu", 0) if values else 0
+
+
+def likely_causes(modules: int = 0) -> str:
+    """Return the likely causes of memory without a name; ``modules`` is the number of modules imported since."""
+    causes = [f"{modules:,} imported modules"] * (modules >= _MANY_MODULES)
+    if "pyarrow" in sys.modules and is_loaded("pyarrow"):
+        pool: Any = sys.modules["pyarrow"].default_memory_pool()
+        free = (pool.max_memory() or 0) - pool.bytes_allocated()
+        causes += [f"free pages of pyarrow's pool (up to {format_bytes(free)})"] * (free >= MIB)
+    return ", ".join([*causes, "data that libraries allocate themselves, their caches, gaps between objects"])

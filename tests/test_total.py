@@ -1,0 +1,91 @@
+"""The memory of everything together: all objects, what lies behind them, and what an experiment leaves unnamed."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+import threading
+
+import pytest
+
+from ipygpumem.heap.total import total
+from ipygpumem.probes.host import own_pages
+from ipygpumem.reclaim.reclaim import trim_host_heap
+from ipygpumem.units import MIB
+from tests.alone import alone
+from tests.hostile import body, untouched
+from tests.kernel import Kernel
+from tests.steps import works
+
+
+@alone
+def test_each_object_counts_once_tracked_or_not() -> None:
+    words = [str(number) * 9 for number in range(100_000)]
+    before = total().objects_bytes
+    more = [str(number) * 9 for number in range(100_000)]
+    both = {"words": words, "pairs": tuple(((word, 1.5 * place), word) for place, word in enumerate(words))}
+    for _ in range(3):
+        gc.collect()  # untracks the inner tuples, then the outer ones
+    assert not gc.is_tracked(both["pairs"])
+    pairs = sys.getsizeof(both["pairs"]) + len(words) * 2 * object.__sizeof__((1, 2)) + len(words) * sys.getsizeof(1.5)
+    pairs += len(words) * 2 * (sys.getsizeof((1, 2)) - object.__sizeof__((1, 2)))  # the collector's headers
+    expected = sum(map(sys.getsizeof, more)) + sys.getsizeof(more) + pairs
+    assert total().objects_bytes - before == pytest.approx(expected, rel=0.01)
+
+
+def test_no_code_of_an_object_runs() -> None:
+    objects = [type("Odd", (base,), body)() for base in (object, list, dict)]
+    with untouched():
+        assert total().objects_bytes > 0
+    del objects
+
+
+def test_buffers_of_libraries_count_once() -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table({"a": pyarrow.array(range(1 << 20))})
+    column, part = table["a"], table.slice(5)
+    large = [(library, piece.size_bytes) for library, piece in total().pieces if piece.size_bytes >= 8 * MIB]
+    assert large == [("pyarrow", 8 * MIB)]
+    del column, part
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+@alone
+def test_free_pages_of_the_heap_are_told_from_used_ones() -> None:
+    blocks = [bytes(3000) for _ in range(40_000)]
+    before = own_pages()
+    kept = blocks[::100]
+    del blocks
+    found = own_pages()
+    assert found.free_heap_bytes - before.free_heap_bytes == pytest.approx(40_000 * 3000, rel=0.1)
+    trim_host_heap()
+    assert own_pages().free_heap_bytes < 8 * MIB
+    assert found.data_bytes > 0
+    done = threading.Event()
+    threads = [threading.Thread(target=done.wait) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    assert own_pages().stack_bytes >= found.stack_bytes + 20 * 4096
+    done.set()
+    del kept
+
+
+HIDDEN = """%%experiment hidden
+import ctypes
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+ctypes.memset(libc.malloc(128 << 20), 1, 128 << 20)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+def test_an_experiment_says_how_much_it_leaves_that_has_no_name(kernel: Kernel) -> None:
+    (text,) = works(kernel, HIDDEN).reports("experiment")
+    assert re.search(r"12\d(\.\d)? MiB of RAM are still in use: .*\b12\d(\.\d)? MiB not named, probably ", text)
+    (text,) = works(kernel, "%gpumem status").reports("status")
+    assert re.search(r"1\d\d(\.\d)? MiB of this process are not named: probably ", text), text
+    pytest.importorskip("numpy")
+    works(kernel, "import numpy")
+    (text,) = works(kernel, "%%experiment kept --keep block\nblock = numpy.ones(1 << 24)").reports("experiment")
+    assert "not named" not in text
