@@ -329,7 +329,13 @@ _LOSS_IN_PLACE = (_ATEN.mul.Tensor, _ATEN.sub.Tensor)
 _IN_PLACE = frozenset(
     {
         *(_ADD, _ATEN.scatter.src, _ATEN.scatter.value, _ATEN.scatter_add.default, _ATEN.index_add.default),
-        *(_ATEN.index_put.default, _ATEN.index_fill.int_Scalar, _ATEN.masked_fill.Scalar, _ATEN.put.default),
+        *(
+            _ATEN.index_put.default,
+            _ATEN.index_fill.int_Scalar,
+            _ATEN.index_fill.int_Tensor,
+            _ATEN.masked_fill.Scalar,
+            _ATEN.put.default,
+        ),
         *_LOSS_IN_PLACE,
     }
 )

@@ -254,6 +254,12 @@ def _put(args: Any, _: Any) -> Any:
     return [*places, *([49 * max(counts, default=0), _unless_contiguous(2)(args, _)] if accumulates else [])]
 
 
+def _deviations(args: Any, result: Any) -> Any:
+    """Return the bytes of one standard deviation for each of several means."""
+    has_one = isinstance(args[0], torch.Tensor) and not any(isinstance(value, torch.Tensor) for value in args[1:])
+    return result.nbytes if has_one and result is not args[0] else 0
+
+
 def _drawn(args: Any, _: Any) -> Any:
     with_replacement = len(args) > 2 and args[2]
     return args[0].nbytes * (3 if with_replacement else 1)
@@ -306,6 +312,7 @@ _TRANSIENTS: dict[str, Sizes] = {
     **dict.fromkeys(("median", "nanmedian"), lambda args, _: _middle(args, _) if len(args) == 1 else 0),
     "randperm": lambda args, _: 40 * args[0] + MIB,
     "multinomial": _drawn,
+    "normal": _deviations,
     "roll": lambda args, _: args[0].nbytes if len(args) > 2 and len(args[2]) > 1 else 0,
     "im2col": _input,
     "col2im": _unless_contiguous(0),

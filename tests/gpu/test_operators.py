@@ -111,6 +111,9 @@ OPERATORS = {
     "sort of long columns": "T(8192, 64).sort(0).values",
     "roll": "T(8, 256, 64, 16).roll((3, 3), (1, 2))",
     "cdist": "torch.cdist(fixed(N, N), fixed(N, N))",
+    "normal of means": "torch.normal(fixed(N, N), 1.0)",
+    "normal in place": "fixed(N, N).normal_(0.0, 2.0)",
+    "trace": "T(N, N).trace()",
     "irfft": "torch.fft.irfft(torch.fft.rfft(fixed(N, N).float()))",
 }
 CODE = """
