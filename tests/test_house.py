@@ -15,7 +15,7 @@ BUDGET = {
     "__init__": 80,
     "api": 950,
     "errors": 95,
-    "estimating": 4283,
+    "estimating": 4311,
     "extras/__init__": 1,
     "extras/cluster": 730,
     "extras/lines": 720,

@@ -109,14 +109,15 @@ class Devices(TorchFunctionMode):
             self.asked.setdefault("cuda:0" if func is torch.Tensor.cuda else "xpu:0")
             return args[0].to(self._target)
         if func is torch.Tensor.to and len(args) > 1:
-            args = (args[0], self._other(args[1]), *args[2:])
+            args = (args[0], self.place_for(args[1]), *args[2:])
         if kwargs.get("device") is not None:
-            kwargs = {**kwargs, "device": self._other(kwargs["device"])}
+            kwargs = {**kwargs, "device": self.place_for(kwargs["device"])}
         elif self.label is not None and func in _FACTORIES and not self.on_cpu:
             kwargs = {**kwargs, "device": self._target}
         return func(*args, **kwargs)
 
-    def _other(self, value: Any) -> Any:
+    def place_for(self, value: Any) -> Any:
+        """Return the device that stands for another; other values unchanged."""
         if self._target is None:
             return value
         if isinstance(value, int) and not isinstance(value, bool):

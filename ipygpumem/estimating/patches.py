@@ -19,6 +19,7 @@ from unittest.mock import patch
 import torch
 from torch._subclasses import fake_tensor
 from torch.nn import functional
+from torch.utils import _device
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import fused, user_line
@@ -103,6 +104,7 @@ def _changes(  # noqa: C901  # one small function after another
     swap, load, drop = torch.utils.swap_tensors, torch.load, functional.dropout
     is_cast: Any = torch.is_autocast_enabled
     find_ctc: Any = torch.ctc_loss
+    go_back: Any = getattr(torch.autograd, "_engine_run_backward", None)  # torch 2.3
     has_own: Any = torch.overrides.has_torch_function
     takes_kind = hasattr(torch, "get_autocast_dtype")  # torch 2.4
     casts_on_cpu = functools.partial(is_cast, "cpu") if takes_kind else torch.is_autocast_cpu_enabled
@@ -272,6 +274,16 @@ def _changes(  # noqa: C901  # one small function after another
         lengths = [torch.as_tensor(item, device=scores.device) for item in rest[:2]]
         return find_ctc(scores, targets, *lengths, *rest[2:], **more)
 
+    def in_context(context: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Its mode may be called after ours.
+        adds = func in _device._device_constructors() and (kwargs or {}).get("device") is None
+        more = {"device": devices.place_for(context.device)} if adds else {}
+        return func(*args, **{**(kwargs or {}), **more})
+
+    def run_backward(*args: Any, **more: Any) -> Any:
+        with devices:  # left by Tensor.backward; a checkpoint runs the user's code again
+            return go_back(*args, **more)
+
     def cell(kernel: Any, own: Any) -> Any:
         return lambda *args: (kernel if devices.is_elsewhere else own)(*args)
 
@@ -297,6 +309,8 @@ def _changes(  # noqa: C901  # one small function after another
         (functional, "dropout", dropout),
         (torch, "dropout", dropout),
         (torch, "ctc_loss", ctc_loss),
+        (torch.autograd, "_engine_run_backward", run_backward),
+        (_device.DeviceContext, "__torch_function__", in_context),
         (torch.overrides, "has_torch_function", is_other_tensor),
         (functional, "linear", linear),
         (functional, "rms_norm", rms_norm),

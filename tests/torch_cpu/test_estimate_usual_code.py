@@ -100,6 +100,25 @@ assert optimizer.state
     "workers": "data = torch.utils.data.TensorDataset(x, y)\nloader = torch.utils.data.DataLoader(data, 32, "
     "shuffle=True, num_workers=2, pin_memory=True, persistent_workers=True)\nfor images, labels in loader:\n"
     "    F.cross_entropy(model(images.cuda()), labels.cuda()).backward()",
+    "code in backward": """
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(context, there):
+        return there * 2
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * torch.full((1,), 2.0, device="cuda")
+from torch.utils.checkpoint import checkpoint
+here = model.to("cuda")
+def last(a):
+    return here(a) * torch.ones(10, device="cuda") * torch.ones(10)
+with torch.device("cuda"):
+    Doubled.apply(checkpoint(last, x.cuda(), use_reentrant=False)).sum().backward()
+torch.set_default_device("cuda")
+loss = Doubled.apply(nn.Linear(256, 10)(torch.ones(3, 256))).sum()
+torch.set_default_device(None)
+torch.autograd.grad(Doubled.apply(here(x.cuda())).sum() + loss, list(here.parameters()))
+""",
     "states": "torch.save(model.state_dict(), io.BytesIO())\n"
     "state = {k: v.cpu().clone() for k, v in model.state_dict().items()}\nmodel.load_state_dict(state)",
     "settings": "torch.backends.cudnn.benchmark = True\ntorch.set_float32_matmul_precision('high')\n"
