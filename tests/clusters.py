@@ -5,11 +5,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.kernel import Kernel
 from tests.steps import works
@@ -45,21 +43,6 @@ ID = "get_ipython().kernel.engine_id"
 CTRL_C = "from __future__ import annotations\nimport os, sys, threading, time\n" + inspect.getsource(ctrl_c)
 UNTIL = "import time\nfrom pathlib import Path\n" + inspect.getsource(until)
 """Cells that define them, the latter on an engine."""
-
-
-def cluster_of(number: int) -> Any:
-    """Return a fixture: one kernel for a module's tests, with as many engines."""
-
-    @pytest.fixture(scope="module")
-    def fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-        pytest.importorskip("ipyparallel")
-        with Kernel() as kernel:
-            works(kernel, "%load_ext ipygpumem")
-            start_cluster(kernel, tmp_path_factory.mktemp("profile"), number)
-            yield kernel
-            kernel.run("cluster.stop_cluster_sync()")
-
-    return fixture
 
 
 def start_cluster(kernel: Kernel, folder: Path, number: int = 4) -> None:

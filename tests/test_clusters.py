@@ -10,11 +10,10 @@ import pytest
 from ipygpumem.extras.cluster.engines_report import engines_report, merged_record, values_of
 from ipygpumem.records import CellRecord, EngineRecord, ExperimentRecord, Usage
 from ipygpumem.units import GIB, MIB
-from tests.clusters import CTRL_C, ID, UNTIL, cluster_of, on_engines, record, start_cluster
+from tests.clusters import CTRL_C, ID, UNTIL, on_engines, record, start_cluster
 from tests.kernel import Kernel
 from tests.steps import works
 
-shared = cluster_of(4)
 NAMES = "sorted(name for name in globals() if name in ('x', 'y', 'w', 'theirs'))"
 OPEN = (
     "(lambda found: len(found.experiments.open) if found else 0)"
@@ -28,6 +27,16 @@ def refusal(kernel: Kernel, cell: str) -> str:
     assert reply.status == "error"
     (line,) = [line for line in reply.stderr.splitlines() if line.startswith("UsageError: ")]
     return line
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    pytest.importorskip("ipyparallel")
+    with Kernel() as kernel:
+        works(kernel, "%load_ext ipygpumem")
+        start_cluster(kernel, tmp_path_factory.mktemp("profile"))
+        yield kernel
+        kernel.run("cluster.stop_cluster_sync()")
 
 
 @pytest.fixture
