@@ -19,6 +19,7 @@ from ipygpumem.fitting.fit import Try
 from ipygpumem.fitting.plan import Plan
 from ipygpumem.heap.sizes import Share
 from ipygpumem.inventory.breakdown import Part, Reconciliation
+from ipygpumem.inventory.ownership import HeldPart, Ownership
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.inventory.top import LargestNames, NamedSize
 from ipygpumem.records import (
@@ -37,10 +38,16 @@ from ipygpumem.records import (
 from ipygpumem.report import content, history
 from ipygpumem.report.autofit import autofit_report
 from ipygpumem.report.estimate import estimate_report, summary_report
+from ipygpumem.report.inventory import (
+    difference_report,
+    groups_report,
+    left_report,
+    tensors_report,
+    top_report,
+    why_report,
+)
 from ipygpumem.report.layout import Report, note
 from ipygpumem.report.status import status_report
-from ipygpumem.report.tensors import difference_report, groups_report, tensors_report
-from ipygpumem.report.top import top_report
 from ipygpumem.units import GIB, MIB
 
 RAM = Usage("cpu", 3 * GIB, 3 * GIB + 512 * MIB, 3 * GIB + 1341 * MIB, 16 * GIB, "kernel")
@@ -100,6 +107,9 @@ def every_report(word: str = "x") -> list[Report]:
     inventory = Inventory((tensor, tensor), 0.0, notes=(word,))
     share = Share(word, "keys", word, 1, MIB)
     named = NamedSize(word, word, {word: MIB}, 1, (share,), 1, (word,), (word,), (word,), 1, word, (word,))
+    owned = Ownership(
+        word, True, word, {word: MIB}, {word: 1}, ((word, 1),), (HeldPart(ReferencePath(word, word), 1, {word: MIB}),)
+    )
     reading = Reading(word, 1, 2, "allocator", 100, 5, 8, 1, note=word)
     parts = Reconciliation(word, 100, word, (Part(word, 40, word), Part(word, None, word)), (word,))
     ended = experiment(
@@ -119,6 +129,8 @@ def every_report(word: str = "x") -> list[Report]:
         status_report(word, [word], [reading], [parts]),
         tensors_report(inventory, top=1),
         top_report(LargestNames((named, named), {word: GIB}, 0.0, 1, (word,)), top=1),
+        why_report(owned),
+        left_report(word, 1, held),
         groups_report(inventory, word, [TensorGroup(word, 1, MIB)] * 2, top=1),
         *reports_over_time(word, ended),
         *reports_of_stretches(word, usage, tensor, held, step),

@@ -33,7 +33,7 @@ BUDGET = {
     "probes": 1895,
     "reclaim": 840,
     "records": 485,
-    "report": 1965,
+    "report": 1955,
     "scope": 760,
     "shell": 3806,
     "units": 140,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.probes.outside import Child
 from ipygpumem.records import FreeingStep, ReferencePath, RetainedArray, Usage
-from ipygpumem.report import content, html, tensors, text
+from ipygpumem.report import content, html, inventory, text
 from ipygpumem.report.html import html_bar
 from ipygpumem.report.layout import Bar, Report, Scales, Table
 from ipygpumem.report.status import status_report
@@ -298,11 +298,11 @@ def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
 
 TENSORS = tuple(TensorRecord(f"x[{n}]", "Tensor", (1,), "f", "cpu", (40 - n) * MIB) for n in range(35))
 CUT = {
-    "tensors": tensors.tensors_report(Inventory(TENSORS, 0.0), top=7),
-    "groups": tensors.groups_report(
+    "tensors": inventory.tensors_report(Inventory(TENSORS, 0.0), top=7),
+    "groups": inventory.groups_report(
         Inventory(TENSORS, 0.0), "shape", [TensorGroup(str(t.name), 1, t.size_bytes) for t in TENSORS], top=7
     ),
-    "added": tensors.difference_report(InventoryDiff(TENSORS, (), "", ""), top=7),
+    "added": inventory.difference_report(InventoryDiff(TENSORS, (), "", ""), top=7),
     "held": content.recovery_reports(recovery(held=tuple(leak("", size=t.size_bytes) for t in TENSORS), freed={}), 0)[
         0
     ],

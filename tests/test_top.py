@@ -10,7 +10,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from ipygpumem.heap.sizes import Share
 from ipygpumem.inventory import top
 from ipygpumem.inventory.top import LargestNames, NamedSize
-from ipygpumem.report.top import content_of, top_report
+from ipygpumem.report.inventory import content_of, top_report
 from tests import hostile
 
 MIB = 1 << 20

@@ -242,7 +242,7 @@ def library_of(kind: type) -> str:
 # -- parts -----------------------------------------------------------------------------------------------------------
 
 
-class Part(NamedTuple):
+class ObjectPart(NamedTuple):
     """Some of an object's content, which the user knows by names or by kind."""
 
     kind: str
@@ -262,7 +262,7 @@ _SEQUENCES: tuple[Any, ...] = (list, tuple, deque, set, frozenset)
 _OF_MODULE = ("_parameters", "_buffers", "_modules")
 
 
-def parts_of(value: Any) -> Iterator[Part]:
+def parts_of(value: Any) -> Iterator[ObjectPart]:
     """Yield the parts of a frame, dict, container or object."""
     for module, name, function in _WITH_PARTS:
         base = library_type(module, name)
@@ -276,7 +276,7 @@ def parts_of(value: Any) -> Iterator[Part]:
             yield from _by_type(values, len(values))
         else:
             names = [text or f"<{type_name(key)}>" for key, text in zip(keys, map(key_text, keys), strict=True)]
-            yield from (Part("keys", [f"[{name}]"], [item]) for name, item in zip(names, values, strict=True))
+            yield from (ObjectPart("keys", [f"[{name}]"], [item]) for name, item in zip(names, values, strict=True))
     elif sequence is not None:
         yield from _by_type(list(islice(sequence.__iter__(value), _MOST_ITEMS)), sequence.__len__(value))
     elif is_instance(value, type):
@@ -285,17 +285,17 @@ def parts_of(value: Any) -> Iterator[Part]:
         yield from _attributes(value)
 
 
-def _by_type(items: list[object], length: int) -> Iterator[Part]:
+def _by_type(items: list[object], length: int) -> Iterator[ObjectPart]:
     kinds = one_of_each(items)
     if len(kinds) == 1 or length > len(items) or len(kinds) > MOST_PARTS:
         names = ", ".join(map(type_name, islice(kinds.values(), 3)))
-        yield Part("items", [names], None, length)
+        yield ObjectPart("items", [names], None, length)
     else:
         groups = [(item, of_types({key}, items)) for key, item in kinds.items()]
-        yield from (Part("items", [type_name(item)], group, len(group)) for item, group in groups)
+        yield from (ObjectPart("items", [type_name(item)], group, len(group)) for item, group in groups)
 
 
-def _attributes(value: object) -> Iterator[Part]:
+def _attributes(value: object) -> Iterator[ObjectPart]:
     # Reading ``__dict__`` creates the dict for good, so only objects that hold more than numbers and text are read.
     if ATOMS.issuperset(types_of([item for item in gc.get_referents(value) if item is not type(value)])):
         return
@@ -306,18 +306,18 @@ def _attributes(value: object) -> Iterator[Part]:
     yield from _named(attributes)
 
 
-def _named(attributes: Mapping[str, object]) -> Iterator[Part]:
+def _named(attributes: Mapping[str, object]) -> Iterator[ObjectPart]:
     for name, item in list(attributes.items())[:MOST_PARTS]:
-        yield Part("attributes", [f".{text_of(name)}"], [item])
+        yield ObjectPart("attributes", [f".{text_of(name)}"], [item])
 
 
-def _pandas_columns(frame: Any) -> Iterator[Part]:
+def _pandas_columns(frame: Any) -> Iterator[ObjectPart]:
     manager: Any = (instance_dict(frame) or {}).get("_mgr")
     if library_of(type(manager)) == "pandas" and len(manager.items) <= MOST_PARTS:
         labels = [_label(place, label) for place, label in enumerate(manager.items)]
         for block in manager.blocks:
-            yield Part("columns", [labels[place] for place in block.mgr_locs], [block.values])
-        yield Part("index", ["index"], [manager.axes[-1]])
+            yield ObjectPart("columns", [labels[place] for place in block.mgr_locs], [block.values])
+        yield ObjectPart("index", ["index"], [manager.axes[-1]])
 
 
 def _label(place: int, label: object) -> str:
@@ -325,23 +325,25 @@ def _label(place: int, label: object) -> str:
     return label if type(label) is str else key_text(label) or f"column {place}"
 
 
-def _polars_columns(frame: Any) -> Iterator[Part]:
+def _polars_columns(frame: Any) -> Iterator[ObjectPart]:
     inner = _native(frame, "PyDataFrame", "_df")
     for place, column in enumerate([] if inner is None else inner.get_columns()):
-        yield Part("columns", [column.name()], [Piece(("polars", id(inner), place), _polars_size(column))])
+        yield ObjectPart("columns", [column.name()], [Piece(("polars", id(inner), place), _polars_size(column))])
 
 
-def _arrow_table_columns(table: Any) -> Iterator[Part]:
-    return (Part("columns", [name], [column]) for name, column in zip(table.column_names, table.columns, strict=True))
+def _arrow_table_columns(table: Any) -> Iterator[ObjectPart]:
+    return (
+        ObjectPart("columns", [name], [column]) for name, column in zip(table.column_names, table.columns, strict=True)
+    )
 
 
-def _xarray_variables(dataset: Any) -> Iterator[Part]:
+def _xarray_variables(dataset: Any) -> Iterator[ObjectPart]:
     variables = slots(dataset).get("_variables")
     for name, variable in dict.items(variables) if type(variables) is dict else ():
-        yield Part("variables", [_label(0, name)], [variable])
+        yield ObjectPart("variables", [_label(0, name)], [variable])
 
 
-_WITH_PARTS: tuple[tuple[str, str, Callable[[Any], Iterator[Part]]], ...] = (
+_WITH_PARTS: tuple[tuple[str, str, Callable[[Any], Iterator[ObjectPart]]], ...] = (
     ("pandas", "DataFrame", _pandas_columns),
     ("polars.dataframe.frame", "DataFrame", _polars_columns),
     ("pyarrow", "RecordBatch", _arrow_table_columns),

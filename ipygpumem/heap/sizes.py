@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import NOT_ENTERED, Reader, describe, each, holding_objects, library_type, place_of
 from ipygpumem.heap.bulk import CHUNK, by_identity, chunks, kinds_of, of_types, one_of_each
-from ipygpumem.heap.libraries import Behind, Part, Piece, behind, parts_of
+from ipygpumem.heap.libraries import Behind, ObjectPart, Piece, behind, parts_of
 from ipygpumem.heap.walk import Group, Walk
 from ipygpumem.introspect import ATOMS, HAS_REFERENCES, class_dict, is_instance, name_of, text_of, type_name
 from ipygpumem.records import RetainedArray
@@ -134,7 +134,7 @@ class Sizes(Walk):
         if self._waiting.get(id(value)) == label:
             self._waiting.pop(id(value))
             self.seen.discard(id(value))
-        shares, remaining = list[Share](), list[Part]()
+        shares, remaining = list[Share](), list[ObjectPart]()
         is_other_class = is_instance(value, type) and not is_own_class(value)
         for part in () if id(value) in self.seen or is_other_class else self._parts(value):
             if part.objects is None:
@@ -179,13 +179,13 @@ class Sizes(Walk):
             if common and (self._behind.keys() & kinds or size + self._weight_of(common, kinds) >= _LARGE):
                 self._also[label] = None
 
-    def _parts(self, value: object) -> list[Part]:
+    def _parts(self, value: object) -> list[ObjectPart]:
         try:
             return list(parts_of(value))
         except Exception:  # a thread changes it, or an unknown version of a library
             return []
 
-    def _of_part(self, part: Part) -> list[Share]:
+    def _of_part(self, part: ObjectPart) -> list[Share]:
         """Measure a part; names that share memory get equal shares, except of the elements of an object array."""
         values, own = list(part.objects or ()), Counter[str]()
         if len(part.names) > 1:

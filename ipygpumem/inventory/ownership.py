@@ -43,7 +43,7 @@ class HeldPart(Record):
 class Ownership(Record):
     """The memory behind an object, the part that deleting its name frees, and the holders of the rest."""
 
-    _report = "report.ownership.why_report"
+    _report = "report.inventory.why_report"
 
     name: str
     """The name or expression."""

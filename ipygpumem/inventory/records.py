@@ -64,7 +64,7 @@ class TensorGroup(NamedTuple):
 class Inventory(Record):
     """The live tensors and arrays of one moment, the largest first, each storage once."""
 
-    _report = "report.tensors.tensors_report"
+    _report = "report.inventory.tensors_report"
 
     tensors: tuple[TensorRecord, ...]
     taken_at: float
@@ -108,7 +108,7 @@ class Inventory(Record):
 class InventoryDiff(Record):
     """Tensors and arrays that were added and removed between two inventories, the largest first."""
 
-    _report = "report.tensors.difference_report"
+    _report = "report.inventory.difference_report"
 
     added: tuple[TensorRecord, ...]
     removed: tuple[TensorRecord, ...]

@@ -65,7 +65,7 @@ class NamedSize(NamedTuple):
 class LargestNames(Record):
     """Names and the memory that their objects hold, the largest first."""
 
-    _report = "report.top.top_report"
+    _report = "report.inventory.top_report"
 
     names: tuple[NamedSize, ...]
     used_bytes: dict[str, int]

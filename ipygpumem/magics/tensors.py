@@ -17,9 +17,9 @@ from ipygpumem.inventory.top import LargestNames, select
 from ipygpumem.inventory.top import take as take_largest
 from ipygpumem.magics.parsing import Options
 from ipygpumem.probes.host import rss_bytes
-from ipygpumem.report import tensors as reports
+from ipygpumem.report import inventory as reports
+from ipygpumem.report.inventory import top_report
 from ipygpumem.report.layout import Report
-from ipygpumem.report.top import top_report
 from ipygpumem.scope.scope import ownable
 from ipygpumem.shell.app import App, app_of, find_app
 from ipygpumem.shell.ipython.caches import cell_of_output

@@ -9,8 +9,8 @@ from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.inventory.ownership import take
 from ipygpumem.magics.parsing import Options
+from ipygpumem.report.inventory import left_report, why_report
 from ipygpumem.report.layout import Report, clean
-from ipygpumem.report.ownership import left_report, why_report
 from ipygpumem.shell.app import App
 from ipygpumem.shell.ipython.sources import cell_that_bound
 

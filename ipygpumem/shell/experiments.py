@@ -736,7 +736,7 @@ class Experiment:
     def _find_survivors(self) -> None:
         if self._watched is None:
             return
-        from ipygpumem.shell.survivors import Growth  # loading the extension must stay fast
+        from ipygpumem.shell.survivors import HostGrowth  # loading the extension must stay fast
 
         try:
             search = ArraySearch()
@@ -754,7 +754,7 @@ class Experiment:
                 self._watched,
                 known=lambda item, array: array.storage in kept or self._baseline.was_there(item, array),
                 baseline=self._baseline,
-                growth=Growth(grown, values, self._names_by_object, self.remarks),
+                growth=HostGrowth(grown, values, self._names_by_object, self.remarks),
                 first_cell=min((cell.execution_count or 0 for cell in self._cells), default=None),
             )
         except Exception as error:  # everything has been freed: this only lists the rest

@@ -93,7 +93,7 @@ class Baseline:
         return self._made.identities() or set()
 
 
-class Growth(NamedTuple):
+class HostGrowth(NamedTuple):
     """RAM that an experiment leaves in use, and what is known about it."""
 
     size_bytes: int
@@ -136,7 +136,7 @@ class Survivors:
         known: Callable[[object, Array], bool],
         *,
         baseline: Baseline,
-        growth: Growth,
+        growth: HostGrowth,
         first_cell: int | None = None,
     ) -> tuple[RetainedArray, ...]:
         """Return the objects that outlive an experiment, largest first, with holders; keep them for %gpumem leaks.
@@ -185,7 +185,7 @@ class Survivors:
         heap: Heap,
         alive: Iterable[WatchedName],
         baseline: Baseline,
-        growth: Growth,
+        growth: HostGrowth,
         first: int,
     ) -> tuple[RetainedArray, ...]:
         """Return the rows of arrays and of all other memory that an experiment leaves, largest first."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ipygpumem.inventory.records import InventoryDiff
 from ipygpumem.records import Usage
 from ipygpumem.report import layout
+from ipygpumem.report.inventory import changed_tables
 from ipygpumem.report.layout import Report, clean, device_label, sizes
-from ipygpumem.report.tensors import changed_tables
 from ipygpumem.units import format_bytes, format_change
 
 

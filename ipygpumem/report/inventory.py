@@ -1,0 +1,198 @@
+"""Reports inventories: tensors and arrays, the names that hold the most, and what deleting a name would free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ipygpumem.heap.sizes import Share
+from ipygpumem.inventory.ownership import Ownership
+from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
+from ipygpumem.inventory.top import LargestNames, NamedSize
+from ipygpumem.records import RetainedArray
+from ipygpumem.report import layout
+from ipygpumem.report.content import leak_lines
+from ipygpumem.report.layout import SEPARATOR, Report, Table, clean, clean_name, count, device_label, listed, sizes
+from ipygpumem.units import format_bytes, format_change
+
+_PARTS_SHOWN, _HOLDERS_SHOWN = 3, 10
+_LEAST_SHARE = 0.01
+"""Parts and holders with a smaller share of the object are not shown."""
+
+# -- tensors and arrays ---------------------------------------------------------------------------------------
+
+
+def tensors_report(inventory: Inventory, *, top: int = 20) -> Report:
+    """Return the ``top`` largest tensors, and the sum of the rest."""
+    return _report(inventory, _table("", inventory.tensors, top))
+
+
+def groups_report(inventory: Inventory, by: str, groups: Sequence[TensorGroup], *, top: int) -> Report:
+    """Return the ``top`` largest groups of tensors, and the sum of the rest."""
+    rows = [(format_bytes(item.size_bytes), str(item.tensors), clean(item.label)) for item in groups[:top]]
+    rest = groups[top:]
+    if rest:
+        tensors, size = sum(item.tensors for item in rest), sum(item.size_bytes for item in rest)
+        rows.append((format_bytes(size), str(tensors), f"and {len(rest):,} more"))
+    return _report(inventory, Table("", ("size", "tensors", by), rows, {"tensors", "size"}))
+
+
+def _report(inventory: Inventory, table: Table) -> Report:
+    head = [f"tensors and arrays: {count(len(inventory.tensors), 'storage')}", *sizes(inventory.device_bytes)]
+    notes = [f"{row.name or row.type_name}: {row.note}" for row in inventory.tensors[:10] if row.note]
+    return Report("tensors", SEPARATOR.join(head), list(map(clean, [*inventory.notes, *notes])), _tables(table))
+
+
+def _tables(*tables: Table) -> list[Table]:
+    return [table for table in tables if table.rows]
+
+
+def difference_report(difference: InventoryDiff, *, top: int = 20) -> Report:
+    """Return the ``top`` largest tensors that were added, as many removed ones, and the sources of the inventories."""
+    places = clean(f"from {difference.before or 'before'} to {difference.after or 'after'}")
+    changes = sizes(difference.changed_bytes, format_change) or ["no change"]
+    headline = SEPARATOR.join(["tensors and arrays", places, *changes])
+    return Report("difference", headline, (), changed_tables(difference, top))
+
+
+def changed_tables(difference: InventoryDiff, top: int) -> list[Table]:
+    """Return a table of the ``top`` largest tensors that were added, and one of the removed ones."""
+    added, removed = difference.added, difference.removed
+    return _tables(_table(f"added: {len(added):,}", added, top), _table(f"removed: {len(removed):,}", removed, top))
+
+
+def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
+    rows = [
+        {
+            "size": "?" if row.note.startswith("could not") else format_bytes(row.size_bytes),
+            "name": clean((row.name or "(no name)") + f" +{row.aliases}" * bool(row.aliases)) + " shared" * row.shared,
+            "type": clean(row.type_name),
+            "shape": "" if row.shape is None else layout.shape_label(row.shape),
+            "dtype": clean(row.dtype),
+            "device": clean(row.device),
+            "kind": row.kind,
+            "grad": "graph" if row.in_graph else "requires" if row.requires_grad else "",
+            "cell": "" if row.cell is None else str(row.cell),
+        }
+        for row in tensors[:top]
+    ]
+    rest = tensors[top:]
+    if rest:
+        size = format_bytes(sum(row.size_bytes for row in rest))
+        rows.append(dict.fromkeys(rows[0], "") | {"size": size, "name": f"and {len(rest):,} more"})
+    return Table.of(rows, {"cell", "size"}, title)
+
+
+# -- names ------------------------------------------------------------------------------------------------------
+
+
+def top_report(found: LargestNames, *, top: int = 20) -> Report:
+    """Return the ``top`` largest names, and the sum of the rest."""
+    named = found.device_bytes
+    parts = [_of_total(device, named.get(device, 0), used) for device, used in found.used_bytes.items()]
+    parts += [
+        f"{device_label(device)} {format_bytes(size)}"
+        for device, size in named.items()
+        if device not in found.used_bytes
+    ]
+    head = [f"memory by name: {count(len(found.names), 'name')}", *parts]
+    rows = [(row, device, size) for row in found.names for device, size in row.device_bytes.items()]
+    rows = [item for item in rows if item[2] >= _LEAST_SHARE * item[0].size_bytes]
+    rows.sort(key=lambda item: -item[2])
+    lines = [f"{row.name}: {row_note}" for row in found.names[:top] for row_note in row.notes]
+    table = [_row(row, device, size, found.used_bytes.get(device, 0)) for row, device, size in rows[:top]]
+    rest = rows[top:]
+    if table and rest:
+        sizes = format_bytes(sum(size for _, _, size in rest))
+        table.append(dict.fromkeys(table[0], "") | {"size": sizes, "name": f"and {len(rest):,} more"})
+    return Report(
+        "top",
+        SEPARATOR.join(head),
+        list(map(clean, [*found.notes, *lines])),
+        [Table.of(table, {"cell", "size", "share"})] if table else [],
+    )
+
+
+def _of_total(device: str, named: int, used: int) -> str:
+    return f"{device_label(device)} {format_bytes(named)} of {format_bytes(used)}"
+
+
+def _row(row: NamedSize, device: str, size: int, used: int) -> dict[str, str]:
+    share = f"{size / used:.0%}" if used else ""
+    return {
+        "size": format_bytes(size),
+        "share": "" if share in ("0%", "") else share,
+        "name": clean(", ".join([row.name, *row.same])),
+        "device": "" if device == "cpu" else device,
+        "type": clean(row.type_name),
+        "content": content_of(row),
+        "cell": "" if row.cell is None else str(row.cell),
+        "to free it": clean(_remedy(row)),
+    }
+
+
+def content_of(row: NamedSize) -> str:
+    """Return the largest parts of an object and their sizes, such as ``3 columns: text 120 MiB, number 8 MiB``."""
+    shown = [part for part in row.parts[:_PARTS_SHOWN] if part.size_bytes >= _LEAST_SHARE * row.size_bytes]
+    if not shown:
+        return ""
+    kind = next((part.kind for part in shown if part.kind != "index"), "")
+    kinds = {part.type_name for part in row.parts}
+    if kind == "items":
+        texts = [f"{part.items:,} {part.name}" + _size(part) * (row.part_count > 1) for part in shown]
+    else:
+        texts = [part.name + _size(part) for part in shown]
+    head = f"{row.part_count} {kind if kind != 'keys' or len(kinds) > 1 else kinds.pop()}: "
+    more = ", …" if row.part_count > len(shown) else ""
+    return (head if kind in ("columns", "variables", "keys") else "") + ", ".join(map(clean_name, texts)) + more
+
+
+def _size(part: Share) -> str:
+    return f" {format_bytes(part.size_bytes)}"
+
+
+def _remedy(row: NamedSize) -> str:
+    """Return the line that deletes the object, and the names that keep some of it alive."""
+    return (
+        f"{row.remedy}; {listed(row.held_by, 3)} also refer{'s' * (len(row.held_by) == 1)} to it"
+        if row.held_by
+        else row.remedy
+    )
+
+
+# -- holders ----------------------------------------------------------------------------------------------------
+
+
+def why_report(found: Ownership) -> Report:
+    """Return the report on a name or an expression."""
+    total, freed = found.size_bytes, sum(found.freed_bytes.values())
+    head = [clean_name(found.name), clean_name(found.type_name), *sizes(found.device_bytes)]
+    if found.is_name:
+        head.append(f"del {clean_name(found.name)} frees {format_bytes(freed) if found.held else 'all of it'}")
+    rows = [
+        {
+            "still held": format_bytes(part.size_bytes),
+            "by": clean(part.holder.path) + f", and {count(part.objects - 1, 'more object')}" * (part.objects > 1),
+            "freed by": clean(part.holder.advice),
+        }
+        for part in found.held[:_HOLDERS_SHOWN]
+        if part.size_bytes >= _LEAST_SHARE * total
+    ]
+    lines = []
+    if found.parts:
+        lines.append(
+            f"consists of {', '.join(f'{clean_name(name)} {format_bytes(size)}' for name, size in found.parts)}"
+        )
+    if not found.complete:
+        lines.append("there are too many objects to follow all: figures are lower bounds")
+    return Report(
+        "why", SEPARATOR.join(head), lines, [Table.of(rows, {"still held"}, code={"freed by"})] if rows else ()
+    )
+
+
+def left_report(name: str, cell: int | None, left: Sequence[RetainedArray]) -> Report:
+    """Return the report on a deleted name: its objects that are still alive, if an experiment deleted it."""
+    bound = "" if cell is None else f"; cell {cell} bound it"
+    if left:
+        return Report("why", f"{clean_name(name)} is not defined{bound}, but part of it is alive", leak_lines(left))
+    hint = "%gpumem leaks lists memory that no name leads to"
+    return Report("why", f"{clean_name(name)} is not defined{bound}; it is not known to have left anything", [hint])
