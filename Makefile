@@ -13,7 +13,8 @@
 #
 # make gpu-memory  the part of the GPU suite that checks memory figures, on simulated cards
 # make corners     the oldest and the newest combination of `make matrix`
-# make bench       the figures of docs/measured/benchmarks.md and estimates.md
+# make bench       the figures of docs/measured/benchmarks.md, next to other tools; on a quiet machine
+# make bench-estimates  the figures of docs/measured/estimates.md, on simulated cards
 #
 # JOBS is the number of processes that run the tests. PYTHON picks the interpreter. CONSTRAINTS picks the versions: the
 # default pins torch, so that no open range brings gigabytes of CUDA packages; an empty file takes the newest of all.
@@ -22,6 +23,7 @@ PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 VENV ?= .venv
 BIN := $(VENV)/bin
+BENCH := build/bench
 
 JOBS ?= 2
 PICTURES ?=
@@ -33,7 +35,7 @@ GPU_MEMORY := cells counters experiments freeing recovery reconcile measuring es
 # The tests start hundreds of kernels. If this were set, each of them would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check verify thorough smoke-without-posix frontends gpu-sim gpu-memory bench torture corners matrix clean
+.PHONY: demo test check verify thorough smoke-without-posix frontends gpu-sim gpu-memory bench bench-estimates torture corners matrix clean
 
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c $(CONSTRAINTS)
 
@@ -86,11 +88,21 @@ check: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The peer without its own requirements, which bring the deprecated package pynvml, with which torch warns.
-bench: $(VENV)/.installed
-	$(INSTALL) --quiet --no-deps 'ipyexperiments==0.1.29'
-	$(BIN)/python -m benchmarks
+# The peers stay out of the tests' packages.
+$(BENCH)/.installed: setup.cfg pyproject.toml $(CONSTRAINTS) benchmarks/peers.txt
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --disable-pip-version-check --progress-bar off --quiet -c $(CONSTRAINTS) \
+		-e '.[demo,plot]' pandas -r benchmarks/peers.txt
+	$(BENCH)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps 'ipyexperiments==0.1.29'
+	touch $@
 
+bench: $(BENCH)/.installed
+	$(BENCH)/bin/python -m benchmarks
+
+bench-estimates: $(VENV)/.installed build/simgpu/.built
+	$(BIN)/python -m benchmarks --estimates
+
+# The peer without its own requirements, which bring the deprecated package pynvml, with which torch warns.
 torture: $(VENV)/.installed
 	$(INSTALL) --quiet --no-deps 'ipyexperiments==0.1.29'
 	$(BIN)/python -m tests.torture

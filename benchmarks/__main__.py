@@ -1,4 +1,7 @@
-"""``python -m benchmarks``: print every figure, and write docs/measured/benchmarks.md after a full run."""
+"""``python -m benchmarks``: print every figure; a full run writes docs/measured/benchmarks.md.
+
+Estimates at real size take longer than all else: ``--estimates`` runs them alone and writes docs/measured/estimates.md.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import (
@@ -19,6 +23,7 @@ from benchmarks import (
     history,
     lines,
     loading,
+    profilers,
     rendering,
     scale,
     slowdown,
@@ -38,41 +43,64 @@ _BENCHMARKS = {
     "lines": lines.run,
     "peaks": exactness.run_peaks,
     "kept": exactness.run_kept,
+    "profilers": profilers.run,
     "traces": traces.run,
     "loading": loading.run,
     "explaining": explaining.run,
     "rendering": rendering.run,
     "estimates": estimating.run,
-    "real-size": estimates_cuda.run,
-    "batches": batches_cuda.run,
     "history": history.run,
     "scale": scale.run,
 }
+
+_ESTIMATES = {"real-size": estimates_cuda.run, "batches": batches_cuda.run}
 
 _HEAD = """\
 # Benchmarks
 
 Written by `make bench` (`python -m benchmarks`): figures seen in one run on one machine, in real kernels, next to
-{peer} in the same run. They are not tests: nothing fails when one of them is missed.
+{peer} in the same run. They are not tests: nothing fails when one of them is missed. "Beats the peer" compares the two
+figures of this run, and is empty where there is one, or where both are exact. The whole took {minutes} minutes.
+[Estimates at real size](estimates.md) have a run of their own.
 """
 
 
 def main() -> None:
     """Run the benchmarks that the command line asks for."""
     options = _options()
+    if options.estimates or options.only in _ESTIMATES:
+        _run_estimates([options.only] if options.only else list(_ESTIMATES), quick=options.quick)
+        return
     names = [options.only] if options.only else list(_BENCHMARKS)
     started, load = time.perf_counter(), os.getloadavg()[0]
-    lines = [*environment.describe(), f"Load average before the run: {load:.2f}"]
-    page = [_HEAD.format(peer=PEER.title), *(f"- {line}" for line in lines), ""]
-    print("\n".join(page))
-    for name in names:
-        text = _section(_BENCHMARKS[name](quick=options.quick))
-        print(text, flush=True)
-        page.append(text)
-    print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
+    facts = [*environment.describe(), f"Load average before the run: {load:.2f}"]
+    sections = [_timed(name, _BENCHMARKS[name], quick=options.quick) for name in names]
+    minutes = (time.perf_counter() - started) / 60
+    head = _HEAD.format(peer=PEER.title, minutes=f"{minutes:.1f}")
+    page = "\n".join([head, *(f"- {fact}" for fact in facts), "", *sections])
+    print(f"{minutes:.1f} min", file=sys.stderr)
     if not options.only and not options.quick:
-        _PAGE.write_text("\n".join(page), encoding="utf-8")
+        _PAGE.write_text(page, encoding="utf-8")
         print(f"written: {_PAGE.relative_to(_PAGE.parent.parent.parent)}", file=sys.stderr)
+
+
+def _run_estimates(names: list[str], *, quick: bool) -> None:
+    """Run the estimates at real size; the first part writes its page, to which the second is added."""
+    for name in names:
+        text = _timed(name, _ESTIMATES[name], quick=quick)
+        if name == "batches" and not quick and len(names) > 1:
+            page = estimates_cuda.PAGE.read_text(encoding="utf-8")
+            estimates_cuda.PAGE.write_text(f"{page}\n{text}", encoding="utf-8")
+
+
+def _timed(name: str, run: Callable[..., Section], *, quick: bool) -> str:
+    """Run and print a benchmark; return its text."""
+    started, cpu = time.perf_counter(), sum(os.times()[:4])
+    text = _section(run(quick=quick))
+    print(text, flush=True)
+    took, cpu = time.perf_counter() - started, sum(os.times()[:4]) - cpu
+    print(f"{name}: {took:.0f} s, {cpu:.0f} s of CPU", file=sys.stderr, flush=True)
+    return text
 
 
 def _section(section: Section) -> str:
@@ -81,7 +109,8 @@ def _section(section: Section) -> str:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", choices=_BENCHMARKS, help="run one benchmark; only real-size writes its page")
+    parser.add_argument("--only", choices=[*_BENCHMARKS, *_ESTIMATES], help="run one benchmark")
+    parser.add_argument("--estimates", action="store_true", help="run the estimates at real size, and no others")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter runs, write nothing")
     return parser.parse_args()
 

@@ -16,7 +16,7 @@ from benchmarks import environment
 from benchmarks.report import Row, Section, table
 
 _HOME = Path(__file__).parent.parent
-_PAGE = _HOME / "docs" / "measured" / "estimates.md"
+PAGE = _HOME / "docs" / "measured" / "estimates.md"
 _PYTHON = _HOME / "build" / "simgpu" / "python"
 _PACKAGES = ["timm", "torchvision==0.26.0", "transformers", "tokenizers", "safetensors", "huggingface_hub<2"]
 _PACKAGES += ["peft", "accelerate", "diffusers", "torch_geometric", "lightning", "lightning-utilities", "torchmetrics"]
@@ -48,7 +48,7 @@ tools say, are in [estimates.md](estimates.md)."""
 _HEAD = """\
 # Estimates at real size
 
-Written by `make bench`, or by `python -m benchmarks --only real-size`, which runs this part alone.
+Written by `make bench-estimates`.
 
 {where}
 
@@ -83,7 +83,7 @@ def run(*, quick: bool) -> Section:
     names = json.loads(_python("--list").stdout.splitlines()[-1])[: _QUICK if quick else None]
     found = _all_figures(names)
     if not quick:
-        _PAGE.write_text(_page(found), encoding="utf-8")
+        PAGE.write_text(_page(found), encoding="utf-8")
     return Section(title, _METHOD, tuple(_rows(found)), control="CUDA hidden")
 
 

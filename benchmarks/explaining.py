@@ -42,7 +42,7 @@ losses.append(hidden.square().sum())"""
 
 def run(*, quick: bool) -> Section:
     """Return the seconds that an inventory of very many small tensors takes, and those to explain leaks."""
-    count, repeats = (100_000, 1) if quick else (1_000_000, 5)
+    count, repeats = (100_000, 1) if quick else (1_000_000, 3)
     if util.find_spec("torch") is None:
         rows = [Row(figure, "", "needs torch", NOT_INSTALLED, "", None) for figure in ("inventory", "`%gpumem leaks`")]
     else:

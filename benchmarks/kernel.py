@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from jupyter_client.manager import KernelManager
@@ -45,15 +46,20 @@ class Run:
 class Kernel:
     """An ipykernel of this interpreter: a fresh IPython directory, its history in memory, 2 threads for BLAS."""
 
-    def __init__(self) -> None:
+    def __init__(self, wrapper: tuple[str, ...] = ()) -> None:
+        """Start it; ``wrapper`` is a command that runs the interpreter with its arguments."""
         self._directory = tempfile.TemporaryDirectory(prefix="ipygpumem-bench-")
         self._manager = KernelManager()
         spec = self._manager.kernel_spec
         assert spec is not None
         spec.argv = [*_COMMAND, *_OPTIONS]
+        if wrapper:
+            tool, *arguments = wrapper
+            spec.argv = [str(Path(sys.executable).with_name(tool)), *arguments, "python", *_COMMAND[1:], *_OPTIONS]
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "2")
-        environment = {**os.environ, **threads, "IPYTHONDIR": self._directory.name}
-        self._manager.start_kernel(env=environment)
+        paths = {"IPYTHONDIR": self._directory.name, "PYTHONPATH": str(Path(__file__).parent.parent)}
+        # Some tools write files into the working directory.
+        self._manager.start_kernel(env={**os.environ, **threads, **paths}, cwd=self._directory.name)
         self._client = self._manager.blocking_client()
         self._client.start_channels()
         self._client.wait_for_ready(timeout=_TIMEOUT_SECONDS)

@@ -10,7 +10,7 @@ import tempfile
 from statistics import median
 from typing import Any
 
-from benchmarks.report import NOT_INSTALLED, Row, Section
+from benchmarks.report import NOT_INSTALLED, Row, Section, lower
 from benchmarks.tools import OURS, PEER, Tool, installed_tools
 
 _TARGET_MS = 150.0
@@ -36,7 +36,7 @@ the tools alternating, files cached. The last column is IPython itself, up to th
 
 def run(*, quick: bool) -> Section:
     """Return the milliseconds that each tool takes to load, and which heavy modules it imports."""
-    repeats = 3 if quick else 11
+    repeats = 3 if quick else 9
     answers: dict[str, list[dict[str, Any]]] = {tool.name: [] for tool in installed_tools()}
     for _ in range(1 + repeats):
         for tool in installed_tools():
@@ -52,6 +52,7 @@ def run(*, quick: bool) -> Section:
             peer=_spread([run["tool"] for run in peer]) if peer else NOT_INSTALLED,
             control=_spread([run["ipython"] for run in ours]),
             met=median(times) * 1000 < _TARGET_MS,
+            better=lower(median(times), median(run["tool"] for run in peer)) if peer else None,
         ),
         Row(
             figure=f"imports {' or '.join(_HEAVY)}",

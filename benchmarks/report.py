@@ -18,6 +18,13 @@ class Row:
     peer: str
     control: str
     met: bool | None
+    better: bool | None = None
+    """Whether ours beat the peer in this run; None where one of them has no such figure, or they are even."""
+
+
+def lower(ours: float, theirs: float | None) -> bool | None:
+    """Return whether the lower figure is ours; None if the peer has none."""
+    return None if theirs is None else ours < theirs
 
 
 @dataclass(frozen=True)
@@ -29,13 +36,19 @@ class Section:
     rows: tuple[Row, ...]
     control: str = "bare kernel"
     """Heading of the column beside the tools."""
+    peer: str = ""
+    """Heading of the peer's column, where that is not the usual one."""
 
 
 def render(section: Section, ours: str, peer: str) -> str:
     """Return a section as Markdown, its columns aligned."""
-    heads = ("figure", "target", ours, peer, section.control, "reached")
+    heads = ["figure", "target", ours, section.peer or peer, section.control, "reached"]
     met = {None: "too noisy", True: "yes", False: "**no**"}
-    lines = [(r.figure, r.target, r.ours, r.peer, r.control, met[r.met] if r.target else "") for r in section.rows]
+    lines = [[r.figure, r.target, r.ours, r.peer, r.control, met[r.met] if r.target else ""] for r in section.rows]
+    if any(row.better is not None for row in section.rows):
+        heads.append("beats the peer")
+        for row, line in zip(section.rows, lines, strict=True):
+            line.append("" if row.better is None else met[row.better])
     return "\n".join([f"## {section.title}", "", section.method, "", table(heads, lines), ""])
 
 

@@ -1,4 +1,4 @@
-"""How cost grows with cells, names, tensors and devices. As a module it writes docs/measured/scale.md."""
+"""How cost grows with cells, names, tensors and devices."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from benchmarks.report import Row, Section
 
 _ROOT = Path(__file__).parent.parent
 _SIMULATED = _ROOT / "build" / "simgpu" / "python"
-_PAGE, _PICTURE = _ROOT / "docs" / "measured" / "scale.md", _ROOT / "docs" / "img" / "scale.png"
-_MARK = "<!-- figures -->"
+_PICTURE = _ROOT / "docs" / "img" / "scale.png"
 
 _SESSION = """
 import json, sys, time
@@ -118,20 +117,25 @@ _GROWTHS = (
 
 _METHOD = """\
 CPU time of one process in milliseconds, the least of 3 or 5 runs, each number in a new process. Engines have 1,000
-cells each up to 64 engines, then 10. docs/measured/scale.md draws them."""
+cells each up to 64 engines, then 10."""
+
+_DRAWN = "\n\n![milliseconds of CPU by number](../img/scale.png)"
 
 
 def run(*, quick: bool) -> Section:
-    """Return what each thing costs at each number."""
-    rows = []
+    """Return what each thing costs at each number, and draw it."""
+    rows, found = [], {}
     for growth in _GROWTHS:
         numbers = growth.numbers[:2] if quick else growth.numbers
-        for number, took in measure(growth, numbers):
+        found[growth.title] = measure(growth, numbers)
+        for number, took in found[growth.title]:
             target = growth.target_ms if number == growth.numbers[-1] else None
             said = "" if target is None else f"under {target:,.0f} ms"
             reached = None if target is None else took < target
             rows.append(Row(f"{growth.title}: {number:,}", said, f"{took:,.2f} ms", "has none", "", reached))
-    return Section("How cost grows", _METHOD, tuple(rows), control="")
+    if not quick:
+        _draw(found)
+    return Section("How cost grows", _METHOD + ("" if quick else _DRAWN), tuple(rows), control="")
 
 
 def measure(growth: Growth, numbers: tuple[int, ...]) -> list[tuple[int, float]]:
@@ -156,20 +160,6 @@ def _milliseconds(growth: Growth, number: int) -> float:
     return float(json.loads(done.stdout.splitlines()[-1]))
 
 
-def main() -> None:
-    """Measure everything, draw it, and write the figures into docs/measured/scale.md."""
-    found = {growth.title: measure(growth, growth.numbers) for growth in _GROWTHS}
-    _draw(found)
-    table = ["| what | " + "milliseconds of CPU |", "| --- | --- |"]
-    for title, points in found.items():
-        table.append(f"| {title} | {'; '.join(f'{number:,}: {took:,.2f}' for number, took in points)} |")
-    before, _, rest = _PAGE.read_text(encoding="utf-8").partition(_MARK)
-    _, _, after = rest.partition(_MARK)
-    figures = "\n".join(table)
-    _PAGE.write_text(f"{before}{_MARK}\n\n{figures}\n\n{_MARK}{after}", encoding="utf-8")
-    print(figures)
-
-
 def _draw(found: dict[str, list[tuple[int, float]]]) -> None:
     import matplotlib.pyplot as plt
 
@@ -180,7 +170,3 @@ def _draw(found: dict[str, list[tuple[int, float]]]) -> None:
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     figure.savefig(_PICTURE, dpi=110)
-
-
-if __name__ == "__main__":
-    main()

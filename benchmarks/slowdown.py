@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from benchmarks.kernel import Kernel
-from benchmarks.report import NOT_INSTALLED, Row, Section
+from benchmarks.report import NOT_INSTALLED, Row, Section, lower
 from benchmarks.tools import OURS, PEER, Tool, installed_tools
 
 _OFF, _OFF_AGAIN = "off", "off again"
@@ -46,7 +46,7 @@ whole cell, which adds report and garbage collection. Median of {rounds} runs, m
 
 def run(*, quick: bool) -> Section:
     """Return how many times longer cells of different kinds take with each tool on."""
-    seconds, rounds = (0.5, 3) if quick else (2.0, 7)
+    seconds, rounds = (0.5, 3) if quick else (1.0, 7)
     with Kernel() as kernel:
         kernel.run(_SETUP)
         rows = tuple(_row(kernel, work, title, seconds, rounds) for work, title in _WORKS)
@@ -67,6 +67,7 @@ def _row(kernel: Kernel, work: str, title: str, seconds: float, rounds: int) -> 
         peer=_spread(ratios[PEER.name]) if PEER.name in ratios else NOT_INSTALLED,
         control=_spread(ratios[_OFF_AGAIN]),
         met=within if max(differences) <= _MOST_NOISE else None,
+        better=lower(median(ratios[OURS.name]), median(ratios[PEER.name])) if PEER.name in ratios else None,
     )
 
 
@@ -139,6 +140,7 @@ def _sleep_row(figure: str, burned: dict[str, float]) -> Row:
         peer=f"{added[PEER.name]:+.0f} ms" if PEER.name in added else NOT_INSTALLED,
         control=f"{burned[_OFF]:.1f} ms",
         met=added[OURS.name] < _SLEEP_TARGET_MS,
+        better=lower(added[OURS.name], added.get(PEER.name)),
     )
 
 
