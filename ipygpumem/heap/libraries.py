@@ -91,8 +91,13 @@ def _arrow_columns(table: Any) -> Iterator[object]:
 
 def _bytes_io(stream: Any) -> Iterator[object]:
     kind = io.BytesIO
-    if not kind.closed.__get__(stream) and kind.__sizeof__(stream) == kind.__sizeof__(io.BytesIO()):
+    is_shared = kind.__sizeof__(stream) == kind.__sizeof__(io.BytesIO())
+    if is_shared and not VISITS_BUFFER and not kind.closed.__get__(stream):
         yield kind.getvalue(stream)  # the bytes that it was made from; no copy
+
+
+VISITS_BUFFER = len(gc.get_referents(io.BytesIO(b"text"))) > 1
+"""True if the collector visits the bytes in a ``BytesIO``, as from Python 3.12 on."""
 
 
 def _ctypes_data(data: Any) -> Iterator[object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import gc
+import io
 import math
 import sys
 from bisect import bisect_left, bisect_right
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import NOT_ENTERED, Reader, describe, each, holding_objects, library_type, place_of
 from ipygpumem.heap.bulk import CHUNK, by_identity, chunks, kinds_of, of_types, one_of_each
-from ipygpumem.heap.libraries import Behind, ObjectPart, Piece, behind, parts_of
+from ipygpumem.heap.libraries import VISITS_BUFFER, Behind, ObjectPart, Piece, behind, parts_of
 from ipygpumem.heap.walk import Group, Walk
 from ipygpumem.introspect import ATOMS, HAS_REFERENCES, class_dict, is_instance, name_of, text_of, type_name
 from ipygpumem.records import RetainedArray
@@ -472,6 +473,8 @@ def _is_rows_of_objects(value: Any) -> bool:
 
 def _sizer(kind: type) -> tuple[Callable[[Any], int], bool]:
     """Return the ``__sizeof__`` that is written in C, and True if it is the class's own."""
+    if VISITS_BUFFER and type.__subclasscheck__(io.BytesIO, kind):
+        return object.__sizeof__, False  # its own one adds the buffer, which is counted as bytes
     found = [names["__sizeof__"] for names in map(class_dict, type.mro(kind)) if "__sizeof__" in names]
     in_c = next(method for method in found if type(method) is MethodDescriptorType)
     return in_c, in_c is found[0]
