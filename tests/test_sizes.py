@@ -315,6 +315,10 @@ def test_nothing_of_a_hostile_object_runs_and_its_neighbours_are_measured() -> N
 
 def test_a_limit_is_reported_and_a_long_list_is_sampled() -> None:
     assert not Sizes(limit=3000).measure([[str(number)] for number in range(3000)]).complete
+    chain: list[object] = []
+    for _ in range(100_000):
+        chain = [chain]
+    assert not Sizes().measure(chain).complete
     long = Sizes().measure([str(number) for number in range(10**6, 3 * 10**6)])
     assert long.complete
     assert long.notes == ("estimated from a sample of its items",)

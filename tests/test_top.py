@@ -73,11 +73,13 @@ def test_names_devices_and_sizes_are_selected() -> None:
 @pytest.mark.parametrize(
     ("kind", "parts", "shown"),
     [
-        ("columns", {"text": 120 * MIB, "number": 8 * MIB, "flag": 3}, "3 columns: text 120 MiB, number 8 MiB, …"),
+        ("columns", {"text": 120 * MIB, "number": 8 * MIB, "flag": 3}, "3 columns: text 120 MiB, number 8 MiB"),
         ("items", {"ndarray": 50}, "7 ndarray"),
         ("items", {"ndarray": 90, "str": 10}, "7 ndarray 90 B, 7 str 10 B"),
         ("keys", {'["a"]': 90, '["b"]': 60}, '2 DataFrame: ["a"] 90 B, ["b"] 60 B'),
         ("attributes", {".data": 90}, ".data 90 B"),
+        ("attributes", dict.fromkeys("abcd", 5), "a 5 B, b 5 B, c 5 B, …"),
+        ("keys", dict.fromkeys(map(str, range(150)), 5), "150 DataFrame: 0 5 B"),
         ("attributes", {}, ""),
     ],
 )

@@ -31,6 +31,8 @@ MOST_SIZED = 4_000_000
 _MOST_ITEMS = 1_000_000
 """Number of items to examine of longer containers: an evenly spread sample stands for all."""
 _AT_ONCE = 2000
+_CHUNK_COST = 40
+"""Number of objects that take as long as the overhead of a chunk: a chain has one object in each."""
 _MOST_MET = 100_000
 """Maximum number of objects that one measurement compares with those of earlier ones."""
 _LARGE = 1 << 16
@@ -295,7 +297,7 @@ class Sizes(Walk):
             self._queue.clear()
             self._long.clear()
             return [], []
-        self.left -= len(fresh)
+        self.left -= len(fresh) + _CHUNK_COST
         self._objects += len(fresh) * self._times
         apart = self._kinds["class"] | self._kinds["module"] | self._arrays
         plain = fresh

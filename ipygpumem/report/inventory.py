@@ -132,7 +132,8 @@ def _row(row: NamedSize, device: str, size: int, used: int) -> dict[str, str]:
 
 def content_of(row: NamedSize) -> str:
     """Return the largest parts of an object and their sizes, such as ``3 columns: text 120 MiB, number 8 MiB``."""
-    shown = [part for part in row.parts[:_PARTS_SHOWN] if part.size_bytes >= _LEAST_SHARE * row.size_bytes]
+    large = [part for part in row.parts if part.size_bytes >= _LEAST_SHARE * row.size_bytes] or row.parts[:1]
+    shown = large[:_PARTS_SHOWN]
     if not shown:
         return ""
     kind = next((part.kind for part in shown if part.kind != "index"), "")
@@ -142,7 +143,7 @@ def content_of(row: NamedSize) -> str:
     else:
         texts = [part.name + _size(part) for part in shown]
     head = f"{row.part_count} {kind if kind != 'keys' or len(kinds) > 1 else kinds.pop()}: "
-    more = ", …" if row.part_count > len(shown) else ""
+    more = ", …" if len(large) > len(shown) else ""
     return (head if kind in ("columns", "variables", "keys") else "") + ", ".join(map(clean_name, texts)) + more
 
 
