@@ -65,6 +65,12 @@ def in_memory_file(h5py):
     file.create_dataset("data", data=numpy.ones(4 * MIB))
     return file
 
+def vocabulary(spacy):
+    pipeline = spacy.blank("en")
+    for number in range(200_000):
+        pipeline.vocab[f"word{number}"]
+    return pipeline
+
 def stepped(torch):
     model = torch.nn.Linear(2048, 2048)
     optimizer = torch.optim.Adam(model.parameters())
@@ -159,6 +165,7 @@ LIBRARIES = {
         "a storage": "lambda: torch.ones(8 * MIB).untyped_storage()",
         "a sparse tensor": "lambda: torch.eye(2000).to_sparse() if False else torch.ones(2000, 1000).to_sparse()",
     },
+    "spacy": {"a vocabulary": "lambda: vocabulary(spacy)"},
     "lightgbm": {"a model": "lambda: booster(lightgbm, 80)"},
     "xgboost": {
         "a model": "lambda: trees(xgboost, 30)",
@@ -175,6 +182,7 @@ FIRST = {
     "pandas": "pandas.DataFrame({'a': ['x']}), pandas.DataFrame({'a': ['x']}, dtype=object)",
     "polars": "polars.select(polars.int_range(2).cast(str) + 'x')",
     "pyarrow": "pyarrow.array(['x']).dictionary_encode()",
+    "spacy": "list(spacy.blank('en').pipe(['text']))",
     "torch": "stepped(torch)",
     "xgboost": "trees(xgboost, 2)",
     "zarr": "zarr.create_array(zarr.storage.MemoryStore(), data=numpy.ones(4), compressors=None)",
@@ -182,7 +190,7 @@ FIRST = {
 """Code that makes a library load everything before anything is measured."""
 TOGETHER = (
     ("numpy", "pandas", "pyarrow", "polars", "PIL", "scipy", "xarray"),
-    ("h5py", "zarr", "sklearn", "lightgbm", "xgboost"),
+    ("h5py", "zarr", "sklearn", "spacy", "lightgbm", "xgboost"),
     ("jax", "torch"),
 )
 ROUGH = {"lightgbm: a model", "xgboost: a model", "xgboost: a matrix"}

@@ -104,6 +104,10 @@ def _ctypes_data(data: Any) -> Iterator[object]:
     yield _of(data, sys.modules["ctypes"].sizeof(data))
 
 
+def _cymem_pool(pool: Any) -> Iterator[object]:
+    yield _of(pool, pool.size + 8 * len(pool.addresses))  # malloc's headers
+
+
 def _h5py_file(item: Any) -> Iterator[object]:
     h5py: Any = sys.modules["h5py"]
     if item:  # open
@@ -205,6 +209,7 @@ _BY_INSTANCE: tuple[tuple[str, str, Behind], ...] = (
 )
 """Functions that read an instance of any subclass without running the subclass's code."""
 _BY_METHOD: tuple[tuple[str, str, Behind], ...] = (
+    ("cymem.cymem", "Pool", _cymem_pool),
     ("h5py", "Dataset", _h5py_file),
     ("h5py", "Group", _h5py_file),
     ("jaxlib._jax", "ArrayImpl", _jax_array),
