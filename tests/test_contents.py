@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ipygpumem.heap import garbage
-from ipygpumem.heap.made import MadeSince
+from ipygpumem.heap.objects_since import ObjectsSince
 from ipygpumem.inventory.contents import Contents
 
 
@@ -23,14 +23,14 @@ def _as_before() -> Iterator[None]:
     gc.enable()
 
 
-def collect(made: MadeSince) -> None:
+def collect(made: ObjectsSince) -> None:
     """Collect as our own code does."""
     made.save()
     gc.collect()
     made.start()
 
 
-ENDINGS: dict[str, tuple[Callable[[MadeSince], object], bool]] = {
+ENDINGS: dict[str, tuple[Callable[[ObjectsSince], object], bool]] = {
     "nothing": (lambda made: None, True),
     "a collection of young objects": (lambda made: gc.collect(1), True),
     "our full collection": (collect, True),
@@ -48,7 +48,7 @@ def test_new_objects_are_known_until_a_foreign_full_collection(ending: str) -> N
     gc.collect()
     gc.disable()  # an automatic full collection would be another's
     old = [Made() for _ in range(100)]
-    made = MadeSince()
+    made = ObjectsSince()
     gc.collect(1)
     made.start()
     first = Made()

@@ -26,7 +26,7 @@ from ipygpumem.heap import interrupts
 from ipygpumem.heap.bulk import of_types, one_of_each
 from ipygpumem.heap.heap import live_instances
 from ipygpumem.heap.holders.frames import stack
-from ipygpumem.heap.made import MadeSince
+from ipygpumem.heap.objects_since import ObjectsSince
 from ipygpumem.introspect import class_dict
 
 _ROUNDS = 5
@@ -132,7 +132,7 @@ class Garbage:
         """Collections of generation 0 that the collector had counted at the end of the last cell."""
         self._made = 0
         """Objects made by cells that the collector has not counted towards a full collection."""
-        self.made: list[MadeSince] = []
+        self.made: list[ObjectsSince] = []
         """Lists of new objects, which a full collection would mix with old ones."""
 
     # -- objects made since a mark -----------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class Garbage:
         self._make_old()
         return self.last
 
-    def list_from_now(self, made: MadeSince) -> None:
+    def list_from_now(self, made: ObjectsSince) -> None:
         """Begin a list of new objects right after ``mark``, where the collector's lists keep their order."""
         if self.last is not None and _YOUNG == (0, 1):
             made.start()

@@ -1,4 +1,4 @@
-"""Records what names hold, a few references deep, to find later what these old objects have received.
+"""Records the contents of named objects, a few references deep, to find later which new objects they hold.
 
 The collector tells the age of neither text nor frames of other libraries, but the containers that keep them are known.
 """
@@ -37,7 +37,7 @@ class Received(NamedTuple):
 
     name: str
     chain: tuple[object, ...]
-    """The objects from the name's to the one that holds the new ones."""
+    """The path: objects from the named one to the holder of the new ones."""
     items: list[object]
 
 
@@ -73,7 +73,7 @@ class Contents:
         return id(item) in self._known
 
     def received(self, namespace: dict[str, Any]) -> Iterator[Received]:
-        """Yield what is new in each object that was within reach, each object once."""
+        """Yield the new objects in each object that was within reach, each once."""
         now = dict(namespace)
         names = {id(now[name]): name for name in reversed(ownable(now))}
         level = [item for item in _leading([now[name] for name in names.values()]) if id(item) in self._known]

@@ -1,7 +1,7 @@
 """Finds memory of any kind that remains after an experiment: new objects, and the old objects that keep them.
 
-Two ways lead to them. The old objects within reach of a name show what they have received, text included. Elsewhere,
-new objects that the collector tracks count if an old object refers to them.
+Two ways lead to them. The old objects within reach of a name are compared with their earlier contents, text included.
+Elsewhere, new objects that the collector tracks count if an old object refers to them.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _measure_old(counted: Sizes, names: Mapping[str, object], new: set[int]) -> 
 def _entries(heap: Heap, new: set[int], seen: Collection[int]) -> list[object]:
     """Return the new objects, not counted yet, to which an old object refers.
 
-    The age of a dict is uncertain: what is new in it counts instead.
+    The age of a dict is uncertain: its new contents count instead.
     """
     found, waiting = list[object](), heap.referred(new.difference(seen), without=new)
     done = set(map(id, waiting))

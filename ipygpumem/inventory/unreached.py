@@ -1,4 +1,4 @@
-"""Finds memory of any kind that the user's code keeps in places that no name of the notebook leads to plainly.
+"""Finds memory of any kind that the user's code keeps in places that no name of the notebook leads to directly.
 
 Such places are functions (closures, defaults, caches), generators, errors, running functions, and libraries. What names
 lead to by items and attributes is kept on purpose.

@@ -16,7 +16,7 @@ from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
 from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.heap.holders.search import LAST_ERROR, OF_MODULE, Root, Roots, explain
-from ipygpumem.heap.made import MadeSince
+from ipygpumem.heap.objects_since import ObjectsSince
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import instance_dict, module_dict, text_of, type_name
@@ -65,7 +65,7 @@ class Baseline:
                 remarks.append(f"objects still alive will not be listed, {why}")
         self._names = NameSnapshot(context.namespace)
         self.contents = Contents(context.namespace)
-        self._made, self._garbage = MadeSince(), context.garbage
+        self._made, self._garbage = ObjectsSince(), context.garbage
         self._mark = context.garbage.mark()
         context.garbage.list_from_now(self._made)
 
@@ -88,7 +88,7 @@ class Baseline:
         if self._before is not None:
             self._before.close()
 
-    def made_since(self) -> set[int]:
+    def objects_since(self) -> set[int]:
         """Return the identities of the tracked objects made since; none if they cannot be told apart."""
         return self._made.identities() or set()
 
@@ -194,7 +194,7 @@ class Survivors:
         counted = {array.storage for item in alive for array in item.alive()}
         sizes.together([item for item in (*heap.tensors, *heap.ndarrays) if storage_key(item) in counted])
         names = {name: namespace[name] for name in ownable(list(namespace))}
-        smallest, new = self._context.config.min_held_bytes, baseline.made_since()
+        smallest, new = self._context.config.min_held_bytes, baseline.objects_since()
         rows = list(find(heap, names, baseline.contents, new, counted=sizes, kept=growth.kept, smallest=smallest))
         holders = explain((), heap, roots, more=[row.items[0] for row in rows if not row.chain])
         by_name = {row.name: row for row in arrays}

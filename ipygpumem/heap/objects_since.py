@@ -21,7 +21,7 @@ class _Mark:
     """An object in the collector's lists."""
 
 
-class MadeSince:
+class ObjectsSince:
     """The tracked objects made since ``start``.
 
     A container that the collector did not track at the start (a dict of numbers and text) counts as new once it is
@@ -35,7 +35,7 @@ class MadeSince:
         self._collections = -1
 
     def start(self) -> None:
-        """Begin here, right after a collection has made all existing objects old."""
+        """Start here, right after a collection has made all existing objects old."""
         self._mark, self._collections = _Mark(), _full_collections()
 
     def save(self) -> None:
