@@ -61,6 +61,25 @@ def test_a_step_is_credited_with_what_it_unmapped_and_a_trim_with_all_that_falls
     assert given == pytest.approx([0, 64, -32, 32], abs=4)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells RSS without releasing the GIL")
+@alone
+def test_garbage_is_credited_with_what_collections_free() -> None:
+    """Another thread frees memory between two of them."""
+    of_thread, garbage = [touched(64 << 20)], [touched(32 << 20)]
+
+    class Disturbed(Garbage):
+        def _make_old(self) -> int:
+            if of_thread:
+                of_thread.pop().close()
+            return super()._make_old()
+
+    garbage.append(garbage)  # type: ignore[arg-type]  # a cycle
+    meter, steps = Meter([HostProbe()]), reclaim.steps_that_free(Disturbed())[:1]
+    del garbage
+    (step,) = run(meter, steps)
+    assert step.freed["cpu"] / (1 << 20) == pytest.approx(32, abs=4)
+
+
 def test_a_step_that_fails_is_reported_and_the_next_one_runs() -> None:
     def broken() -> None:
         raise RuntimeError("no driver")

@@ -11,6 +11,7 @@ young. There, a callback notes each collection, because ``gc.get_stats()`` does 
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import threading
@@ -28,6 +29,7 @@ from ipygpumem.heap.heap import live_instances
 from ipygpumem.heap.holders.frames import stack
 from ipygpumem.heap.objects_since import ObjectsSince
 from ipygpumem.introspect import class_dict
+from ipygpumem.probes.host import fall_during
 
 _ROUNDS = 5
 _TIMES = 50
@@ -130,6 +132,7 @@ class Garbage:
         """The live instances of ``_bases`` that are older than ``last``; None if unknown."""
         self._collections = 0
         """Collections of generation 0 that the collector had counted at the end of the last cell."""
+        self._falls: list[int] | None = None
         self._made = 0
         """Objects made by cells that the collector has not counted towards a full collection."""
         self.made: list[ObjectsSince] = []
@@ -164,7 +167,7 @@ class Garbage:
             del new  # the list keeps them alive
             if known is not None and len(known) > self._MOST_KNOWN:
                 known = None  # most have died: nothing has asked for instances since
-        died = _run(_YOUNG[-1])
+        died = _run(_YOUNG[-1], self._falls)
         # Another thread has collected too, or may have made instances that were not listed.
         if self.last is not last or (known is not None and _progress_of_others() != progress):
             known = None
@@ -202,11 +205,19 @@ class Garbage:
 
     # -- collecting -------------------------------------------------------------------------------------------
 
-    def collect(self, since: GcMark | None = None) -> int:
+    def collect(self, since: GcMark | None = None, falls: list[int] | None = None) -> int:
         """Collect until nothing more dies, since finalisers may free more; return the number of objects that died.
 
-        With ``since``, look only at objects made after that mark, if they are still young.
+        With ``since``, look only at objects made after that mark, if they are still young. Add to ``falls`` how far RSS
+        fell in each collection, without other Python threads.
         """
+        self._falls = falls
+        try:
+            return self._collect_since(since)
+        finally:
+            self._falls = None
+
+    def _collect_since(self, since: GcMark | None) -> int:
         young = objects_since(since)
         if young is None:
             return self._collect_all()
@@ -229,7 +240,7 @@ class Garbage:
     def _collect_old(self) -> int:
         for made in list(self.made):
             made.save()
-        died = _run(2)
+        died = _run(2, self._falls)
         for made in list(self.made):
             made.start()
         self.last = self.last and GcMark(self._watch)  # objects made by finalisers are young
@@ -276,12 +287,15 @@ class Garbage:
         return True
 
 
-def _run(generation: int) -> int:
+def _run(generation: int, falls: list[int] | None = None) -> int:
     """Collect a generation as soon as no other thread collects; return the number of objects that died."""
     for _ in range(_TIMES):
         earlier = gc.get_stats()[generation]["collections"]
         with interrupts.reraise_swallowed():
-            died = gc.collect(generation)
+            collect = functools.partial(gc.collect, generation)
+            died, fall = fall_during(collect) if falls is not None else (collect(), None)
+        if falls is not None and fall is not None:
+            falls.append(fall)
         if gc.get_stats()[generation]["collections"] != earlier:
             return died
         time.sleep(0.001)

@@ -14,15 +14,16 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from ipygpumem.probes import Probe, cgroup, own_limits
 from ipygpumem.records import Method, Reading
 from ipygpumem.units import KIB, MIB
 
+T = TypeVar("T")
 _MARK = re.compile(rb"\nVmHWM:\s*(\d+) kB\nVmRSS:\s*(\d+) kB")
 """The two consecutive lines of ``/proc/self/status`` that every boundary reads."""
 _MAPPED = re.compile(rb"\nVmSize:\s*(\d+) kB")
@@ -167,6 +168,31 @@ def rss_bytes() -> int:
         return int(os.read(file, 200).split()[1]) * PAGE_BYTES
     finally:
         os.close(file)
+
+
+@functools.cache  # each makes garbage
+def _pread() -> Callable[..., object]:
+    return ctypes.PyDLL(None).pread
+
+
+def fall_during(call: functools.partial[T]) -> tuple[T, int | None]:
+    """Call a function written in C; return its result, and how far RSS fell in it, None if unknown.
+
+    No other Python thread runs between the two readings, because none of the three calls releases the GIL.
+    """
+    try:
+        file = os.open("/proc/self/statm", os.O_RDONLY)
+    except OSError:
+        return call(), None
+    try:
+        texts = [ctypes.create_string_buffer(200) for _ in range(2)]
+        first, last = (functools.partial(_pread(), file, text, 200, ctypes.c_long()) for text in texts)
+        run: Any = functools.partial.__call__  # in C, as map is
+        _, result, _ = map(run, (first, call, last))
+    finally:
+        os.close(file)
+    before, after = (int(text.value.split()[1]) * PAGE_BYTES for text in texts)
+    return result, before - after
 
 
 def _psutil() -> Any:

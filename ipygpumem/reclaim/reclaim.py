@@ -39,7 +39,7 @@ It returns 0 if there was nothing to do, True if it caused the whole decrease, `
 
 
 class AtMost(NamedTuple):
-    """Maximum number of bytes of RAM that a step can have freed, as reported by the allocator that it called."""
+    """Maximum number of bytes of RAM that a step can have freed, by its own count or by an allocator."""
 
     size_bytes: int
 
@@ -79,6 +79,12 @@ def _credit(before: Mapping[str, Reading], after: Mapping[str, Reading], done_by
     return freed
 
 
+def _collect(garbage: Garbage, since: GcMark | None) -> object:
+    falls: list[int] = []
+    died = garbage.collect(since, falls)
+    return AtMost(max(0, sum(falls))) if died and falls else died
+
+
 def _now(meter: Meter) -> dict[str, Reading]:
     """Return the meter's readings; empty if memory has run out."""
     try:
@@ -95,7 +101,7 @@ def steps_that_free(
     ``since`` returns the mark after which all possible garbage was made, if there is one. Pass ``devices=False`` if a
     broken context prevents emptying the devices' caches.
     """
-    steps: list[Step] = [("garbage", lambda: garbage.collect(since()))]
+    steps: list[Step] = [("garbage", lambda: _collect(garbage, since()))]
     if "pyarrow" in sys.modules and is_loaded("pyarrow"):
         steps.append(("pyarrow's pool", release_pyarrow_pool))
     if devices and loaded_torch() is not None:
