@@ -25,7 +25,7 @@ BUDGET = {
     "extras/tracker": 220,
     "extras/trainers": 270,
     "fitting": 955,
-    "heap": 4065,
+    "heap": 4070,
     "introspect": 190,
     "inventory": 2564,
     "magics": 1355,

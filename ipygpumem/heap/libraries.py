@@ -69,9 +69,10 @@ def _native(value: object, kind: str, *attributes: str) -> Any:
 
 
 def _arrow_array(array: Any) -> Iterator[object]:
-    yield from (buffer for buffer in array.buffers() if buffer is not None)
-    if is_instance(array, sys.modules["pyarrow"].DictionaryArray):
-        yield array.dictionary
+    arrow: Any = sys.modules["pyarrow"]
+    yield from (buffer for buffer in arrow.Array.buffers(array) if buffer is not None)
+    if is_instance(array, arrow.DictionaryArray):
+        yield arrow.DictionaryArray.dictionary.__get__(array)
 
 
 def _arrow_buffer(buffer: Any) -> Iterator[object]:
@@ -202,9 +203,11 @@ _BY_INSTANCE: tuple[tuple[str, str, Behind], ...] = (
     ("PIL.Image", "Image", _pillow_image),
     ("_ctypes", "Array", _ctypes_data),
     ("io", "BytesIO", _bytes_io),
+    ("jax._src.array", "ArrayImpl", _jax_array),
     ("mmap", "mmap", _memory_map),
     ("polars.dataframe.frame", "DataFrame", _polars_frame),
     ("polars.series.series", "Series", _polars_series),
+    ("pyarrow", "Array", _arrow_array),
     ("torch.jit", "ScriptModule", _script_module),
 )
 """Functions that read an instance of any subclass without running the subclass's code."""
@@ -212,10 +215,8 @@ _BY_METHOD: tuple[tuple[str, str, Behind], ...] = (
     ("cymem.cymem", "Pool", _cymem_pool),
     ("h5py", "Dataset", _h5py_file),
     ("h5py", "Group", _h5py_file),
-    ("jaxlib._jax", "ArrayImpl", _jax_array),
     ("lightgbm", "Booster", _lightgbm_booster),
     ("pandas._libs.index", "IndexEngine", _pandas_engine),
-    ("pyarrow", "Array", _arrow_array),
     ("pyarrow", "Buffer", _arrow_buffer),
     ("pyarrow", "ChunkedArray", _arrow_chunks),
     ("pyarrow", "RecordBatch", _arrow_columns),
@@ -323,7 +324,8 @@ def _named(attributes: Mapping[str, object]) -> Iterator[ObjectPart]:
 
 def _pandas_columns(frame: Any) -> Iterator[ObjectPart]:
     manager: Any = (instance_dict(frame) or {}).get("_mgr")
-    if library_of(type(manager)) == "pandas" and len(manager.items) <= MOST_PARTS:
+    is_plain = library_of(type(manager)) == library_of(type(manager.items)) == "pandas"  # no index of the user's class
+    if is_plain and len(manager.items) <= MOST_PARTS:
         labels = [_label(place, label) for place, label in enumerate(manager.items)]
         for block in manager.blocks:
             yield ObjectPart("columns", [labels[place] for place in block.mgr_locs], [block.values])
