@@ -21,7 +21,7 @@ class Node:
     def __init__(self): self.held = [self]
 def arithmetic():
     total = 0
-    for number in range(4_000_000):
+    for number in range(12_000_000):
         total += number * number % 7
 def small_objects():
     for _ in range(10):
