@@ -27,7 +27,7 @@ BUDGET = {
     "fitting": 955,
     "heap": 4070,
     "introspect": 190,
-    "inventory": 2564,
+    "inventory": 2585,
     "magics": 1355,
     "meter": 417,
     "probes": 1918,
@@ -35,7 +35,7 @@ BUDGET = {
     "records": 485,
     "report": 1955,
     "scope": 760,
-    "shell": 3806,
+    "shell": 3830,
     "units": 140,
 }
 """Maximum number of lines of each room. A number goes up only in a commit that says for which users."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
+from operator import not_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
 from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS
@@ -35,6 +37,8 @@ class Remaining:
     name: str = ""
     chain: tuple[object, ...] = ()
     """The notebook's name that leads to the objects, and the objects on the way, if these are known."""
+    is_old_perhaps: bool = False
+    """True if older objects are too many to be sure that they do not hold the memory, too."""
 
     def holder(self, roots: Roots) -> ReferencePath:
         """Return the path from the name."""
@@ -52,6 +56,7 @@ def find(
     counted: Sizes,
     kept: Iterable[object],
     smallest: int,
+    size_bytes: int,
 ) -> Iterator[Remaining]:
     """Yield what remains, in no order.
 
@@ -63,18 +68,31 @@ def find(
         counted: has measured everything that is named already.
         kept: objects that the user has kept on purpose.
         smallest: minimum bytes of a row.
+        size_bytes: the memory to find; once so much has been found, the search ends.
     """
     unknown = [value for value in names.values() if not contents.had(value)]  # bound by a function's ``global``
     counted.together([*kept, *unknown])
     received = list(contents.received(dict(names)))
     inside = {id(item) for one in received for item in one.items}
     _measure_old(counted, names, inside.union(new))
+    is_sure, left = counted.complete, size_bytes
     for one in received:
         items = [item for item in one.items if id(item) not in counted.seen]
         for held, some in _rows(items, counted, smallest):
-            yield Remaining(held, some, one.name, one.chain)
-    for held, some in _rows(_entries(heap, new, counted.seen), counted, smallest):
-        yield Remaining(held, some)
+            left -= held.size_bytes
+            yield Remaining(held, some, one.name, one.chain, not is_sure)
+    if left >= smallest:
+        for held, some in _rows(_entries(heap, new, counted.seen), counted, smallest):
+            yield Remaining(held, some, is_old_perhaps=not is_sure)
+
+
+def most_bytes(names: Mapping[str, object], contents: Contents, new: set[int]) -> int:
+    """Return an upper bound of what ``find`` can find; costs little if that is little."""
+    sizes, tracked = Sizes(), gc.get_objects()
+    found = sizes.together([item for one in contents.received(dict(names)) for item in one.items])
+    are_new = list(map(new.__contains__, map(id, tracked)))
+    sizes.seen.update(compress(map(id, tracked), map(not_, are_new)))
+    return found + sizes.together(list(compress(tracked, are_new)))
 
 
 def _measure_old(counted: Sizes, names: Mapping[str, object], new: set[int]) -> None:

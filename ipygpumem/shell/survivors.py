@@ -22,7 +22,7 @@ from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import instance_dict, module_dict, text_of, type_name
 from ipygpumem.inventory.baseline import BaselineSnapshot
 from ipygpumem.inventory.contents import Contents
-from ipygpumem.inventory.remaining import find
+from ipygpumem.inventory.remaining import find, most_bytes
 from ipygpumem.reclaim.reclaim import NameSnapshot, trim_host_heap
 from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.scope.scope import ownable
@@ -31,6 +31,8 @@ from ipygpumem.shell.ipython.caches import cell_of_output, is_of_ipython
 from ipygpumem.shell.ipython.sources import cell_of_file, cell_that_bound, running_cell
 from ipygpumem.shell.recovery import MUCH
 
+MOST_OLD = 20_000_000
+"""Maximum number of objects to examine behind the notebook's names, to know which memory is older."""
 MOST_EXPLAINED = 2000
 """Maximum number of arrays, largest first, whose holders are searched at once."""
 
@@ -160,7 +162,7 @@ class Survivors:
                 alive.append(WatchedName(held_without_name(tensors[0]), ((watch(tensors[0]), tensor),)))
         on_host = size_of(array for item in alive for array in item.alive() if array.device == "cpu")
         unnamed = growth.size_bytes - on_host
-        if not alive and unnamed < smallest:
+        if not alive and (unnamed < smallest or (unnamed < MUCH and self._most_others(baseline) < smallest)):
             return ()
         reported = {array.storage for item in self.known for array in item.alive()}  # by an inner experiment
         with context.display.working("holders of memory that was not freed") as progress, undisturbed():
@@ -179,6 +181,15 @@ class Survivors:
         trim_host_heap()  # the search's own heap must not count for the next experiment
         return found
 
+    def _names(self) -> dict[str, object]:
+        namespace = self._context.namespace
+        return {name: namespace[name] for name in ownable(list(namespace))}
+
+    def _most_others(self, baseline: Baseline) -> int:
+        """Return an upper bound of the memory without arrays that an experiment leaves."""
+        with undisturbed():
+            return most_bytes(self._names(), baseline.contents, baseline.objects_since())
+
     def _with_others(
         self,
         arrays: tuple[RetainedArray, ...],
@@ -189,19 +200,28 @@ class Survivors:
         first: int,
     ) -> tuple[RetainedArray, ...]:
         """Return the rows of arrays and of all other memory that an experiment leaves, largest first."""
-        namespace, roots = self._context.namespace, self.roots()
-        sizes = Sizes()
+        roots, sizes = self.roots(), Sizes(limit=MOST_OLD)
         counted = {array.storage for item in alive for array in item.alive()}
         sizes.together([item for item in (*heap.tensors, *heap.ndarrays) if storage_key(item) in counted])
-        names = {name: namespace[name] for name in ownable(list(namespace))}
-        smallest, new = self._context.config.min_held_bytes, baseline.objects_since()
-        rows = list(find(heap, names, baseline.contents, new, counted=sizes, kept=growth.kept, smallest=smallest))
+        rows = list(
+            find(
+                heap,
+                self._names(),
+                baseline.contents,
+                baseline.objects_since(),
+                counted=sizes,
+                kept=growth.kept,
+                smallest=self._context.config.min_held_bytes,
+                size_bytes=growth.size_bytes - size_of(array for item in alive for array in item.alive()),
+            )
+        )
         holders = explain((), heap, roots, more=[row.items[0] for row in rows if not row.chain])
         by_name = {row.name: row for row in arrays}
         found = []
         for row in rows:
             name = growth.names.get(id(row.items[0]), "") if len(row.items) == 1 else ""
             holder = row.holder(roots) if row.chain else holders["object", id(row.items[0])]
+            holder = _perhaps_old(holder) if row.is_old_perhaps else holder
             cell = cell_of_output(name) or cell_that_bound(self._context.shell, name, range(first)) if name else None
             held = replace(row.held, name=name, holder=holder, cell=cell)
             if name in by_name:  # its arrays are listed already
@@ -256,7 +276,7 @@ class Survivors:
         for item, arrays in alive:
             holder = holders.get(arrays[0].storage)
             if holder is not None and item.is_old_perhaps:
-                holder = ReferencePath(f"{holder.path}, possibly allocated before the experiment", "")
+                holder = _perhaps_old(holder)
             found.append(replace(item.held, size_bytes=size_of(arrays), arrays=len(arrays), holder=holder))
         return tuple(found)
 
@@ -304,6 +324,10 @@ def _without_name(
         if smallest <= array.size_bytes <= left and array.storage[0] == "numpy" and not is_known(item, array):
             left -= array.size_bytes
             yield WatchedName(held_without_name(item), ((watch(item), array),))
+
+
+def _perhaps_old(holder: ReferencePath) -> ReferencePath:
+    return ReferencePath(f"{holder.path}, possibly allocated before the experiment", "")
 
 
 def size_of(arrays: Iterable[Array]) -> int:

@@ -250,3 +250,11 @@ def test_no_code_of_an_object_runs_that_outlives_an_experiment(notebook: Kernel)
     fails(notebook, "def f():\n    mine = things(); raise MemoryError\nf()", "MemoryError")
     assert notebook.value("touched") == []
     assert len(survivors(notebook)) > 0
+
+
+def test_the_report_says_when_memory_may_be_older(notebook: Kernel) -> None:
+    works(notebook, "import ipygpumem.shell.survivors as module; most = module.MOST_OLD; module.MOST_OLD = 30", OLD)
+    works(notebook, "%%experiment a\nresults.append(bytes(8 << 20))")
+    works(notebook, "module.MOST_OLD = most")
+    ((kind, _, path),) = survivors(notebook)
+    assert (kind, path) == ("bytes", "notebook variable results[0], possibly allocated before the experiment")
