@@ -43,7 +43,7 @@ Shown are the median of the reports and the worst error."""
 
 def run_peaks(*, quick: bool) -> Section:
     """Return how many short peaks each tool catches."""
-    repeats = 1 if quick else 5
+    repeats = 1 if quick else 3
     rows = []
     with ExitStack() as stack:
         kernels = _kernels(stack)

@@ -94,7 +94,7 @@ def run(*, quick: bool) -> Section:
     """Return the milliseconds that each adds to its cells."""
     if util.find_spec("torch") is None:
         return Section("Experiments", "", (Row("all", "", "needs torch", NOT_INSTALLED, "", None),))
-    repeats = 5 if quick else 9
+    repeats = 5 if quick else 7
     rows = [row for name, heap, target in HEAPS for row in _rows(name, heap, target, repeats)]
     if not quick:
         _draw(repeats // 2)

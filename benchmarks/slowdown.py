@@ -46,7 +46,7 @@ whole cell, which adds report and garbage collection. Median of {rounds} runs, m
 
 def run(*, quick: bool) -> Section:
     """Return how many times longer cells of different kinds take with each tool on."""
-    seconds, rounds = (0.5, 3) if quick else (1.0, 7)
+    seconds, rounds = (0.5, 3) if quick else (1.0, 5)
     with Kernel() as kernel:
         kernel.run(_SETUP)
         rows = tuple(_row(kernel, work, title, seconds, rounds) for work, title in _WORKS)
