@@ -17,7 +17,7 @@ from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS
 from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.search import PathWriter, Root, Roots
-from ipygpumem.heap.sizes import Size, Sizes, row_of
+from ipygpumem.heap.sizes import MOST_SIZED, Size, Sizes, row_of
 from ipygpumem.introspect import module_of
 from ipygpumem.inventory.contents import Contents
 from ipygpumem.records import ReferencePath, RetainedArray
@@ -101,6 +101,7 @@ def _measure_old(counted: Sizes, names: Mapping[str, object], new: set[int]) -> 
     counted.seen |= fresh
     counted.together(list(names.values()))
     counted.seen -= fresh
+    counted.left = MOST_SIZED  # for the new objects
 
 
 def _entries(heap: Heap, new: set[int], seen: Collection[int]) -> list[object]:

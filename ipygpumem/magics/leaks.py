@@ -36,7 +36,7 @@ _QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")
 
 
 def leaks(app: App, options: Options) -> list[Report]:
-    """Report arrays that survived experiments or that no notebook name reaches, with their holders."""
+    """Report memory that survived experiments or that no notebook name reaches, with its holders."""
     smallest = app.context.config.min_held_bytes if options.min is None else options.min
     app.context.garbage.collect()  # garbage is no leak
     with app.context.display.working("leaks") as progress:

@@ -258,3 +258,15 @@ def test_the_report_says_when_memory_may_be_older(notebook: Kernel) -> None:
     works(notebook, "module.MOST_OLD = most")
     ((kind, _, path),) = survivors(notebook)
     assert (kind, path) == ("bytes", "notebook variable results[0], possibly allocated before the experiment")
+
+
+def test_frames_that_died_are_not_named_though_their_pages_are_not_back_yet(notebook: Kernel) -> None:
+    """As in polars#23128, the allocator keeps pages for a while: nothing of the user's is alive."""
+    pytest.importorskip("polars")
+    works(notebook, "import polars; results = []")
+    works(
+        notebook,
+        "%%experiment x\nframe = polars.DataFrame({'t': texts(16 << 10), 'n': range(16 << 10)})\n"
+        "results.append(frame.group_by('t').agg(polars.col('n').sum()).sort('n').height)",
+    )
+    assert survivors(notebook) == []
