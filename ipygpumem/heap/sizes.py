@@ -298,13 +298,13 @@ class Sizes(Walk):
             self._long.clear()
             return [], []
         self.left -= len(fresh) + _CHUNK_COST
-        self._objects += len(fresh) * self._times
         apart = self._kinds["class"] | self._kinds["module"] | self._arrays
         plain = fresh
         if not apart.isdisjoint(several):
             plain = _without(apart, fresh)
             self._tensors(self.of_kind("tensor", fresh))
             self._ndarrays(self.of_kind("ndarray", fresh))
+        self._objects += (len(plain) + len(of_types(self._arrays, fresh))) * self._times
         self._add("cpu", self._weight_of(plain, several))
         for item in of_types(self._behind, plain) if self._behind.keys() & several else ():
             self._look_behind(item)
