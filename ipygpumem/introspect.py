@@ -7,7 +7,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
-from itertools import repeat
+from itertools import compress, repeat
 from operator import is_
 from pathlib import Path
 from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
@@ -129,6 +129,7 @@ def _libraries() -> tuple[str, ...]:
     return (*(path for path in paths if path), _OURS, "<frozen", "<string", "<__array_function__")
 
 
+@functools.lru_cache(maxsize=10_000)
 def is_users(filename: str) -> bool:
     """Return True for a file that belongs neither to the standard library, nor to an installed package, nor to us."""
     installed = "site-packages" in filename or "dist-packages" in filename
@@ -154,23 +155,23 @@ def users_modules() -> dict[str, ModuleType]:
 
     A module belongs to the owner of its package, because checking each of thousands of modules takes longer.
     """
-    modules: dict[str, Any] = dict(sys.modules)
+    every: dict[str, Any] = dict(sys.modules)
+    are_modules = map(functools.partial(type.__subclasscheck__, ModuleType), map(type, every.values()))
+    modules = dict(compress(every.items(), are_modules))
     owned: dict[str, bool | None] = {}
+    """None for a top-level module without a file, such as a package of several folders."""
     found = {}
     for name, module in modules.items():
         root, dot, _ = name.partition(".")
         if root not in owned:
-            owned[root] = _is_users_package(modules.get(root))
+            top = modules.get(root)
+            file = None if top is None else _read_module_dict(top).get("__file__")
+            owned[root] = is_users(file) if type(file) is str and file else None
+            if owned[root] is None and top is not None:
+                owned[root] = is_users_module(top) or None
         if owned[root] or (owned[root] is None and dot and is_users_module(module)):
             found[name] = module
-    return {name: module for name, module in found.items() if is_instance(module, ModuleType)}
-
-
-def _is_users_package(module: Any) -> bool | None:
-    """Return True for a user's top-level module; None for one without a file, such as a package of several folders."""
-    if not is_instance(module, ModuleType):
-        return None
-    return is_users_module(module) or (None if not text_of(module_dict(module).get("__file__")) else False)
+    return found
 
 
 def solid_base(kind: type) -> Any:

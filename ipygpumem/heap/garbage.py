@@ -24,7 +24,7 @@ from operator import is_
 from typing import Any
 
 from ipygpumem.heap import interrupts
-from ipygpumem.heap.bulk import of_types, one_of_each
+from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each
 from ipygpumem.heap.heap import live_instances
 from ipygpumem.heap.holders.frames import stack
 from ipygpumem.heap.objects_since import ObjectsSince
@@ -201,7 +201,7 @@ class Garbage:
     def _new_instances(self) -> list[object] | None:
         """Return the instances of ``_bases`` that may be younger than the known ones; None if unknown."""
         young = objects_since(self.last)
-        return None if young is None else _of_kinds(young, lambda kind: _derives(kind, self._bases))
+        return None if young is None else of_types(kinds_of(young, *self._bases), young)
 
     # -- collecting -------------------------------------------------------------------------------------------
 
@@ -326,18 +326,10 @@ def objects_since(mark: GcMark | None) -> list[object] | None:
     return young if any(map(is_, young, repeat(mark))) and mark.is_last() else None
 
 
-def _of_kinds(items: Sequence[object], is_wanted: Callable[[type], bool]) -> list[Any]:
-    return of_types({key for key, item in one_of_each(items).items() if is_wanted(type(item))}, items)
-
-
-def _derives(kind: type, bases: Sequence[type]) -> bool:
-    return any(type.__subclasscheck__(base, kind) for base in bases)
-
-
 def _that_run_code(items: Sequence[object]) -> list[Callable[[], object]]:
     """Return functions that return None once one of ``items`` has died and run a finaliser or callback."""
-    ending = _of_kinds(items, _has_finaliser)
-    references = _of_kinds(items, lambda kind: _derives(kind, [weakref.ref]))
+    ending = of_types({key for key, item in one_of_each(items).items() if _has_finaliser(type(item))}, items)
+    references: list[Any] = of_types(kinds_of(items, weakref.ref), items)
     callback = weakref.ref.__dict__["__callback__"].__get__
     targets = [weakref.ref.__call__(item) for item in references if callback(item) is not None]
     return [weak(item) or _gone for item in (*ending, *targets) if item is not None]

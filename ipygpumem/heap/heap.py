@@ -293,7 +293,8 @@ def live_instances(*bases: type) -> list[object]:
     for kind in kinds:  # the list grows
         below: list[type] = type.__subclasses__(kind)
         kinds += [item for item in below if all(item is not known for known in kinds)]
-    return [item for item in gc.get_referrers(*kinds) if any(is_instance(item, base) for base in bases)]
+    referrers = gc.get_referrers(*kinds)
+    return of_types(kinds_of(referrers, *bases), referrers)
 
 
 def large_tensors(tensors: Iterable[object], smallest: int) -> dict[StorageKey, list[object]]:

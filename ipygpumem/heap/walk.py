@@ -57,6 +57,7 @@ _FEW, _LEVELS = 100, 3
 """Containers with more items are checked at once, this many levels deep, for anything but numbers and text."""
 
 _FUNCTION = {id(FunctionType)}
+_MODULE_OF: Callable[[Any], object] = vars(type)["__module__"].__get__
 _SIZED = {id(kind) for kind in (list, tuple, dict, set, frozenset)}
 _ARRAYS = {"tensor": ("torch", "Tensor"), "ndarray": ("numpy", "ndarray"), "jax": ("jax._src.array", "ArrayImpl")}
 
@@ -124,7 +125,7 @@ class Walk:
         if is_instance(item, ModuleType):
             return "module"
         may_refer = type.__dict__["__flags__"].__get__(type(item)) & HAS_REFERENCES
-        is_foreign = module_of(item).partition(".")[0] in TOOLS or any(is_instance(item, base) for base in NOT_ENTERED)
+        is_foreign = module_of(item).partition(".")[0] in TOOLS or issubclass(type(item), NOT_ENTERED)
         return "leading" if may_refer and not is_foreign else "skip"
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
@@ -196,7 +197,9 @@ class Walk:
                 candidates = [] if self._lead_nowhere(candidates) else self._with_more(candidates)
             leading += self._new(candidates)
         if self._own and not self._kinds["class"].isdisjoint(several):
-            own = [kind for kind in self.of_kind("class", items) if self._is_own(kind)]
+            classes = self.of_kind("class", items)
+            modules = map(_MODULE_OF, classes)
+            own = [kind for kind, name in zip(classes, modules, strict=True) if type(name) is str and name in self._own]
             leading += self._new(own)
         if len(leading) > self.left:
             self.complete = False
@@ -247,8 +250,6 @@ class Walk:
         self.seen |= new
         return list(by_key.values()) if len(new) == len(by_key) else [by_key[key] for key in by_key if key in new]
 
-    def _is_own(self, kind: object) -> bool:
-        return text_of(class_dict(kind).get("__module__")) in self._own
 
 
 # -- with their sizes -----------------------------------------------------------------------------------------------
