@@ -251,7 +251,6 @@ class Walk:
         return list(by_key.values()) if len(new) == len(by_key) else [by_key[key] for key in by_key if key in new]
 
 
-
 # -- with their sizes -----------------------------------------------------------------------------------------------
 
 
