@@ -87,7 +87,7 @@ def test_no_step_is_shown_to_have_given_more_than_came_back_in_all() -> None:
     freed = content.freed_report("freed", steps[:1], {"cpu": -1, "cuda:0": 0})
     assert (freed.headline, freed.lines) == (
         "freed: RAM 0 B, cuda:0 reserved 3 MiB",
-        ("names (cuda:0 reserved 3 MiB)",),
+        ("freed by: names (cuda:0 reserved 3 MiB)",),
     )
 
 
