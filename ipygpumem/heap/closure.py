@@ -7,24 +7,33 @@ know what one name owns.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain, compress
+from itertools import chain, compress, repeat
 from operator import not_
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS, flat_elements, library_type, memory_of, storage_key
+from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS, flat_elements, library_type, place_of, storage_key
 from ipygpumem.heap.bulk import by_identity, chunks, of_types, one_of_each, types_of
+from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.graphs import behind, kept_behind
+from ipygpumem.heap.libraries import bytes_of, hidden_memory, relatives
 from ipygpumem.heap.walk import MOST_KEPT
 from ipygpumem.introspect import is_atom, is_instance, module_dict, module_of
 
+_BASES = (("ndarray", ("numpy", "ndarray")), ("tensor", ("torch", "Tensor")), ("stream", ("io", "BytesIO")))
+_BUFFERS = {id(bytes), id(bytearray)}
+"""Types whose memory a tensor may use."""
 _FUNCTION = {id(FunctionType)}
-_OF_CONSTANT = 100
-"""Plain numbers and text with as many references from outside are constants, which no user owns."""
+_OF_CONSTANT, _LARGEST_CONSTANT = 100, 512
+"""Plain numbers and text of few bytes with as many references from outside are constants, which no user owns."""
+
+_ALIGNMENT, _PAGE = 64, 4096
+"""Alignment of torch's own memory; large arrays of NumPy start 16 bytes behind a page, and memory maps with one."""
 
 
 class Closure:
@@ -42,7 +51,7 @@ class Closure:
     def __init__(self, roots: Sequence[object]) -> None:
         self.objects: dict[int, object] = {}
         self.complete = True
-        self._kinds: dict[str, set[int]] = {"all": set(), "entered": set(), "ndarray": set(), "tensor": set()}
+        self._kinds: dict[str, set[int]] = {"all": set(), "entered": set(), **{name: set() for name, _ in _BASES}}
         """Identities of types, by how their objects are handled."""
         self._spaces = {id(module_dict(item)) for item in list(sys.modules.values()) if is_instance(item, ModuleType)}
         """Identities of namespaces of modules."""
@@ -85,22 +94,42 @@ class Closure:
         counts = dict(zip(self.objects, map(sys.getrefcount, self.objects.values()), strict=True))
         self.objects.popitem()
         _, every = counts.popitem()  # the references that each object has at this moment
-        inside = self._inside + Counter(ours)
+        inside = self._inside.copy()
+        inside.update(ours)
         more = {key: number - every - inside[key] for key, number in counts.items() if number - every != inside[key]}
         held = {key: number for key, number in self._of_tensors(self.tensors(), more).items() if number > 0}
-        return {key for key, number in held.items() if number < _OF_CONSTANT or not is_atom(self.objects[key])}
+        return {key for key, number in held.items() if number < _OF_CONSTANT or not self._is_small(key)}
 
-    def shared_with(self, tensors: Iterable[Any]) -> set[int]:
-        """Return the identities of tensors whose storage or graph is shared with one of ``tensors`` from outside."""
-        own = self.tensors()
-        if not own:
-            return set()
-        outside = [tensor for tensor in tensors if id(tensor) not in self.objects]
-        nodes = dict[int, Any]()
-        kept = [item for leaves in (True, False) for item in kept_behind(outside, nodes, leaves=leaves)]
-        with sys.modules["torch"]._C.DisableTorchFunction():
-            storages = {storage_key(tensor) for tensor in (*outside, *kept)} - {None}
-            return {id(tensor) for tensor in own if storage_key(tensor) in storages}
+    def partners(self, heap: Heap) -> dict[int, object]:
+        """Return an object from outside that shares memory with one of this closure, by the latter's identity.
+
+        A tensor that a graph from outside has saved is its own partner.
+        """
+
+        def outside(items: Iterable[Any]) -> list[Any]:
+            return [item for item in items if id(item) not in self.objects]
+
+        by_memory = dict[object, object]()
+        hiding, own = relatives(self.objects.values()), self.tensors()
+        if own or hiding:
+            tensors, nodes = outside(heap.tensors), dict[int, Any]()
+            kept = [item for leaves in (True, False) for item in kept_behind(tensors, nodes, leaves=leaves)]
+            by_memory = {storage_key(item): item for item in (*kept, *tensors)}
+            by_memory.pop(None, None)
+            by_memory |= {key: item for item in outside(heap.of_types(hiding)) for key in hidden_memory(item)}
+        keys: list[tuple[object, set[Any]]] = [(item, {storage_key(item)}) for item in own]
+        keys += [(item, hidden_memory(item)) for item in of_types(hiding, list(self.objects.values()))]
+        found = {id(item): by_memory[key] for item, memory in keys for key in memory & by_memory.keys()}
+        shared = {id(item): address for item in own if (address := _shared_address(item))}
+        numpy: Any = sys.modules.get("numpy")
+        if shared and numpy is not None:
+            buffers = [item for item in outside(heap.of_types(_BUFFERS)) if sys.getsizeof(item) >= _LARGEST_CONSTANT]
+            pairs = [*zip(buffers, map(numpy.frombuffer, buffers, repeat("u1")), strict=True)]
+            pairs += [(array, array) for array in outside(heap.ndarrays)]
+            places = [(item, place_of(array)) for item, array in pairs]
+            for item, (_, start, end) in places:
+                found |= {key: item for key, address in shared.items() if start <= address < end}
+        return found
 
     def tensors(self, keys: Collection[int] | None = None) -> list[Any]:
         """Return the tensors, all or those with some identities."""
@@ -108,6 +137,10 @@ class Closure:
         return found if keys is None else [tensor for tensor in found if id(tensor) in keys]
 
     # -- implementation -------------------------------------------------------------------------------------------
+
+    def _is_small(self, key: int) -> bool:
+        item = self.objects[key]
+        return is_atom(item) and sys.getsizeof(item) <= _LARGEST_CONSTANT
 
     def _of_tensors(self, tensors: Sequence[Any], more: dict[int, int]) -> dict[int, int]:
         """Correct the references from outside for those in torch's C++ code, which Python's counts do not show."""
@@ -122,6 +155,8 @@ class Closure:
             view = one[:]
             shows_one = sys.getrefcount(one) - alone  # from torch 2.10 on, the object has one for all of C++
             del view
+            storage = torch.Tensor.untyped_storage(one)
+            unnamed = sys.getrefcount(storage)
             for tensor in tensors if count is not None else ():
                 in_torch = count(tensor) - 1
                 beyond = in_torch - self._inside_torch[id(tensor)]
@@ -132,7 +167,8 @@ class Closure:
             on_storage.pop(None, None)
             for same in on_storage.values():
                 storage = torch.Tensor.untyped_storage(same[0])
-                if counts_storage(storage._cdata) > len(same) + 1 or not storage.resizable():  # or NumPy's memory
+                has_name = id(storage) not in self.objects and sys.getrefcount(storage) > unnamed
+                if has_name or counts_storage(storage._cdata) > len(same) + 1 or _is_foreign(_shared_address(same[0])):
                     more[id(same[0])] = 1
         return more
 
@@ -143,9 +179,12 @@ class Closure:
             self._spaces.update(id(function.__globals__) for function in of_types(_FUNCTION, objects))
         found, of_torch = gc.get_referents(*objects), list[Any]()
         if not several.isdisjoint(self._kinds["ndarray"]):
+            read: Any = library_type("numpy", "ndarray")
             for array in of_types(self._kinds["ndarray"], objects):
-                behind_it = memory_of(library_type("numpy", "ndarray"), array)  # type: ignore[arg-type]
-                found += [*([behind_it] if behind_it is not array else []), *(flat_elements(array) or ())]
+                viewed = read.base.__get__(array)
+                found += (flat_elements(array) or ()) if viewed is None else [viewed]
+        for item in of_types(self._kinds["stream"], objects):
+            found += bytes_of(item)
         if not several.isdisjoint(self._kinds["tensor"]):
             base: Any = library_type("torch", "Tensor")
             with sys.modules["torch"]._C.DisableTorchFunction():
@@ -171,16 +210,30 @@ class Closure:
             for key, item in one_of_each(objects).items():
                 if key not in self._kinds["all"]:
                     self._kinds["all"].add(key)
-                    if not _is_left_out(item):
+                    if not is_left_out(item):
                         self._kinds["entered"].add(key)
-                    for name, place in (("ndarray", ("numpy", "ndarray")), ("tensor", ("torch", "Tensor"))):
+                    for name, place in _BASES:
                         base = library_type(*place)
                         if base is not None and is_instance(item, base):
                             self._kinds[name].add(key)
         return several
 
 
-def _is_left_out(item: object) -> bool:
+def _shared_address(tensor: Any) -> int:
+    """Return the address of host memory that torch shares or shared with another library; else 0."""
+    torch: Any = sys.modules["torch"]
+    with torch._C.DisableTorchFunction(), contextlib.suppress(Exception):  # some have no storage
+        storage = torch.Tensor.untyped_storage(tensor)
+        return 0 if storage.resizable() or storage.device.type != "cpu" else int(storage.data_ptr())
+    return 0
+
+
+def _is_foreign(address: int) -> bool:
+    """Return True for an address of shared memory that torch has not allocated, as far as alignment tells."""
+    return address > 0 and (address % _ALIGNMENT > 0 or address % _PAGE == 0 or "jax" in sys.modules)
+
+
+def is_left_out(item: object) -> bool:
     """Return True for modules, frames, code, objects of tools, and classes."""
     is_foreign = module_of(item).partition(".")[0] in TOOLS or any(is_instance(item, base) for base in NOT_ENTERED)
     return is_foreign or is_instance(item, ModuleType) or is_instance(item, type)

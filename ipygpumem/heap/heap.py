@@ -90,7 +90,7 @@ class Heap:
         self.tasks: list[object] = []
         self.ndarrays: list[object] = []
         self._inside: list[tuple[object, set[int]]] | None = None
-        """Object arrays, with the identities of the containers and arrays in them."""
+        """Object arrays, with the identities of the containers and arrays in them; views, with that of their base."""
         # Python 3.12's asyncio shows the collector objects that it has freed and keeps for reuse. Putting one into a
         # list frees it again, and every later collection would loop for ever.
         for item in (self, extra, sys.modules.get("_asyncio")):
@@ -153,6 +153,13 @@ class Heap:
                     those += of_types(kinds, part)
             yield gc.get_referents(*part)
         yield from _referents_of(_contents(self.ndarrays))
+
+    def of_types(self, kinds: set[int]) -> list[object]:
+        """Return the objects of some types, including those that the collector does not track."""
+        found: dict[int, object] = {}
+        for part in chunks([*self._tracked, *self._containers]):
+            found.update(by_identity(of_types(kinds, [*part, *gc.get_referents(*part)])))
+        return list(found.values())
 
     @property
     def tracked(self) -> Sequence[object]:
@@ -280,6 +287,9 @@ def _contents(arrays: Sequence[Any]) -> list[object]:
 
 
 def _identities_inside(array: object) -> set[int]:
+    viewed = library_type("numpy", "ndarray").__dict__["base"].__get__(array)
+    if viewed is not None:
+        return {id(viewed)}
     return {id(item) for item in flat_elements(array) or () if not is_atom(item)}
 
 

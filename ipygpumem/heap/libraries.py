@@ -23,6 +23,7 @@ from ipygpumem.introspect import (
     ATOMS,
     class_dict,
     instance_dict,
+    is_atom,
     is_exactly,
     is_instance,
     key_text,
@@ -90,11 +91,12 @@ def _arrow_columns(table: Any) -> Iterator[object]:
     yield from table.columns
 
 
-def _bytes_io(stream: Any) -> Iterator[object]:
+def bytes_of(stream: Any) -> Iterator[object]:
+    """Yield the bytes from which a ``BytesIO`` was made, while it shares them."""
     kind = io.BytesIO
     is_shared = kind.__sizeof__(stream) == kind.__sizeof__(io.BytesIO())
     if is_shared and not VISITS_BUFFER and not kind.closed.__get__(stream):
-        yield kind.getvalue(stream)  # the bytes that it was made from; no copy
+        yield kind.getvalue(stream)  # no copy
 
 
 VISITS_BUFFER = len(gc.get_referents(io.BytesIO(b"text"))) > 1
@@ -102,7 +104,8 @@ VISITS_BUFFER = len(gc.get_referents(io.BytesIO(b"text"))) > 1
 
 
 def _ctypes_data(data: Any) -> Iterator[object]:
-    yield _of(data, sys.modules["ctypes"].sizeof(data))
+    if sys.modules["_ctypes"].Array._b_base_.__get__(data) is None:  # else part of another
+        yield _of(data, sys.modules["ctypes"].sizeof(data))
 
 
 def _cymem_pool(pool: Any) -> Iterator[object]:
@@ -157,10 +160,13 @@ def _polars_frame(frame: Any) -> Iterator[object]:
     return (piece for part in _polars_columns(frame) for piece in part.objects or ())
 
 
-def _polars_series(series: Any) -> Iterator[object]:
+def _polars_series(series: Any) -> Iterable[object]:
     column = _native(series, "PySeries", "_s")
-    if column is not None:
-        yield _of(column, _polars_size(column))
+    return () if column is None else _polars_column(column)
+
+
+def _polars_column(column: Any) -> Iterator[object]:
+    yield _of(column, _polars_size(column))
 
 
 def _polars_size(column: Any) -> int:
@@ -202,9 +208,10 @@ def _xgboost_data(data: Any) -> Iterator[object]:
 _BY_INSTANCE: tuple[tuple[str, str, Behind], ...] = (
     ("PIL.Image", "Image", _pillow_image),
     ("_ctypes", "Array", _ctypes_data),
-    ("io", "BytesIO", _bytes_io),
+    ("io", "BytesIO", bytes_of),
     ("jax._src.array", "ArrayImpl", _jax_array),
     ("mmap", "mmap", _memory_map),
+    ("polars._plr", "PySeries", _polars_column),
     ("polars.dataframe.frame", "DataFrame", _polars_frame),
     ("polars.series.series", "Series", _polars_series),
     ("pyarrow", "Array", _arrow_array),
@@ -242,9 +249,40 @@ def behind(kind: type) -> Behind | None:
     return None
 
 
+def relatives(objects: Iterable[object]) -> set[int]:
+    """Return the identities of all types whose instances may share hidden memory with one of the objects."""
+    tables = [
+        (module.partition(".")[0], library_type(module, name)) for module, name, _ in (*_BY_INSTANCE, *_BY_METHOD)
+    ]
+    here = one_of_each(list(objects)).values()
+    own = {library for library, base in tables if base is not None and any(is_instance(item, base) for item in here)}
+    kinds = [base for library, base in tables if library in own and base is not None]
+    for kind in kinds:  # the list grows
+        kinds += type.__subclasses__(kind)
+    return set(map(id, kinds))
+
+
+def hidden_memory(item: Any) -> set[object]:
+    """Return identities of the memory behind an object; one for all of polars, which hides what it shares."""
+    function = behind(type(item))
+    if function in (_polars_column, _polars_frame, _polars_series):
+        return {"polars"}
+    try:
+        found = list(function(item)) if function is not None else []
+    except Exception:  # closed, or an unknown version of the library
+        return set()
+    pieces = [
+        {part.key} if type(part) is Piece else {id(part)} if is_atom(part) else hidden_memory(part) for part in found
+    ]
+    return set[object]().union(*pieces)
+
+
 def library_of(kind: type) -> str:
     """Return the package of the module that has the class; a user's class can claim any, but is not found there."""
-    name = text_of(type.__dict__["__module__"].__get__(kind))  # C classes have no entry of that name
+    try:
+        name = text_of(type.__dict__["__module__"].__get__(kind))  # C classes have no entry of that name
+    except AttributeError:  # ctypes made it for code without a module
+        return ""
     module: Any = sys.modules.get(name)
     is_there = is_instance(module, ModuleType) and module_dict(module).get(name_of(kind)) is kind
     return name.partition(".")[0] if is_there else ""

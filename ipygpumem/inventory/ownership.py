@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ipygpumem.heap.arrays import storage_key
-from ipygpumem.heap.closure import Closure
+from ipygpumem.heap.closure import Closure, is_left_out
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.search import NOTEBOOK, PathWriter, Root, Roots, Search, explain
@@ -18,7 +18,10 @@ from ipygpumem.records import Record, ReferencePath
 
 _MOST_SEARCHED = 2000
 """Maximum number of objects whose holders are searched, the nearest first."""
+_OF_IPYTHON, _MOST_ALIASES = 3, 4
+"""The rank of IPython's own copies, whose variables users should keep; maximum number of names in a row."""
 _PARTS_SHOWN, _LEAST_SHARE = 5, 0.01
+_SMALL = ReferencePath("smaller objects, which something else uses too", "")
 _UNSEEN = ReferencePath("something that cannot be seen from Python: a running function or compiled code", "")
 
 
@@ -59,7 +62,9 @@ class Ownership(Record):
     held: tuple[HeldPart, ...] = ()
     """Other holders, the largest first."""
     complete: bool = True
-    """False if there were too many objects to follow all."""
+    """False if there were too many objects to follow all; then ``freed_bytes`` is empty."""
+    followed: bool = True
+    """False for a module, class, frame or part of IPython: its content is not counted."""
 
     @property
     def size_bytes(self) -> int:
@@ -81,11 +86,15 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
         closure = Closure(holding)
         held = closure.held_from_outside({id(holding[0]): references})
         heap = Heap(running_locals())  # after counting, because it refers to every object
-        held = _worth_naming(closure, held | closure.shared_with(heap.tensors))
-        groups = _by_holder(closure, held, heap, _from_outside(roots, name if is_name else "", closure, holding))
+        partners = closure.partners(heap)
+        held |= partners.keys()
+        named = _worth_naming(closure, held)
+        outside = _from_outside(roots, name if is_name else "", closure, holding)
+        groups = _by_holder(closure, named, partners, heap, outside)
         heap.drop()
+        partners.clear()
         sizes, seen, held_parts = Sizes(), set[int](), []
-        for holder, keys in groups.items():
+        for holder, keys in [*groups.items(), (_SMALL, held - named)]:
             reached = closure.reach(keys) - seen
             seen |= reached
             held_parts.append(HeldPart(holder, len(keys), _measure(sizes, closure, keys, reached)))
@@ -100,10 +109,11 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
         is_name,
         type_name(holding[0]),
         dict(total),
-        freed,
+        freed if closure.complete else {},
         tuple((part.name, part.size_bytes) for part in size.parts[:_PARTS_SHOWN]),
         tuple(sorted((part for part in held_parts if part.size_bytes), key=lambda part: -part.size_bytes)),
         closure.complete and size.complete,
+        not is_left_out(holding[0]),
     )
 
 
@@ -119,8 +129,8 @@ def _worth_naming(closure: Closure, held: set[int]) -> set[int]:
 
 def _measure(sizes: Sizes, closure: Closure, keys: Collection[int], reached: Collection[int]) -> dict[str, int]:
     """Return the bytes behind some objects, and those of tensors that only torch's C++ code reaches from them."""
-    items = [closure.objects[key] for key in keys]
-    return sizes.measure([*items, *closure.tensors(reached)]).device_bytes
+    items = [*(closure.objects[key] for key in keys), *closure.tensors(reached)]
+    return sizes.measure(items).device_bytes if items else {}
 
 
 def _from_outside(roots: Roots, name: str, closure: Closure, holding: list[object]) -> Roots:
@@ -134,16 +144,23 @@ def _without(name: str, root: Callable[[object], Root | None]) -> Callable[[obje
     return lambda key: None if key == name else root(key)
 
 
-def _by_holder(closure: Closure, held: set[int], heap: Heap, roots: Roots) -> dict[ReferencePath, set[int]]:
-    """Return the identities of objects by the root that holds them, with the path to one of them; variables first."""
+def _by_holder(
+    closure: Closure, held: set[int], partners: Mapping[int, object], heap: Heap, roots: Roots
+) -> dict[ReferencePath, set[int]]:
+    """Return the identities of objects by the root that holds them, with the path to one of them; variables first.
+
+    An object that nothing holds is explained by the holder of its partner, which shares its memory.
+    """
     nearest = [key for key in closure.objects if key in held]
     searched, rest = nearest[:_MOST_SEARCHED], set(nearest[_MOST_SEARCHED:])
-    search = Search([closure.objects[key] for key in searched], heap, roots)
+    sharing = [partners[key] for key in searched if key in partners]
+    search = Search([*(closure.objects[key] for key in searched), *sharing], heap, roots)
     writer = PathWriter(roots)
     by_root: dict[str, tuple[ReferencePath, set[int]]] = {}
     for key in searched:
-        item = closure.objects[key]
-        found = search.chain(item, search.named) or search.chain(item, search.unnamed)
+        both = closure.objects[key], partners.get(key, closure.objects[key])
+        ways = ((item, search.chain(item, ways)) for ways in (search.named, search.unnamed) for item in both)
+        item, found = next((way for way in ways if way[1] is not None), (both[0], None))
         if found is None:
             rest.add(key)
             continue
@@ -167,7 +184,9 @@ def _by_holder(closure: Closure, held: set[int], heap: Heap, roots: Roots) -> di
 
 def _named(holder: ReferencePath, root: Root, roots: Sequence[Root]) -> ReferencePath:
     """Return a holder with all names that refer to its object directly, and with the line that deletes a variable."""
-    if root.rank == 0 and root.code:
-        holder = replace(holder, advice=f"del {root.code}")
-    aliases = [other.text for other in roots if other.text != root.text]
-    return replace(holder, path=", ".join([holder.path, *dict.fromkeys(aliases)]))
+    variables = [other.code for other in (root, *roots) if other.rank == 0 and other.code]
+    if root.rank == 0 and variables and all(other.rank < _OF_IPYTHON for other in roots):
+        holder = replace(holder, advice=f"del {', '.join(dict.fromkeys(variables))}")
+    aliases = list(dict.fromkeys(other.text for other in roots if other.text != root.text))
+    more = [f"{len(aliases) - _MOST_ALIASES} more names"] if len(aliases) > _MOST_ALIASES else []
+    return replace(holder, path=", ".join([holder.path, *aliases[:_MOST_ALIASES], *more]))

@@ -19,11 +19,11 @@ def why(app: App, options: Options) -> list[Report]:
     """Return the report on a name, an expression, or a deleted name."""
     expression, names = options.expression, app.context.namespace
     is_name = expression in names
-    if expression.isidentifier() and not is_name:
-        return [_of_deleted(app, expression)]
     try:
         holding = [names[expression] if is_name else app.context.shell.ev(expression)]
     except Exception as error:
+        if type(error) is NameError and expression.isidentifier():
+            return [_of_deleted(app, expression)]
         raise UsageError(clean(f"%gpumem why: {quoted(expression)}: {ellipsize(describe_error(error))}")) from None
     with app.context.display.working("what else holds it"):
         found = take(expression, holding, app.experiments.survivors.roots(), 1 + is_name, is_name=is_name)

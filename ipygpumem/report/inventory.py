@@ -167,7 +167,7 @@ def why_report(found: Ownership) -> Report:
     """Return the report on a name or an expression."""
     total, freed = found.size_bytes, sum(found.freed_bytes.values())
     head = [clean_name(found.name), clean_name(found.type_name), *sizes(found.device_bytes)]
-    if found.is_name:
+    if found.is_name and (freed or found.complete):
         head.append(f"del {clean_name(found.name)} frees {format_bytes(freed) if found.held else 'all of it'}")
     rows = [
         {
@@ -183,8 +183,12 @@ def why_report(found: Ownership) -> Report:
         lines.append(
             f"consists of {', '.join(f'{clean_name(name)} {format_bytes(size)}' for name, size in found.parts)}"
         )
+    if not found.followed:
+        lines.append("the content of a module, class, frame or part of IPython is not counted")
     if not found.complete:
-        lines.append("there are too many objects to follow all: figures are lower bounds")
+        lines.append(
+            "there are too many objects to follow all: figures are lower bounds, and any of it may have more holders"
+        )
     return Report(
         "why", SEPARATOR.join(head), lines, [Table.of(rows, {"still held"}, code={"freed by"})] if rows else ()
     )

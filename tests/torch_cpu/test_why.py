@@ -37,13 +37,27 @@ CASES = [
     (FUNCTION, 1, 1),
     (FUNCTION + "b = a", 0, 1),
     (SUSPENDED, 1, 1),
+    ("big = [bytes(MIB)] * 1000; a = big[0]", 0, 1),
+    ("b = bytes(256 * MIB); c = bytes(MIB); a = [b, c]", 0, 257),
+    ("c = np.zeros(MIB, 'u1').view(np.recarray); a = c[1:]; b = c[2:]; del c", 0, 1),
+    ("c = memoryview(bytearray(MIB)); a = np.frombuffer(c, 'u1'); b = np.frombuffer(c, 'u1'); del c", 0, 1),
+    ("b = np.array([bytes(MIB), None], dtype=object); a = [b[:1], b[0]]; del b; b = a[1]", 0, 1),
+    ("b = io.BytesIO(bytes(MIB)); a = io.BytesIO(b.getvalue())", 0, 1),
+    ("b = (ctypes.c_char * MIB * 2)(); a = b[0]", 0, 2),
+    ("b = pyarrow.table({'x': np.zeros(2**17)}); a = b.slice(0)", 0, 1),
+    ("a = pyarrow.table({'x': np.zeros(2**17)}); b = pyarrow.table({'x': np.zeros(2**17)})", 1, 1),
+    ("b = polars.DataFrame({'x': np.zeros(2**17)}); a = b['x'].to_numpy()", 0, 1),
+    ("a = torch.zeros(2**18); a.numpy()", 1, 1),
+    ("b = bytearray(MIB); a = torch.frombuffer(b, dtype=torch.uint8)", 0, 1),
+    ("b = [np.zeros(9 + 2**17)[n:] for n in range(9)]; a = [torch.from_numpy(c)[2:] for c in b]", 0, 9),
+    ("a = torch.zeros(2**18); b = a.untyped_storage()", 0, 1),
     ("class A: pass\na = A(); a.big = bytes(MIB); a.me = a; b = a.big", 0, 1),
 ]
 """Code, and the MiB that deleting ``a`` frees, of those that it holds."""
 RUN = """
 def of_case(code):
     names = {"MIB": 2**20}
-    exec("import numpy as np, pandas, torch, ipygpumem\\nfrom torch import nn", names)
+    exec("import ctypes, io, numpy as np, pandas, polars, pyarrow, torch, ipygpumem\\nfrom torch import nn", names)
     exec(f"{code}\\nfound = ipygpumem.why(a)", names)
     found = names["found"]
     held = sum(part.size_bytes for part in found.held)
@@ -91,7 +105,13 @@ def test_an_output_a_closure_and_a_deleted_name(notebook: Kernel) -> None:
     assert "cache[0]" in report
     assert "no such name" not in report
     assert works(notebook, "%gpumem why missing").reports("why")[0].startswith("missing is not defined")
-    for wrong in ("%gpumem why", "%gpumem why 1 +", "%gpumem why cache['it'"):
+    (report,) = works(notebook, "first = second = [0] * 2**20\nthird = first\n%gpumem why first").reports("why")
+    assert "del second, third" in report
+    (report,) = works(notebook, "%gpumem why In").reports("why")
+    assert "del _ih" not in report
+    (report,) = works(notebook, "%gpumem why print").reports("why")
+    assert "is not defined" not in report
+    for wrong in ("%gpumem why", "%gpumem why 1 +", "%gpumem why class", "%gpumem why cache['it'"):
         reply = notebook.run(wrong)
         assert "%gpumem why" in reply.stderr + reply.stdout
         assert "Traceback" not in reply.stderr

@@ -228,9 +228,9 @@ class Search:
                 continue
             referred.update(children)
             for holder, held in _with_own_dict(referrer, children):
-                found = [(root, key) for key in held if (root := self._root(holder, objects[key])) is not None]
+                found = [(root, key) for key in held for root in self._roots_in(holder, objects[key])]
                 self._kept += found
-                if not found:
+                if not found and id(holder) not in self._roots.namespaces:
                     self._objects[id(holder)] = holder
                     self._children.setdefault(id(holder), []).extend(held)
                     for key in held:
@@ -267,8 +267,8 @@ class Search:
         """Return all roots that refer to ``target`` directly."""
         return [root for root, key in self._kept if key == id(target)]
 
-    def _root(self, referrer: object, child: object) -> Root | None:
-        """Return the root with which ``referrer`` holds ``child``, if it is one: a variable rather than an output."""
+    def _roots_in(self, referrer: object, child: object) -> list[Root]:
+        """Return the roots with which ``referrer`` holds ``child``, if it is one."""
         key, found = id(referrer), list[Root]()
         if key in self._roots.namespaces:
             all_of_them = map(self._roots.namespaces[key], self._keys_of(referrer, child))
@@ -283,7 +283,7 @@ class Search:
         elif is_instance(referrer, threading.Thread):
             name = text_of((instance_dict(referrer) or {}).get("_name"))
             found = [Root(f'thread "{name}"', 1, "let it end, then join() it")]
-        return min(found, key=lambda root: root.rank, default=None)
+        return found
 
     def _keys_of(self, namespace: Any, child: object) -> list[object]:
         """Return the keys under which a namespace, which may be large, keeps ``child``."""
@@ -664,6 +664,8 @@ def _went_into(path: _Path, parent: Any, child: object) -> bool:
         path.go(item, item, is_fixed=is_instance(parent, tuple))
     elif is_instance(parent, set) or is_instance(parent, frozenset):
         path.go(" (in a set)")
+    elif is_instance(parent, library_type("numpy", "ndarray") or list) and parent.base is child:
+        pass  # a view: its own path says enough
     elif elements(parent) is not None:
         path.go(" (in an array of objects)")
     else:
