@@ -27,7 +27,7 @@ BUDGET = {
     "fitting": 955,
     "heap": 4170,
     "introspect": 190,
-    "inventory": 2605,
+    "inventory": 2606,
     "magics": 1355,
     "meter": 417,
     "probes": 1918,

@@ -73,6 +73,11 @@ def find(
     unknown = [value for value in names.values() if not contents.had(value)]  # bound by a function's ``global``
     counted.together([*kept, *unknown])
     received = list(contents.received(dict(names)))
+    if new:  # a tracked object that is not among them is older, however deep inside it was
+        received = [
+            one._replace(items=[item for item in one.items if id(item) in new or not gc.is_tracked(item)])
+            for one in received
+        ]
     inside = {id(item) for one in received for item in one.items}
     _measure_old(counted, names, inside.union(new))
     is_sure, left = counted.complete, size_bytes

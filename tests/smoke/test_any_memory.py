@@ -98,7 +98,7 @@ AROUND = """
 index = {text: number for number, text in enumerate(old_texts)}
 results.append(index); results.append(old_texts[:]); results.append([deep]); vars(deep); vars(deep.inner.inner.inner)
 old_index["a"]["b"]["c"]["new"] = [1]; deep.inner.inner.inner.cache["new"] = []; old_list.sort(reverse=True)
-best = deep.inner.inner; results.append(best); copy = dict(old_index); results.append(copy)
+best = deep.inner.inner.inner; results.append(best); copy = dict(old_index); results.append(copy)
 results.append(bytes(8 << 20))
 """
 
