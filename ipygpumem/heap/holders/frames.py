@@ -101,5 +101,6 @@ def peek(frame: FrameType) -> dict[str, object]:
 
 
 def _is_ours_alone(frame: FrameType, names: object) -> bool:
-    only_ours = 4  # the frame's reference, the caller's, the one in ``names``, and getrefcount's own
+    # The frame's reference, the caller's, the one in ``names``, getrefcount's own, and until 3.10 the caller's stack's.
+    only_ours = 4 if sys.version_info >= (3, 11) else 5
     return type(names) is dict and frame.f_trace is None and sys.getrefcount(names) == only_ours
