@@ -88,7 +88,10 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
         heap = Heap(running_locals())  # after counting, because it refers to every object
         partners = closure.partners(heap)
         held |= partners.keys()
-        named = _worth_naming(closure, held)
+        whole = Sizes()
+        size = whole.measure(holding[0])
+        whole.drop()
+        named = _worth_naming(closure, held, size.size_bytes)
         outside = _from_outside(roots, name if is_name else "", closure, holding)
         groups = _by_holder(closure, named, partners, heap, outside)
         heap.drop()
@@ -100,9 +103,6 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
             held_parts.append(HeldPart(holder, len(keys), _measure(sizes, closure, keys, reached)))
         freed = _measure(sizes, closure, {id(holding[0])}, closure.objects.keys() - seen)
         sizes.drop()
-        whole = Sizes()
-        size = whole.measure(holding[0])
-        whole.drop()
     total = sum((Counter(part.device_bytes) for part in held_parts), Counter(freed))
     return Ownership(
         name,
@@ -117,14 +117,14 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
     )
 
 
-def _worth_naming(closure: Closure, held: set[int]) -> set[int]:
-    """Return the objects held from outside, without those that would hardly add to the rest, such as a dtype."""
+def _worth_naming(closure: Closure, held: set[int], total: int) -> set[int]:
+    """Return the objects held from outside, without those that are a small part of ``total``, such as a dtype."""
     if len(held) > _MOST_SEARCHED:
         return held
     sizes = Sizes()
     found = {key: sizes.measure(closure.objects[key]).size_bytes for key in closure.objects if key in held}
     sizes.drop()
-    return {key for key, size in found.items() if size * len(found) >= _LEAST_SHARE * sum(found.values())}
+    return {key for key, size in found.items() if size * len(found) >= _LEAST_SHARE * total}
 
 
 def _measure(sizes: Sizes, closure: Closure, keys: Collection[int], reached: Collection[int]) -> dict[str, int]:
