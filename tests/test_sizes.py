@@ -292,7 +292,7 @@ def test_a_named_object_is_counted_under_its_own_name() -> None:
         (dict.fromkeys(range(1000), 1.5), {"float": 1000}),
         (User([1, 2]), {".content": 1}),
     ],
-    ids=str,
+    ids=["items of several types", "texts", "a dict", "numbers", "an object"],
 )
 def test_parts_are_named_as_the_user_knows_them(value: object, parts: dict[str, int]) -> None:
     found = Sizes().measure(value)
