@@ -95,21 +95,21 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
         outside = _from_outside(roots, name if is_name else "", closure, holding)
         groups = _by_holder(closure, named, partners, heap, outside)
         heap.drop()
-        partners.clear()
         sizes, seen, held_parts = Sizes(), set[int](), []
         for holder, keys in [*groups.items(), (_SMALL, held - named)]:
             reached = closure.reach(keys) - seen
             seen |= reached
             held_parts.append(HeldPart(holder, len(keys), _measure(sizes, closure, keys, reached)))
-        freed = _measure(sizes, closure, {id(holding[0])}, closure.objects.keys() - seen)
+        own = closure.objects.keys() - seen
+        freed = _measure(sizes, closure, {id(holding[0])}, own) if closure.complete else {}
         sizes.drop()
     total = sum((Counter(part.device_bytes) for part in held_parts), Counter(freed))
     return Ownership(
         name,
         is_name,
         type_name(holding[0]),
-        dict(total),
-        freed if closure.complete else {},
+        dict(total) if closure.complete else size.device_bytes,
+        freed,
         tuple((part.name, part.size_bytes) for part in size.parts[:_PARTS_SHOWN]),
         tuple(sorted((part for part in held_parts if part.size_bytes), key=lambda part: -part.size_bytes)),
         closure.complete and size.complete,
@@ -147,10 +147,7 @@ def _without(name: str, root: Callable[[object], Root | None]) -> Callable[[obje
 def _by_holder(
     closure: Closure, held: set[int], partners: Mapping[int, object], heap: Heap, roots: Roots
 ) -> dict[ReferencePath, set[int]]:
-    """Return the identities of objects by the root that holds them, with the path to one of them; variables first.
-
-    An object that nothing holds is explained by the holder of its partner, which shares its memory.
-    """
+    """Return the objects' identities by the root that holds them or a partner, and the path to one; variables first."""
     nearest = [key for key in closure.objects if key in held]
     searched, rest = nearest[:_MOST_SEARCHED], set(nearest[_MOST_SEARCHED:])
     sharing = [partners[key] for key in searched if key in partners]
