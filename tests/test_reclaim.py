@@ -125,7 +125,7 @@ def test_text_columns_of_pandas_come_back(kernel: Kernel) -> None:
     made = 'frame = pandas.DataFrame({"text": [f"text number {n} of many" for n in range(2_000_000)]})'
     (text,) = works(kernel, f"%%experiment text\n{made}\nassert frame.text.dtype == 'str'").reports("experiment")
     consumed, freed = re.search(r"RAM +\+([\d.]+) MiB +(\S+) MiB", text).groups()  # type: ignore[union-attr]
-    assert float(freed) > 0.9 * float(consumed) > 90, text
+    assert float(freed) > 0.7 * float(consumed) > 90, text  # the rest is pandas' first use of itself
     assert "pyarrow's pool (RAM " in text
 
 

@@ -282,7 +282,7 @@ def test_what_a_reset_left_is_credited_to_the_outputs(
         shell.run_cell(cell, store_history=True)
     capsys.readouterr()
     shell.run_cell("%gpumem free")
-    assert re.search(r"^  outputs \(RAM 6[34](\.\d)? MiB\)", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^  freed by: outputs \(RAM 6[34](\.\d)? MiB\)", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_ctrl_c_that_leaves_an_experiment_open_says_so(

@@ -217,7 +217,7 @@ def measured(kinds: dict[str, str], setup: str = "", first: Sequence[str] = ()) 
 def wrong(found: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
     """Return the kinds whose size is not that of the growth."""
     assert min(truth for truth, _ in found.values()) > 4 << 20, found
-    within = {name: 0.5 if name in ROUGH else 0.05 for name in found}
+    within = {name: 0.5 if name in ROUGH else 0.08 for name in found}
     return {name: both for name, both in found.items() if abs(both[1] / both[0] - 1) > within[name]}
 
 

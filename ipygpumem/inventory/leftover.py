@@ -13,6 +13,8 @@ from ipygpumem.probes.host import RamFigures, own_pages
 from ipygpumem.probes.pools import is_loaded
 from ipygpumem.units import MIB, format_bytes
 
+_FEW_BYTES = 4 * MIB
+"""Less is left by almost every experiment: caches of modules, gaps between objects."""
 _MANY_MODULES = 50
 """Fewer imported modules are no cause of what an experiment leaves: our own work imports some, too."""
 
@@ -31,7 +33,7 @@ def unnamed(start: RamFigures, kept_bytes: int, named: Mapping[str, int]) -> lis
         free = min(free, own_pages().free_heap_bytes)
     sizes = {**named, "code of libraries": now.file_bytes - start.file_bytes, "free heap pages": free}
     left = kept_bytes - sum(max(0, size) for size in sizes.values())
-    if left <= min(MANY_BYTES, MANY_SHARE * kept_bytes):
+    if left <= max(_FEW_BYTES, min(MANY_BYTES, MANY_SHARE * kept_bytes)):
         return []
     texts = [f"{format_bytes(size)} {name}" for name, size in sizes.items() if size >= MIB]
     texts.append(f"{format_bytes(left)} not named, probably {likely_causes(now.modules - start.modules)}")

@@ -284,7 +284,7 @@ def freed_report(
     for device, size in freed.items():
         reserved = sum(max(0, step.freed_reserved.get(device, 0)) for step in steps)  # if no tensor was freed
         what = f"reserved {format_bytes(reserved)}" if reserved and size <= 0 else format_bytes(max(0, size))
-        found.append(f"{device_label(device)} {what}")
+        found += [f"{device_label(device)} {what}"] * (size > 0 or device not in OUTSIDE)
     lines = (*[f"freed by: {by_step}"] * bool(by_step), *notes, *_failed_steps(steps))
     return Report("note", f"{title}: {', '.join(found) or 'nothing'}", lines)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ipygpumem.records import Usage
-from ipygpumem.units import format_bytes, format_change
+from ipygpumem.records import OUTSIDE, Usage
+from ipygpumem.units import MIB, format_bytes, format_change
 
 SEPARATOR = " · "
 NAMES_SHOWN = 40
@@ -240,7 +240,12 @@ def sampled_mark(usage: Usage) -> str:
 
 
 def in_use(usage: Usage) -> bool:
-    """Return True for a device worth reporting: the host, and an accelerator that is or was in use."""
+    """Return True for a device worth reporting: the host, and any other that is or was in use.
+
+    Semaphores of libraries take a few KiB of shared memory, which no user asks about.
+    """
+    if usage.device in OUTSIDE:
+        return max(usage.peak_bytes, usage.before_bytes) >= MIB
     return usage.device == "cpu" or bool(usage.peak_bytes or usage.before_bytes or usage.reserved_bytes)
 
 
