@@ -28,7 +28,7 @@ BUDGET = {
     "heap": 4170,
     "introspect": 190,
     "inventory": 2605,
-    "magics": 1355,
+    "magics": 1356,
     "meter": 417,
     "probes": 1918,
     "reclaim": 846,

@@ -101,6 +101,7 @@ def _others(
         module = _OF_MODULE.fullmatch(_QUOTED.sub("", holder.path))
         if module is None and not _is_plain(holder.path, modules.keys()):
             leaked.append(replace(row_of([item], size), holder=holder))
+    sizes.together([*heap.tensors, *heap.ndarrays])  # those of outputs are listed by storage
     of_outputs = [(name, value, sizes.together([value])) for name, value in outputs.items()]
     return leaked, [
         (size, "cpu", f"{name}: {type_name(value)} that only IPython holds", f"to free it: %xdel _{name[4:-1]}", size)

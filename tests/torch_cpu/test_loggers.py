@@ -68,4 +68,5 @@ def test_the_other_recipes_run_against_a_stand_in(
     assert shell.run_cell(recipe(title)).success
     assert shell.run_cell("x = 1").success
     shell.run_cell("stop()")
-    assert [len(metrics) for metrics in logger.logged] == [1, 1]
+    assert len(logger.logged) == 2
+    assert all(logger.logged)  # with one metric for each device
