@@ -198,6 +198,31 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == ["x.json"]
 
 
+KILLED = """
+import os, signal, ipygpumem
+os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
+ipygpumem.export("x.json")
+"""
+
+
+def test_what_a_killed_process_had_begun_to_write_goes_with_the_next_export(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, check=False)
+    assert done.returncode == -9
+    (left,) = names(tmp_path)
+    stays = [
+        left.replace("-", f"-{os.getpid()}-", 1).replace(left.split("-")[1] + "-", ""),  # of a process that runs
+        ".ipygpumem-1-0badcafe-00.tmp",  # of another machine's
+        ".ipygpumem-notes.tmp",
+        "ipygpumem-1-00.tmp",
+    ]
+    for name in (*stays, ".ipygpumem-2-0badcafe-00.tmp", ".ipygpumem-0123456789abcdef.tmp"):
+        (tmp_path / name).touch()
+    for name in (".ipygpumem-2-0badcafe-00.tmp", ".ipygpumem-0123456789abcdef.tmp", ".ipygpumem-notes.tmp"):
+        os.utime(tmp_path / name, (1, 1))
+    export.save(tmp_path / "y.csv", SESSION)
+    assert names(tmp_path) == sorted([*stays, "y.csv"])
+
+
 def test_an_interrupted_write_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(descriptor: int) -> None:
         raise KeyboardInterrupt

@@ -33,7 +33,7 @@ BUDGET = {
     "probes": 1918,
     "reclaim": 846,
     "records": 485,
-    "report": 1963,
+    "report": 1988,
     "scope": 760,
     "shell": 3830,
     "units": 140,

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import hashlib
 import io
 import json
 import os
+import re
 import secrets
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ipygpumem.errors import FileError, ellipsize, quoted
 from ipygpumem.introspect import type_name
+from ipygpumem.probes import host
 from ipygpumem.records import MOST_DEVICES, USAGE_BYTES, SessionRecord, open_plain
 from ipygpumem.report.layout import clean
 from ipygpumem.units import format_bytes
@@ -25,6 +29,9 @@ _NAME = "ipygpumem"
 _HEAD_BYTES = 4096
 _MOST_BYTES = 2**29
 """Maximum size of an export to read: enough for about a million cells."""
+_STALE_SECONDS = 3600
+_TEMPORARY = re.compile(r"\.ipygpumem-(?:(\d{1,10})-([0-9a-f]{8})-)?[0-9a-f]+\.tmp")
+"""Name of a file that is being written: PID and machine of the process."""
 
 _RUN = ("execution_count", "cell_id", "experiment", "started_at", "duration_seconds", "success", "error")
 _CELL = (*_RUN, "source_line", "source_digest")
@@ -173,7 +180,8 @@ def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], 
 
 def _replace(place: Path, data: bytes, mode: int | None) -> None:
     # In the same folder, for an atomic rename; a short name, because the file's own may have the maximum length.
-    temporary = place.with_name(f".ipygpumem-{secrets.token_hex(8)}.tmp")
+    temporary = place.with_name(f".ipygpumem-{os.getpid()}-{_here()}-{secrets.token_hex(4)}.tmp")
+    _remove_stale(place.parent)
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
             if mode is not None:
@@ -187,3 +195,20 @@ def _replace(place: Path, data: bytes, mode: int | None) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def _here() -> str:
+    """Return a short identifier of the machine and PID namespace."""
+    return hashlib.sha256(host.process_space().encode()).hexdigest()[:8]
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove temporary files of killed processes; those of other machines only if they are an hour old."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob(".ipygpumem-*.tmp"):
+            if (found := _TEMPORARY.fullmatch(path.name)) is None:
+                continue
+            with contextlib.suppress(OSError):
+                is_dead = found[2] == _here() and not host.is_running(int(found[1]))
+                if is_dead or time.time() - path.lstat().st_mtime > _STALE_SECONDS:
+                    path.unlink()
