@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import resource
 import socket
 import stat
@@ -210,7 +211,7 @@ def test_what_a_killed_process_had_begun_to_write_goes_with_the_next_export(tmp_
     assert done.returncode == -9
     (left,) = names(tmp_path)
     stays = [
-        left.replace("-", f"-{os.getpid()}-", 1).replace(left.split("-")[1] + "-", ""),  # of a process that runs
+        re.sub(r"-\d+-", f"-{os.getpid()}-", left, count=1),  # of a process that runs
         ".ipygpumem-1-0badcafe-00.tmp",  # of another machine's
         ".ipygpumem-notes.tmp",
         "ipygpumem-1-00.tmp",
