@@ -22,6 +22,8 @@ _FIGURE = re.compile(r"[+-]?[\d.]+ (?:[KMGTP]iB|B|ms|µs|s)\b|\+0\b")
 _MOVED = re.compile(r"(?<=RAM #), peak #, # now$", re.MULTILINE)
 """What the line of a cell says only of a device that moved by a MiB, which small cells do on some machines."""
 _SMALL_STEPS = re.compile(r", (?:garbage|malloc_trim) \(RAM #\)")
+_VARYING = re.compile("freed by:|garbage and caches")
+"""Lines that depend on how much garbage there was, or on which steps freed enough to be listed."""
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 _ANCHOR = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -37,7 +39,7 @@ def read(name: str) -> str:
 def without_figures(text: str) -> list[str]:
     """The lines of a report as words; which steps gave enough to be listed differs from run to run."""
     lines = _SMALL_STEPS.sub("", _MOVED.sub("", _FIGURE.sub("#", text))).replace("─", "").splitlines()
-    words = [" ".join(line.split()) for line in lines if line.strip() and "freed by:" not in line]
+    words = [" ".join(line.split()) for line in lines if line.strip() and not _VARYING.search(line)]
     return [line for line in words if not line.startswith("of it ")]  # what a command imported, unless it was before
 
 
