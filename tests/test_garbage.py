@@ -13,6 +13,7 @@ import pytest
 from ipygpumem.heap import garbage
 from ipygpumem.heap.garbage import Garbage, objects_since
 from ipygpumem.heap.heap import live_instances
+from ipygpumem.heap.objects_since import ObjectsSince
 from tests.alone import alone
 from tests.tracing import interrupted_at
 
@@ -39,6 +40,17 @@ def work(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let the process have used ``seconds`` more of CPU time whenever it is asked."""
     clock = itertools.count(0.0, seconds)
     monkeypatch.setattr(garbage.time, "process_time", lambda: next(clock))
+
+
+@alone
+def test_a_full_collection_leaves_no_garbage_of_ours_for_the_next() -> None:
+    collector, rounds = Garbage(), list[int]()
+    for _ in range(2):
+        collector.made.append(ObjectsSince())
+        collector.made[-1].start()
+    collector.collect(None, [])
+    gc.callbacks.append(lambda phase, info: rounds.append(info["collected"]) if phase == "stop" else None)
+    assert [collector.collect(None, []) for _ in range(3)] == [0, 0, 0], rounds
 
 
 def test_garbage_is_left_alone_where_collecting_would_cost_too_much(monkeypatch: pytest.MonkeyPatch) -> None:

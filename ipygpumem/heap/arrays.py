@@ -272,7 +272,7 @@ def place_of(array: Any) -> Span:
 
 
 class WatchedArray:
-    """Tells whether the memory of an array is still alive, without keeping it alive.
+    """Checks if the memory of an array is still alive, without keeping it alive.
 
     NumPy refuses to resize an array that has weak references. So the weak reference exists only until ``detach``, while
     no user code runs. After that, call ``update`` with the arrays that are alive.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from array import array
-from itertools import chain, compress, count, repeat
+from itertools import compress, count, repeat
 from operator import is_
 from typing import Any
 
@@ -57,9 +57,16 @@ class ObjectsSince:
     def _behind_mark(self) -> list[Any] | None:
         if self._collections != _full_collections():
             return None
-        tracked = list(chain.from_iterable(gc.get_objects(generation=number) for number in (2, 1, 0)))
-        old, new = (next(compress(count(), map(is_, tracked, repeat(mark))), -1) for mark in (self._old, self._mark))
+        # The youngest first, and no inner function: a list or cell made before would be in the list, a cycle that keeps
+        # every object alive.
+        young = gc.get_objects(generation=0)
+        tracked = [*gc.get_objects(generation=2), *gc.get_objects(generation=1), *young]
+        old, new = _position(tracked, self._old), _position(tracked, self._mark)
         return tracked[new + 1 :] if 0 <= old < new else None
+
+
+def _position(items: list[Any], wanted: object) -> int:
+    return next(compress(count(), map(is_, items, repeat(wanted))), -1)
 
 
 def _full_collections() -> int:

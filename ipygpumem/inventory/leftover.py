@@ -1,4 +1,4 @@
-"""Says what the RAM consists of that an experiment leaves in use, and how many bytes of it cannot be named."""
+"""Breaks down the RAM that an experiment leaves in use, with the bytes that cannot be named."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def find(
     smallest: int,
     size_bytes: int,
 ) -> Iterator[Remaining]:
-    """Yield what remains, in no order.
+    """Yield the remaining memory, in no particular order.
 
     Args:
         heap: the live objects.
@@ -101,7 +101,7 @@ def most_bytes(names: Mapping[str, object], contents: Contents, new: set[int]) -
 
 
 def _measure_old(counted: Sizes, names: Mapping[str, object], new: set[int]) -> None:
-    """Count what the names hold without passing through new objects."""
+    """Count the memory behind the names, without passing through new objects."""
     fresh = new.difference(counted.seen)
     counted.seen |= fresh
     counted.together(list(names.values()))

@@ -170,6 +170,10 @@ def rss_bytes() -> int:
         os.close(file)
 
 
+_TEXT = ctypes.c_char * 200
+"""Kept, because a type made for each call would be garbage that the next collection finds."""
+
+
 @functools.cache  # each makes garbage
 def _pread() -> Callable[..., object]:
     return ctypes.PyDLL(None).pread
@@ -185,8 +189,8 @@ def fall_during(call: functools.partial[T]) -> tuple[T, int | None]:
     except OSError:
         return call(), None
     try:
-        texts = [ctypes.create_string_buffer(200) for _ in range(2)]
-        first, last = (functools.partial(_pread(), file, text, 200, ctypes.c_long()) for text in texts)
+        texts = [_TEXT() for _ in range(2)]
+        first, last = (functools.partial(_pread(), file, text, len(text), ctypes.c_long()) for text in texts)
         run: Any = functools.partial.__call__  # in C, as map is
         _, result, _ = map(run, (first, call, last))
     finally:
