@@ -145,11 +145,12 @@ def test_a_cell_an_experiment_and_the_status_count_both(kernel: Kernel) -> None:
     (text,) = works(kernel, "%gpumem status").reports("status")
     assert re.search(r"shared memory +64 MiB", text)
     assert re.search(r"python\S* +cell 2 +worker.terminate\(\)", text), text
-    works(kernel, "worker.terminate(); segment.close(); del segment, worker")
+    works(kernel, "segment.close(); del segment; older = worker; del worker")  # not of the next experiment
     (text,) = works(kernel, f"%%experiment batches --keep worker{BATCHES}").reports("experiment")
     assert re.search(r"shared memory +\+64 MiB +64 MiB$", text, re.MULTILINE), text
     assert re.search(r"child processes +\+[67][\d.]+ MiB +0 B$", text, re.MULTILINE), text
-    assert "to end them: worker.terminate()" in text
+    assert re.search("to end them: worker.terminate\\(\\)$", text, re.MULTILINE), text
+    works(kernel, "older.terminate()")
 
 
 PARALLEL = """%%experiment parallel

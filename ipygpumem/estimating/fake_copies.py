@@ -206,7 +206,8 @@ class FakeCopies:
             for key, item in list(base.items(value)):
                 base.__setitem__(copy, self.of(key), self.of(item))
         else:
-            (base.update if base is set else base.extend)(copy, [self.of(item) for item in base.__iter__(value)])
+            items = list(base.__iter__(value))  # in one step: a thread may change it
+            (base.update if base is set else base.extend)(copy, map(self.of, items))
         self._fill(value, copy)
         return copy
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.search import NOTEBOOK, PathWriter, Root, Roots, Search, explain
 from ipygpumem.heap.sizes import Sizes
-from ipygpumem.introspect import type_name
+from ipygpumem.introspect import is_users_module, module_of, type_name
 from ipygpumem.records import Record, ReferencePath
 
 _MOST_SEARCHED = 2000
@@ -164,7 +165,9 @@ def _by_holder(
         root, chain = found
         label = root.text or str(id(chain[0]))
         if label not in by_root:
-            by_root[label] = _named(writer.holder(root, chain), root, search.roots_of(item)), set()
+            holder = writer.holder(root, chain)
+            may_delete = len(chain) == 1 or not _is_users(chain[0])
+            by_root[label] = _named(holder, root, search.roots_of(item), may_delete=may_delete), set()
         by_root[label][1].add(key)
         if rest and len(chain) > 1:  # the container of one searched object may hold many more
             neighbours = rest.intersection(map(id, gc.get_referents(chain[-2])))
@@ -179,10 +182,16 @@ def _by_holder(
     return {**groups, **({_UNSEEN: rest} if rest else {})}
 
 
-def _named(holder: ReferencePath, root: Root, roots: Sequence[Root]) -> ReferencePath:
-    """Return a holder with all names that refer to its object directly, and with the line that deletes a variable."""
+def _is_users(item: object) -> bool:
+    """Return True for a container or a user's object: it may hold more, so that no advice deletes all of it."""
+    module = module_of(item)
+    return module in ("builtins", "collections", "__main__") or is_users_module(sys.modules.get(module))
+
+
+def _named(holder: ReferencePath, root: Root, roots: Sequence[Root], *, may_delete: bool) -> ReferencePath:
+    """Return a holder with all names that refer to its object directly, and the line that deletes these variables."""
     variables = [other.code for other in (root, *roots) if other.rank == 0 and other.code]
-    if root.rank == 0 and variables and all(other.rank < _OF_IPYTHON for other in roots):
+    if may_delete and root.rank == 0 and variables and all(other.rank < _OF_IPYTHON for other in roots):
         holder = replace(holder, advice=f"del {', '.join(dict.fromkeys(variables))}")
     aliases = list(dict.fromkeys(other.text for other in roots if other.text != root.text))
     more = [f"{len(aliases) - _MOST_ALIASES} more names"] if len(aliases) > _MOST_ALIASES else []

@@ -54,6 +54,8 @@ Parameters = dict[str, int | float | str]
 
 PARAMETER = re.compile(r"[^\W\d][\w.-]{0,79}")
 _ATTEMPTS = 5
+_CLOCK_SECONDS = 0.02
+"""Error of the times at which processes start."""
 """Maximum number of attempts to end an experiment: finalisers may raise, or a Ctrl-C may interrupt, each of them."""
 _MEASURES_LINES = re.compile(r"^%%memlines", re.MULTILINE)
 """Matches cells that are not instrumented: it would skew line costs."""
@@ -823,7 +825,8 @@ class Experiment:
             named = {"still alive": alive, "kept": leftover.ram_of(values)}
             notes += leftover.unnamed(self._ram_at_start, kept["cpu"], named)
         if kept.get("children", 0) >= least:
-            lines = children.endings(children.with_endings(outside.children(), namespace))
+            new = [child for child in outside.children() if child.started_at >= self._started_at - _CLOCK_SECONDS]
+            lines = children.endings(children.with_endings(new, namespace))
             text = f"child processes have {format_bytes(kept['children'])} more than at its start; to end them: "
             notes.append(text + ("; ".join(lines) or "%gpumem status lists them"))
         return notes

@@ -216,7 +216,7 @@ class Survivors:
             )
         )
         holders = explain((), heap, roots, more=[row.items[0] for row in rows if not row.chain])
-        by_name = {row.name: row for row in arrays}
+        by_name = {row.name: row for row in arrays if row.name}
         found = []
         for row in rows:
             name = growth.names.get(id(row.items[0]), "") if len(row.items) == 1 else ""

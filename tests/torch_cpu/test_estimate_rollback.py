@@ -1,6 +1,7 @@
 """%%estimate, and that estimates change nothing: not the notebook, not modules, not settings of the process."""
 
 import array
+import collections
 import contextlib
 import functools
 import io
@@ -31,6 +32,7 @@ import torch
 import ipygpumem
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import rollback, running, storages
+from ipygpumem.estimating.fake_copies import FakeCopies
 from tests.alone import alone
 from tests.kernel import Kernel
 from tests.steps import kernel_with, works
@@ -486,6 +488,18 @@ def test_locks_and_other_objects_of_c_have_no_copies() -> None:
 
     ipygpumem.estimate(step)
     assert not held[0].locked()
+
+
+def test_a_container_that_a_thread_changes_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    items, copied = collections.deque([[1], [2]]), FakeCopies.of
+
+    def of(self: FakeCopies, value: Any) -> Any:
+        if value is items[0]:
+            items.append([3])
+        return copied(self, value)
+
+    monkeypatch.setattr(FakeCopies, "of", of)
+    assert ipygpumem.estimate(lambda: len(items)).peak_bytes == 0
 
 
 SHARED: queue.Queue[int] = queue.Queue()

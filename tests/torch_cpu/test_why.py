@@ -107,6 +107,10 @@ def test_an_output_a_closure_and_a_deleted_name(notebook: Kernel) -> None:
     assert works(notebook, "%gpumem why missing").reports("why")[0].startswith("missing is not defined")
     (report,) = works(notebook, "first = second = [0] * 2**20\nthird = first\n%gpumem why first").reports("why")
     assert "del second, third" in report
+    works(notebook, "shelf = {'a': third, 'b': torch.ones(3)}")
+    for name in ("first", 'shelf["a"]'):
+        (report,) = works(notebook, f"%gpumem why {name}").reports("why")
+        assert "del shelf" not in report  # it holds more
     (report,) = works(notebook, "%gpumem why In").reports("why")
     assert "del _ih" not in report
     (report,) = works(notebook, "%gpumem why print").reports("why")

@@ -380,7 +380,7 @@ class Root:
     @classmethod
     def of_variable(cls, key: object) -> Root:
         """Return the root of a notebook's name."""
-        return cls(f"{NOTEBOOK}{text_of(key)}", 0, "", code=text_of(key) if text_of(key).isidentifier() else "")
+        return cls(f"{NOTEBOOK}{text_of(key)}", 0, "", code=text_of(key) if _is_name(key) else "")
 
     @classmethod
     def of_module(cls, module: str, key: object, code: str = "") -> Root:
@@ -389,7 +389,7 @@ class Root:
             return LAST_ERROR
         where = f"module {module}, global {text_of(key)}" if key is not None else f"module {module}"
         advice = "" if code and is_users_module(sys.modules.get(module)) else _REMOVE
-        return cls(where, OF_MODULE, advice, f"{code}.{key}" if code and text_of(key).isidentifier() else "")
+        return cls(where, OF_MODULE, advice, f"{code}.{key}" if code and _is_name(key) else "")
 
     @classmethod
     def of_running(cls, frame: FrameType, thread: str, name: str) -> Root:
@@ -676,6 +676,10 @@ def _went_into(path: _Path, parent: Any, child: object) -> bool:
 def _position(items: Iterable[object], child: object) -> int:
     base: Any = next(kind for kind in (list, tuple, deque) if is_instance(items, kind))
     return next((index for index, item in enumerate(base.__iter__(items)) if item is child), 0)
+
+
+def _is_name(key: object) -> bool:
+    return text_of(key).isidentifier() and not keyword.iskeyword(text_of(key))
 
 
 def _local(frame: FrameType | None, child: object) -> str:
