@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Container, Sequence
-from types import FrameType, FunctionType
+from types import FrameType
 from typing import Any
 
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.heap.arrays import Storages
 from ipygpumem.heap.bulk import Progress, no_progress
-from ipygpumem.introspect import is_exactly, is_instance
 from ipygpumem.inventory import records, survey
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.top import LargestNames, select
@@ -20,9 +19,8 @@ from ipygpumem.probes.host import rss_bytes
 from ipygpumem.report import inventory as reports
 from ipygpumem.report.inventory import top_report
 from ipygpumem.report.layout import Report
-from ipygpumem.scope.scope import ownable
 from ipygpumem.shell.app import App, app_of, find_app
-from ipygpumem.shell.ipython.caches import cell_of_output
+from ipygpumem.shell.ipython.caches import cell_of_output, named_objects
 from ipygpumem.shell.ipython.sources import cell_of_file, cell_that_bound, running_cell
 
 _WORK = "tensors and arrays"
@@ -53,9 +51,7 @@ def largest_at(frame: FrameType | None, shell: Any) -> LargestNames:
     """Return the memory that names and outputs hold, and the local names of ``frame`` if given."""
     app = find_app(shell)
     local = {} if frame is None else survey.locals_of(frame)
-    named, covered = _roots(shell), _covered(shell)
-    if is_exactly(named.get("open"), FunctionType):  # IPython's own
-        named.pop("open")
+    named, covered = named_objects(shell), _covered(shell)
     used = {"cpu": rss_bytes()}
     if app is not None:
         used = {device: reading.current_bytes for device, reading in app.context.meter.now().items()}
@@ -100,7 +96,7 @@ def take(
     local = {} if frame is None else survey.locals_of(frame)
     covered = _covered(shell)
     return survey.take(
-        [*local.items(), *_roots(shell).items()],
+        [*local.items(), *named_objects(shell).items()],
         cell_of=lambda root: None if root in local else _cell_of(shell, root, covered.get(root, ())),
         file=filename if is_script else None,
         line=frame.f_lineno if is_script and frame is not None else None,
@@ -108,17 +104,6 @@ def take(
         storages=storages,
         progress=progress,
     )
-
-
-def _roots(shell: Any) -> dict[str, object]:
-    """Return the notebook's names, names with an underscore last, then its outputs."""
-    namespace = {name: value for name, value in list(shell.user_ns.items()) if type(name) is str}
-    names = ownable(namespace)
-    found = {name: namespace[name] for name in names if not name.startswith("_")}
-    found |= {name: namespace[name] for name in names}
-    outputs: Any = namespace.get("_oh")
-    kept = list(dict.items(outputs)) if is_instance(outputs, dict) else []
-    return found | {f"Out[{number}]": value for number, value in kept if type(number) is int}
 
 
 def _cell_of(shell: Any, root: str, covered: Container[int | None]) -> int | None:

@@ -20,7 +20,7 @@ from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.context import context_for
 from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.shell.observers.subscribers import Subscribers
-from ipygpumem.shell.observers.trends import Trends
+from ipygpumem.shell.observers.trends import Growing, Trends
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.registry import EXTRAS, loaded
 from ipygpumem.shell.session import Session
@@ -37,11 +37,16 @@ class App:
         self.experiments = ExperimentManager(context, self.recovery, self.subscribers)
         self.on_cluster: list[Any] = []
         """Experiments open on engines of a cluster."""
-        self.trends = Trends()
+        self.trends = Trends(self._growth_remarks)
         self.traces = Traces(context.meter, config.history_length)
         # Hooks are called, and reports shown, in this order.
         observers: list[CellObserver] = [self.subscribers, self.experiments, self.trends]
         self.session = Session(context, self.recovery, observers)
+
+    def _growth_remarks(self, growing: Growing) -> list[str]:
+        from ipygpumem.shell.observers.holders import remarks  # loading the extension must stay fast
+
+        return remarks(growing, self.context, self.experiments.survivors.roots)
 
     @functools.cached_property
     def recorder(self) -> Any:
