@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from ipygpumem.api.inventories import diff, tensors, top, why
     from ipygpumem.api.loops import track
     from ipygpumem.api.traces import Trace, export, load, preload, register_probe, trace, traces
-    from ipygpumem.extras.moving.calls import offload, purge, release
+    from ipygpumem.extras.moving.moving import offload, purge
+    from ipygpumem.extras.moving.releasing import release
     from ipygpumem.extras.pictures import plot as plot
     from ipygpumem.extras.tracker.tracker import tracker
     from ipygpumem.fitting.budgets import allocate, leave_free
@@ -30,7 +31,8 @@ _PLACES = {
     "api.inventories": ("diff", "tensors", "top", "why"),
     "api.loops": ("track",),
     "api.traces": ("Trace", "export", "load", "preload", "register_probe", "trace", "traces"),
-    "extras.moving.calls": ("offload", "purge", "release"),
+    "extras.moving.moving": ("offload", "purge"),
+    "extras.moving.releasing": ("release",),
     "extras.tracker.tracker": ("tracker",),
     "fitting.budgets": ("allocate", "leave_free"),
     "shell.python": ("experiment", "experiments", "history", "last", "subscribe"),

@@ -70,7 +70,7 @@ def test_tab_never_fails(loaded: InteractiveShell, prefix: str, name: str, capsy
 def test_the_cursor_counts_where_there_is_one_and_a_variable_named_as_a_magic_is_no_magic(
     loaded: InteractiveShell,
 ) -> None:
-    line = "%gpumem plot --device  --save x.png"
+    line = "%gpumem plot --device  -n 3"
     assert "RAM" in offered(loaded, line, len("%gpumem plot --device "))
     assert loaded.complete("st", "%gpumem st")[1] == ["status"]
     assert "devices" in loaded.complete("", "%gpumem plot ")[1]
@@ -99,8 +99,8 @@ def test_commands_options_and_names_are_offered(loaded: InteractiveShell) -> Non
     assert after("%gpumem on ") == []
     assert after("%gpumem recorder ") == ["on", "off", "status"]
     assert after("%gpumem recorder on ") == []
-    assert after("%gpumem plot devices --") == ["--device", "-n", "--save", "--force"]
-    assert after("%gpumem plot --force ") == [*after("%gpumem plot ")]
+    assert after("%gpumem plot devices --") == ["--device", "-n"]
+    assert after("%gpumem export x.json --force ") == ["--force"]
 
 
 def test_what_the_helps_name_is_there() -> None:

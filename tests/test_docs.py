@@ -57,7 +57,8 @@ def check(reply: Reply, cell: str, shown: str) -> None:
         assert reply.result == expected, cell
     if shown:
         expected_lines = without_figures(shown)
-        assert without_figures("\n".join(reply.reports()))[-len(expected_lines) :] == expected_lines
+        given = "\n".join([reply.result or "", *reply.reports()])
+        assert without_figures(given)[-len(expected_lines) :] == expected_lines
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,13 @@ def kinds_of(record: type) -> list[type]:
 
 
 def test_every_field_of_a_record_is_listed_in_order() -> None:
-    for module in ("extras.moving.calls", "extras.tracker.tracker_report", "probes.nvml", "inventory.breakdown"):
+    for module in (
+        "extras.moving.moving",
+        "extras.moving.releasing",
+        "extras.tracker.tracker",
+        "probes.nvml",
+        "inventory.breakdown",
+    ):
         importlib.import_module(f"ipygpumem.{module}")
     sections = re.findall(r"^## `(\w+)`\n(.*?)(?=^## |\Z)", read("docs/records.md"), re.MULTILINE | re.DOTALL)
     assert len(sections) > 10

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import describe_error
+from ipygpumem.heap.garbage import Garbage
 from ipygpumem.meter import traces
 from ipygpumem.report import text
 
@@ -37,6 +38,12 @@ def current_traces() -> Traces:
     """Return the traces of the notebook, or of the script."""
     app = loaded_app()
     return traces.of_script() if app is None else app.traces
+
+
+def garbage_here() -> Garbage:
+    """Return the notebook's garbage collection, or a new one in a script."""
+    app = loaded_app()
+    return Garbage() if app is None else app.context.garbage
 
 
 def show(report: Report, **where: Any) -> None:

@@ -49,12 +49,6 @@ class IPyGpuMem(Configurable):
         help="Show no line after cells that moved no device by a MiB. Errors, growth, child processes that hold "
         "memory, and every other report are shown.",
     ).tag(config=True)
-    min_cell_seconds = Number(
-        0.0,
-        finite,
-        least=0,
-        help="Show no line after cells shorter than this, unless their memory grows with every run.",
-    ).tag(config=True)
     experiment_report = Enum(
         ["full", "compact", "none"], "full", help="Level of detail of an experiment's report, unless --report is given."
     ).tag(config=True)
@@ -67,13 +61,7 @@ class IPyGpuMem(Configurable):
     collect_garbage = Bool(
         True,
         help="Collect garbage after a cell: always the objects made by the cell, and all garbage if that is cheap "
-        "compared to the cell (see garbage_share).",
-    ).tag(config=True)
-    garbage_share = Number(
-        0.05,
-        finite,
-        least=0,
-        help="Maximum predicted cost of collecting all garbage after a cell, as a share of the cell's CPU time.",
+        "compared to the cell.",
     ).tag(config=True)
     host_peak = Enum(
         ["kernel", "sampled"],
@@ -100,10 +88,4 @@ class IPyGpuMem(Configurable):
         False,
         help="Keep a recording of the cells and their memory in a file that outlives the kernel "
         "(%gpumem recorder, %gpumem postmortem).",
-    ).tag(config=True)
-    recorder_max_bytes = Number(
-        8 * 2**20,
-        checked_bytes,
-        least=2**16,
-        help="Maximum size of one kernel's recording; read when recording starts.",
     ).tag(config=True)

@@ -13,9 +13,7 @@ EXTRAS = {
     "--on": "cluster.on_engines",
     "gpumem plot": "pictures.plot_command",
     "gpumem postmortem": "recorder.recorder_commands",
-    "gpumem purge": "moving.moving_commands",
     "gpumem recorder": "recorder.recorder_commands",
-    "gpumem release": "moving.moving_commands",
     "gpumemit": "lines.gpumemit",
     "memlines": "lines.memlines",
     "recorder": "recorder.recorder",
@@ -72,8 +70,6 @@ MAGICS = {
     %gpumem status             show settings, open experiments, and each device's memory [--on ENGINES]
     %gpumem preload            create the accelerator's context now, and show its cost
     %gpumem free               free memory now: stored tracebacks, garbage, caches [--on ENGINES]
-    %gpumem release NAME...    empty objects, and free all that only they reference
-    %gpumem purge NAME...      defragment: move a model and its optimizer's state off the device and back
     %gpumem leaks              list memory that was not freed, and what holds it [--min SIZE] [--on ENGINES]
     %gpumem why EXPRESSION     show what ``del`` of a name would free, and what else holds the rest
     %gpumem top [NAME...]      list the names that hold the most memory, of any kind [--device D] [--min SIZE] [-n 20]
@@ -82,7 +78,7 @@ MAGICS = {
                                [--top N]
     %gpumem history            show one row per finished cell [-n 20] [--experiment NAME]
     %gpumem export FILE        write the session's records as .json or .csv [--force]
-    %gpumem plot               draw a picture: [session|devices|experiments] [--device D] [-n N] [--save FILE] [--force]
+    %gpumem plot               draw a picture: [session|devices|experiments] [--device D] [-n N]
     %gpumem recorder           write a recording that outlives the kernel: on | off | status
     %gpumem postmortem [FILE]  show how the last recorded kernel died
 

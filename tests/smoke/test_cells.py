@@ -48,8 +48,6 @@ def test_blank_and_silent_cells_have_no_line_nor_any_while_reports_are_off(noteb
     assert len(ok(notebook, "x = 1").reports("cell")) == 1
     assert ok(notebook, "%gpumem off", "x = 1").displays == []
     assert len(ok(notebook, "%gpumem on", "x = 1").reports("cell")) == 1
-    assert ok(notebook, "%config IPyGpuMem.min_cell_seconds = 60", "x = 1").displays == []
-    ok(notebook, "%config IPyGpuMem.min_cell_seconds = 0")
 
 
 def test_the_last_expression_is_displayed_and_prints_and_magics_work(notebook: Kernel) -> None:

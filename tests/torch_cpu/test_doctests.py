@@ -12,7 +12,14 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 
 _SCRIPT = ("api.calibrate", "api.freeing", "api.inventories", "api.loops", "api.traces", "fitting.budgets")
-_SCRIPT += ("extras.moving.calls", "extras.tracker.tracker", "records", "probes.nvml", "units")
+_SCRIPT += (
+    "extras.moving.moving",
+    "extras.moving.releasing",
+    "extras.tracker.tracker",
+    "records",
+    "probes.nvml",
+    "units",
+)
 
 
 def run(name: str) -> int:

@@ -19,9 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import ipygpumem
 from ipygpumem.errors import GpuMemError, ReleasedError
 from ipygpumem.extras.moving import moving
-from ipygpumem.extras.moving.moving import Offload, PurgeRecord, purge
+from ipygpumem.extras.moving.moving import Offload, PurgeRecord
 from ipygpumem.heap.garbage import Garbage
-from ipygpumem.meter import traces
 from tests import hostile
 
 
@@ -169,7 +168,6 @@ class Trained:
         self.model(torch.randn(4, 16)).square().sum().backward()
         self.optimizer.step()
         self.view = self.model.first.weight.detach()[3:5].t()
-        self.garbage = Garbage()
 
     def tensors(self) -> list[Any]:
         states = [value for state in self.optimizer.state.values() for value in state.values()]
@@ -201,7 +199,7 @@ class Trained:
         return [[place for place, other in enumerate(keys) if other == key] for key in keys]
 
     def purge(self) -> PurgeRecord:
-        return purge(self.model, self.optimizer, traces.of_script().meter, self.garbage)
+        return ipygpumem.purge(self.model, self.optimizer)
 
 
 @pytest.fixture
@@ -226,7 +224,7 @@ def test_what_is_no_tensor_of_a_module_is_not_asked_anything(trained: Trained) -
     vars(trained.model)["thing"] = hostile.made(hostile.Hostile)
     with hostile.untouched():
         assert trained.purge().moved_bytes > 0
-        with Offload([trained.model], trained.garbage):
+        with Offload([trained.model]):
             pass
 
 
@@ -239,7 +237,7 @@ def test_every_storage_is_moved_and_comes_back_as_it_was(trained: Trained) -> No
     for error in (None, ValueError, KeyboardInterrupt):
         with (
             contextlib.suppress(ValueError, KeyboardInterrupt),
-            Offload([trained.model, trained.optimizer], trained.garbage),
+            Offload([trained.model, trained.optimizer]),
         ):
             assert {storage.nbytes() for storage in homes} == {0}
             assert (trained.values(), trained.shared()) == (values, shared)
@@ -263,14 +261,15 @@ def test_what_does_not_fit_back_stays_on_the_host_whole_and_usable(
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB.\nMore.")
 
     monkeypatch.setattr(moving._Piece, "fill", fails)
-    record = trained.purge()
+    with pytest.warns(RuntimeWarning, match="stay on the host"):
+        record = trained.purge()
     assert record.is_on_host
     (note,) = record.notes
     why = "stay on the host: they did not fit back (CUDA out of memory). To move them, call model.to(device)"
     assert note.endswith(why)
     with (
         pytest.warns(RuntimeWarning, match=re.escape(why)),
-        Offload([trained.model, trained.optimizer], trained.garbage),
+        Offload([trained.model, trained.optimizer]),
     ):
         pass
     assert (trained.values(), trained.shared()) == (values, shared)
@@ -293,7 +292,7 @@ def test_nothing_is_moved_if_the_host_has_no_room(trained: Trained, monkeypatch:
     monkeypatch.setattr(moving, "available_bytes", lambda: 1000)
     with pytest.raises(GpuMemError, match=r"would be moved to the host, which has 1000 B free: nothing was moved$"):
         trained.purge()
-    with pytest.raises(GpuMemError, match="nothing was moved"), Offload([trained.model], trained.garbage):
+    with pytest.raises(GpuMemError, match="nothing was moved"), Offload([trained.model]):
         raise AssertionError
 
 
@@ -312,7 +311,7 @@ def test_a_ctrl_c_while_offload_moves_comes_when_all_is_at_home(
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(moving._Piece, step, strikes)
-    with pytest.raises(KeyboardInterrupt), Offload([trained.model, trained.optimizer], trained.garbage):
+    with pytest.raises(KeyboardInterrupt), Offload([trained.model, trained.optimizer]):
         entered.append(1)
     assert len(entered) == (step == "fill")
     assert [item.untyped_storage()._cdata for item in trained.tensors()] == homes
@@ -322,10 +321,10 @@ def test_inference_mode_makes_no_other_tensors_of_those_that_are_moved(trained: 
     with torch.inference_mode():
         trained.model.register_buffer("frozen", torch.ones(4))
         trained.purge()
-        with Offload([trained.model, trained.optimizer], trained.garbage):
+        with Offload([trained.model, trained.optimizer]):
             pass
     assert trained.model.frozen.is_inference()
-    with Offload([trained.model, trained.optimizer], trained.garbage):
+    with Offload([trained.model, trained.optimizer]):
         pass
     assert trained.model.frozen.is_inference()
     assert not any(item.is_inference() for item in trained.model.parameters())

@@ -1,4 +1,4 @@
-"""Moves models and optimizers' states between devices and the host, storage by storage, with all their tensors.
+"""``ipygpumem.purge`` and ``offload``: move models and optimizers' states off devices and back, storage by storage.
 
 A storage keeps its identity: it is emptied while its bytes are on the host, and filled again. So views, tied weights,
 an RNN's flattened weights and tensors saved by a graph continue to share memory. Until then the tensors point to the
@@ -16,18 +16,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ipygpumem.api.shell import current_traces, garbage_here
 from ipygpumem.errors import DeviceError, GpuMemError
 from ipygpumem.heap import interrupts
 from ipygpumem.heap.arrays import Reader, is_of_library
-from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.heap.torch_guards import refuse_while_traced
 from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance, type_name
-from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.host import available_bytes
-from ipygpumem.reclaim.reclaim import private_pools, reserved, run_steps, steps_that_free
-from ipygpumem.records import FreeingStep, Record
+from ipygpumem.reclaim.reclaim import free_now, private_pools, reserved
+from ipygpumem.records import Record
+from ipygpumem.report.layout import Report, Table, clean, device_label
 from ipygpumem.units import format_bytes
 
 DEVICES = ("cuda", "xpu")
@@ -39,7 +39,7 @@ _BOUND = ("DistributedDataParallel", "FullyShardedDataParallel")
 class PurgeRecord(Record):
     """Result of a purge: the memory moved off a device and back, and the memory freed."""
 
-    _report = "extras.moving.moving_report.purge_report"
+    _report = "extras.moving.moving.purge_report"
 
     moved_bytes: int
     is_on_host: bool
@@ -50,18 +50,69 @@ class PurgeRecord(Record):
     notes: tuple[str, ...] = ()
 
 
-def purge(model: object, optimizer: object | None, meter: Meter, garbage: Garbage) -> PurgeRecord:
-    """Defragment devices: move a model and its optimizer's state to the host, empty the caches, and move them back."""
-    away = Offload([model, *([] if optimizer is None else [optimizer])], garbage, "purge")
-    before, notes = reserved(meter.now()), [away.leave()]
-    stays = ""
+def purge(model: object, optimizer: object = None) -> PurgeRecord:
+    """Defragment a device: move a model off it, empty the caches, and move it back in place.
+
+    Use it when an allocation fails although much memory is free in fragments. Parameters, buffers, gradients and the
+    optimizer's state keep their values and identities, including views and tied weights. Tensors that do not fit back
+    stay on the host, with a warning. Only CUDA, ROCm and XPU devices are supported.
+
+    Args:
+        model: a torch module; its tensors on the host are not moved.
+        optimizer: its optimizer.
+
+    Raises:
+        GpuMemError: they cannot be moved, or the host has too little memory; then nothing was moved.
+
+    >>> ipygpumem.purge(torch.nn.Linear(2, 2)).moved_bytes  # it is on the host
+    0
+    """
+    away, meter = Offload([model, *([] if optimizer is None else [optimizer])], "purge"), current_traces().meter
+    before, notes, stays = reserved(meter.now()), [away.leave()], ""
     try:
-        run_steps(meter, steps_that_free(garbage), list[FreeingStep]())
+        free_now(meter, garbage_here())
     finally:
         stays = away.come_back()
+        _warn(stays)
     notes += [stays] if away.size_bytes else ["no parameter, buffer or gradient of it is on a device"]
     after = reserved(meter.now())
     return PurgeRecord(away.size_bytes, bool(stays), before, after, tuple(filter(None, notes)))
+
+
+def purge_report(record: PurgeRecord) -> Report:
+    """Return the report of a purge: the decrease of each allocator's reserved memory."""
+    moved = f"{format_bytes(record.moved_bytes)} moved off" if record.moved_bytes else "nothing was moved"
+    end = ", and still on the host" if record.is_on_host else " and back" if record.moved_bytes else ""
+    rows = [
+        {
+            "device": device_label(device),
+            "reserved before": format_bytes(size),
+            "after": format_bytes(record.after[device]),
+        }
+        for device, size in record.before.items()
+        if device in record.after
+    ]
+    tables = [Table.of(rows, {"reserved before", "after"})]
+    return Report("purge", f"purge: {moved}{end}", list(map(clean, record.notes)), tables, is_trouble=record.is_on_host)
+
+
+def offload(*given: object) -> Offload:
+    """Return a ``with`` block during which a model is on the host; at its end, also after an error, it is moved back.
+
+    Use it to give another model the device for a while. Tensors that do not fit back stay on the host, with a warning.
+
+    Args:
+        given: modules, and optimizers whose state is moved with them.
+
+    Raises:
+        GpuMemError: one of them cannot be moved.
+
+    >>> model = torch.nn.Linear(2, 2)
+    >>> with ipygpumem.offload(model):
+    ...     model.weight.device
+    device(type='cpu')
+    """
+    return Offload(given)
 
 
 class Offload:
@@ -71,7 +122,7 @@ class Offload:
         GpuMemError: one of them cannot be moved.
     """
 
-    def __init__(self, given: Sequence[Any], garbage: Garbage, what: str = "offload") -> None:
+    def __init__(self, given: Sequence[Any], what: str = "offload") -> None:
         refuse_while_traced(what)
         if sys.modules.get("torch") is None:
             raise GpuMemError(f"{what} moves torch modules, but torch is not loaded")
@@ -85,7 +136,7 @@ class Offload:
         for module in (inner for model in self._modules for inner in model.modules()):
             if type_name(module) in _BOUND:
                 raise GpuMemError(f"{what} cannot move the modules of {type_name(module)}: it stores their addresses")
-        self._garbage, self._what = garbage, what
+        self._what = what
         self._pieces: list[_Piece] | None = None
         self._ended: list[weakref.ref[Any]] = []
         """Weak references to the given modules and optimizers while they are back on the device."""
@@ -185,7 +236,7 @@ class Offload:
         if wrong := sorted(kinds - {"cpu", "meta", *DEVICES}):
             raise DeviceError(f"memory on {wrong[0]} cannot be moved this way, only memory on cuda or xpu")
         wanted = {key for key, item in storages.items() if item.device.type in DEVICES and item.nbytes()}
-        known = {id(tensor): tensor for tensor in (*roots, *(live_tensors(self._garbage) if wanted else ()))}
+        known = {id(tensor): tensor for tensor in (*roots, *(live_tensors(garbage_here()) if wanted else ()))}
         shown_by: dict[int, list[Any]] = defaultdict(list)
         for tensor in known.values():
             for key in reader.memory(tensor).storages.keys() & wanted:

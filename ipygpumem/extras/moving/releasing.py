@@ -1,4 +1,4 @@
-"""Empties objects, and reports the memory that was freed and the memory that other objects keep alive.
+"""``ipygpumem.release``: empties objects, and reports the memory that was freed and what others keep alive.
 
 Only the object itself is emptied. Objects that something else refers to stay alive. Code that still uses the
 object gets an error that names the place of its release.
@@ -13,21 +13,25 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from types import GetSetDescriptorType
 from typing import Any, NoReturn
 
+from ipygpumem.api.shell import current_shell, current_traces, garbage_here, loaded_app
 from ipygpumem.errors import GpuMemError, ReleasedError
 from ipygpumem.heap.arrays import TOOLS, Array, describe, is_of_library, library_type, watch
-from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.search import Roots, explain
 from ipygpumem.heap.torch_guards import refuse_while_traced
 from ipygpumem.heap.walk import ArraySearch, summed
 from ipygpumem.introspect import class_dict, instance_dict, is_instance, module_of, solid_base, type_name
-from ipygpumem.meter.meter import Meter
-from ipygpumem.reclaim.reclaim import current, decrease, run_steps, steps_that_free, trim_host_heap
+from ipygpumem.inventory import survey
+from ipygpumem.reclaim.reclaim import free_now, trim_host_heap
 from ipygpumem.records import FreeingStep, Record, RetainedArray
+from ipygpumem.report import content, layout
+from ipygpumem.report.layout import Report, clean, clean_name
+from ipygpumem.scope.scope import is_ownable
 
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 _KINDS = (("torch", "Tensor"), ("torch.nn", "Module"), ("torch.optim", "Optimizer"), ("torch.utils.data", "DataLoader"))
@@ -39,7 +43,7 @@ _SAYS = "_ipygpumem_says"
 class ReleaseRecord(Record):
     """Result of a release: the memory that was freed, and the rest with its holders."""
 
-    _report = "extras.moving.moving_report.release_report"
+    _report = "extras.moving.releasing.release_report"
 
     names: tuple[str, ...]
     where: str
@@ -117,36 +121,62 @@ def _parts(name: str, item: object) -> Iterator[tuple[str, object]]:
             yield f"{name}.{key}", value
 
 
-def release(
-    named: Sequence[tuple[str, object]],
-    where: str,
-    meter: Meter,
-    garbage: Garbage,
-    roots: Callable[[], Roots] = Roots,
-) -> ReleaseRecord:
-    """Empty objects, free the memory that only they held, and return the result.
+def release(*objects: object) -> ReleaseRecord:
+    """Empty objects, such as a model, an optimizer or a trainer, and free the memory that only they hold.
+
+    Use it when other names or libraries still refer to an object that you no longer need. Memory that something else
+    holds too stays, and the record names the holder. Using an emptied object raises an error that says where it was
+    released. It works in scripts, too. Tensors, lists and built-in objects have nothing to empty: delete their names.
+
+    Args:
+        objects: pass objects that refer to each other, such as a model and its optimizer, together.
 
     Raises:
-        GpuMemError: one of them cannot be released, or torch is tracing the calling code; then none is.
+        GpuMemError: one of them cannot be released; then none is.
+
+    >>> class Trainer:
+    ...     pass
+    >>> trainer = Trainer()
+    >>> trainer.batch = numpy.ones(2**20)
+    >>> ipygpumem.release(trainer).freed_bytes
+    8388608
     """
     refuse_while_traced("release")
+    if not objects:
+        raise GpuMemError("release needs at least one object: release(learner)")
+    frame = sys._getframe(1)
+    known = {id(value): name for name, value in reversed(list(survey.names_in(frame))) if is_ownable(name)}
+    named = [(known.get(id(item), type_name(item)), item) for item in objects]
+    del objects, known
+    shell, app = current_shell(), loaded_app()
+    where = f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno}"
+    if shell is not None:
+        from ipygpumem.shell.ipython.sources import running_cell  # no script needs IPython
+
+        where = f"cell {running_cell(shell)}"
+    roots = Roots if app is None else app.experiments.survivors.roots
     notes = tuple(f"{name} was released before" for name, item in named if _is_released(item))
     named = [pair for pair in named if not _is_released(pair[1])] or named
     for name, item in named:
         _refuse_if_odd(name, item)
     watched = _watched(named)
-    before = current(meter.now())
 
     def empty() -> None:
         for name, item in named:
             _empty(item, f"`{name}` was released by ipygpumem at {where}")
 
-    steps: list[FreeingStep] = []
-    run_steps(meter, [("references", empty), *steps_that_free(garbage)], steps)
-    freed = decrease(before, current(meter.now()))
+    steps, freed = free_now(current_traces().meter, garbage_here(), ("references", empty))
     freed_parts, left = _sorted_out(watched, roots)
     trim_host_heap()  # frees the memory of the search for holders
     return ReleaseRecord(tuple(name for name, _ in named), where, freed_parts, left, freed, tuple(steps), notes)
+
+
+def release_report(record: ReleaseRecord) -> Report:
+    """Return the memory freed with an object, and the memory that other objects still hold."""
+    names = layout.listed([clean_name(name) for name in record.names])
+    notes = [*map(clean, record.notes), *(f"left: {line}" for line in content.leak_lines(record.left))]
+    report = content.freed_report(f"released {names}", record.steps, record.freed, notes)
+    return replace(report, kind="release", tables=[content.held_table("freed tensors and arrays", record.freed_parts)])
 
 
 _Part = tuple[Callable[[list[Array]], RetainedArray], list[tuple[Callable[[], bool], Array]]]

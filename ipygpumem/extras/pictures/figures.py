@@ -30,7 +30,6 @@ _DPI = 96
 _LEGEND: dict[str, Any] = {"fontsize": "small", "frameon": False}
 _OUT_OF_MEMORY = frozenset({"MemoryError", "OutOfMemoryError", "_ArrayMemoryError"})
 _NO_FORMULAS: Any = {"text.parse_math": False, "text.usetex": False}  # a name may be $x$
-_METADATA = {"png": {"Software": "ipygpumem"}, "svg": {"Creator": "ipygpumem", "Date": None}}
 
 
 class Picture(Figure):
@@ -41,22 +40,14 @@ class Picture(Figure):
         self.summary = "\n  ".join(summary)
         self.suptitle(summary[0], x=0.01, ha="left", fontsize="medium")
 
-    def render(self, kind: str = "png") -> bytes:
-        """Return the picture as a ``png`` or ``svg`` file."""
-        buffer = io.BytesIO()
-        self.savefig(buffer, format=kind, dpi=2 * _DPI, metadata=_METADATA[kind])
-        return buffer.getvalue()
-
-    def bundle(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the data and metadata that IPython shows, by MIME type."""
-        size = {"image/png": {"width": round(self.get_figwidth() * _DPI)}}
-        return {"image/png": self.render(), "text/plain": self.summary}, size
-
     def _ipython_display_(self) -> None:  # _repr_mimebundle_ would draw it twice with %matplotlib inline
         from IPython.display import display
 
-        data, metadata = self.bundle()
-        display(data, metadata=metadata, raw=True)
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=2 * _DPI)
+        data = {"image/png": buffer.getvalue(), "text/plain": self.summary}
+        size = {"width": round(self.get_figwidth() * _DPI)}
+        display(data, metadata={"image/png": size, "ipygpumem": {"reports": ["plot"]}}, raw=True)
 
 
 # -- the session ----------------------------------------------------------------------------------------------

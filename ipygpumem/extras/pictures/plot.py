@@ -31,9 +31,7 @@ def session(records: Records = None, *, device: str | None = None, last: int | N
 
     >>> ipygpumem.plot.session(last=50).savefig("session.png")
     """
-    from ipygpumem.extras.pictures import figures  # imports matplotlib, as below
-
-    return figures.session(_given(records, CellRecord), device=device, last=last)
+    return _drawn("session", _given(records, CellRecord), device=device, last=last)
 
 
 def experiments(records: Records = None, *, device: str | None = None, last: int | None = None) -> Figure:
@@ -41,9 +39,7 @@ def experiments(records: Records = None, *, device: str | None = None, last: int
 
     >>> ipygpumem.plot.experiments(device="RAM").savefig("experiments.svg")
     """
-    from ipygpumem.extras.pictures import figures  # only a picture needs it
-
-    return figures.experiments(_given(records, ExperimentRecord), device=device, last=last)
+    return _drawn("experiments", _given(records, ExperimentRecord), device=device, last=last)
 
 
 def devices(reconciliations: Sequence[Reconciliation] | None = None, *, device: str | None = None) -> Figure:
@@ -51,10 +47,15 @@ def devices(reconciliations: Sequence[Reconciliation] | None = None, *, device: 
 
     >>> ipygpumem.plot.devices(device="RAM").savefig("devices.png")
     """
-    from ipygpumem.extras.pictures import figures  # only a picture needs it
-
     found = _session().reconciliations_now() if reconciliations is None else reconciliations
-    return figures.devices(found, device=device)
+    return _drawn("devices", found, device=device)
+
+
+def _drawn(picture: str, records: Sequence[object], **options: object) -> Figure:
+    from ipygpumem.extras.pictures import figures  # imports matplotlib
+
+    figure: Figure = getattr(figures, picture)(records, **options)
+    return figure
 
 
 def _session() -> Any:

@@ -19,7 +19,6 @@ def postmortem_report(recording: Recording, verdict: Verdict) -> Report:
     if lines and verdict.grade:
         lines[0] += ": its end may be among them"
     moments = recording.cell
-    table = _memory_table(moments)
     listings = []
     if moments and moments[0].kind == "cell":
         cell, last = moments[0], moments[-1]
@@ -31,8 +30,8 @@ def postmortem_report(recording: Recording, verdict: Verdict) -> Report:
         "postmortem",
         _headline(recording, verdict),
         lines,
-        [table] if table.rows else [],
-        (Fact("evidence", (clean(verdict.evidence),)),) if verdict.evidence else (),
+        [_memory_table(moments)],
+        [Fact("evidence", [clean(verdict.evidence)] * bool(verdict.evidence))],
         listings,
         is_trouble=bool(verdict.grade),
     )
@@ -58,14 +57,16 @@ def _memory_table(moments: Sequence[Moment]) -> Table:
             if name in sizes or len(sizes) < _MOST_ROWS:
                 sizes.setdefault(name, []).append(size)
     missing = len({name for moment in moments for name in moment.memory}) - len(sizes)
-    columns = ("memory", "first", "lowest", "highest", "last", "of")
-    rows = tuple(
-        (
-            clean(device_label(name)),
-            *map(format_bytes, (found[0], min(found), max(found), found[-1])),
-            format_bytes(totals[name]) if name in totals else "",
-        )
+    rows = [
+        {
+            "memory": clean(device_label(name)),
+            "first": format_bytes(found[0]),
+            "lowest": format_bytes(min(found)),
+            "highest": format_bytes(max(found)),
+            "last": format_bytes(found[-1]),
+            "of": format_bytes(totals[name]) if name in totals else "",
+        }
         for name, found in sizes.items()
-    )
-    rows += ((f"and {missing:,} more", *[""] * 5),) * bool(missing)
-    return Table("", columns, rows, frozenset(columns[1:]))
+    ]
+    rows += [{"memory": f"and {missing:,} more"}] * bool(missing)
+    return Table.of(rows, {"first", "lowest", "highest", "last", "of"})

@@ -20,16 +20,16 @@ from ipygpumem.extras.recorder import recordings
 from ipygpumem.extras.recorder.recordings import Kernel, Moment, RecordingWriter
 from ipygpumem.introspect import text_of
 from ipygpumem.probes import cgroup, host
-from ipygpumem.records import CellRecord, Reading, Usage
+from ipygpumem.records import Reading, Usage
 from ipygpumem.report.layout import Report, clean, note
-from ipygpumem.shell.cell import Cell, CellObserver
+from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.sources import running_cell
 
 _TICK_SECONDS = 0.25
 
 
-class Recorder(CellObserver):
+class Recorder:
     """Records one shell's cells to a file while it is on."""
 
     def __init__(self, context: ShellContext) -> None:
@@ -63,7 +63,7 @@ class Recorder(CellObserver):
         started, place = psutil.Process().create_time(), host.process_space()
         kernel = Kernel(time.time(), os.getpid(), started, place, _notebook(), self._counter)
         try:
-            self._writer = RecordingWriter(self.folder, kernel, self._context.config.recorder_max_bytes)
+            self._writer = RecordingWriter(self.folder, kernel)
         except OSError as error:
             raise RecordingError(
                 f"recording is off: {ellipsize(self.folder)} cannot be written ({_reason(error)})"
@@ -175,11 +175,12 @@ class Recorder(CellObserver):
             self._write(lambda: self._moment("tick", begun.cell, readings.values()))
         return _TICK_SECONDS
 
-    def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
+    def cell_ended(self, cell: Cell) -> Sequence[Report]:
         """Write the end of a cell."""
         begun = self._cell
         if begun is not None and not cell.nested:
             self._cell = None
+            record = cell.record
             error, usages = ("", ()) if record is None else (clean(record.error or ""), record.usages)
             self._write(lambda: self._moment("cell end", begun.cell, usages, error=error))
         return ()

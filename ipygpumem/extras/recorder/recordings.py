@@ -22,6 +22,8 @@ from ipygpumem.records import Record, open_plain
 
 _KEPT_FILES = 20
 _KEPT_SECONDS = 30 * 86400
+MOST_WRITTEN = 8 * 2**20
+"""Maximum size in bytes of a recording."""
 _MOST_BYTES = 16 * 2**20
 """Maximum number of bytes to read of a recording."""
 TAIL_BYTES = 64 * 2**10
@@ -163,7 +165,7 @@ class RecordingWriter:
         OSError: the file cannot be written.
     """
 
-    def __init__(self, folder: Path, kernel: Kernel, max_bytes: int) -> None:
+    def __init__(self, folder: Path, kernel: Kernel) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         started = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         self.path = folder / f"{started}-{os.getpid()}-{secrets.token_hex(3)}.jsonl"
@@ -171,7 +173,6 @@ class RecordingWriter:
         self._lock = threading.RLock()
         self._head, self._running = encode(kernel), b""
         """Lines kept when the file is cut: the kernel's, and that of the running cell's start."""
-        self._max_bytes = max_bytes
         self._file = open(self.path, "xb", buffering=0, opener=_private)  # noqa: SIM115  # it stays open
         self._append(self._head)
 
@@ -181,8 +182,8 @@ class RecordingWriter:
             if os.getpid() != self._pid or self._file.closed:
                 return
             line = encode(moment)
-            if self._file.tell() + len(line) > self._max_bytes:  # drop the older half
-                half = self.path.read_bytes()[-self._max_bytes // 2 :].partition(b"\n")[2]
+            if self._file.tell() + len(line) > MOST_WRITTEN:  # drop the older half
+                half = self.path.read_bytes()[-MOST_WRITTEN // 2 :].partition(b"\n")[2]
                 self._file.truncate(0)
                 self._append(self._head + (b"" if self._running in half else self._running) + half)
             self._append(line)
