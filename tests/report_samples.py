@@ -9,12 +9,11 @@ from ipygpumem.extras.cluster.engines_report import engines_report, merged_recor
 from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord
 from ipygpumem.extras.lines.lines_report import lines_report, statements_report
 from ipygpumem.extras.lines.statements import Cost, Run
-from ipygpumem.extras.moving import moving_report
-from ipygpumem.extras.moving.moving import PurgeRecord
-from ipygpumem.extras.moving.releasing import ReleaseRecord
+from ipygpumem.extras.moving.moving import PurgeRecord, purge_report
+from ipygpumem.extras.moving.releasing import ReleaseRecord, release_report
 from ipygpumem.extras.recorder import postmortem_report as postmortem
 from ipygpumem.extras.recorder.recordings import Kernel, Moment, Recording, Verdict
-from ipygpumem.extras.tracker.tracker_report import TrackerRecord, tracker_report
+from ipygpumem.extras.tracker.tracker import TrackerRecord, tracker_report
 from ipygpumem.fitting.fit import Try
 from ipygpumem.fitting.plan import Plan
 from ipygpumem.heap.sizes import Share
@@ -174,8 +173,8 @@ def reports_of_stretches(
         history.iteration_report(passed[1]),
         difference_report(changed, top=2),
         tracker_report(tracked, top=2),
-        moving_report.release_report(ReleaseRecord((word,), word, held, held, {word: 1}, (step,))),
-        *(moving_report.purge_report(PurgeRecord(1, stays, {word: 2}, {word: 1}, (word,))) for stays in (False, True)),
+        release_report(ReleaseRecord((word,), word, held, held, {word: 1}, (step,))),
+        *(purge_report(PurgeRecord(1, stays, {word: 2}, {word: 1}, (word,))) for stays in (False, True)),
     ]
 
 

@@ -10,8 +10,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.errors import FileError
+from ipygpumem.shell.allocation_file import MOST_ENTRIES, AllocationFile
 from ipygpumem.shell.app import app_of
-from ipygpumem.shell.observers.allocation_file import MOST_ENTRIES, AllocationFile
 from tests.fakes import FakeAllocator, fake_torch
 
 SNAPSHOT = {"segments": [], "device_traces": [[]]}

@@ -37,6 +37,12 @@ def result_of(info: Any, number: int | None = 1, error: BaseException | None = N
     return SimpleNamespace(info=info, execution_count=number, error_before_exec=None, error_in_exec=error, result=None)
 
 
+def observer(**hooks: Any) -> Any:
+    """Return an observer with these hooks; the others do nothing."""
+    others = dict.fromkeys(("cell_begins", "cell_ended", "shown", "close"), lambda *_: ())
+    return SimpleNamespace(**{**others, **hooks})
+
+
 class Recorder:
     """Stands in for the display."""
 
@@ -90,7 +96,7 @@ def test_the_line_says_that_the_oom_killer_took_a_process(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("step", ["_measure", "_line", "_recover", "code_ended", "free_memory", "cell_ended"])
+@pytest.mark.parametrize("step", ["_measure", "_line", "_recover", "cell_ended"])
 def test_what_fails_or_is_interrupted_at_a_cells_end_keeps_nothing_else_from_its_end(
     app: App, monkeypatch: pytest.MonkeyPatch, step: str, error: type[BaseException]
 ) -> None:
@@ -101,7 +107,10 @@ def test_what_fails_or_is_interrupted_at_a_cells_end_keeps_nothing_else_from_its
     app.session.cell_begins(info)
     experiment = Experiment(app.experiments, "one cell").start()
     app.experiments.end_with_cell(experiment)
-    monkeypatch.setattr(app.session if step[0] == "_" else app.subscribers, step, failing)
+    if step[0] == "_":
+        monkeypatch.setattr(app.session, step, failing)
+    else:
+        app.session.observers = (observer(**{step: failing}), *app.session.observers)
     with contextlib.suppress(RuntimeError):  # the extension's guard says it
         app.session.cell_ends(result_of(info))
     assert [record.name for record in app.experiments.finished] == ["one cell"]
@@ -114,7 +123,7 @@ def test_a_part_whose_end_fails_keeps_no_other_from_closing(app: App, monkeypatc
         raise RuntimeError("no end")
 
     Experiment(app.experiments, "open").start()
-    monkeypatch.setattr(app.trends, "close", failing)
+    app.session.observers = (observer(close=failing), *app.session.observers)
     with pytest.raises(RuntimeError, match="no end"):
         app.close()
     assert app.experiments.open == []
@@ -125,7 +134,7 @@ def run(app: App, source: str) -> None:
     info = info_of(source)
     app.session.cell_begins(info)
     tree = ast.parse(source)
-    app.session.code_seen(tree, may_change=False, is_timed=False)
+    app.experiments.code_seen(tree, may_change=False, is_timed=False)
     exec(compile(tree, "cell", "exec"), app.context.namespace)
     app.session.cell_ends(result_of(info))
 
@@ -161,16 +170,13 @@ def test_quiet_hides_no_error_and_no_growth_and_nothing_else_that_is_said(
     app.context.config.quiet = True
     (line,) = run_cell(app, error=ValueError())
     assert "ValueError" in line
-    monkeypatch.setattr(app.trends, "add", lambda record: [Growth("cpu", 3, 1, 2)])
+    monkeypatch.setattr(app.session.trends, "add", lambda record: [Growth("cpu", 3, 1, 2)])
     (line,) = run_cell(app)
     assert line.startswith("cell 1")
     assert "has grown RAM" in shown_in(app)[0].lines[0]
-    app.context.config.min_cell_seconds = 60.0
-    assert len(run_cell(app)) == 1
     monkeypatch.undo()
-    app.context.config.min_cell_seconds = 0.0
     told = note("a budget was crossed")
-    monkeypatch.setattr(app.experiments, "code_ended", lambda cell, *, failed: cell.below.append(told))
+    monkeypatch.setattr(app.experiments, "code_ended", lambda cell: cell.below.append(told))
     assert run_cell(app) == [told.headline]
 
 

@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 import ipygpumem
-from ipygpumem.extras.tracker.tracker_report import TrackerRecord, tracker_report
+from ipygpumem.extras.tracker.tracker import TrackerRecord, tracker_report
 from ipygpumem.inventory.records import TensorRecord
 from ipygpumem.records import Usage
 from ipygpumem.report import text

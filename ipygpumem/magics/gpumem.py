@@ -15,8 +15,7 @@ from ipygpumem.magics.experiment import described, there_are
 from ipygpumem.magics.parsing import Options
 from ipygpumem.meter.traces import preload as create
 from ipygpumem.reclaim import reclaim
-from ipygpumem.reclaim.reclaim import steps_that_free
-from ipygpumem.records import CellRecord, FreeingStep
+from ipygpumem.records import CellRecord
 from ipygpumem.report.content import freed_report
 from ipygpumem.report.export import save
 from ipygpumem.report.history import history_report, traces_report
@@ -42,19 +41,15 @@ def off(app: App, options: Options) -> list[Report]:
 
 def free(app: App, options: Options) -> list[Report]:
     """Free memory now: frames of stored tracebacks, garbage, caches."""
-    before = app.context.meter.now()
-    steps: list[FreeingStep] = []
-    notes: list[str] = []
-    shell = app.context.shell
+    context, notes = app.context, list[str]()
 
     def release() -> int:
-        errors = len(stored_errors(shell))
+        errors = len(stored_errors(context.shell))
         notes.extend(app.recovery.release_stored_tracebacks())
         return errors
 
-    first = [("outputs", Outputs(shell).forget_hidden), ("tracebacks", release)]
-    reclaim.run_steps(app.context.meter, [*first, *steps_that_free(app.context.garbage)], steps)
-    freed = reclaim.decrease(reclaim.current(before), reclaim.current(app.context.meter.now()))
+    outputs = ("outputs", Outputs(context.shell).forget_hidden)
+    steps, freed = reclaim.free_now(context.meter, context.garbage, outputs, ("tracebacks", release))
     return [freed_report("freed", steps, freed, notes)]
 
 
@@ -115,8 +110,8 @@ def of_line(app: App, options: Options) -> list[Report]:
     """Return a short status, the largest names, and the next commands to try."""
     on_or_off, _, measured = _headline(app)
     lines = described(app.experiments)
-    used = {device: reading.current_bytes for device, reading in app.context.meter.now().items()}
-    named = tensors.largest(app).names[:_LARGEST_SHOWN]
+    used = reclaim.current(app.context.meter.now())
+    named = tensors.largest(app.context.shell).names[:_LARGEST_SHOWN]
     largest = [f"{clean(row.name)} {format_bytes(row.size_bytes)}" for row in named]
     lines.append(f"largest names: {', '.join(largest) or 'none holds a KiB'}")
     lines.append("next: %gpumem top, status, leaks, history or free; %gpumem? describes them")

@@ -109,6 +109,13 @@ def steps_that_free(
     return [*steps, ("malloc_trim", trim_host_heap)]
 
 
+def free_now(meter: Meter, garbage: Garbage, *first: Step) -> tuple[list[FreeingStep], dict[str, int]]:
+    """Run ``first``, then all steps that free memory; return the steps, and each device's decrease."""
+    steps, before = list[FreeingStep](), current(meter.now())
+    run_steps(meter, [*first, *steps_that_free(garbage)], steps)
+    return steps, decrease(before, current(meter.now()))
+
+
 def current(readings: Mapping[str, Reading]) -> dict[str, int]:
     """Return each device's current bytes: RSS for the host, live tensors for an accelerator."""
     return {device: reading.current_bytes for device, reading in readings.items()}

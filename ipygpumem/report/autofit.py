@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ipygpumem.estimating.records import FITS
 from ipygpumem.fitting.fit import Try, shown
 from ipygpumem.records import usage_on
-from ipygpumem.report.layout import SEPARATOR, Report, Table, clean, clean_name, device_label, sampled_mark
+from ipygpumem.report.layout import Report, Table, clean, clean_name, device_label, sampled_mark
 from ipygpumem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -25,21 +25,24 @@ def autofit_report(tries: Sequence[Try], notes: Sequence[str], plan: Plan) -> Re
     if plan.exhausted and plan.best is not None:
         larger = "larger values" if plan.failed is None else f"a value below {plan.failed:g}"
         lines.append(f"all tries are used up: {larger} may fit, too")
-    table = _table(tries, plan)
-    return Report("autofit", SEPARATOR.join(parts), tuple(map(clean, lines)), (table,) if len(tries) > 1 else ())
+    tables = [_table(tries, plan)] if len(tries) > 1 else []
+    return Report("autofit", parts, tuple(map(clean, lines)), tables)
 
 
 def _table(tries: Sequence[Try], plan: Plan) -> Table:
-    names = tuple(plan.values)
     used = {usage.device: None for item in tries for usage in item.usages if usage.peak_delta_bytes > 0}
     devices = [device for device in used if device != "cpu"] or ["cpu"]
-    peaks = tuple(f"peak {device_label(device)}" for device in devices)
     rows = []
     for item in tries:
-        usages = [usage_on(item.usages, device) for device in devices]
-        own_peaks = ["" if usage is None else format_bytes(usage.peak_bytes) + sampled_mark(usage) for usage in usages]
-        values = [f"{value:g}" if type(value) is float else str(value) for value in item.values.values()]
+        row = {
+            clean_name(name): f"{value:g}" if type(value) is float else str(value)
+            for name, value in item.values.items()
+        }
+        for device in devices:
+            usage = usage_on(item.usages, device)
+            peak = "" if usage is None else format_bytes(usage.peak_bytes) + sampled_mark(usage)
+            row[f"peak {device_label(device)}"] = peak
         asked = "" if item.requested_bytes is None else f", asked for {format_bytes(item.requested_bytes)}"
-        rows.append((*values, *own_peaks, clean_name(item.outcome + asked), format_seconds(item.duration_seconds)))
-    columns = (*map(clean_name, names), *peaks, "outcome", "time")
-    return Table("", columns, tuple(rows), frozenset(columns) - {"outcome"}, frozenset(names))
+        row |= {"outcome": clean_name(item.outcome + asked), "time": format_seconds(item.duration_seconds)}
+        rows.append(row)
+    return Table.of(rows, set(rows[0]) - {"outcome"}, code=plan.values.keys())

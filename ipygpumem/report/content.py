@@ -118,7 +118,7 @@ def experiment_reports(record: ExperimentRecord, style: str, scales: layout.Scal
         parts = [part + f", peak {row['peak']}" * bool(row["peak"]) for part, row in zip(parts, rows, strict=True)]
         return [Report("experiment", [*head, *map(LineSegment, parts, bars)], notes)]
     title = "still alive, because something outside the experiment refers to it"
-    listings = [layout.Listing(title, leak_lines(record.survivors))] * bool(record.survivors)
+    listings = [layout.Listing(title, leak_lines(record.survivors))]
     tables = [Table.of(rows, {"consumed", "freed", "peak"}, bars=bars)]
     names = {
         "noted": [f"{name}={value}" for name, value in record.parameters.items()],
@@ -128,7 +128,7 @@ def experiment_reports(record: ExperimentRecord, style: str, scales: layout.Scal
     }
     facts = [layout.Fact(title, list(map(clean_name, found)), code=True) for title, found in names.items()]
     facts.append(layout.Fact("freed by", _step_list(record.steps, record.freed)))
-    return [Report("experiment", head, notes, tables, [fact for fact in facts if fact.values], listings)]
+    return [Report("experiment", head, notes, tables, facts, listings)]
 
 
 def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
@@ -177,9 +177,8 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
     if record.kind == "oom":
         head.append(f"free: {_sizes(record.free)}")
     head.append(f"freed: {_sizes({device: max(0, size) for device, size in record.freed.items()})}")
-    title = "held by the traceback"
-    tables = [held_table(title, record.held, min_held_bytes, _also_freed(record))] if held else []
-    listings = [layout.Listing("small locals of these frames", list(map(clean, record.plain)))] * bool(record.plain)
+    tables = [held_table("held by the traceback", record.held, min_held_bytes, _also_freed(record))] if held else []
+    listings = [layout.Listing("small locals of these frames", list(map(clean, record.plain)))]
     return [Report("recovery", head, _recovery_lines(record), tables, listings=listings, is_trouble=True)]
 
 
@@ -259,7 +258,7 @@ def held_table(
     first = "function" if any(row["function"] for row in rows) else "name"
     extra = [(format_bytes(size), "garbage and caches", device) for device, size in (more or {}).items()]
     extra += [(_total(rest), f"and {len(rest)} more", "")] if rest and _sum(rest) >= smallest else []
-    rows += [dict.fromkeys(rows[0], "") | {"size": size, first: what, "device": device} for size, what, device in extra]
+    rows += [{"size": size, first: what, "device": device} for size, what, device in extra]
     is_long = len(shown) > _ROWS_OPEN
     title = f"{title}: {_total(held)}" if is_long else title
     return Table.of(rows, {"line", "size"}, title, code={"function", "name"}, folded=is_long)

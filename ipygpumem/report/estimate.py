@@ -26,8 +26,8 @@ def estimate_report(estimate: Estimate) -> Report:
         "lines that got guessed values": estimate.guesses,
         "at most, since these lines are assumed to select all that they can": estimate.upper_bounds,
     }
-    facts = [Fact(what, tuple(map(clean, values)), most=_GUESSES_SHOWN) for what, values in lines.items() if values]
-    return Report("estimate", segments, tuple(map(clean, estimate.notes)), tables, tuple(facts))
+    facts = [Fact(what, tuple(map(clean, values)), most=_GUESSES_SHOWN) for what, values in lines.items()]
+    return Report("estimate", segments, tuple(map(clean, estimate.notes)), tables, facts)
 
 
 def _verdict(device: DeviceEstimate, is_bound: bool) -> str:
@@ -40,20 +40,22 @@ def _verdict(device: DeviceEstimate, is_bound: bool) -> str:
 
 
 def _parts(device: DeviceEstimate, title: str) -> Table:
-    rows = [
-        (format_bytes(size), f"{size / device.peak_bytes:.0%}", name) for name, size in device.parts.items() if size
-    ]
-    rows.append((format_bytes(device.peak_bytes), "", "peak"))
+    sizes = {"peak": device.peak_bytes}
     if device.device != "cpu":
-        rows.append((format_bytes(device.reserved_bytes), "", "reserved by the allocator"))
-        rows.append((format_bytes(device.needed_bytes), "", "minimum to run"))
+        sizes |= {"reserved by the allocator": device.reserved_bytes, "minimum to run": device.needed_bytes}
     if device.spare_bytes:
-        rows.append((format_bytes(device.spare_bytes), "", "set aside for kernels"))
+        sizes["set aside for kernels"] = device.spare_bytes
     if device.context_bytes:
-        rows.append((format_bytes(device.context_bytes), "", _CONTEXT.get(device.device, "set aside for a context")))
-    rows.append((format_bytes(device.before_bytes), "", "already allocated"))
-    rows.append((format_change(device.kept_bytes), "", "kept"))
-    return Table(title, ("size", "share", "at the peak"), tuple(rows), frozenset({"size", "share"}))
+        sizes[_CONTEXT.get(device.device, "set aside for a context")] = device.context_bytes
+    rows = [
+        {"size": format_bytes(size), "share": f"{size / device.peak_bytes:.0%}", "at the peak": name}
+        for name, size in device.parts.items()
+        if size
+    ]
+    sizes["already allocated"] = device.before_bytes
+    rows += [{"size": format_bytes(size), "at the peak": name} for name, size in sizes.items()]
+    rows.append({"size": format_change(device.kept_bytes), "at the peak": "kept"})
+    return Table.of(rows, {"size", "share"}, title)
 
 
 def summary_report(summary: ModelSummary) -> Report:
@@ -65,21 +67,19 @@ def summary_report(summary: ModelSummary) -> Report:
         f"{format_bytes(total.parameter_bytes + total.buffer_bytes)} of weights",
         f"{format_bytes(total.activation_bytes)} of activations",
     )
-    columns = ("module", "type", "output", "parameters", "weights", "activations", "share")
-    rows = tuple(_row(row, share_of) for row in summary.rows)
-    numbers = frozenset({"parameters", "weights", "activations", "share"})
-    return Report("summary", segments, (), [Table("", columns, rows, numbers)])
+    rows = [_row(row, share_of) for row in summary.rows]
+    return Report("summary", segments, (), [Table.of(rows, {"parameters", "weights", "activations", "share"})])
 
 
-def _row(row: ModuleRow, share_of: int) -> tuple[str, ...]:
-    own = row.parameter_bytes + row.buffer_bytes + row.activation_bytes
+def _row(row: ModuleRow, share_of: int) -> dict[str, str]:
+    weights = row.parameter_bytes + row.buffer_bytes
     again = f" (×{row.calls})" if row.calls > 1 else "" if row.calls else " (not called)"
-    return (
-        clean(f"{'· ' * row.depth}{row.name.rpartition('.')[2] or '(whole)'}{again}"),
-        clean(row.type_name),
-        "" if row.output_shape is None else shape_label(row.output_shape),
-        f"{row.parameters:,}" if row.parameters else "",
-        format_bytes(row.parameter_bytes + row.buffer_bytes) if row.parameter_bytes + row.buffer_bytes else "",
-        format_bytes(row.activation_bytes) if row.activation_bytes else "",
-        f"{own / share_of:.0%}" if share_of else "",
-    )
+    return {
+        "module": clean(f"{'· ' * row.depth}{row.name.rpartition('.')[2] or '(whole)'}{again}"),
+        "type": clean(row.type_name),
+        "output": "" if row.output_shape is None else shape_label(row.output_shape),
+        "parameters": f"{row.parameters:,}" if row.parameters else "",
+        "weights": format_bytes(weights) if weights else "",
+        "activations": format_bytes(row.activation_bytes) if row.activation_bytes else "",
+        "share": f"{(weights + row.activation_bytes) / share_of:.0%}" if share_of else "",
+    }

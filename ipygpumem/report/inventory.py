@@ -28,22 +28,18 @@ def tensors_report(inventory: Inventory, *, top: int = 20) -> Report:
 
 def groups_report(inventory: Inventory, by: str, groups: Sequence[TensorGroup], *, top: int) -> Report:
     """Return the ``top`` largest groups of tensors, and the sum of the rest."""
-    rows = [(format_bytes(item.size_bytes), str(item.tensors), clean(item.label)) for item in groups[:top]]
-    rest = groups[top:]
-    if rest:
-        tensors, size = sum(item.tensors for item in rest), sum(item.size_bytes for item in rest)
-        rows.append((format_bytes(size), str(tensors), f"and {len(rest):,} more"))
-    return _report(inventory, Table("", ("size", "tensors", by), rows, {"tensors", "size"}))
+    shown = [(item.size_bytes, item.tensors, clean(item.label)) for item in groups[:top]]
+    if rest := groups[top:]:
+        size, tensors = sum(item.size_bytes for item in rest), sum(item.tensors for item in rest)
+        shown.append((size, tensors, f"and {len(rest):,} more"))
+    rows = [{"size": format_bytes(size), "tensors": str(number), by: label} for size, number, label in shown]
+    return _report(inventory, Table.of(rows, {"tensors", "size"}))
 
 
 def _report(inventory: Inventory, table: Table) -> Report:
     head = [f"tensors and arrays: {count(len(inventory.tensors), 'storage')}", *sizes(inventory.device_bytes)]
     notes = [f"{row.name or row.type_name}: {row.note}" for row in inventory.tensors[:10] if row.note]
-    return Report("tensors", SEPARATOR.join(head), list(map(clean, [*inventory.notes, *notes])), _tables(table))
-
-
-def _tables(*tables: Table) -> list[Table]:
-    return [table for table in tables if table.rows]
+    return Report("tensors", SEPARATOR.join(head), list(map(clean, [*inventory.notes, *notes])), [table])
 
 
 def difference_report(difference: InventoryDiff, *, top: int = 20) -> Report:
@@ -57,7 +53,7 @@ def difference_report(difference: InventoryDiff, *, top: int = 20) -> Report:
 def changed_tables(difference: InventoryDiff, top: int) -> list[Table]:
     """Return a table of the ``top`` largest tensors that were added, and one of the removed ones."""
     added, removed = difference.added, difference.removed
-    return _tables(_table(f"added: {len(added):,}", added, top), _table(f"removed: {len(removed):,}", removed, top))
+    return [_table(f"added: {len(added):,}", added, top), _table(f"removed: {len(removed):,}", removed, top)]
 
 
 def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
@@ -75,10 +71,9 @@ def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
         }
         for row in tensors[:top]
     ]
-    rest = tensors[top:]
-    if rest:
+    if rest := tensors[top:]:
         size = format_bytes(sum(row.size_bytes for row in rest))
-        rows.append(dict.fromkeys(rows[0], "") | {"size": size, "name": f"and {len(rest):,} more"})
+        rows.append({"size": size, "name": f"and {len(rest):,} more"})
     return Table.of(rows, {"cell", "size"}, title)
 
 
@@ -87,33 +82,20 @@ def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
 
 def top_report(found: LargestNames, *, top: int = 20) -> Report:
     """Return the ``top`` largest names, and the sum of the rest."""
-    named = found.device_bytes
-    parts = [_of_total(device, named.get(device, 0), used) for device, used in found.used_bytes.items()]
-    parts += [
-        f"{device_label(device)} {format_bytes(size)}"
-        for device, size in named.items()
-        if device not in found.used_bytes
-    ]
-    head = [f"memory by name: {count(len(found.names), 'name')}", *parts]
+    head = [f"memory by name: {count(len(found.names), 'name')}"]
+    for device, size in (dict.fromkeys(found.used_bytes, 0) | found.device_bytes).items():
+        used = f" of {format_bytes(found.used_bytes[device])}" if device in found.used_bytes else ""
+        head.append(f"{device_label(device)} {format_bytes(size)}{used}")
     rows = [(row, device, size) for row in found.names for device, size in row.device_bytes.items()]
     rows = [item for item in rows if item[2] >= _LEAST_SHARE * item[0].size_bytes]
     rows.sort(key=lambda item: -item[2])
     lines = [f"{row.name}: {row_note}" for row in found.names[:top] for row_note in row.notes]
     table = [_row(row, device, size, found.used_bytes.get(device, 0)) for row, device, size in rows[:top]]
-    rest = rows[top:]
-    if table and rest:
+    if rest := rows[top:]:
         sizes = format_bytes(sum(size for _, _, size in rest))
-        table.append(dict.fromkeys(table[0], "") | {"size": sizes, "name": f"and {len(rest):,} more"})
-    return Report(
-        "top",
-        SEPARATOR.join(head),
-        list(map(clean, [*found.notes, *lines])),
-        [Table.of(table, {"cell", "size", "share"})] if table else [],
-    )
-
-
-def _of_total(device: str, named: int, used: int) -> str:
-    return f"{device_label(device)} {format_bytes(named)} of {format_bytes(used)}"
+        table.append({"size": sizes, "name": f"and {len(rest):,} more"})
+    notes = list(map(clean, [*found.notes, *lines]))
+    return Report("top", head, notes, [Table.of(table, {"cell", "size", "share"})])
 
 
 def _row(row: NamedSize, device: str, size: int, used: int) -> dict[str, str]:
@@ -147,27 +129,14 @@ def content_of(row: NamedSize) -> str:
     return (head if kind in ("columns", "variables", "keys") else "") + ", ".join(map(clean_name, texts)) + more
 
 
-def kind_of(row: NamedSize) -> str:
-    """Return the type of an object and its largest parts, without figures: ``list of str``, ``DataFrame: text``."""
-    parts = [part for part in row.parts if part.size_bytes >= _LEAST_SHARE * row.size_bytes]
-    kinds = dict.fromkeys(part.type_name for part in parts if part.kind in ("items", "keys"))
-    is_of = len(kinds) == 1 or any(part.kind == "items" for part in parts)
-    names = list(kinds) if is_of else [part.name for part in parts]
-    of = (" of " if is_of else ": ") * bool(names)
-    return clean_name(row.type_name) + of + ", ".join(map(clean_name, names[:_PARTS_SHOWN]))
-
-
 def _size(part: Share) -> str:
     return f" {format_bytes(part.size_bytes)}"
 
 
 def _remedy(row: NamedSize) -> str:
     """Return the line that deletes the object, and the names that keep some of it alive."""
-    return (
-        f"{row.remedy}; {listed(row.held_by, 3)} also refer{'s' * (len(row.held_by) == 1)} to it"
-        if row.held_by
-        else row.remedy
-    )
+    holders = f"; {listed(row.held_by, 3)} also refer{'s' * (len(row.held_by) == 1)} to it"
+    return row.remedy + holders * bool(row.held_by)
 
 
 # -- holders ----------------------------------------------------------------------------------------------------
@@ -188,20 +157,15 @@ def why_report(found: Ownership) -> Report:
         for part in found.held[:_HOLDERS_SHOWN]
         if part.size_bytes >= _LEAST_SHARE * total
     ]
-    lines = []
-    if found.parts:
-        lines.append(
-            f"consists of {', '.join(f'{clean_name(name)} {format_bytes(size)}' for name, size in found.parts)}"
-        )
+    parts = ", ".join(f"{clean_name(name)} {format_bytes(size)}" for name, size in found.parts)
+    lines = [f"consists of {parts}"] * bool(parts)
     if not found.followed:
         lines.append("the content of a module, class, frame or part of IPython is not counted")
     if not found.complete:
         lines.append(
             "there are too many objects to follow all: figures are lower bounds, and any of it may have more holders"
         )
-    return Report(
-        "why", SEPARATOR.join(head), lines, [Table.of(rows, {"still held"}, code={"freed by"})] if rows else ()
-    )
+    return Report("why", head, lines, [Table.of(rows, {"still held"}, code={"freed by"})])
 
 
 def left_report(name: str, cell: int | None, left: Sequence[RetainedArray]) -> Report:

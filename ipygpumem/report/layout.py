@@ -70,9 +70,10 @@ class Table:
     def of(
         cls, rows: Sequence[Mapping[str, str]], numbers: Collection[str] = (), title: str = "", **more: Any
     ) -> Table:
-        """Return a table of rows that have a text for each heading, without columns that are empty in every row."""
-        columns = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
-        return cls(title, tuple(columns), tuple(tuple(row[name] for name in columns) for row in rows), numbers, **more)
+        """Return a table of rows that have texts by heading, without columns that are empty in every row."""
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = tuple(name for name in names if any(row.get(name) for row in rows))
+        return cls(title, columns, tuple(tuple(row.get(name, "") for name in columns) for row in rows), numbers, **more)
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Report:
-    """One report: a headline, whole or in parts, and its details.
+    """One report: a headline, whole or in parts, and its details; tables, facts and listings without content drop out.
 
     ``kind`` identifies the report for front-ends and tests. ``is_trouble`` gives it a border in another colour.
     """
@@ -109,6 +110,11 @@ class Report:
     facts: Sequence[Fact] = ()
     listings: Sequence[Listing] = ()
     is_trouble: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tables", [table for table in self.tables if table.rows])
+        object.__setattr__(self, "facts", [fact for fact in self.facts if fact.values])
+        object.__setattr__(self, "listings", [listing for listing in self.listings if listing.lines])
 
     @property
     def segments(self) -> list[LineSegment]:

@@ -30,9 +30,7 @@ def status_report(
     readings = list(readings)
     noted = [(item.device, item.note) for item in readings if item.note]
     noted += [(item.device, note) for item in reconciliations for note in item.notes]
-    tables = [_readings_table(readings), *map(_parts_table, reconciliations)]
-    if children:
-        tables.append(_children_table(children, cells))
+    tables = [_readings_table(readings), *map(_parts_table, reconciliations), _children_table(children, cells)]
     notes = [clean(f"{device_label(device)}: {note}") for device, note in noted]
     return Report("status", headline.split(SEPARATOR), (*map(clean, lines), *notes), tables)
 
@@ -56,13 +54,9 @@ def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> T
         size, used = format_bytes(sum(child.memory_bytes for child in rest)), Counter[str]()
         for child in rest:
             used.update(dict(child.on_devices))
-        more = {"size": size, "on devices": ", ".join(sizes(used)), "name": f"and {len(rest):,} more"}
-        rows.append(dict.fromkeys(rows[0], "") | more)
-    kind = (
-        "PSS: shared pages count by share"
-        if all(child.is_shared_out for child in children)
-        else "RSS: shared pages count fully"
-    )
+        rows.append({"size": size, "on devices": ", ".join(sizes(used)), "name": f"and {len(rest):,} more"})
+    is_pss = all(child.is_shared_out for child in children)
+    kind = "PSS: shared pages count by share" if is_pss else "RSS: shared pages count fully"
     return Table.of(rows, {"size", "on devices", "process"}, f"child processes, by {kind}", code={"to end it"})
 
 

@@ -15,15 +15,13 @@ from ipygpumem.meter.traces import Traces
 from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.records import SessionRecord
-from ipygpumem.shell.cell import CellObserver
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.context import context_for
 from ipygpumem.shell.experiments import ExperimentManager
-from ipygpumem.shell.observers.subscribers import Subscribers
-from ipygpumem.shell.observers.trends import Growing, Trends
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.registry import EXTRAS, loaded
 from ipygpumem.shell.session import Session
+from ipygpumem.shell.subscribers import Subscribers
 
 
 class App:
@@ -37,31 +35,15 @@ class App:
         self.experiments = ExperimentManager(context, self.recovery, self.subscribers)
         self.on_cluster: list[Any] = []
         """Experiments open on engines of a cluster."""
-        self.trends = Trends(self._growth_remarks)
         self.traces = Traces(context.meter, config.history_length)
-        # Hooks are called, and reports shown, in this order.
-        observers: list[CellObserver] = [self.subscribers, self.experiments, self.trends]
-        self.session = Session(context, self.recovery, observers)
-
-    def _growth_remarks(self, growing: Growing) -> list[str]:
-        from ipygpumem.shell.observers.holders import remarks  # loading the extension must stay fast
-
-        return remarks(growing, self.context, self.experiments.survivors.roots)
+        self.session = Session(context, self.recovery, self.experiments, self.subscribers)
 
     @functools.cached_property
     def recorder(self) -> Any:
         """The flight recorder, registered as a cell observer on first use."""
         recorder = loaded(f"extras.{EXTRAS['recorder']}.Recorder")(self.context)
-        self.join(recorder)
+        self.session.observers = (*self.session.observers, recorder)
         return recorder
-
-    def join(self, observer: CellObserver) -> None:
-        """Register a cell observer."""
-        self.session.observers = (*self.session.observers, observer)
-
-    def leave(self, observer: CellObserver) -> None:
-        """Unregister a cell observer."""
-        self.session.observers = tuple(other for other in self.session.observers if other is not observer)
 
     def records(self) -> SessionRecord:
         """Return the finished cells, experiments and traces as one record."""

@@ -1,4 +1,4 @@
-"""Keeps the running cells of a shell, and defines their observers (``CellObserver``).
+"""Keeps the running cells of a shell, and defines the hooks of their observers (``CellObserver``).
 
 Events are not always paired: a magic that runs cells nests them, a blank cell ends without having begun, a
 broken one never ends, and subshells interleave. So cells are identified by their ``info`` object.
@@ -10,7 +10,7 @@ import ast
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import perf_counter, time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ipygpumem.meter.meter import Measurement
 from ipygpumem.records import CellRecord, RecoveryRecord, Usage
@@ -99,39 +99,14 @@ class Cell:
             self.below += self.enders.pop()()
 
 
-class CellObserver:
-    """Observes cells. The session calls each hook of all observers in the cell's own thread, in this order."""
+class CellObserver(Protocol):
+    """Observes cells: the session calls each hook of all observers in the cell's own thread."""
 
     def cell_begins(self, cell: Cell) -> None:
         """Prepare for a cell; its measurement has begun, its timer has not."""
 
-    def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
-        """Analyse code that runs next.
-
-        Args:
-            tree: its syntax tree.
-            may_change: no other transformer changes the tree after us.
-            is_timed: run by %timeit: its names never reach the notebook, and it must not be slowed down.
-        """
-
-    def code_ended(self, cell: Cell, *, failed: bool) -> None:
-        """Note that a cell's code has ended; nothing has been freed yet."""
-
-    def free_memory(self, cell: Cell) -> None:
-        """Free memory that ends with a cell; the memory held by its error has been freed."""
-
-    def remarks(self, record: CellRecord) -> Sequence[str]:
-        """Return remarks to add to the line of a finished cell; a line with remarks is always shown."""
-        return ()
-
-    def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
-        """Return reports to show below a cell's line.
-
-        Args:
-            cell: the finished cell.
-            record: its record; None for a nested cell, which the outer cell's record covers, and after an interrupt.
-        """
-        return ()
+    def cell_ended(self, cell: Cell) -> Sequence[Report]:
+        """Return reports to show below a cell's line; ``cell.record`` is None if it could not be measured."""
 
     def shown(self) -> None:
         """Note that a cell's reports have been shown; the only hook called for the cell that loads the extension."""

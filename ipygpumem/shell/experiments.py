@@ -38,16 +38,16 @@ from ipygpumem.scope.bindings import Bindings, bindings_of
 from ipygpumem.scope.instrumenting import BindingRecorder, instrument
 from ipygpumem.scope.scope import Scope, is_ownable, note_event, settle
 from ipygpumem.scope.seeding import Seeder, is_seed
-from ipygpumem.shell.cell import Cell, CellObserver, SeenCode
+from ipygpumem.shell.cell import Cell, SeenCode
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import Outputs, last_error
 from ipygpumem.shell.ipython.rewriting import our_magic
-from ipygpumem.shell.observers.subscribers import Subscribers
 from ipygpumem.shell.recovery import Recovery
+from ipygpumem.shell.subscribers import Subscribers
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
-    from ipygpumem.shell.observers.allocation_file import AllocationFile
+    from ipygpumem.shell.allocation_file import AllocationFile
     from ipygpumem.shell.survivors import Survivors, WatchedName
 
 Parameters = dict[str, int | float | str]
@@ -61,7 +61,7 @@ _MEASURES_LINES = re.compile(r"^%%memlines", re.MULTILINE)
 """Matches cells that are not instrumented: it would skew line costs."""
 
 
-class ExperimentManager(CellObserver):
+class ExperimentManager:
     """Manages the experiments of one shell, and observes the code that runs in their scopes."""
 
     def __init__(self, context: ShellContext, recovery: Recovery, subscribers: Subscribers) -> None:
@@ -130,7 +130,13 @@ class ExperimentManager(CellObserver):
             experiment.scope.save_all()
 
     def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
-        """Prepare the scopes for code that runs next in the innermost running cell; see ``CellObserver``."""
+        """Prepare the scopes for code that runs next in the innermost running cell.
+
+        Args:
+            tree: its syntax tree.
+            may_change: no other transformer changes the tree after us.
+            is_timed: run by %timeit: its names never reach the notebook, and it must not be slowed down.
+        """
         running, here = self._cells.running(), self.here()
         if not running:  # silent code, such as a front-end's requests
             for experiment in [one for one in self.open if one not in here]:
@@ -210,14 +216,14 @@ class ExperimentManager(CellObserver):
                 cell.experiment = experiment.name
                 experiment.reseed()
 
-    def code_ended(self, cell: Cell, *, failed: bool) -> None:
+    def code_ended(self, cell: Cell) -> None:
         """Update the scopes' names and outputs after the cell's code."""
         cell.in_scope = bool(self.open)
         if not self.open:
             return
         here = self.here()
         for experiment in here:
-            experiment.failed |= failed
+            experiment.failed |= cell.failed
             experiment.span_seconds = experiment.elapsed_seconds
         if here:
             cell.experiment = here[-1].name
@@ -249,7 +255,7 @@ class ExperimentManager(CellObserver):
             self._end_of_cell(experiment, ended)
             self.context.display.show(self._publish(ended))
 
-    def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
+    def cell_ended(self, cell: Cell) -> Sequence[Report]:
         """Add the cell to its experiments, and publish those that ended with it."""
         around = [] if cell.nested else self.here()  # a nested cell is part of one of their cells
         if cell.record is not None and cell.in_scope:
@@ -837,7 +843,7 @@ def _growth(usages: Iterable[Usage]) -> int:
 
 
 def _allocation_file(file: str | os.PathLike[str]) -> AllocationFile:
-    from ipygpumem.shell.observers.allocation_file import AllocationFile  # loading the extension must stay fast
+    from ipygpumem.shell.allocation_file import AllocationFile  # loading the extension must stay fast
 
     return AllocationFile(file)
 

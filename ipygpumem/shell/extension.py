@@ -115,7 +115,7 @@ class Extension:
         self.app.context.cells.missed = info
 
     def _code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
-        self.app.session.code_seen(tree, may_change=may_change, is_timed=is_timed)
+        self.app.experiments.code_seen(tree, may_change=may_change, is_timed=is_timed)
         loop_over_body(tree, self._shell)
 
     def _observe_both_ends(self) -> None:

@@ -101,7 +101,7 @@ class Recovery:
             error=failure.error,
             message=failure.message,
             requested_bytes=failure.requested_bytes,
-            free=_free(before),
+            free=free_on_devices(before),
             held=held,
             frames=sum(frames),
             freed=reclaim.decrease(reclaim.current(before), now),
@@ -209,7 +209,7 @@ class Recovery:
         )
 
 
-def _free(readings: dict[str, Reading]) -> dict[str, int]:
+def free_on_devices(readings: dict[str, Reading]) -> dict[str, int]:
     """Return the free bytes of each device, if known."""
     free = {
         device: reading.total_bytes - reading.used_bytes

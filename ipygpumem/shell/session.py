@@ -1,10 +1,10 @@
-"""Runs the cell lifecycle, from the first event to the report; features hook in as observers (``CellObserver``)."""
+"""Runs the cell lifecycle, from the first event to the report."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -19,9 +19,14 @@ from ipygpumem.report import content
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.cell import Cell, CellObserver
 from ipygpumem.shell.context import ShellContext
+from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.shell.ipython.caches import error_of, last_error, shown_since
 from ipygpumem.shell.recovery import Recovery
+from ipygpumem.shell.subscribers import Subscribers
+from ipygpumem.shell.trends import Trends
 
+_GARBAGE_SHARE = 0.05
+"""Maximum predicted cost of collecting all garbage after a cell, as a share of the cell's CPU time."""
 _LINE_LENGTH = 80
 _HEAD_LENGTH = 4000
 """Number of characters searched for a describing line."""
@@ -30,27 +35,19 @@ _HEAD_LENGTH = 4000
 class Session:
     """Runs the lifecycle of each cell of one shell: measure, free, record, report."""
 
-    def __init__(self, context: ShellContext, recovery: Recovery, observers: Sequence[CellObserver]) -> None:
+    def __init__(
+        self, context: ShellContext, recovery: Recovery, experiments: ExperimentManager, subscribers: Subscribers
+    ) -> None:
         self._context = context
         self._recovery = recovery
-        self.observers = tuple(observers)
+        self._experiments = experiments
+        self._subscribers = subscribers
+        self.trends = Trends()
+        self.observers: tuple[CellObserver, ...] = (experiments,)
+        """Replaced, not changed, because an observer may join during a hook."""
         self._waits_to_be_shown = False
         """True until the observers are notified that the last cell's reports were shown."""
         self.history: deque[CellRecord] = deque(maxlen=context.config.history_length)
-
-    @property
-    def observers(self) -> tuple[CellObserver, ...]:
-        """The cell observers; the tuple is replaced, not changed, because one may join or leave during a hook."""
-        return self._observers
-
-    @observers.setter
-    def observers(self, observers: tuple[CellObserver, ...]) -> None:
-        self._observers = observers
-        hooks = {name: hook for name, hook in vars(CellObserver).items() if callable(hook)}
-        self._with = {
-            name: [observer for observer in observers if getattr(type(observer), name) is not hook]
-            for name, hook in hooks.items()
-        }
 
     def cell_begins(self, info: Any) -> None:
         """Start measuring a cell."""
@@ -61,14 +58,9 @@ class Session:
             cell.last_error = last_error()
             cell.measurement = context.meter.start()
 
-        begins = [partial(observer.cell_begins, cell) for observer in self._with["cell_begins"]]
+        begins = [partial(observer.cell_begins, cell) for observer in self.observers]
         context.guard.each("pre_run_cell", measure, *begins)
         cell.started = perf_counter()
-
-    def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
-        """Pass code that runs next in a cell to the observers."""
-        for observer in self._with["code_seen"]:
-            observer.code_seen(tree, may_change=may_change, is_timed=is_timed)
 
     def cell_ends(self, result: Any) -> None:
         """Free, record and report the cell that ``result`` ends."""
@@ -106,24 +98,24 @@ class Session:
 
     def _finish(self, cell: Cell, result: Any, seconds: float) -> None:
         """Free memory that ends with the cell, then create the records, so that they agree."""
-        guard, reports, records = self._context.guard, cell.above, list[CellRecord]()
+        guard, reports = self._context.guard, cell.above
 
         def measure(result: Any) -> None:
             cell.record = record = self._measure(cell, result, seconds)
             if not (record is None or cell.nested):
-                records.append(record)
                 self.history.append(record)
+                self._subscribers.add(record)
                 reports.extend(self._line(cell, record, result))
 
         def ended(observer: CellObserver, _: Any) -> None:
-            reports.extend(observer.cell_ended(cell, records[0] if records else None))
+            reports.extend(observer.cell_ended(cell))
 
         steps: list[Callable[[Any], object]] = [
             partial(self._free_memory, cell),
             measure,
             lambda _: reports.extend(cell.below),
         ]
-        steps += [partial(ended, observer) for observer in self._with["cell_ended"]]
+        steps += [partial(ended, observer) for observer in self.observers]
         try:
             guard.each_with((result,), "post_run_cell", steps)
         except KeyboardInterrupt:
@@ -133,18 +125,15 @@ class Session:
         guard.each_with((result,), "post_run_cell", steps)
 
     def _free_memory(self, cell: Cell, result: Any) -> None:
-        """Free memory held by the cell's error, then memory of observers that ends with the cell."""
+        """Free memory held by the cell's error, then memory of experiments that end with the cell."""
         cell.failed = error_of(result) is not None or last_error() != cell.last_error
-
-        def code_ended(observer: CellObserver, *_: Any) -> None:
-            observer.code_ended(cell, failed=cell.failed)
-
-        def free_memory(observer: CellObserver, *_: Any) -> None:
-            observer.free_memory(cell)
-
-        steps: list[Callable[..., object]] = [partial(code_ended, observer) for observer in self._with["code_ended"]]
-        steps += [self._settle, self._recover, lambda cell, _: cell.end()]
-        steps += [partial(free_memory, observer) for observer in self._with["free_memory"]]
+        steps: list[Callable[[Cell, Any], object]] = [
+            lambda cell, _: self._experiments.code_ended(cell),
+            self._settle,
+            self._recover,
+            lambda cell, _: cell.end(),
+            lambda cell, _: self._experiments.free_memory(cell),
+        ]
         self._context.guard.each_with((cell, result), "post_run_cell", steps)
 
     def _settle(self, cell: Cell, result: Any) -> None:
@@ -165,7 +154,7 @@ class Session:
             return None
         if not (cell.at_end or cell.nested) and context.config.collect_garbage:  # else done already or later
             try:
-                context.garbage.cell_ended(seconds, context.config.garbage_share, in_scope=cell.in_scope)
+                context.garbage.cell_ended(seconds, _GARBAGE_SHARE, in_scope=cell.in_scope)
             except KeyboardInterrupt:  # the record is made all the same
                 cell.interrupted = True
         usages, cell.measurement = context.meter.stop(cell.measurement), None
@@ -192,19 +181,15 @@ class Session:
         """Return the report line of a cell, or nothing if it is hidden."""
         context = self._context
         remarks = self._recovery.remarks(cell, _error(cell, result) if cell.failed else None)
-        remarks += [line for observer in self._with["remarks"] for line in observer.remarks(record)]
+        remarks += self.trends.remarks(record)
         ours = [own_growth.growth_line(record.usages)] if own_growth.waiting else []
         context.display.scales.note(record.usages)
-        if not (context.config.report and (remarks or self._is_shown(record))):
+        is_hidden = not remarks and context.config.quiet and content.is_quiet(record)
+        if is_hidden or not context.config.report:
             return []
         report = content.cell_report(record, context.display.scales)
         remarks = [*filter(None, ours), *remarks]
         return [replace(report, lines=(*report.lines, *remarks)) if remarks else report]
-
-    def _is_shown(self, record: CellRecord) -> bool:
-        """Return True if the options show the line of a cell without remarks."""
-        long_enough = record.duration_seconds >= self._context.config.min_cell_seconds
-        return long_enough and not (self._context.config.quiet and content.is_quiet(record))
 
     def _show(self, cell: Cell, reports: list[Report], result: Any) -> None:
         """Show a cell's reports, even after a Ctrl-C: flushing the cell's output may take long."""
@@ -228,7 +213,8 @@ class Session:
 
     def _shown(self, _: Any = None) -> None:
         self._waits_to_be_shown = False
-        self._context.guard.each("post_run_cell", *[observer.shown for observer in self._with["shown"]])
+        shown = [self._subscribers.shown, *(observer.shown for observer in self.observers)]
+        self._context.guard.each("post_run_cell", *shown)
 
 
 def _error(cell: Cell, result: Any) -> BaseException | None:

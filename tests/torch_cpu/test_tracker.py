@@ -12,7 +12,7 @@ import pytest
 
 import ipygpumem
 from ipygpumem.api.loops import _Growing
-from ipygpumem.extras.tracker.tracker_report import TrackerRecord
+from ipygpumem.extras.tracker.tracker import TrackerRecord
 from ipygpumem.records import Usage
 from tests.kernel import Kernel
 from tests.tracing import interrupted_at

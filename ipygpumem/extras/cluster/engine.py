@@ -21,12 +21,13 @@ from IPython import get_ipython
 from ipygpumem.errors import GpuMemError, describe_error, quoted
 from ipygpumem.magics import experiment
 from ipygpumem.magics.parsing import parse
-from ipygpumem.probes import nvml
 from ipygpumem.probes.accelerators import in_use
+from ipygpumem.reclaim.reclaim import current
 from ipygpumem.records import ExperimentRecord
 from ipygpumem.report import text
 from ipygpumem.shell.app import App, find_app
 from ipygpumem.shell.extension import load
+from ipygpumem.shell.recovery import free_on_devices
 from ipygpumem.shell.registry import loaded
 
 _OF_CALL = re.compile(r"_\w+_(f|args|kwargs|result)")
@@ -87,16 +88,22 @@ def record(app: App, name: str, since: Mapping[int, float]) -> dict[str, Any]:
 
 def _result(app: App, found: ExperimentRecord) -> dict[str, Any]:
     error = next((cell.error for cell in found.cells if cell.error is not None), "")
-    return {**place(), "free": _free(app), "record": found.to_dict(), "error": error}
+    return {**place(), "free": free_on_devices(app.context.meter.now()), "record": found.to_dict(), "error": error}
 
 
 def look(app: App, magic: str, line: str) -> dict[str, Any]:
     """Return a command's output here as text, and the memory in use before and after it."""
     command, options = parse(f"%{magic}", line)
-    before = {reading.device: reading.current_bytes for reading in app.context.meter.now().values()}
+    before = current(app.context.meter.now())
     reports = loaded(command.run)(app, options)
-    after = {reading.device: reading.current_bytes for reading in app.context.meter.now().values()}
-    return {**place(), "text": text.render(reports), "before": before, "after": after, "free": _free(app)}
+    after = current(app.context.meter.now())
+    return {
+        **place(),
+        "text": text.render(reports),
+        "before": before,
+        "after": after,
+        "free": free_on_devices(app.context.meter.now()),
+    }
 
 
 def place() -> dict[str, Any]:
@@ -111,15 +118,6 @@ def place() -> dict[str, Any]:
         "version": f"ipygpumem {ours}, Python {platform.python_version()}, IPython {IPython.__version__}",
         "time": time.time(),
     }
-
-
-def _free(app: App) -> dict[str, int]:
-    """Return the free memory of each device measured here."""
-    found = {"cpu": nvml.memory("cpu").free_bytes}
-    for reading in app.context.meter.now().values():
-        if reading.device != "cpu" and reading.total_bytes is not None and reading.used_bytes is not None:
-            found[reading.device] = reading.total_bytes - reading.used_bytes
-    return {device: free for device, free in found.items() if free is not None}
 
 
 _ASKED: dict[str, Callable[..., dict[str, Any]]] = {ask.__name__: ask for ask in (prepare, start, end, record, look)}

@@ -134,11 +134,10 @@ def engines_report(record: ExperimentRecord) -> Report:
     own = {engine.engine: values_of(engine) for engine in record.engines}
     sampled = {(PEAK, usage.device) for usage in record.usages if usage.method == "sampled"}
     names = {what: tuple(map(clean_name, getattr(record, what))) for what in NAMES}
-    facts = tuple(Fact(what, found, code=True) for what, found in names.items() if found)
+    facts = [Fact(what, found, code=True) for what, found in names.items()]
     tables = [_figures_table(own, sampled), _engines_table(record.engines, own)]
-    shown = [table for table in tables if table.rows]
     notes = tuple(map(clean, record.notes))
-    return Report("engines", segments, notes, shown, facts, is_trouble=bool(failed))
+    return Report("engines", segments, notes, tables, facts, is_trouble=bool(failed))
 
 
 def _figures_table(engines: Mapping[int, Values], sampled: Collection[tuple[str, str]] = ()) -> Table:
@@ -199,5 +198,4 @@ def outputs_report(command: str, outputs: Mapping[int, tuple[str, str, Values]],
         Listing(f"engine {number} ({clean_name(host)})", tuple(map(clean, text.splitlines())), code=True, folded=True)
         for number, (host, text, _) in outputs.items()
     ]
-    tables = [figures] if figures.rows else []
-    return Report("engines", headline, alike(failed.items()), tables, (), listings, is_trouble=bool(failed))
+    return Report("engines", headline, alike(failed.items()), [figures], (), listings, is_trouble=bool(failed))

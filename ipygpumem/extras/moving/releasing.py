@@ -1,4 +1,4 @@
-"""``ipygpumem.release``: empties objects, and reports the memory that was freed and what others keep alive.
+"""``ipygpumem.release``: empties objects, and reports the memory that was freed and the memory that stays.
 
 Only the object itself is emptied. Objects that something else refers to stay alive. Code that still uses the
 object gets an error that names the place of its release.

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any
 
 from ipygpumem.introspect import type_name
 from ipygpumem.reclaim.tracebacks import classify
 from ipygpumem.records import CellRecord, ExperimentRecord
-from ipygpumem.report.layout import Report, clean
-from ipygpumem.shell.cell import Cell, CellObserver
+from ipygpumem.report.layout import clean
 
 Subscriber = Callable[[CellRecord | ExperimentRecord], object]
 
 _KEPT_AS = "_ipygpumem_subscribers"
 
 
-class Subscribers(CellObserver):
+class Subscribers:
     """The subscribers of one shell, and the records queued for them until the reports are shown.
 
     They are stored in the shell, so that a subscription survives ``%reload_ext``.
@@ -41,12 +40,6 @@ class Subscribers(CellObserver):
         """Queue a finished record until the reports are shown."""
         if _KEPT_AS in vars(self._shell):
             self._waiting.append(record)
-
-    def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
-        """Queue the record of a cell."""
-        if record is not None:
-            self.add(record)
-        return ()
 
     def shown(self) -> None:
         """Pass the queued records to the subscribers; one that fails is reported and removed.

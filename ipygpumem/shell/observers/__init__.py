@@ -1,1 +1,0 @@
-"""Optional cell observers: trends, subscribers."""
