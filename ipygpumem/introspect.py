@@ -43,21 +43,20 @@ def named_objects(namespace: dict[str, Any]) -> Iterator[tuple[str, object]]:
     names, values = list(now), list(now.values())
     for start in range(0, len(values), 1000):
         part = values[start : start + 1000]
-        if not (is_atom(part[0]) and all(map(is_, map(type, part), repeat(type(part[0]))))):
-            yield from (
-                (name, value)
-                for name, value in zip(names[start : start + 1000], part, strict=True)
-                if not is_atom(value)
-            )
+        if not (id(type(part[0])) in ATOMS and all(map(is_, map(type, part), repeat(type(part[0]))))):
+            for name, value in zip(names[start : start + 1000], part, strict=True):
+                if id(type(value)) not in ATOMS:
+                    yield name, value
 
 
 HAS_REFERENCES = 1 << 14
 """Flag in a type's ``__flags__`` (Py_TPFLAGS_HAVE_GC); objects of types without it refer to nothing."""
 
 
-def class_dict(kind: Any) -> Mapping[str, Any]:
-    """Return the attributes of a class itself, bypassing its metaclass."""
-    return type.__dict__["__dict__"].__get__(kind)  # type: ignore[no-any-return]
+class_dict: Callable[[Any], Mapping[str, Any]] = vars(type)["__dict__"].__get__
+"""Returns the attributes of a class itself, bypassing its metaclass."""
+mro_of: Callable[[Any], tuple[type, ...]] = vars(type)["__mro__"].__get__
+"""Returns a class and its bases in the order of look-up, also bypassing it."""
 
 
 def type_name(value: object) -> str:
@@ -86,9 +85,9 @@ _read_module_dict: Callable[[ModuleType], dict[str, Any]] = vars(ModuleType)["__
 def instance_dict(value: object) -> dict[str, Any] | None:
     """Return the attributes of an object or class that are stored in a dict, bypassing any property of that name."""
     if is_instance(value, type):
-        return dict(type.__dict__["__dict__"].__get__(value))
-    for kind in type.mro(type(value)):
-        found = type.__dict__["__dict__"].__get__(kind).get("__dict__")
+        return dict(class_dict(value))
+    for kind in mro_of(type(value)):
+        found = class_dict(kind).get("__dict__")
         if type(found) is GetSetDescriptorType or type(found) is MemberDescriptorType:
             attributes = found.__get__(value)
             return attributes if type(attributes) is dict else None
@@ -97,7 +96,8 @@ def instance_dict(value: object) -> dict[str, Any] | None:
 
 def module_of(value: object) -> str:
     """Return the name of the module in which the type of ``value`` claims to be defined."""
-    return text_of(type.__dict__["__dict__"].__get__(type(value)).get("__module__"))
+    found = class_dict(type(value)).get("__module__")
+    return found if type(found) is str else ""
 
 
 _LONGEST_KEY = 60
@@ -165,10 +165,12 @@ def users_modules() -> dict[str, ModuleType]:
         root, dot, _ = name.partition(".")
         if root not in owned:
             top = modules.get(root)
-            file = None if top is None else _read_module_dict(top).get("__file__")
-            owned[root] = is_users(file) if type(file) is str and file else None
-            if owned[root] is None and top is not None:
-                owned[root] = is_users_module(top) or None
+            names = {} if top is None else _read_module_dict(top)
+            file = names.get("__file__")
+            if type(file) is str and file:
+                owned[root] = is_users(file)
+            else:  # a built-in module has a specification
+                owned[root] = (top is not None and names.get("__spec__") is None and is_users_module(top)) or None
         if owned[root] or (owned[root] is None and dot and is_users_module(module)):
             found[name] = module
     return found

@@ -60,7 +60,7 @@ def describe(value: object) -> Array | None:
 def library_type(module: str, name: str) -> type | None:
     """Return a class of a library that the user's code has loaded; None if it is not loaded, or is a stand-in."""
     kind = getattr(sys.modules.get(module), name, None)
-    return kind if is_instance(kind, type) else None
+    return kind if type.__subclasscheck__(type, type(kind)) else None
 
 
 def is_of_library(value: object, module: str, name: str) -> bool:

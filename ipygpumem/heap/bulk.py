@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import compress
 from typing import TypeVar
 
+from ipygpumem.introspect import mro_of
+
 T = TypeVar("T")
 Progress = Callable[[float], None]
 """Called with the finished share of the work."""
@@ -23,7 +25,8 @@ def no_progress(share: float) -> None:
 
 def chunks(items: Sequence[T], size: int = CHUNK) -> Iterator[Sequence[T]]:
     """Yield ``size`` items at a time."""
-    return (items[start : start + size] for start in range(0, len(items), size))
+    starts = range(0, len(items), size)
+    return map(items.__getitem__, map(slice, starts, range(size, len(items) + size, size)))
 
 
 def types_of(items: Sequence[object]) -> set[int]:
@@ -44,10 +47,7 @@ def one_of_each(items: Sequence[T]) -> dict[int, T]:
 def kinds_of(items: Sequence[object], *bases: type) -> set[int]:
     """Return the identities of the items' types that derive from a base; calls no Python function for each type."""
     wanted = set(map(id, bases))
-    return {key for key, one in one_of_each(items).items() if not wanted.isdisjoint(map(id, _mro(type(one))))}
-
-
-_mro: Callable[[type], tuple[type, ...]] = vars(type)["__mro__"].__get__
+    return {key for key, one in one_of_each(items).items() if not wanted.isdisjoint(map(id, mro_of(type(one))))}
 
 
 def by_identity(items: Sequence[T]) -> dict[int, T]:

@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from math import prod
-from operator import is_
+from operator import contains, is_
 from typing import Any
 
 from ipygpumem.heap import interrupts
@@ -28,7 +28,7 @@ from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each
 from ipygpumem.heap.heap import live_instances
 from ipygpumem.heap.holders.frames import stack
 from ipygpumem.heap.objects_since import ObjectsSince
-from ipygpumem.introspect import class_dict
+from ipygpumem.introspect import class_dict, mro_of
 from ipygpumem.probes.host import fall_during
 
 _ROUNDS = 5
@@ -328,15 +328,12 @@ def objects_since(mark: GcMark | None) -> list[object] | None:
 
 def _that_run_code(items: Sequence[object]) -> list[Callable[[], object]]:
     """Return functions that return None once one of ``items`` has died and run a finaliser or callback."""
-    ending = of_types({key for key, item in one_of_each(items).items() if _has_finaliser(type(item))}, items)
+    kinds = {key: map(class_dict, mro_of(type(item))) for key, item in one_of_each(items).items()}
+    ending = of_types({key for key, spaces in kinds.items() if any(map(contains, spaces, repeat("__del__")))}, items)
     references: list[Any] = of_types(kinds_of(items, weakref.ref), items)
     callback = weakref.ref.__dict__["__callback__"].__get__
     targets = [weakref.ref.__call__(item) for item in references if callback(item) is not None]
     return [weak(item) or _gone for item in (*ending, *targets) if item is not None]
-
-
-def _has_finaliser(kind: type) -> bool:
-    return any("__del__" in class_dict(base) for base in type.mro(kind))
 
 
 def weak(item: object) -> weakref.ref[object] | None:

@@ -10,7 +10,7 @@ import gc
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, compress, count, islice
+from itertools import chain, compress, count, islice, repeat
 from operator import itemgetter
 from types import CellType, FunctionType, ModuleType
 from typing import Any
@@ -37,6 +37,7 @@ from ipygpumem.introspect import (
     is_instance,
     key_text,
     module_of,
+    mro_of,
     text_of,
     type_name,
 )
@@ -57,6 +58,7 @@ _FEW, _LEVELS = 100, 3
 """Containers with more items are checked at once, this many levels deep, for anything but numbers and text."""
 
 _FUNCTION = {id(FunctionType)}
+_NOT_ENTERED = frozenset(map(id, NOT_ENTERED))
 _MODULE_OF: Callable[[Any], object] = vars(type)["__module__"].__get__
 _SIZED = {id(kind) for kind in (list, tuple, dict, set, frozenset)}
 _ARRAYS = {"tensor": ("torch", "Tensor"), "ndarray": ("numpy", "ndarray"), "jax": ("jax._src.array", "ArrayImpl")}
@@ -90,7 +92,8 @@ class Walk:
     ) -> None:
         self.complete, self.left, self.paths = True, limit, dict[int, str]()
         self._own, self._is_hasty = classes, is_hasty
-        self._bases = [(library_type(*_ARRAYS[name]), name) for name in find]
+        arrays = [(library_type(*_ARRAYS[name]), name) for name in find]
+        self._bases = [pair for pair in arrays if pair[0]] + [(type, "class"), (ModuleType, "module")]
         self._kinds: dict[str, set[int]] = {name: set() for name in (*_ARRAYS, "leading", "class", "module", "skip")}
         """Identities of types, by how their objects are handled."""
         self._types: set[int] = set()
@@ -117,16 +120,14 @@ class Walk:
 
     def kind_of(self, item: object) -> str:
         """Return how objects of the type of ``item`` are handled: one of ``_kinds``."""
-        array = next((name for base, name in self._bases if base is not None and is_instance(item, base)), None)
-        if array is not None:
-            return array
-        if is_instance(item, type):
-            return "class"
-        if is_instance(item, ModuleType):
-            return "module"
+        bases = set(map(id, mro_of(type(item))))
+        for base, kind in self._bases:
+            if id(base) in bases:
+                return kind
         may_refer = type.__dict__["__flags__"].__get__(type(item)) & HAS_REFERENCES
-        is_foreign = module_of(item).partition(".")[0] in TOOLS or issubclass(type(item), NOT_ENTERED)
-        return "leading" if may_refer and not is_foreign else "skip"
+        if not may_refer or not bases.isdisjoint(_NOT_ENTERED) or module_of(item).partition(".")[0] in TOOLS:
+            return "skip"
+        return "leading"
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
         """Return the arrays that lead to other objects: by a subclass's attributes, or by elements that are objects."""
@@ -158,7 +159,7 @@ class Walk:
                     break
                 arrays, leading = self._sift(part, with_paths=label is not None)
                 if label is None:
-                    self._queue.extend((some, "") for some in chunks(leading, _AT_ONCE))
+                    self._queue.extend(zip(chunks(leading, _AT_ONCE), repeat("")))
                 elif arrays or leading:
                     from_last = range(start + len(part) - 1, start - 1, -1)
                     places = dict(zip(map(id, reversed(part)), from_last, strict=True))
@@ -175,8 +176,10 @@ class Walk:
                     objects, path = self._queue.popleft()
                     sized: list[Any] = of_types(_SIZED, objects)
                     later = {id(item): item for item, size in zip(sized, map(len, sized), strict=True) if size > _MANY}
-                    self._long.extend((item, path) for item in later.values() if self._may_lead_on(item))
-                    yield from self.enter([item for item in objects if id(item) not in later], path)
+                    if later:
+                        self._long.extend((item, path) for item in later.values() if self._may_lead_on(item))
+                        objects = [item for item in objects if id(item) not in later]
+                    yield from self.enter(objects, path)
                 else:
                     item, path = self._long.popleft()
                     yield from self.enter([item], path)

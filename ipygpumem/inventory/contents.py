@@ -123,8 +123,9 @@ def _by_length(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return the items without the long containers, and these."""
     long = dict[int, object]()
     for base in _SIZED:
-        sized = of_types(kinds_of(items, base), items)
-        long.update(by_identity(list(compress(sized, map(_SHORT.__lt__, map(base.__len__, sized))))))
+        if kinds := kinds_of(items, base):
+            sized = of_types(kinds, items)
+            long.update(by_identity(list(compress(sized, map(_SHORT.__lt__, map(base.__len__, sized))))))
     return list(compress(items, map(not_, map(long.__contains__, map(id, items))))), list(long.values())
 
 

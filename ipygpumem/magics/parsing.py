@@ -210,6 +210,25 @@ def _meant(word: str, known: Iterable[str]) -> str:
 def _options(command: Command, words: list[str]) -> Options:
     if words and not command.arguments:
         raise UsageError(clean(f"{command.name}: {quoted(words[0])} is not an option; this command takes none"))
+    if command.name not in _PARSERS:
+        _PARSERS[command.name] = _parser_of(command)
+    options, unknown = _PARSERS[command.name].parse_known_args(words)
+    if unknown:
+        there_are = [argument.name for argument in command.arguments if argument.name]
+        hint = f"use {', '.join(there_are)}" if there_are else "this command has no options"
+        meant = _meant(unknown[0], there_are)
+        raise UsageError(clean(f"{command.name}: {quoted(unknown[0])} is not an option{meant}; {hint}"))
+    for argument in command.arguments:
+        if argument.is_text:
+            setattr(options, argument.attribute, " ".join(getattr(options, argument.attribute)))
+    return options
+
+
+_PARSERS: dict[str, _Parser] = {}
+"""Parsers in use, by command: making one calls 250 functions."""
+
+
+def _parser_of(command: Command) -> _Parser:
     parser = _Parser(prog=command.name, add_help=False, allow_abbrev=False)
     for argument in command.arguments:
         if argument.name and not argument.value:
@@ -225,16 +244,7 @@ def _options(command: Command, words: list[str]) -> Options:
                 choices=argument.choices or None,
                 default=argument.default,
             )
-    options, unknown = parser.parse_known_args(words)
-    if unknown:
-        there_are = [argument.name for argument in command.arguments if argument.name]
-        hint = f"use {', '.join(there_are)}" if there_are else "this command has no options"
-        meant = _meant(unknown[0], there_are)
-        raise UsageError(clean(f"{command.name}: {quoted(unknown[0])} is not an option{meant}; {hint}"))
-    for argument in command.arguments:
-        if argument.is_text:
-            setattr(options, argument.attribute, " ".join(getattr(options, argument.attribute)))
-    return options
+    return parser
 
 
 def _options_and_code(command: Command, line: str) -> Options:

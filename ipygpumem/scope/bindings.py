@@ -42,7 +42,8 @@ def parts_of(tree: ast.AST, *, blocks: bool = True) -> Iterator[ast.AST]:
     waiting = [tree]
     while waiting:
         node = waiting.pop()
-        waiting.extend(part for part in _parts(node) if blocks or not isinstance(part, ast.stmt))
+        parts = _parts(node)
+        waiting += parts if blocks else [part for part in parts if not isinstance(part, ast.stmt)]
         yield node
 
 

@@ -84,14 +84,10 @@ class Outputs:
         namespace, hook = self._shell.user_ns, self._shell.displayhook
         bound = [name for name in _LATEST if name in namespace]  # %reset removes them
         users = {name: namespace[name] for name in bound if namespace[name] is not getattr(hook, name, None)}
-        latest = {name: self._latest(getattr(hook, name, "")) for name in _LATEST}
+        last = list(self._cache().items())[: -2 * len(_LATEST) : -1]
+        latest = {name: _latest(getattr(hook, name, ""), last) for name in _LATEST}
         stored = {path: time for path, (_, time) in self._stored().items()}
         return OutputMark(set(self._cache()), latest, users, stored)
-
-    def _latest(self, value: object) -> LatestOutput:
-        last = list(self._cache().items())[: -2 * len(_LATEST) : -1]
-        key = next((key for key, output in last if output is value), None)
-        return LatestOutput(key, id(value), value if key is None else "")
 
     def _value_of(self, latest: LatestOutput) -> object:
         """Return the object, or an empty text if it has been deleted."""
@@ -182,6 +178,11 @@ class Outputs:
 
 
 # -- errors -----------------------------------------------------------------------------------------------------
+
+
+def _latest(value: object, last: list[tuple[int, Any]]) -> LatestOutput:
+    key = next((key for key, output in last if output is value), None)
+    return LatestOutput(key, id(value), value if key is None else "")
 
 
 def error_of(result: Any) -> BaseException | None:
