@@ -72,7 +72,7 @@ def check(reply: Reply, cell: str, shown: str) -> None:
         "docs/moving.md",
         "docs/probes.md",
         "docs/python.md",
-        pytest.param("docs/status.md", marks=pytest.mark.skipif(sys.platform != "linux", reason="of /dev/shm")),
+        pytest.param("docs/host-memory.md", marks=pytest.mark.skipif(sys.platform != "linux", reason="of /dev/shm")),
         "docs/top.md",
         "docs/traces.md",
     ],

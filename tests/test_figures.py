@@ -97,6 +97,14 @@ def test_the_pictures_of_the_documentation_can_be_made() -> None:
     assert sorted(made) == ["devices", "experiments", "session"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="of memfds")
+def test_the_picture_of_host_memory_shows_what_its_code_holds() -> None:
+    pytest.importorskip("pandas")
+    figure = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "host_memory.py"))["picture"](8)
+    shown = {text.get_text().rpartition(" ")[0].rpartition(" ")[0] for text in figure.findobj(Text)}
+    assert {"arrays: other", "Python objects", "free heap pages", "shared memory", "child processes"} <= shown
+
+
 @pytest.fixture
 def terminal(shell: InteractiveShell) -> InteractiveShell:
     """A terminal with the extension and one finished cell."""
