@@ -13,7 +13,7 @@ ROOT = Path(ipygpumem.__file__).parent
 MOST_LATE_IMPORTS = 16
 BUDGET = {
     "__init__": 78,
-    "api": 955,
+    "api": 927,
     "errors": 95,
     "estimating": 4312,
     "extras/__init__": 1,
@@ -28,14 +28,14 @@ BUDGET = {
     "heap": 4175,
     "introspect": 190,
     "inventory": 2615,
-    "magics": 1332,
+    "magics": 1322,
     "meter": 417,
     "probes": 1922,
     "reclaim": 853,
     "records": 485,
-    "report": 1964,
+    "report": 1971,
     "scope": 760,
-    "shell": 3755,
+    "shell": 3898,
     "units": 140,
 }
 """Maximum number of lines of each room. A number goes up only in a commit that says for which users."""

@@ -17,7 +17,6 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 from ipygpumem.probes.cgroup import Kills
 from ipygpumem.probes.host import HostProbe
-from ipygpumem.records import Growth
 from ipygpumem.report.layout import Report, Scales, note
 from ipygpumem.shell import recovery
 from ipygpumem.shell.app import App
@@ -170,7 +169,7 @@ def test_quiet_hides_no_error_and_no_growth_and_nothing_else_that_is_said(
     app.context.config.quiet = True
     (line,) = run_cell(app, error=ValueError())
     assert "ValueError" in line
-    monkeypatch.setattr(app.session.trends, "add", lambda record: [Growth("cpu", 3, 1, 2)])
+    monkeypatch.setattr(app.session.trends, "remarks", lambda record: ["this cell has grown RAM"])
     (line,) = run_cell(app)
     assert line.startswith("cell 1")
     assert "has grown RAM" in shown_in(app)[0].lines[0]

@@ -1,21 +1,24 @@
 """Traces measure any stretch of code, tracked loops each iteration, and neither gets in the way of it."""
 
 import asyncio
+import functools
 import os
 import re
 import subprocess
 import sys
 import weakref
 from collections.abc import Generator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
-from ipygpumem.api import loops
 from ipygpumem.api import shell as shell_of_calls
 from ipygpumem.errors import TraceError
+from ipygpumem.inventory import top
+from ipygpumem.shell import holders
 from tests.alone import ROOT
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
@@ -253,25 +256,51 @@ def test_no_item_lives_longer_than_the_loop_keeps_it(script_memory: FakeProbe) -
 
 
 @pytest.mark.usefixtures("others_out_of_sight")
-def test_growth_in_every_iteration_is_said_and_who_holds_it(
-    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kept", "step", "held"),
+    [
+        ([], "kept.append('x' * size)", "list of str"),
+        ({}, "kept[number] = 'x' * size", "dict of str"),
+        ("", "kept += 'x' * size", "str"),
+        (set(), "kept.add((number, 'x' * size))", "set of tuple"),
+        (SimpleNamespace(log=[]), "kept.log.append(bytearray(size))", "SimpleNamespace: .log"),
+        (functools.cache(lambda number: "x" * (12 * MIB)), "kept(number)", "_lru_cache_wrapper"),
+        ([], "import numpy; kept.append(numpy.ones(size // 8))", "list of ndarray"),
+        ([], "kept.append([b'%4d' % item * 1024 for item in range(3072)])", "list of list"),  # too many to count
+        ([], "import pandas; kept.append(pandas.DataFrame({'text': ['x' * size]}))", "list of DataFrame"),
+    ],
+)
+def test_growth_in_every_iteration_is_said_and_what_holds_it(
+    kept: Any,
+    step: str,
+    held: str,
+    script_memory: FakeProbe,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    numpy = pytest.importorskip("numpy")
-    history, in_use = [], [0]
-    # What the look itself frees is not given back by the loop.
-    monkeypatch.setattr(loops, "live_tensors", lambda garbage: add(-30))
+    for library in re.findall(r"import (\w+)", step):
+        pytest.importorskip(library)
+    if "range" in step:
+        monkeypatch.setattr(top, "Sizes", functools.partial(top.Sizes, limit=3000))
+    in_use, size, names = [0], 12 * MIB, {"kept": kept}
 
     def add(mib: int) -> None:
         in_use.append(in_use[-1] + mib * MIB)
         script_memory.set(in_use[-1])
 
-    for _ in ipygpumem.track(range(7), "epoch"):
-        history.append(numpy.zeros(40 * MIB // 8))
-        add(40)
+    add(100)
+    # The loop has not freed the memory that the look frees.
+    monkeypatch.setattr(holders, "live_tensors", lambda garbage: add(-30))
+    for number in ipygpumem.track(range(5), "epoch"):
+        batch = [bytes(size + number)]
+        exec(step, names | {"number": number, "size": size}, names)
+        kept = names["kept"]
+        add(12)
     printed = capsys.readouterr().out
-    assert re.search(r"^RAM has grown by 40 MiB in each of the last \d iterations$", printed, re.MULTILINE)
-    assert "iteration 5 left 40 MiB more on RAM, held by history (history[" in printed
-    assert len(history) == 7
+    assert re.search(r"^RAM has grown by 12 MiB in each of the last \d iterations$", printed, re.MULTILINE)
+    assert re.search(rf"^RAM \+12(\.2)? MiB per iteration is held by kept \({held}\)$", printed, re.MULTILINE)
+    assert "batch" not in printed
+    del batch
 
 
 @pytest.mark.parametrize("wrong", [5, None, object()])

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipygpumem.records import CellRecord, Growth, Usage
-from ipygpumem.shell.trends import Trends
+from ipygpumem.shell.trends import Growing, Trends
 from tests.kernel import Kernel
 
 MIB = 2**20
@@ -17,13 +17,20 @@ class Notebook:
     """Cells that run one after the other, on a device whose memory goes on from each to the next."""
 
     def __init__(self, start: int = 100) -> None:
-        self.trends = Trends()
+        self.looks = 0
+        self.trends = Trends(self.describe)
         self.now = start * MIB
+
+    def describe(self, growing: Growing) -> list[str]:
+        self.looks += growing.wants_look
+        return []
 
     def run(self, name: str | None, grows: int, *, success: bool = True, source: str = "") -> list[Growth]:
         before, self.now = self.now, self.now + grows * MIB
         usage = Usage("cpu", before, self.now, max(before, self.now), None, "kernel")
-        return self.trends.add(CellRecord(None, name, None, 0.0, 1.0, success, None, (usage,), source))
+        record = CellRecord(None, name, None, 0.0, 1.0, success, None, (usage,), source)
+        self.trends.remarks(record)
+        return self.trends.of_cell(record).growths
 
 
 def test_growth_is_said_from_the_fourth_run_on_whatever_runs_between() -> None:
@@ -94,6 +101,23 @@ def test_no_alarm_for_what_is_freed_between_runs_or_for_runs_that_fail() -> None
         assert not failing.run("cell", 300, success=False)
 
 
+@pytest.mark.parametrize(
+    ("runs", "looks"),
+    [
+        ([900, *[9, 9, 0] * 9], 0),  # too little to be worth it
+        ([900, *[20, 0, 300, -300] * 9], 0),
+        ([900, 20, 20, 0], 1),  # before the run that will be reported
+        ([900, 20, 20, 20], 2),
+        ([20, 20, 0] * 20, 6),  # no cell is looked at for ever
+    ],
+)
+def test_names_are_measured_only_where_growth_is_near_or_reported(runs: list[int], looks: int) -> None:
+    notebook = Notebook()
+    for grows in runs:
+        notebook.run("cell", grows)
+    assert notebook.looks == looks
+
+
 @settings(deadline=None)  # a machine may be busy
 @given(runs=st.lists(st.integers(-500, 500), max_size=30))
 def test_whatever_is_said_is_true(runs: list[int]) -> None:
@@ -111,9 +135,11 @@ def test_a_real_cell_that_leaks_is_said_unasked_and_one_that_does_not_is_not(ker
     def reports(code: str, times: int) -> list[str]:
         return ["\n".join(kernel.run(code).reports("cell")) for _ in range(times)]
 
-    kernel.run("kept = []")
-    leaking = reports("kept.append(bytearray(2**25))", 5)
-    assert ["has grown" in text for text in leaking] == [False, False, False, True, True]
-    grown = r"this cell has grown RAM by 32(\.\d)? (MiB|to 32(\.\d)? MiB) on each of its last 4 runs"
+    kernel.run("kept, last = {}, None")
+    leaking = reports("last = 'x' * 2**24; kept[len(kept)] = last, 'y' * 2**24", 6)
+    assert ["has grown" in text for text in leaking] == [False, False, False, True, True, True]
+    grown = r"this cell has grown RAM by 32(\.\d)? (MiB|to 32(\.\d)? MiB) on each of its last 5 runs"
     assert re.search(grown, leaking[-1]), leaking[-1]
+    for text in leaking[3:]:
+        assert text.endswith("RAM +32 MiB per run is held by kept (dict of tuple)")
     assert all(len(text.splitlines()) == 1 for text in reports("scratch = bytearray(2**25)", 5))

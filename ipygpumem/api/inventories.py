@@ -9,14 +9,12 @@ from types import FrameType
 from ipygpumem.api.shell import current_shell, loaded_app
 from ipygpumem.errors import GpuMemError
 from ipygpumem.heap.arrays import Storages
-from ipygpumem.heap.heap import Heap, undisturbed
-from ipygpumem.heap.holders.frames import running_locals
-from ipygpumem.heap.holders.search import NOTEBOOK, Root, Roots, explain
+from ipygpumem.heap.holders.search import Root, Roots
 from ipygpumem.introspect import module_dict, type_name
 from ipygpumem.inventory import ownership, records, survey
 from ipygpumem.inventory import top as largest
 from ipygpumem.inventory.ownership import Ownership
-from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorRecord
+from ipygpumem.inventory.records import Inventory, InventoryDiff
 from ipygpumem.inventory.top import LargestNames
 from ipygpumem.probes.host import rss_bytes
 from ipygpumem.units import checked_bytes
@@ -105,16 +103,6 @@ def inventory_at(frame: FrameType, storages: Storages | None = None) -> Inventor
     return take(shell, frame, storages)
 
 
-def keeper_of(tensor: TensorRecord) -> str:
-    """Describe the holder of a tensor that no name refers to directly, as ``%gpumem leaks`` does."""
-    roots, key = _roots(), (tensor.library, tensor.storage)
-    with undisturbed():
-        heap = Heap(running_locals())
-        found = explain([key], heap, roots)[key]
-        heap.drop()
-    return found.path.removeprefix(NOTEBOOK)
-
-
 def diff(before: Inventory, after: Inventory) -> InventoryDiff:
     """Return the tensors and arrays that were added and removed between two inventories of ``tensors``.
 
@@ -158,10 +146,10 @@ def why(obj: object) -> Ownership:
     name = next((name for name, value in named if value is holding[0]), "")
     del named
     references = 1 + bool(name) + _ON_STACK
-    return ownership.take(name or "object", holding, _roots(frame.f_globals), references, is_name=bool(name))
+    return ownership.take(name or "object", holding, roots(frame.f_globals), references, is_name=bool(name))
 
 
-def _roots(*more: dict[str, object]) -> Roots:
+def roots(*more: dict[str, object]) -> Roots:
     """Return the roots in a notebook, or in a script those of the main module and of ``more`` namespaces."""
     app = loaded_app()
     spaces = (module_dict(sys.modules["__main__"]), *more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 import sys
@@ -11,18 +12,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Generic, TypeVar
 
-from ipygpumem.api.inventories import inventory_at, keeper_of
-from ipygpumem.api.shell import current_traces, loaded_app, show
-from ipygpumem.errors import TraceError, describe_error
-from ipygpumem.heap.garbage import Garbage
-from ipygpumem.heap.holders.graphs import live_tensors
+from ipygpumem.api.inventories import roots
+from ipygpumem.api.shell import current_shell, current_traces, loaded_app, show
+from ipygpumem.errors import TraceError
+from ipygpumem.heap.bulk import no_progress
 from ipygpumem.introspect import type_name
-from ipygpumem.inventory.records import Inventory
-from ipygpumem.reclaim.reclaim import trim_host_heap
-from ipygpumem.records import Growth, TraceRecord, Usage
-from ipygpumem.report.history import holder_lines, iteration_report, loop_growth_line, loop_report
+from ipygpumem.inventory import survey
+from ipygpumem.records import TraceRecord
+from ipygpumem.report.history import iteration_report, loop_growth_line, loop_report
 from ipygpumem.report.layout import note
-from ipygpumem.shell.trends import DeviceRuns, count_run
+from ipygpumem.shell.holders import look
+from ipygpumem.shell.ipython.caches import named_objects
+from ipygpumem.shell.trends import Growing
 
 T = TypeVar("T")
 
@@ -78,7 +79,7 @@ class Tracked(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         records = self.records = deque(maxlen=_MOST_RECORDS)  # a nested loop over the same object may run
-        traces, shown, growing = current_traces(), _Shown(self._length()), _Growing()
+        traces, shown, growing = current_traces(), _Shown(self._length()), Growing()
         iterator = iter(self._items)
         span = traces.meter.start()
         try:
@@ -95,15 +96,16 @@ class Tracked(Generic[T]):
                     record = TraceRecord(self._label, started_at, seconds, None, usages, number)
                     records.append(record)
                     traces.finished.append(record)
-                if growing.add(usages):
-                    growing.look(number, sys._getframe(1))
+                growing.add(usages)
+                if growing.wants_look:
+                    _look(growing, sys._getframe(1))
                     traces.meter.lap(span)  # exclude the memory of our own search
                 if not self._silent:
-                    shown.show(records, growing.remarks)
+                    shown.show(records, _remarks(growing))
         finally:
             traces.meter.drop(span)
             if records and not self._silent:
-                shown.show(records, growing.remarks, at_end=True)
+                shown.show(records, _remarks(growing), at_end=True)
 
     def _length(self) -> int | None:
         try:
@@ -112,43 +114,25 @@ class Tracked(Generic[T]):
             return None
 
 
-class _Growing:
-    """Detects loops that grow a device, and finds the memory that one more iteration leaves behind."""
+def _remarks(growing: Growing) -> list[str]:
+    return [*map(loop_growth_line, growing.growths), *growing.held] if growing.growths else []
 
-    def __init__(self) -> None:
-        self._devices: dict[str, DeviceRuns] = {}
-        self._growths: list[Growth] = []
-        self._before: Inventory | None = None
-        self._held: list[str] | None = None
 
-    @property
-    def remarks(self) -> list[str]:
-        """Messages about growth."""
-        return [*map(loop_growth_line, self._growths), *((self._held or []) if self._growths else [])]
+def _look(growing: Growing, frame: FrameType) -> None:
+    """Look at the memory of all names after an iteration of the loop at ``frame``."""
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("tqdm."):
+        frame = frame.f_back
+    app = loaded_app()
+    with contextlib.nullcontext(no_progress) if app is None else app.context.display.working("names") as progress:
+        look(growing, lambda: _names_at(frame), "iteration", roots, progress)
 
-    def add(self, usages: Sequence[Usage]) -> bool:
-        """Count an iteration; return True if a search of all tensors would find something new."""
-        found = [count_run(self._devices, usage, success=True) for usage in usages]
-        self._growths = [growth for growth in found if growth is not None]
-        if not self._growths:
-            self._before = None
-        return bool(self._growths) and self._held is None
 
-    def look(self, number: int, frame: FrameType) -> None:
-        """List all tensors after iteration ``number`` of the loop at ``frame``; the second call finds the new ones."""
-        try:
-            while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("tqdm."):
-                frame = frame.f_back
-            live_tensors(Garbage())  # creates the objects of tensors known only in C++
-            now = inventory_at(frame)
-            if self._before is not None:
-                self._held = holder_lines(self._before, now, number, self._growths, keeper_of)
-            self._before = now if self._held is None else None
-            trim_host_heap()  # else the next iteration would reuse freed memory of the search, and not grow
-            for runs in self._devices.values():
-                runs.after_bytes = 0  # nor has the loop freed the trimmed memory
-        except Exception as error:  # the loop goes on
-            self._held = [f"the memory that it leaves behind could not be found ({describe_error(error)})"]
+def _names_at(frame: FrameType) -> dict[str, object]:
+    """Return the objects visible to code at ``frame`` by name, in a notebook also all of its names and outputs."""
+    shell = current_shell()
+    if shell is None:
+        return dict(reversed(list(survey.names_in(frame))))
+    return named_objects(shell) | survey.locals_of(frame)
 
 
 class _Shown:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager
-from types import FrameType, FunctionType
+from types import FrameType
 from typing import Any
 
 from ipygpumem.heap.arrays import Storages
 from ipygpumem.heap.bulk import Progress, no_progress
-from ipygpumem.introspect import is_exactly, is_instance
 from ipygpumem.inventory import records, survey
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.top import LargestNames, select
@@ -21,9 +20,8 @@ from ipygpumem.reclaim.reclaim import current
 from ipygpumem.report import inventory as reports
 from ipygpumem.report.inventory import top_report
 from ipygpumem.report.layout import Report
-from ipygpumem.scope.scope import ownable
 from ipygpumem.shell.app import App, find_app
-from ipygpumem.shell.ipython.caches import cell_of_output
+from ipygpumem.shell.ipython.caches import cell_of_output, named_objects
 from ipygpumem.shell.ipython.sources import cell_of_file, cell_that_bound, running_cell
 
 
@@ -48,13 +46,16 @@ def top(app: App, options: Options) -> list[Report]:
 def largest(shell: Any, frame: FrameType | None = None) -> LargestNames:
     """Return the memory that names and outputs hold, and the local names of ``frame`` if given."""
     local = {} if frame is None else survey.locals_of(frame)
-    named, cell_of = _roots(shell), _cell_finder(shell, local)
-    if is_exactly(named.get("open"), FunctionType):  # IPython's own
-        named.pop("open")
     app = find_app(shell)
     used = {"cpu": rss_bytes()} if app is None else current(app.context.meter.now())
     with _working(app, "names") as progress:
-        return take_largest(named | local, used, cell_of=cell_of, remedy_of=_remedy_of, progress=progress)
+        return take_largest(
+            named_objects(shell) | local,
+            used,
+            cell_of=_cell_finder(shell, local),
+            remedy_of=_remedy_of,
+            progress=progress,
+        )
 
 
 def _working(app: App | None, what: str) -> AbstractContextManager[Progress]:
@@ -77,7 +78,7 @@ def take(shell: Any, frame: FrameType | None = None, storages: Storages | None =
     local = {} if frame is None else survey.locals_of(frame)
     with _working(find_app(shell), "tensors and arrays") as progress:
         return survey.take(
-            [*local.items(), *_roots(shell).items()],
+            [*local.items(), *named_objects(shell).items()],
             cell_of=_cell_finder(shell, local),
             file=filename if is_script else None,
             line=frame.f_lineno if is_script and frame is not None else None,
@@ -85,17 +86,6 @@ def take(shell: Any, frame: FrameType | None = None, storages: Storages | None =
             storages=storages,
             progress=progress,
         )
-
-
-def _roots(shell: Any) -> dict[str, object]:
-    """Return the notebook's names, names with an underscore last, then its outputs."""
-    namespace = {name: value for name, value in list(shell.user_ns.items()) if type(name) is str}
-    names = ownable(namespace)
-    found = {name: namespace[name] for name in names if not name.startswith("_")}
-    found |= {name: namespace[name] for name in names}
-    outputs: Any = namespace.get("_oh")
-    kept = list(dict.items(outputs)) if is_instance(outputs, dict) else []
-    return found | {f"Out[{number}]": value for number, value in kept if type(number) is int}
 
 
 def _cell_finder(shell: Any, local: Container[str]) -> Callable[[str], int | None]:

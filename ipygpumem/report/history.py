@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from ipygpumem.inventory.records import Inventory, TensorRecord, first_part
+from ipygpumem.inventory.records import Inventory, TensorRecord
+from ipygpumem.inventory.top import LargestNames
 from ipygpumem.records import CellRecord, ExperimentRecord, Growth, TraceRecord, devices_of, usage_on
 from ipygpumem.report.content import end_labels, times, trace_segments
+from ipygpumem.report.inventory import kind_of
 from ipygpumem.report.layout import Report, Table, clean, clean_name, count, device_label, in_use, peak_label, shorten
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
@@ -19,7 +21,7 @@ _SOURCE_SHOWN = 40
 _VALUE_SHOWN = 24
 _HOLDERS_SHOWN = 3
 _LEAST_SHARE = 0.1
-"""Minimum share of the growth for a name to be reported as its holder."""
+"""Minimum share of the growth for a holder to be reported."""
 
 
 def history_report(cells: Sequence[CellRecord], *, total: int, experiment: str | None = None) -> Report:
@@ -116,44 +118,39 @@ def loop_growth_line(growth: Growth) -> str:
 
 
 def holder_lines(
-    before: Inventory,
-    after: Inventory,
-    iteration: int,
+    before: tuple[LargestNames, Inventory],
+    now: tuple[LargestNames, Inventory],
     growths: Sequence[Growth],
+    run: str,
+    runs: int,
     keeper_of: Callable[[TensorRecord], str],
 ) -> list[str]:
-    """Return the names that hold more tensors and arrays after one more iteration, on the devices that grow.
+    """Return the holders of the memory that each of the last ``runs`` runs added, the largest first.
 
-    ``keeper_of`` names the graph, closure or cache that keeps a tensor without a name. Names are compared, not tensors:
-    a name that the loop rebinds each time holds no more than before.
+    ``run`` is what a run is called. ``keeper_of`` names the graph, closure or cache that keeps an array without a name.
+    Names are compared, not objects: a name that the code rebinds each time holds no more than before.
     """
-    least = {growth.device: growth.least_bytes * _LEAST_SHARE for growth in growths}
-    old, new = _by_name(before), _by_name(after)
-    more = {key: _size(tensors) - _size(old.get(key, ())) for key, tensors in new.items() if key[0] in least}
-    held = sorted((key for key, size in more.items() if size >= least[key[0]]), key=lambda key: -more[key])
-    if not held:
-        return [f"no tensor or array created and kept in iteration {iteration} accounts for it"]
+    old = {row.name: row.device_bytes for row in before[0].names}
     lines = []
-    for device, name in held[:_HOLDERS_SHOWN]:
-        known = {tensor.name or tensor.storage for tensor in old.get((device, name), ())}
-        came = next((tensor for tensor in new[device, name] if (tensor.name or tensor.storage) not in known), None)
-        holder = f"held by {clean(name or (keeper_of(came) if came is not None else 'objects without a name'))}"
-        holder += f" ({clean(came.name)})" if came is not None and came.name not in (None, name) else ""
-        size = format_bytes(more[device, name])
-        lines.append(f"iteration {iteration} left {size} more on {device_label(device)}, {holder}")
-    return lines
+    for growth in growths:
+        device, least = growth.device, growth.least_bytes * _LEAST_SHARE
+        more = [(row.device_bytes.get(device, 0) - old.get(row.name, {}).get(device, 0), row) for row in now[0].names]
+        sized = [(size // runs, f"{clean_name(row.name)} ({kind_of(row)})") for size, row in more]
+        found = sorted((pair for pair in sized if pair[0] >= least), reverse=True)
+        known, unnamed = (_without_name(inventory, device) for _, inventory in (before, now))
+        added = sum(row.size_bytes for row in unnamed.values()) - sum(row.size_bytes for row in known.values())
+        rest = min(added // runs, growth.most_bytes - sum(size for size, _ in found))  # names may hold some of them
+        if rest >= least:
+            new = next((row for key, row in unnamed.items() if key not in known), None)
+            found.append((rest, "objects without a name" if new is None else clean(keeper_of(new))))
+        label = device_label(device)
+        lines += [f"{label} {format_change(size)} per {run} is held by {holder}" for size, holder in found]
+    none = [f"no name holds more after each {run}, and no tensor or array accounts for it"]
+    return lines[:_HOLDERS_SHOWN] or list(now[0].notes) or none
 
 
-def _by_name(inventory: Inventory) -> dict[tuple[str, str], list[TensorRecord]]:
-    """Return the tensors of each device by the first part of their names."""
-    found = defaultdict(list)
-    for tensor in inventory.tensors:
-        found[tensor.device, "" if tensor.name is None else first_part(tensor.name)].append(tensor)
-    return found
-
-
-def _size(tensors: Iterable[TensorRecord]) -> int:
-    return sum(tensor.size_bytes for tensor in tensors)
+def _without_name(inventory: Inventory, device: str) -> dict[int, TensorRecord]:
+    return {row.storage: row for row in inventory.tensors if row.name is None and row.device == device}
 
 
 # -- loops ----------------------------------------------------------------------------------------------------

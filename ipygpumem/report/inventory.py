@@ -129,6 +129,16 @@ def content_of(row: NamedSize) -> str:
     return (head if kind in ("columns", "variables", "keys") else "") + ", ".join(map(clean_name, texts)) + more
 
 
+def kind_of(row: NamedSize) -> str:
+    """Return the type of an object and its largest parts, without figures: ``list of str``, ``DataFrame: text``."""
+    parts = [part for part in row.parts if part.size_bytes >= _LEAST_SHARE * row.size_bytes]
+    kinds = dict.fromkeys(part.type_name for part in parts if part.kind in ("items", "keys"))
+    is_of = len(kinds) == 1 or any(part.kind == "items" for part in parts)
+    names = list(kinds) if is_of else [part.name for part in parts]
+    of = (" of " if is_of else ": ") * bool(names)
+    return clean_name(row.type_name) + of + ", ".join(map(clean_name, names[:_PARTS_SHOWN]))
+
+
 def _size(part: Share) -> str:
     return f" {format_bytes(part.size_bytes)}"
 

@@ -23,7 +23,7 @@ from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.shell.ipython.caches import error_of, last_error, shown_since
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.subscribers import Subscribers
-from ipygpumem.shell.trends import Trends
+from ipygpumem.shell.trends import Growing, Trends
 
 _GARBAGE_SHARE = 0.05
 """Maximum predicted cost of collecting all garbage after a cell, as a share of the cell's CPU time."""
@@ -42,7 +42,7 @@ class Session:
         self._recovery = recovery
         self._experiments = experiments
         self._subscribers = subscribers
-        self.trends = Trends()
+        self.trends = Trends(self._growth_remarks)
         self.observers: tuple[CellObserver, ...] = (experiments,)
         """Replaced, not changed, because an observer may join during a hook."""
         self._waits_to_be_shown = False
@@ -190,6 +190,11 @@ class Session:
         report = content.cell_report(record, context.display.scales)
         remarks = [*filter(None, ours), *remarks]
         return [replace(report, lines=(*report.lines, *remarks)) if remarks else report]
+
+    def _growth_remarks(self, growing: Growing) -> list[str]:
+        from ipygpumem.shell.holders import remarks  # loading the extension must stay fast
+
+        return remarks(growing, self._context, self._experiments.survivors.roots)
 
     def _show(self, cell: Cell, reports: list[Report], result: Any) -> None:
         """Show a cell's reports, even after a Ctrl-C: flushing the cell's output may take long."""

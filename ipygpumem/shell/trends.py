@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ipygpumem.records import CellRecord, Growth, Usage
 from ipygpumem.units import MIB
+
+if TYPE_CHECKING:
+    from ipygpumem.inventory.contents import Contents
+    from ipygpumem.inventory.records import Inventory
+    from ipygpumem.inventory.top import LargestNames
 
 _CELLS_MOST = 1000
 _LEAST_BYTES, _LEAST_SHARE, _ENOUGH_BYTES = 10 * MIB, 0.01, 50 * MIB
@@ -18,36 +24,38 @@ _SMALL_BYTES = MIB
 _SUM_LEAST_BYTES, _SUM_SHARE, _SUM_ENOUGH_BYTES = 30 * MIB, 0.02, 100 * MIB
 """The same limits for the sum of smaller growth."""
 _SMALL_RUNS = 4
+_SUSPECT_BYTES = 2 * _LEAST_BYTES
+"""Growth in the last runs from which it is worth while to measure all names."""
+_MOST_LOOKS = 6
+"""Maximum number of times to measure all names for the same code."""
 
 
 class Trends:
     """The last runs of every cell, identified by its id or its source."""
 
-    def __init__(self) -> None:
-        self._cells: dict[str, dict[str, DeviceRuns]] = {}
+    def __init__(self, describe: Callable[[Growing], Sequence[str]]) -> None:
+        self._describe = describe
+        self._cells: dict[str, Growing] = {}
 
     def remarks(self, record: CellRecord) -> Sequence[str]:
-        """Return a line for each device on which each of the cell's last runs kept more memory."""
-        growths = self.add(record)
-        if not growths:
-            return ()
-        from ipygpumem.report.history import growth_line  # loading the extension must stay fast
+        """Return a line for each device on which each of the cell's last runs kept more memory, and its holders."""
+        growing = self.of_cell(record)
+        growing.add(record.usages, success=record.success)
+        return self._describe(growing) if growing.wants_look or growing.growths else ()
 
-        return [growth_line(growth) for growth in growths]
-
-    def add(self, record: CellRecord) -> list[Growth]:
-        """Count a run, and return the growth on devices where each of the last runs kept more memory."""
-        known: dict[str, DeviceRuns] | None = None
+    def of_cell(self, record: CellRecord) -> Growing:
+        """Return the last runs of a cell."""
+        known: Growing | None = None
         keys = [key for key in (record.cell_id, record.source_digest) if key]
         for key in keys:
             found = self._cells.pop(key, None)  # reinserted as the newest
             known = found if known is None else known
-        devices = {} if known is None else known
+        growing = Growing() if known is None else known
         for key in keys:
-            self._cells[key] = devices
+            self._cells[key] = growing
         while len(self._cells) > 2 * _CELLS_MOST:
             del self._cells[next(iter(self._cells))]
-        return [growth for usage in record.usages if (growth := count_run(devices, usage, success=record.success))]
+        return growing
 
 
 @dataclass(slots=True, eq=False, repr=False)  # generating these methods would slow down loading the extension
@@ -84,12 +92,15 @@ class DeviceRuns:
     large: _Streak = field(default_factory=_Streak)
     small: _Streak = field(default_factory=_Streak)
     """Growth that is reported by its sum."""
+    is_suspect: bool = False
+    """True if one more run like the last ones may be reported."""
 
     def add(self, usage: Usage, *, success: bool) -> _Streak | None:
         """Count one more run, and return the series to report, if any."""
         freed = self.after_bytes - usage.before_bytes  # since the last run, by any code
         if freed > self.grown_bytes // 2 or not success:  # a traceback keeps an error's memory alive
             self.large, self.small = _Streak(), _Streak()
+        self.is_suspect = False
         two = self.grown_bytes + usage.delta_bytes
         self.after_bytes, self.grown_bytes = usage.after_bytes, usage.delta_bytes
         if not success:
@@ -97,6 +108,7 @@ class DeviceRuns:
         grown, in_use = self.grown_bytes, usage.before_bytes
         self.large.add(grown, min(_ENOUGH_BYTES, max(_LEAST_BYTES, _LEAST_SHARE * in_use)))
         self.small.add(grown, _SMALL_BYTES)
+        self.is_suspect = self.small.runs >= _RUNS - 1 and self.small.sum_bytes >= _SUSPECT_BYTES
         if self.large.runs >= _RUNS and self.large.goes_on(two):
             return self.large
         enough = min(_SUM_ENOUGH_BYTES, max(_SUM_LEAST_BYTES, _SUM_SHARE * in_use))
@@ -104,10 +116,36 @@ class DeviceRuns:
         return self.small if is_reported else None
 
 
-def count_run(devices: dict[str, DeviceRuns], usage: Usage, *, success: bool) -> Growth | None:
-    """Count a run in ``devices``, and return the growth of the device in the last runs, if any."""
-    if usage.device not in devices:
-        devices[usage.device] = DeviceRuns(usage.after_bytes)
-        return None
-    streak = devices[usage.device].add(usage, success=success)
-    return None if streak is None else Growth(usage.device, streak.runs, streak.least_bytes, streak.most_bytes)
+@dataclass(slots=True, eq=False, repr=False)
+class Growing:
+    """The last runs of the same code: the devices that grow with each of them, and what holds the new memory."""
+
+    growths: list[Growth] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
+    """Lines about the holders, once they were found."""
+    wants_look: bool = False
+    """True if a look at all names would find something new."""
+    devices: dict[str, DeviceRuns] = field(default_factory=dict)
+    before: tuple[LargestNames, Inventory, Contents] | None = None
+    """All names with their memory and contents, and all arrays, at the first look."""
+    runs: int = 0
+    """Number of runs since then."""
+    _looks: int = 0
+
+    def add(self, usages: Sequence[Usage], *, success: bool = True) -> None:
+        """Count a run."""
+        self.runs, self.growths, is_suspect = self.runs + 1, [], False
+        for usage in usages:
+            runs = self.devices.get(usage.device)
+            if runs is None:
+                self.devices[usage.device] = DeviceRuns(usage.after_bytes)
+                continue
+            streak = runs.add(usage, success=success)
+            is_suspect |= runs.is_suspect
+            if streak is not None:
+                self.growths.append(Growth(usage.device, streak.runs, streak.least_bytes, streak.most_bytes))
+        if not is_suspect:
+            self.before, self.held = None, []
+        is_first = self.before is None
+        self.wants_look = is_suspect and self._looks < _MOST_LOOKS if is_first else bool(self.growths and not self.held)
+        self._looks += self.wants_look

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 import sys
+from types import FunctionType
 from typing import Any, NamedTuple
 
-from ipygpumem.introspect import instance_dict, is_instance
+from ipygpumem.introspect import instance_dict, is_exactly, is_instance
 from ipygpumem.reclaim import tracebacks
+from ipygpumem.scope.scope import ownable
 
 _NAME = re.compile(r"(?P<output>_{1,3}|_(?P<number>\d+))|_i{1,3}|_i\d+")
 """IPython's names of outputs, and (with an ``i``) of inputs."""
@@ -38,6 +40,19 @@ def kept_outputs(shell: Any) -> tuple[dict[int, Any], set[int]]:
     keepers = {id(place) for place in places} | {id(instance_dict(place)) for place in places[3:] if place is not None}
     numbers = [key for key in list(cache) if type(key) is int and namespace.get(f"_{key}") is cache[key]]
     return {key: cache[key] for key in numbers}, keepers
+
+
+def named_objects(shell: Any) -> dict[str, object]:
+    """Return the notebook's names, names with an underscore last, then its outputs."""
+    namespace = {name: value for name, value in list(shell.user_ns.items()) if type(name) is str}
+    if is_exactly(namespace.get("open"), FunctionType):  # IPython's own
+        namespace.pop("open")
+    names = ownable(namespace)
+    found = {name: namespace[name] for name in names if not name.startswith("_")}
+    found |= {name: namespace[name] for name in names}
+    outputs: Any = namespace.get("_oh")
+    kept = list(dict.items(outputs)) if is_instance(outputs, dict) else []
+    return found | {f"Out[{number}]": value for number, value in kept if type(number) is int}
 
 
 def cell_of_output(label: str) -> int | None:

@@ -1,0 +1,85 @@
+"""Finds the holders of the memory that code adds with every run."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from ipygpumem.errors import describe_error
+from ipygpumem.heap.bulk import Progress
+from ipygpumem.heap.garbage import Garbage
+from ipygpumem.heap.heap import Heap, undisturbed
+from ipygpumem.heap.holders.frames import running_locals
+from ipygpumem.heap.holders.graphs import live_tensors
+from ipygpumem.heap.holders.search import NOTEBOOK, Roots, explain
+from ipygpumem.heap.sizes import Sizes
+from ipygpumem.inventory import survey, top
+from ipygpumem.inventory.contents import Contents
+from ipygpumem.inventory.records import TensorRecord
+from ipygpumem.inventory.top import LargestNames
+from ipygpumem.reclaim.reclaim import trim_host_heap
+from ipygpumem.report.history import growth_line, holder_lines
+from ipygpumem.shell.context import ShellContext
+from ipygpumem.shell.ipython.caches import named_objects
+from ipygpumem.shell.trends import Growing
+
+
+def remarks(growing: Growing, context: ShellContext, roots: Callable[[], Roots]) -> list[str]:
+    """Return the remarks on a cell that grows with every run."""
+    if growing.wants_look:
+        with context.display.working("names") as progress:
+            look(growing, lambda: named_objects(context.shell), "run", roots, progress)
+    return [*map(growth_line, growing.growths), *growing.held] if growing.growths else []
+
+
+def look(
+    growing: Growing,
+    named: Callable[[], dict[str, object]],
+    run: str,
+    roots: Callable[[], Roots],
+    progress: Progress,
+) -> None:
+    """Look at the memory of all ``named`` objects; the second look finds the holders of what each ``run`` adds."""
+    try:
+        live_tensors(Garbage())  # creates the objects of tensors known only in C++
+        objects = named()
+        names, arrays = top.take(objects, {}, progress=progress), survey.take(objects.items())
+        if growing.before is None:
+            growing.before, growing.runs = (names, arrays, Contents(objects)), 0
+        else:
+            old_names, old_arrays, contents = growing.before
+            names = _with_received(names, old_names, contents, objects) if names.notes else names
+            before, keeper = (old_names, old_arrays), functools.partial(_keeper_of, roots=roots)
+            growing.held = holder_lines(before, (names, arrays), growing.growths, run, growing.runs, keeper)
+        del objects
+        trim_host_heap()  # else the next run would reuse freed memory of the search, and not grow
+        for runs in growing.devices.values():
+            runs.after_bytes = 0  # nor has the code freed the trimmed memory
+    except Exception as error:  # the code goes on
+        growing.held = [f"the memory that it leaves behind could not be found ({describe_error(error)})"]
+
+
+def _with_received(
+    names: LargestNames, before: LargestNames, contents: Contents, objects: dict[str, object]
+) -> LargestNames:
+    """Return names, some too large to be measured as a whole, with their sizes ``before`` and of what they received."""
+    more = Counter({row.name: row.device_bytes.get("cpu", 0) for row in before.names})
+    with undisturbed():
+        sizes = Sizes()
+        for found in contents.received(objects):
+            more[found.name] += sizes.measure(found.items).device_bytes.get("cpu", 0)
+        sizes.drop()
+    rows = [row._replace(device_bytes=Counter(row.device_bytes) | Counter(cpu=more[row.name])) for row in names.names]
+    return replace(names, names=tuple(rows))
+
+
+def _keeper_of(array: TensorRecord, roots: Callable[[], Roots]) -> str:
+    """Describe the holder of an array that no name refers to directly, as ``%gpumem leaks`` does."""
+    known, key = roots(), (array.library, array.storage)
+    with undisturbed():
+        heap = Heap(running_locals())
+        found = explain([key], heap, known)[key]
+        heap.drop()
+    return found.path.removeprefix(NOTEBOOK)
