@@ -67,6 +67,7 @@ def run_steps(meter: Meter, steps: list[Step], done: list[FreeingStep]) -> None:
 def _credit(before: Mapping[str, Reading], after: Mapping[str, Reading], done_by_it: object) -> dict[str, int]:
     """Return each device's decrease by a step alone; other threads free memory too, and allocators free late."""
     freed = decrease(current(before), current(after))
+    freed.pop("children", None)  # processes end some time after their names are deleted
     if type(done_by_it) in (int, bool) and not done_by_it:
         return dict.fromkeys(freed, 0)
     if isinstance(done_by_it, AtMost):

@@ -17,7 +17,7 @@ import math
 import re
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, FunctionType, GeneratorType, TracebackType
 from typing import Any, Literal
@@ -227,19 +227,26 @@ def held(error: BaseException, own: Mapping[str, object] | None = None) -> tuple
     for name, value, place in places:
         search.add(name, value, **place)
     search.look_behind()
-    return tuple(sorted(_with_others(search, places, kept), key=lambda item: -item.size_bytes))
+    return tuple(sorted(_with_others(search, places, kept, list(chain(error))), key=lambda item: -item.size_bytes))
 
 
 _Place = tuple[str, object, dict[str, Any]]
 """A local name, its object, its function and line."""
 
 
-def _with_others(search: _FrameSearch, places: list[_Place], own: list[object]) -> list[RetainedArray]:
-    """Return the rows of the search, and the other memory of the locals in ``places`` that ``own`` does not hold."""
+def _with_others(
+    search: _FrameSearch, places: list[_Place], own: list[object], errors: list[BaseException]
+) -> list[RetainedArray]:
+    """Return the rows of the search, and the other memory of the locals in ``places`` that ``own`` does not hold.
+
+    The ``errors`` themselves, which lead to all of it, are left out.
+    """
     arrays = sum(row.size_bytes for row in search.found)
-    if Sizes(limit=MOST_SIZED // 4).together([value for _, value, _ in places]) < arrays + _LEAST:
+    every, sizes = Sizes(limit=MOST_SIZED // 4), Sizes(limit=MOST_SIZED // 4)
+    every.pass_over(*errors)
+    sizes.pass_over(*errors)
+    if every.together([value for _, value, _ in places]) < arrays + _LEAST:
         return search.found
-    sizes = Sizes(limit=MOST_SIZED // 4)
     sizes.together([search.behind, own])
     if not sizes.complete:
         return search.found  # the rest may be the notebook's
@@ -450,15 +457,20 @@ def _detach_frames(error: BaseException, running: set[int]) -> None:
 
 
 def remove_attributes(
-    error: BaseException, *, roots: Iterable[object], through: Iterable[object], least_bytes: int
+    error: BaseException,
+    *,
+    roots: Iterable[object],
+    through: Iterable[object],
+    own: Mapping[str, object],
+    least_bytes: int,
 ) -> tuple[RetainedArray, ...]:
     """Remove attributes of ``least_bytes`` or more from ``error`` and its chain, unless user code refers to it.
 
-    Return the removed arrays. ``roots`` may refer to exceptions without making them the user's; so may ``through``, if
-    only ``roots`` refer to them.
+    Return the removed arrays, without those of ``own``, the notebook's names. ``roots`` may refer to exceptions without
+    making them the user's; so may ``through``, if only ``roots`` refer to them.
     """
-    errors = list(chain(error))
-    if not any(True for item in errors for _ in _carried(item, least_bytes)):
+    errors, named = list(chain(error)), set[tuple[str, int]]()
+    if not any(True for item in errors for _ in _carried(item, least_bytes, named)):
         return ()
     if running_here() & {id(frame) for frame, _ in frames(error)}:
         return ()  # still propagating: code may catch it
@@ -466,8 +478,12 @@ def remove_attributes(
         gc.collect()  # garbage would count as a referrer
     if _are_users(errors, list(roots), list(through)):
         return ()
+    search = ArraySearch()
+    search.left = MOST_AT_START
+    search.pass_over(*errors)
+    named.update(array.storage for _, array in search.find(list(own.values())))
     # Groups come after their members, which then contain nothing that a group would have to drop.
-    return tuple(held for item in reversed(errors) for held in _taken_off(item, least_bytes))
+    return tuple(held for item in reversed(errors) for held in _taken_off(item, least_bytes, named))
 
 
 def _are_users(errors: list[BaseException], roots: list[object], through: list[object]) -> bool:
@@ -495,21 +511,24 @@ def _are_users(errors: list[BaseException], roots: list[object], through: list[o
     return any(id(value) in reached for value in running_locals())
 
 
-def _carried(error: BaseException, least_bytes: int) -> Iterator[tuple[str, RetainedArray]]:
-    """Yield the attributes of ``error`` that hold ``least_bytes`` or more, with their arrays."""
+_Storages = Container[tuple[str, int]]
+
+
+def _carried(error: BaseException, least_bytes: int, named: _Storages) -> Iterator[tuple[str, RetainedArray]]:
+    """Yield the attributes of ``error`` that hold ``least_bytes`` or more in arrays without a name, with these."""
     attributes = {name: value for name, value in list(field(error, "__dict__").items()) if type(name) is str}
     places = {**attributes, **slots(error), "args": field(error, "args")}
     for name, value in places.items():
-        held = _carries(f"{type_name(error)}.{name}", value, least_bytes)
+        held = _carries(f"{type_name(error)}.{name}", value, least_bytes, named)
         if held is not None:
             yield name, held
 
 
-def _taken_off(error: BaseException, least_bytes: int) -> Iterator[RetainedArray]:
+def _taken_off(error: BaseException, least_bytes: int, named: _Storages) -> Iterator[RetainedArray]:
     attributes = field(error, "__dict__")
-    for name, held in list(_carried(error, least_bytes)):
+    for name, held in list(_carried(error, least_bytes, named)):
         if name == "args":
-            args = [(part, _carries("", part, least_bytes)) for part in field(error, "args")]
+            args = [(part, _carries("", part, least_bytes, named)) for part in field(error, "args")]
             kept = tuple(part if held is None else f"<{held.type_name}, released>" for part, held in args)
             BaseException.__dict__["args"].__set__(error, kept)
         elif name in attributes:
@@ -522,8 +541,9 @@ def _taken_off(error: BaseException, least_bytes: int) -> Iterator[RetainedArray
         yield held
 
 
-def _carries(name: str, value: object, least_bytes: int) -> RetainedArray | None:
-    found = None if is_atom(value) else ArraySearch().held(name, value)
+def _carries(name: str, value: object, least_bytes: int, named: _Storages) -> RetainedArray | None:
+    search = ArraySearch(lambda _, array: array.storage in named)
+    found = None if is_atom(value) else search.held(name, value)
     return found[0] if found is not None and found[0].size_bytes >= least_bytes else None
 
 

@@ -155,6 +155,8 @@ def _step_list(steps: Iterable[FreeingStep], total: Mapping[str, int]) -> list[s
         shown = sizes({device: size for device, size in shares.items() if size >= MIB // 10})
         if shown:
             texts.append(f"{step.name} ({', '.join(shown)})")
+    ended = left.pop("children", 0)
+    texts += [f"processes that ended ({format_bytes(ended)})"] * (ended >= MIB // 10)
     rest = {device: size for device, size in left.items() if size >= MIB // 10}
     return [*texts, f"allocators by themselves ({_sizes(rest)})"] if rest else texts
 

@@ -205,6 +205,7 @@ class Recovery:
             error,
             roots=[vars(sys), self._shell, instance_dict(self._shell), getattr(self._shell, "_trait_values", None)],
             through=[last, instance_dict(last)],
+            own=self._shell.user_ns,
             least_bytes=self._config.min_held_bytes,
         )
 
