@@ -61,7 +61,7 @@ def estimate(
         seconds = finite(timeout)
     except UnitError as error:
         raise EstimateError(f"timeout: {error}") from None
-    estimation = estimating.loaded().Estimation(device, room_bytes, seconds)
+    estimation = estimating.estimation(device, room_bytes, seconds)
     namespaces = (vars(sys.modules["__main__"]), sys._getframe(1).f_globals)
     found: Estimate = estimation.of_call(function, args, kwargs, namespaces)
     return found

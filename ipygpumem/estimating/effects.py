@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ipygpumem.errors import EstimateError
+from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,
@@ -46,6 +47,17 @@ _OF_OS = frozenset(
 )
 
 
+_WAITING = (
+    ("queue", "Queue", {"get", "join", "put"}),
+    ("threading", "Barrier", {"wait"}),
+    ("threading", "Condition", {"wait", "wait_for"}),
+    ("threading", "Event", {"wait"}),
+    ("concurrent.futures", "Future", {"exception", "result"}),
+)
+"""Classes with the methods that wait for other threads."""
+WAITS = "other threads do not see what the estimated code changes, so these calls may never return"
+
+
 def effects_of(
     code: types.CodeType | None, namespaces: tuple[dict[str, Any], ...], args: tuple[Any, ...] = ()
 ) -> list[str]:
@@ -55,7 +67,8 @@ def effects_of(
     """
     calls: set[str] = set()
     iterators: set[str] = {f"a {type_name(value)}" for value in args if _is_consumed(value)}
-    for names, value, module in _named_by(code, namespaces):
+    waiting: set[str] = set()
+    for names, value, module, owner in _named_by(code, namespaces):
         top = module.partition(".")[0] or (names[0] if len(names) > 1 else "")
         if top in ("os", "posix", "nt"):
             reaches_out = names[-1] in _OF_OS
@@ -65,18 +78,22 @@ def effects_of(
             calls.add(".".join(names))
         if _is_consumed(value):
             iterators.add(".".join(names))
+        if any(names[-1] in methods and is_of_library(owner, *kind) for *kind, methods in _WAITING):
+            waiting.add(".".join(names))
     notes = []
     if calls:
         notes.append(f"only tensors are fake; calls to these run for real: {', '.join(sorted(calls))}")
     if iterators:
         notes.append(f"items that the code takes from these iterators are lost: {', '.join(sorted(iterators))}")
+    if waiting:
+        notes.append(f"{WAITS}: {', '.join(sorted(waiting))}")
     return notes
 
 
 def refuse_numpy(code: types.CodeType | None, namespaces: tuple[dict[str, Any], ...], args: tuple[Any, ...]) -> None:
     """Raise an EstimateError if ``code`` calls NumPy and names nothing that may hold tensors."""
     tops = {type_name(value) for value in args if not is_atom(value)}
-    for _, value, module in _named_by(code, namespaces):
+    for _, value, module, _ in _named_by(code, namespaces):
         is_looked_into = type(value) is types.FunctionType and is_users(value.__code__.co_filename)
         if module:
             tops.add(module.partition(".")[0])
@@ -90,8 +107,8 @@ def refuse_numpy(code: types.CodeType | None, namespaces: tuple[dict[str, Any], 
 
 def _named_by(
     code: types.CodeType | None, namespaces: tuple[dict[str, Any], ...]
-) -> Iterator[tuple[tuple[str, ...], Any, str]]:
-    """Yield the dotted names in ``code`` and in the users' functions that it names, with their values and modules."""
+) -> Iterator[tuple[tuple[str, ...], Any, str, Any]]:
+    """Yield the dotted names in ``code`` and in the users' functions that it names, with values, modules and owners."""
     seen: dict[int, types.CodeType] = {}
     waiting = [(code, namespaces)] if code is not None else []
     while waiting:
@@ -102,7 +119,7 @@ def _named_by(
         waiting += [(item, spaces) for item in code.co_consts if type(item) is types.CodeType]
         for names in _paths(code):
             value, module = _at(names, spaces)
-            yield names, value, module
+            yield names, value, module, _at(names[:-1], spaces)[0] if len(names) > 1 else None
             # Library functions are not searched: they name many calls that they rarely make.
             if type(value) is types.FunctionType and is_users(value.__code__.co_filename):
                 waiting.append((value.__code__, (closure_of(value), value.__globals__)))

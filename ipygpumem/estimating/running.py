@@ -23,7 +23,7 @@ from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import FOR_FAKES, user_line, user_line_of, users_part
 from ipygpumem.estimating.allocation_tracker import AllocationTracker, tensors_in
 from ipygpumem.estimating.devices import Devices
-from ipygpumem.estimating.effects import closure_of, effects_of, refuse_numpy
+from ipygpumem.estimating.effects import WAITS, closure_of, effects_of, refuse_numpy
 from ipygpumem.estimating.fake_copies import FakeCopies, loading, run_code
 from ipygpumem.estimating.patches import UNKNOWN_SIZE, Accelerators, choose_loop, patched
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
@@ -237,7 +237,8 @@ class Estimation:
                 restorer.put_back()
             if struck:
                 raise KeyboardInterrupt
-        raise self._limits.error()
+        waiting = [note for note in self._notes if note.startswith(WAITS)]
+        raise EstimateError("; ".join([str(self._limits.error()), *waiting]))
 
     def run(self, code: Callable[[], Any]) -> None:
         """Run ``code`` on fake tensors."""

@@ -49,7 +49,7 @@ class reraise_swallowed:  # noqa: N801  # reads as part of the "with" statement
 
 
 def _is_of_its_own(error: BaseException) -> bool:
-    """Return True if a ``raise`` statement made the error: Python's own SIGINT handler has none."""
+    """Return True if ``raise`` or a generator's ``throw`` made the error: no signal arrives at their instructions."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or isinstance(
         error.__context__, KeyboardInterrupt
     ):
@@ -57,7 +57,10 @@ def _is_of_its_own(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_code.co_code[trace.tb_lasti] == opmap["RAISE_VARARGS"]
+    return trace is not None and (trace.tb_lasti < 0 or trace.tb_frame.f_code.co_code[trace.tb_lasti] in _OWN)
+
+
+_OWN = {opmap[name] for name in ("RAISE_VARARGS", "YIELD_VALUE", "RETURN_GENERATOR") if name in opmap}
 
 
 class _Noting:

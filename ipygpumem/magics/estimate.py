@@ -26,7 +26,7 @@ def of_cell(app: App, options: Options, cell: str) -> list[Report]:
     module = estimating.loaded()
     try:
         timeout = options.timeout or module.TIMEOUT_SECONDS
-        estimation = module.Estimation(options.device, options.device_memory, timeout)
+        estimation = estimating.estimation(options.device, options.device_memory, timeout)
         result = estimation.of_code(_compiled(shell, cell), app.context.namespace)
     except SyntaxError as error:
         # Shown like a plain cell's: for a real SyntaxError IPython would show our frames too.
