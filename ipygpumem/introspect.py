@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import keyword
 import site
 import sys
 import sysconfig
@@ -12,6 +13,7 @@ from operator import is_
 from pathlib import Path
 from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
+from unicodedata import normalize
 
 ATOMS = frozenset(id(kind) for kind in (int, float, complex, bool, str, bytes, bytearray, type(None)))
 """Types of plain numbers, text and None, by identity: comparing or hashing a type may run its metaclass's code."""
@@ -72,6 +74,16 @@ def name_of(kind: type) -> str:
 def text_of(value: object) -> str:
     """Return ``value`` if it is plain text, else an empty text."""
     return value if type(value) is str else ""
+
+
+def is_name(name: str) -> bool:
+    """Return True if code can contain ``name`` as it stands."""
+    return name.isidentifier() and not keyword.iskeyword(name) and normalize("NFKC", name) == name
+
+
+def target_of(name: str) -> str:
+    """Return the source text of a global name, as in a ``del`` statement; ``globals()["a b"] = ...`` made some."""
+    return name if is_name(name) else f"globals()[{name!r}]"
 
 
 def module_dict(module: ModuleType) -> dict[str, Any]:
@@ -148,6 +160,12 @@ def is_users_module(module: Any) -> bool:
     names = module_dict(module)
     file = text_of(names.get("__file__"))
     return is_users(file) if file else names.get("__spec__") is None and "." not in text_of(names.get("__name__"))
+
+
+def is_users_class(kind: Any) -> bool:
+    """Return True for a class of the notebook, a script, or a user's module."""
+    module = text_of(class_dict(kind).get("__module__")) if is_instance(kind, type) else ""
+    return module == "__main__" or is_users_module(sys.modules.get(module))
 
 
 def users_modules() -> dict[str, ModuleType]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec, module_from_spec
+from types import ModuleType
 
 import pytest
 
@@ -75,6 +77,10 @@ def received(change: str) -> list[tuple[str, list[str], list[object]]]:
         "table": dict.fromkeys(range(200), b""),
         "set": {1},
         "pair": ([], []),
+        "Own": type("Own", (), {"text": "old", "__module__": "__main__"}),
+        "module": ModuleType("module"),
+        "library": module_from_spec(find_spec("json")),  # type: ignore[arg-type]  # it exists
+        "function": lambda: None,
     }
     contents = Contents(names)
     exec(change, names, names)
@@ -103,6 +109,10 @@ def received(change: str) -> list[tuple[str, list[str], list[object]]]:
         ("s.cache[1] = 'new'", [("s", ["Store", "dict"], ["new"])]),
         ("pair[1].append('new')", [("pair", ["tuple", "list"], ["new"])]),
         ("b = ['new']; c = a; a = b", []),
+        ("Own.text = b'new'", [("Own", ["type", "dict"], [b"new"])]),
+        ("module.text = b'new'", [("module", ["module", "dict"], [b"new"])]),
+        ("library.text = b'new'", [("library", ["module", "dict"], [b"new"])]),
+        ("function.text = b'new'", [("function", ["function"], [b"new"])]),
     ],
 )
 def test_old_objects_show_what_they_have_received(

@@ -150,6 +150,7 @@ def test_an_experiment_and_the_cell_that_ends_it_agree_on_what_is_in_use_though_
     app.context.namespace["finish"] = experiment.finish
     run(app, "finish()")
     assert experiment.record is not None
+    assert experiment.record.freed == {"cpu": 0}
     assert experiment.record.usages[0].after_bytes == app.session.history[-1].usages[0].after_bytes == 17 * MIB
 
 

@@ -355,7 +355,9 @@ def test_a_limit_is_reported_and_a_long_list_is_sampled() -> None:
     chain: list[object] = []
     for _ in range(100_000):
         chain = [chain]
-    assert not Sizes().measure(chain).complete
+    linked = Sizes().measure(chain)
+    assert linked.complete
+    assert linked.size_bytes == pytest.approx(100_000 * 80, rel=0.01)
     long = Sizes().measure([str(number) for number in range(10**6, 3 * 10**6)])
     assert long.complete
     assert long.notes == ("estimated from a sample of its items",)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 import pytest
@@ -32,6 +33,27 @@ def test_names_of_one_object_share_a_row_and_holders_are_named() -> None:
     report = top_report(LargestNames(tuple(rows.values()), {"cpu": 100 * MIB}, 0.0))
     (table,) = report.tables
     assert [row[-1] for row in table.rows] == ["del box", "del data, again; box also refers to it"]
+
+
+def test_any_name_is_deleted_by_its_remedy() -> None:
+    names: dict[str, object] = {"class": [bytes(MIB)], "a b": [bytes(MIB)], "plain": [bytes(MIB)]}
+    for row in take(**names).values():
+        exec(row.remedy, names)
+    assert names.keys() == {"__builtins__"}
+
+
+def test_shared_memory_is_freed_by_its_remedy_after_arrays_on_it() -> None:
+    numpy: Any = pytest.importorskip("numpy")
+    names: dict[str, Any] = {"segment": SharedMemory(create=True, size=MIB)}
+    names |= {"array": numpy.ndarray(MIB, "u1", names["segment"].buf), "box": [SharedMemory(create=True, size=MIB)]}
+    rows = take(**names)
+    assert rows["segment"].remedy == "del array; segment.close(); segment.unlink()"
+    assert rows["box"].remedy == "close() and unlink() its shared memory, then del box"
+    left, inside = names["segment"].name, names["box"][0]
+    exec(f"{rows['segment'].remedy}; box[0].close(); box[0].unlink()", names)
+    for name in (left, inside.name):
+        with pytest.raises(FileNotFoundError):
+            SharedMemory(name)
 
 
 def test_a_class_of_the_users_is_listed_with_its_attributes() -> None:

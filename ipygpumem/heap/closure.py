@@ -14,21 +14,22 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, compress, repeat
 from operator import not_
-from types import FunctionType, ModuleType
+from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
 from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS, flat_elements, library_type, place_of, storage_key
 from ipygpumem.heap.bulk import by_identity, chunks, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.frames import is_users, running_ids
 from ipygpumem.heap.holders.graphs import behind, kept_behind
 from ipygpumem.heap.libraries import bytes_of, hidden_memory, relatives
 from ipygpumem.heap.walk import MOST_KEPT
-from ipygpumem.introspect import is_atom, is_instance, module_dict, module_of
+from ipygpumem.introspect import is_atom, is_exactly, is_instance, module_dict, module_of
 
 _BASES = (("ndarray", ("numpy", "ndarray")), ("tensor", ("torch", "Tensor")), ("stream", ("io", "BytesIO")))
 _BUFFERS = {id(bytes), id(bytearray)}
 """Types whose memory a tensor may use."""
-_FUNCTION = {id(FunctionType)}
+_FUNCTION, _FRAME = {id(FunctionType)}, {id(FrameType)}
 _OF_CONSTANT, _LARGEST_CONSTANT = 100, 512
 """Plain numbers and text of few bytes with as many references from outside are constants, which no user owns."""
 
@@ -39,7 +40,7 @@ _ALIGNMENT, _PAGE = 64, 4096
 class Closure:
     """All objects that ``roots`` lead to, plain numbers and text included; it keeps them alive.
 
-    Modules, frames and libraries' classes are left out, because they lead to everything.
+    Modules, running frames and libraries' classes are left out, because they lead to everything.
 
     Known limit: references that a C library holds without telling the collector count as references from outside.
 
@@ -55,6 +56,7 @@ class Closure:
         """Identities of types, by how their objects are handled."""
         self._spaces = {id(module_dict(item)) for item in list(sys.modules.values()) if is_instance(item, ModuleType)}
         """Identities of namespaces of modules."""
+        self._running = running_ids()
         self._inside: Counter[int] = Counter()
         """Number of references from inside, by an object's identity."""
         self._inside_torch: Counter[int] = Counter()
@@ -177,6 +179,7 @@ class Closure:
         several = self._learn(objects)
         if not several.isdisjoint(_FUNCTION):
             self._spaces.update(id(function.__globals__) for function in of_types(_FUNCTION, objects))
+        self._spaces.update(id(frame.f_globals) for frame in of_types(_FRAME, objects))
         found, of_torch = gc.get_referents(*objects), list[Any]()
         if not several.isdisjoint(self._kinds["ndarray"]):
             read: Any = library_type("numpy", "ndarray")
@@ -198,6 +201,9 @@ class Closure:
         """Return the objects that are not left out."""
         if not self._learn(objects) <= self._kinds["entered"]:
             objects = of_types(self._kinds["entered"], objects)
+        for frame in of_types(_FRAME, objects):
+            if id(frame) in self._running or not is_users(frame):
+                objects = [item for item in objects if item is not frame]
         keys = list(map(id, objects))
         if self._spaces.isdisjoint(keys):
             return objects
@@ -210,7 +216,7 @@ class Closure:
             for key, item in one_of_each(objects).items():
                 if key not in self._kinds["all"]:
                     self._kinds["all"].add(key)
-                    if not is_left_out(item):
+                    if is_exactly(item, TracebackType, FrameType) or not is_left_out(item):
                         self._kinds["entered"].add(key)
                     for name, place in _BASES:
                         base = library_type(*place)

@@ -223,6 +223,11 @@ class Heap:
         if any(not gc.is_tracked(item) for item in objects.values()):
             # The collector's own search would miss containers that it no longer tracks.
             referrers = _that_refer_to(objects, self._tracked) + _that_refer_to(objects, self._containers)
+            if any(map(is_atom, objects.values())):  # such as text in the dict of an lru_cache
+                for part in _referents_of(self._tracked):
+                    plain = by_identity(list(filterfalse(gc.is_tracked, of_types(_CONTAINERS, part))))
+                    referrers += _that_refer_to(objects, list(plain.values()))
+                referrers = list(by_identity(referrers).values())
         elif len(objects) > _FEW:
             referrers = _that_refer_to(objects, self._tracked)
         else:

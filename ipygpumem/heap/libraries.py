@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import io
 import mmap
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library, library_type, slots
-from ipygpumem.heap.bulk import of_types, one_of_each, types_of
+from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.holders.graphs import of_script
 from ipygpumem.introspect import (
     ATOMS,
@@ -191,6 +192,26 @@ def _sklearn_neighbours(tree: Any) -> Iterator[object]:
     yield from tree.get_arrays()
 
 
+_SEGMENT = ("multiprocessing.shared_memory", "SharedMemory")
+OUTLIVES = "shared memory, which only close() and unlink() free"
+
+
+def _shared_memory(segment: Any) -> Iterator[object]:
+    if is_segment(segment):
+        yield Piece(("segment", id(segment)), 0, note=OUTLIVES)  # its map has the bytes
+
+
+def is_segment(item: object) -> bool:
+    """Return True for shared memory that this process has created: it outlives its object until it is unlinked."""
+    return is_of_library(item, *_SEGMENT) and bool((instance_dict(item) or {}).get("_flags", 0) & os.O_CREAT)
+
+
+def segments(items: Sequence[object]) -> list[object]:
+    """Return the ``items`` that are such shared memory."""
+    base = library_type(*_SEGMENT)
+    return [] if base is None else list(filter(is_segment, of_types(kinds_of(items, base), items)))
+
+
 def _torch_storage(storage: Any) -> Iterator[object]:
     device = str(storage.device)
     address = storage.data_ptr() if device == "cpu" else 0
@@ -211,6 +232,7 @@ _BY_INSTANCE: tuple[tuple[str, str, Behind], ...] = (
     ("io", "BytesIO", bytes_of),
     ("jax._src.array", "ArrayImpl", _jax_array),
     ("mmap", "mmap", _memory_map),
+    (*_SEGMENT, _shared_memory),
     ("polars._plr", "PySeries", _polars_column),
     ("polars.dataframe.frame", "DataFrame", _polars_frame),
     ("polars.series.series", "Series", _polars_series),

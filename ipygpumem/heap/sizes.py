@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import NOT_ENTERED, Reader, describe, each, holding_objects, library_type, place_of
 from ipygpumem.heap.bulk import CHUNK, by_identity, chunks, kinds_of, of_types, one_of_each
+from ipygpumem.heap.holders.frames import failed, in_traceback
 from ipygpumem.heap.libraries import VISITS_BUFFER, Behind, ObjectPart, Piece, behind, parts_of
 from ipygpumem.heap.walk import Group, Walk
 from ipygpumem.introspect import ATOMS, HAS_REFERENCES, class_dict, is_instance, name_of, text_of, type_name
@@ -105,7 +106,8 @@ class Sizes(Walk):
         """Functions that read memory behind an object, by its type's identity."""
         self._sizers: dict[int, Callable[[Any], int]] = {}
         """C functions that size instances of classes with a ``__sizeof__`` of their own, by the type's identity."""
-        self._inline: set[int] = set()
+        self._inline, self._errors = set[int](), set[int]()
+        """Types of objects with attributes outside a dict, and of exceptions, by identity."""
         self._times = 1
         """Number of objects for which each examined one stands."""
         self._label = ""
@@ -226,6 +228,8 @@ class Sizes(Walk):
         flags = type.__dict__["__flags__"].__get__(own)
         if any(is_instance(item, base) for base in NOT_ENTERED) or (kind == "skip" and flags & HAS_REFERENCES):
             return "module"  # not sized, either
+        if is_instance(item, BaseException):
+            self._errors.add(key)
         function = behind(own)
         if function is not None:
             self._behind[key] = function
@@ -244,6 +248,7 @@ class Sizes(Walk):
             yield from self._long_container(first)
             self._times = times
             return
+        yield self._chain(objects), None
         yield gc.get_referents(*objects), None
         inline = of_types(self._inline, objects)
         if inline:
@@ -308,6 +313,8 @@ class Sizes(Walk):
         self._add("cpu", self._weight_of(plain, several))
         for item in of_types(self._behind, plain) if self._behind.keys() & several else ():
             self._look_behind(item)
+        for error in failed(of_types(self._errors, plain)) if self._errors & several else ():
+            self._take(in_traceback(error))
         for function in of_types(_FUNCTION, plain) if several >= _FUNCTION else ():
             self.seen.add(id(function.__globals__))  # a namespace leads to everything
         self._enter_later(self.of_kind("leading", plain))

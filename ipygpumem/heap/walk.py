@@ -35,6 +35,7 @@ from ipygpumem.introspect import (
     class_dict,
     instance_dict,
     is_instance,
+    is_name,
     key_text,
     module_of,
     mro_of,
@@ -142,6 +143,7 @@ class Walk:
         several = types_of(objects)
         for function in of_types(_FUNCTION, objects) if several >= _FUNCTION else ():  # a namespace leads to everything
             self.seen.add(id(function.__globals__))
+        yield self._chain(objects), None
         yield gc.get_referents(*objects), None
         for array in () if self._kinds["ndarray"].isdisjoint(several) else self.of_kind("ndarray", objects):
             inside = flat_elements(array)
@@ -149,6 +151,26 @@ class Walk:
             yield inside or (), None
 
     # -- implementation -------------------------------------------------------------------------------------------
+
+    def _chain(self, objects: Sequence[object]) -> list[object]:
+        """Return the next objects of a linked list, if ``objects`` is one of its nodes: one by one would take long."""
+        item, found, known = objects[0] if len(objects) == 1 else None, list[object](), set[int]()
+        kind = type(item)
+        while len(found) < CHUNK and kind is not FunctionType:
+            inside = following = gc.get_referents(item)
+            for _ in range(2):
+                following = [one for one in following if type(one) is kind and id(one) not in known]
+                if following or kind is dict:
+                    break
+                spaces = [one for one in inside if type(one) is dict and "__builtins__" not in one]
+                following = gc.get_referents(*spaces)
+            if len(following) != 1 or id(following[0]) in self.seen:
+                break
+            (item,) = following
+            known.add(id(item))
+            found.append(item)
+        self._kept.append(found[:])  # as objects with several references they are remembered
+        return found
 
     def run(self, groups: Iterable[Group]) -> Iterator[list[Any]]:
         """Yield the arrays among objects and behind them, in groups; those in long containers last."""
@@ -452,6 +474,6 @@ def _labels(path: str, names: Sequence[object]) -> Label:
 def _attribute(name: object) -> str:
     """Return the source text of an attribute; torch numbers the parts of a sequence."""
     text = text_of(name)
-    if text.isidentifier():
+    if is_name(text):
         return f".{text}"
     return f"[{text}]" if text.isdecimal() else f".<{text!r}>"

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library
-from ipygpumem.introspect import instance_dict, is_instance, module_dict, named_objects
+from ipygpumem.introspect import instance_dict, is_instance, is_name, module_dict, named_objects
 from ipygpumem.probes.outside import Child
 
 _LOKY = ("joblib.externals.loky", "loky")
@@ -30,7 +30,7 @@ def with_endings(children: Sequence[Child], namespace: dict[str, Any]) -> list[C
     """Return ``children`` with the line that ends each, as far as one is known."""
     lines: dict[int, str] = {}
     for name, value in named_objects(namespace) if children else ():
-        if name.isidentifier() and not name.startswith("_"):
+        if is_name(name) and not name.startswith("_"):
             for module, kind, attribute, line in _KINDS:
                 for pid in _processes(value, attribute) if is_of_library(value, module, kind) else ():
                     # Workers that persist are held by the data loader and by its iterator.

@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import compress, islice, repeat
 from operator import not_
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import NOT_ENTERED
 from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, types_of
-from ipygpumem.introspect import ATOMS, instance_dict
+from ipygpumem.introspect import ATOMS, class_dict, instance_dict, is_users_class, is_users_module, module_dict
 from ipygpumem.scope.scope import ownable
 
 _LEVELS = 3
@@ -28,8 +28,8 @@ _SHORT = 100
 """Maximum length of containers with known items; of longer ones, the length and the last item are recorded."""
 _SIZED: tuple[Any, ...] = (list, tuple, dict, set, frozenset, deque)
 _ORDERED = {id(kind) for kind in (list, dict, deque)}
-_SKIPPED = (ModuleType, type, FunctionType, *NOT_ENTERED)
-"""Types whose objects lead to everything."""
+_SKIPPED = (ModuleType, type, *NOT_ENTERED)
+"""Types whose objects lead to everything; only attributes of named modules and classes are recorded."""
 
 
 class Received(NamedTuple):
@@ -53,9 +53,16 @@ class Contents:
         """Objects; and those among them whose contents are known."""
         self._ends: dict[int, tuple[int, int]] = {}
         """Length, and identity of the last item or key, of each long container."""
-        values = list(islice(reversed(dict(namespace).values()), _MOST_NAMES))
+        self._older = max(0, len(namespace) - _MOST_NAMES)
+        values = list(islice(dict(namespace).values(), self._older, None))
         self._known.update(map(id, values))
         level = _leading(values)
+        for owner, space in _spaces(values):
+            self._known.add(id(space))
+            if is_users_module(owner) or is_users_class(owner):
+                level.append(space)
+            else:  # a library's, which leads to everything
+                (self._ends[id(space)],) = _ends_of([space])
         for _ in range(_LEVELS):
             short, long = _by_length(level)
             self._ends.update(zip(map(id, long), _ends_of(long), strict=True))
@@ -68,16 +75,20 @@ class Contents:
                     level += children
             level = [item for item in _leading(level) if id(item) not in self._parents]
 
-    def had(self, item: object) -> bool:
-        """Return True if an object was within reach."""
-        return id(item) in self._known
+    def unknown(self, namespace: dict[str, Any]) -> list[object]:
+        """Return the objects of names that were not within reach."""
+        now = dict(namespace)
+        values = [now[name] for name in ownable(islice(now, self._older, None))]
+        return list(compress(values, map(not_, map(self._known.__contains__, map(id, values)))))
 
     def received(self, namespace: dict[str, Any]) -> Iterator[Received]:
         """Yield the new objects in each object that was within reach, each once."""
         now = dict(namespace)
         names = {id(now[name]): name for name in reversed(ownable(now))}
-        level = [item for item in _leading([now[name] for name in names.values()]) if id(item) in self._known]
-        ways: dict[int, tuple[object, ...]] = {id(item): (item,) for item in level}
+        values = [now[name] for name in names.values()]
+        ways: dict[int, tuple[object, ...]] = {id(item): (item,) for item in _leading(values)}
+        ways.update((id(space), (owner, space)) for owner, space in _spaces(values))
+        level = [way[-1] for key, way in ways.items() if key in self._known]
         for _ in range(_LEVELS):
             following = dict[int, object]()
             for item in level:
@@ -108,6 +119,14 @@ class Contents:
         keys = list(islice(item, length - 1, None))
         values = list(islice(item.values(), length, None)) if type(item) is dict else keys[1:]
         return values if id(keys[0]) == last else []
+
+
+def _spaces(values: Sequence[Any]) -> Iterator[tuple[Any, dict[str, object]]]:
+    """Yield the modules and classes among ``values`` with their namespaces."""
+    for module in of_types(kinds_of(values, ModuleType), values):
+        yield module, module_dict(module)
+    for kind in of_types(kinds_of(values, type), values):
+        yield kind, gc.get_referents(class_dict(kind))[0]
 
 
 _NUMBERS = frozenset(id(kind) for kind in (int, float, complex, bool, type(None)))

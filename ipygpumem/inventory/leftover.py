@@ -19,15 +19,15 @@ _MANY_MODULES = 50
 """Fewer imported modules are no cause of what an experiment leaves: our own work imports some, too."""
 
 
-def unnamed(start: RamFigures, kept_bytes: int, named: Mapping[str, int]) -> list[str]:
+def unnamed(start: RamFigures, now: RamFigures, kept_bytes: int, named: Mapping[str, int]) -> list[str]:
     """Return a note on what ``kept_bytes`` of RAM consist of, if many of them cannot be named.
 
     Args:
         start: the figures of the start.
+        now: the figures of the end.
         kept_bytes: increase of RSS since then.
         named: bytes of known objects, by what these are.
     """
-    now = RamFigures.now()
     free = max(0, now.free_bytes - start.free_bytes)
     if free:  # with or without pages in RAM
         free = min(free, own_pages().free_heap_bytes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +12,9 @@ from ipygpumem.heap.closure import Closure, is_left_out
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.search import NOTEBOOK, PathWriter, Root, Roots, Search, explain
+from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.sizes import Sizes
-from ipygpumem.introspect import is_users_module, module_of, type_name
+from ipygpumem.introspect import is_users_class, module_of, type_name
 from ipygpumem.records import Record, ReferencePath
 
 _MOST_SEARCHED = 2000
@@ -95,9 +95,10 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
         named = _worth_naming(closure, held, size.size_bytes)
         outside = _from_outside(roots, name if is_name else "", closure, holding)
         groups = _by_holder(closure, named, partners, heap, outside)
+        shared = _of_segments(closure, groups, heap, replace(roots, hidden=outside.hidden - closure.objects.keys()))
         heap.drop()
         sizes, seen, held_parts = Sizes(), set[int](), []
-        for holder, keys in [*groups.items(), (_SMALL, held - named)]:
+        for holder, keys in [*shared.items(), *groups.items(), (_SMALL, held - named)]:
             reached = closure.reach(keys) - seen
             seen |= reached
             held_parts.append(HeldPart(holder, len(keys), _measure(sizes, closure, keys, reached)))
@@ -166,7 +167,7 @@ def _by_holder(
         label = root.text or str(id(chain[0]))
         if label not in by_root:
             holder = writer.holder(root, chain)
-            may_delete = len(chain) == 1 or not _is_users(chain[0])
+            may_delete = not is_segment(chain[0]) and (len(chain) == 1 or not _is_users(chain[0]))
             by_root[label] = _named(holder, root, search.roots_of(item), may_delete=may_delete), set()
         by_root[label][1].add(key)
         if rest and len(chain) > 1:  # the container of one searched object may hold many more
@@ -182,10 +183,24 @@ def _by_holder(
     return {**groups, **({_UNSEEN: rest} if rest else {})}
 
 
+def _of_segments(
+    closure: Closure, groups: Mapping[ReferencePath, set[int]], heap: Heap, roots: Roots
+) -> dict[ReferencePath, set[int]]:
+    """Return the shared memory, which stays until it is unlinked, and the line that frees it after all views of it."""
+    found = dict[ReferencePath, set[int]]()
+    inside = segments(list(closure.objects.values()))
+    holders = explain((), heap, roots, more=inside) if inside else {}
+    for segment in inside:
+        holder, reached = holders["object", id(segment)], closure.reach([id(segment)])
+        views = [other.advice for other, keys in groups.items() if keys & reached and other.advice.startswith("del ")]
+        path = f"{OUTLIVES}: {holder.path}"
+        found[ReferencePath(path, "; ".join([*views, holder.advice]))] = {id(segment)}
+    return found
+
+
 def _is_users(item: object) -> bool:
     """Return True for a container or a user's object: it may hold more, so that no advice deletes all of it."""
-    module = module_of(item)
-    return module in ("builtins", "collections", "__main__") or is_users_module(sys.modules.get(module))
+    return module_of(item) in ("builtins", "collections") or is_users_class(type(item))
 
 
 def _named(holder: ReferencePath, root: Root, roots: Sequence[Root], *, may_delete: bool) -> ReferencePath:

@@ -66,12 +66,11 @@ def find(
         contents: what names held at the start.
         new: identities of the tracked objects made since, and maybe of some that have died.
         counted: has measured everything that is named already.
-        kept: objects that the user has kept on purpose.
+        kept: new objects of names that stay.
         smallest: minimum bytes of a row.
         size_bytes: the memory to find; once so much has been found, the search ends.
     """
-    unknown = [value for value in names.values() if not contents.had(value)]  # bound by a function's ``global``
-    counted.together([*kept, *unknown])
+    counted.together(list(kept))
     received = list(contents.received(dict(names)))
     if new:  # a tracked object that is not among them is older, however deep inside it was
         received = [

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ipygpumem.heap.arrays import library_type
+from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import Progress, chunks, no_progress, of_types, one_of_each
 from ipygpumem.heap.heap import undisturbed
+from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.sizes import Share, Sizes, sizeable
 from ipygpumem.heap.torch_guards import refuse_while_traced
-from ipygpumem.introspect import is_instance, type_name
+from ipygpumem.introspect import is_instance, target_of, type_name
 from ipygpumem.probes.nvml import device_here
 from ipygpumem.records import Record
 from ipygpumem.units import format_bytes
@@ -96,7 +97,7 @@ def take(
     used_bytes: Mapping[str, int],
     *,
     cell_of: Callable[[str], int | None] = lambda root: None,
-    remedy_of: Callable[[Sequence[str]], str] = lambda names: f"del {', '.join(names)}",
+    remedy_of: Callable[[Sequence[str]], str] = lambda names: f"del {', '.join(map(target_of, names))}",
     progress: Progress = no_progress,
 ) -> LargestNames:
     """Return the memory that named objects hold.
@@ -108,11 +109,22 @@ def take(
     with undisturbed():
         rows, small, complete = _measured(named, progress)
     rows = [
-        row._replace(cell=cell_of(row.name), remedy=remedy_of((row.name, *row.same)))
+        _with_remedy(row._replace(cell=cell_of(row.name)), named, remedy_of((row.name, *row.same)))
         for row in sorted(rows, key=lambda row: -row.size_bytes)
     ]
     notes = () if complete else ("there are too many objects to examine: some names hold more",)
     return LargestNames(tuple(rows), dict(used_bytes), time.time(), small, notes)
+
+
+def _with_remedy(row: NamedSize, named: Mapping[str, object], deletion: str) -> NamedSize:
+    """Return a row with the line that frees its memory; ``deletion`` deletes its names."""
+    if not is_segment(named[row.name]):
+        first = "close() and unlink() its shared memory, then " * (OUTLIVES in row.notes)
+        return row._replace(remedy=first + deletion)
+    arrays = [name for name in row.held_by if is_of_library(named[name], "numpy", "ndarray")]
+    more, target = tuple(name for name in row.held_by if name not in arrays), target_of(row.name)
+    first = f"del {', '.join(map(target_of, arrays))}; " * bool(arrays)  # they would refer to memory that is gone
+    return row._replace(remedy=f"{first}{target}.close(); {target}.unlink()", held_by=more)
 
 
 def _measured(objects: Mapping[str, object], progress: Progress) -> tuple[list[NamedSize], int, bool]:
@@ -169,12 +181,12 @@ def _without_little(named: Mapping[str, object]) -> dict[str, object]:
 
 
 def _in_order(named: Mapping[str, object]) -> list[str]:
-    """Return the names, those of modules first: their parameters are not the optimizer's."""
+    """Return the names, shared memory and torch's modules first: their content is not that of a view or optimizer."""
     values = list(named.values())
     base = library_type("torch.nn", "Module")
     kinds = {key for key, one in one_of_each(values).items() if base is not None and is_instance(one, base)}
-    modules = set(map(id, of_types(kinds, values)))
-    return sorted(named, key=lambda name: id(named[name]) not in modules)
+    first = set(map(id, [*segments(values), *of_types(kinds, values)]))
+    return sorted(named, key=lambda name: id(named[name]) not in first)
 
 
 def select(

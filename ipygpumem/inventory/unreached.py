@@ -10,14 +10,14 @@ import functools
 import gc
 import sys
 from collections.abc import Iterable, Iterator
-from itertools import compress, repeat
-from operator import attrgetter, is_not
+from itertools import compress, islice
+from operator import attrgetter
 from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
 from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.frames import peek, running_locals
+from ipygpumem.heap.holders.frames import failed, peek, running_locals
 from ipygpumem.heap.libraries import loaded_classes
 from ipygpumem.heap.sizes import Size, Sizes
 from ipygpumem.introspect import (
@@ -27,9 +27,8 @@ from ipygpumem.introspect import (
     is_exactly,
     is_instance,
     is_users,
-    is_users_module,
+    is_users_class,
     module_dict,
-    text_of,
 )
 from ipygpumem.reclaim.tracebacks import frames, names_in
 
@@ -42,7 +41,12 @@ Unreached = tuple[object, Size]
 
 
 def find(
-    heap: Heap, sizes: Sizes, names: Iterable[object], modules: Iterable[ModuleType], smallest: int
+    heap: Heap,
+    sizes: Sizes,
+    names: Iterable[object],
+    modules: Iterable[ModuleType],
+    large: Iterable[object],
+    smallest: int,
 ) -> list[Unreached]:
     """Return objects of at least ``smallest`` bytes with their sizes, largest first.
 
@@ -51,28 +55,25 @@ def find(
         sizes: has measured everything that is listed elsewhere.
         names: the objects of the notebook's names.
         modules: the user's modules among the names, whose data is kept on purpose, too.
+        large: the objects that ``large_objects`` returns.
         smallest: minimum bytes of each.
     """
     places = list(_places(heap))
     barriers = set(map(id, places)) - sizes.seen
     sizes.seen |= barriers
     kept = [*names, *(value for module in modules for value in list(module_dict(module).values()))]
-    classes = list(filter(_is_users, of_types(kinds_of(kept, type), kept)))
+    classes = list(filter(is_users_class, of_types(kinds_of(kept, type), kept)))
     sizes.together([*kept, *(value for kind in classes for value in list(class_dict(kind).values()))])
     sizes.seen -= barriers
     inside = by_identity([*(item for place in places for item in _contents(place)), *running_locals()])
     waiting = [item for key, item in inside.items() if key not in sizes.seen and not is_atom(item)]
-    found = [(item, sizes.together([item])) for item in [*waiting, *_large(heap, sizes, smallest)]]
+    waiting += islice((item for item in large if id(item) not in sizes.seen), _MOST)
+    found = [(item, sizes.together([item])) for item in waiting]
     # Only a large object's parts are worth the time.
-    large = [
+    measured = [
         (item, Sizes().measure(item)._replace(device_bytes={"cpu": size})) for item, size in found if size >= smallest
     ]
-    return sorted(large, key=lambda pair: -pair[1].size_bytes)
-
-
-def _is_users(kind: Any) -> bool:
-    module = text_of(class_dict(kind).get("__module__"))
-    return module == "__main__" or is_users_module(sys.modules.get(module))
+    return sorted(measured, key=lambda pair: -pair[1].size_bytes)
 
 
 def _places(heap: Heap) -> Iterator[Any]:
@@ -88,9 +89,7 @@ def _places(heap: Heap) -> Iterator[Any]:
         prefix = next(prefix for kind, prefix in _SUSPENDED.items() if type(item) is kind)
         if is_users(getattr(item, f"{prefix}_code").co_filename):
             yield item
-    errors = heap.instances(BaseException)
-    tracebacks = map(BaseException.__dict__["__traceback__"].__get__, errors)
-    yield from compress(errors, map(is_not, tracebacks, repeat(None)))
+    yield from failed(heap.instances(BaseException))
 
 
 def _wrapped(cache: object) -> object:
@@ -112,12 +111,12 @@ def _contents(place: Any) -> list[object]:
     return [item for item in gc.get_referents(place) if id(item) not in skipped]
 
 
-def _large(heap: Heap, sizes: Sizes, smallest: int) -> list[object]:
-    """Return large objects that are not counted yet."""
+def large_objects(heap: Heap, smallest: int) -> list[object]:
+    """Return the objects that are large by themselves; while the list exists, ``Sizes`` remembers those it counts."""
     found, bases = dict[int, object](), loaded_classes()
     for part in chunks(heap.tracked):
         held = gc.get_referents(*part)
         sized = of_types(_SIZED, held)
         large = list(compress(sized, map(smallest.__le__, map(sys.getsizeof, sized))))
         found.update(by_identity([*large, *of_types(kinds_of(held, *bases), held)]))
-    return [item for key, item in list(found.items())[:_MOST] if key not in sizes.seen]
+    return list(found.values())

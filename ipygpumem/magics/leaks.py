@@ -92,9 +92,10 @@ def _others(
     survivors = app.experiments.survivors
     sizes = Sizes()
     sizes.together([same for items in heap.large(smallest).values() for same in items])
+    large = unreached.large_objects(heap, smallest)
     leaked = survivors.others_alive(heap, sizes, smallest)
     modules = {name: sys.modules[name] for name in _users_modules(app.context.namespace) if name in sys.modules}
-    found = unreached.find(heap, sizes, names.values(), modules.values(), smallest)
+    found = unreached.find(heap, sizes, names.values(), modules.values(), large, smallest)
     holders = explain((), heap, survivors.roots(), more=[item for item, _ in found[:MOST_EXPLAINED]])
     for item, size in found[:MOST_EXPLAINED]:
         holder = holders["object", id(item)]

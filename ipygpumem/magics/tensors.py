@@ -10,6 +10,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import Storages
 from ipygpumem.heap.bulk import Progress, no_progress
+from ipygpumem.introspect import is_name, target_of
 from ipygpumem.inventory import records, survey
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.top import LargestNames, select
@@ -67,7 +68,9 @@ def _remedy_of(names: Sequence[str]) -> str:
     """Return the line that deletes an object's names; ``del`` would leave IPython's copies of an output."""
     numbers = [number for number in map(cell_of_output, names) if number is not None]
     plain = [name for name in names if cell_of_output(name) is None]
-    return f"%xdel {plain[0] if plain else f'_{numbers[0]}'}" if numbers else f"del {', '.join(plain)}"
+    if not numbers:
+        return f"del {', '.join(map(target_of, plain))}"
+    return f"%xdel {next(filter(is_name, plain), f'_{numbers[0]}')}"
 
 
 def take(shell: Any, frame: FrameType | None = None, storages: Storages | None = None) -> Inventory:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ipygpumem.heap.sizes import Share
+from ipygpumem.introspect import target_of
 from ipygpumem.inventory.ownership import Ownership
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.inventory.top import LargestNames, NamedSize
@@ -157,7 +158,9 @@ def why_report(found: Ownership) -> Report:
     total, freed = found.size_bytes, sum(found.freed_bytes.values())
     head = [clean_name(found.name), clean_name(found.type_name), *sizes(found.device_bytes)]
     if found.is_name and (freed or found.complete):
-        head.append(f"del {clean_name(found.name)} frees {format_bytes(freed) if found.held else 'all of it'}")
+        head.append(
+            f"del {clean_name(target_of(found.name))} frees {format_bytes(freed) if found.held else 'all of it'}"
+        )
     rows = [
         {
             "still held": format_bytes(part.size_bytes),

@@ -165,6 +165,10 @@ class Scope:
         for name in names:
             self.waiting.pop(name, None)
 
+    def shared(self) -> list[str]:
+        """Return the names that the scope's cells have bound in the notebook by ``global``."""
+        return [name for name in sorted(self._shared) if name in self._namespace and is_ownable(name)]
+
     def leave_to_others(self, bound: Iterable[str], appeared: Iterable[str]) -> None:
         """Exclude the names of other code that runs at the same time, such as another subshell's.
 

@@ -6,6 +6,7 @@ its cells in its own thread, over the same names. On an engine of a cluster its 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import math
@@ -28,7 +29,7 @@ from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import is_atom, is_instance, named_objects, text_of, type_name
 from ipygpumem.probes import outside
-from ipygpumem.probes.host import RamFigures, allocated_bytes
+from ipygpumem.probes.host import RamFigures, allocated_bytes, rss_bytes
 from ipygpumem.reclaim import reclaim
 from ipygpumem.reclaim.reclaim import steps_that_free
 from ipygpumem.records import CellRecord, ExperimentRecord, FreeingStep, RetainedArray, Usage
@@ -44,7 +45,7 @@ from ipygpumem.shell.ipython.caches import Outputs, last_error
 from ipygpumem.shell.ipython.rewriting import our_magic
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.subscribers import Subscribers
-from ipygpumem.units import format_bytes
+from ipygpumem.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from ipygpumem.shell.allocation_file import AllocationFile
@@ -479,6 +480,8 @@ class Experiment:
         """True once its names are deleted, restored or kept; and once their memory is freed."""
         self._names_by_object = dict[int, str]()
         """Its names by the identities of their objects."""
+        self._usages = tuple[Usage, ...]()
+        """Usage once its memory is freed, before our search for the rest takes memory of its own."""
         self._watched: list[WatchedName] | None = None
         """The arrays of its names; None if memory was too short to list them."""
 
@@ -567,7 +570,10 @@ class Experiment:
         self.scope = Scope(context.namespace, keep=self._keep, drop_imports=self._drop_imports)
         self.was_started = True
         self.outputs_at_start = self.outputs.mark()
+        rss = rss_bytes()
         self._baseline = self._experiments.survivors.baseline(self.remarks)
+        if rss_bytes() - rss >= MIB:  # our own pages, which the end would free
+            reclaim.trim_host_heap()
         if self._budget is not None:
             self._budget.start()
         self._allocated_at_start = allocated_bytes()
@@ -657,7 +663,8 @@ class Experiment:
         steps: list[Callable[[], object]] = [self._find_slip, self._look] if self._at_end is None else []
         if self._allocations is not None:
             steps.insert(0, functools.partial(self._allocations.stop, write=True))
-        steps += [self._stop_limits, lambda: self._free(enclosing), self._find_survivors, self._make_record]
+        steps += [self._stop_limits, lambda: self._free(enclosing), self._measure, self._find_survivors]
+        steps.append(self._make_record)
         self._context.guard.each(f"the end of experiment {quoted(self.name)}", *steps)
         if not self._is_closed:
             raise RuntimeError("its names could not be deleted")
@@ -741,6 +748,11 @@ class Experiment:
         releases_older_error = self.failed and self.error_at_start != 0
         return None if releases_older_error else self._baseline.mark_if_nothing_lingers()
 
+    def _measure(self) -> None:
+        with contextlib.suppress(MemoryError):  # the record has the figures after the search, then
+            self._ram_at_end = RamFigures.now()
+            self._usages = self._context.meter.read(self._measurement)
+
     def _find_survivors(self) -> None:
         if self._watched is None:
             return
@@ -748,12 +760,12 @@ class Experiment:
 
         try:
             search = ArraySearch()
-            values = [self._context.namespace.get(name) for name in self.scope.outcome.kept]
+            values = self._baseline.contents.unknown(self._context.namespace)  # kept, or bound by ``global``
             arrays = [array for value in values for _, array in search.find(value)]
             kept = {array.storage for array in arrays}
             grown = _growth(self._at_end or ())
             if grown >= self._context.config.min_held_bytes:  # before anything was freed
-                grown = _growth(self._context.meter.read(self._measurement))
+                grown = _growth(self._usages)
             if "polars" in sys.modules:  # its own allocator does not tell; pages that malloc returns may be older
                 grown += sum(step.freed.get("cpu", 0) for step in self._steps if step.name not in ("names", "garbage"))
             grown = max(grown, allocated_bytes() - self._allocated_at_start)
@@ -777,7 +789,7 @@ class Experiment:
         if not (self._is_freed and self._is_closed):
             return  # another attempt follows
         outcome, at_end, usages = self.scope.outcome, self._at_end or (), self._context.meter.stop(self._measurement)
-        seconds = self.seconds(self._seconds_here) or self.span_seconds
+        seconds, measured = self.seconds(self._seconds_here) or self.span_seconds, self._usages or usages
         consumed = {usage.device: usage.delta_bytes for usage in at_end}
         self.record = ExperimentRecord(
             name=self.name,
@@ -787,13 +799,13 @@ class Experiment:
             usages=usages,
             consumed=consumed,
             # Unknown if memory was too short to measure its end.
-            freed={item.device: consumed.get(item.device, 0) - item.delta_bytes for item in usages if at_end},
+            freed={item.device: consumed.get(item.device, 0) - item.delta_bytes for item in measured if at_end},
             deleted=tuple(outcome.deleted),
             restored=tuple(outcome.restored),
-            kept=tuple(outcome.kept),
+            kept=(*outcome.kept, *self.scope.shared()),
             survivors=self._survivors,
             steps=tuple(self._steps),
-            notes=tuple(self._notes(usages)),
+            notes=tuple(self._notes(measured)),
             parameters=dict(self._parameters),
             ooms=self.ooms,
             budget=dict(self._budget.limits) if self._budget is not None else {},
@@ -826,10 +838,10 @@ class Experiment:
 
         notes, namespace = list[str](), self._context.namespace
         if kept.get("cpu", 0) >= least:
-            values = [namespace[name] for name in self.scope.outcome.kept if name in namespace]
+            values = self._baseline.contents.unknown(namespace)
             alive = sum(item.size_bytes for item in self._survivors if item.device == "cpu")
             named = {"still alive": alive, "kept": leftover.ram_of(values)}
-            notes += leftover.unnamed(self._ram_at_start, kept["cpu"], named)
+            notes += leftover.unnamed(self._ram_at_start, self._ram_at_end, kept["cpu"], named)
         if kept.get("children", 0) >= least:
             new = [child for child in outside.children() if child.started_at >= self._started_at - _CLOCK_SECONDS]
             lines = children.endings(children.with_endings(new, namespace))

@@ -220,6 +220,35 @@ def test_a_list_with_two_names_counts_once_and_kept_names_do_not(notebook: Kerne
     assert [(kind, size >> 20) for kind, size, _ in survivors(notebook)] == [("list", 6), ("bytes", 3)]
 
 
+@pytest.mark.parametrize("make", ["texts(9000)", "[np.ones(1 << 20)]", "'x' * (9 << 20)"])
+def test_what_global_binds_belongs_to_the_notebook(notebook: Kernel, make: str) -> None:
+    works(notebook, "import numpy as np")
+    reply = works(notebook, f"%%experiment x\nglobal made, odd\nmade = {make}; odd = 1")
+    (text,) = reply.reports("experiment")
+    assert "not named" not in text
+    assert "kept: made, odd" in text
+    assert survivors(notebook) == []
+    assert works(notebook, "%gpumem leaks").reports("leaks") == ["no leak of at least 1 MiB was found"]
+
+
+def test_shared_memory_is_freed_by_the_advice_of_each_report(notebook: Kernel) -> None:
+    works(notebook, "from multiprocessing.shared_memory import SharedMemory\nimport numpy as np\nsegments = []")
+    (text,) = works(
+        notebook,
+        "%%experiment x\nsegment = SharedMemory(create=True, size=9 << 20); segment.buf[:] = bytes(9 << 20)\n"
+        "segments.append(segment)",
+    ).reports("experiment")
+    advice = "segments[0].close(); segments[0].unlink()"
+    assert f"held by notebook variable segments[0] · to free it: {advice}" in text
+    works(notebook, "view = np.ndarray(9 << 20, 'u1', segments[0].buf)")
+    (text,) = works(notebook, "%gpumem why segments").reports("why")
+    assert re.search(r"RAM 9 MiB · del segments frees \d+ B", text), text
+    assert f"del view; {advice}" in text
+    assert advice in works(notebook, "del view\n%gpumem why segments").reports("why")[0]
+    works(notebook, f"name = segments[0].name; {advice}")
+    fails(notebook, "SharedMemory(name)", "FileNotFoundError")
+
+
 def test_an_object_keeps_the_name_that_the_experiment_gave_it(notebook: Kernel) -> None:
     pytest.importorskip("pandas")
     works(notebook, "import pandas; store = Store()")

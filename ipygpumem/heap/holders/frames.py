@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import compress, repeat
+from operator import is_not
 from types import FrameType, TracebackType
 
 from ipygpumem import introspect
@@ -98,6 +100,23 @@ def peek(frame: FrameType) -> dict[str, object]:
     if _is_ours_alone(frame, names):
         names.clear()
     return values
+
+
+_traceback_of = BaseException.__dict__["__traceback__"].__get__
+
+
+def failed(errors: Sequence[BaseException]) -> list[BaseException]:
+    """Return the exceptions with tracebacks, without a call for each of many."""
+    return list(compress(errors, map(is_not, map(_traceback_of, errors), repeat(None))))
+
+
+def in_traceback(error: BaseException) -> list[object]:
+    """Return the objects that an exception keeps alive by the local names of functions that have ended."""
+    running, found = running_ids(), list[object]()
+    for step in steps(_traceback_of(error)):
+        if id(step.tb_frame) not in running and is_users(step.tb_frame):
+            found += peek(step.tb_frame).values()
+    return found
 
 
 def _is_ours_alone(frame: FrameType, names: object) -> bool:

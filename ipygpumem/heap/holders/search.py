@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
-import keyword
 import re
 import sys
 import threading
@@ -37,16 +36,19 @@ from ipygpumem.heap.arrays import StorageKey, elements, is_of_library, is_of_pan
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.frames import peek, running_frames, running_ids
 from ipygpumem.heap.holders.graphs import DETACH, GRADIENT, keepers, requiring_grad
+from ipygpumem.heap.libraries import is_segment
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,
     is_exactly,
     is_instance,
+    is_name,
     is_users_module,
     key_text,
     module_dict,
     module_of,
     name_of,
+    target_of,
     text_of,
     type_name,
 )
@@ -380,7 +382,7 @@ class Root:
     @classmethod
     def of_variable(cls, key: object) -> Root:
         """Return the root of a notebook's name."""
-        return cls(f"{NOTEBOOK}{text_of(key)}", 0, "", code=text_of(key) if _is_name(key) else "")
+        return cls(f"{NOTEBOOK}{text_of(key)}", 0, "", code=target_of(key) if type(key) is str else "")
 
     @classmethod
     def of_module(cls, module: str, key: object, code: str = "") -> Root:
@@ -389,7 +391,7 @@ class Root:
             return LAST_ERROR
         where = f"module {module}, global {text_of(key)}" if key is not None else f"module {module}"
         advice = "" if code and is_users_module(sys.modules.get(module)) else _REMOVE
-        return cls(where, OF_MODULE, advice, f"{code}.{key}" if code and _is_name(key) else "")
+        return cls(where, OF_MODULE, advice, f"{code}.{key}" if code and is_name(text_of(key)) else "")
 
     @classmethod
     def of_running(cls, frame: FrameType, thread: str, name: str) -> Root:
@@ -455,7 +457,11 @@ class PathWriter:
             task = f"task for task in asyncio.all_tasks() if task.get_name() == {name!r}"
             path.advice = f"import asyncio; next({task}).cancel()"
         position, is_own = 0, False
-        while position < len(steps) - 1:
+        while position < len(steps):
+            if is_segment(steps[position]):
+                path.advise(path.statement("{0}.close(); {0}.unlink()"), "close() and unlink() it")
+            if position == len(steps) - 1:
+                break
             behind_name = "[" not in path.text  # and not in a list of models, from which one can be removed
             taken, is_part = self._step(steps[position:], path)
             is_own |= is_part and behind_name
@@ -678,10 +684,6 @@ def _position(items: Iterable[object], child: object) -> int:
     return next((index for index, item in enumerate(base.__iter__(items)) if item is child), 0)
 
 
-def _is_name(key: object) -> bool:
-    return text_of(key).isidentifier() and not keyword.iskeyword(text_of(key))
-
-
 def _local(frame: FrameType | None, child: object) -> str:
     """Return the local name of ``frame`` that refers to ``child``."""
     names = peek(frame) if frame is not None else {}
@@ -692,7 +694,7 @@ def _attribute(owner: object, child: object) -> str:
     """Return ``.name`` for the attribute of ``owner`` that is ``child``; empty if it has no name."""
     attributes = [*(instance_dict(owner) or {}).items(), *slots(owner).items()]
     name = next((text_of(name) for name, value in attributes if value is child), "")
-    return f".{name}" if name.isidentifier() and not keyword.iskeyword(name) else " (in an attribute)" * bool(name)
+    return f".{name}" if is_name(name) else " (in an attribute)" * bool(name)
 
 
 def _without_dicts(chain: Sequence[object]) -> list[object]:
