@@ -5,8 +5,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
+
+
+def printed(*arguments: object, **options: Any) -> str:
+    """Return what a Python with these arguments prints."""
+    command = [sys.executable, *map(str, arguments)]
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 900, "check": False, **options}
+    done = subprocess.run(command, **options)
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout)
 
 
 def alone(test: Callable[..., None]) -> Callable[..., None]:
@@ -14,9 +24,6 @@ def alone(test: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(test)
     def run(**given: object) -> None:
-        code = f"from {test.__module__} import {test.__name__} as test; test.__wrapped__(**{given!r})"
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
-        assert done.returncode == 0, done.stderr
+        printed("-c", f"from {test.__module__} import {test.__name__} as test; test.__wrapped__(**{given!r})")
 
     return run

@@ -11,9 +11,7 @@ from ipygpumem.probes import cgroup
 
 V1_MOUNT = "35 31 0:32 {top} /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n"
 V2_MOUNT = "24 18 0:20 {top} {at} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
-OTHER_MOUNTS = (
-    "22 28 0:20 / /proc rw,nosuid - proc proc rw\n33 31 0:30 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
-)
+OTHER_MOUNTS = "22 28 0:20 / /proc rw - proc proc rw\n33 31 0:30 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
 NO_LIMIT_V1 = 9223372036854771712
 
 

@@ -54,14 +54,9 @@ class FakeAllocator:
         self.reserved[device] = max(self.reserved[device], self.current[device])
 
     def _cuda_memoryStats(self, device: int) -> dict[str, Any]:
-        allocated = {"current": self.current[device], "peak": self.peak[device], "allocated": 0, "freed": 0}
+        used = {"current": self.current[device], "peak": self.peak[device], "allocated": 0, "freed": 0}
         reserved = {"current": self.reserved[device], "peak": self.reserved[device], "allocated": 0, "freed": 0}
-        return {
-            "allocated_bytes": {"all": allocated},
-            "reserved_bytes": {"all": reserved},
-            "oversize": {**allocated},
-            "num_ooms": 0,
-        }
+        return {"allocated_bytes": {"all": used}, "reserved_bytes": {"all": reserved}, "oversize": used, "num_ooms": 0}
 
     def _cuda_resetPeakMemoryStats(self, device: int) -> None:
         self.peak[device] = self.current[device]

@@ -40,12 +40,9 @@ body: dict[str, Any] = {name: trap(name) for name in _NAMES.split()} | {"__class
 
 
 _ASKED = """__repr__ __eq__ __hash__ __bool__ __len__ __iter__ __instancecheck__ __subclasscheck__ __getattribute__"""
-Meta: Any = type(
-    "Meta",
-    (type,),
-    {name: trap(f"type.{name}") for name in _ASKED.split()}
-    | {name: property(trap(f"type.{name}")) for name in ("__name__", "__module__")},
-)
+_asked = {name: trap(f"type.{name}") for name in _ASKED.split()}
+_asked |= {name: property(trap(f"type.{name}")) for name in ("__name__", "__module__")}
+Meta: Any = type("Meta", (type,), _asked)
 """The type of classes that may not be asked either."""
 
 
@@ -104,14 +101,9 @@ def tensors(*, device: bool = True) -> dict[str, Any]:
     class Dispatch(torch.Tensor):
         @staticmethod
         def __new__(cls, inner: Any, policy: str | None) -> Any:
-            return torch.Tensor._make_wrapper_subclass(
-                cls,
-                inner.shape,
-                dtype=inner.dtype,
-                device=inner.device,
-                dispatch_sizes_strides_policy=policy,
-                dispatch_device=device and policy is not None,
-            )
+            asks = {"dispatch_sizes_strides_policy": policy, "dispatch_device": device and policy is not None}
+            make = torch.Tensor._make_wrapper_subclass
+            return make(cls, inner.shape, dtype=inner.dtype, device=inner.device, **asks)
 
         def __init__(self, inner: Any, policy: str | None) -> None:
             self.inner = inner

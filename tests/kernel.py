@@ -68,13 +68,7 @@ class Kernel:
                     raise
 
     def run(
-        self,
-        code: str,
-        *,
-        timeout: float = 600,
-        answers: Sequence[str] = (),
-        interrupt_when: str | None = None,
-        **options: Any,
+        self, code: str, *, timeout: float = 600, answers: Sequence[str] = (), interrupt_when: str = "", **options: Any
     ) -> Reply:
         """Execute ``code`` and return all that it gave; a Ctrl-C comes once ``interrupt_when`` is printed.
 
@@ -89,9 +83,9 @@ class Kernel:
                 with contextlib.suppress(queue.Empty):
                     self._client.get_stdin_msg(timeout=0)
                     self._client.input(next(typed, "q"))
-            if interrupt_when is not None and interrupt_when in outputs.stdout + outputs.stderr:
+            if interrupt_when and interrupt_when in outputs.stdout + outputs.stderr:
                 self._manager.interrupt_kernel()
-                interrupt_when = None
+                interrupt_when = ""
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no end of: {code}")
         outputs.status = self._reply(message_id, timeout)["status"]

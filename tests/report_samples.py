@@ -35,16 +35,9 @@ from ipygpumem.records import (
     Usage,
 )
 from ipygpumem.report import content, history
+from ipygpumem.report import inventory as listing
 from ipygpumem.report.autofit import autofit_report
 from ipygpumem.report.estimate import estimate_report, summary_report
-from ipygpumem.report.inventory import (
-    difference_report,
-    groups_report,
-    left_report,
-    tensors_report,
-    top_report,
-    why_report,
-)
 from ipygpumem.report.layout import Report, note
 from ipygpumem.report.status import status_report
 from ipygpumem.units import GIB, MIB
@@ -106,17 +99,14 @@ def every_report(word: str = "x") -> list[Report]:
     inventory = Inventory((tensor, tensor), 0.0, notes=(word,))
     share = Share(word, "keys", word, 1, MIB)
     named = NamedSize(word, word, {word: MIB}, 1, (share,), 1, (word,), (word,), (word,), 1, word, (word,))
-    owned = Ownership(
-        word, True, word, {word: MIB}, {word: 1}, ((word, 1),), (HeldPart(ReferencePath(word, word), 1, {word: MIB}),)
-    )
+    parts = (HeldPart(ReferencePath(word, word), 1, {word: MIB}),)
+    owned = Ownership(word, True, word, {word: MIB}, {word: 1}, ((word, 1),), parts)
     reading = Reading(word, 1, 2, "allocator", 100, 5, 8, 1, note=word)
     parts = Reconciliation(word, 100, word, (Part(word, 40, word), Part(word, None, word)), (word,))
-    ended = experiment(
-        name=word, deleted=(word,), restored=(word,), kept=(word,), survivors=held, notes=(word,), steps=(step,)
-    )
-    failed = recovery(
-        error=word, held=held * 10, message=word, steps=(step,), free={word: 1}, now={word: 2}, plain=(word,)
-    )
+    names = {"deleted": (word,), "restored": (word,), "kept": (word,)}
+    ended = experiment(name=word, **names, survivors=held, notes=(word,), steps=(step,))
+    sizes = {"free": {word: 1}, "now": {word: 2}}
+    failed = recovery(error=word, held=held * 10, message=word, steps=(step,), plain=(word,), **sizes)
     return [
         content.cell_report(cell(error=word, usages=(RAM, usage))),
         *content.experiment_reports(ended, "full"),
@@ -126,11 +116,11 @@ def every_report(word: str = "x") -> list[Report]:
         content.leaks_report(held, MIB),
         content.freed_report(word, [step], {word: 1}),
         status_report(word, [word], [reading], [parts]),
-        tensors_report(inventory, top=1),
-        top_report(LargestNames((named, named), {word: GIB}, 0.0, 1, (word,)), top=1),
-        why_report(owned),
-        left_report(word, 1, held),
-        groups_report(inventory, word, [TensorGroup(word, 1, MIB)] * 2, top=1),
+        listing.tensors_report(inventory, top=1),
+        listing.top_report(LargestNames((named, named), {word: GIB}, 0.0, 1, (word,)), top=1),
+        listing.why_report(owned),
+        listing.left_report(word, 1, held),
+        listing.groups_report(inventory, word, [TensorGroup(word, 1, MIB)] * 2, top=1),
         *reports_over_time(word, ended),
         *reports_of_stretches(word, usage, tensor, held, step),
         *reports_of_choices(word, usage),
@@ -171,7 +161,7 @@ def reports_of_stretches(
         history.traces_report(passed, total=4),
         history.loop_report(passed[1:], 5, (word,)),
         history.iteration_report(passed[1]),
-        difference_report(changed, top=2),
+        listing.difference_report(changed, top=2),
         tracker_report(tracked, top=2),
         release_report(ReleaseRecord((word,), word, held, held, {word: 1}, (step,))),
         *(purge_report(PurgeRecord(1, stays, {word: 2}, {word: 1}, (word,))) for stays in (False, True)),

@@ -61,7 +61,7 @@ def load(path: Path) -> dict[str, Any]:
     return found
 
 
-def test_an_experiment_records_its_scope_and_writes_while_it_still_records(
+def test_an_experiment_writes_while_it_still_records(
     loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.pickle"
@@ -80,9 +80,7 @@ FAILS = (
 )
 
 
-def test_out_of_memory_writes_before_anything_is_given_back_and_that_stays(
-    loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path
-) -> None:
+def test_an_oom_is_written_before_memory_is_freed(loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path) -> None:
     path = tmp_path / "a.pickle"
     loaded.run_cell(f"%experiment start a --allocations {path}")
     loaded.run_cell(f"{FAILS}train(8)")
@@ -93,7 +91,7 @@ def test_out_of_memory_writes_before_anything_is_given_back_and_that_stays(
     assert not memory.enabled
 
 
-def test_an_out_of_memory_error_in_a_try_is_counted_and_written_before_it_is_released(
+def test_an_oom_in_a_try_is_counted_and_written_first(
     loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.pickle"
@@ -105,7 +103,7 @@ def test_an_out_of_memory_error_in_a_try_is_counted_and_written_before_it_is_rel
     assert ["written when memory ran out" in note for note in record.notes if note.startswith("alloc")] == [True]
 
 
-def test_a_recording_of_the_users_own_is_used_and_goes_on(
+def test_a_recording_that_runs_is_used_and_continues(
     loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.pickle"
@@ -118,7 +116,7 @@ def test_a_recording_of_the_users_own_is_used_and_goes_on(
     assert "your own recording, which continues" in app_of(loaded).experiments.finished[-1].notes[0]
 
 
-def test_a_failure_to_write_is_reported_and_leaves_the_old_file(
+def test_a_failed_write_is_reported_and_keeps_the_old_file(
     loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.pickle"
@@ -131,7 +129,7 @@ def test_a_failure_to_write_is_reported_and_leaves_the_old_file(
     assert not memory.enabled
 
 
-def test_unloading_switches_the_recording_off_and_without_a_device_the_cell_does_not_run(
+def test_unloading_ends_a_recording_and_without_a_device_no_cell_runs(
     loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sys.modules["torch"].cuda.is_available = lambda: False
@@ -146,7 +144,7 @@ def test_unloading_switches_the_recording_off_and_without_a_device_the_cell_does
     assert not memory.enabled
 
 
-def test_an_experiment_that_cannot_begin_leaves_no_recording_on(
+def test_an_experiment_that_cannot_begin_ends_its_recording(
     loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
@@ -163,18 +161,14 @@ def test_an_allocator_without_a_history_is_reported(memory: FakeMemory, tmp_path
         raise RuntimeError("cudaMallocAsync does not yet support recordHistory.\nfile an issue")
 
     memory._record_memory_history = refuse  # type: ignore[method-assign]
-    with pytest.raises(
-        FileError, match=r"no history here \(RuntimeError: cudaMallocAsync does not .* recordHistory.\)"
-    ):
+    with pytest.raises(FileError, match=r"no history here \(RuntimeError: cudaMallocAsync does not .* recordHistory\."):
         AllocationFile(tmp_path / "a.pickle").start()
 
 
-@pytest.mark.parametrize(
-    "name", ["a.txt", "a", "missing/a.pickle", "mine.pickle", "\0.pickle", "folder.pickle", "pipe.pickle"]
-)
+@pytest.mark.parametrize("name", ["a.txt", "a", "no/a.pickle", "mine.pickle", "\0.pickle", "dir.pickle", "pipe.pickle"])
 def test_a_file_that_cannot_or_must_not_be_written_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "mine.pickle").write_bytes(pickle.dumps([1, 2, 3]))
-    (tmp_path / "folder.pickle").mkdir()
+    (tmp_path / "dir.pickle").mkdir()
     os.mkfifo(tmp_path / "pipe.pickle")
     with pytest.raises(FileError):
         AllocationFile(tmp_path / name)

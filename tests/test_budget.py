@@ -13,9 +13,8 @@ import ipygpumem
 from ipygpumem.errors import BudgetError, DeviceError
 from ipygpumem.fitting import budgets
 from ipygpumem.fitting.budgets import Budget, parse_budget, refusal
+from ipygpumem.units import GIB
 from tests.fakes import fake_module
-
-GIB = 1 << 30
 
 
 class LimitedCuda:
@@ -104,9 +103,7 @@ def test_a_budget_inside_another_cannot_widen_it(kind: type[LimitedCuda], use: A
     assert (cuda.fractions, budgets.in_force) == ([1.0, 1.0], [])
 
 
-def test_a_limit_is_no_byte_less_than_asked_for_on_a_card_of_any_size(
-    use: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_limit_is_no_byte_too_small_on_a_card_of_any_size(use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = KnowingCuda()
     use(cuda)
     for total in (85_029_158_912, 25_438_126_080, 42_505_273_344):
@@ -124,15 +121,11 @@ def test_more_than_the_card_has_is_all_that_it_has(use: Any) -> None:
     assert budget.notes == ["budget: there is no cuda:7 here"]
 
 
-@pytest.mark.parametrize(
-    ("cuda", "torch", "why"),
-    [
-        (KnowingCuda(), fake_module(), "torch sees 2 CUDA devices"),
-        (None, fake_module(), "torch sees no CUDA device"),
-        (None, None, "torch cannot be imported"),
-    ],
-)
-def test_why_memory_of_a_card_cannot_be_reserved(
+WHY = [(KnowingCuda(), fake_module(), "torch sees 2 CUDA devices"), (None, fake_module(), "torch sees no CUDA device")]
+
+
+@pytest.mark.parametrize(("cuda", "torch", "why"), [*WHY, (None, None, "torch cannot be imported")])
+def test_a_card_that_cannot_be_reserved_has_a_reason(
     cuda: Any, torch: Any, why: str, use: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(cuda)
@@ -142,16 +135,15 @@ def test_why_memory_of_a_card_cannot_be_reserved(
             reserve("1 MiB", "cuda:7")
 
 
+STAYS = "2.00 GiB of cuda:0 stay reserved, 1.00 GiB of them by live tensors: more than the 1.00 GiB allowed"
+
+
 @pytest.mark.parametrize(
     ("cuda", "emptied", "notes"),
     [
         (KnowingCuda(reserved=(GIB, 9 * GIB)), 0, []),
         (KnowingCuda(reserved=(GIB + 1, 9 * GIB)), 1, []),
-        (
-            KnowingCuda(reserved=(9 * GIB, 0), live=GIB, fixed=2 * GIB),
-            1,
-            ["2.00 GiB of cuda:0 stay reserved, 1.00 GiB of them by live tensors: more than the 1.00 GiB allowed"],
-        ),
+        (KnowingCuda(reserved=(9 * GIB, 0), live=GIB, fixed=2 * GIB), 1, [STAYS]),
     ],
 )
 def test_a_cache_above_the_limit_is_emptied(use: Any, cuda: KnowingCuda, emptied: int, notes: list[str]) -> None:
@@ -163,14 +155,10 @@ def test_a_cache_above_the_limit_is_emptied(use: Any, cuda: KnowingCuda, emptied
 BROKEN = RuntimeError("device-side assert triggered")
 
 
-@pytest.mark.parametrize(
-    ("call", "fault"),
-    [
-        ("current_device", "no device can be limited"),
-        ("get_device_properties", "cuda:0 cannot be limited"),
-        ("empty_cache", "cuda:0 cannot be limited"),
-    ],
-)
+FAULTS = dict.fromkeys(("get_device_properties", "empty_cache"), "cuda:0 cannot be limited")
+
+
+@pytest.mark.parametrize(("call", "fault"), [*FAULTS.items(), ("current_device", "no device can be limited")])
 def test_a_broken_device_is_noted_and_the_code_runs(use: Any, call: str, fault: str) -> None:
     cuda = KnowingCuda(reserved=(9 * GIB, 0))
 

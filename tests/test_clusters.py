@@ -31,7 +31,6 @@ def refusal(kernel: Kernel, cell: str) -> str:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    pytest.importorskip("ipyparallel")
     with Kernel() as kernel:
         works(kernel, "%load_ext ipygpumem")
         start_cluster(kernel, tmp_path_factory.mktemp("profile"))
@@ -47,9 +46,7 @@ def cluster(shared: Kernel) -> Kernel:
 
 
 def test_a_cell_runs_as_an_experiment_on_every_engine(cluster: Kernel) -> None:
-    reply = works(
-        cluster, f"%%experiment sweep --on all --keep w\nx = bytearray(2**26)\nw = {ID}\nprint('id', w)\nw + 1"
-    )
+    reply = works(cluster, f"%%experiment sweep --on all --keep w\nx = bytearray(2**26)\nw = {ID}\nprint('id', w)\nw+1")
     found = record(cluster)
     assert [engine["engine"] for engine in found["engines"]] == [0, 1, 2, 3]
     assert (found["deleted"], found["kept"]) == (("x",), ("w",))
@@ -117,13 +114,13 @@ Engines.NAME = struck
 """
 
 
-@pytest.mark.parametrize(
-    ("cell", "place"),
-    [
-        *(("%%experiment a --on all\nx = 1", place) for place in ("ask", "replies", "forget", "wait", "run")),
-        *(("%experiment start a --on all", place) for place in ("ask", "replies", "wait")),
-    ],
-)
+CELL, SPAN = "%%experiment a --on all\nx = 1", "%experiment start a --on all"
+MOMENTS = [(CELL, "ask"), (CELL, "wait"), (CELL, "run"), (SPAN, "replies")]
+REST = [(CELL, "replies"), (CELL, "forget"), (SPAN, "ask"), (SPAN, "wait")]
+MOMENTS += [pytest.param(*moment, marks=pytest.mark.thorough) for moment in REST]
+
+
+@pytest.mark.parametrize(("cell", "place"), MOMENTS)
 def test_a_ctrl_c_at_any_moment_leaves_nothing_open_and_engines_alike(cluster: Kernel, cell: str, place: str) -> None:
     works(cluster, "%gpumem status --on all")  # loads the extension there
     works(cluster, STRIKES_IN.replace("NAME", place))

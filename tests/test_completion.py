@@ -19,6 +19,7 @@ from ipygpumem.shell import dispatch as magics
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.registry import MAGICS
+from ipygpumem.units import MIB
 from tests.kernel import Kernel
 from tests.steps import kernel_with
 
@@ -67,9 +68,7 @@ def test_tab_never_fails(loaded: InteractiveShell, prefix: str, name: str, capsy
     assert "Error" not in shown.out + shown.err
 
 
-def test_the_cursor_counts_where_there_is_one_and_a_variable_named_as_a_magic_is_no_magic(
-    loaded: InteractiveShell,
-) -> None:
+def test_the_cursor_counts_and_a_variable_is_no_magic(loaded: InteractiveShell) -> None:
     line = "%gpumem plot --device  -n 3"
     assert "RAM" in offered(loaded, line, len("%gpumem plot --device "))
     assert loaded.complete("st", "%gpumem st")[1] == ["status"]
@@ -123,12 +122,7 @@ def test_what_the_helps_name_is_there() -> None:
     assert choices["--sort"] == profiling.ORDERS
 
 
-MIB = 1 << 20
-
-
-shared = kernel_with(
-    "%load_ext ipygpumem\nimport ipygpumem, mmap\ndef block(mib): return bytearray(b'x') * (mib << 20)"
-)
+shared = kernel_with("%load_ext ipygpumem\nimport ipygpumem\ndef block(mib): return bytearray(b'x') * (mib << 20)")
 """Each of the tests below leaves it as it found it."""
 
 
@@ -151,7 +145,7 @@ def test_the_cost_of_our_own_look_at_the_names_is_not_the_experiments_peak(share
     reply = shared.run("%%experiment heavy\ncorpus = [[i] for i in range(300_000)]")
     assert reply.reports("experiment")
     cell, whole = shared.value(
-        "[record.usages[0].peak_delta_bytes for record in (ipygpumem.last(), ipygpumem.experiments()[-1])]"
+        "[r.usages[0].peak_delta_bytes for r in (ipygpumem.last(), ipygpumem.experiments()[-1])]"
     )
     assert whole == pytest.approx(cell, abs=2 * MIB)
 

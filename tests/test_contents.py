@@ -115,7 +115,5 @@ def received(change: str) -> list[tuple[str, list[str], list[object]]]:
         ("function.text = b'new'", [("function", ["function"], [b"new"])]),
     ],
 )
-def test_old_objects_show_what_they_have_received(
-    change: str, expected: list[tuple[str, list[str], list[object]]]
-) -> None:
+def test_objects_added_to_old_ones_are_found(change: str, expected: list[tuple[str, list[str], list[object]]]) -> None:
     assert received(change) == expected

@@ -4,14 +4,12 @@ Calls can be counted exactly, while times are noise.
 """
 
 import contextlib
-import importlib.util
 import io
 import re
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
 
-import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
@@ -110,16 +108,14 @@ def test_no_work_calls_more_functions_than_before() -> None:
         for name, step in steps.items():
             found[f"{name}, each {thing}"] = round((least_calls_in(shell, step) - bare[name]) / MANY, 3)
     shell.run_cell("%reset -f")
-    if importlib.util.find_spec("torch"):
-        shell.run_cell("import torch")
-        found["with torch, the first experiment"] = calls_in(shell, EMPTY)
-        found["with torch, an empty experiment"] = least_calls_in(shell, EMPTY)
-        found["with torch, a trivial cell"] = least_calls_in(shell, "1")
+    shell.run_cell("import torch")
+    found["with torch, the first experiment"] = calls_in(shell, EMPTY)
+    found["with torch, an empty experiment"] = least_calls_in(shell, EMPTY)
+    found["with torch, a trivial cell"] = least_calls_in(shell, "1")
     risen = {name: calls for name, calls in found.items() if calls > MOST[name] * SLACK}
     assert risen == {}, found
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_the_line_names_what_our_own_command_has_imported(kernel: Kernel) -> None:
     works(kernel, "import torch")
     for command, what in (("%%estimate\ntorch.ones(3)", "torch's fake tensors"), ("%gpumem plot", "%gpumem plot")):

@@ -1,12 +1,11 @@
 """``make demo``: the quickstart in a real kernel."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.alone import printed
 from tests.notebooks import read
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -16,11 +15,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder that the demo wrote, and what it printed."""
     folder = tmp_path_factory.mktemp("demo")
-    run = subprocess.run(
-        [sys.executable, EXAMPLES / "run_demo.py", folder], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    return folder, run.stdout
+    return folder, printed(EXAMPLES / "run_demo.py", folder)
 
 
 def test_the_summary_names_the_page_and_what_each_cell_and_experiment_cost(demo: tuple[Path, str]) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from ipygpumem.records import Record
 from ipygpumem.shell.config import IPyGpuMem
+from tests.alone import ROOT
 from tests.kernel import Kernel, Reply
 
-ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")))
 
 _CELL = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)

@@ -95,10 +95,7 @@ def run(scope: Scope, namespace: dict[str, Any], source: str) -> None:
     names = frozenset(bindings.bound | bindings.deleted)
     scope.note(bindings, names)
     instrument(tree, names)
-    namespace["__builtins__"] = {
-        **vars(builtins),
-        BINDING_RECORDER: BindingRecorder(lambda event: note_event([scope], event)),
-    }
+    namespace["__builtins__"] = {**vars(builtins), BINDING_RECORDER: BindingRecorder(lambda e: note_event([scope], e))}
     exec(compile(tree, "cell", "exec"), namespace)
     settle([scope])
 

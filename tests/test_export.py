@@ -32,8 +32,9 @@ from ipygpumem.records import (
     Usage,
 )
 from ipygpumem.report import export
+from ipygpumem.units import MIB
+from tests.alone import printed
 
-MIB = 2**20
 HOSTILE = "<img src=x onerror=alert(1)>\"'&\x1b[31m\n\ud800\u202e{}%s $x$"
 
 
@@ -73,11 +74,7 @@ def experiment(name: str = "run", **changes: Any) -> ExperimentRecord:
 
 SESSION = SessionRecord(
     1_700_000_000.0,
-    (
-        cell(1),
-        cell(2, success=False, error="OutOfMemoryError", recovery=oom(), experiment="run"),
-        cell(None, usages=()),
-    ),
+    (cell(1), cell(2, success=False, error="OutOfMemory", recovery=oom(), experiment="run"), cell(None, usages=())),
     (experiment(), experiment("other", parameters={"lr": 0.1}), experiment()),
 )
 WHOLE_SESSION = SessionRecord(
@@ -150,7 +147,7 @@ def test_only_force_replaces_a_file_of_another_program(tmp_path: Path, suffix: s
     assert names(tmp_path) == sorted([path.name, f"y{other}"])
 
 
-def test_a_link_the_users_folder_and_a_long_name_work_and_a_new_file_has_the_umasks_mode(
+def test_links_and_long_names_work_and_a_new_file_has_the_umasks_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -315,12 +312,12 @@ def test_what_names_no_file_is_refused(path: Any) -> None:
 def test_a_script_exports_its_traces_without_ipython(tmp_path: Path) -> None:
     code = "import sys, ipygpumem\nwith ipygpumem.trace('x', silent=True): pass\nipygpumem.export('x.json')"
     code += "\nassert 'IPython' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    printed("-c", code, cwd=tmp_path)
     session = ipygpumem.load(tmp_path / "x.json")
     assert ([trace.label for trace in session.traces], session.host) == (["x"], socket.gethostname())
 
 
-def test_the_magic_writes_finished_cells(
+def test_export_writes_finished_cells(
     loaded: InteractiveShell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded.run_cell("%%experiment one --note lr=1e-3\nx = 1")
@@ -353,7 +350,7 @@ def test_every_cell_and_experiment_comes_once_in_the_order_in_which_they_finish(
     assert [record for record in records if type(record) is CellRecord] == list(ipygpumem.history())[:-1]
 
 
-def test_one_that_fails_is_dropped_and_one_that_is_interrupted_stays(
+def test_a_failing_one_is_dropped_an_interrupted_one_is_not(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records: list[Any] = []

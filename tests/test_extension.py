@@ -1,7 +1,5 @@
 """Loading, unloading, configuring: the shell afterwards is the shell before."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from ipygpumem.errors import NotLoadedError
 from ipygpumem.shell import extension as hooks
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.config import IPyGpuMem
+from tests.alone import printed
 
 PACKAGE = Path(ipygpumem.__file__).parent
 
@@ -59,7 +58,7 @@ def broken(*arguments: Any, **options: Any) -> Any:
         ("ipygpumem.extras.recorder.recordings.prune", ""),
     ],
 )
-def test_no_optional_part_keeps_the_extension_from_loading(
+def test_no_optional_part_prevents_loading(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str, part: str
 ) -> None:
     before = registered(shell)
@@ -77,7 +76,7 @@ def test_no_optional_part_keeps_the_extension_from_loading(
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("place", ["the first step", "a closer"])
-def test_what_strikes_as_a_cell_begins_to_end_leaves_it_and_those_that_follow_their_records(
+def test_a_failure_as_a_cell_ends_loses_no_record(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, place: str, error: type[BaseException]
 ) -> None:
     """IPython prints a Ctrl-C in a callback and goes on; a cell that still ran then would have all others inside it."""
@@ -104,7 +103,7 @@ def test_what_strikes_as_a_cell_begins_to_end_leaves_it_and_those_that_follow_th
 
 @pytest.mark.parametrize("magic", ["unload_ext", "reload_ext"])
 @pytest.mark.parametrize("then", ["y = 2", "raise ValueError('the cell own')"])
-def test_a_block_whose_extension_is_unloaded_ends_as_if_it_were_none(
+def test_a_block_ends_quietly_after_unloading(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str], magic: str, then: str
 ) -> None:
     loaded.user_ns["ipygpumem"] = ipygpumem
@@ -158,7 +157,7 @@ BAD_OPTIONS: tuple[tuple[str, Any, str], ...] = (
 )
 
 
-def test_bad_options_in_a_file_are_named_in_a_line_each_and_have_their_defaults(
+def test_bad_options_in_a_file_get_their_defaults_and_a_line(
     shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = {name: value for name, value, _ in BAD_OPTIONS}
@@ -170,7 +169,7 @@ def test_bad_options_in_a_file_are_named_in_a_line_each_and_have_their_defaults(
     assert (config.history_length, config.sample_seconds, config.report) == (10_000, 0.02, False)
 
 
-def test_a_value_that_was_refused_does_not_keep_the_extension_from_being_loaded_again(
+def test_the_extension_reloads_after_a_refused_value(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded.run_line_magic("config", "IPyGpuMem.release_frames = 'nonsense'")
@@ -188,7 +187,7 @@ def test_a_value_that_was_refused_does_not_keep_the_extension_from_being_loaded_
 def imported_after(code: str) -> set[str]:
     """Return the modules that a script has imported, those of ours without the package's name."""
     code = f"import sys\n{code}\nprint(*(name.removeprefix('ipygpumem.') for name in sys.modules))\n"
-    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    return set(printed("-c", code).split())
 
 
 def test_loading_imports_nothing_that_takes_long() -> None:
@@ -205,6 +204,4 @@ def test_loading_imports_nothing_that_takes_long() -> None:
 def test_a_script_imports_what_it_calls_and_nothing_of_other_features(name: str, needed: str) -> None:
     loaded = imported_after(f"import ipygpumem\nipygpumem.{name}")
     assert needed in loaded
-    assert not [
-        module for module in loaded if module.startswith(("IPython", "shell", "magics", "fitting", "estimating"))
-    ]
+    assert not [name for name in loaded if name.startswith(("IPython", "shell", "magics", "fitting", "estimating"))]

@@ -35,7 +35,6 @@ from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.session import Session
 from tests.steps import plain
 
-pytest.importorskip("numpy")  # without arrays there is nothing to look for
 PACKAGE = str(Path(ipygpumem.__file__).parent)
 ERRORS = (RuntimeError, KeyboardInterrupt, MemoryError, OSError)
 
@@ -63,15 +62,8 @@ PROGRAMS = {
     "plain error": Program("log.append(2)\nraise ValueError", error="ValueError"),
     "plain no memory": Program("log.append(2)\nraise MemoryError", error="MemoryError"),
 }
-EDGES = (
-    "<module>",
-    "error_isolation.py call",
-    "extension.py visit",
-    " __missing__",
-    " first_turn",
-    "dispatch.py __call__",
-    " __del__",
-)
+EDGES = ("<module>", "error_isolation.py call", "extension.py visit", "dispatch.py __call__")
+EDGES += (" __missing__", " first_turn", " __del__")
 """Called first by IPython, Python or the user's code: the very call is before any ``try``."""
 SETUP = "import numpy as np; old, log, kept = 1, [], []"
 
@@ -230,12 +222,9 @@ def test_a_fault_stops_no_code_and_loses_no_name(world: World, most: int) -> Non
     assert not wrong, f"{len(wrong)} of {len(calls)}\n" + "\n".join(wrong)
 
 
-FOREVER = [
-    (kind, name)
-    for kind in (Session, CellStack, ExperimentManager, Experiment, Scope, Outputs, Meter, Recovery, Display)
-    for name, function in vars(kind).items()
-    if type(function) is FunctionType and name not in ("__init__", "close")
-]
+KINDS = Session, CellStack, ExperimentManager, Experiment, Scope, Outputs, Meter, Recovery, Display
+FOREVER = [(kind, name) for kind in KINDS for name, function in vars(kind).items() if type(function) is FunctionType]
+FOREVER = [(kind, name) for kind, name in FOREVER if name not in ("__init__", "close")]
 
 
 BLOCK = "import ipygpumem\nwith ipygpumem.experiment('e'):\n    old = new = 2\n    log.append(old)"
@@ -284,16 +273,12 @@ def test_what_runs_while_an_experiment_ends_does_not_end_it_too(
     assert said.count("restored: first, old") == 1, said
 
 
-@pytest.mark.parametrize(
-    "trigger",
-    [
-        "import time\ntime.perf_counter = time.time = None",
-        "class Strikes:\n    def __del__(self): raise KeyboardInterrupt\nitem, other = Strikes(), Strikes()",
-        "%experiment start e\ninner = 1",
-        "import threading; threading.get_ident = None",
-    ],
-)
-def test_a_cells_experiment_ends_with_it_and_never_later(
+TRIGGERS = "import time\ntime.perf_counter = time.time = None", "import threading; threading.get_ident = None"
+TRIGGERS += ("class Strikes:\n    def __del__(self): raise KeyboardInterrupt\nitem, other = Strikes(), Strikes()",)
+
+
+@pytest.mark.parametrize("trigger", [*TRIGGERS, "%experiment start e\ninner = 1"])
+def test_a_cells_experiment_ends_with_its_cell(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, trigger: str
 ) -> None:
     monkeypatch.setattr(time, "perf_counter", time.perf_counter)  # put back when the test ends
@@ -306,11 +291,7 @@ def test_a_cells_experiment_ends_with_it_and_never_later(
     assert app_of(shell).experiments.open == []
     shell.run_cell("since = 7")
     shell.run_cell(cell)
-    assert {name: shell.user_ns.get(name) for name in ("old", "since", "runs")} == {
-        "old": 1,
-        "since": 7,
-        "runs": [1, 1],
-    }
+    assert [shell.user_ns.get(name) for name in ("old", "since", "runs")] == [1, 7, [1, 1]]
 
 
 def test_each_distinct_failure_is_said_once(
@@ -370,7 +351,7 @@ TAKEN = {
 
 
 @pytest.mark.parametrize("taken", TAKEN)
-def test_what_others_take_from_ipythons_lists_is_there_again_for_the_next_cell(
+def test_hooks_that_others_remove_are_back_for_the_next_cell(
     shell: InteractiveShell, capsys: pytest.CaptureFixture[str], taken: str
 ) -> None:
     shell.run_cell("%load_ext ipygpumem\nip = get_ipython(); events, old, ran = ip.events, 1, []")
@@ -386,14 +367,13 @@ def test_what_others_take_from_ipythons_lists_is_there_again_for_the_next_cell(
     late = 3 if stays else None
     assert found == {"old": 1, "new": None, "late": late, "since": 7, "ran": [2, 3, 4]}
     said = capsys.readouterr().err
-    assert [line for line in said.splitlines() if "ipygpumem: " in line] == [
-        "ipygpumem: experiment 'q' could not be ended; its names are kept."
-    ] * stays
+    kept = ["ipygpumem: experiment 'q' could not be ended; its names are kept."]
+    assert [line for line in said.splitlines() if "ipygpumem: " in line] == kept * stays
     assert not app_of(shell).context.cells.running()
     assert not len(app_of(shell).context.meter._open)
 
 
-def test_code_whose_cell_was_not_seen_to_begin_runs_without_a_scope(
+def test_code_of_an_unseen_cell_runs_without_a_scope(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shell.run_cell("%load_ext ipygpumem")
@@ -410,7 +390,7 @@ def test_code_whose_cell_was_not_seen_to_begin_runs_without_a_scope(
     assert "it runs without this scope" in text
 
 
-def test_code_of_which_nothing_is_known_may_bind_any_name(
+def test_code_that_could_not_be_read_may_bind_any_name(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the look at the code nor the note that it has failed could be made."""

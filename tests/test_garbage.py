@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -144,7 +145,7 @@ def without_generations() -> list[object]:
 
 
 @pytest.mark.parametrize("lists", [everything, without_generations])
-def test_a_collector_without_generations_has_no_young_ones(
+def test_without_generations_there_is_no_young_one(
     lists: Callable[..., list[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = Incremental()
@@ -173,12 +174,8 @@ def test_the_young_generations_are_found_by_trying(monkeypatch: pytest.MonkeyPat
 @needs_generations
 def test_any_increment_ends_what_is_known_since_a_mark(incremental: Incremental) -> None:
     collector = Garbage()
-    endings: list[Callable[[], object]] = [
-        incremental.collect,
-        lambda: incremental.collect(0),
-        lambda: incremental.mark(made),
-        lambda: (gc.callbacks.clear(), incremental.mark(made)),
-    ]
+    endings: list[Any] = [incremental.collect, lambda: incremental.collect(0), lambda: incremental.mark(made)]
+    endings.append(lambda: (gc.callbacks.clear(), incremental.mark(made)))
     for end in endings:
         mark = collector.mark()
         made = Made()
@@ -208,14 +205,8 @@ def test_increments_collect_garbage_since_a_mark_and_leave_older(incremental: In
 
 @needs_generations
 def test_what_is_made_since_a_mark_is_known_until_something_makes_it_old() -> None:
-    endings: list[Callable[[], object]] = [
-        gc.collect,
-        lambda: gc.collect(1),
-        lambda: Garbage().mark(),
-        lambda: (gc.freeze(), gc.unfreeze()),
-        gc.disable,
-        lambda: [[] for _ in range(50_000)],
-    ]
+    endings: list[Any] = [gc.collect, lambda: gc.collect(1), lambda: Garbage().mark(), gc.disable]
+    endings += [lambda: (gc.freeze(), gc.unfreeze()), lambda: [[] for _ in range(50_000)]]
     for end in endings:
         mark = Garbage().mark()
         made = Made()

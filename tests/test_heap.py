@@ -3,8 +3,6 @@
 import gc
 import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 import weakref
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 import ipygpumem
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.probes import own_limits
-from tests.alone import alone
+from tests.alone import alone, printed
 
 numpy = pytest.importorskip("numpy")
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
@@ -82,7 +80,7 @@ list(heap.referrers(many))
 heap.drop()
 gc.collect()
 """
-    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+    printed("-c", code)
 
 
 @pytest.mark.skipif(own_limits.resource is None, reason="no limits here")

@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import subprocess
 import sys
 import traceback
 import types
@@ -16,7 +15,7 @@ import pytest
 import ipygpumem
 from ipygpumem.errors import DeviceError, GpuMemError
 from ipygpumem.probes.nvml import DeviceMemory
-from tests.alone import ROOT
+from tests.alone import printed
 from tests.fakes import FakeAllocator, FakeProbe, fake_torch
 from tests.kernel import Kernel
 from tests.test_nvml import FakeNvml
@@ -80,7 +79,7 @@ def test_a_device_that_torch_does_not_use_is_asked_through_the_driver(driver: Fa
         ("", []),
     ],
 )
-def test_the_cards_are_those_that_cuda_would_show(
+def test_cards_are_those_that_cuda_shows(
     driver: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str, totals: list[int]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -134,8 +133,7 @@ def fits(size):
 
 def in_script(code: str) -> str:
     """Return what a script of its own prints: limits and RSS are those of a process."""
-    run = [sys.executable, "-c", FILL + code]
-    return subprocess.run(run, cwd=ROOT, check=True, text=True, capture_output=True, timeout=600).stdout.strip()
+    return printed("-c", FILL + code).strip()
 
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="limits on address space are Linux's")
@@ -271,7 +269,7 @@ class Model:
 
 
 @pytest.mark.parametrize(
-    "call", [until_done_by_hand, Model(), functools.partial(Model())], ids=["generator", "object", "partial"]
+    "call", [until_done_by_hand, Model(), functools.partial(Model())], ids=["function", "", "partial"]
 )
 def test_what_can_be_awaited_is_decorated_until_it_is_done(script_memory: FakeProbe, call: Any) -> None:
     async def main(function: Any) -> int:

@@ -90,7 +90,7 @@ def shown(shell: InteractiveShell, capsys: pytest.CaptureFixture[str], line: str
     return capsys.readouterr().out
 
 
-def test_history_lists_the_last_cells_or_those_of_an_experiment(
+def test_history_lists_last_cells_or_an_experiments(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded.run_cell("first = 1")
@@ -113,9 +113,7 @@ def test_history_lists_the_last_cells_or_those_of_an_experiment(
     assert "inside one cell has no cells of its own" in shown(loaded, capsys, "%gpumem history --experiment block")
 
 
-def test_history_lists_traces_and_iterations_below_the_cells(
-    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_history_lists_traces_below_the_cells(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
     assert "trace" not in shown(loaded, capsys, "%gpumem history")
     loaded.run_cell("import ipygpumem\nfor _ in ipygpumem.track(range(3), 'epoch', silent=True): pass")
     loaded.run_cell("with ipygpumem.trace(silent=True):\n    1 / 0")
@@ -224,9 +222,7 @@ def test_a_note_that_is_none_is_one_clear_line(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("line", ["%%experiment a --keep x", "%%autofit n=3"])
-def test_a_cell_in_which_time_runs_one_of_our_magics_has_bound_what_its_code_binds(
-    loaded: InteractiveShell, line: str
-) -> None:
+def test_names_bound_in_our_magic_below_time_are_the_cells(loaded: InteractiveShell, line: str) -> None:
     loaded.run_cell("x = 0", store_history=True)
     loaded.run_cell(f"%%time\n{line}\nx = 1", store_history=True)
     assert cell_that_bound(loaded, "x") == 2

@@ -219,11 +219,8 @@ def test_a_path_that_is_not_below_the_mounted_group_means_the_mounted_group(tmp_
 
 
 def test_in_the_mixture_of_both_versions_the_one_that_controls_memory_tells(tmp_path: Path) -> None:
-    system = FakeSystem(
-        tmp_path,
-        "4:memory:/job\n0::/job\n",
-        V1_MOUNT.format(top="/") + V2_MOUNT.format(top="/", at="/sys/fs/cgroup/unified"),
-    )
+    mounts = V1_MOUNT.format(top="/") + V2_MOUNT.format(top="/", at="/sys/fs/cgroup/unified")
+    system = FakeSystem(tmp_path, "4:memory:/job\n0::/job\n", mounts)
     system.v1("job", 4000, 1000)
     system.write("sys/fs/cgroup/unified/job/cgroup.procs", "1\n")
     assert cgroup.limits(tmp_path) == [Group(4000, 1000)]

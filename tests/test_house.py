@@ -91,9 +91,7 @@ def reaches(knows: dict[str, set[str]], start: str) -> set[str]:
 
 
 def test_no_module_knows_what_knows_it_by_any_kind_of_import() -> None:
-    knows = {
-        name: {other for node in ast.walk(tree) for other in imported(node)} - {name} for name, tree in TREES.items()
-    }
+    knows = {name: {one for node in ast.walk(tree) for one in imported(node)} - {name} for name, tree in TREES.items()}
     knows["ipygpumem"] = set()  # loads by name what users ask for; nothing imports it but for its sub-packages
     circles = {name for name in knows if name in reaches(knows, name)}
     assert circles == set()

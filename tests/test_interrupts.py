@@ -104,7 +104,7 @@ def test_an_experiment_whose_start_is_interrupted_is_not_open(app: App, cuda: Kn
 
 
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.thorough)])
-def test_an_end_that_is_interrupted_is_finished_by_another(
+def test_an_interrupted_end_is_finished_by_another(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
@@ -175,7 +175,7 @@ def test_a_ctrl_c_in_a_weak_references_callback_or_a_finaliser_goes_on_after_the
         assert reached.pop() is make
 
 
-def test_without_a_ctrl_c_nothing_is_raised_and_the_hook_of_others_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_ctrl_c_nothing_is_raised_and_hooks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", told.append)
 
@@ -203,16 +203,14 @@ class StruckAndRaises:
 
 
 @pytest.mark.parametrize("kind", [Raises, StruckAndRaises])
-def test_a_keyboard_interrupt_that_a_callback_raises_of_itself_is_no_ctrl_c(
+def test_a_callbacks_own_keyboard_interrupt_is_no_ctrl_c(
     monkeypatch: pytest.MonkeyPatch, kind: Callable[[], object]
 ) -> None:
     """CPython prints it, as it does without us: a cell that is about to run must not be stopped by it."""
     told: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", told.append)
-    with (
-        contextlib.nullcontext() if kind is Raises else pytest.raises(KeyboardInterrupt),
-        interrupts.reraise_swallowed(),
-    ):
+    raised = contextlib.nullcontext() if kind is Raises else pytest.raises(KeyboardInterrupt)
+    with raised, interrupts.reraise_swallowed():
         kind()
     assert len(told) == (kind is Raises)
     monkeypatch.undo()
@@ -225,7 +223,7 @@ def test_a_keyboard_interrupt_that_a_callback_raises_of_itself_is_no_ctrl_c(
         signal.signal(signal.SIGINT, earlier)
 
 
-def test_an_error_of_the_block_gives_way_to_the_ctrl_c_and_a_hook_that_came_meanwhile_stays() -> None:
+def test_a_ctrl_c_replaces_the_blocks_error_and_keeps_a_new_hook() -> None:
     earlier = sys.unraisablehook
     others = list[Any]().append
 
@@ -278,8 +276,6 @@ PLACES = (collect, give_back, release_in_a_try, drop_a_result_that_was_too_large
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
-def test_a_ctrl_c_that_strikes_a_callback_in_our_own_work_is_not_lost(
-    place: Callable[[Meter], None], meter: Meter
-) -> None:
+def test_a_ctrl_c_in_a_callback_during_our_own_work_is_not_lost(place: Callable[[Meter], None], meter: Meter) -> None:
     with pytest.raises(KeyboardInterrupt):
         place(meter)

@@ -3,7 +3,6 @@
 import json
 import mmap
 import pickle
-import subprocess
 import sys
 import threading
 import weakref
@@ -19,6 +18,7 @@ from ipygpumem.heap.walk import NamedArrays
 from ipygpumem.inventory import baseline, records, survey
 from ipygpumem.inventory.records import Inventory, TensorRecord
 from tests import hostile
+from tests.alone import printed
 
 numpy = pytest.importorskip("numpy")
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
@@ -35,11 +35,8 @@ def names(**roots: object) -> list[str]:
 
 def script(folder: Path, code: str) -> list[str]:
     """Run a script without IPython and return the lines that it printed."""
-    file = folder / "train.py"
-    file.write_text(code, encoding="utf-8")
-    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    (folder / "train.py").write_text(code, encoding="utf-8")
+    return printed(folder / "train.py").splitlines()
 
 
 def test_a_script_needs_neither_ipython_nor_torch_and_its_lines_are_reported(tmp_path: Path) -> None:
@@ -108,7 +105,7 @@ def test_a_cycle_ends_and_a_huge_tree_is_cut_off(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("make", [lambda i: [i], lambda i: {"a": i, "b": []}, lambda i: (i, [str(i)])])
-def test_what_leads_to_no_array_is_not_looked_into_one_by_one(
+def test_objects_without_arrays_are_examined_in_bulk(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[int], object]
 ) -> None:
     monkeypatch.setattr("ipygpumem.heap.walk.MOST_OBJECTS", 3 * CHUNK)

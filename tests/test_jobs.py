@@ -1,6 +1,5 @@
 """Jobs of several processes that cells start: each process is listed with its cell, and none is ever ended by us."""
 
-import importlib.util
 import re
 import sys
 import time
@@ -14,10 +13,7 @@ from tests.kernel import Kernel
 from tests.steps import kernel_with, works
 from tests.waiting import wait_for
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="PSS and the exact time of a start are Linux's"),
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch, of the extra 'torch'"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="PSS and the exact time of a start are Linux's")
 
 MODULE = """
 import os, subprocess, sys, time
@@ -64,9 +60,8 @@ def ready(folder: Path) -> set[int]:
 
 def rows(status: str) -> dict[int, tuple[float, str]]:
     table = status[status.index("child processes, by PSS") :]
-    found = re.findall(
-        r"^ *([\d.]+) ([KMG])iB +(\d+)  .*?(cell \d+(?: or \d+)?|unknown cell)(?:  .*)?$", table, re.MULTILINE
-    )
+    pattern = r"^ *([\d.]+) ([KMG])iB +(\d+)  .*?(cell \d+(?: or \d+)?|unknown cell)(?:  .*)?$"
+    found = re.findall(pattern, table, re.MULTILINE)
     scale = {"K": 1 / 1024, "M": 1, "G": 1024}
     return {int(pid): (float(size) * scale[unit], place.strip()) for size, unit, pid, place in found}
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import ipygpumem
+from tests.alone import ROOT
 from tests.notebooks import read
 
 PACKAGE = Path(ipygpumem.__file__).parent
-ROOT = Path(__file__).parent.parent
 
 CLAUSE = re.compile(r"(Return )?(what|those|that|who|whose|whether|whatever|of|by|so)\b", re.IGNORECASE)
 WORDS = re.compile(

@@ -15,10 +15,10 @@ from ipygpumem.extras.lines.lines_report import lines_report
 from ipygpumem.extras.lines.statements import Statement, measure
 from ipygpumem.meter.meter import Meter
 from ipygpumem.report import text
-from ipygpumem.units import parse_bytes
+from ipygpumem.units import MIB, parse_bytes
 from tests.fakes import FakeProbe, fake_module
 from tests.kernel import Kernel, Reply
-from tests.steps import kernel_with, ok
+from tests.steps import kernel_with, ok, plain
 
 
 class Lab:
@@ -182,10 +182,8 @@ def test_the_heap_is_trimmed_before_each_look_while_that_is_cheap(monkeypatch: p
 
 def record(*, own_seconds: float = 0.1) -> LinesRecord:
     source = ("def work():", "\tx = big()", "    y = 1", "    return x")
-    costs = {
-        (1, 2): LineCost(1, 0.5, {"cpu": 100 << 20, "cuda:0": 0}, {"cpu": 300 << 20, "cuda:0": 0}),
-        (1, 3): LineCost(2, 0.0001, {"cpu": 0}, {"cpu": 4096}),
-    }
+    first = LineCost(1, 0.5, {"cpu": 100 << 20, "cuda:0": 0}, {"cpu": 300 << 20, "cuda:0": 0})
+    costs = {(1, 2): first, (1, 3): LineCost(2, 0.0001, {"cpu": 0}, {"cpu": 4096})}
     return LinesRecord([CodeBlock("cell", 1, ("work()",)), CodeBlock("work", 1, source)], costs, 1.0, own_seconds)
 
 
@@ -204,9 +202,6 @@ def test_sorted_by_a_figure_only_lines_that_ran_are_shown_the_most_first(order: 
     lines = text.render([lines_report(record(), order)]).splitlines()
     assert [line.split()[0] for line in lines[4:6]] == [first, {"2": "3", "3": "2"}[first]]
     assert len(lines) == 7
-
-
-MIB = 1 << 20
 
 
 def statement(source: str) -> Statement:
@@ -244,9 +239,7 @@ def test_names_that_a_statement_binds_are_gone_and_functions_in_it_see_them() ->
     assert names["x"] == 1
 
 
-def test_a_device_that_cannot_be_waited_for_keeps_no_statement_from_its_figures(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_statement_has_figures_though_a_device_cannot_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def synchronize(*_: object) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
@@ -307,9 +300,9 @@ def test_braces_are_pythons_and_no_variable_of_ipythons(shared: Kernel) -> None:
 
 def test_a_traceback_has_the_users_frames_and_none_of_ours(shared: Kernel) -> None:
     reply = shared.run("def fail(x): return 1 / x\n%gpumemit fail(0)")
-    plain = re.sub(r"\x1b\[[\d;]*m", "", reply.traceback)
-    assert not re.findall(r"ipygpumem/(?:notebook|extras)", plain)
-    shown = re.findall(r"^-+> *\d+ (.*)", plain, re.MULTILINE)  # before version 9 IPython shows frames of its own, too
+    assert not re.findall(r"ipygpumem/(?:notebook|extras)", plain(reply.traceback))
+    # Before version 9 IPython shows frames of its own, too.
+    shown = re.findall(r"^-+> *\d+ (.*)", plain(reply.traceback), re.MULTILINE)
     assert shown[-2:] == ["fail(0)", "def fail(x): return 1 / x"]
 
 
@@ -370,14 +363,8 @@ def _mib(text: str) -> int:
 def test_a_cell_and_a_function_of_the_notebook_line_by_line(notebook: Kernel) -> None:
     reply = ok(notebook, "%%memlines -f work\nkept = work(32)\n1 + 1")
     assert reply.result == "2"
-    assert line_sizes(reply) == {
-        "cell:2": (32, 64),
-        "cell:3": (0, 0),
-        "work:2": (32, 32),
-        "work:3": (32, 32),
-        "work:4": (-32, 0),
-        "work:5": (0, 0),
-    }
+    cell, work = {"cell:2": (32, 64), "cell:3": (0, 0)}, {"work:2": (32, 32), "work:3": (32, 32)}
+    assert line_sizes(reply) == {**cell, **work, "work:4": (-32, 0), "work:5": (0, 0)}
     assert "del second" in reply.reports("memlines")[0]
     ok(notebook, "del kept")
 
@@ -411,12 +398,8 @@ def test_pages_that_the_heap_has_kept_are_counted_when_they_are_used_again(noteb
     ok(notebook, "for _ in range(4): make()")
     for _ in range(2):
         reply = ok(notebook, "%%memlines -f make\nmake()\nmake()\nmake()")
-        assert line_sizes(reply) == {
-            **dict.fromkeys(("cell:2", "cell:3", "cell:4"), (0, 16)),
-            "make:3": (48, 16),
-            "make:4": (-48, 0),
-            "make:5": (0, 0),
-        }
+        cells = dict.fromkeys(("cell:2", "cell:3", "cell:4"), (0, 16))
+        assert line_sizes(reply) == {**cells, "make:3": (48, 16), "make:4": (-48, 0), "make:5": (0, 0)}
 
 
 def test_a_cell_that_sets_another_trace_function_is_said_so(notebook: Kernel) -> None:
@@ -431,7 +414,7 @@ def test_a_cell_that_sets_another_trace_function_is_said_so(notebook: Kernel) ->
 def test_an_error_is_shown_as_ever_with_the_table_up_to_there(notebook: Kernel) -> None:
     reply = notebook.run("%%memlines -f work\nkept = work(16)\n1/0\nnever = 1")
     assert reply.error == "ZeroDivisionError"
-    assert re.search(r"-> 3\b", re.sub(r"\x1b\[[\d;]*m", "", reply.traceback))
+    assert re.search(r"-> 3\b", plain(reply.traceback))
     assert set(line_sizes(reply)) == {"cell:2", "cell:3", "work:2", "work:3", "work:4", "work:5"}
     assert "never = 1" in reply.reports("memlines")[0]
     ok(notebook, "del kept")

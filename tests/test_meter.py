@@ -73,24 +73,17 @@ def test_probes_that_turn_up_later_are_measured_from_then_on() -> None:
     meter = Meter([FakeProbe()], find_more=lambda: finds.pop(0))
     span = meter.start()
     late.set(70)
-    assert [(usage.device, usage.before_bytes, usage.peak_bytes) for usage in meter.stop(span)] == [
-        ("cpu", 0, 0),
-        ("cuda:0", 0, 70),
-    ]
+    found = [(one.device, one.before_bytes, one.peak_bytes) for one in meter.stop(span)]
+    assert found == [("cpu", 0, 0), ("cuda:0", 0, 70)]
     meter.now()
     assert finds == []
     meter.close()
     assert late.closed
 
 
-ACTIONS = st.lists(
-    st.one_of(
-        st.just(("start", 0)),
-        st.tuples(st.sampled_from(["stop", "read"]), st.integers(0, 5)),
-        st.tuples(st.sampled_from(["set", "spike"]), st.integers(0, 1000)),
-    ),
-    max_size=60,
-)
+ENDS = st.tuples(st.sampled_from(["stop", "read"]), st.integers(0, 5))
+CHANGES = st.tuples(st.sampled_from(["set", "spike"]), st.integers(0, 1000))
+ACTIONS = st.lists(st.one_of(st.just(("start", 0)), ENDS, CHANGES), max_size=60)
 
 
 @given(ACTIONS)

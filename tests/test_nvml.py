@@ -98,15 +98,11 @@ def cuda_with(*uuids: str | None) -> Any:
     return SimpleNamespace(get_device_properties=properties)
 
 
-def test_devices_are_matched_by_uuid_and_one_that_cannot_be_has_a_reason(
-    driver: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_are_matched_by_uuid_or_have_a_reason(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Nvml()
     found = [nvml.device(cuda_with("b", "a"), index, processes=False, has_context=True) for index in (0, 1)]
     assert [(item.total_bytes, item.used_bytes) for item in found] == [(2000, 300), (1000, 700)]
-    assert (
-        "cannot report the device's UUID" in Nvml().device(cuda_with(None), 0, processes=False, has_context=True).note
-    )
+    assert "report the device's UUID" in Nvml().device(cuda_with(None), 0, processes=False, has_context=True).note
     assert "Not Found" in Nvml().device(cuda_with("zzz"), 0, processes=False, has_context=True).note
     driver.fail_init = True
     assert "Driver Not Loaded" in Nvml().device(cuda_with("a"), 0, processes=False, has_context=True).note
@@ -115,7 +111,7 @@ def test_devices_are_matched_by_uuid_and_one_that_cannot_be_has_a_reason(
 
 
 @pytest.mark.parametrize("error", [NVMLError("Not Supported"), NVMLLibraryMismatchError("another version")], ids=str)
-def test_a_driver_that_lists_no_processes_still_reports_what_is_in_use(
+def test_without_a_list_of_processes_use_is_reported(
     driver: FakeNvml, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """As in some sandboxes, and with drivers that are older than the package."""
@@ -132,10 +128,8 @@ def test_a_driver_that_lists_no_processes_still_reports_what_is_in_use(
 def test_each_process_is_listed_with_what_it_has() -> None:
     """Also one that uses the card for graphics and for computing, which the driver lists twice."""
     driver = FakeNvml()
-    driver.processes["GPU-a"] = [
-        SimpleNamespace(pid=os.getpid(), usedGpuMemory=100),
-        SimpleNamespace(pid=-1, usedGpuMemory=250),
-    ]
+    used = {os.getpid(): 100, -1: 250}
+    driver.processes["GPU-a"] = [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in used.items()]
     driver.graphics = [SimpleNamespace(pid=-1, usedGpuMemory=250)]
     found = nvml._wide(driver, "GPU-a", processes=True, has_context=True)
     assert (found.own_bytes, found.other_processes, found.other_bytes) == (100, ((-1, 250),), 250)
@@ -276,7 +270,7 @@ def test_without_a_whole_torch_there_is_nothing_to_read(monkeypatch: pytest.Monk
     assert CachingAllocatorProbe("cuda").read() == ()
 
 
-def test_a_backend_that_is_not_initialised_is_not_touched(
+def test_an_uninitialised_backend_is_not_touched(
     monkeypatch: pytest.MonkeyPatch, allocator: FakeAllocator, cuda: Any
 ) -> None:
     cuda.initialized = False
@@ -286,9 +280,7 @@ def test_a_backend_that_is_not_initialised_is_not_touched(
     probe.close()
 
 
-def test_a_device_whose_cache_was_emptied_still_shows_what_the_whole_device_uses(
-    meter: Meter, allocator: FakeAllocator
-) -> None:
+def test_a_device_with_an_empty_cache_still_shows_its_use(meter: Meter, allocator: FakeAllocator) -> None:
     allocator.allocate(10)
     meter.now()
     allocator.allocate(-10)
@@ -320,9 +312,7 @@ def test_an_unused_device_is_not_asked_for_free_memory(
     assert asked == [0]
 
 
-def test_the_users_reset_counts_from_there_and_loses_nothing_of_ours(
-    meter: Meter, allocator: FakeAllocator, cuda: Any
-) -> None:
+def test_the_users_reset_loses_nothing_of_ours(meter: Meter, allocator: FakeAllocator, cuda: Any) -> None:
     span = meter.start()
     allocator.allocate(500)
     allocator.allocate(-400)
@@ -345,9 +335,8 @@ def test_closing_puts_torchs_own_functions_back(allocator: FakeAllocator, cuda: 
 
 
 def test_mps_is_sampled_and_has_no_peak_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    mps = SimpleNamespace(
-        current_allocated_memory=lambda: 30, driver_allocated_memory=lambda: 64, recommended_max_memory=lambda: 1000
-    )
+    sizes = {"current_allocated_memory": 30, "driver_allocated_memory": 64, "recommended_max_memory": 1000}
+    mps = SimpleNamespace(**{name: lambda size=size: size for name, size in sizes.items()})
     backends = SimpleNamespace(mps=SimpleNamespace(is_available=lambda: True))
     monkeypatch.setitem(sys.modules, "torch", fake_module(mps=mps, backends=backends))
     (probe,) = [probe for probe in finder()() if getattr(probe, "name", "") == "torch"]
@@ -371,9 +360,7 @@ def test_a_glance_reports_the_whole_devices_use_where_the_driver_does(allocator:
     assert asked == [(0, False)]
 
 
-def test_torch_that_is_half_imported_is_not_wrapped_from_another_thread(
-    monkeypatch: pytest.MonkeyPatch, allocator: FakeAllocator
-) -> None:
+def test_a_half_imported_torch_is_not_wrapped(monkeypatch: pytest.MonkeyPatch, allocator: FakeAllocator) -> None:
     torch = sys.modules["torch"]
     monkeypatch.setattr(torch, "__spec__", SimpleNamespace(_initializing=True))
     find = finder()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import mmap
 import os
 import re
@@ -174,7 +173,6 @@ first = next(batches)
 
 
 def test_the_line_shown_ends_the_workers_of_joblib(kernel: Kernel) -> None:
-    pytest.importorskip("joblib")
     works(kernel, "%config IPyGpuMem.min_held_bytes = '1 MiB'")
     (text,) = works(kernel, PARALLEL).reports("experiment")
     line = re.search(r"to end them: (from joblib.* import .*; get_reusable_executor.*)$", text, re.MULTILINE)
@@ -184,8 +182,6 @@ def test_the_line_shown_ends_the_workers_of_joblib(kernel: Kernel) -> None:
 
 
 def test_the_line_shown_ends_the_workers_of_a_data_loader(kernel: Kernel) -> None:
-    if not importlib.util.find_spec("torch"):
-        pytest.skip("torch is not installed")
     (text,) = works(kernel, LOADER).reports("cell")
     assert re.search(r"shared memory \+\d+(\.\d)? MiB, .* child processes \+\d", text), text
     (text,) = works(kernel, "%gpumem status").reports("status")

@@ -120,7 +120,6 @@ def test_the_order_is_garbage_then_caches_then_the_heap(monkeypatch: pytest.Monk
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RSS falls at once on Linux")
 def test_text_columns_of_pandas_come_back(kernel: Kernel) -> None:
-    pytest.importorskip("pyarrow")
     works(kernel, "import pandas, pyarrow; pandas.options.future.infer_string = True")
     made = 'frame = pandas.DataFrame({"text": [f"text number {n} of many" for n in range(2_000_000)]})'
     (text,) = works(kernel, f"%%experiment text\n{made}\nassert frame.text.dtype == 'str'").reports("experiment")
@@ -130,7 +129,6 @@ def test_text_columns_of_pandas_come_back(kernel: Kernel) -> None:
 
 
 def test_memory_that_polars_returns_late_is_credited_to_no_step(kernel: Kernel) -> None:
-    pytest.importorskip("polars")
     works(kernel, "import polars")
     made = 'frame = polars.DataFrame({"a": polars.Series(range(4_000_000)).cast(polars.String)})'
     kept = "kept.append(b'1' * (32 << 20))"  # polars may have returned its own pages by then

@@ -24,17 +24,11 @@ def block(address: int, size: int, state: allocator.State = "allocated", request
     return Block(address, size, size if requested is None else requested, state)
 
 
+IN_USE = block(10_000, 1024, requested=1000), block(11_024, 500, "inactive")
 SNAPSHOT = Snapshot(
     (
         # Partly in use: 1000 requested of 1024, a hole of 500, 300 that a stream still uses, 176 held by C++.
-        Segment(
-            (
-                block(10_000, 1024, requested=1000),
-                block(11_024, 500, "inactive"),
-                block(11_524, 300, "pending"),
-                block(11_824, 176, requested=100),
-            )
-        ),
+        Segment((*IN_USE, block(11_524, 300, "pending"), block(11_824, 176, requested=100))),
         Segment((block(50_000, 3000, "inactive"), block(53_000, 1000, "inactive"))),  # free as a whole
         Segment((block(90_000, 200), block(90_200, 56, "inactive")), private=True),  # a captured graph's
     )
@@ -118,9 +112,7 @@ def test_memory_of_other_libraries_is_not_counted_as_the_allocators() -> None:
 
 
 @pytest.mark.parametrize("used_by_driver", [wide(own_bytes=None, other_processes=(), note="hidden"), None])
-def test_processes_that_cannot_be_told_apart_are_one_unknown_part_with_the_reason(
-    used_by_driver: DeviceWide | None,
-) -> None:
+def test_indistinct_processes_are_one_unknown_part_with_a_reason(used_by_driver: DeviceWide | None) -> None:
     found = device_parts.device_parts(reading(note="hidden"), SNAPSHOT, used_by_driver, HELD)
     assert sizes(found)["unknown: context, libraries and other processes"] == 10_000 - 6256
     assert next(part.advice for part in found.parts if part.name.startswith("unknown")) == "hidden"
@@ -173,32 +165,20 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     return Snapshot(tuple(segments))
 
 
-STORAGES = st.none() | st.lists(
-    st.builds(
-        Storage,
-        st.sampled_from([DEVICE, "cpu"]),
-        st.integers(0, 600),
-        st.integers(0, 120),
-        st.sampled_from(["parameter", "other", "new"]),
-    ),
-    max_size=12,
-)
+PLACES, ROLES = st.sampled_from([DEVICE, "cpu"]), st.sampled_from(["parameter", "other", "new"])
+EACH = st.builds(Storage, PLACES, st.integers(0, 600), st.integers(0, 120), ROLES)
+STORAGES = st.none() | st.lists(EACH, max_size=12)
 MAYBE = st.none() | st.integers(0, 4000)
-WIDE = st.none() | st.builds(
-    DeviceWide,
-    MAYBE,
-    MAYBE,
-    st.none(),
-    st.sampled_from(["", "hidden"]),
-    MAYBE,
-    st.lists(st.tuples(st.integers(-9, -1), st.integers(0, 900)), max_size=3).map(tuple),
-)
+PROCESSES = st.lists(st.tuples(st.integers(-9, -1), st.integers(0, 900)), max_size=3).map(tuple)
+NOTES = st.sampled_from(["", "hidden"])
+WIDE = st.none() | st.builds(DeviceWide, MAYBE, MAYBE, st.none(), NOTES, MAYBE, PROCESSES)
+
+
+Held, Driver, Size = list[Storage] | None, DeviceWide | None, int | None
 
 
 @given(snapshots(), STORAGES, WIDE, MAYBE, MAYBE)
-def test_any_blocks_tensors_and_figures_sum_exactly(
-    snapshot: Snapshot, held: list[Storage] | None, driver: DeviceWide | None, total: int | None, used: int | None
-) -> None:
+def test_any_blocks_sum_exactly(snapshot: Snapshot, held: Held, driver: Driver, total: Size, used: Size) -> None:
     seen = reading(total_bytes=total, used_bytes=used, reserved_bytes=snapshot.reserved_bytes)
     found = device_parts.device_parts(seen, snapshot, driver, held)
     check(found)
@@ -207,27 +187,13 @@ def test_any_blocks_tensors_and_figures_sum_exactly(
 
 
 @given(st.integers(0, 900), st.integers(0, 900), STORAGES, WIDE, MAYBE, MAYBE)
-def test_any_counters_sum_exactly(
-    allocated: int,
-    reserved: int,
-    held: list[Storage] | None,
-    driver: DeviceWide | None,
-    total: int | None,
-    used: int | None,
-) -> None:
-    seen = reading(current_bytes=allocated, reserved_bytes=reserved, total_bytes=total, used_bytes=used)
+def test_any_counters_sum_exactly(now: int, kept: int, held: Held, driver: Driver, total: Size, used: Size) -> None:
+    seen = reading(current_bytes=now, reserved_bytes=kept, total_bytes=total, used_bytes=used)
     check(device_parts.device_parts(seen, None, driver, held))
 
 
-MACHINE = HostFigures(
-    ram_bytes=10_000,
-    free_bytes=2000,
-    available_bytes=5000,
-    private_bytes=1500,
-    shared_bytes=200,
-    file_bytes=300,
-    children_bytes=400,
-)
+OWN = {"private_bytes": 1500, "shared_bytes": 200, "file_bytes": 300, "children_bytes": 400}
+MACHINE = HostFigures(ram_bytes=10_000, free_bytes=2000, available_bytes=5000, **OWN)
 
 
 def all_there(ranges: list[tuple[int, int]]) -> list[int]:
@@ -327,19 +293,9 @@ def test_children_that_cannot_be_told_are_among_the_others() -> None:
 SIZES = st.integers(0, 9000)
 
 
-@given(
-    st.builds(
-        HostFigures,
-        st.integers(1, 9000),
-        SIZES,
-        SIZES,
-        SIZES,
-        SIZES,
-        SIZES,
-        st.none() | SIZES,
-        st.none() | st.builds(Group, SIZES, SIZES, SIZES, SIZES),
-    ),
-    STORAGES,
-)
+GROUPS = st.none() | st.builds(Group, SIZES, SIZES, SIZES, SIZES)
+
+
+@given(st.builds(HostFigures, st.integers(1, 9000), *[SIZES] * 5, st.none() | SIZES, GROUPS), STORAGES)
 def test_any_figures_of_the_host_sum_exactly(figures: HostFigures, held: list[Storage] | None) -> None:
     check(host_parts(figures, held, all_there))

@@ -22,11 +22,11 @@ from ipygpumem.probes import cgroup, host
 from ipygpumem.probes.cgroup import Death
 from ipygpumem.probes.host import process_space
 from ipygpumem.report import text
+from ipygpumem.units import GIB
 from tests.control_group import limited_group, move, v2_system
 from tests.kernel import Kernel as RealKernel
 from tests.waiting import wait_for
 
-GIB = 2**30
 ALIVE = Kernel(100.0, os.getpid(), psutil.Process().create_time(), host.process_space(), "folder/a.ipynb", "group:7")
 DEAD = dataclasses.replace(ALIVE, started=1.0)
 ELSEWHERE = dataclasses.replace(ALIVE, place="another boot pid:[1]")
@@ -80,10 +80,7 @@ def test_garbage_and_a_torn_end_hide_no_whole_line(tmp_path: Path, garbage: byte
         b'{"kind":"tick","time":1,"memory":{' + b",".join(b'"%d":1' % n for n in range(20_000)) + b"}}",
         b'{"kind":' + b"[" * 100_000,
         b"\xff\xfe",
-        *(
-            encode(ALIVE).replace(b'"pid":%d' % os.getpid(), b'"pid":' + pid)
-            for pid in (b"-1", b"0", b"1" + b"0" * 400)
-        ),
+        *(encode(ALIVE).replace(b'"pid":%d' % os.getpid(), b'"pid":' + x) for x in (b"-1", b"0", b"1" + b"0" * 400)),
     ],
     ids=lambda line: line[:40].decode("ascii", "replace"),
 )
@@ -92,7 +89,7 @@ def test_a_line_that_is_no_entry_is_skipped(line: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to(path)]
+    "make", [os.mkfifo, Path.mkdir, lambda to: to.symlink_to("/dev/zero"), lambda to: to.symlink_to(to)]
 )
 def test_only_plain_files_are_recordings(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "a.jsonl")
@@ -228,10 +225,8 @@ def test_the_report_has_the_cell_its_memory_and_the_reason() -> None:
     assert headline.startswith(f"kernel of a.ipynb, process {ALIVE.pid} died in cell 1 · 1970-01-01 ")
     assert "2 lines of the recording could not be read: its end may be among them" in page
     memory = [" ".join(row.split()) for row in rows if row.strip().startswith(("RAM", "machine"))]
-    assert memory == [
-        "RAM 1.00 GiB 1.00 GiB 2.00 GiB 2.00 GiB 16.00 GiB",
-        "machine: available " + "1.00 GiB " * 4 + "16.00 GiB",
-    ]
+    one = "1.00 GiB"
+    assert memory == [f"RAM {one} {one} 2.00 GiB 2.00 GiB 16.00 GiB", f"machine: available {f'{one} ' * 4}16.00 GiB"]
     assert "cell 1, ran 1.00 s until its last entry" in page
     assert "died while no cell ran" in shown(recording(START, CELL_END))
     assert "cell 1, ran 2.00 s ValueError" in shown(recording(START, CELL_END))
@@ -284,9 +279,8 @@ def test_after_a_kill_and_a_crash_the_next_kernel_names_the_cell(start: Start, f
     kernel.run("%load_ext ipygpumem")
     run_until_dead(kernel, ALLOCATE, kill_when=lambda: recorded(folder, '"kind":"tick"') >= 3)
     kernel = start(ON)
-    assert kernel.run("%load_ext ipygpumem").reports("note") == [
-        "the previous kernel died in cell 2: see %gpumem postmortem"
-    ]
+    (note,) = kernel.run("%load_ext ipygpumem").reports("note")
+    assert note == "the previous kernel died in cell 2: see %gpumem postmortem"
     headline, *rest = told(kernel).split("\n")
     assert "died in cell 2" in headline
     assert "it was killed, or it crashed (unknown)" in headline
@@ -329,9 +323,7 @@ def test_a_recording_has_each_cell_and_no_failure_of_it_reaches_one(start: Start
     folder.mkdir(parents=True)
     (folder / "0.jsonl").write_bytes(b"\xff\n" * 1000 + b'{"kind":"tick","time":1,"memory":{"cpu":[]}}')
     os.mkfifo(folder / "1.jsonl")
-    (folder / "2.jsonl").write_text(
-        '{"kind":"kernel","time":1,"pid":-1,"started":1,"place":"' + process_space() + '"}\n'
-    )
+    (folder / "2.jsonl").write_text(f'{{"kind":"kernel","time":1,"pid":-1,"started":1,"place":"{process_space()}"}}\n')
     (folder / "3.jsonl").symlink_to(folder / "nothing")
     kernel = start(ON)
     assert kernel.run("%load_ext ipygpumem").reports("note") == []

@@ -28,9 +28,8 @@ def test_the_line_names_an_error_children_and_samples_and_leaves_idle_devices_ou
     sampled = Usage("cpu", 0, 0, MIB, None, "sampled")
     below = Usage("children", 0, 5 * MIB, 5 * MIB, None, "sampled", note="RSS")
     line = content.cell_report(cell(execution_count=None, error="ValueError", usages=(sampled, below, idle))).headline
-    assert line == (
-        "cell · 3.21 s · ValueError · RAM +0, peak +1 MiB (sampled), 0 B now · child processes by RSS +5 MiB, 5 MiB now"
-    )
+    usages = "RAM +0, peak +1 MiB (sampled), 0 B now · child processes by RSS +5 MiB, 5 MiB now"
+    assert line == f"cell · 3.21 s · ValueError · {usages}"
 
 
 STILL = Usage("cpu", 61 * MIB, 61 * MIB + 90_000, 61 * MIB + 700_000, 16 * GIB, "kernel")
@@ -85,10 +84,8 @@ def test_no_step_is_shown_to_have_given_more_than_came_back_in_all() -> None:
     (report,) = content.experiment_reports(experiment(steps=steps, freed={"cpu": 97 * MIB}), "full")
     assert report.facts[-1].values[-1] == "allocators by themselves (RAM 65 MiB)"
     freed = content.freed_report("freed", steps[:1], {"cpu": -1, "cuda:0": 0})
-    assert (freed.headline, freed.lines) == (
-        "freed: RAM 0 B, cuda:0 reserved 3 MiB",
-        ("freed by: names (cuda:0 reserved 3 MiB)",),
-    )
+    assert freed.headline == "freed: RAM 0 B, cuda:0 reserved 3 MiB"
+    assert freed.lines == ("freed by: names (cuda:0 reserved 3 MiB)",)
 
 
 def test_the_report_of_a_recovery() -> None:
@@ -104,9 +101,8 @@ def test_the_report_of_a_recovery() -> None:
     assert content.recovery_reports(recovery(kind="interrupt", held=()), MIB) == []
     # All rows add up to what came back: those that are too small for one of their own, and what no frame held.
     small = tuple(RetainedArray(f"x{n}", "Tensor", (1,), "f", "cpu, cuda:0", MIB // 2, function="f") for n in range(3))
-    (report,) = content.recovery_reports(
-        recovery(freed={"cpu": -5, "cuda:0": 9 * MIB}, held=(*recovery().held, *small)), MIB
-    )
+    failed = recovery(freed={"cpu": -5, "cuda:0": 9 * MIB}, held=(*recovery().held, *small))
+    (report,) = content.recovery_reports(failed, MIB)
     assert [(row[0], row[1], row[-1]) for row in report.tables[0].rows] == [
         ("2 MiB", "train", "cuda:0"),
         ("1 MiB", "main", "cuda:0"),
@@ -232,9 +228,8 @@ def test_colour_changes_nothing_but_the_colour_and_ascii_no_place() -> None:
     plain = shown.translate(text.ASCII)
     assert not shown.isascii()
     assert plain.isascii()
-    assert [len(line) for line in plain.splitlines()] == [
-        len(line) + 2 * line.count("…") + line.count("→") for line in shown.splitlines()
-    ]
+    lengths = [len(line) + 2 * line.count("…") + line.count("→") for line in shown.splitlines()]
+    assert [len(line) for line in plain.splitlines()] == lengths
 
 
 def test_a_table_that_is_too_wide_is_folded_and_then_becomes_lines() -> None:
@@ -259,11 +254,8 @@ def leak(path: str, *, name: str = "", size: int = MIB) -> RetainedArray:
 def test_leaks_in_one_container_are_one_line_and_the_largest_comes_first() -> None:
     graph = ": its autograd graph (ReluBackward0)"
     found = [leak("cache[0]"), leak("cache[1]"), leak("x", size=4 * MIB), leak("cache[7]"), leak("other[0]")]
-    found += [
-        *(leak(f"losses[{n}]{graph}", size=MIB // 4) for n in range(8)),
-        leak('runs["a[1]"]'),
-        leak('runs["a[2]"]'),
-    ]
+    found += [leak(f"losses[{n}]{graph}", size=MIB // 4) for n in range(8)]
+    found += [leak('runs["a[1]"]'), leak('runs["a[2]"]')]
     assert content.leaks_report(found, MIB).lines == [
         "4 MiB · Tensor f 4 on cpu · held by x · to free it: del it",
         "3 MiB · 3 × Tensor f 4 on cpu · held by cache[…] · to free it: del it",
@@ -272,10 +264,8 @@ def test_leaks_in_one_container_are_one_line_and_the_largest_comes_first() -> No
         '1 MiB · Tensor f 4 on cpu · held by runs["a[1]"] · to free it: del it',
         '1 MiB · Tensor f 4 on cpu · held by runs["a[2]"] · to free it: del it',
     ]
-    found = [
-        RetainedArray("", "Tensor", (4,), "f", "cpu", MIB, holder=ReferencePath(f"Out[{n}]", f"%xdel _{n}"))
-        for n in (3, 5)
-    ]
+    holders = [ReferencePath(f"Out[{n}]", f"%xdel _{n}") for n in (3, 5)]
+    found = [RetainedArray("", "Tensor", (4,), "f", "cpu", MIB, holder=holder) for holder in holders]
     assert [line.split("%")[1] for line in content.leaks_report(found, MIB).lines] == ["xdel _3", "xdel _5"]
 
 

@@ -59,9 +59,7 @@ def test_work_goes_on_where_the_bar_fails_and_that_is_said_once(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("options", [{"seconds": 600.0}, {"report": False}])
-def test_short_work_shows_nothing_nor_does_any_after_gpumem_off(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
+def test_short_work_shows_no_bar_nor_does_gpumem_off(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)  # it is not even imported
     assert work(monkeypatch, 0.5, **options) == ""
 
@@ -176,16 +174,11 @@ def test_a_terminal_gets_colour_and_bars_and_ipythons_own_records_plain_text(mon
     assert [len(line) for line in printed(monkeypatch, Stream())[0].splitlines()] == [72, 62]
 
 
-@pytest.mark.parametrize(
-    ("variables", "terminal", "colour"),
-    [
-        ({}, True, True),
-        ({}, False, False),
-        ({"NO_COLOR": "1"}, True, False),
-        ({"FORCE_COLOR": "1"}, False, True),
-        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, False),
-    ],
-)
+NONE, FORCED = {"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}
+SHOWN = [({}, True, True), ({}, False, False), (NONE, True, False), (FORCED, False, True), (FORCED | NONE, True, False)]
+
+
+@pytest.mark.parametrize(("variables", "terminal", "colour"), SHOWN)
 def test_colour_follows_the_environment(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], terminal: bool, colour: bool
 ) -> None:
@@ -195,9 +188,7 @@ def test_colour_follows_the_environment(
     assert not wants_colour(Stream(terminal=terminal), SimpleNamespace(colors="NoColor"))
 
 
-def test_ipython_exports_a_terminals_reports_without_colour(
-    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ipython_stores_reports_without_colour(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", Stream())
     shell.run_line_magic("load_ext", "ipygpumem")
     shell.run_cell("1", store_history=True)

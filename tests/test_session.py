@@ -89,14 +89,12 @@ def test_the_line_says_that_the_oom_killer_took_a_process(
         system.write("sys/fs/cgroup/job/memory.events", f"oom_kill {kills}\n")
         app.session.cell_ends(result_of(info))
     told = "the OOM killer ended {} of this control group, such as a data loader's worker or a forked child"
-    assert [report.lines for report in recorder.shown] == [
-        (told.format(what),) for what in ("1 process", "2 processes")
-    ]
+    assert [item.lines for item in recorder.shown] == [(told.format(what),) for what in ("1 process", "2 processes")]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("step", ["_measure", "_line", "_recover", "cell_ended"])
-def test_what_fails_or_is_interrupted_at_a_cells_end_keeps_nothing_else_from_its_end(
+def test_a_failure_at_a_cells_end_prevents_no_other_step(
     app: App, monkeypatch: pytest.MonkeyPatch, step: str, error: type[BaseException]
 ) -> None:
     def failing(*_: object, **__: object) -> None:
@@ -138,7 +136,7 @@ def run(app: App, source: str) -> None:
     app.session.cell_ends(result_of(info))
 
 
-def test_an_experiment_and_the_cell_that_ends_it_agree_on_what_is_in_use_though_the_look_for_survivors_took_memory(
+def test_an_experiment_and_its_last_cell_agree_on_memory_in_use(
     app: App, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def look(*args: object, **options: object) -> tuple[()]:
@@ -164,9 +162,7 @@ def run_cell(app: App, number: int = 1, error: BaseException | None = None) -> l
     return [report.headline for report in shown]
 
 
-def test_quiet_hides_no_error_and_no_growth_and_nothing_else_that_is_said(
-    app: App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quiet_hides_no_error_no_growth_and_no_note(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     app.context.config.quiet = True
     (line,) = run_cell(app, error=ValueError())
     assert "ValueError" in line
@@ -180,9 +176,8 @@ def test_quiet_hides_no_error_and_no_growth_and_nothing_else_that_is_said(
     assert run_cell(app) == [told.headline]
 
 
-EVENTS = st.lists(
-    st.tuples(st.sampled_from(["begin", "end", "end again", "end unknown", "end none"]), st.integers(0, 9))
-)
+KINDS = st.sampled_from(["begin", "end", "end again", "end unknown", "end none"])
+EVENTS = st.lists(st.tuples(KINDS, st.integers(0, 9)))
 
 
 @settings(deadline=None)
@@ -264,7 +259,7 @@ def test_an_experiments_time_is_that_of_its_cells_and_its_span_stands_apart(
     assert "experiment captured · 1 cell · 30" in capsys.readouterr().out
 
 
-def test_a_step_of_an_end_that_had_nothing_to_do_is_credited_with_nothing(
+def test_a_step_that_did_nothing_is_credited_with_nothing(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     falling = itertools.count(4000, -1)
@@ -280,7 +275,7 @@ def test_a_step_of_an_end_that_had_nothing_to_do_is_credited_with_nothing(
     assert [found & {"names", "tracebacks"} for found in given] == [set(), {"names"}, {"tracebacks"}]
 
 
-def test_what_a_reset_left_is_credited_to_the_outputs(
+def test_memory_left_by_a_reset_is_credited_to_outputs(
     shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     big = "class Big:\n    def __init__(self):\n        self.data = b'x' * (64 << 20)"

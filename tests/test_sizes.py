@@ -2,19 +2,17 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from types import FrameType
 
 import pytest
 
 from ipygpumem.heap.sizes import Size, Sizes
 from tests import hostile
+from tests.alone import printed
 
-ROOT = Path(__file__).parent.parent
 PROLOGUE = """
 import array, collections, ctypes, gc, io, json, mmap, os, sys
 from pathlib import Path
@@ -49,6 +47,9 @@ def forest():
     generator = numpy.random.default_rng(0)
     features = generator.normal(size=(20_000, 5))
     return ensemble.RandomForestRegressor(20, random_state=0).fit(features, generator.normal(size=20_000))
+
+def neighbours():
+    return neighbors.KDTree(numpy.random.default_rng(0).normal(size=(400_000, 5)))
 
 def booster(lightgbm, rounds):
     generator = numpy.random.default_rng(0)
@@ -153,10 +154,7 @@ LIBRARIES = {
     "zarr": {
         "an array": "lambda: zarr.create_array(zarr.storage.MemoryStore(), data=numpy.ones(4 * MIB), compressors=None)"
     },
-    "sklearn": {
-        "a forest": "forest",
-        "a tree of neighbours": "lambda: neighbors.KDTree(numpy.random.default_rng(0).normal(size=(400_000, 5)))",
-    },
+    "sklearn": {"a forest": "forest", "a tree of neighbours": "neighbours"},
     "jax": {"an array": "lambda: jax.numpy.ones(8 * MIB).block_until_ready()"},
     "torch": {
         "a tensor": "lambda: torch.ones(8 * MIB)",
@@ -188,11 +186,7 @@ FIRST = {
     "zarr": "zarr.create_array(zarr.storage.MemoryStore(), data=numpy.ones(4), compressors=None)",
 }
 """Code that makes a library load everything before anything is measured."""
-TOGETHER = (
-    ("numpy", "pandas", "pyarrow", "polars", "PIL", "scipy", "xarray"),
-    ("h5py", "zarr", "sklearn", "spacy", "lightgbm", "xgboost"),
-    ("jax", "torch"),
-)
+TOGETHER = "numpy pandas pyarrow polars PIL scipy xarray", "h5py zarr sklearn spacy lightgbm xgboost", "jax torch"
 ROUGH = {"lightgbm: a model", "xgboost: a model", "xgboost: a matrix"}
 """Kinds whose size is estimated."""
 
@@ -200,17 +194,9 @@ ROUGH = {"lightgbm: a model", "xgboost: a model", "xgboost: a matrix"}
 def measured(kinds: dict[str, str], setup: str = "", first: Sequence[str] = ()) -> dict[str, tuple[int, int]]:
     """Return by kind how much a process grew when such an object was made, and the object's size."""
     table = "KINDS = {" + ", ".join(f"{name!r}: {code}" for name, code in kinds.items()) + "}"
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join((PROLOGUE, setup, f"FIRST = {first!r}", WARM, table, EPILOGUE))],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        env=os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system"},  # the default one keeps freed memory
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, tuple[int, int]] = json.loads(done.stdout.splitlines()[-1])
+    code = "\n".join((PROLOGUE, setup, f"FIRST = {first!r}", WARM, table, EPILOGUE))
+    env = os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system"}  # the default one keeps freed memory
+    found: dict[str, tuple[int, int]] = json.loads(printed("-c", code, env=env).splitlines()[-1])
     return found
 
 
@@ -230,9 +216,9 @@ def test_sizes_of_python_objects_are_those_of_the_process() -> None:
 
 
 @linux
-@pytest.mark.parametrize("names", TOGETHER, ids=" ".join)
-def test_sizes_of_library_objects_are_those_of_the_process(names: tuple[str, ...]) -> None:
-    here = [name for name in names if find_spec(name)]
+@pytest.mark.parametrize("names", TOGETHER)
+def test_sizes_of_library_objects_are_those_of_the_process(names: str) -> None:
+    here = [name for name in names.split() if find_spec(name)]
     imports = [f"import {name}" for name in dict.fromkeys(["numpy", *here])]
     imports += ["from PIL import Image"] * ("PIL" in here) + ["from scipy import sparse"] * ("scipy" in here)
     imports += ["from sklearn import ensemble, neighbors"] * ("sklearn" in here)
@@ -364,14 +350,10 @@ def test_a_limit_is_reported_and_a_long_list_is_sampled() -> None:
     assert long.size_bytes == pytest.approx(2 * 10**6 * (64 + 8), rel=0.01)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "[str(n) for n in range(100_000)]",
-        "[{'number': n, 'text': str(n)} for n in range(50_000)]",
-        "dict.fromkeys(range(10**5), 1.5)",
-    ],
-)
+MANY = ("[str(n) for n in range(10**5)]", "[{'number': n, 'text': str(n)} for n in range(50_000)]")
+
+
+@pytest.mark.parametrize("code", [*MANY, "dict.fromkeys(range(10**5), 1.5)"])
 def test_no_function_is_called_for_each_object(code: str) -> None:
     found, calls = calls_for(eval(code))
     assert found.objects > 100_000

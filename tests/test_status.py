@@ -68,10 +68,8 @@ def read(probe: CachingAllocatorProbe) -> dict[str, Reading]:
 def card(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     """A driver that knows torch's device: 5000 bytes, 2000 in use, 900 of them this process's."""
     driver.memory["GPU-uuid-0"] = (5000, 2000)
-    driver.processes["GPU-uuid-0"] = [
-        SimpleNamespace(pid=os.getpid(), usedGpuMemory=900),
-        SimpleNamespace(pid=-7, usedGpuMemory=300),
-    ]
+    used = {os.getpid(): 900, -7: 300}
+    driver.processes["GPU-uuid-0"] = [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in used.items()]
     monkeypatch.setitem(sys.modules, "torch", torch_with_snapshot())
     return driver
 
@@ -151,9 +149,7 @@ GAPS = {"device": 0, "address": 1000, "blocks": [{"size": 540, "state": USED}, {
 FEW = {"device": 0, "address": 1000, "blocks": [{"size": 580, "state": USED}, {"size": 60, "state": FREE}]}
 
 
-def test_many_gaps_come_with_a_way_to_have_fewer_that_this_torch_has(
-    card: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_advice_against_gaps_is_what_this_torch_supports(card: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     (note,) = gap_notes(card, GAPS)
     assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in note
@@ -220,9 +216,7 @@ def test_a_broken_context_is_named_and_the_sum_still_holds(card: FakeNvml, monke
     assert note == ("this process's context is broken (CUDA error: device-side assert triggered): restart the kernel")
 
 
-def test_an_allocator_without_snapshots_is_named_and_counters_are_used(
-    card: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_snapshots_the_counters_are_used(card: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> list[Any]:
         raise RuntimeError("snapshot is not meaningful with cudaMallocAsync")
 
@@ -246,9 +240,7 @@ def test_a_context_that_torch_has_but_the_driver_hides_is_not_anothers(card: Fak
 
 
 @pytest.mark.parametrize("name", ["snapshots", "host_figures", "host_parts", "device_parts"])
-def test_whatever_fails_is_named_and_the_rest_is_said(
-    card: FakeNvml, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_failure_is_named_and_the_rest_is_shown(card: FakeNvml, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def fail(*arguments: Any) -> Any:
         raise ValueError("out of order")
 
@@ -340,9 +332,7 @@ def test_what_a_child_has_on_devices_stands_beside_it_and_the_largest_there_come
     assert [row[:3] for row in table.rows] == [("1 MiB", "cuda:0 64 MiB, cuda:1 32 MiB", "8"), ("9 MiB", "", "7")]
 
 
-def test_in_a_container_with_ids_of_its_own_the_drivers_ids_are_not_those_of_children(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_in_a_container_the_drivers_ids_are_not_those_of_children(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "_FIRST_NAMESPACE", "pid:[1]")
     found = Findings(children=[child(100.5, 8)])
     found.note_processes("cuda:0", DeviceWide(other_processes=((8, 64 * MIB),)))

@@ -1,7 +1,5 @@
 """The names that hold the most memory: objects of any kind, what they consist of, and what frees them."""
 
-import subprocess
-import sys
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
@@ -12,9 +10,9 @@ from ipygpumem.heap.sizes import Share
 from ipygpumem.inventory import top
 from ipygpumem.inventory.top import LargestNames, NamedSize
 from ipygpumem.report.inventory import content_of, top_report
+from ipygpumem.units import MIB
 from tests import hostile
-
-MIB = 1 << 20
+from tests.alone import printed
 
 
 def take(**names: object) -> dict[str, NamedSize]:
@@ -86,10 +84,8 @@ def test_names_devices_and_sizes_are_selected() -> None:
     assert [row.name for row in top.select(found, min_bytes=100).names] == ["model", "frame"]
     assert LargestNames.from_dict(found.to_dict()) == found
     assert top_report(found).headline == "memory by name: 3 names · RAM 117 B of 1000 B · cuda:0 500 B of 600 B"
-    assert [row[1:4] for row in top_report(found, top=1).tables[0].rows] == [
-        ("83%", "model", "cuda:0"),
-        ("", "and 3 more", ""),
-    ]
+    first, rest = top_report(found, top=1).tables[0].rows
+    assert (first[1:4], rest[1:4]) == (("83%", "model", "cuda:0"), ("", "and 3 more", ""))
 
 
 @pytest.mark.parametrize(
@@ -160,5 +156,4 @@ def work():
     return ipygpumem.top(min_bytes="500KiB")
 print([(row.name, row.type_name) for row in work().names], {"IPython", "numpy", "torch"} & set(sys.modules))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[('local', 'list'), ('text', 'str')] set()"
+    assert printed("-c", code).strip() == "[('local', 'list'), ('text', 'str')] set()"

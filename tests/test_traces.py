@@ -4,8 +4,6 @@ import asyncio
 import functools
 import os
 import re
-import subprocess
-import sys
 import weakref
 from collections.abc import Generator, Iterator
 from types import SimpleNamespace
@@ -19,7 +17,8 @@ from ipygpumem.api import shell as shell_of_calls
 from ipygpumem.errors import TraceError
 from ipygpumem.inventory import top
 from ipygpumem.shell import holders
-from tests.alone import ROOT
+from ipygpumem.units import MIB
+from tests.alone import printed
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
 
@@ -30,7 +29,7 @@ def kept_and_peak(record: Any) -> tuple[int, int]:
     return usage.delta_bytes, usage.peak_delta_bytes
 
 
-def test_a_block_is_measured_and_one_line_says_what_it_took(
+def test_a_block_is_measured_and_one_line_shows_it(
     script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ipygpumem.trace("load\ndata") as trace:
@@ -44,7 +43,7 @@ def test_a_block_is_measured_and_one_line_says_what_it_took(
     assert printed.endswith(" · RAM +3 MiB, peak +5 MiB, 3 MiB now\n")
 
 
-def test_a_report_goes_on_and_one_with_a_reset_begins_anew(
+def test_a_trace_continues_after_a_report_but_not_after_a_reset(
     script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = ipygpumem.Trace("epoch").start()
@@ -137,13 +136,10 @@ def test_a_script_needs_no_ipython_and_its_stdout_no_unicode() -> None:
     code = "import sys, ipygpumem\nwith ipygpumem.trace('größe'): pass\n"
     code += "ipygpumem.memory(); ipygpumem.autofit(lambda n: n, n=2)\nassert not {'IPython', 'torch'} & {*sys.modules}"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=True)
-    assert done.stdout.startswith(b"trace gr??e - ")
+    assert printed("-c", code, env=environment).startswith("trace gr??e - ")
 
 
-def test_unloading_ends_what_it_measures_and_says_so(
-    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unloading_ends_traces_and_says_so(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
     trace = ipygpumem.Trace("open").start()
     loaded.run_line_magic("unload_ext", "ipygpumem")
     assert trace.stop().usages == ()
@@ -177,9 +173,6 @@ def test_a_broken_stdout_harms_nothing_and_is_said_once(
     said = capsys.readouterr().err
     assert said.count("ipygpumem") == (0 if stdout is None else 1), said
     assert ("could not be shown (BrokenPipeError: the reader has gone)" in said) == (stdout is not None)
-
-
-MIB = 1 << 20
 
 
 def kept(tracked: Any) -> list[tuple[int | None, int, int]]:

@@ -11,16 +11,13 @@ from ipygpumem.extras.tracker.tracker import TrackerRecord, tracker_report
 from ipygpumem.inventory.records import TensorRecord
 from ipygpumem.records import Usage
 from ipygpumem.report import text
+from ipygpumem.units import MIB
 from tests.fakes import FakeProbe
-
-MIB = 1 << 20
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 
 
-def test_a_call_says_what_came_with_the_place_and_the_totals(
-    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_call_shows_new_arrays_place_and_totals(script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]) -> None:
     tracker = ipygpumem.tracker()
     tracker.track()
     capsys.readouterr()
@@ -56,9 +53,7 @@ def test_a_file_gets_each_call_below_what_is_there(
     assert capsys.readouterr().out == ""
 
 
-def test_a_logger_gets_each_call_with_the_place_of_the_caller(
-    script_memory: FakeProbe, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_logger_gets_each_call_with_its_place(script_memory: FakeProbe, caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("tests.tracker")
     caplog.set_level(logging.INFO, logger.name)
     record = ipygpumem.tracker(logger).track()

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from ipygpumem.records import CellRecord, Growth, Usage
 from ipygpumem.shell.trends import Growing, Trends
+from ipygpumem.units import MIB
 from tests.kernel import Kernel
-
-MIB = 2**20
 
 
 class Notebook:

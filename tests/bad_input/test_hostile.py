@@ -64,9 +64,7 @@ def test_a_wrong_line_with_control_characters_does_not_write_over_the_terminal(n
 
 @pytest.mark.parametrize("name", ["Out", "_oh", "get_ipython"])
 @pytest.mark.parametrize("change", ["del {}", "{} = 5"])
-def test_deleting_or_replacing_ipythons_own_names_in_a_scope_breaks_nothing(
-    notebook: Kernel, change: str, name: str
-) -> None:
+def test_a_scope_survives_changes_of_ipythons_own_names(notebook: Kernel, change: str, name: str) -> None:
     works(notebook, "x = 'old'", "%experiment start a")
     for code in (f"x = 'new'\n{change.format(name)}", "1 + 1", "import IPython as i"):
         notebook.run(code)
@@ -187,9 +185,7 @@ def test_finalisers_that_raise_or_replace_names_do_not_stop_an_exit(notebook: Ke
         ("import builtins\nkeep_open, builtins.open = open, None", "builtins.open = keep_open"),
     ],
 )
-def test_cells_and_scopes_work_whatever_the_users_code_does_to_the_interpreter(
-    notebook: Kernel, bend: str, mend: str
-) -> None:
+def test_cells_and_scopes_work_in_a_changed_interpreter(notebook: Kernel, bend: str, mend: str) -> None:
     works(notebook, f"x = 'old'\n{bend}")
     assert len(works(notebook, "y = 3").reports("cell")) == 1
     works(notebook, "%experiment start a", "x = 'new'")

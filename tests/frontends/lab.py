@@ -68,9 +68,8 @@ class Server:
         self._log = (folder / "server.log").open("w+")
         options = [f"--ServerApp.port={port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={self.folder}"]
         options += ["--no-browser", "--allow-root", "--expose-app-in-browser", f"--IdentityProvider.token={_TOKEN}"]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", application, *options], env=_environment(folder), stdout=self._log, stderr=self._log
-        )
+        command = [sys.executable, "-m", application, *options]
+        self._process = subprocess.Popen(command, env=_environment(folder), stdout=self._log, stderr=self._log)
         self._wait()
 
     def _wait(self) -> None:
@@ -98,9 +97,8 @@ class Server:
 
     def _ask(self, path: str, method: str = "GET") -> Any:
         headers = {"Authorization": f"token {_TOKEN}"}
-        with urllib.request.urlopen(
-            urllib.request.Request(f"{self.url}/api/{path}", method=method, headers=headers), timeout=30
-        ) as reply:
+        request = urllib.request.Request(f"{self.url}/api/{path}", method=method, headers=headers)
+        with urllib.request.urlopen(request, timeout=30) as reply:
             return json.loads(reply.read() or "null")
 
     def close(self) -> None:

@@ -43,10 +43,8 @@ def page(runs: dict[str, dict[str, Any]]) -> str:
     found: dict[str, dict[str, dict[str, list[Any]]]] = {}  # by title, statement and kind of card
     for kind, run in runs.items():
         for result in run["results"]:
-            outcomes = found.setdefault(result["title"], {}).setdefault(
-                result["statement"], {name: [] for name in KINDS}
-            )
-            outcomes[kind].append(result)
+            statements = found.setdefault(result["title"], {})
+            statements.setdefault(result["statement"], {name: [] for name in KINDS})[kind].append(result)
     parts = [_INTRODUCTION]
     for kind, title in KINDS.items():
         counts = Counter(outcome(by_kind[kind])[0] for rows in found.values() for by_kind in rows.values())
@@ -54,10 +52,7 @@ def page(runs: dict[str, dict[str, Any]]) -> str:
         head = f"{title.capitalize()} (torch {where['torch']}, {where['date']})" if where else title.capitalize()
         parts.append(f"**{head}: {', '.join(f'{count} {name}' for name, count in counts.most_common())}.**")
     for title, rows in sorted(found.items()):
-        told = [
-            (text, *(": ".join(filter(None, outcome(results))) for results in by_kind.values()))
-            for text, by_kind in rows.items()
-        ]
+        told = [(text, *(": ".join(filter(None, outcome(r))) for r in kinds.values())) for text, kinds in rows.items()]
         parts += [f"## {title}", _table(("statement", *KINDS.values()), told)]
     for kind, run in runs.items():
         parts += [f"## Where it ran: {KINDS[kind]}", _table(("what", "here"), run["where"])]
@@ -86,9 +81,7 @@ def outcome(results: list[dict[str, Any]]) -> tuple[str, str]:
 def _table(columns: tuple[str, ...], rows: list[Any]) -> str:
     rows = [columns, ["---"] * len(columns), *rows]
     cells = [[" ".join(_clean(text).split()).replace("|", "\\|") for text in row] for row in rows]
-    return "\n".join(
-        "| " + " | ".join(" ".join(_clean(text).split()).replace("|", "\\|") for text in row) + " |" for row in cells
-    )
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
 def _clean(text: str) -> str:
@@ -151,9 +144,8 @@ def main() -> int:
         print("report.py: this run could check nothing, for want of a GPU or of something to use it with")
         return 1
     code, log = options.quickstart_exit, options.quickstart_log
-    quickstart = (
-        "passed" if code == "0" else f"**failed** with exit code {code}" if code.isdecimal() else f"not run: {code}"
-    )
+    quickstart = f"**failed**, exit code {code}" if code.isdecimal() else f"not run: {code}"
+    quickstart = "passed" if code == "0" else quickstart
     if code == "0" and not (log.exists() and "cuda:0" in log.read_text(encoding="utf-8")):
         quickstart = "**failed**: it ran, but its reports show no cuda:0"
     run = {"where": _surroundings(options.seconds), "quickstart": quickstart, "results": results}

@@ -14,6 +14,7 @@ from typing import Any
 
 from ipygpumem.records import Usage
 from ipygpumem.units import MIB, parse_bytes
+from tests.alone import printed
 from tests.kernel import Kernel, Reply
 from tests.steps import fails, ok
 
@@ -83,11 +84,7 @@ def size_after(label: str, text: str) -> int:
 
 def script(code: str, *, env: dict[str, str] | None = None) -> Any:
     """Run Python code in a process of its own and return what it printed last, as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(printed("-c", code, env={**os.environ, **(env or {})}).splitlines()[-1])
 
 
 @contextmanager

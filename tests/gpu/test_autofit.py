@@ -82,9 +82,7 @@ STARTS = {"transformer": 2048, "convnet": 4096, "lstm": 1 << 16}
 
 @pytest.mark.simulated
 @pytest.mark.parametrize("gib", [4, 8, 24])
-def test_a_models_batch_is_fitted_to_the_card(
-    gib: int, machine: Callable[..., None], figure: Callable[[str], None]
-) -> None:
+def test_a_batch_is_fitted_to_the_card(gib: int, machine: Callable[..., None], figure: Callable[[str], None]) -> None:
     """On cards of 4, 8 and 24 GiB autofit finds for three models the batch that fits, while one more does not."""
     machine(gib=gib)
     with Kernel() as kernel:

@@ -28,7 +28,7 @@ def test_delta_and_peak_to_the_byte(gpu_kernel: Kernel, figure: Callable[[str], 
     reply = gpu_kernel.run(
         f"{MAKE}before = {now}\n"
         "kept, odd, tall = mib(48), torch.empty(12_345_678, dtype=torch.uint8, device='cuda'), mib(160)\n"
-        f"high = {now}\ndel tall\nafter = {now}\n1 / 0",
+        f"high = {now}\ndel tall\nafter = {now}\n1 / 0"
     )
     assert reply.error == "ZeroDivisionError"
     usage = cuda_usage(gpu_kernel)

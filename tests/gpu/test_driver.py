@@ -20,11 +20,9 @@ print(json.dumps([reading._asdict() for reading in probe.read(detail=True)]))
 """
 
 
-def readings(visible: str | None) -> list[dict[str, Any]]:
+def readings(visible: str) -> list[dict[str, Any]]:
     """Return what is read in a process that sees only ``visible`` and holds 512 MiB on its first device."""
-    return script(
-        READ, env={} if visible is None else {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    )
+    return script(READ, env={"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
 
 
 def _is_that_of(card: Card, visible: str) -> None:

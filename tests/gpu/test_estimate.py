@@ -109,9 +109,7 @@ except torch.OutOfMemoryError:
 
 
 @pytest.mark.parametrize("model", ["", MIXED], ids=["transformer", "convolutional, mixed precision"])
-def test_in_a_fresh_process_the_peak_and_what_is_reserved_are_the_allocators(
-    model: str, figure: Callable[[str], None]
-) -> None:
+def test_in_a_fresh_process_peak_and_reserved_are_the_allocators(model: str, figure: Callable[[str], None]) -> None:
     """In a fresh process a training's estimate is max_memory_allocated within 1 %, max_memory_reserved within 3 %."""
     found = script(f"{STEP}{model}\nprint(json.dumps(figures()))")
     figure(f"estimated {format_bytes(found['peak_bytes'])}, allocated {format_bytes(found['allocated'])}")
@@ -230,7 +228,7 @@ def test_a_step_runs_on_a_card_that_has_no_more_than_it_needs(machine: Callable[
 
 @pytest.mark.simulated
 @pytest.mark.parametrize(("capability", "workspace"), [(80, 8320 * KIB), (90, 32 * MIB), (100, 8320 * KIB)])
-def test_the_workspace_counted_is_that_of_the_cards_capability(
+def test_workspaces_are_those_of_the_cards_capability(
     capability: int, workspace: int, machine: Callable[..., None]
 ) -> None:
     """What an estimate counts for cuBLAS is what torch takes on a card of that compute capability."""

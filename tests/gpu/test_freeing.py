@@ -77,10 +77,7 @@ def freeing() -> Iterator[Kernel]:
 def test_inside_offload_a_model_is_on_the_host(freeing: Kernel) -> None:
     """`with offload(model, optimizer)` gives memory back; what is done on the host meanwhile is kept. After an error
     all is on the device again, and what was replaced on the host stays there, with a warning."""
-    run_ok(
-        freeing,
-        "model = nn.Linear(1024, 1024).cuda()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)",
-    )
+    run_ok(freeing, "model = nn.Linear(1024, 1024).cuda()\noptimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)")
     before = allocated(freeing)
     run_ok(
         freeing,

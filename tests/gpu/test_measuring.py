@@ -66,9 +66,7 @@ def test_a_tracker_counts_as_the_allocator_does(gpu_kernel: Kernel) -> None:
     """What a tracker and two inventories say came and went is exactly by how much torch's allocator rose and fell:
     with views, every dtype, and a tensor replaced by another of its shape; what only a graph keeps is in no tensor."""
     run_ok(gpu_kernel, _SETUP + "gc.collect(); t = ipygpumem.tracker(); first = t.track()")
-    run_ok(
-        gpu_kernel, "def rows(found): return sorted((r.name, r.size_bytes >> 20) for r in found if r.device != 'cpu')"
-    )
+    run_ok(gpu_kernel, "def rows(all): return sorted((r.name, r.size_bytes >> 20) for r in all if r.device != 'cpu')")
     run_ok(gpu_kernel, "listed = ipygpumem.tensors(device='cuda')")
     live = allocated(gpu_kernel)
     run_ok(gpu_kernel, "x = mib(64); view = x[5:]; short = mib(8, torch.int16); wide = mib(16, torch.complex64)")

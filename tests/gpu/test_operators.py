@@ -175,7 +175,5 @@ def test_the_memory_inside_kernels_is_counted_with_a_card_and_without(figure: Ca
     code = f"OPERATORS = {json.dumps(OPERATORS)}\n{CODE}"
     here, hidden = script(code), script(code, env={"CUDA_VISIBLE_DEVICES": ""})
     errors = {name: (estimated / real - 1, hidden[name][0] / real - 1) for name, (estimated, real) in here.items()}
-    figure(
-        f"{len(errors)} operators, largest error {max(abs(error) for pair in errors.values() for error in pair):.2%}"
-    )
+    figure(f"{len(errors)} operators, largest:  {max(abs(error) for pair in errors.values() for error in pair):.2%}")
     assert {name: pair for name, pair in errors.items() if not -0.01 <= min(pair) <= max(pair) <= 0.03} == {}

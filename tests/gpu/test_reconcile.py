@@ -179,9 +179,7 @@ sys.modules["cupy"] = cupy
 
 
 @pytest.mark.simulated
-def test_a_pool_beside_torch_has_its_parts_and_all_add_up(
-    kernel: Kernel, card: Card, figure: Callable[[str], None]
-) -> None:
+def test_a_pool_next_to_torch_has_parts_that_add_up(kernel: Kernel, card: Card, figure: Callable[[str], None]) -> None:
     ready(kernel)
     before = size(look(kernel), "context")
     run_ok(kernel, STAND_IN)

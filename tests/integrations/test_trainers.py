@@ -183,9 +183,8 @@ class Lightning:
         self.log, self.module = Log(), Module(card)
         quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
         usual: dict[str, Any] = {"max_epochs": 2, "accelerator": "cpu", "num_sanity_val_steps": 0, **quiet}
-        self.trainer = lightning.Trainer(
-            default_root_dir=folder, callbacks=list(callbacks), logger=self.log, log_every_n_steps=1, **usual
-        )
+        usual |= {"callbacks": list(callbacks), "logger": self.log, "log_every_n_steps": 1}
+        self.trainer = lightning.Trainer(default_root_dir=folder, **usual)
 
     def train(self) -> Lightning:
         self.trainer.fit(self.module, DataLoader(rows(), batch_size=4), DataLoader(rows(1)))
@@ -307,10 +306,8 @@ def test_after_an_error_nothing_is_measured_until_the_next_training(card: Card, 
 def test_a_missing_library_is_one_line_that_says_what_to_install() -> None:
     with pytest.raises(GpuMemError) as found, needs("lightning", "lightning[extra]"):
         raise ModuleNotFoundError("No module named 'lightning'", name="lightning")
-    assert (isinstance(found.value, ImportError), str(found.value)) == (
-        True,
-        "lightning is not installed: pip install 'lightning[extra]'",
-    )
+    assert isinstance(found.value, ImportError)
+    assert str(found.value) == "lightning is not installed: pip install 'lightning[extra]'"
     with pytest.raises(ModuleNotFoundError, match="torch"), needs("lightning", "lightning"):
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
@@ -337,9 +334,7 @@ class Endless(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
 
 @pytest.mark.parametrize("hook", ["on_step_end", "on_epoch_end"])
 @pytest.mark.parametrize("case", ["new", "used before", "no length"])
-def test_a_callback_added_during_a_training_numbers_its_epochs(
-    card: Card, tmp_path: Path, hook: str, case: str
-) -> None:
+def test_a_callback_added_in_a_training_numbers_its_epochs(card: Card, tmp_path: Path, hook: str, case: str) -> None:
     ours, added, before = hf.HfMemoryCallback(), list[int](), 0
     if case == "used before":
         HuggingFace(card, tmp_path, ours).train()
@@ -399,9 +394,8 @@ def test_every_process_can_monitor_its_figures_and_the_first_alone_logs_them(
     monitor = EarlyStopping(PEAK, check_on_train_epoch_end=True)
     trained = Lightning(card, tmp_path, monitor, Lightning.kind()).train()
     assert monitor.best_score == 32.0
-    assert [(step, row["epoch"], row[PEAK]) for step, row in trained.log.rows if PEAK in row] == (
-        [(1, 0, 33.0), (3, 1, 32.0)] if first else []
-    )
+    found = [(step, row["epoch"], row[PEAK]) for step, row in trained.log.rows if PEAK in row]
+    assert found == ([(1, 0, 33.0), (3, 1, 32.0)] if first else [])
 
 
 def test_fastais_events_give_columns_before_the_time_and_a_record_of_each_epoch(card: Card, fast: Any) -> None:

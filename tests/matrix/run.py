@@ -89,11 +89,8 @@ def run(command: Iterable[str | Path], **options: object) -> subprocess.Complete
 
 def find_pythons() -> list[Python]:
     """Return the newest interpreter of each supported version, oldest version first."""
-    candidates = [
-        sys.executable,
-        *map(str, Path.home().glob(".pyenv/versions/*/bin/python")),
-        *(shutil.which(f"python{major}.{minor}") or "" for major, minor in PYTHONS),
-    ]
+    candidates = [sys.executable, *map(str, Path.home().glob(".pyenv/versions/*/bin/python"))]
+    candidates += [shutil.which(f"python{major}.{minor}") or "" for major, minor in PYTHONS]
     found = {_ask(candidate) for candidate in candidates if candidate}
     fit = sorted(python for python in found if python is not None and python.version[:2] in PYTHONS)
     return list({python.version[:2]: python for python in fit}.values())

@@ -3,7 +3,6 @@
 from tests.recovery.cases import SETUP
 from tests.steps import tidied_kernel
 
-shared_kernel, notebook = tidied_kernel(
-    "%reset -f\n%config IPyGpuMem.release_frames = 'oom+interrupt'", "%reload_ext ipygpumem\n" + SETUP
-)
+RELEASE = "%reset -f\n%config IPyGpuMem.release_frames = 'oom+interrupt'"
+shared_kernel, notebook = tidied_kernel(RELEASE, "%reload_ext ipygpumem\n" + SETUP)
 """A kernel with the extension loaded, nothing open, and ``big()`` and ``alive()`` to watch arrays."""

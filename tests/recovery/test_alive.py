@@ -127,13 +127,13 @@ HOLDERS = {
     "a name": ("", "stop"),
     "an attribute": ("class Box: pass\nbox = Box(); box.last = stop\ndel stop", "box.last"),
     "a wrapper": ("box = ValueError(); box.__cause__ = stop\ndel stop", "box.__cause__"),
-    "a future": (
-        "from concurrent.futures import Future\nbox = Future(); box.set_exception(stop)\ndel stop",
+    "future": (
+        "import concurrent.futures as c\nbox = c.Future(); box.set_exception(stop)\ndel stop",
         "box.exception()",
     ),
     "a generator": (
-        "def gen(kept):\n    yield 1\n    yield kept\nbox = gen(stop); next(box)\ndel stop",
-        "box.gi_frame.f_locals['kept']",
+        "def gen(k):\n    yield 1\n    yield k\nbox = gen(stop); next(box)\ndel stop",
+        "box.gi_frame.f_locals['k']",
     ),
 }
 """Who else has the exception, and where it can be had there."""
@@ -141,9 +141,7 @@ HOLDERS = {
 
 @pytest.mark.parametrize(("holder", "place"), HOLDERS.values(), ids=HOLDERS)
 @pytest.mark.parametrize("scope", ["", "%%experiment a\n"], ids=["no scope", "a scope"])
-def test_what_the_user_put_on_an_exception_that_he_holds_stays(
-    notebook: Kernel, holder: str, place: str, scope: str
-) -> None:
+def test_attributes_of_an_exception_in_use_are_kept(notebook: Kernel, holder: str, place: str, scope: str) -> None:
     works(notebook, f"{STOP}\ndef g(error): raise error", holder or "pass")
     fails(notebook, f"{scope}g({place})")
     works(notebook, f"stop = {place}")

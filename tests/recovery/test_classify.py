@@ -80,15 +80,10 @@ def test_other_errors_are_not_taken_for_an_oom(error: BaseException) -> None:
 
 @pytest.mark.parametrize("name", ["RuntimeError", "AcceleratorError"])
 @pytest.mark.parametrize(
-    "text",
-    [
-        "CUDA error: device-side assert triggered",
-        "CUDA error: an illegal memory access was encountered",
-        "CUDA error: uncorrectable ECC error encountered",
-    ],
+    "text", ["device-side assert triggered", "an illegal memory access was encountered", "uncorrectable ECC error"]
 )
 def test_a_broken_context_is_known_also_behind_another_error(name: str, text: str) -> None:
-    error = _named(name)(text) if name != "RuntimeError" else RuntimeError(text)
+    error = (RuntimeError if name == "RuntimeError" else _named(name))(f"CUDA error: {text}")
     assert classify(error).poisoned
     wrapped = ValueError("training failed")
     wrapped.__cause__ = error
@@ -120,9 +115,8 @@ _HELP = (
 def test_what_torch_adds_to_every_cuda_error_makes_none_a_broken_context(text: str, name: str, kind: str) -> None:
     error = _named("AcceleratorError")(text + _HELP.format(name=name))
     assert (classify(error).kind, classify(error).poisoned) == (kind, False)
-    broken = _named("AcceleratorError")(
-        "CUDA error: device-side assert triggered" + _HELP.format(name="cudaErrorAssert")
-    )
+    told = "CUDA error: device-side assert triggered" + _HELP.format(name="cudaErrorAssert")
+    broken = _named("AcceleratorError")(told)
     assert classify(broken).poisoned
     assert classify(RuntimeError("CUDA device-side assertion failures were found on GPU #0!")).poisoned
 
@@ -251,7 +245,7 @@ def entries(made: TracebackType | None) -> Iterator[TracebackType]:
         made = made.tb_next
 
 
-def test_a_stand_in_shows_what_the_real_one_shows_and_refers_to_no_frame_of_it(tmp_path: Path) -> None:
+def test_a_stand_in_shows_the_same_and_refers_to_no_frame(tmp_path: Path) -> None:
     file = tmp_path / "failing.py"
     file.write_text(SOURCE)
     with pytest.raises(IndexError) as caught:

@@ -81,11 +81,8 @@ def test_the_report_lists_what_each_frame_held_largest_first(notebook: Kernel) -
     )
     text = recovers(notebook, "outer()")
     rows = [line.split() for line in text.splitlines() if line.split()[2:3] in (["inner"], ["outer"])]
-    assert [row[:3] + row[4:5] for row in rows] == [
-        ["32", "MiB", "inner", "weights"],
-        ["8", "MiB", "inner", "batch"],
-        ["2", "MiB", "inner", "small"],
-    ]
+    listed = ["32 MiB inner weights", "8 MiB inner batch", "2 MiB inner small"]
+    assert [" ".join(row[:3] + row[4:5]) for row in rows] == listed
     assert rows[1][-3:] == ["1048576", "float64", "cpu"]
     assert "hooks" not in text
     assert "notebooks_own" not in text
@@ -145,7 +142,7 @@ FAILING = "def f():\n    secret = big()\n    raise {}\nf()"
     ("policy", "oom", "interrupt", "other"),
     [("never", 1, 1, 1), ("oom", 0, 1, 1), ("oom+interrupt", 0, 0, 1), ("always", 0, 0, 0)],
 )
-def test_the_option_says_after_which_errors_frames_are_released(
+def test_an_option_selects_errors_whose_frames_go(
     notebook: Kernel, policy: str, oom: int, interrupt: int, other: int
 ) -> None:
     works(notebook, f"%config IPyGpuMem.release_frames = '{policy}'")
@@ -222,7 +219,7 @@ def _no_memory(*arguments: object, **options: object) -> object:
 
 
 @pytest.mark.parametrize("missing", ["measuring", "waiting", "watching"])
-def test_names_go_even_if_what_they_hold_cannot_be_seen(
+def test_names_go_even_if_memory_for_reports_is_short(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     loaded.run_cell("x = 'old'")
@@ -241,7 +238,7 @@ def test_names_go_even_if_what_they_hold_cannot_be_seen(
 
 
 @pytest.mark.parametrize("missing", ["a part's note of the code's end", "the reading before the recovery"])
-def test_what_comes_first_at_a_cells_end_keeps_no_memory_from_recovery(
+def test_a_failure_at_a_cells_end_prevents_no_recovery(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     loaded.user_ns["watched"] = []
@@ -257,7 +254,7 @@ def test_what_comes_first_at_a_cells_end_keeps_no_memory_from_recovery(
     assert loaded.user_ns["watched"][0]() is None
 
 
-def test_names_for_which_there_was_no_memory_at_first_go_after_the_tracebacks(
+def test_names_are_deleted_again_after_the_tracebacks(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded.run_cell("%experiment start a")

@@ -67,11 +67,9 @@ def test_the_traceback_shows_the_right_lines(notebook: Kernel) -> None:
 
 
 def test_options_are_read_from_the_first_line(notebook: Kernel) -> None:
-    reply = ok(
-        notebook, "%%experiment two-words --keep x,y --report compact --seed 7\nimport random\nx = random.random()"
-    )
+    reply = ok(notebook, "%%experiment my-run --keep x,y --report compact --seed 7\nimport random\nx = random.random()")
     (text,) = reply.reports("experiment")
-    assert "experiment two-words · " in text
+    assert "experiment my-run · " in text
     assert "keep: no name matches 'y'" in text
     ok(notebook, "import random\nrandom.seed(7)")
     assert notebook.value("x == random.random()") is True

@@ -21,9 +21,7 @@ shared_kernel, notebook = tidied_kernel(
 )
 
 
-SURVIVORS = (
-    "[(h.name, h.cell, h.holder.path, h.holder.advice) for h in __import__('ipygpumem').experiments()[-1].survivors]"
-)
+SURVIVORS = "[(h.holder.path, h.holder.advice) for h in __import__('ipygpumem').experiments()[-1].survivors]"
 
 
 def next_cell(kernel: Kernel) -> int:
@@ -53,17 +51,12 @@ def test_a_survivor_is_reported_at_the_end_of_its_experiment_and_later(notebook:
 @pytest.mark.parametrize(
     ("code", "path"),
     [
-        (
-            "try: f()\nexcept ValueError as error: kept.append(error)",
-            "kept[0]: saved traceback, f (cell {}) line 4, local big",
-        ),
+        ("try: f()\nexcept ValueError as e: kept.append(e)", "kept[0]: saved traceback, f (cell {}) line 4, local big"),
         ("kept.append(g())", "kept[0]: closure of function <lambda> (cell {}), variable big"),
         ("h.keep()", "kept[0]"),
     ],
 )
-def test_an_array_without_a_name_that_outlives_an_experiment_is_reported_once(
-    notebook: Kernel, code: str, path: str
-) -> None:
+def test_a_surviving_array_without_a_name_is_reported_once(notebook: Kernel, code: str, path: str) -> None:
     works(notebook, f"kept = []\nold = [{BIG}]\nhidden = (lambda old: lambda: old)(old); del old")
     number = notebook.value("len(In)")  # by which code is known in IPython 7, also after ``reset``
     big = "big = numpy.ones(1 << 23)"
@@ -77,15 +70,11 @@ def test_an_array_without_a_name_that_outlives_an_experiment_is_reported_once(
     assert "held by" not in report
 
 
-@pytest.mark.parametrize(
-    ("make", "tidy", "holder"),
-    [
-        ("1", "2", "Out[{0}]"),
-        ("1", "", "Out[{0}]"),
-        ("1", "del Out[{0}]", "IPython's output _"),
-        ("_ = __ = ___ = 1", "del Out[{0}]; del _{0}", "IPython's hidden copy of _"),
-    ],
-)
+HIDDEN = "_ = __ = ___ = 1", "del Out[{0}]; del _{0}", "IPython's hidden copy of _"
+PLACES = [("1", "2", "Out[{0}]"), ("1", "", "Out[{0}]"), ("1", "del Out[{0}]", "IPython's output _"), HIDDEN]
+
+
+@pytest.mark.parametrize(("make", "tidy", "holder"), PLACES)
 def test_the_advice_about_an_output_frees_it(notebook: Kernel, make: str, tidy: str, holder: str) -> None:
     """IPython keeps copies of an output in up to seven places, and some of them only for the latest ones."""
     works(notebook, "import weakref\nclass Data(numpy.ndarray): pass")
@@ -114,7 +103,7 @@ def test_the_advice_about_a_cached_function_works_as_it_stands(notebook: Kernel,
     path = "Files.load"
     works(notebook, f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import mine")
     works(notebook, f"%%experiment a\nx = mine.{path}(1 << 20)")
-    ((_, _, found, told),) = notebook.value(SURVIVORS)
+    ((found, told),) = notebook.value(SURVIVORS)
     assert found.startswith(f"module mine, global {path}: lru_cache of function ")
     assert told == f"mine.{path}.cache_clear()"
     works(notebook, told)
@@ -148,9 +137,7 @@ def test_an_array_that_a_running_function_owns_is_not_blamed_on_cpp(notebook: Ke
 
 
 @pytest.mark.parametrize("name", ["mine.HID[0]", "mine.BOX['a: b'].x[0]", "mine.other.HID[0]"])
-def test_what_the_notebook_can_write_with_a_module_of_the_users_is_no_leak(
-    notebook: Kernel, tmp_path: Path, name: str
-) -> None:
+def test_an_attribute_of_a_users_module_is_no_leak(notebook: Kernel, tmp_path: Path, name: str) -> None:
     box = "class Box: pass\n"
     (tmp_path / "other.py").write_text("HID = [0]")
     (tmp_path / "mine.py").write_text(f"import other\n{box}HID = [0]; BOX = {{'a: b': Box()}}; BOX['a: b'].x = [0]")

@@ -179,22 +179,22 @@ def test_a_scope_inside_a_loop_gives_back_what_it_shadows(notebook: Kernel, swee
 KEEP = "%%experiment a --keep best,loss* --keep '?_end'\nbest = 2\nloss_1 = 3\na_end = 4\nx = 5"
 MODULE = "from math import pi\nimport json"
 NOTEBOOKS = {
-    "global in one cell holds for the others": (
+    "global in one cell": (
         ["old = 1", START, "old = 2\nnew = 3", "global old, new", "old = 4", END],
         {"old": 4, "new": 3},
     ),
     "global in an inner scope": ([START, "%%experiment inner\nglobal x\nx = 1", "y = 2", END], {"x": 1}),
-    "global in an outer scope and kept by an inner one": (
+    "global in an outer scope": (
         ["x = 0", START, "global x\nx = 1", "%%experiment inner --keep x\nx = 2", END],
         {"x": 2},
     ),
     "keep": (["best = 1", KEEP], {"best": 2, "loss_1": 3, "a_end": 4}),
     "imports that are dropped": (["import os", f"%%experiment a --drop-imports\n{MODULE}, os"], {"os": "module"}),
-    "an import of a name that later code would bind": (
+    "an import of a name to be bound later": (
         [START, "from math import pi", "if 0: pi = 3", END],
         {"pi": "float"},
     ),
-    "the end of an outer scope ends the inner ones": (
+    "an outer end": (
         ["x = 1", START, "x = 2", "%experiment start b", "x = 3\ny = 4", "%experiment end a"],
         {"x": 1},
     ),
@@ -217,14 +217,10 @@ NOTEBOOKS = {
         {"lr": 2, "os": "module"},
     ),
     "an import that fails of a name that a function binds": (
-        [
-            "def bind(): globals().update(none_such=1)",
-            "%%experiment a\ntry: import none_such\nexcept ImportError: bind()",
-            "del bind",
-        ],
+        ["def f(): globals().update(nosuch=1)", "%%experiment a\ntry: import nosuch\nexcept ImportError: f()", "del f"],
         {},
     ),
-    "what happens after an inner experiment cell": (
+    "an inner cell": (
         ["x = y = 1", START, "%%experiment b\n%%memlines\nx = 9\ny = 9", "exec('x = 3')", "del y", END],
         {"x": 3},
     ),

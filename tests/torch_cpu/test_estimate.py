@@ -30,15 +30,10 @@ def held_against_a_real_run(step: Callable[[], object], *before: torch.Tensor, r
     assert sum(found.parts.values()) == found.peak_bytes <= found.reserved_bytes
 
 
-@pytest.mark.parametrize(
-    ("name", "optimizer", "options"),
-    [
-        ("CNN", "Adam", {"mixed": True}),
-        ("ResNet", "SGD", {}),
-        ("decoder", "AdamW fused", {"rounds": 3}),
-        ("checkpointing", "AdamW foreach", {}),
-    ],
-)
+REAL = [("CNN", "Adam", {"mixed": True}), ("ResNet", "SGD", {}), ("decoder", "AdamW fused", {"rounds": 3})]
+
+
+@pytest.mark.parametrize(("name", "optimizer", "options"), [*REAL, ("checkpointing", "AdamW foreach", {})])
 def test_the_peak_is_that_of_a_real_run(name: str, optimizer: str, options: dict[str, Any]) -> None:
     make, data = MODELS[name]
     model, x = make(), data()
@@ -72,15 +67,10 @@ def test_a_sparse_tensor_that_code_makes_is_counted() -> None:
         ipygpumem.estimate(lambda: sparse)
 
 
-@pytest.mark.parametrize(
-    ("kind", "sizes"),
-    [
-        ("LSTM", (64, 128, 2, 16, 8)),
-        ("LSTM", (40, 200, 3, 16, 5)),
-        ("GRU", (32, 48, 1, 8, 10)),
-        ("RNN", (8, 24, 2, 4, 5)),
-    ],
-)
+RECURRENT = [("LSTM", (64, 128, 2, 16, 8)), ("LSTM", (40, 200, 3, 16, 5)), ("GRU", (32, 48, 1, 8, 10))]
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [*RECURRENT, ("RNN", (8, 24, 2, 4, 5))])
 def test_a_recurrent_network_is_estimated_as_it_runs(kind: str, sizes: tuple[int, ...]) -> None:
     given, wide, layers, batch, steps = sizes
     model = getattr(nn, kind)(given, wide, layers, batch_first=True, bidirectional=layers > 1)

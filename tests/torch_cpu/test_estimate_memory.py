@@ -98,9 +98,8 @@ def test_a_replay_starts_with_the_segments_of_the_card() -> None:
     """Storages that are there lie where they do, gaps are used, and blocks of others are not counted."""
     sizes = [(8, "allocated"), (6, "inactive"), (4, "allocated"), (2, "inactive"), (20, "allocated")]
     starts = [0, 8, 14, 18, 40]
-    blocks = [
-        Block(start * MIB, size * MIB, size * MIB, state) for start, (size, state) in zip(starts, sizes, strict=True)
-    ]
+    parts = zip(starts, sizes, strict=True)
+    blocks = [Block(start * MIB, size * MIB, size * MIB, state) for start, (size, state) in parts]
     segments = (Segment(tuple(blocks[:4])), Segment(tuple(blocks[4:])), Segment((blocks[1],), stream=7))
     replay = Replay([(0, 8 * MIB), (1, 6 * MIB), (0, 0), (2, 14 * MIB)], 1 << 62, segments, {0: 0})
     assert (replay.others_bytes, replay.there_bytes) == (30 * MIB, 16 * MIB)

@@ -35,7 +35,7 @@ from ipygpumem.estimating import rollback, running, storages
 from ipygpumem.estimating.fake_copies import FakeCopies
 from tests.alone import alone
 from tests.kernel import Kernel
-from tests.steps import kernel_with, works
+from tests.steps import kernel_with, plain, works
 
 MODULE = """
 import collections, functools, random, threading
@@ -128,9 +128,7 @@ earlier = {id(t) for t in gc.get_objects() if type(t).__name__ == 'FakeTensor'}
 """
 
 
-estimating = kernel_with(
-    "%load_ext ipygpumem", "import os, sys, time, signal\nimport torch, ipygpumem\nx = torch.ones(4, 4)"
-)
+estimating = kernel_with("%load_ext ipygpumem", "import os, sys, time, signal, torch, ipygpumem\nx = torch.ones(4, 4)")
 
 CELL = """%%estimate --device-memory 24GiB --device cuda:0
 loss = (model(x) * scale).sum()
@@ -329,28 +327,18 @@ def test_settings_of_torch_and_of_the_process_are_put_back() -> None:
         warnings.simplefilter("error")
 
     def state() -> Any:
-        settings = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()
+        settings = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(), random.getstate()
         casts = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled()
         nesting = torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()
         rest = torch.backends.cudnn.benchmark, os.environ.copy(), Path.cwd(), [*sys.path], [*warnings.filters]
-        return (
-            settings,
-            casts,
-            nesting,
-            rest,
-            signal.getsignal(signal.SIGTERM),
-            random.getstate(),
-            torch.get_rng_state().tolist(),
-        )
+        return settings, casts, nesting, rest, signal.getsignal(signal.SIGTERM), torch.get_rng_state().tolist()
 
     before = state()
     ipygpumem.estimate(step)
     assert state() == before
 
 
-def test_what_modules_and_caches_got_is_emptied_of_fake_tensors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fake_tensors_leave_modules_and_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module that code imports first is imported again, and a library's cache is emptied."""
     (tmp_path / "importedhere.py").write_text("import torch\nmask = torch.ones(3)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -361,9 +349,7 @@ def test_what_modules_and_caches_got_is_emptied_of_fake_tensors(
     assert type(__import__("importedhere").mask) is type(mask(3)) is torch.Tensor
 
 
-def test_what_still_holds_a_fake_tensor_and_what_is_too_large_to_be_kept_are_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_holders_of_fake_tensors_and_too_large_arrays_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(textwrap, "kept", {}, raising=False)
     found = ipygpumem.estimate(lambda: textwrap.kept.update(mask=torch.ones(3)))  # type: ignore[attr-defined]
     assert any("textwrap.kept" in note or "dict" in note for note in found.notes), found.notes
@@ -398,7 +384,7 @@ def test_an_error_is_shown_with_the_users_lines_alone(estimating: Kernel) -> Non
     works(estimating, "# two\n# lines\ndef deeper(x):\n    return x @ x[:, :3].T\n")
     reply = estimating.run("%%estimate\ny = x * 2\nz = deeper(y)\n")
     assert reply.error == "RuntimeError"
-    text = without_colours(reply.traceback)
+    text = plain(reply.traceback)
     assert "----> 3 z = deeper(y)" in text
     assert "----> 4     return x @ x[:, :3].T" in text
     assert "ipygpumem" not in text
@@ -470,10 +456,6 @@ def test_a_ctrl_c_that_strikes_as_a_tensor_is_noted_to_die_is_not_lost(monkeypat
     monkeypatch.setattr(storages.StorageLog, "_gone", struck)
     with pytest.raises(KeyboardInterrupt):
         ipygpumem.estimate(lambda: float(torch.ones(3).sum().shape.numel()))
-
-
-def without_colours(text: str) -> str:
-    return re.sub(r"\x1b\[[\d;]*m", "", text)
 
 
 def test_locks_and_other_objects_of_c_have_no_copies() -> None:
@@ -573,10 +555,8 @@ def test_a_syntax_error_is_shown_as_in_a_plain_cell(estimating: Kernel) -> None:
         expected, found = estimating.run(f"#\n{body}"), estimating.run(f"%%estimate\n{body}")
         assert (found.status, found.error) == ("error", expected.error), body
         assert "ipygpumem" not in found.traceback, body
-        shown, plain = (
-            re.sub(r"Cell.*?In *\[\d+\]", "", without_colours(reply.traceback)) for reply in (found, expected)
-        )
-        assert shown.splitlines()[-4:] == plain.splitlines()[-4:], body
+        ours, pythons = (re.sub(r"Cell.*?In *\[\d+\]", "", plain(each.traceback)) for each in (found, expected))
+        assert ours.splitlines()[-4:] == pythons.splitlines()[-4:], body
 
 
 def test_a_timeout_spares_code_in_which_an_exception_ends_the_process() -> None:

@@ -87,11 +87,9 @@ def test_a_released_object_says_where_it_was_released_and_cannot_be_released_aga
     learner = Learner()
     record = ipygpumem.release(learner)
     assert record.where.startswith("test_freeing.py line ")
-    for use, kind in (
-        (lambda: learner.model, ReleasedError),
-        (learner, ReleasedError),
-        (lambda: ipygpumem.release(learner), GpuMemError),
-    ):
+    uses = {lambda: learner.model: ReleasedError, lambda: learner(): ReleasedError}
+    uses[lambda: ipygpumem.release(learner)] = GpuMemError
+    for use, kind in uses.items():
         with pytest.raises(kind) as raised:
             use()
         assert str(raised.value) == f"`learner` was released by ipygpumem at {record.where}"
@@ -169,7 +167,7 @@ class Trained:
         self.optimizer.step()
         self.view = self.model.first.weight.detach()[3:5].t()
 
-    def tensors(self) -> list[Any]:
+    def all(self) -> list[Any]:
         states = [value for state in self.optimizer.state.values() for value in state.values()]
         grads = [item.grad for item in self.model.parameters() if item.grad is not None]
         plain = [self.model.waves, *self.model.masks, self.view]
@@ -177,26 +175,18 @@ class Trained:
 
     def looks(self) -> list[Any]:
         return [
-            (
-                id(item),
-                item._version,
-                item.requires_grad,
-                item.is_leaf,
-                item.stride(),
-                item.storage_offset(),
-                item.dtype,
-            )
-            for item in self.tensors()
+            (id(x), x._version, x.requires_grad, x.is_leaf, x.stride(), x.storage_offset(), x.dtype) for x in self.all()
         ]
 
     def values(self) -> list[bytes]:
-        return [
-            item.detach().clone().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for item in self.tensors()
-        ]
+        return [x.detach().clone().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for x in self.all()]
 
     def shared(self) -> list[list[int]]:
-        keys = [item.untyped_storage()._cdata for item in self.tensors()]
+        keys = [item.untyped_storage()._cdata for item in self.all()]
         return [[place for place, other in enumerate(keys) if other == key] for key in keys]
+
+    def offload(self) -> Offload:
+        return Offload([self.model, self.optimizer])
 
     def purge(self) -> PurgeRecord:
         return ipygpumem.purge(self.model, self.optimizer)
@@ -231,24 +221,21 @@ def test_what_is_no_tensor_of_a_module_is_not_asked_anything(trained: Trained) -
 @pytest.mark.usefixtures("was")
 def test_every_storage_is_moved_and_comes_back_as_it_was(trained: Trained) -> None:
     trained.model.first.weight.register_hook(lambda gradient: gradient)
-    homes = [item.untyped_storage() for item in trained.tensors()]
+    homes = [item.untyped_storage() for item in trained.all()]
     sizes = {storage._cdata: storage.nbytes() for storage in homes}
     values, shared = trained.values(), trained.shared()
     for error in (None, ValueError, KeyboardInterrupt):
-        with (
-            contextlib.suppress(ValueError, KeyboardInterrupt),
-            Offload([trained.model, trained.optimizer]),
-        ):
+        with contextlib.suppress(ValueError, KeyboardInterrupt), trained.offload():
             assert {storage.nbytes() for storage in homes} == {0}
             assert (trained.values(), trained.shared()) == (values, shared)
             if error is not None:
                 raise error
-        assert {item.untyped_storage()._cdata for item in trained.tensors()} == sizes.keys()
+        assert {item.untyped_storage()._cdata for item in trained.all()} == sizes.keys()
     record = trained.purge()
     assert (record.moved_bytes, record.is_on_host, record.notes) == (sum(sizes.values()), False, ())
 
 
-def test_what_does_not_fit_back_stays_on_the_host_whole_and_usable(
+def test_a_model_that_does_not_fit_back_is_usable_on_the_host(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values, shared = trained.values(), trained.shared()
@@ -267,10 +254,7 @@ def test_what_does_not_fit_back_stays_on_the_host_whole_and_usable(
     (note,) = record.notes
     why = "stay on the host: they did not fit back (CUDA out of memory). To move them, call model.to(device)"
     assert note.endswith(why)
-    with (
-        pytest.warns(RuntimeWarning, match=re.escape(why)),
-        Offload([trained.model, trained.optimizer]),
-    ):
+    with pytest.warns(RuntimeWarning, match=re.escape(why)), trained.offload():
         pass
     assert (trained.values(), trained.shared()) == (values, shared)
     trained.model(torch.ones(4, 16)).sum().backward()
@@ -298,10 +282,10 @@ def test_nothing_is_moved_if_the_host_has_no_room(trained: Trained, monkeypatch:
 
 @pytest.mark.usefixtures("was")
 @pytest.mark.parametrize("step", ["copy_out", "empty", "fill"])
-def test_a_ctrl_c_while_offload_moves_comes_when_all_is_at_home(
+def test_a_ctrl_c_while_offload_moves_is_raised_after_it(
     trained: Trained, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    homes = [item.untyped_storage()._cdata for item in trained.tensors()]
+    homes = [item.untyped_storage()._cdata for item in trained.all()]
     done = getattr(moving._Piece, step)
     entered: list[int] = []
 
@@ -311,20 +295,20 @@ def test_a_ctrl_c_while_offload_moves_comes_when_all_is_at_home(
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(moving._Piece, step, strikes)
-    with pytest.raises(KeyboardInterrupt), Offload([trained.model, trained.optimizer]):
+    with pytest.raises(KeyboardInterrupt), trained.offload():
         entered.append(1)
     assert len(entered) == (step == "fill")
-    assert [item.untyped_storage()._cdata for item in trained.tensors()] == homes
+    assert [item.untyped_storage()._cdata for item in trained.all()] == homes
 
 
 def test_inference_mode_makes_no_other_tensors_of_those_that_are_moved(trained: Trained) -> None:
     with torch.inference_mode():
         trained.model.register_buffer("frozen", torch.ones(4))
         trained.purge()
-        with Offload([trained.model, trained.optimizer]):
+        with trained.offload():
             pass
     assert trained.model.frozen.is_inference()
-    with Offload([trained.model, trained.optimizer]):
+    with trained.offload():
         pass
     assert trained.model.frozen.is_inference()
     assert not any(item.is_inference() for item in trained.model.parameters())
@@ -454,7 +438,5 @@ def test_what_torch_would_take_for_the_users_code_is_refused_in_one_line(inside:
 
 
 @pytest.mark.parametrize(("inside", "names"), [(inside_fake, [*MOVES, "tensors"]), (inside_backward, [*MOVES, *LOOKS])])
-def test_all_of_it_works_among_fake_tensors_and_in_a_backward_pass(
-    inside: Callable[[Code], object], names: list[str]
-) -> None:
+def test_all_works_among_fake_tensors_and_in_backward(inside: Callable[[Code], object], names: list[str]) -> None:
     assert {name: asked(inside, {**MOVES, **LOOKS}[name]) for name in names} == dict.fromkeys(names, "")

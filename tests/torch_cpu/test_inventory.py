@@ -3,7 +3,10 @@
 import warnings
 from typing import Any
 
+import numpy
 import pytest
+import torch
+from torch import nn
 
 from ipygpumem.heap.arrays import storage_key, watch
 from ipygpumem.heap.bulk import CHUNK
@@ -13,9 +16,6 @@ from ipygpumem.inventory import survey, top
 from ipygpumem.inventory.findings import storages_of
 from ipygpumem.inventory.records import TensorRecord
 from tests import hostile
-
-torch: Any = pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
-nn = torch.nn
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 
@@ -101,7 +101,6 @@ def test_shared_memory_is_marked() -> None:
 
 
 def test_memory_shared_with_numpy_counts_once() -> None:
-    numpy = pytest.importorskip("numpy")
     array, tensor = numpy.ones(1000), torch.ones(1000)
     # What tensor.numpy() gives shows a second tensor, which torch made for it: two more share that storage.
     rows = take(array=array, from_array=torch.from_numpy(array[10:]), tensor=tensor, from_tensor=tensor.numpy())

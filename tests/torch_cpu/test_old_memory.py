@@ -5,9 +5,6 @@ import pytest
 from tests.kernel import Kernel
 from tests.steps import works
 
-pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
-pytest.importorskip("pandas", reason="these tests need pandas, which comes with the extra 'test'")
-
 BEFORE = """
 import collections, copy, dataclasses, functools, types
 import numpy as np, pandas as pd
@@ -36,6 +33,7 @@ cache = []
 """
 
 
+SURVIVORS = "[(h.holder.path, h.holder.advice) for h in ipygpumem.experiments()[-1].survivors]"
 AROUND = """
 sgd = torch.optim.SGD(outer.parameters()); schedule = torch.optim.lr_scheduler.StepLR(sgd, 1)
 adam = torch.optim.Adam(outer.parameters()); outer(torch.ones(2, 512)).sum().backward(); adam.step(); adam.zero_grad()
@@ -85,9 +83,7 @@ def test_no_advice_takes_more_from_the_user_than_what_the_scope_made(notebook: K
         notebook, "leak = 1\nouter = nn.Sequential(nn.Linear(1024, 2))\noptimizer = torch.optim.SGD(outer.parameters())"
     )
     works(notebook, f"%%experiment a\n{code}")
-    ((found, advice),) = notebook.value(
-        "[(h.holder.path, h.holder.advice) for h in ipygpumem.experiments()[-1].survivors]"
-    )
+    ((found, advice),) = notebook.value(SURVIVORS)
     assert found in (f"notebook variable {path}", 'notebook variable optimizer.param_groups[0]["params"][0]')
     assert advice == ""
 
@@ -105,16 +101,15 @@ PUT = {
 
 def test_what_the_scope_has_put_into_something_old_is_reported(notebook: Kernel) -> None:
     works(notebook, BEFORE, "%%experiment a\n" + "\n".join(PUT))
-    found = notebook.value("[(h.holder.path, h.holder.advice) for h in ipygpumem.experiments()[-1].survivors]")
+    found = notebook.value(SURVIVORS)
     assert sorted(found) == sorted((f"notebook variable {path}", "remove it from there") for path in PUT.values())
 
 
 def test_where_the_notebook_held_too_much_the_report_does_not_claim_what_it_does_not_know(notebook: Kernel) -> None:
     works(notebook, "import numpy as np\nfrom ipygpumem.inventory import baseline\nbaseline.MOST_AT_START = 100")
     works(notebook, "rows = [[np.zeros(1 << 18)]] + [[i] for i in range(200)]; cache = []")
-    (report,) = works(notebook, "%%experiment a\nx = rows[0][0]; y = torch.ones(1 << 19); cache.append(y)").reports(
-        "experiment"
-    )
+    reply = works(notebook, "%%experiment a\nx = rows[0][0]; y = torch.ones(1 << 19); cache.append(y)")
+    (report,) = reply.reports("experiment")
     works(notebook, "baseline.MOST_AT_START = 50_000")
     first, second = [line for line in report.splitlines() if "held by" in line]
     assert first.endswith("held by notebook variable rows[0][0], possibly allocated before the experiment")

@@ -7,8 +7,6 @@ import pytest
 from tests.kernel import Kernel
 from tests.steps import recovery, works
 
-pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
-
 
 def test_torchs_cpu_allocator_refusing_is_an_oom_with_its_size(notebook: Kernel) -> None:
     works(
@@ -53,9 +51,7 @@ def test_torchs_cpu_allocator_refusing_is_an_oom_with_its_size(notebook: Kernel)
         ("out = theirs.exp()", {"net": 12, "batch": 4, "out": 4}),
     ],
 )
-def test_what_autograd_keeps_has_rows_of_its_own_and_what_names_hold_has_none(
-    notebook: Kernel, code: str, rows: dict[str, int]
-) -> None:
+def test_memory_kept_by_autograd_has_rows_of_its_own(notebook: Kernel, code: str, rows: dict[str, int]) -> None:
     works(
         notebook,
         "def make(): return nn.Sequential(*[layer for _ in range(3) for layer in (nn.Linear(1024, 1024), nn.Tanh())])\n"
@@ -84,16 +80,13 @@ def test_an_optimizer_that_keeps_half_of_its_state_is_reported(notebook: Kernel)
         "kept = made(torch.optim.AdamW)",
     )
     advice = "Make a new optimizer, or call its state.clear()"
-    assert f"AdamW: optimizer state is incomplete; the next step() would raise KeyError. {advice}." in recovery(
-        notebook, "step(kept, True)"
-    )
+    text = recovery(notebook, "step(kept, True)")
+    assert f"AdamW: optimizer state is incomplete; the next step() would raise KeyError. {advice}." in text
     assert notebook.run("kept.step()").error == "KeyError"
     works(notebook, "kept.state.clear(); kept.step()")
     assert advice not in recovery(notebook, "step(made(torch.optim.AdamW), True)")  # nobody can use that one again
     assert advice not in recovery(notebook, "step(kept, False); torch.empty(1 << 50)")
 
-
-pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
 
 TRAIN = """
 watched.clear()

@@ -5,7 +5,9 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy
 import pytest
+import torch
 
 from ipygpumem.heap.arrays import storage_key
 from ipygpumem.heap.garbage import Garbage
@@ -19,8 +21,6 @@ from ipygpumem.units import MIB
 from tests import hostile
 from tests.kernel import Kernel
 from tests.steps import works
-
-torch: Any = pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
 
 SETUP = """
 import torch, collections, dataclasses
@@ -62,18 +62,14 @@ STORED = {
     "a tuple": Case("it = (1, step())", ONE.format("[1]"), "keep loss.item() in it"),
     "a namedtuple": Case("it = Pair(step(), 3)", ONE.format("[0]"), "keep loss.item() in it"),
     "a dict": Case("it = {'a b': step()}", ONE.format('["a b"]'), 'it["a b"] = loss.item()'),
-    "a dict with keys that only the user's code could show": Case(
-        "it = {Run(): step()}", ONE.format(""), "keep loss.item() in it"
-    ),
+    "a dict with keys of a user's class": Case("it = {Run(): step()}", ONE.format(""), "keep loss.item() in it"),
     "a defaultdict": Case(
         "it = collections.defaultdict(list)\nfor _ in 'ab': it['train'].append(step())",
         SEVERAL.format(2),
         'it["train"].append(loss.item())',
         2,
     ),
-    "a result as those of transformers": Case(
-        "it = Output(step())", ONE.format('["loss"]'), 'it["loss"] = loss.item()'
-    ),
+    "a result as transformers'": Case("it = Output(step())", ONE.format('["loss"]'), 'it["loss"] = loss.item()'),
     "a dataclass": Case("it = Record(step())", ONE.format(".loss"), "it.loss = loss.item()"),
     "a closure": Case("it = f(step())", ONE.format(""), "keep loss.item() in it"),
     "a total": Case("it = 0\nfor _ in 'ab': it += step()", ONE.format(""), "it += loss.item()", 2),
@@ -99,7 +95,7 @@ STORED = {
         "it.append(loss.item())",
         (512 * 513 + 512) * 4 / MIB,
     ),
-    "a result of a model in eval mode": Case(
+    "a result of a model in eval": Case(
         "it = model(x)", ONE.format(""), "wrap the evaluation in with torch.no_grad():"
     ),
     "losses of a model in eval mode": Case(
@@ -191,34 +187,22 @@ def test_too_many_graphs_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_output_is_told_if_only_ipython_holds_it() -> None:
-    numpy = pytest.importorskip("numpy")
     with namespace(["it = [0]"]) as names:
         array, shared, mine = numpy.ones(MIB), numpy.ones(MIB), torch.ones(MIB)
         of_numpy = torch.from_numpy(shared)
-        outputs = {
-            1: [torch.ones(MIB // 8) for _ in range(8)],
-            2: array,
-            3: names["step"](),
-            4: mine,
-            5: shared,
-            6: "text",
-        }
+        several = [torch.ones(MIB // 8) for _ in range(8)]
+        outputs = {1: several, 2: array, 3: names["step"](), 4: mine, 5: shared, 6: "text"}
         names["mine"] = [mine]
-        del array, shared, mine
+        del array, shared, mine, several
         found = {one.what: sum(one.shares.values()) for one in findings(names, outputs)}
-        assert found == {
-            "Out[1]: list that only IPython holds": 4 * MIB,
-            "Out[2]: ndarray that only IPython holds": 8 * MIB,
-            "Out[3]: Tensor that only IPython holds": MIB + 4,
-        }
+        sizes = {"Out[1]: list": 4 * MIB, "Out[2]: ndarray": 8 * MIB, "Out[3]: Tensor": MIB + 4}
+        assert found == {f"{name} that only IPython holds": size for name, size in sizes.items()}
         assert of_numpy is not None
 
 
 def test_an_allocators_cache_is_told_with_what_frees_it(monkeypatch: pytest.MonkeyPatch) -> None:
     free, used = Block(0, 3 * MIB, 0, "inactive"), Block(0, MIB, MIB, "allocated")
-    snapshot = Snapshot(
-        (Segment((free,), private=False, page_bytes=None), Segment((used, free), private=False, page_bytes=None))
-    )
+    snapshot = Snapshot((Segment((free,)), Segment((used, free))))
 
     def snapshots(backend: str) -> dict[str, Snapshot]:
         if backend == "xpu":

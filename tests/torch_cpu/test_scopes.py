@@ -6,8 +6,6 @@ from tests.hostile import SOURCE
 from tests.kernel import Kernel
 from tests.steps import kernel_with, recovery, works
 
-pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
-
 
 def test_survivors_are_those_that_something_outside_refers_to_with_their_sizes(notebook: Kernel) -> None:
     works(notebook, "leaked = []\nouter = torch.ones(1 << 20)\nwatched.clear()")
@@ -65,16 +63,12 @@ def test_a_seed_counts_also_where_the_cell_is_the_first_to_import_numpy_and_torc
         works(kernel, "import importlib, numpy\nassert torch.__spec__.loader is not None\nimport torch.fft, numpy.fft")
 
 
-def test_what_operations_saved_of_their_own_results_is_reported_with_the_experiment_that_made_it(
-    notebook: Kernel,
-) -> None:
+def test_results_saved_by_a_graph_are_reported_with_their_experiment(notebook: Kernel) -> None:
     notebook.run("rows, losses = torch.ones(1 << 20, requires_grad=True), []\nlosses.append(rows.sigmoid().sum())")
     notebook.run("%%experiment saves\nlosses.append(rows.exp().tanh().sum())")
     told = "[(h.size_bytes, h.holder.path) for h in ipygpumem.experiments()[-1].survivors]"
-    assert sorted(notebook.value(told), key=str) == [
-        (4 << 20, f"notebook variable losses[1]: its autograd graph ({node})")
-        for node in ("ExpBackward0", "TanhBackward0")
-    ]
+    saved = [f"notebook variable losses[1]: its autograd graph ({node}Backward0)" for node in ("Exp", "Tanh")]
+    assert sorted(notebook.value(told), key=str) == [(4 << 20, path) for path in saved]
     notebook.run("del rows, losses")
 
 
@@ -88,10 +82,8 @@ def test_what_the_notebooks_own_optimizer_needs_is_no_leak_and_that_of_a_model_t
     works(notebook, f"%%experiment leaky\n{make}\n{step.format('model', 'other')}")
     (text,) = works(notebook, "%gpumem leaks").reports("leaks")
     assert text.startswith("3 leaks · 16 MiB")
-    assert [word in text for word in (" other: Adam", " model: Linear", ".grad", "ours", " adam.")] == [
-        *[True] * 3,
-        *[False] * 2,
-    ]
+    assert all(word in text for word in (" other: Adam", " model: Linear", ".grad"))
+    assert not any(word in text for word in ("ours", " adam."))
     works(notebook, "del ours, adam, adams")
 
 

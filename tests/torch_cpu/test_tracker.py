@@ -9,20 +9,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import ipygpumem
 from ipygpumem.api.loops import _Growing
 from ipygpumem.extras.tracker.tracker import TrackerRecord
 from ipygpumem.records import Usage
+from ipygpumem.units import MIB
 from tests.kernel import Kernel
 from tests.tracing import interrupted_at
 
-torch: Any = pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
-nn = torch.nn
-
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
-
-MIB = 1 << 20
 
 
 def tracker() -> Callable[[], TrackerRecord]:
@@ -124,6 +122,5 @@ def test_a_loop_says_who_keeps_what_has_no_name() -> None:
         usage = dataclasses.replace(usage, before_bytes=number * size, after_bytes=(number + 1) * size)
         if growing.add([usage]):
             growing.look(number, sys._getframe())
-    assert re.search(
-        r"left 9 MiB more on RAM, held by thread .* local losses\[5\]: its autograd graph", growing.remarks[1]
-    )
+    told = r"left 9 MiB more on RAM, held by thread .* local losses\[5\]: its autograd graph"
+    assert re.search(told, growing.remarks[1])

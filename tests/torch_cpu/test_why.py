@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import ipygpumem
 from ipygpumem.units import MIB
+from tests import hostile
 from tests.kernel import Kernel
 from tests.steps import works
 
@@ -122,35 +121,7 @@ def test_an_output_a_closure_and_a_deleted_name(notebook: Kernel) -> None:
 
 
 def test_no_code_of_an_object_runs() -> None:
-    ran = []
-
-    class Meta(type):
-        def __getattribute__(cls, name: str) -> Any:
-            ran.append(name)
-            return super().__getattribute__(name)
-
-    class Hostile(metaclass=Meta):
-        def __init__(self) -> None:
-            self.big = bytes(MIB)
-
-        def __getattr__(self, name: str) -> Any:
-            ran.append(name)
-            raise AttributeError
-
-        def __eq__(self, other: object) -> bool:
-            ran.append("==")
-            return True
-
-        def __hash__(self) -> int:
-            ran.append("hash")
-            return 1
-
-        def __sizeof__(self) -> int:
-            ran.append("size")
-            return 1
-
-    item = Hostile()
-    ran.clear()
-    found = ipygpumem.why(item)
-    assert ran == []
+    item = hostile.made(hostile.Hostile, bytes(MIB))
+    with hostile.untouched():
+        found = ipygpumem.why(item)
     assert round(found.freed_bytes["cpu"] / MIB) == 1

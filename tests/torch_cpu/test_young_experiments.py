@@ -7,8 +7,6 @@ import pytest
 from tests.kernel import Kernel
 from tests.steps import works
 
-pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
-
 COUNT = """
 import ipygpumem.heap.garbage as garbage, ipygpumem.probes.host as host
 full, walks, files = [], [], {garbage.__file__, host.__file__}
@@ -73,9 +71,7 @@ FULL = {
     "the collector is switched off": "n = Node(torch.ones(1 << 19)); watch(n=n); gc.disable()",
     "the heap is frozen": "n = Node(torch.ones(1 << 19)); watch(n=n); gc.freeze()",
     "a finaliser frees what is old": "c = Closing(older.clear); watch(c=c)",
-    "a callback frees what is old": (
-        "n = Node(); r = weakref.ref(n, lambda _: older.clear()); results.append(r); watch(n=n)"
-    ),
+    "a callback frees what is old": ("n = Node(); results.append(weakref.ref(n, lambda _: older.clear())); watch(n=n)"),
 }
 
 

@@ -41,9 +41,7 @@ def main() -> int:
     scenarios = [scenario for scenario in SCENARIOS if only in scenario.name and not scenario.missing()]
     ways = [PLAIN, *([PEER] if importlib.util.find_spec("ipyexperiments") else []), *OURS]
     results = {way: _run(way, scenarios) for way in ways}
-    table = "\n".join(
-        ["| scenario | bytes | plain | ipyexperiments | ipygpumem |", "| --- | ---: | ---: | ---: | ---: |"]
-    )
+    table = "\n".join(["| scenario | bytes | plain | ipyexperiments | ipygpumem |", "| - | -: | -: | -: | -: |"])
     table += "".join(f"\n{_row(scenario, results)}" for scenario in scenarios)
     print(f"\n{table}")
     if not only:
@@ -79,11 +77,8 @@ def _share(*results: Result) -> str:
 
 
 def _page(table: str) -> str:
-    versions = ", ".join(
-        f"{name} {metadata.version(name)}"
-        for name in _PACKAGES
-        if importlib.util.find_spec(name.replace("ipython", "IPython"))
-    )
+    here = [name for name in _PACKAGES if importlib.util.find_spec(name.replace("ipython", "IPython"))]
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in here)
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     lines = [_HEAD.rstrip()]
     for title, group in GROUPS.items():

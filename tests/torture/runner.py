@@ -4,12 +4,11 @@ import os
 import queue
 import tempfile
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from tests.alone import ROOT
 from tests.kernel import Kernel
 from tests.torture.scenarios import Cell, Scenario
 
-ROOT = Path(__file__).resolve().parents[2]
 NEEDED_SHARE = 0.99
 _BLOCKS = "__import__('tests.torture.blocks', fromlist=['blocks'])"
 _QUESTIONS = ("leaks", "tensors --min 1MiB")
@@ -33,12 +32,7 @@ class Way:
 
 
 PLAIN = Way("plain", end=f"{_BLOCKS}.clean_plainly(get_ipython().user_ns)")
-PEER = Way(
-    "ipyexperiments",
-    load="from ipyexperiments import IPyExperimentsCPU",
-    start="exp = IPyExperimentsCPU()",
-    end="del exp",
-)
+PEER = Way("ipyexperiments", "from ipyexperiments import IPyExperimentsCPU", "exp = IPyExperimentsCPU()", "del exp")
 SPAN = Way("%experiment", load="%reload_ext ipygpumem", start="%experiment start torture", end="%experiment end")
 CELL = Way("%%experiment", load="%reload_ext ipygpumem", first_line="%%experiment torture\n")
 OURS = (SPAN, CELL)
