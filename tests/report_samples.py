@@ -6,8 +6,9 @@ from typing import Any
 
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.extras.cluster.engines_report import engines_report, merged_record, outputs_report
+from ipygpumem.extras.lines.gpumemit import statements_report
 from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord
-from ipygpumem.extras.lines.lines_report import lines_report, statements_report
+from ipygpumem.extras.lines.memlines import lines_report
 from ipygpumem.extras.lines.statements import Cost, Run
 from ipygpumem.extras.moving.moving import PurgeRecord, purge_report
 from ipygpumem.extras.moving.releasing import ReleaseRecord, release_report

@@ -10,7 +10,7 @@ import IPython
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from ipygpumem.extras.lines import lines_report as profiling
+from ipygpumem.extras.lines import memlines as profiling
 from ipygpumem.inventory import records
 from ipygpumem.magics import parsing
 from ipygpumem.magics.gpumem import RELEASED

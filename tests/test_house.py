@@ -18,7 +18,7 @@ BUDGET = {
     "estimating": 4346,
     "extras/__init__": 1,
     "extras/cluster": 723,
-    "extras/lines": 717,
+    "extras/lines": 682,
     "extras/moving": 634,
     "extras/pictures": 381,
     "extras/recorder": 610,

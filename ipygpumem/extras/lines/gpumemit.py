@@ -1,22 +1,24 @@
-"""``%gpumemit`` and ``%%gpumemit``: parses their lines and statements."""
+"""``%gpumemit`` and ``%%gpumemit``: parses their lines and statements, and reports the costs."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
 from types import CodeType
-from typing import Any
+from typing import Any, TypeVar
 
 from IPython.core.error import UsageError
 
-from ipygpumem.extras.lines.lines_report import statements_report
-from ipygpumem.extras.lines.statements import Statement, measure
+from ipygpumem.extras.lines.statements import Cost, Statement, measure
 from ipygpumem.magics.parsing import Options
-from ipygpumem.report.layout import Report, clean
+from ipygpumem.report.layout import Report, Table, clean, clean_name, count, device_label
 from ipygpumem.shell.app import App
+from ipygpumem.units import format_bytes, format_change, format_short_seconds
 
+T = TypeVar("T", int, float)
 _RULE = re.compile(r"^---[ \t]*$", re.MULTILINE)
 
 
@@ -90,3 +92,37 @@ def _one_line(source: str) -> Iterator[None]:
             raise UsageError("gpumemit cannot measure await: run it in a plain cell and read the line below") from None
         line = getattr(error, "text", None) or source
         raise UsageError(f"gpumemit: {what}: {clean(' '.join(line.split()))!r}") from None
+
+
+def statements_report(costs: Sequence[Cost], nothing: Cost) -> Report:
+    """Return statements side by side, each figure as median, minimum and maximum of its runs."""
+    rows = [_row(cost, device) for cost in costs for device in cost.devices]
+    table = Table.of(rows, {"kept", "peak", "all peaks", "time", "all times"}, code={"statement"})
+    runs = count(len(nothing.runs), "run")
+    headline = f"{count(len(costs), 'statement')} · {runs}{' of each' if len(costs) > 1 else ''} after one to warm up"
+    peaks = {device: max(usage.peak_delta_bytes for usage in nothing.usages(device)) for device in nothing.devices}
+    noise = ", ".join(f"{device_label(device)} {format_bytes(peak)}" for device, peak in peaks.items())
+    time = format_short_seconds(median(run.seconds for run in nothing.runs))
+    return Report("gpumemit", headline, [f"noise: an empty statement took {noise} and {time}"], [table])
+
+
+def _row(cost: Cost, device: str) -> dict[str, str]:
+    usages = cost.usages(device)
+    peaks, seconds = [usage.peak_delta_bytes for usage in usages], [run.seconds for run in cost.runs]
+    statement = " ⏎ ".join(" ".join(line.split()) for line in cost.text.splitlines() if line.strip())
+    row = {
+        "statement": clean_name(statement),
+        "device": device_label(device) + " (sampled)" * any(usage.method == "sampled" for usage in usages),
+        "kept": format_change(round(median(usage.delta_bytes for usage in usages))),
+        "peak": format_change(round(median(peaks))),
+        "all peaks": _range(peaks, format_bytes),
+        "time": format_short_seconds(median(seconds)),
+        "all times": _range(seconds, format_short_seconds),
+    }
+    is_first = device == cost.devices[0]
+    return row if is_first else row | dict.fromkeys(("statement", "time", "all times"), "")
+
+
+def _range(values: Sequence[T], shown: Callable[[T], str]) -> str:
+    least, most = shown(min(values)), shown(max(values))
+    return "" if least == most else f"{least} to {most}"

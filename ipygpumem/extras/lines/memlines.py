@@ -6,21 +6,33 @@ import inspect
 import linecache
 import re
 import sys
+from collections.abc import Callable
 from functools import partial
 from types import CodeType, FrameType
 from typing import Any
 
 from IPython.core.error import UsageError
 
-from ipygpumem.extras.lines.lines import CodeBlock, Tracer, code_of
-from ipygpumem.extras.lines.lines_report import lines_report
+from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord, Tracer, code_of
 from ipygpumem.magics.parsing import Options
-from ipygpumem.report.layout import Report, clean
+from ipygpumem.report.layout import Report, Table, clean, count, device_label
 from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import Cell
+from ipygpumem.units import format_change, format_seconds, format_short_seconds
 
 _PROG = "%%memlines"
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_UNSEEN = "lines that reuse such pages show less than they used"
+_LONGEST_SHOWN = 100
+"""Maximum length of a block that is shown including lines that did not run."""
+
+_KEYS: dict[str, Callable[[LineCost], float]] = {
+    "kept": lambda cost: max(cost.kept_bytes.values(), default=0),
+    "peak": lambda cost: max(cost.peak_bytes.values(), default=0),
+    "time": lambda cost: cost.seconds,
+    "hits": lambda cost: cost.hits,
+}
+ORDERS = ("line", *_KEYS)
 
 
 def of_cell(app: App, options: Options) -> list[Report]:
@@ -93,3 +105,51 @@ def _add(tracer: Tracer, name: str, namespace: dict[str, Any]) -> None:
         hint = "write a method as Model.forward" if isinstance(value, type) else "it has no lines of Python"
         raise UsageError(f"{_PROG}: {clean(name)!r} is a {clean(type(value).__name__)}, not a function: {hint}")
     tracer.add(name, code)
+
+
+# -- the report -----------------------------------------------------------------------------------------------
+
+
+def lines_report(record: LinesRecord, order: str) -> Report:
+    """Return one table per block, in the order of lines or of cost, the most expensive first."""
+    used = {
+        device: None
+        for cost in record.costs.values()
+        for device, peak in cost.peak_bytes.items()
+        if device == "cpu" or peak or cost.kept_bytes.get(device)
+    }
+    devices = sorted(used, key=lambda device: (device != "cpu", device)) or ["cpu"]
+    ran = {block for block, _ in record.costs}
+    blocks = list(enumerate(record.blocks))
+    tables = [_table(record, number, block, devices, order) for number, block in blocks if number in ran]
+    notes = [f"measuring stopped early: {clean(record.error)}"] * bool(record.error)
+    notes += [f"{clean(block.title)} did not run" for number, block in blocks if number not in ran]
+    if record.untrimmed:
+        times = count(record.untrimmed, "time")
+        notes.append(f"{times} free heap pages were not freed before a line, because that takes too long: {_UNSEEN}")
+    share = f"{format_seconds(record.seconds)}, of which measuring took {format_short_seconds(record.own_seconds)}"
+    headline = f"memlines · {count(len(record.costs), 'line')} ran · {share}"
+    return Report("memlines", headline, notes, tables)
+
+
+def _table(record: LinesRecord, number: int, block: CodeBlock, devices: list[str], order: str) -> Table:
+    costs = {line: cost for (owner, line), cost in record.costs.items() if owner == number}
+    figures = [f"{device_label(device)} {what}" for device in devices for what in ("kept", "peak")]
+    shown = range(block.first_line, block.first_line + len(block.source) * (len(block.source) <= _LONGEST_SHOWN))
+    lines = sorted({*costs, *shown})
+    if order != "line":
+        lines = sorted(costs, key=lambda line: -_KEYS[order](costs[line]))
+    rows = [_row(line, block, costs.get(line), devices) for line in lines]
+    columns = ("line", "hits", "time", *figures, "source")
+    return Table(clean(block.title), columns, tuple(rows), frozenset(columns[:-1]), frozenset({"source"}))
+
+
+def _row(line: int, block: CodeBlock, cost: LineCost | None, devices: list[str]) -> tuple[str, ...]:
+    index = line - block.first_line
+    source = block.source[index].expandtabs(4) if 0 <= index < len(block.source) else ""
+    if cost is None:
+        return (str(line), "", "", *("" for _ in devices for _ in range(2)), source)
+    memory = [
+        format_change(figure.get(device, 0)) for device in devices for figure in (cost.kept_bytes, cost.peak_bytes)
+    ]
+    return (str(line), str(cost.hits), format_short_seconds(cost.seconds), *memory, source)

@@ -7,7 +7,6 @@ import gc
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -30,25 +29,12 @@ NOTHING = Statement("pass", compile("pass", "<nothing>", "exec"))
 """An empty statement, whose figures are the noise."""
 
 
-class Spread(NamedTuple):
-    """A figure over several runs."""
-
-    median: float
-    least: float
-    most: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of ``values``, at least one."""
-        return cls(median(values), min(values), max(values))
-
-
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """One run of a statement."""
 
     usages: tuple[Usage, ...]
     seconds: float
+    """Time of the run, including the device's own if it continues after the call."""
 
 
 @dataclass(frozen=True)
@@ -64,24 +50,8 @@ class Cost:
         used = {u.device: None for run in self.runs for u in run.usages if u.device == "cpu" or u.peak_bytes}
         return list(used)
 
-    @property
-    def seconds(self) -> Spread:
-        """Time of a run, including the device's own if it continues after the call."""
-        return Spread.of([run.seconds for run in self.runs])
-
-    def kept_bytes(self, device: str) -> Spread:
-        """Memory held by names that the statement bound."""
-        return Spread.of([usage.delta_bytes for usage in self._usages(device)])
-
-    def peak_bytes(self, device: str) -> Spread:
-        """Peak above the start."""
-        return Spread.of([usage.peak_delta_bytes for usage in self._usages(device)])
-
-    def is_sampled(self, device: str) -> bool:
-        """Return True if peaks are samples, which may miss the highest point."""
-        return any(usage.method == "sampled" for usage in self._usages(device))
-
-    def _usages(self, device: str) -> list[Usage]:
+    def usages(self, device: str) -> list[Usage]:
+        """Return the runs' usages of a device: kept is memory held by names that the statement bound."""
         return [usage for run in self.runs for usage in run.usages if usage.device == device]
 
 
