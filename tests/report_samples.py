@@ -12,7 +12,7 @@ from ipygpumem.extras.lines.memlines import lines_report
 from ipygpumem.extras.lines.statements import Cost, Run
 from ipygpumem.extras.moving.moving import PurgeRecord, purge_report
 from ipygpumem.extras.moving.releasing import ReleaseRecord, release_report
-from ipygpumem.extras.recorder import postmortem_report as postmortem
+from ipygpumem.extras.recorder import recorder_commands as postmortem
 from ipygpumem.extras.recorder.recordings import Kernel, Moment, Recording, Verdict
 from ipygpumem.extras.tracker.tracker import TrackerRecord, tracker_report
 from ipygpumem.fitting.fit import Try

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ipygpumem.extras.recorder import recordings
-from ipygpumem.extras.recorder.postmortem_report import postmortem_report
+from ipygpumem.extras.recorder.recorder_commands import postmortem_report
 from ipygpumem.extras.recorder.recordings import Kernel, Moment, Recording, RecordingWriter, decode, encode, judge, read
 from ipygpumem.probes import cgroup, host
 from ipygpumem.probes.cgroup import Death

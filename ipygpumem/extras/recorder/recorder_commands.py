@@ -1,17 +1,22 @@
-"""``%gpumem recorder`` and ``%gpumem postmortem``."""
+"""``%gpumem recorder`` and ``%gpumem postmortem``, with the report on the end of a dead kernel."""
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from ipygpumem.errors import RecordingError, ellipsize
 from ipygpumem.extras.recorder import recordings
-from ipygpumem.extras.recorder.postmortem_report import postmortem_report
+from ipygpumem.extras.recorder.recordings import Moment, Recording, Verdict
 from ipygpumem.magics.parsing import Options
-from ipygpumem.report.layout import Report, clean, count, note
+from ipygpumem.report.layout import Fact, Listing, Report, Table, clean, count, device_label, note
 from ipygpumem.shell.app import App
-from ipygpumem.units import format_bytes
+from ipygpumem.units import format_bytes, format_seconds
+
+_MOST_ROWS = 100
+"""Maximum number of kinds of memory to show: a file may name any number."""
 
 
 def recorder_on(app: App, options: Options) -> list[Report]:
@@ -57,3 +62,62 @@ def _named(folder: Path, name: str) -> recordings.Recording:
     raise RecordingError(
         f"{clean(ellipsize(name))}: there is no such recording; %gpumem recorder status says where they are"
     )
+
+
+def postmortem_report(recording: Recording, verdict: Verdict) -> Report:
+    """Return a kernel's last cell, its memory, and why the kernel ended."""
+    lines = [f"{count(recording.skipped, 'line')} of the recording could not be read"] * bool(recording.skipped)
+    if lines and verdict.grade:
+        lines[0] += ": its end may be among them"
+    moments = recording.cell
+    listings = []
+    if moments and moments[0].kind == "cell":
+        cell, last = moments[0], moments[-1]
+        ran = f"ran {format_seconds(max(0.0, last.time - cell.time))}"
+        ran += f" {clean(last.error)}" if last.kind == "cell end" else " until its last entry"
+        source = [clean(f"  {line.expandtabs(4)}") for line in cell.source.split("\n")[:20]]
+        listings.append(Listing(f"cell {cell.cell}, {ran}", source, code=True))
+    return Report(
+        "postmortem",
+        _headline(recording, verdict),
+        lines,
+        [_memory_table(moments)],
+        [Fact("evidence", [clean(verdict.evidence)] * bool(verdict.evidence))],
+        listings,
+        is_trouble=bool(verdict.grade),
+    )
+
+
+def _headline(recording: Recording, verdict: Verdict) -> list[str]:
+    kernel, running, why = recording.kernel, recording.running, clean(verdict.text)
+    notebook = f"of {clean(kernel.notebook.rpartition('/')[2])}, " if kernel and kernel.notebook else ""
+    name = f"kernel {notebook}process {kernel.pid}" if kernel else "unknown kernel"
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(recording.last_time))
+    if not verdict.grade:
+        return [name, why, f"last entry {when}"]
+    where = "while no cell ran" if running is None else f"in cell {running.cell}"
+    return [f"{name} died {where}", when, f"{why} ({verdict.grade})"]
+
+
+def _memory_table(moments: Sequence[Moment]) -> Table:
+    sizes: dict[str, list[int]] = {}
+    totals: dict[str, int] = {}
+    for moment in moments:
+        totals |= moment.totals
+        for name, size in moment.memory.items():
+            if name in sizes or len(sizes) < _MOST_ROWS:
+                sizes.setdefault(name, []).append(size)
+    missing = len({name for moment in moments for name in moment.memory}) - len(sizes)
+    rows = [
+        {
+            "memory": clean(device_label(name)),
+            "first": format_bytes(found[0]),
+            "lowest": format_bytes(min(found)),
+            "highest": format_bytes(max(found)),
+            "last": format_bytes(found[-1]),
+            "of": format_bytes(totals[name]) if name in totals else "",
+        }
+        for name, found in sizes.items()
+    ]
+    rows += [{"memory": f"and {missing:,} more"}] * bool(missing)
+    return Table.of(rows, {"first", "lowest", "highest", "last", "of"})
