@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.report import content, text
 from ipygpumem.shell import display
@@ -148,30 +147,27 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "140")
 
 
-def printed(monkeypatch: pytest.MonkeyPatch, stream: Stream, *, bar: bool = True) -> tuple[str, dict[str, Any]]:
-    """What a terminal shell prints for the line after a cell, and the bundle that it publishes."""
-    bundles: list[dict[str, Any]] = []
+def printed(monkeypatch: pytest.MonkeyPatch, stream: Stream, *, bar: bool = True) -> str:
+    """What a terminal shell prints for the line after a cell."""
 
     def publish(data: dict[str, Any], metadata: dict[str, Any]) -> None:
-        bundles.append(data)
+        assert list(data) == ["text/plain"]
         print(data["text/plain"])
 
     shell = SimpleNamespace(display_pub=SimpleNamespace(publish=publish), colors="neutral")
     monkeypatch.setattr(sys, "stdout", stream)
     Display(shell, SimpleNamespace(bar=bar)).show([REPORT])
-    return stream.getvalue().rstrip("\n"), bundles[0]
+    return stream.getvalue().rstrip("\n")
 
 
-def test_a_terminal_gets_colour_and_bars_and_ipythons_own_records_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown, bundle = printed(monkeypatch, Stream())
-    assert shown == text.render([REPORT], text.Style(width=140, colour=True, bars=True))
-    assert list(bundle) == ["text/plain"]
-    assert "".join(bundle["text/plain"]) == REPORT.headline
-    assert printed(monkeypatch, Stream(terminal=False))[0] == REPORT.headline
+def test_a_terminal_gets_colour_and_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    styled = text.render([REPORT], text.Style(width=140, colour=True, bars=True))
+    assert printed(monkeypatch, Stream()) == styled
+    assert printed(monkeypatch, Stream(terminal=False)) == REPORT.headline
     monkeypatch.setenv("NO_COLOR", "1")
-    assert printed(monkeypatch, Stream(), bar=False)[0] == REPORT.headline
+    assert printed(monkeypatch, Stream(), bar=False) == REPORT.headline
     monkeypatch.setenv("COLUMNS", "80")
-    assert [len(line) for line in printed(monkeypatch, Stream())[0].splitlines()] == [72, 62]
+    assert [len(line) for line in printed(monkeypatch, Stream()).splitlines()] == [72, 62]
 
 
 NONE, FORCED = {"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}
@@ -186,13 +182,3 @@ def test_colour_follows_the_environment(
         monkeypatch.setenv(name, value)
     assert wants_colour(Stream(terminal=terminal), SimpleNamespace(colors="Neutral")) is colour
     assert not wants_colour(Stream(terminal=terminal), SimpleNamespace(colors="NoColor"))
-
-
-def test_ipython_stores_reports_without_colour(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", Stream())
-    shell.run_line_magic("load_ext", "ipygpumem")
-    shell.run_cell("1", store_history=True)
-    shown = sys.stdout.getvalue()
-    assert "\x1b[1mcell 1" in shown
-    kept = getattr(shell.history_manager, "outputs", {})
-    assert "\x1b" not in repr([list(map(str.__str__, map(repr, outputs))) for outputs in kept.values()])

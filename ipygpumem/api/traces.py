@@ -6,7 +6,6 @@ import functools
 import inspect
 import os
 import time
-import types
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar, overload
@@ -114,11 +113,6 @@ class Trace:
     def _show(self, record: TraceRecord, note: str) -> None:
         if not self.silent:
             show(trace_report(record, text_of(note)))
-
-    def __getstate__(self) -> dict[str, object]:
-        if self._span is not None:
-            raise TraceError("a running trace cannot be copied: stop() it first")
-        return vars(self)
 
     def __enter__(self) -> Trace:
         return self.start()
@@ -232,8 +226,6 @@ def run_inside(function: F, new: Callable[[], AbstractContextManager[object]]) -
     code = _code_of(function)
     is_awaited = any(map(inspect.iscoroutinefunction, (function, code)))  # the object may be marked
     decorated = awaited if is_awaited else generated if inspect.isgeneratorfunction(code) else called
-    if decorated is generated and code.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE:
-        decorated = types.coroutine(generated)  # its generators can be awaited, too
     return functools.wraps(function)(decorated)  # type: ignore[return-value]  # it takes and gives the same
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ipygpumem.errors import describe_error
-from ipygpumem.heap.arrays import library_type
+from ipygpumem.heap.arrays import library_type, owner_of, place_of
 from ipygpumem.heap.total import Total, total
 from ipygpumem.introspect import is_instance
 from ipygpumem.inventory.breakdown import (
@@ -205,7 +205,10 @@ def storages_of(arrays: Iterable[tuple[object, str]]) -> Iterator[Storage]:
             if tensor_type is not None and is_instance(array, tensor_type):
                 place = _place_of_tensor(sys.modules["torch"], array)
             elif array_type is not None and is_instance(array, array_type):
-                place = _place_of_ndarray(array_type, array)
+                owner = owner_of(array_type, array)
+                if is_instance(owner, array_type):  # else a tensor, which is listed itself
+                    _, start, end = place_of(owner)
+                    place = "cpu", start, end - start
         if place is not None and place[:2] not in seen:
             seen.add(place[:2])
             yield Storage(*place, kind)
@@ -223,10 +226,3 @@ def _place_of_tensor(torch: Any, tensor: Any) -> tuple[str, int, int] | None:
         address = torch._C._data_address(tensor) if lazy else storage.data_ptr()
         size = int(storage.nbytes())
     return (str(device), int(address), size) if address else None
-
-
-def _place_of_ndarray(array_type: type, array: Any) -> tuple[str, int, int]:
-    read = array_type.__dict__
-    while is_instance(read["base"].__get__(array), array_type):  # the base of a view
-        array = read["base"].__get__(array)
-    return "cpu", int(read["__array_interface__"].__get__(array)["data"][0]), int(read["nbytes"].__get__(array))

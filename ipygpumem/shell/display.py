@@ -44,15 +44,14 @@ class Display:
         """
         if not reports:
             return
-        data = {"text/plain": text.render(reports)}
-        if os.getpid() != self._pid and self.has_images:  # a forked child must not send the kernel's messages
-            sys.stdout.write(data["text/plain"] + "\n")
-            return
-        if self.has_images:  # a terminal shows the text only
-            data["text/html"] = html.render(reports, bars=self._config.bar)
-        else:
+        if not self.has_images:
             self._begin_row()
-            data["text/plain"] = self._for_terminal(reports, data["text/plain"])
+            data = {"text/plain": self._for_terminal(reports)}
+        elif os.getpid() == self._pid:
+            data = {"text/plain": text.render(reports), "text/html": html.render(reports, bars=self._config.bar)}
+        else:  # a forked child must not send the kernel's messages
+            sys.stdout.write(text.render(reports) + "\n")
+            return
         metadata = {"ipygpumem": {"reports": [report.kind for report in reports]}}
         where = {} if display_id is None else {"transient": {"display_id": display_id}, "update": not is_new}
         publisher = self._shell.display_pub
@@ -111,21 +110,12 @@ class Display:
             # and in the next row otherwise; shells do so before their prompt (zsh's PROMPT_SP).
             stream.write(" " * os.get_terminal_size(stream.fileno()).columns + "\r")
 
-    def _for_terminal(self, reports: Sequence[Report], plain: str) -> str:
+    def _for_terminal(self, reports: Sequence[Report]) -> str:
         """Return the text in the style and encoding of stdout."""
-        stream = sys.stdout
-        shown = plain
-        if is_terminal(stream):
-            style = text.Style(
-                width=shutil.get_terminal_size().columns,
-                colour=wants_colour(stream, self._shell),
-                bars=self._config.bar,
-            )
-            shown = text.render(reports, style)
-        elif wants_colour(stream, self._shell):
-            shown = text.render(reports, text.Style(colour=True))
-        shown = text.carried(shown, getattr(stream, "encoding", None) or "utf-8")
-        return plain if shown == plain else _Styled(plain, shown)
+        stream, has_width = sys.stdout, is_terminal(sys.stdout)
+        width = shutil.get_terminal_size().columns if has_width else None
+        style = text.Style(width, wants_colour(stream, self._shell), has_width and self._config.bar)
+        return text.carried(text.render(reports, style), getattr(stream, "encoding", None) or "utf-8")
 
 
 def _new_bar(what: str, share: float, stream: Any) -> Any:
@@ -139,20 +129,6 @@ def _new_bar(what: str, share: float, stream: Any) -> Any:
 
     shape = "{desc} {percentage:.0f}% {bar} {elapsed}"
     return ProgressBar(desc=what, initial=share, total=1.0, leave=False, miniters=0, bar_format=shape, file=stream)
-
-
-class _Styled(str):
-    """Plain text that prints in colour: IPython also stores a terminal's outputs, and ``%notebook`` writes them."""
-
-    _shown: str
-
-    def __new__(cls, plain: str, shown: str) -> _Styled:
-        made = super().__new__(cls, plain)
-        made._shown = shown
-        return made
-
-    def __str__(self) -> str:
-        return self._shown
 
 
 def is_terminal(stream: Any) -> bool:

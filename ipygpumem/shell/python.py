@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from ipygpumem.errors import GpuMemError
-from ipygpumem.inventory import findings
-from ipygpumem.inventory.breakdown import Reconciliation
 from ipygpumem.records import CellRecord, ExperimentRecord, History
 from ipygpumem.shell.app import current_app
 from ipygpumem.shell.experiments import Experiment
@@ -104,8 +102,3 @@ def subscribe(subscriber: Callable[[CellRecord | ExperimentRecord], object]) -> 
     if not callable(subscriber):
         raise GpuMemError("subscribe takes a function of a record: subscribe(print)")
     return current_app().subscribers.subscribe(subscriber)
-
-
-def reconciliations_now() -> Sequence[Reconciliation]:
-    """Return the breakdown of each device's memory, as in ``%gpumem status``."""
-    return findings.now(current_app().context.meter).reconciliations

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ipygpumem.api.shell import current_traces
 from ipygpumem.errors import PlotError
+from ipygpumem.inventory import findings
 from ipygpumem.inventory.breakdown import Reconciliation
 from ipygpumem.records import CellRecord, ExperimentRecord, SessionRecord
 
@@ -47,7 +49,7 @@ def devices(reconciliations: Sequence[Reconciliation] | None = None, *, device: 
 
     >>> ipygpumem.plot.devices(device="RAM").savefig("devices.png")
     """
-    found = _session().reconciliations_now() if reconciliations is None else reconciliations
+    found = findings.now(current_traces().meter).reconciliations if reconciliations is None else reconciliations
     return _drawn("devices", found, device=device)
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from ipygpumem.api.inventories import inventory_at
 from ipygpumem.api.shell import current_traces, show
@@ -88,9 +88,6 @@ class Tracker:
         """The last inventory, its place in the code, and its storages, so that no new one reuses their identities."""
         self._traces = current_traces()
         self._span = self._traces.meter.start()
-
-    def __getstate__(self) -> NoReturn:  # its storages and span cannot be shared
-        raise TraceError("a tracker cannot be copied: make a new one")
 
     def track(self) -> TrackerRecord:
         """Report and return the changes since the last call; the first call lists everything as added."""
