@@ -17,12 +17,14 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 from ipygpumem.probes.cgroup import Kills
 from ipygpumem.probes.host import HostProbe
+from ipygpumem.records import Growth
 from ipygpumem.report.layout import Report, Scales, note
 from ipygpumem.shell import recovery
 from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import CellStack
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.experiments import Experiment, ExperimentManager
+from ipygpumem.shell.trends import Growing
 from ipygpumem.units import MIB
 from tests.control_group import v2_system
 from tests.fakes import FakeProbe
@@ -166,7 +168,7 @@ def test_quiet_hides_no_error_no_growth_and_no_note(app: App, monkeypatch: pytes
     app.context.config.quiet = True
     (line,) = run_cell(app, error=ValueError())
     assert "ValueError" in line
-    monkeypatch.setattr(app.session.trends, "remarks", lambda record: ["this cell has grown RAM"])
+    monkeypatch.setattr(app.session.trends, "add", lambda record: Growing([Growth("cpu", 3, MIB, MIB)]))
     (line,) = run_cell(app)
     assert line.startswith("cell 1")
     assert "has grown RAM" in shown_in(app)[0].lines[0]

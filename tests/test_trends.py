@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipygpumem.records import CellRecord, Growth, Usage
-from ipygpumem.shell.trends import Growing, Trends
+from ipygpumem.shell.trends import Trends
 from ipygpumem.units import MIB
 from tests.kernel import Kernel
 
@@ -17,19 +17,16 @@ class Notebook:
 
     def __init__(self, start: int = 100) -> None:
         self.looks = 0
-        self.trends = Trends(self.describe)
+        self.trends = Trends()
         self.now = start * MIB
-
-    def describe(self, growing: Growing) -> list[str]:
-        self.looks += growing.wants_look
-        return []
 
     def run(self, name: str | None, grows: int, *, success: bool = True, source: str = "") -> list[Growth]:
         before, self.now = self.now, self.now + grows * MIB
         usage = Usage("cpu", before, self.now, max(before, self.now), None, "kernel")
         record = CellRecord(None, name, None, 0.0, 1.0, success, None, (usage,), source)
-        self.trends.remarks(record)
-        return self.trends.of_cell(record).growths
+        growing = self.trends.add(record)
+        self.looks += growing.wants_look
+        return growing.growths
 
 
 def test_growth_is_said_from_the_fourth_run_on_whatever_runs_between() -> None:
@@ -141,4 +138,5 @@ def test_a_real_cell_that_leaks_is_said_unasked_and_one_that_does_not_is_not(ker
     assert re.search(grown, leaking[-1]), leaking[-1]
     for text in leaking[3:]:
         assert text.endswith("RAM +32 MiB per run is held by kept (dict of tuple)")
+    assert reports("iter([bytearray(2**25)])", 4)[-1].endswith("is held by Out (list of list_iterator)")
     assert all(len(text.splitlines()) == 1 for text in reports("scratch = bytearray(2**25)", 5))

@@ -132,7 +132,7 @@ def content_of(row: NamedSize) -> str:
 
 def kind_of(row: NamedSize) -> str:
     """Return the type of an object and its largest parts, without figures: ``list of str``, ``DataFrame: text``."""
-    parts = [part for part in row.parts if part.size_bytes >= _LEAST_SHARE * row.size_bytes]
+    parts = [part for part in row.parts if part.kind != "index" and part.size_bytes >= _LEAST_SHARE * row.size_bytes]
     kinds = dict.fromkeys(part.type_name for part in parts if part.kind in ("items", "keys"))
     is_of = len(kinds) == 1 or any(part.kind == "items" for part in parts)
     names = list(kinds) if is_of else [part.name for part in parts]

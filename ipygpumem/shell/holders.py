@@ -15,6 +15,7 @@ from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.heap.holders.search import NOTEBOOK, Roots, explain
 from ipygpumem.heap.sizes import Sizes
+from ipygpumem.introspect import module_dict, users_modules
 from ipygpumem.inventory import survey, top
 from ipygpumem.inventory.contents import Contents
 from ipygpumem.inventory.records import TensorRecord
@@ -22,7 +23,7 @@ from ipygpumem.inventory.top import LargestNames
 from ipygpumem.reclaim.reclaim import trim_host_heap
 from ipygpumem.report.history import growth_line, holder_lines
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.ipython.caches import named_objects
+from ipygpumem.shell.ipython.caches import cell_of_output, named_objects
 from ipygpumem.shell.trends import Growing
 
 
@@ -44,7 +45,7 @@ def look(
     """Look at the memory of all ``named`` objects; the second look finds the holders of what each ``run`` adds."""
     try:
         live_tensors(Garbage())  # creates the objects of tensors known only in C++
-        objects = named()
+        objects = _grouped(named())
         names, arrays = top.take(objects, {}, progress=progress), survey.take(objects.items())
         if growing.before is None:
             growing.before, growing.runs = (names, arrays, Contents(objects)), 0
@@ -59,6 +60,14 @@ def look(
             runs.after_bytes = 0  # nor has the code freed the trimmed memory
     except Exception as error:  # the code goes on
         growing.held = [f"the memory that it leaves behind could not be found ({describe_error(error)})"]
+
+
+def _grouped(named: dict[str, object]) -> dict[str, object]:
+    """Return named objects, all outputs as one, because each run makes another, and those of the user's modules."""
+    outputs = {name: named.pop(name) for name in list(named) if cell_of_output(name) is not None}
+    modules = [(place, module_dict(module)) for place, module in users_modules().items() if place != "__main__"]
+    inside = {f"{place}.{name}": value for place, names in modules for name, value in list(names.items())}
+    return {**named, "Out": list(outputs.values()), **inside}
 
 
 def _with_received(

@@ -42,7 +42,7 @@ class Session:
         self._recovery = recovery
         self._experiments = experiments
         self._subscribers = subscribers
-        self.trends = Trends(self._growth_remarks)
+        self.trends = Trends()
         self.observers: tuple[CellObserver, ...] = (experiments,)
         """Replaced, not changed, because an observer may join during a hook."""
         self._waits_to_be_shown = False
@@ -181,7 +181,8 @@ class Session:
         """Return the report line of a cell, or nothing if it is hidden."""
         context = self._context
         remarks = self._recovery.remarks(cell, _error(cell, result) if cell.failed else None)
-        remarks += self.trends.remarks(record)
+        growing = self.trends.add(record)
+        remarks += self._growth_remarks(growing) if growing.wants_look or growing.growths else []
         ours = [own_growth.growth_line(record.usages)] if own_growth.waiting else []
         context.display.scales.note(record.usages)
         is_hidden = not remarks and context.config.quiet and content.is_quiet(record)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,28 +33,18 @@ _MOST_LOOKS = 6
 class Trends:
     """The last runs of every cell, identified by its id or its source."""
 
-    def __init__(self, describe: Callable[[Growing], Sequence[str]]) -> None:
-        self._describe = describe
+    def __init__(self) -> None:
         self._cells: dict[str, Growing] = {}
 
-    def remarks(self, record: CellRecord) -> Sequence[str]:
-        """Return a line for each device on which each of the cell's last runs kept more memory, and its holders."""
-        growing = self.of_cell(record)
-        growing.add(record.usages, success=record.success)
-        return self._describe(growing) if growing.wants_look or growing.growths else ()
-
-    def of_cell(self, record: CellRecord) -> Growing:
-        """Return the last runs of a cell."""
-        known: Growing | None = None
+    def add(self, record: CellRecord) -> Growing:
+        """Count a run of a cell."""
         keys = [key for key in (record.cell_id, record.source_digest) if key]
-        for key in keys:
-            found = self._cells.pop(key, None)  # reinserted as the newest
-            known = found if known is None else known
-        growing = Growing() if known is None else known
-        for key in keys:
-            self._cells[key] = growing
+        found = [self._cells.pop(key, None) for key in keys]  # reinserted as the newest
+        growing = next(filter(None, found), None) or Growing()
+        self._cells.update(dict.fromkeys(keys, growing))
         while len(self._cells) > 2 * _CELLS_MOST:
             del self._cells[next(iter(self._cells))]
+        growing.add(record.usages, success=record.success)
         return growing
 
 
