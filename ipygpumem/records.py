@@ -335,8 +335,6 @@ class RecoveryRecord(Record):
     steps: tuple[FreeingStep, ...] = ()
     poisoned: bool = False
     """True if the device context is broken: only restarting the kernel helps."""
-    detached: tuple[RetainedArray, ...] = ()
-    """Arrays removed from an exception that no user object referenced."""
     refused_by: str = ""
     """The budget, or another limit on torch's allocator, that refused the allocation, in words."""
     incomplete_optimizer: str = ""

@@ -133,21 +133,6 @@ def _row(wide: int, size: int) -> int:
     return row + line if row % 256 == 0 else row
 
 
-def _lstm_cell(gates: Any, _: Any, state: Any, *biases: Any) -> tuple[Any, ...]:
-    return torch.empty_like(state), torch.empty_like(state), torch.empty_like(gates)
-
-
-def _ctc_loss(log_probabilities: Any, targets: Any, _: Any, lengths: Any, *rest: Any) -> tuple[Any, Any]:
-    times, count = log_probabilities.shape[:2]
-    most = max(lengths, default=0) if isinstance(lengths, (list, tuple)) else targets.numel() // max(1, len(lengths))
-    most = targets.shape[1] if targets.dim() == 2 else most
-    return log_probabilities.new_empty(count), log_probabilities.new_empty((count, times, 2 * most + 1))
-
-
-def _gru_cell(gates: Any, _: Any, state: Any, *biases: Any) -> tuple[Any, Any]:
-    return torch.empty_like(state), state.new_empty(len(state), 5 * state.shape[1])
-
-
 def _gru_cell_backward(gradient: Any, workspace: Any, has_bias: bool) -> tuple[Any, ...]:  # torch's own
     count, wide = gradient.shape
     gates = [gradient.new_empty(count, 3 * wide) for _ in range(2)]
@@ -185,27 +170,24 @@ def _sparse_mask(_: Any, mask: Any) -> Any:
 
 _ALIGNED = 16
 _FUSED_SGD = getattr(_ATEN, "_fused_sgd_", None)
+_ASK_FOR_CTC = [getattr(_ATEN, name, None) for name in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss")]
 _EMPTY = frozenset({"empty_like", "new_empty", "new_empty_strided"})
-_CTC: Any = getattr(_ATEN, "_use_cudnn_ctc_loss", None)
 _STAND_INS = {
-    **{getattr(_CTC, kind, None): lambda *_, **__: False for kind in ("default", "Tensor")},
     _ATEN.sparse_mask.default: _sparse_mask,
     _ATEN._coalesce.default: _coalesce,
     _ATEN._embedding_bag_backward.default: _bag_backward,
     **({_ATEN._grouped_mm.default: _grouped_mm} if hasattr(_ATEN, "_grouped_mm") else {}),
-    _ATEN._thnn_fused_lstm_cell.default: _lstm_cell,
-    **{getattr(_ATEN._ctc_loss, name): _ctc_loss for name in _ATEN._ctc_loss.overloads() if "out" not in name},
-    **{
-        getattr(_ATEN._ctc_loss_backward, name): lambda _, log_probabilities, *__: torch.empty_like(log_probabilities)
-        for name in _ATEN._ctc_loss_backward.overloads()
-        if "out" not in name
-    },
-    **{
-        getattr(packet, name): lambda *_: False
-        for packet in (_ATEN._use_cudnn_ctc_loss, getattr(_ATEN, "_use_miopen_ctc_loss", None))
-        for name in (packet.overloads() if packet is not None else ())
-    },
-    _ATEN._thnn_fused_gru_cell.default: _gru_cell,
+    _ATEN._thnn_fused_lstm_cell.default: lambda gates, _, state, *__: (
+        torch.empty_like(state),
+        torch.empty_like(state),
+        torch.empty_like(gates),
+    ),
+    _ATEN._ctc_loss_backward.Tensor: lambda _, log_probabilities, *__: torch.empty_like(log_probabilities),
+    **{getattr(ask, kind, None): lambda *_: False for ask in _ASK_FOR_CTC for kind in ("default", "Tensor")},
+    _ATEN._thnn_fused_gru_cell.default: lambda gates, _, state, *__: (
+        torch.empty_like(state),
+        state.new_empty(len(state), 5 * state.shape[1]),
+    ),
     _ATEN._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
     **{getattr(_FUSED_SGD, kind, None): lambda *_, **__: None for kind in ("default", "tensor_lr")},
 }
@@ -281,11 +263,6 @@ def _works_in_place(func: Any, args: Any) -> bool:
     return caller is None or caller in _STARTERS
 
 
-@functools.lru_cache(maxsize=64)
-def _is_wrapper(kind: type) -> bool:
-    return hasattr(kind, "__tensor_flatten__")
-
-
 _NODE: Any = getattr(torch._C, "_current_autograd_node", lambda: None)
 _COPIED = re.compile("(MaskedFill|MaskedScatter|Xlogy|Scatter|ScatterReduce|Index(Put|Fill|Copy|Reduce))Backward")
 """Nodes whose formulas never change a gradient in place."""
@@ -329,14 +306,8 @@ _LOSS_IN_PLACE = (_ATEN.mul.Tensor, _ATEN.sub.Tensor)
 _IN_PLACE = frozenset(
     {
         *(_ADD, _ATEN.scatter.src, _ATEN.scatter.value, _ATEN.scatter_add.default, _ATEN.index_add.default),
-        *(
-            _ATEN.index_put.default,
-            _ATEN.index_fill.int_Scalar,
-            _ATEN.index_fill.int_Tensor,
-            _ATEN.masked_fill.Scalar,
-            _ATEN.put.default,
-        ),
-        *_LOSS_IN_PLACE,
+        *(_ATEN.index_put.default, _ATEN.index_fill.int_Scalar, _ATEN.index_fill.int_Tensor),
+        *(_ATEN.masked_fill.Scalar, _ATEN.put.default, *_LOSS_IN_PLACE),
     }
 )
 """Operators that autograd calls in place if nothing else references the tensor."""
@@ -378,7 +349,7 @@ class AllocationTracker(TorchDispatchMode):
         """Run one operation on fake tensors."""
         if func is _DEVICE and isinstance(args[0], fake_tensor.FakeTensor):  # frequent, and slow in torch
             return args[0].fake_device
-        if any(map(_is_wrapper, types)):  # the operations on its inner tensors come here
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):  # the operations on its inner tensors come here
             return NotImplemented
         if torch.is_inference_mode_enabled() and not self._copies.paused:
             with self:  # outside inference mode, autograd decomposes composite operators
@@ -396,7 +367,9 @@ class AllocationTracker(TorchDispatchMode):
         arguments = list(tensors_in((args, kwargs))) if func not in _CONSTANTS else []
         known = [self._is_known(tensor) for tensor in arguments]
         if not all(known):
-            args, kwargs = self._with_copies((args, kwargs))
+            args, kwargs = tree_map_only(
+                torch.Tensor, lambda tensor: self._strays.get(id(tensor), (tensor, tensor))[1], (args, kwargs)
+            )
         if in_backward and func in _IN_PLACE and _works_in_place(func, args):
             self._workspaces.see(operator_name(func), args, [args[0]], in_backward=True)
             return args[0]
@@ -405,7 +378,10 @@ class AllocationTracker(TorchDispatchMode):
             with _without_values(func, args, kwargs):
                 result = operator(*args, **kwargs)
         except _UNFOLLOWED as error:
-            return self._stand_in(func, args, error)
+            if func is _SCALAR or func in _COMPARES:
+                return self._answer(func, args[0])
+            is_unsupported = isinstance(error, fake_tensor.UnsupportedOperatorException)
+            raise _refusal(_UNTOLD if is_unsupported else UNKNOWN, func) from error
         result = self._corrected(func, args, kwargs, arguments, result)
         self._see_value(func, args, kwargs, result)
         recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments)
@@ -446,15 +422,6 @@ class AllocationTracker(TorchDispatchMode):
             self._handles += [handle] if handle is not None else []
         return False
 
-    def _with_copies(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return self._strays.get(id(value), (value, value))[1]
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(self._with_copies, value))
-        if isinstance(value, dict):
-            return {name: self._with_copies(item) for name, item in value.items()}
-        return value
-
     def _corrected(self, func: Any, args: Any, kwargs: Any, arguments: list[Any], result: Any) -> Any:
         """Return a result, corrected where fake tensors differ from the device's kernels."""
         if func is _ATEN.mkldnn_rnn_layer.default:
@@ -478,13 +445,6 @@ class AllocationTracker(TorchDispatchMode):
                 self._note(f"{user_line()}: every entry of a sparse tensor is assumed to have its own index")
             return _with_entries(func, arguments, result)
         return result
-
-    def _stand_in(self, func: Any, args: Any, error: Exception) -> Any:
-        """Return a guess for an operation that reads a value; raise an EstimateError for any other."""
-        if func is _SCALAR or func in _COMPARES:
-            return self._answer(func, args[0])
-        unknown = isinstance(error, fake_tensor.UnsupportedOperatorException)
-        raise _refusal(_UNTOLD if unknown else UNKNOWN, func) from error
 
     # -- guesses: 1, 1.0 or False, or the value that passes an ``assert`` or ``raise`` ------------------------------
 

@@ -34,10 +34,7 @@ _WITH_DTYPE = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOp
 _KEPT = frozenset({"mkldnn_rnn_layer", "binary_cross_entropy"})
 """Operators that keep the CPU's policy: its own kernel of recurrent layers, and one that CUDA's autocast refuses."""
 _CPU, _CUDA = "AutocastCPU", "AutocastCUDA"
-_old_type: Any = getattr(torch, "get_autocast_gpu_dtype", None)
-cast_type: Any = getattr(torch, "get_autocast_dtype", None) or (  # torch 2.4
-    lambda kind: torch.get_autocast_cpu_dtype() if kind == "cpu" else _old_type()
-)
+cast_type: Any = torch.get_autocast_dtype  # before it is replaced
 _CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 

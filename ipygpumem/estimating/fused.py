@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -138,52 +137,3 @@ def gru_cell(source: Any, state: Any, *weights: Any) -> Any:
     gates = torch.matmul(source, weights[0].t()), torch.matmul(state, weights[1].t())
     biases = weights[2:] or (None, None)
     return _ATEN._thnn_fused_gru_cell(*gates, state, *biases)[0]
-
-
-def plain_cell(activation: Callable[[Any], Any], source: Any, state: Any, *weights: Any) -> Any:
-    """Return the next state of a recurrent layer without gates."""
-    biases = weights[2:] or (None, None)
-    given = functional.linear(source, weights[0], biases[0])
-    return activation(functional.linear(state, weights[1], biases[1]).add_(given))
-
-
-CELLS = {
-    "lstm": lstm_cell,
-    "gru": gru_cell,
-    "rnn_tanh": functools.partial(plain_cell, torch.tanh),
-    "rnn_relu": functools.partial(plain_cell, torch.relu),
-}
-"""Cells of recurrent layers, by their function in ``torch._VF``."""
-
-
-def unrolled(
-    cell: Callable[..., Any],
-    source: Any,
-    hidden: Any,
-    weights: Any,
-    _: bool,
-    layers: int,
-    drop: float,
-    training: bool,
-    both: bool,
-    batch_first: bool = False,
-) -> Any:
-    """Return a recurrent layer's result as CUDA computes it without cuDNN: step by step (ATen/native/RNN.cpp)."""
-    has_cells = isinstance(hidden, (tuple, list))
-    states = [*zip(*(part.unbind(0) for part in hidden), strict=True)] if has_cells else hidden.unbind(0)
-    each, ends, outputs = len(weights) // len(states), [], source.transpose(0, 1) if batch_first else source
-    for layer in range(layers):
-        steps, ways = outputs.unbind(0), []
-        for way in range(1 + both):
-            number, found = layer * (1 + both) + way, []
-            state = states[number]
-            for step in steps[::-1] if way else steps:
-                state = cell(step, state, *weights[number * each : (number + 1) * each])
-                found.append(state[0] if has_cells else state)
-            ways.append(torch.stack(found[::-1] if way else found))
-            ends.append(state)
-        outputs = torch.cat(ways, -1) if both else ways[0]
-        if drop and training and layer < layers - 1:
-            outputs = functional.dropout(outputs, drop)
-    result = outputs.transpose(0, 1) if batch_first else outputs
-    return (result, *(map(torch.stack, zip(*ends, strict=True)) if has_cells else [torch.stack(ends)]))

@@ -49,12 +49,6 @@ def _unique_in(given: Any, dim: int, _: bool = True, inverse: bool = False, coun
     return (torch.empty_like(given), *_positions(given, (count,), count, inverse, counts))
 
 
-def _unique_runs(given: Any, inverse: bool = False, counts: bool = False, dim: int | None = None) -> Any:
-    if dim is None:
-        return _unique(given, True, inverse, counts)
-    return _unique_in(given, dim, True, inverse, counts)
-
-
 def _positions(given: Any, shape: Any, count: int, inverse: bool, counts: bool) -> tuple[Any, Any]:
     sizes = (shape if inverse else 0, count if counts else 0)
     first, second = (given.new_empty(size, dtype=torch.long) for size in sizes)
@@ -73,10 +67,6 @@ def _ctc_loss(log_probs: Any, targets: Any, *_: Any) -> tuple[Any, Any]:
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * targets.shape[-1] + 1)
 
 
-def _kept_boxes(boxes: Any, *_: Any) -> Any:
-    return boxes.new_empty(len(boxes), dtype=torch.long)
-
-
 LARGEST: dict[str, Callable[..., Any]] = {
     "aten::nonzero": _nonzero,
     "aten::masked_select": _masked_select,
@@ -84,11 +74,13 @@ LARGEST: dict[str, Callable[..., Any]] = {
     "aten::_unique2": _unique,
     "aten::_unique": lambda given, is_sorted=True, inverse=False: _unique(given, is_sorted, inverse)[:2],
     "aten::unique_dim": _unique_in,
-    "aten::unique_consecutive": _unique_runs,
+    "aten::unique_consecutive": lambda given, inverse=False, counts=False, dim=None: (
+        _unique(given, True, inverse, counts) if dim is None else _unique_in(given, dim, True, inverse, counts)
+    ),
     "aten::unique_dim_consecutive": lambda given, dim, *rest, **more: _unique_in(given, dim, True, *rest, **more),
     "aten::bincount": _bincount,
     "aten::_ctc_loss.Tensor": _ctc_loss,
-    "torchvision::nms": _kept_boxes,
+    "torchvision::nms": lambda boxes, *_: boxes.new_empty(len(boxes), dtype=torch.long),
 }
 """Functions that return the largest possible result, by operator."""
 

@@ -26,7 +26,7 @@ from ipygpumem.estimating import fused, user_line
 from ipygpumem.estimating.autocast import CudaAutocast, cast_type
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.records import Note
-from ipygpumem.estimating.storages import StorageLog, takes_cudnn
+from ipygpumem.estimating.storages import StorageLog
 from ipygpumem.estimating.transients import HOPPERS_PROCESSORS
 from ipygpumem.probes.nvml import Nvml
 
@@ -96,18 +96,16 @@ def _changes(  # noqa: C901  # one small function after another
 ) -> list[tuple[Any, str, Any]]:
     """Return the owner, the name and the replacement of each function to replace."""
     tensor, loader, thread = torch.Tensor, torch.utils.data.DataLoader, threading.Thread
-    attend: Any = getattr(functional, "scaled_dot_product_attention", None)
+    attend: Any = functional.scaled_dot_product_attention
     project: Any = functional.linear
-    normalize: Any = getattr(functional, "rms_norm", None)
+    normalize: Any = functional.rms_norm
     cast: Any = torch.amp.autocast_mode.autocast
-    cast_inputs: Any = getattr(torch.amp.autocast_mode, "_cast", None)
+    cast_inputs: Any = torch.amp.autocast_mode._cast
     swap, load, drop = torch.utils.swap_tensors, torch.load, functional.dropout
     is_cast: Any = torch.is_autocast_enabled
     find_ctc: Any = torch.ctc_loss
-    go_back: Any = getattr(torch.autograd, "_engine_run_backward", None)  # torch 2.3
+    go_back: Any = torch.autograd._engine_run_backward
     has_own: Any = torch.overrides.has_torch_function
-    takes_kind = hasattr(torch, "get_autocast_dtype")  # torch 2.4
-    casts_on_cpu = functools.partial(is_cast, "cpu") if takes_kind else torch.is_autocast_cpu_enabled
     clear = torch.clear_autocast_cache
     form, begin, start, init = tensor.__format__, cast.__init__, thread.start, loader.__init__
     written: dict[Any, Any] = {}
@@ -201,8 +199,7 @@ def _changes(  # noqa: C901  # one small function after another
         clear()
 
     def casts_now(device_type: str = "cuda") -> bool:
-        followed_here = device_type == "cpu" or devices.is_elsewhere
-        return bool(casts_on_cpu() if followed_here else is_cast(device_type) if takes_kind else is_cast())
+        return bool(is_cast("cpu" if devices.is_elsewhere else device_type))
 
     def type_of_casts(device_type: str = "cuda") -> Any:
         return cast_type("cpu" if casts_now(device_type) and devices.is_elsewhere else device_type)
@@ -218,8 +215,6 @@ def _changes(  # noqa: C901  # one small function after another
         return fused.attention(of_products, *items, **more)
 
     def of_products(*args: Any, **more: Any) -> Any:
-        if not hasattr(torch.nn, "attention"):  # torch 2.3
-            return attend(*args, **more)
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             return attend(*args, **more)
 
@@ -229,15 +224,6 @@ def _changes(  # noqa: C901  # one small function after another
             return (kernel if is_there else own)(first, *args, **more)
 
         return call
-
-    def step_by_step(cell: Any, own: Any) -> Any:
-        def run(*args: Any) -> Any:
-            is_packed = not isinstance(args[3], bool)
-            if not devices.is_elsewhere or takes_cudnn() or is_packed:
-                return own(*args)
-            return fused.unrolled(cell, *args)
-
-        return run
 
     def to_float32(kernel: Any, own: Any) -> Any:
         def softmax(first: Any, *args: Any, **more: Any) -> Any:
@@ -284,9 +270,6 @@ def _changes(  # noqa: C901  # one small function after another
         with devices:  # left by Tensor.backward; a checkpoint runs the user's code again
             return go_back(*args, **more)
 
-    def cell(kernel: Any, own: Any) -> Any:
-        return lambda *args: (kernel if devices.is_elsewhere else own)(*args)
-
     changes: list[tuple[Any, str, Any]] = [
         (tensor, "_make_subclass", staticmethod(make_subclass)),
         (torch.utils, "swap_tensors", swap_tensors),
@@ -314,15 +297,14 @@ def _changes(  # noqa: C901  # one small function after another
         (torch.overrides, "has_torch_function", is_other_tensor),
         (functional, "linear", linear),
         (functional, "rms_norm", rms_norm),
-        (torch._VF, "lstm_cell", cell(fused.lstm_cell, torch._VF.lstm_cell)),
-        (torch._VF, "gru_cell", cell(fused.gru_cell, torch._VF.gru_cell)),
-        *((torch._VF, name, step_by_step(kernel, getattr(torch._VF, name))) for name, kernel in fused.CELLS.items()),
         *(
-            (torch, name, on_card(kernel, getattr(torch, name, None)))
-            for name, kernel in {
-                "_transformer_encoder_layer_fwd": fused.encoder_layer,
-                "_native_multi_head_attention": fused.multi_head_attention,
-            }.items()
+            (place, name, on_card(kernel, getattr(place, name)))
+            for place, name, kernel in (
+                (torch._VF, "lstm_cell", fused.lstm_cell),
+                (torch._VF, "gru_cell", fused.gru_cell),
+                (torch, "_transformer_encoder_layer_fwd", fused.encoder_layer),
+                (torch, "_native_multi_head_attention", fused.multi_head_attention),
+            )
         ),
         *(
             (place, name, to_float32(getattr(torch.ops.aten, f"_{name}"), getattr(place, name)))

@@ -334,14 +334,13 @@ def _are_same(now: list[Any], kept: list[Any]) -> bool:
 @contextlib.contextmanager
 def imports_undone() -> Iterator[None]:
     """Restore environment variables and warning filters that imports inside the block change."""
-    environment, filters = dict(os.environ), list(warnings.filters)
+    kept = [(get(), put, get) for get, put in _OF_IMPORTS]
     try:
         yield
     finally:
-        if os.environ != environment:
-            _set_environment(environment)
-        if warnings.filters != filters:
-            _set_filters(filters)
+        for state, put, get in kept:
+            if get() != state:
+                put(state)
 
 
 def _set_environment(kept: dict[str, str]) -> None:
@@ -373,18 +372,19 @@ def _set_casts(kept: tuple[Any, ...]) -> None:
         torch.set_autocast_dtype(kind, dtype)
 
 
+_Settings = tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...]
+_OF_IMPORTS: _Settings = ((lambda: dict(os.environ), _set_environment), (lambda: list(warnings.filters), _set_filters))
 _CUDNN = torch.backends.cudnn
-_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
-    (lambda: dict(os.environ), _set_environment),
+_SETTINGS: _Settings = (
+    *_OF_IMPORTS,
     (os.getcwd, os.chdir),
-    (lambda: list(warnings.filters), _set_filters),
     (torch.get_default_dtype, torch.set_default_dtype),
     (
         lambda: getattr(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), "device", None),
         torch.set_default_device,
     ),
     (torch.is_grad_enabled, torch._C._set_grad_enabled),
-    *([(_casts, _set_casts)] if hasattr(torch, "set_autocast_dtype") else []),  # torch 2.4
+    (_casts, _set_casts),
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),

@@ -18,24 +18,14 @@ Sizes = Callable[[Any, Any], Any]
 """Function from an operator's arguments and first result to bytes, or to several blocks that are alive at once."""
 
 
-UNKNOWN = frozenset(
-    [
-        *("_cudnn_rnn", "_cudnn_rnn_backward", "_cudnn_ctc_loss", "_scaled_dot_product_cudnn_attention"),
-        *("_scaled_dot_product_cudnn_attention_backward", "_fft_c2c", "_fft_c2r", "_fft_r2c"),
-        *("_linalg_svd", "_linalg_eigh", "_linalg_eigvals", "linalg_eig", "_linalg_slogdet", "_linalg_det"),
-        *("_linalg_solve_ex", "linalg_cholesky_ex", "linalg_inv_ex", "linalg_ldl_factor_ex", "linalg_lstsq"),
-        *(
-            "linalg_lu",
-            "linalg_lu_factor_ex",
-            "linalg_qr",
-            "geqrf",
-            "linalg_matrix_exp",
-            "ormqr",
-            "linalg_householder_product",
-        ),
-        *("_cslt_sparse_mm", "_grouped_mm", "_scaled_grouped_mm", "_sparse_sparse_matmul"),
-    ]
-)
+_NAMES = """
+_cudnn_rnn _cudnn_rnn_backward _cudnn_ctc_loss _scaled_dot_product_cudnn_attention
+_scaled_dot_product_cudnn_attention_backward _fft_c2c _fft_c2r _fft_r2c _linalg_svd _linalg_eigh _linalg_eigvals
+linalg_eig _linalg_slogdet _linalg_det _linalg_solve_ex linalg_cholesky_ex linalg_inv_ex linalg_ldl_factor_ex
+linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_qr geqrf linalg_matrix_exp ormqr linalg_householder_product
+_cslt_sparse_mm _grouped_mm _scaled_grouped_mm _sparse_sparse_matmul
+"""
+UNKNOWN = frozenset(_NAMES.split())
 """Operators whose kernels' memory cannot be derived from shapes; custom operators are unknown, too."""
 
 
@@ -133,42 +123,28 @@ def _unless_contiguous(*numbers: int) -> Sizes:
 
 def _unless_dense(*numbers: int) -> Sizes:
     """Return a size function: copies of the numbered arguments that have gaps or are expanded, as sums' gradients."""
-    return lambda args, _: sum(args[number].nbytes for number in numbers if not _is_dense(args[number]))
 
+    def is_dense(tensor: Any) -> bool:
+        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
+        return bool(tensor.is_contiguous() or tensor.is_contiguous(memory_format=last))
 
-def _is_dense(tensor: Any) -> bool:
-    """Return True if a tensor is contiguous, or contiguous with channels last."""
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
-    return bool(tensor.is_contiguous() or tensor.is_contiguous(memory_format=last))
-
-
-def _reduced(args: Any, result: Any) -> Any:
-    """Return the bytes of all losses before they are reduced."""
-    return args[0].nbytes if result.dim() == 0 else 0
+    return lambda args, _: sum(args[number].nbytes for number in numbers if not is_dense(args[number]))
 
 
 def _converted(args: Any, result: Any) -> Any:
     """Return the bytes of integers or Booleans that are converted to the result's type before they are added up."""
-    return args[0].numel() * result.itemsize if args[0].dtype is not result.dtype and not _floats(args[0]) else 0
-
-
-def _floats(tensor: Any) -> bool:
-    return bool(tensor.is_floating_point() or tensor.is_complex())
+    is_counted = args[0].dtype is not result.dtype and not args[0].is_floating_point() and not args[0].is_complex()
+    return args[0].numel() * result.itemsize if is_counted else 0
 
 
 def _operands(*numbers: int) -> Sizes:
     """Return a size function: copies of matrices with strides that cuBLAS cannot read, such as expanded gradients."""
 
-    def size(args: Any, _: Any) -> int:
-        return sum(args[number].nbytes for number in numbers if not _is_readable(args[number]))
+    def is_readable(matrix: Any) -> bool:
+        (rows, columns), (down, across) = matrix.shape[-2:], matrix.stride()[-2:]
+        return bool((across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows)))
 
-    return size
-
-
-def _is_readable(matrix: Any) -> bool:
-    rows, columns = matrix.shape[-2:]
-    down, across = matrix.stride()[-2:]
-    return bool((across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows)))
+    return lambda args, _: sum(args[number].nbytes for number in numbers if not is_readable(args[number]))
 
 
 def _up(size: int, step: int) -> int:
@@ -260,11 +236,6 @@ def _deviations(args: Any, result: Any) -> Any:
     return result.nbytes if has_one and result is not args[0] else 0
 
 
-def _drawn(args: Any, _: Any) -> Any:
-    with_replacement = len(args) > 2 and args[2]
-    return args[0].nbytes * (3 if with_replacement else 1)
-
-
 _COPY_GRADIENTS = (
     *(f"_adaptive_avg_pool{number}d_backward" for number in (2, 3)),
     *(f"adaptive_max_pool{number}d_backward" for number in (2, 3)),
@@ -288,7 +259,9 @@ _TRANSIENTS: dict[str, Sizes] = {
     "masked_scatter": lambda args, _: 8 * args[0].numel(),
     "masked_scatter_backward": _input,
     "soft_margin_loss_backward": lambda args, _: 2 * args[1].nbytes,
-    **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss"), _reduced),
+    **dict.fromkeys(
+        ("mse_loss", "smooth_l1_loss", "huber_loss"), lambda args, result: args[0].nbytes if result.dim() == 0 else 0
+    ),
     **dict.fromkeys(("sum", "cumsum", "prod", "cumprod"), _converted),
     "count_nonzero": lambda args, _: args[0].numel() * 9,
     "native_layer_norm": _unless_contiguous(0),
@@ -311,7 +284,7 @@ _TRANSIENTS: dict[str, Sizes] = {
     **dict.fromkeys(("sort", "argsort"), _sorted),
     **dict.fromkeys(("median", "nanmedian"), lambda args, _: _middle(args, _) if len(args) == 1 else 0),
     "randperm": lambda args, _: 40 * args[0] + MIB,
-    "multinomial": _drawn,
+    "multinomial": lambda args, _: args[0].nbytes * (3 if len(args) > 2 and args[2] else 1),  # with replacement
     "normal": _deviations,
     "roll": lambda args, _: args[0].nbytes if len(args) > 2 and len(args[2]) > 1 else 0,
     "im2col": _input,

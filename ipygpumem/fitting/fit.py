@@ -327,13 +327,19 @@ def _try(function: Callable[..., Any], fit: Fit) -> Any:
     return result
 
 
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _called(function: Callable[..., Any]) -> str:
+    return text_of(getattr(function, "__qualname__", None)) or type_name(function)
+
+
 def _checked_parameters(function: Callable[..., Any], names: Mapping[str, Any]) -> Sequence[inspect.Parameter]:
     """Return the function's known parameters (``AutofitError`` if it does not take the variables)."""
     __tracebackhide__ = True
-    called = text_of(getattr(function, "__qualname__", None)) or type_name(function)
     later = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if any(asks(function) for asks in later):
-        raise AutofitError(f"{called} runs nothing when it is called: pass a plain function")
+        raise AutofitError(f"{_called(function)} runs nothing when it is called: pass a plain function")
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # built-in functions need not have one
@@ -341,30 +347,8 @@ def _checked_parameters(function: Callable[..., Any], names: Mapping[str, Any]) 
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     missing = [] if takes_all else [name for name in names if name not in parameters]
     if missing:
-        raise AutofitError(f"{called} takes no argument {quoted(missing[0])}")
+        raise AutofitError(f"{_called(function)} takes no argument {quoted(missing[0])}")
     return tuple(parameters.values())
-
-
-def _placed(function: Callable[..., Any], args: Sequence[Any], variables: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return a call's positional arguments: a variable's name, or an empty name with one of the caller's ``args``.
-
-    The caller omits the variables, wherever they are among the function's parameters.
-    """
-    __tracebackhide__ = True
-    found, waiting, parameters = list[tuple[str, Any]](), list(args), _checked_parameters(function, variables)
-    for parameter in parameters:
-        if parameter.kind is parameter.POSITIONAL_ONLY or (
-            parameter.kind is parameter.POSITIONAL_OR_KEYWORD and waiting
-        ):
-            if parameter.name in variables:
-                found.append((parameter.name, None))
-            elif waiting:
-                found.append(("", waiting.pop(0)))
-    if waiting and parameters and not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        name = next(iter(variables))
-        called = text_of(getattr(function, "__qualname__", None)) or type_name(function)
-        raise AutofitError(f"{called}: autofit gives {name}: leave it out, or write {name}=NUMBER to start from that")
-    return [*found, *(("", value) for value in waiting)]
 
 
 def decorated(
@@ -380,11 +364,21 @@ def decorated(
     def call(*args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
         own = {name: options.pop(name, value) for name, value in start.items()}
-        placed = _placed(function, args, own)
+        parameters = _checked_parameters(function, own)
+        free = [item for item in parameters if item.kind in _BY_POSITION and item.name not in own]
+        is_open = not parameters or any(item.kind is item.VAR_POSITIONAL for item in parameters)
+        if len(args) > len(free) and not is_open:
+            name = next(iter(own))
+            words = f"leave it out, or write {name}=NUMBER to start from that"
+            raise AutofitError(f"{_called(function)}: autofit gives {name}: {words}")
 
         def tried(**values: Any) -> Any:
             __tracebackhide__ = True
-            positional = [values.pop(name) if name else given for name, given in placed]
+            positional = list(args)
+            for place, item in enumerate(parameters):
+                is_before = place < len(positional) or item.kind is item.POSITIONAL_ONLY
+                if item.name in values and item.kind in _BY_POSITION and is_before:
+                    positional.insert(place, values.pop(item.name))
             return function(*positional, **values, **options)
 
         fitted = run(tried, own)

@@ -12,7 +12,7 @@ import itertools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -49,9 +49,8 @@ def describe(value: object) -> Array | None:
     try:
         if is_of_library(value, "torch", "Tensor"):
             return _describe_tensor(sys.modules["torch"], value)
-        array_type = library_type("numpy", "ndarray")
-        if array_type is not None and is_instance(value, array_type):
-            return _describe_ndarray(array_type, value)
+        if is_array(value):
+            return _describe_ndarray(value)
     except Exception:  # skip an exotic or half-made array; it must not stop a clean-up
         return None
     return None
@@ -67,6 +66,11 @@ def is_of_library(value: object, module: str, name: str) -> bool:
     """Return True if ``value`` is an instance of that class of a loaded library."""
     kind = library_type(module, name)
     return kind is not None and is_instance(value, kind)
+
+
+def is_array(value: object) -> bool:
+    """Return True for a NumPy array."""
+    return is_of_library(value, "numpy", "ndarray")
 
 
 def _describe_tensor(torch: Any, tensor: Any) -> Array | None:
@@ -96,10 +100,9 @@ SPARSE_PARTS = {
 
 def storage_key(value: Any) -> tuple[str, int] | None:
     """Return the identity of a tensor's or array's storage; None for an object without its own storage."""
-    array_type = library_type("numpy", "ndarray")
-    if array_type is not None and is_instance(value, array_type):
-        value = owner_of(array_type, value)
-        if is_instance(value, array_type):
+    if is_array(value):
+        value = owner_of(value)
+        if is_array(value):
             return "numpy", id(value)
     torch: Any = sys.modules["torch"]
     try:
@@ -115,42 +118,37 @@ def answers_itself(torch: Any, kind: type) -> bool:
     return any("__torch_dispatch__" in class_dict(base) for base in below_tensor)
 
 
-def _describe_ndarray(array_type: type, array: Any) -> Array:
-    def read(name: str, owner: Any) -> Any:
-        return array_type.__dict__[name].__get__(owner)
+def read_array(name: str, array: Any) -> Any:
+    """Return a property of a NumPy array."""
+    return library_type("numpy", "ndarray").__dict__[name].__get__(array)
 
-    owner = owner_of(array_type, array)
-    if not is_instance(owner, array_type):  # a tensor, whose storage is the memory of both
+
+def _describe_ndarray(array: Any) -> Array:
+    owner = owner_of(array)
+    if not is_array(owner):  # a tensor, whose storage is the memory of both
         behind = describe(owner)
         size, key = (0, ("object", id(owner))) if behind is None else (behind.size_bytes, behind.storage)
-    elif read("flags", owner).owndata:
-        size, key = int(read("nbytes", owner)), ("numpy", id(owner))
+    elif read_array("flags", owner).owndata:
+        size, key = int(read_array("nbytes", owner)), ("numpy", id(owner))
     else:
-        size, key = max(_span(read, owner), _span(read, array)), ("numpy", id(owner))
-    return Array(type_name(array), tuple(read("shape", array)), str(read("dtype", array)), "cpu", size, key)
+        size, key = max(_span(owner), _span(array)), ("numpy", id(owner))
+    return Array(type_name(array), tuple(read_array("shape", array)), str(read_array("dtype", array)), "cpu", size, key)
 
 
-def _span(read: Callable[[str, Any], Any], array: Any) -> int:
+def _span(array: Any) -> int:
     """Return the bytes from an array's first element to its last; fewer than its elements' if it is broadcast."""
-    shape = read("shape", array)
-    if 0 in shape:
-        return 0
-    strides = read("strides", array)
-    return int(
-        read("itemsize", array) + sum(abs(stride) * (size - 1) for size, stride in zip(shape, strides, strict=True))
-    )
+    shape = read_array("shape", array)
+    steps = zip(shape, read_array("strides", array), strict=True)
+    after_first = sum(abs(stride) * (size - 1) for size, stride in steps)
+    return 0 if 0 in shape else int(read_array("itemsize", array) + after_first)
 
 
 def elements(array: Any) -> list[Any] | None:
     """Return the elements of an object array, nested like the array; None for any other array."""
-    array_type = library_type("numpy", "ndarray")
-    if array_type is None or not is_instance(array, array_type):
-        return None
-    read = array_type.__dict__
-    if not read["dtype"].__get__(array).hasobject or read["size"].__get__(array) > _MOST_ELEMENTS:
+    if not is_array(array) or not read_array("dtype", array).hasobject or read_array("size", array) > _MOST_ELEMENTS:
         return None
     try:
-        items = read["tolist"](array)
+        items = read_array("tolist", array)()
     except Exception:  # a half-made array
         return None
     return items if type(items) is list else [items]
@@ -167,10 +165,8 @@ def holding_objects(arrays: Sequence[Any]) -> list[bool]:
 def flat_elements(array: Any) -> list[Any] | None:
     """Return the elements of an object array in one flat list; None for any other array."""
     items = elements(array)
-    if items is not None:
-        array_type: Any = library_type("numpy", "ndarray")
-        for _ in range(array_type.__dict__["ndim"].__get__(array) - 1):
-            items = list(itertools.chain.from_iterable(items))
+    for _ in range(read_array("ndim", array) - 1) if items is not None else ():
+        items = list(itertools.chain.from_iterable(items or ()))
     return items
 
 
@@ -193,23 +189,22 @@ def slots(item: object, descriptors: dict[str, Any] | None = None) -> dict[str, 
     return values
 
 
-def memory_of(array_type: type, array: Any) -> object:
+def memory_of(array: Any) -> object:
     """Return the owner of an array's memory: an array, or the bytes, memory map or tensor that it views."""
-    owner = owner_of(array_type, array)
-    behind = _behind(array_type, owner) if is_instance(owner, array_type) else None
-    return behind if behind is not None and (is_atom(behind) or is_map(behind)) else owner
+    owner = owner_of(array)
+    behind = _behind(owner) if is_array(owner) else None
+    return behind if behind is not None and (is_atom(behind) or is_of_library(behind, "mmap", "mmap")) else owner
 
 
 def inside_pandas(item: object) -> list[object]:
     """Return the arrays in a pandas object, or in a tuple of them."""
-    array_type = library_type("numpy", "ndarray")
     seen, arrays, waiting = set[int](), list[object](), [item]
     while waiting:
         part = waiting.pop()
         if id(part) in seen:
             continue
         seen.add(id(part))
-        if array_type is not None and is_instance(part, array_type):
+        if is_array(part):
             arrays.append(part)
         elif is_of_pandas(part) or type(part) is tuple or type(part) is dict:
             waiting += gc.get_referents(part)
@@ -221,24 +216,19 @@ def is_of_pandas(item: object) -> bool:
     return module_of(item).partition(".")[0] == "pandas" and not is_instance(item, type)
 
 
-def is_map(owner: object) -> bool:
-    """Return True if an object is a memory map."""
-    return is_of_library(owner, "mmap", "mmap")
-
-
-def owner_of(array_type: type, array: Any) -> Any:
+def owner_of(array: Any) -> Any:
     """Return the array or tensor that owns the memory of ``array``: itself, or the base of the view."""
     while True:
-        behind = _behind(array_type, array)
+        behind = _behind(array)
         if is_of_library(behind, "torch", "Tensor"):
             return behind
-        if not is_instance(behind, array_type):
+        if not is_array(behind):
             return array
         array = behind
 
 
-def _behind(array_type: type, array: Any) -> Any:
-    behind = array_type.__dict__["base"].__get__(array)
+def _behind(array: Any) -> Any:
+    behind = read_array("base", array)
     if type_name(behind) == "DummyArray":  # np.lib.stride_tricks puts one between a view and its array
         behind = (instance_dict(behind) or {}).get("base")
     return behind.obj if type(behind) is memoryview else behind
@@ -253,10 +243,9 @@ def watch(item: object) -> Callable[[], bool]:
         torch: Any = sys.modules["torch"]
         with contextlib.suppress(Exception), torch._C.DisableTorchFunction():  # some have no storage
             return _WeakStorage(torch.Tensor.untyped_storage(item)).is_alive
-    array_type = library_type("numpy", "ndarray")
-    if array_type is not None and is_instance(item, array_type):
-        item = owner_of(array_type, item)
-        return watch(item) if not is_instance(item, array_type) else WatchedArray(item)
+    if is_array(item):
+        item = owner_of(item)
+        return WatchedArray(item) if is_array(item) else watch(item)
     reference = weakref.ref(item)
     return lambda: reference() is not None
 
@@ -266,9 +255,13 @@ Span = tuple[int, int, int]
 
 def place_of(array: Any) -> Span:
     """Return an array's identity, and the start and end of its memory."""
-    read: Any = library_type("numpy", "ndarray").__dict__
-    start = int(read["__array_interface__"].__get__(array)["data"][0])
-    return id(array), start, start + int(read["nbytes"].__get__(array))
+    start = int(read_array("__array_interface__", array)["data"][0])
+    return id(array), start, start + int(read_array("nbytes", array))
+
+
+def places_of(arrays: Iterable[Any]) -> set[Span]:
+    """Return the places of the arrays that own the memory of some arrays."""
+    return {place_of(owner) for owner in map(owner_of, arrays) if is_array(owner)}
 
 
 class WatchedArray:

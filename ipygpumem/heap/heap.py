@@ -19,7 +19,7 @@ from itertools import chain, compress, count, filterfalse, islice, repeat
 from operator import is_, not_
 from typing import Any
 
-from ipygpumem.heap.arrays import Span, StorageKey, describe, elements, flat_elements, library_type, owner_of, place_of
+from ipygpumem.heap.arrays import Span, StorageKey, describe, elements, flat_elements, library_type, places_of
 from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.holders.frames import emptied_locals
 from ipygpumem.introspect import ATOMS, is_atom, is_instance
@@ -190,9 +190,7 @@ class Heap:
 
     def places(self) -> set[Span]:
         """Return the places of the arrays that own the memory of arrays on the heap."""
-        array_type: Any = library_type("numpy", "ndarray")
-        owners = [owner_of(array_type, array) for array in self.ndarrays]
-        return {place_of(owner) for owner in owners if is_instance(owner, array_type)}
+        return places_of(self.ndarrays)
 
     def referred(self, wanted: Collection[int], without: Collection[int] = ()) -> list[Any]:
         """Return the objects with the ``wanted`` identities to which an object that is not among ``without`` refers."""

@@ -11,7 +11,7 @@ from operator import not_
 from types import FunctionType
 from typing import Any
 
-from ipygpumem.heap.arrays import Array, Reader, Span, Storages, library_type, owner_of, place_of
+from ipygpumem.heap.arrays import Array, Reader, Span, Storages, is_array, library_type, owner_of, place_of
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.holders.graphs import live_tensors
@@ -88,9 +88,9 @@ class BaselineSnapshot:
 
     def _add_arrays(self, array_type: Any, arrays: Sequence[Any]) -> None:
         base = array_type.__dict__["base"].__get__
-        owners = [array if base(array) is None else owner_of(array_type, array) for array in arrays]
+        owners = [array if base(array) is None else owner_of(array) for array in arrays]
         large = list(map(_LARGE.__lt__, map(array_type.__dict__["nbytes"].__get__, arrays)))
-        self._large.update(place_of(owner) for owner in compress(owners, large) if is_instance(owner, array_type))
+        self._large.update(place_of(owner) for owner in compress(owners, large) if is_array(owner))
         self._spans = sorted((start, end) for _, start, end in self._large)
         self._small = set(map(id, compress(owners, map(not_, large))))
 
@@ -99,10 +99,9 @@ class BaselineSnapshot:
         library, key = array.storage
         if library == "torch":
             return key in self._storages or self._shows_old_array(item)
-        array_type = library_type("numpy", "ndarray")
-        if array_type is not None and is_instance(item, array_type):
-            owner = owner_of(array_type, item)
-            if is_instance(owner, array_type) and array.size_bytes > _LARGE:
+        if is_array(item):
+            owner = owner_of(item)
+            if is_array(owner) and array.size_bytes > _LARGE:
                 return place_of(owner) in self._large
             return key in self._small and array.size_bytes <= _LARGE
         reference = self._objects.get(key)

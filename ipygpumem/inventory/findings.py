@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ipygpumem.errors import describe_error
-from ipygpumem.heap.arrays import library_type, owner_of, place_of
+from ipygpumem.heap.arrays import is_array, is_of_library, owner_of, place_of
 from ipygpumem.heap.total import Total, total
-from ipygpumem.introspect import is_instance
 from ipygpumem.inventory.breakdown import (
     OF,
     PYTHON,
@@ -197,16 +196,15 @@ def storages_of(arrays: Iterable[tuple[object, str]]) -> Iterator[Storage]:
 
     Objects without memory of their own are left out: meta, fake and sparse tensors, wrappers around other tensors.
     """
-    tensor_type, array_type = library_type("torch", "Tensor"), library_type("numpy", "ndarray")
     seen: set[tuple[str, int]] = set()
     for array, kind in arrays:
         place = None
         with contextlib.suppress(Exception):  # skip an exotic or half-made array, as in arrays.describe
-            if tensor_type is not None and is_instance(array, tensor_type):
+            if is_of_library(array, "torch", "Tensor"):
                 place = _place_of_tensor(sys.modules["torch"], array)
-            elif array_type is not None and is_instance(array, array_type):
-                owner = owner_of(array_type, array)
-                if is_instance(owner, array_type):  # else a tensor, which is listed itself
+            elif is_array(array):
+                owner = owner_of(array)
+                if is_array(owner):  # else a tensor, which is listed itself
                     _, start, end = place_of(owner)
                     place = "cpu", start, end - start
         if place is not None and place[:2] not in seen:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import StorageKey, describe, owner_of, storage_key
+from ipygpumem.heap.arrays import StorageKey, describe, is_array, owner_of, place_of, read_array, storage_key
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.graphs import is_leaf, of_script, saved_by
 from ipygpumem.heap.walk import NamedArrays
@@ -96,10 +95,8 @@ class Retained:
         for item in (*self._heap.tensors, *self._heap.ndarrays):
             self._shown_by.setdefault(self._key(item), []).append(item)
         for array in self._heap.ndarrays:
-            base = sys.modules["numpy"].ndarray
-            owner, read = owner_of(base, array), base.__dict__
-            is_own = is_instance(owner, base) and read["flags"].__get__(owner).owndata
-            if not is_own or read["__array_interface__"].__get__(owner)["data"][0] in foreign:
+            owner = owner_of(array)
+            if not is_array(owner) or not read_array("flags", owner).owndata or place_of(owner)[1] in foreign:
                 self._locked.add(self._key(array))
 
     def _key(self, item: object) -> StorageKey:

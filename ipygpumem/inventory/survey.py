@@ -19,7 +19,7 @@ from operator import attrgetter
 from types import FrameType, ModuleType
 from typing import Any
 
-from ipygpumem.heap.arrays import Memory, Reader, Storages, describe, is_map, library_type, memory_of, place_of
+from ipygpumem.heap.arrays import Memory, Reader, Storages, describe, is_array, library_type, memory_of, place_of
 from ipygpumem.heap.bulk import Progress, no_progress
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.frames import peek, running_locals
@@ -130,14 +130,14 @@ class _Survey:
                     storages.add_of(reader, tensors)
                 roles = roles_of(reader, self._heap, tensors, gradients)
                 listed = TensorList(reader, tensors, self._labels)
-                shown = listed.match(array_type, arrays)
+                shown = listed.match(arrays)
                 records += listed.records(roles)
                 if listed.unread:
                     self.notes.append(f"the memory of {len(listed.unread)} tensors {listed.unread[0]}")
         buffers = _jax_records(self._named.values(), self._labels)
-        shown |= _shown_by_jax(array_type, arrays, buffers)
+        shown |= _shown_by_jax(arrays, buffers)
         records += buffers.values()
-        records += array_records(array_type, arrays, self._labels, shown)
+        records += array_records(arrays, self._labels, shown)
         return sorted(records, key=attrgetter("size_bytes"), reverse=True)
 
     def roles(self) -> list[tuple[object, Role]]:
@@ -226,16 +226,16 @@ class TensorList:
         """Reasons why the memory of tensors could not be read, one per tensor."""
         return [memory.note for _, memory in self._memories if memory.note.startswith("could not be read")]
 
-    def match(self, array_type: Any, arrays: Sequence[object]) -> set[int]:
+    def match(self, arrays: Sequence[object]) -> set[int]:
         """Count arrays on tensors' memory, and tensors on arrays' memory; return the identities of the owners."""
         shown: set[int] = set()
         by_address: dict[int, tuple[int, int]] = {}
         for item in arrays:
-            owner = memory_of(array_type, item)
+            owner = memory_of(item)
             if is_instance(owner, self._reader.base):  # tensor.numpy()
                 self._shown.update(self._reader.memory(owner).storages.keys())
                 shown.add(id(owner))
-            elif is_instance(owner, array_type):
+            elif is_array(owner):
                 _, start, end = place_of(owner)
                 by_address[start] = end - start, id(owner)
         addresses = sorted(by_address)
@@ -305,11 +305,11 @@ class TensorList:
         )
 
 
-def array_records(array_type: Any, arrays: Sequence[object], labels: Labels, shown: set[int]) -> list[TensorRecord]:
+def array_records(arrays: Sequence[object], labels: Labels, shown: set[int]) -> list[TensorRecord]:
     """Return one record for the memory of each array, except memory already ``shown`` as a tensor's."""
     records: dict[int, TensorRecord] = {}
     for item in arrays:
-        owner = memory_of(array_type, item)
+        owner = memory_of(item)
         found, key = describe(item), id(owner)
         if key in shown or found is None:
             continue
@@ -324,9 +324,9 @@ def array_records(array_type: Any, arrays: Sequence[object], labels: Labels, sho
             device="cpu",
             size_bytes=found.size_bytes,
             cell=labels.cells.get(id(item)),
-            library="numpy" if is_instance(owner, array_type) else "buffer",
+            library="numpy" if is_array(owner) else "buffer",
             storage=key,
-            note=_MAPPED if is_map(owner) else "",
+            note=_MAPPED if type_name(owner) == "mmap" else "",
         )
     return list(records.values())
 
@@ -429,12 +429,12 @@ def _jax_record(array: Any, labels: Labels) -> TensorRecord:
     )
 
 
-def _shown_by_jax(array_type: Any, arrays: Sequence[object], records: dict[int, TensorRecord]) -> set[int]:
+def _shown_by_jax(arrays: Sequence[object], records: dict[int, TensorRecord]) -> set[int]:
     """Count the NumPy arrays on JAX host buffers; return the identities of their owners."""
     starts = sorted(key for key, record in records.items() if record.device == "cpu")
     shown: set[int] = set()
-    for owner in (memory_of(array_type, item) for item in arrays) if starts else ():
-        if is_instance(owner, array_type):
+    for owner in map(memory_of, arrays) if starts else ():
+        if is_array(owner):
             _, address, _ = place_of(owner)
             start = starts[max(0, bisect_right(starts, address) - 1)]
             if start <= address < start + records[start].size_bytes:

@@ -22,7 +22,7 @@ from ipygpumem.report.history import history_report, traces_report
 from ipygpumem.report.layout import Report, clean, count, note, sizes
 from ipygpumem.report.status import status_report
 from ipygpumem.shell.app import App
-from ipygpumem.shell.ipython.caches import Outputs, stored_errors
+from ipygpumem.shell.ipython.caches import Outputs
 from ipygpumem.shell.ipython.sources import number_of_input
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
@@ -41,16 +41,13 @@ def off(app: App, options: Options) -> list[Report]:
 
 def free(app: App, options: Options) -> list[Report]:
     """Free memory now: frames of stored tracebacks, garbage, caches."""
-    context, notes = app.context, list[str]()
-
-    def release() -> int:
-        errors = len(stored_errors(context.shell))
-        notes.extend(app.recovery.release_stored_tracebacks())
-        return errors
-
-    outputs = ("outputs", Outputs(context.shell).forget_hidden)
-    steps, freed = reclaim.free_now(context.meter, context.garbage, outputs, ("tracebacks", release))
-    return [freed_report("freed", steps, freed, notes)]
+    context = app.context
+    first = [
+        ("outputs", Outputs(context.shell).forget_hidden),
+        ("tracebacks", app.recovery.release_stored_tracebacks),
+    ]
+    steps, freed = reclaim.free_now(context.meter, context.garbage, *first)
+    return [freed_report("freed", steps, freed)]
 
 
 def preload(app: App, options: Options) -> list[Report]:

@@ -279,7 +279,6 @@ def allocated_bytes() -> int:
     return in_malloc + sys.getallocatedblocks() * _BLOCK_BYTES + (arrow() if arrow else 0)
 
 
-_FILE = re.compile(rb"\nRssFile:\s*(\d+) kB")
 _MAPPING = re.compile(
     rb"^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ (\d+) *([^\n]*)\n.*?^Rss: +(\d+) kB\n.*?^Anonymous: +(\d+) kB\n",
     re.MULTILINE | re.DOTALL,
@@ -302,14 +301,10 @@ class RamFigures(NamedTuple):
     @classmethod
     def now(cls) -> RamFigures:
         """Return the figures of this moment."""
-        found = None
-        with contextlib.suppress(OSError):
-            file = os.open("/proc/self/status", os.O_RDONLY)
-            try:
-                found = _FILE.search(os.read(file, 4096))
-            finally:
-                os.close(file)
-        return cls(0 if found is None else int(found[1]) * KIB, free_heap_bytes() or 0, len(sys.modules))
+        file_bytes = 0
+        with contextlib.suppress(OSError, ValueError):
+            file_bytes = own_limits.figure(Path("/proc/self/status").read_bytes(), b"\nRssFile:")
+        return cls(file_bytes, free_heap_bytes() or 0, len(sys.modules))
 
 
 class OwnPages(NamedTuple):

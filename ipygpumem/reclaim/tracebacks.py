@@ -13,22 +13,19 @@ import dis
 import gc
 import inspect
 import itertools
-import math
 import re
 import sys
 import weakref
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, FunctionType, GeneratorType, TracebackType
 from typing import Any, Literal
 
 from ipygpumem.errors import UnitError
-from ipygpumem.heap import interrupts
-from ipygpumem.heap.arrays import slot_descriptors, slots
-from ipygpumem.heap.holders.frames import peek, running_locals, stack, steps
+from ipygpumem.heap.holders.frames import peek, stack, steps
 from ipygpumem.heap.sizes import MOST_SIZED, Sizes, row_of
 from ipygpumem.heap.walk import MOST_AT_START, MOST_OBJECTS, ArraySearch
-from ipygpumem.introspect import is_atom, is_exactly, is_instance, is_users, name_of, type_name
+from ipygpumem.introspect import is_exactly, is_instance, is_users, module_of, name_of, type_name
 from ipygpumem.records import RetainedArray
 from ipygpumem.units import MIB, bytes_in_message
 
@@ -109,6 +106,8 @@ def members(error: BaseException) -> tuple[BaseException, ...]:
 
 def _text(error: BaseException) -> str:
     """Return the exception's message if it is plain text; never calls the user's ``__str__``."""
+    if is_instance(error, MemoryError) and module_of(error).partition(".")[0] == "numpy":
+        return str(error)  # written from a shape and a dtype
     return " ".join(part for part in field(error, "args") if type(part) is str)
 
 
@@ -146,23 +145,9 @@ def _names(error: BaseException) -> set[str]:
 
 def _requested(error: BaseException) -> int | None:
     match = _REQUESTED.search(_text(error))
-    if match is None:
-        return _requested_array(error)
-    try:
-        return bytes_in_message(next(group for group in match.groups() if group).replace(",", ""))
-    except UnitError:
-        return None
-
-
-def _requested_array(error: BaseException) -> int | None:
-    """Return the bytes by the shape and dtype in NumPy's error, which contains them instead of a message."""
-    args = field(error, "args")
-    if len(args) != 2 or type(args[0]) is not tuple or not all(type(size) is int for size in args[0]):
-        return None
-    dtype_type = getattr(sys.modules.get("numpy"), "dtype", None)
-    if dtype_type is None or not is_instance(args[1], dtype_type):
-        return None
-    return math.prod(args[0]) * int(dtype_type.itemsize.__get__(args[1]))
+    with contextlib.suppress(UnitError):
+        return match and bytes_in_message(next(filter(None, match.groups())).replace(",", ""))
+    return None
 
 
 def frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
@@ -354,14 +339,6 @@ def running_here() -> set[int]:
     return {id(frame) for frame in stack(sys._getframe(1))}
 
 
-def is_frozen() -> bool:
-    """Return True if the heap was frozen (``gc.freeze``), so that the collector does not find referrers.
-
-    Python 3.12 itself freezes some hundreds of objects at start.
-    """
-    return gc.get_freeze_count() > 10_000
-
-
 _RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _OWNERS = ((GeneratorType, "gi_frame"), (CoroutineType, "cr_frame"), (AsyncGeneratorType, "ag_frame"))
 
@@ -379,8 +356,6 @@ def _in_use(candidates: list[FrameType]) -> set[int]:
         return {id(frame) for frame in candidates if not any(item is frame.f_code for item in gc.get_referents(frame))}
     running = {id(frame) for top in sys._current_frames().values() for frame in stack(top)}
     made = [frame for frame in candidates if frame.f_code.co_flags & _RESUMED]
-    if is_frozen():
-        return running | {id(frame) for frame in made}
     return running | {id(frame_of(item)) for item in (gc.get_referrers(*made) if made else ())}
 
 
@@ -388,8 +363,8 @@ def release(error: BaseException) -> int:
     """Drop the objects held by the frames of ``error`` and its chain; return the number of frames cleared.
 
     The traceback can still be shown, without its locals. The frames are cleared even if other objects reference them,
-    and the exceptions get stand-ins for their tracebacks. Frames in use are not changed: clearing the frame of a
-    waiting generator would close the generator.
+    and the exceptions get stand-ins for their tracebacks. An ``AttributeError`` loses its object, too. Frames in use
+    are not changed: clearing the frame of a waiting generator would close the generator.
     """
     _clear_functions(traceback_of(error))
     for item in chain(error):
@@ -403,6 +378,8 @@ def release(error: BaseException) -> int:
             with _STILL_RUNS:
                 cleared += _clear(frame)
     for item in list(chain(error)):
+        if is_instance(item, AttributeError):
+            AttributeError.__dict__["obj"].__set__(item, None)  # such as a model
         with contextlib.suppress(MemoryError):  # the real one stays, with hardly any objects in its frames
             _detach_frames(item, own)
     return cleared
@@ -448,103 +425,6 @@ def _detach_frames(error: BaseException, running: set[int]) -> None:
         BaseException.__dict__["__traceback__"].__set__(error, copy_without_frames(traceback))
     else:
         last_running.tb_next = copy_without_frames(traceback)
-
-
-# -- arrays in attributes of exceptions --------------------------------------------------------------------------------
-#
-# Python puts objects there (``AttributeError.obj``), and so do users, who may need them later. So they are removed only
-# if no user object refers to the exceptions any more, and they are reported.
-
-
-def remove_attributes(
-    error: BaseException,
-    *,
-    roots: Iterable[object],
-    through: Iterable[object],
-    own: Mapping[str, object],
-    least_bytes: int,
-) -> tuple[RetainedArray, ...]:
-    """Remove attributes of ``least_bytes`` or more from ``error`` and its chain, unless user code refers to it.
-
-    Return the removed arrays, without those of ``own``, the notebook's names. ``roots`` may refer to exceptions without
-    making them the user's; so may ``through``, if only ``roots`` refer to them.
-    """
-    errors, named = list(chain(error)), set[tuple[str, int]]()
-    if not any(True for item in errors for _ in _carried(item, least_bytes, named)):
-        return ()
-    if running_here() & {id(frame) for frame, _ in frames(error)}:
-        return ()  # still propagating: code may catch it
-    with interrupts.reraise_swallowed():
-        gc.collect()  # garbage would count as a referrer
-    if _are_users(errors, list(roots), list(through)):
-        return ()
-    search = ArraySearch()
-    search.left = MOST_AT_START
-    search.pass_over(*errors)
-    named.update(array.storage for _, array in search.find(list(own.values())))
-    # Groups come after their members, which then contain nothing that a group would have to drop.
-    return tuple(held for item in reversed(errors) for held in _taken_off(item, least_bytes, named))
-
-
-def _are_users(errors: list[BaseException], roots: list[object], through: list[object]) -> bool:
-    """Return True if anything but ``roots`` refers to the exceptions, also through lists, tuples and ``through``."""
-    if is_frozen():
-        return True
-    parts = [part for error in errors for part in (field(error, "args"), field(error, "__dict__"), members(error))]
-    known = {id(item) for item in (*errors, *roots, *parts, errors, roots, through, parts)}
-    passing = {id(item) for item in through}
-    levels: list[tuple[object, ...]] = [tuple(errors)]
-    while levels[-1]:
-        known.add(id(levels[-1]))
-        level = []
-        for item in gc.get_referrers(*levels[-1]):
-            frame = item if type(item) is FrameType else frame_of(item)
-            if id(item) in known or (frame is not None and is_shells(frame)):
-                continue
-            if type(item) is not list and type(item) is not tuple and id(item) not in passing:
-                return True
-            known.add(id(item))
-            level.append(item)
-        levels.append(tuple(level))
-        del level
-    reached = {id(item) for level in levels for item in level}
-    return any(id(value) in reached for value in running_locals())
-
-
-_Storages = Container[tuple[str, int]]
-
-
-def _carried(error: BaseException, least_bytes: int, named: _Storages) -> Iterator[tuple[str, RetainedArray]]:
-    """Yield the attributes of ``error`` that hold ``least_bytes`` or more in arrays without a name, with these."""
-    attributes = {name: value for name, value in list(field(error, "__dict__").items()) if type(name) is str}
-    places = {**attributes, **slots(error), "args": field(error, "args")}
-    for name, value in places.items():
-        held = _carries(f"{type_name(error)}.{name}", value, least_bytes, named)
-        if held is not None:
-            yield name, held
-
-
-def _taken_off(error: BaseException, least_bytes: int, named: _Storages) -> Iterator[RetainedArray]:
-    attributes = field(error, "__dict__")
-    for name, held in list(_carried(error, least_bytes, named)):
-        if name == "args":
-            args = [(part, _carries("", part, least_bytes, named)) for part in field(error, "args")]
-            kept = tuple(part if held is None else f"<{held.type_name}, released>" for part, held in args)
-            BaseException.__dict__["args"].__set__(error, kept)
-        elif name in attributes:
-            del attributes[name]
-        else:
-            try:
-                slot_descriptors(type(error))[name].__set__(error, None)
-            except (AttributeError, TypeError):  # read-only
-                continue
-        yield held
-
-
-def _carries(name: str, value: object, least_bytes: int, named: _Storages) -> RetainedArray | None:
-    search = ArraySearch(lambda _, array: array.storage in named)
-    found = None if is_atom(value) else search.held(name, value)
-    return found[0] if found is not None and found[0].size_bytes >= least_bytes else None
 
 
 # -- stand-ins for tracebacks, which show the same lines and keep nothing alive ----------------------------------------

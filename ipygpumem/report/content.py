@@ -171,7 +171,7 @@ _KEEPS = {"oom": "never", "interrupt": "oom", "error": "oom+interrupt"}
 def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report]:
     """Return the report after an OOM, or after another error whose frames kept a relevant amount of memory alive."""
     held = [item for item in record.held if item.size_bytes >= min_held_bytes]
-    if record.kind != "oom" and not held and not record.detached and not record.poisoned:
+    if record.kind != "oom" and not held and not record.poisoned:
         return []
     head = [f"{_CAUSES[record.kind]} ({clean_name(record.error)})"]
     if record.requested_bytes is not None:
@@ -187,7 +187,7 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
 def _also_freed(record: RecoveryRecord) -> dict[str, int]:
     """Return the memory freed on the held tensors' devices in addition to them, if it deserves a row."""
     held: Counter[str] = Counter()
-    for item in (*record.held, *record.detached):
+    for item in record.held:
         *hosts, device = item.device.split(", ")  # the last of an optimizer's is not the host
         if not set(hosts) <= {"cpu"}:
             return {}
@@ -211,7 +211,6 @@ def _recovery_lines(record: RecoveryRecord) -> list[str]:
             f"{clean_name(record.incomplete_optimizer)}: optimizer state is incomplete; the next step() would raise "
             "KeyError. Make a new optimizer, or call its state.clear()."
         )
-    lines += detached_lines(record.detached)
     reserved: Counter[str] = Counter()
     for step in record.steps:
         reserved.update(step.freed_reserved)
@@ -225,12 +224,6 @@ def _recovery_lines(record: RecoveryRecord) -> list[str]:
 
 def _failed_steps(steps: Iterable[FreeingStep]) -> list[str]:
     return [f"{step.name}: {clean(step.error)}" for step in steps if step.error]
-
-
-def detached_lines(held: Sequence[RetainedArray]) -> list[str]:
-    """Return the line about the objects that were removed from an exception."""
-    names = ", ".join(f"{item.name} ({item.type_name}, {format_bytes(item.size_bytes)})" for item in held)
-    return [f"removed from the exception (not referenced elsewhere): {clean(names)}"] if held else []
 
 
 def _sizes(by_device: Mapping[str, int]) -> str:

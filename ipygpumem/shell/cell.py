@@ -122,8 +122,6 @@ class CellStack:
         self._cells: list[Cell] = []
         self.missed: Any = None
         """The ``info`` of a running cell whose start hook failed."""
-        self.ended_inside = False
-        """True if the last cell that ended was nested: the outer cell's code gets its result."""
 
     def push(self, info: Any) -> Cell:
         """Add a cell that begins."""
@@ -140,7 +138,6 @@ class CellStack:
         """
         ended, lost = self._ended(result)
         self.missed = None
-        self.ended_inside = ended is not None and ended.nested
         for cell in (ended, *lost) if ended is not None else ():
             cell.over = True
             cell.close()

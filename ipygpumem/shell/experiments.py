@@ -740,7 +740,7 @@ class Experiment:
     def _release_tracebacks(self) -> int:
         releases = self.failed and self._context.config.release_frames != "never"
         if releases:
-            self.remarks += self._experiments.recovery.release_stored_tracebacks()
+            self._experiments.recovery.release_stored_tracebacks()
         return int(releases)
 
     def _since(self) -> GcMark | None:

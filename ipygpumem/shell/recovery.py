@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 
 from ipygpumem.fitting.budgets import Budget, refusal
 from ipygpumem.heap.garbage import GcMark
-from ipygpumem.introspect import instance_dict
 from ipygpumem.probes.cgroup import Kills
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.reclaim import reclaim, tracebacks
@@ -54,8 +52,6 @@ class Recovery:
                 cell.recovery = replace(self._record(error, failure, release=releases), refused_by=refused)
             elif releases:
                 release_stored(error, self._shell)  # frames that still ran when the inner experiment ended
-                if cell.recovery is not None:
-                    cell.recovery = replace(cell.recovery, detached=cell.recovery.detached + self._take_off(error))
         if cell.recovery is None:
             self._named = None  # the cell may have left garbage
             return []
@@ -81,13 +77,10 @@ class Recovery:
             incomplete_optimizer = tracebacks.incomplete_optimizer(error) if failure.kind == "oom" else None
         waiting = [error]  # emptied by the step, so that no reference is left here
         frames: list[int] = []
-        detached: list[RetainedArray] = []
         steps: list[FreeingStep] = []
 
         def free() -> None:
-            error = waiting.pop()
-            frames.append(release_stored(error, self._shell))
-            detached.extend(self._take_off(error))
+            frames.append(release_stored(waiting.pop(), self._shell))
 
         if release:
             freeing = steps_that_free(self._garbage, self._since, devices=not failure.poisoned)
@@ -108,7 +101,6 @@ class Recovery:
             now=now,
             steps=tuple(steps),
             poisoned=failure.poisoned,
-            detached=tuple(detached),
             plain=plain,
             incomplete_optimizer=incomplete_optimizer[0]
             if incomplete_optimizer is not None and incomplete_optimizer[1]() is not None
@@ -186,28 +178,12 @@ class Recovery:
                 refusals[failure.message] = refused.text if refused is not None else ""
         return refusals.get(failure.message, "")
 
-    def release_stored_tracebacks(self) -> list[str]:
-        """Release the last error, kept for %debug and %tb; return lines for the report."""
+    def release_stored_tracebacks(self) -> int:
+        """Release the last error, kept for %debug and %tb; return the number of errors."""
         errors = stored_errors(self._shell)
-        detached: list[RetainedArray] = []
-        while errors:  # out of the list first, since its references are counted
-            error = errors.pop()
+        for error in errors:
             release_stored(error, self._shell)
-            detached.extend(self._take_off(error))
-        return content.detached_lines(detached)
-
-    def _take_off(self, error: BaseException) -> tuple[RetainedArray, ...]:
-        """Remove the arrays from a released error that only IPython and ``sys`` reference, and return them."""
-        if self._cells.ended_inside:
-            return ()  # the user's code may have it as the result of run_cell
-        last = self._shell.last_execution_result
-        return tracebacks.remove_attributes(
-            error,
-            roots=[vars(sys), self._shell, instance_dict(self._shell), getattr(self._shell, "_trait_values", None)],
-            through=[last, instance_dict(last)],
-            own=self._shell.user_ns,
-            least_bytes=self._config.min_held_bytes,
-        )
+        return len(errors)
 
 
 def free_on_devices(readings: dict[str, Reading]) -> dict[str, int]:

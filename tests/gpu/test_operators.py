@@ -70,18 +70,6 @@ OPERATORS = {
     "T(4, 2, 512, 30), enable_gqa=True)",
     "encoder's fused kernel": "encoded(8, 256, 512)",
     "encoder's fused kernel with padding": "encoded(8, 256, 512, src_key_padding_mask=fixed(8, 256) > 1)",
-    **{
-        f"{kind}, {options}": f"torch.nn.{kind}(128, 256, device=home, dtype=dtype, {options})(T(64, 32, 128))[0]"
-        for kind, options in [
-            ("LSTM", "num_layers=2, dropout=0.1"),
-            ("LSTM", "bidirectional=True"),
-            ("LSTM", "proj_size=64, bias=False"),
-            ("GRU", "batch_first=True"),
-            ("RNN", "nonlinearity='relu'"),
-        ]
-    },
-    "LSTM under autocast": "torch.autocast('cuda', torch.bfloat16)(torch.nn.LSTM(128, 256, device=home))("
-    "T(64, 32, 128).float())[0]",
     "bce_with_logits with weights of classes": "F.binary_cross_entropy_with_logits(T(N, N), fixed(N, N), "
     "pos_weight=fixed(N))",
     "bce_with_logits with both weights": "F.binary_cross_entropy_with_logits(T(N, N), fixed(N, N), fixed(N, N), "

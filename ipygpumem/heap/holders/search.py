@@ -481,7 +481,8 @@ class PathWriter:
             return f"class {name_of(item)}"  # type: ignore[arg-type]  # is_instance says so
         if _is_pending(item):
             return "the event loop"
-        return f"{_article(type_name(item))} that nothing visible from Python refers to"
+        kind = type_name(item)
+        return f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind} that nothing visible from Python refers to"
 
     def _step(self, steps: Sequence[object], path: _Path) -> tuple[int, bool]:
         """Write the next piece of a path; return the number of its references, and whether it is a model's own."""
@@ -567,6 +568,8 @@ class PathWriter:
             elif type(item) is FrameType:
                 break
             elif not is_instance(item, BaseException):
+                if path.advice == LAST_ERROR.advice:
+                    path.advice = "import sys; sys.last_value = sys.last_exc = None"
                 path.say(f": exception{_attribute(steps[position - 1], item)}")
                 return position
         else:
@@ -711,7 +714,3 @@ def _owns(owner: object, names: dict[str, object]) -> bool:
     if is_instance(owner, type):
         return any(item is names for item in gc.get_referents(class_dict(owner)))
     return type(owner) is not FunctionType and instance_dict(owner) is names
-
-
-def _article(noun: str) -> str:
-    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
