@@ -24,11 +24,16 @@ trim = ctypes.CDLL(None).malloc_trim
 def resident():
     gc.collect()
     trim(0)
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return sum(int(lines[name].split()[0]) for name in ("RssAnon", "RssShmem")) * 1024  # without code of libraries
 
 class User:
     def __init__(self, number):
         self.number, self.text, self.pair = number, str(number), [number, None]
+
+class Empty: pass
+class Words(list): pass
+class Table(dict): pass
 
 class Slotted:
     __slots__ = ("number", "text")
@@ -106,11 +111,16 @@ PLAIN = {
     "a bytearray": "lambda: bytearray(b'x') * (32 * MIB)",
     "dicts": "lambda: [{'number': number, 'text': str(number)} for number in range(150_000)]",
     "a dict": "lambda: {number: str(number) for number in range(300_000)}",
+    "texts as keys": "lambda: [{'x' * 100 + str(number): None} for number in range(100_000)]",
+    "a counter": "lambda: collections.Counter(f'text {number}' for number in range(200_000))",
     "lists": "lambda: [[number, None, number] for number in range(200_000)]",
     "tuples": "lambda: [(number, str(number)) for number in range(300_000)]",
     "sets": "lambda: [{number, -number} for number in range(100_000)]",
     "named tuples": "lambda: [Point(number, None) for number in range(300_000)]",
     "user's objects": "lambda: [User(number) for number in range(150_000)]",
+    "user's empty objects": "lambda: [Empty() for _ in range(300_000)]",
+    "user's lists": "lambda: [Words((number,)) for number in range(200_000)]",
+    "user's dicts": "lambda: [Table(number=number) for number in range(100_000)]",
     "user's objects with slots": "lambda: [Slotted(number) for number in range(250_000)]",
     "a deque": "lambda: collections.deque(float(number) for number in range(700_000))",
     "an array.array": "lambda: array.array('d', [1.0]) * (4 * MIB)",
@@ -247,6 +257,21 @@ def test_an_array_and_a_tensor_on_its_memory_are_counted_once() -> None:
     both = [array, array[10:], memoryview(array), arrow.array(array), arrow.array(array).slice(10).to_numpy()]
     assert 1 << 20 < Sizes().measure(both).size_bytes < (1 << 20) + 5000
     assert 1 << 20 < Sizes().measure(both[::-1]).size_bytes < (1 << 20) + 5000
+
+
+def test_columns_that_polars_objects_share_are_counted_once() -> None:
+    polars, arrow = pytest.importorskip("polars"), pytest.importorskip("pyarrow")
+    table = arrow.table({"a": range(1 << 15), "text": [f"{number:0100d}" for number in range(1 << 15)]})
+    frame = polars.from_arrow(table.cast(arrow.schema([("a", "int64"), ("text", arrow.string_view())])))
+    more = [frame.with_columns(b="a"), frame["text"], frame.head(9), frame.filter(polars.col("a") % 3000 == 0), table]
+    size = Sizes().measure(frame).size_bytes
+    assert size == pytest.approx((8 + 16 + 100) << 15, rel=0.01)
+    assert Sizes().measure([frame, *more[:-1]]).size_bytes < 1.01 * size
+    assert Sizes().measure([frame, table]).size_bytes < 1.01 * size + (108 << 15)  # views of texts are polars' own
+    named = Sizes({"frame": frame, "part": more[1]})
+    assert (named.measure(frame, "frame").size_bytes, named.measure(more[1], "part").also_in) == (size, ("frame",))
+    odd = polars.DataFrame({"things": [object()] * 1000})  # without buffers
+    assert Sizes().measure(odd).size_bytes > 8000
 
 
 def test_an_object_that_shares_memory_without_a_name_knows_with_which() -> None:

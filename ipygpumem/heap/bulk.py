@@ -5,9 +5,11 @@ Types are compared by identity, because hashing one may run its metaclass's code
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import compress
-from typing import TypeVar
+from itertools import chain, compress
+from operator import not_
+from typing import Any, TypeVar
 
 from ipygpumem.introspect import mro_of
 
@@ -48,6 +50,18 @@ def kinds_of(items: Sequence[object], *bases: type) -> set[int]:
     """Return the identities of the items' types that derive from a base; calls no Python function for each type."""
     wanted = set(map(id, bases))
     return {key for key, one in one_of_each(items).items() if not wanted.isdisjoint(map(id, mro_of(type(one))))}
+
+
+def referents(objects: Sequence[Any], dicts: Collection[int]) -> list[Any]:
+    """Return the objects to which some objects refer, with text keys of dicts: the collector leaves these out.
+
+    ``dicts`` are the identities of the types that derive from ``dict``.
+    """
+    found, mappings = gc.get_referents(*objects), of_types(dicts, objects)
+    if mappings:
+        keys, known = list(chain.from_iterable(map(dict.__iter__, mappings))), set(map(id, found))
+        found += compress(keys, map(not_, map(known.__contains__, map(id, keys))))
+    return found
 
 
 def by_identity(items: Sequence[T]) -> dict[int, T]:

@@ -6,6 +6,7 @@ to which no Python object refers need a function here, and objects whose parts h
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import mmap
@@ -18,6 +19,7 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library, library_type, slots
+from ipygpumem.heap.arrow import buffers
 from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.holders.graphs import of_script
 from ipygpumem.introspect import (
@@ -154,7 +156,7 @@ def _pillow_image(image: Any) -> Iterator[object]:
     pixels = _native(image, "ImagingCore", "_im", "im")
     if pixels is not None:
         width, height = pixels.size
-        yield _of(pixels, width * height * _PIXEL_BYTES.get(pixels.mode, 4))
+        yield _of(pixels, height * (8 + width * _PIXEL_BYTES.get(pixels.mode, 4)))  # and a pointer to each row
 
 
 def _polars_frame(frame: Any) -> Iterator[object]:
@@ -166,16 +168,14 @@ def _polars_series(series: Any) -> Iterable[object]:
     return () if column is None else _polars_column(column)
 
 
-def _polars_column(column: Any) -> Iterator[object]:
-    yield _of(column, _polars_size(column))
-
-
-def _polars_size(column: Any) -> int:
-    size: int = column.estimated_size()
-    if str(column.dtype()) not in ("String", "Binary"):
-        return size
-    inline, rows = 12, int(column.len())  # the estimate has no views: 16 bytes for each text, with short ones inside
-    return 16 * rows + (size if size > inline * rows else 0)
+def _polars_column(column: Any, *key: object) -> Iterator[object]:
+    if "Object" not in str(column.dtype()):  # these have no buffers, and polars would print an error
+        with contextlib.suppress(AttributeError, KeyError):  # another version of polars
+            chunks = [_native(chunk, "PySeries", "_s") for chunk in column.get_chunks()]
+            spans = [span for chunk in chunks for span in buffers(chunk._export_arrow_to_c)]
+            yield from (Piece(("polars", address), size, address=address) for address, size in spans)
+            return
+    yield Piece(key or ("object", id(column)), column.estimated_size())
 
 
 def _script_module(module: Any) -> Iterator[object]:
@@ -285,10 +285,8 @@ def relatives(objects: Iterable[object]) -> set[int]:
 
 
 def hidden_memory(item: Any) -> set[object]:
-    """Return identities of the memory behind an object; one for all of polars, which hides what it shares."""
+    """Return identities of the memory behind an object."""
     function = behind(type(item))
-    if function in (_polars_column, _polars_frame, _polars_series):
-        return {"polars"}
     try:
         found = list(function(item)) if function is not None else []
     except Exception:  # closed, or an unknown version of the library
@@ -400,7 +398,7 @@ def _label(place: int, label: object) -> str:
 def _polars_columns(frame: Any) -> Iterator[ObjectPart]:
     inner = _native(frame, "PyDataFrame", "_df")
     for place, column in enumerate([] if inner is None else inner.get_columns()):
-        yield ObjectPart("columns", [column.name()], [Piece(("polars", id(inner), place), _polars_size(column))])
+        yield ObjectPart("columns", [column.name()], list(_polars_column(column, "polars", id(inner), place)))
 
 
 def _arrow_table_columns(table: Any) -> Iterator[ObjectPart]:

@@ -20,7 +20,7 @@ from types import FunctionType, MethodDescriptorType, ModuleType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import NOT_ENTERED, Reader, describe, each, holding_objects, library_type, place_of
-from ipygpumem.heap.bulk import CHUNK, by_identity, chunks, kinds_of, of_types, one_of_each
+from ipygpumem.heap.bulk import CHUNK, by_identity, chunks, kinds_of, of_types, one_of_each, referents
 from ipygpumem.heap.holders.frames import failed, in_traceback
 from ipygpumem.heap.libraries import VISITS_BUFFER, Behind, ObjectPart, Piece, behind, parts_of
 from ipygpumem.heap.walk import Group, Walk
@@ -45,7 +45,8 @@ _SMALL, _HEADER = 512, 8
 _GC_HEADER = 16
 _TWO_BLOCKS = {id(kind) for kind in (list, set, bytearray)}
 """Types whose instance is no multiple of 16 bytes, and whose content is allocated apart."""
-_LONG = {id(kind) for kind in (list, tuple, dict, set, frozenset)}
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_LONG = set(map(id, _CONTAINERS[:-1]))
 _FUNCTION = {id(FunctionType)}
 
 
@@ -106,8 +107,8 @@ class Sizes(Walk):
         """Functions that read memory behind an object, by its type's identity."""
         self._sizers: dict[int, Callable[[Any], int]] = {}
         """C functions that size instances of classes with a ``__sizeof__`` of their own, by the type's identity."""
-        self._inline, self._errors = set[int](), set[int]()
-        """Types of objects with attributes outside a dict, and of exceptions, by identity."""
+        self._inline, self._dicts, self._errors = set[int](), set[int](), set[int]()
+        """Types of objects with attributes outside a dict, of dicts, and of exceptions, by identity."""
         self._times = 1
         """Number of objects for which each examined one stands."""
         self._label = ""
@@ -233,7 +234,9 @@ class Sizes(Walk):
         function = behind(own)
         if function is not None:
             self._behind[key] = function
-        if flags & _MANAGED_DICT:
+        if type.__subclasscheck__(dict, own):
+            self._dicts.add(key)
+        if flags & _MANAGED_DICT and not any(type.__subclasscheck__(base, own) for base in _CONTAINERS):
             self._inline.add(key)
         sizer, is_first = _sizer(own)
         if not is_first:
@@ -249,14 +252,13 @@ class Sizes(Walk):
             self._times = times
             return
         yield self._chain(objects), None
-        yield gc.get_referents(*objects), None
+        yield referents(objects, self._dicts), None
         inline = of_types(self._inline, objects)
         if inline:
             found = gc.get_referents(*inline)
             attributes = len(found) - len(inline)  # each refers to its class, too
-            if len(of_types({id(dict)}, found)) < attributes:  # else in the dicts
-                size = _aligned(_GC_HEADER + _HEADER + _HEADER * attributes // len(inline))
-                self._add("cpu", size * len(inline))
+            if not attributes or len(of_types({id(dict)}, found)) < attributes:  # else in the dicts
+                self._add("cpu", _attributes_size(attributes // len(inline)) * len(inline))
 
     def _long_container(self, container: Any) -> Iterator[Group]:
         """Yield a container's items in chunks; of very many, a sample of the chunks."""
@@ -350,9 +352,10 @@ class Sizes(Walk):
         odd, size = self._sizers.keys() & several, 0
         for key in odd:
             size += _rounded(Counter(each(self._sizers[key], of_types({key}, items))), _GC_HEADER)
-        if not _TWO_BLOCKS.isdisjoint(several):
-            odd |= _TWO_BLOCKS
-            size += _rounded(Counter(map(sys.getsizeof, of_types(_TWO_BLOCKS, items))), _HEADER)
+        apart = several & (_TWO_BLOCKS | self._dicts - {id(dict)}) - odd
+        if apart:
+            odd |= apart
+            size += _rounded(Counter(each(sys.getsizeof, of_types(apart, items))), _HEADER)
         return size + _rounded(Counter(each(sys.getsizeof, _without(odd, items) if odd else items)))
 
     def _piece(self, piece: Piece) -> None:
@@ -393,7 +396,7 @@ class Sizes(Walk):
             return
         base: Any = library_type("numpy", "ndarray")
         read = base.__dict__
-        self._add("cpu", _rounded(Counter(map(read["__sizeof__"], arrays))))
+        self._add("cpu", _rounded(Counter(map(read["__sizeof__"], arrays)), _HEADER))
         bases = list(map(read["base"].__get__, arrays))
         owners = list(compress(arrays, map(is_, bases, repeat(None))))
         for array in compress(owners, map(_LARGE.__le__, map(read["nbytes"].__get__, owners))):
@@ -487,6 +490,12 @@ def _sizer(kind: type) -> tuple[Callable[[Any], int], bool]:
     found = [names["__sizeof__"] for names in map(class_dict, type.mro(kind)) if "__sizeof__" in names]
     in_c = next(method for method in found if type(method) is MethodDescriptorType)
     return in_c, in_c is found[0]
+
+
+def _attributes_size(attributes: int) -> int:
+    """Return the bytes of the array in which CPython stores an object's attributes, with one spare place."""
+    header = 16 if sys.version_info >= (3, 13) else (attributes + 10) & -8
+    return _aligned(header + 8 * (attributes + 1))
 
 
 def _aligned(size: int) -> int:

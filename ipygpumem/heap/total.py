@@ -11,7 +11,7 @@ from operator import and_, not_
 from types import MethodDescriptorType
 from typing import NamedTuple
 
-from ipygpumem.heap.bulk import by_identity, chunks, of_types, one_of_each
+from ipygpumem.heap.bulk import by_identity, chunks, of_types, one_of_each, referents
 from ipygpumem.heap.heap import undisturbed
 from ipygpumem.heap.libraries import Behind, Piece, behind, library_of
 from ipygpumem.introspect import class_dict
@@ -45,6 +45,8 @@ class _Count:
         self._kinds: dict[int, type] = {}
         self._sized: set[int] = set()
         """Types whose size the interpreter knows."""
+        self._dicts = set[int]()
+        """Types that derive from ``dict``."""
         self._readers: dict[int, Behind] = {}
         self._read: dict[int, object] = {}
         self._pieces: dict[object, tuple[str, Piece]] = {}
@@ -64,7 +66,7 @@ class _Count:
                 size += sum(map(object.__sizeof__, of_types(self._kinds.keys() - self._sized, items)))
             if self._readers:
                 self._look_behind(of_types(self._readers, items))
-            for below in chunks(gc.get_referents(*items)):
+            for below in chunks(referents(items, self._dicts)):
                 # The collector has listed the tracked ones. Objects with one holder are met once.
                 references = list(map(sys.getrefcount, below))
                 untracked = list(map(not_, map(gc.is_tracked, below)))
@@ -81,6 +83,8 @@ class _Count:
         self._kinds[key] = kind
         if _is_sized_by_python(kind):
             self._sized.add(key)
+        if type.__subclasscheck__(dict, kind):
+            self._dicts.add(key)
         library = library_of(kind)
         reader = None if library == "torch" or library in sys.stdlib_module_names else behind(kind)
         if reader is not None:
