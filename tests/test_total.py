@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import mmap
 import re
 import sys
 import threading
+from collections import Counter
 
 import pytest
 
@@ -34,6 +37,13 @@ def test_each_object_counts_once_tracked_or_not() -> None:
     assert total().objects_bytes - before == pytest.approx(expected, rel=0.01)
 
 
+def test_text_keys_count_that_the_collector_leaves_out() -> None:
+    before = total().objects_bytes
+    kept = [{"x" * MIB: None}, {"y" * MIB: None, 1: 2}, Counter(["z" * MIB])]
+    assert total().objects_bytes - before == pytest.approx(3 * MIB, rel=0.1)
+    del kept
+
+
 def test_no_code_of_an_object_runs() -> None:
     objects = [type("Odd", (base,), body)() for base in (object, list, dict)]
     with untouched():
@@ -50,6 +60,20 @@ def test_buffers_of_libraries_count_once() -> None:
     del column, part
 
 
+def map_as_another_allocator(size: int) -> None:
+    """Fill private pages that begin where one of malloc's arenas could."""
+    libc, arena = ctypes.CDLL(None), 64 * MIB
+    libc.mmap.restype, libc.mmap.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long],
+    )
+    libc.mprotect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    start = -(-libc.mmap(None, 4 * arena, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0) // arena) * arena
+    assert libc.mprotect(start, size, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+    assert libc.mprotect(start + size, 2 * arena, mmap.PROT_READ) == 0
+    ctypes.memset(start, 1, size)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
 @alone
 def test_free_pages_of_the_heap_are_told_from_used_ones() -> None:
@@ -60,6 +84,8 @@ def test_free_pages_of_the_heap_are_told_from_used_ones() -> None:
     found = own_pages()
     assert found.free_heap_bytes - before.free_heap_bytes == pytest.approx(40_000 * 3000, rel=0.1)
     trim_host_heap()
+    assert own_pages().free_heap_bytes < 8 * MIB
+    map_as_another_allocator(32 * MIB)
     assert own_pages().free_heap_bytes < 8 * MIB
     assert found.data_bytes > 0
     done = threading.Event()

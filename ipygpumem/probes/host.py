@@ -320,7 +320,7 @@ class OwnPages(NamedTuple):
 
 def own_pages() -> OwnPages:
     """Return parts of this process's private pages, as the kernel lists its mappings; all 0 if it does not."""
-    data = stacks = heap = 0
+    data = stacks = heap = arena = arena_end = 0
     guard = b""
     try:
         mappings = _MAPPING.findall(Path("/proc/self/smaps").read_bytes())
@@ -331,8 +331,12 @@ def own_pages() -> OwnPages:
             data += int(private) * KIB
         elif name == b"[stack]" or (not name and start == guard and allowed == b"rw-p"):
             stacks += int(resident) * KIB
-        elif name == b"[heap]" or (not name and allowed == b"rw-p" and int(start, 16) % _ARENA_BYTES == 0):
+        elif name == b"[heap]":
             heap += int(resident) * KIB
+        elif allowed == b"---p" and int(start, 16) < arena_end <= int(end, 16):  # the rest that malloc has reserved
+            heap += arena
+        is_first = inode == b"0" and not name and allowed == b"rw-p" and int(start, 16) % _ARENA_BYTES == 0
+        arena, arena_end = (int(resident) * KIB, int(start, 16) + _ARENA_BYTES) if is_first else (0, 0)
         is_guard = allowed == b"---p" and int(end, 16) - int(start, 16) == PAGE_BYTES
         guard = end if is_guard else b""
     ask = _mallinfo()
