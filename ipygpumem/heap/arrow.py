@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterator
 from ctypes import CFUNCTYPE, POINTER, Structure, addressof, byref, c_char_p, c_int64, c_void_p, cast
 from typing import Any
 
-_BITS = {
-    **dict.fromkeys(("n", "+s", "+w"), 0),
-    "b": 1,
+_BITS = {"n": 0, "+s": 0, "+w": 0, "b": 1, "d:": 128, "vu": 128, "vz": 128} | {
     **dict.fromkeys("cC", 8),
     **dict.fromkeys("sSe", 16),
     **dict.fromkeys(("i", "I", "f", "tdD", "tts", "ttm"), 32),
     **dict.fromkeys(("l", "L", "g", "tdm", "tt", "ts", "tD", "+L"), 64),
-    **dict.fromkeys(("d:", "vu", "vz"), 128),
 }
 """Bits for each row in the buffer behind the validity bits, by the start of the format."""
 

@@ -6,6 +6,7 @@ Types are compared by identity, because hashing one may run its metaclass's code
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain, compress
 from operator import not_
@@ -62,6 +63,14 @@ def referents(objects: Sequence[Any], dicts: Collection[int]) -> list[Any]:
         keys, known = list(chain.from_iterable(map(dict.__iter__, mappings))), set(map(id, found))
         found += compress(keys, map(not_, map(known.__contains__, map(id, keys))))
     return found
+
+
+def held_once() -> int:
+    """Return the reference count of an object with one holder, as it is seen in a part of a list of referents."""
+    holder = [object()]
+    found = gc.get_referents(holder)
+    (part,) = chunks(found)
+    return next(map(sys.getrefcount, part))
 
 
 def by_identity(items: Sequence[T]) -> dict[int, T]:

@@ -20,7 +20,7 @@ from types import FunctionType, MethodDescriptorType, ModuleType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import NOT_ENTERED, Reader, describe, each, holding_objects, library_type, place_of
-from ipygpumem.heap.bulk import CHUNK, by_identity, chunks, kinds_of, of_types, one_of_each, referents
+from ipygpumem.heap.bulk import CHUNK, by_identity, chunks, held_once, kinds_of, of_types, one_of_each, referents
 from ipygpumem.heap.holders.frames import failed, in_traceback
 from ipygpumem.heap.libraries import VISITS_BUFFER, Behind, ObjectPart, Piece, behind, parts_of
 from ipygpumem.heap.walk import Group, Walk
@@ -102,7 +102,7 @@ class Sizes(Walk):
         self, named: Mapping[str, object] | None = None, limit: int = MOST_SIZED, progress: Callable[[], object] = bool
     ) -> None:
         super().__init__(limit, find=("tensor", "ndarray"))
-        self._alone, self._progress = _references(), progress
+        self._alone, self._progress = held_once(), progress
         self._behind: dict[int, Behind] = {}
         """Functions that read memory behind an object, by its type's identity."""
         self._sizers: dict[int, Callable[[Any], int]] = {}
@@ -509,14 +509,6 @@ def _rounded(sizes: Mapping[Any, int], extra: int = 0) -> int:
         for size, number in sizes.items()
         if size is not None
     )
-
-
-def _references() -> int:
-    """Return the reference count of an object with one holder, as ``_fresh`` sees it in a part of a list."""
-    holder = [object()]
-    referents = gc.get_referents(holder)
-    (part,) = chunks(referents)
-    return next(map(sys.getrefcount, part))
 
 
 _MOST_SHOWN = 3

@@ -11,7 +11,7 @@ from operator import and_, not_
 from types import MethodDescriptorType
 from typing import NamedTuple
 
-from ipygpumem.heap.bulk import by_identity, chunks, of_types, one_of_each, referents
+from ipygpumem.heap.bulk import by_identity, chunks, held_once, of_types, one_of_each, referents
 from ipygpumem.heap.heap import undisturbed
 from ipygpumem.heap.libraries import Behind, Piece, behind, library_of
 from ipygpumem.introspect import class_dict
@@ -54,7 +54,7 @@ class _Count:
     def take(self) -> Total:
         """Return the result."""
         waiting = list[Sequence[object]](chunks(gc.get_objects()))  # before all that grows below
-        size, shared, alone = 0, set[int](), _references()
+        size, shared, alone = 0, set[int](), held_once()
         while waiting:
             items = waiting.pop()
             for key, item in one_of_each(items).items():
@@ -106,14 +106,6 @@ class _Count:
                     for piece in found:
                         if type(piece) is Piece:
                             self._pieces.setdefault(piece.key, (library, piece))
-
-
-def _references() -> int:
-    """Return the reference count of an object with one holder, as it is seen in a part of a list of referents."""
-    holder = [object()]
-    referents = gc.get_referents(holder)
-    (below,) = chunks(referents)
-    return next(map(sys.getrefcount, below))
 
 
 def _is_sized_by_python(kind: type) -> bool:
