@@ -3,6 +3,7 @@
 import collections
 import functools
 import gc
+import re
 import sys
 import threading
 import weakref
@@ -14,6 +15,7 @@ import numpy
 import pytest
 import torch
 
+import ipygpumem
 from ipygpumem.heap.arrays import storage_key
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.search import Root, Roots, explain
@@ -401,3 +403,10 @@ def test_a_hostile_holder_is_not_asked(path: Callable[..., str], names: dict[str
 
     with hostile.untouched():
         assert path(hold) == "notebook variable box[0].content[0]"
+
+
+def test_the_graph_that_a_loop_grows_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    weight, total = torch.ones(1 << 22, requires_grad=True), torch.zeros(1)
+    for step in ipygpumem.track(range(6)):
+        total = total + (weight * step).exp().mean()
+    assert re.search(r"MiB per iteration is held by .* local total: its autograd graph", capsys.readouterr().out)
