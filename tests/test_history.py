@@ -148,7 +148,7 @@ def test_experiments_are_listed_and_compared(loaded: InteractiveShell, capsys: p
         ("loss = train()\nloss", "loss = train()"),
         ("\n\n# first\n%%time\n  loss = train()", "loss = train()"),
         ("import torch\nfrom x import (\n    y,\n    z)\nrun(y)", "run(y)"),
-        ("# a comment\n%matplotlib inline", "%matplotlib inline"),
+        ("%matplotlib inline\n# a comment\nimport x", "%matplotlib inline"),
         ("", ""),
         ("x = '" + "y" * 200 + "'", "x = '" + "y" * 74 + "…"),
         ("#\n" * 10_000 + "x = 1", "#"),

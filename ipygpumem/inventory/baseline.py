@@ -74,17 +74,15 @@ class BaselineSnapshot:
         self.complete = True
         base: Any = library_type("torch", "Tensor")
         if base is not None:
-            self._add_tensors(live_tensors(garbage))
+            torch: Any = sys.modules["torch"]
+            tensors = live_tensors(garbage)
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+                odd = self._storages.add_of(Reader(torch), tensors)
+                self._objects.update((id(tensor), weakref.ref(tensor)) for tensor in odd)
         array_type = library_type("numpy", "ndarray")
         if array_type is not None:
             arrays, self.complete = within_reach(namespace)
             self._add_arrays(array_type, arrays)
-
-    def _add_tensors(self, tensors: list[Any]) -> None:
-        torch: Any = sys.modules["torch"]
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            odd = self._storages.add_of(Reader(torch), tensors)
-            self._objects.update((id(tensor), weakref.ref(tensor)) for tensor in odd)
 
     def _add_arrays(self, array_type: Any, arrays: Sequence[Any]) -> None:
         base = array_type.__dict__["base"].__get__

@@ -93,7 +93,10 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
         size = whole.measure(holding[0])
         whole.drop()
         named = _worth_naming(closure, held, size.size_bytes)
-        outside = _from_outside(roots, name if is_name else "", closure, holding)
+        own_name = name if is_name else ""
+        namespaces = {key: _without(own_name, root) for key, root in roots.namespaces.items()}
+        hidden = roots.hidden | closure.objects.keys() | {id(closure.objects), id(holding)}
+        outside = replace(roots, namespaces=namespaces, hidden=hidden)  # the closure's objects refer to each other
         groups = _by_holder(closure, named, partners, heap, outside)
         shared = _of_segments(closure, groups, heap, replace(roots, hidden=outside.hidden - closure.objects.keys()))
         heap.drop()
@@ -133,13 +136,6 @@ def _measure(sizes: Sizes, closure: Closure, keys: Collection[int], reached: Col
     """Return the bytes behind some objects, and those of tensors that only torch's C++ code reaches from them."""
     items = [*(closure.objects[key] for key in keys), *closure.tensors(reached)]
     return sizes.measure(items).device_bytes if items else {}
-
-
-def _from_outside(roots: Roots, name: str, closure: Closure, holding: list[object]) -> Roots:
-    """Return roots without a name and without the objects of the closure, which refer to each other."""
-    namespaces = {key: _without(name, root) for key, root in roots.namespaces.items()}
-    hidden = roots.hidden | closure.objects.keys() | {id(closure.objects), id(holding)}
-    return replace(roots, namespaces=namespaces, hidden=hidden)
 
 
 def _without(name: str, root: Callable[[object], Root | None]) -> Callable[[object], Root | None]:

@@ -101,6 +101,7 @@ def top_report(found: LargestNames, *, top: int = 20) -> Report:
 
 def _row(row: NamedSize, device: str, size: int, used: int) -> dict[str, str]:
     share = f"{size / used:.0%}" if used else ""
+    holders = f"; {listed(row.held_by, 3)} also refer{'s' * (len(row.held_by) == 1)} to it"
     return {
         "size": format_bytes(size),
         "share": "" if share in ("0%", "") else share,
@@ -109,7 +110,7 @@ def _row(row: NamedSize, device: str, size: int, used: int) -> dict[str, str]:
         "type": clean(row.type_name),
         "content": content_of(row),
         "cell": "" if row.cell is None else str(row.cell),
-        "to free it": clean(_remedy(row)),
+        "to free it": clean(row.remedy + holders * bool(row.held_by)),
     }
 
 
@@ -142,12 +143,6 @@ def kind_of(row: NamedSize) -> str:
 
 def _size(part: Share) -> str:
     return f" {format_bytes(part.size_bytes)}"
-
-
-def _remedy(row: NamedSize) -> str:
-    """Return the line that deletes the object, and the names that keep some of it alive."""
-    holders = f"; {listed(row.held_by, 3)} also refer{'s' * (len(row.held_by) == 1)} to it"
-    return row.remedy + holders * bool(row.held_by)
 
 
 # -- holders ----------------------------------------------------------------------------------------------------

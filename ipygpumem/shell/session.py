@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +31,8 @@ _GARBAGE_SHARE = 0.05
 _LINE_LENGTH = 80
 _HEAD_LENGTH = 4000
 """Number of characters searched for a describing line."""
+_NO_CODE = re.compile(r"^[ \t]*(?:[#%!]|(?:import|from) [^(\n]*(?:\([^)]*)?).*", re.MULTILINE)
+"""Matches comments, magics and imports, also those in parentheses over several lines."""
 
 
 class Session:
@@ -160,6 +163,8 @@ class Session:
         usages, cell.measurement = context.meter.stop(cell.measurement), None
         now = {usage.device: usage.after_bytes for usage in usages}
         source = text_of(getattr(cell.info, "raw_cell", None))
+        # A cell magic that rejects its line has run none of the cell's code.
+        has_run = not (source.startswith("%%") and type_name(error) == "UsageError")
         return CellRecord(
             execution_count=cell.number,
             cell_id=getattr(cell.info, "cell_id", None),
@@ -170,9 +175,7 @@ class Session:
             error=None if error is None else type_name(error),
             usages=usages,
             source_digest=digest_of(source),
-            source_line=describing_line(
-                source.partition("\n")[0] if error is not None and _never_ran(source, error) else source
-            ),
+            source_line=describing_line(source if has_run else source.partition("\n")[0]),
             recovery=None if cell.recovery is None else replace(cell.recovery, now=now),
             freed=decrease({usage.device: usage.after_bytes for usage in cell.at_end}, now) if cell.at_end else {},
         )
@@ -228,33 +231,14 @@ def _error(cell: Cell, result: Any) -> BaseException | None:
     return error_of(result) or shown_since(cell.last_error)
 
 
-def _never_ran(source: str, error: BaseException) -> bool:
-    """Return True if a cell magic rejected its line, so that none of the cell's code ran."""
-    return source.startswith("%%") and type_name(error) == "UsageError"
-
-
 def digest_of(source: str) -> str:
     """Return a digest of 16 hexadecimal digits that ignores surrounding white space."""
     return hashlib.blake2b(source.strip().encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def describing_line(source: str) -> str:
-    """Return the first line of code, else the first import, magic or comment, cut to 80 characters."""
-    imported = magic = comment = ""
-    inside = False
-    for text in source[:_HEAD_LENGTH].splitlines():
-        line = text.strip()
-        if inside:  # an import's parentheses
-            inside = ")" not in line
-        elif line.startswith("#"):
-            comment = comment or line
-        elif line.startswith(("%", "!")):
-            magic = magic or line
-        elif line.startswith(("import ", "from ")):
-            imported = imported or line
-            inside = "(" in line and ")" not in line
-        elif line:
-            break
-    else:
-        line = imported or magic or comment
+    """Return the first line that is no import, magic or comment, else the first one, cut to 80 characters."""
+    head = source[:_HEAD_LENGTH]
+    lines = f"{_NO_CODE.sub('', head)}\n{head}".splitlines()
+    line = next(filter(None, map(str.strip, lines)), "")
     return line if len(line) <= _LINE_LENGTH else line[: _LINE_LENGTH - 1] + "…"

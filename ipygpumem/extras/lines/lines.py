@@ -98,8 +98,6 @@ class Tracer:
         self.record = LinesRecord([cell])
         self._known: dict[int, tuple[int, CodeType]] = {}
         """Blocks by the identity of a function's code; the code is kept, so that the identity is not reused."""
-        self.waiting: list[Callable[[], bool]] = []
-        """Each follows a function as soon as the cell has bound its name, and returns True then."""
         self._frames: list[_Visit] = []
         self._suspended: dict[int, tuple[int | None, dict[str, int]]] = {}
         """The line of each frame that was left, and the bytes that this run of it has kept so far."""
@@ -200,7 +198,6 @@ class Tracer:
             self._end(after, now)
             self._begin(line, after, now)
             self.record.costs.setdefault((self._frames[-1].block, line), LineCost()).hits += 1
-            self.waiting = [follow for follow in self.waiting if not follow()]
 
     def _leave(self, now: float, frame: FrameType) -> None:
         """Leave the running frame: it returns, is suspended, or raises."""

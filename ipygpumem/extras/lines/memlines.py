@@ -7,8 +7,7 @@ import linecache
 import re
 import sys
 from collections.abc import Callable
-from functools import partial
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -16,6 +15,7 @@ from IPython.core.error import UsageError
 from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord, Tracer, code_of
 from ipygpumem.magics.parsing import Options
 from ipygpumem.report.layout import Report, Table, clean, count, device_label
+from ipygpumem.scope.bindings import Bindings
 from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import Cell
 from ipygpumem.units import format_change, format_seconds, format_short_seconds
@@ -46,14 +46,10 @@ def of_cell(app: App, options: Options) -> list[Report]:
     if any(number > frame.f_lineno for _, _, number in frame.f_code.co_lines() if number is not None):
         raise UsageError(f"{_PROG} comes too late here: write it above %%autofit, as the cell's first line")
     file = frame.f_code.co_filename
-    defined = {item.co_name for item in frame.f_code.co_consts if isinstance(item, CodeType)}
-    bound = running[-1].code[-1].bindings().bound if running[-1].code else set()
+    bindings = running[-1].code[-1].bindings() if running[-1].code else Bindings()
     tracer = Tracer(app.context.meter, file, _cell_block(file, running[-1]))
     for name in (part for word in options.f for part in word.split(",") if part):
-        first = name.partition(".")[0]
-        if first in bound and first not in namespace:
-            tracer.waiting.append(partial(_add_later, tracer, name, namespace))
-        elif first not in defined:
+        if name.partition(".")[0] not in bindings.bound - bindings.imported:
             _add(tracer, name, namespace)
 
     def finish() -> list[Report]:
@@ -77,21 +73,13 @@ def _cell_block(file: str, cell: Cell) -> CodeBlock:
     return CodeBlock("cell", 1, tuple(written))
 
 
-def _add_later(tracer: Tracer, name: str, namespace: dict[str, Any]) -> bool:
-    """Follow a function once the cell has bound its name; return True if it has."""
-    if name.partition(".")[0] not in namespace:
-        return False
-    _add(tracer, name, namespace)
-    return True
-
-
 def _add(tracer: Tracer, name: str, namespace: dict[str, Any]) -> None:
     """Follow the function called ``name``."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"{_PROG}: {clean(name)!r} is not a name: write -f train or -f Model.forward")
     first, *rest = name.split(".")
     if first not in namespace:
-        hint = "functions that the cell itself defines are followed without -f"
+        hint = "import it in an earlier cell; functions that the cell itself defines are followed without -f"
         raise UsageError(f"{_PROG}: there is no {clean(first)!r} here; {hint}")
     value = namespace[first]
     for part in rest:

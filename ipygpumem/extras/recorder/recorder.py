@@ -85,7 +85,10 @@ class Recorder:
         """Start as configured, or report why not; with ``tell``, report if the last kernel died in a cell."""
         if tell:
             try:
-                self._tell_of_last()
+                ended = recordings.ended(self.folder, _notebook())
+                if ended and ended[0].running and recordings.judge(ended[0]).grade:
+                    cell = ended[0].running.cell
+                    self._messages.append(f"the previous kernel died in cell {cell}: see %gpumem postmortem")
             except Exception as error:  # another kernel's file must not keep this one from recording
                 self._messages.append(f"the end of the previous kernel is unknown ({_reason(error)})")
         try:
@@ -96,11 +99,6 @@ class Recorder:
             self._messages.append(
                 str(error) if isinstance(error, RecordingError) else f"recording is off ({_reason(error)})"
             )
-
-    def _tell_of_last(self) -> None:
-        ended = recordings.ended(self.folder, _notebook())
-        if ended and ended[0].running and recordings.judge(ended[0]).grade:
-            self._messages.append(f"the previous kernel died in cell {ended[0].running.cell}: see %gpumem postmortem")
 
     def close(self) -> None:
         """Stop, as the extension is unloaded."""
