@@ -1,6 +1,10 @@
 """Loading, unloading, configuring: the shell afterwards is the shell before."""
 
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -9,11 +13,12 @@ from traitlets import TraitError
 from traitlets.config import Config
 
 import ipygpumem
-from ipygpumem.errors import NotLoadedError
+from ipygpumem import estimating
+from ipygpumem.errors import EstimateError, NotLoadedError
 from ipygpumem.shell import extension as hooks
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.config import IPyGpuMem
-from tests.alone import printed
+from tests.alone import alone, printed
 
 PACKAGE = Path(ipygpumem.__file__).parent
 
@@ -205,3 +210,11 @@ def test_a_script_imports_what_it_calls_and_nothing_of_other_features(name: str,
     loaded = imported_after(f"import ipygpumem\nipygpumem.{name}")
     assert needed in loaded
     assert not [name for name in loaded if name.startswith(("IPython", "shell", "magics", "fitting", "estimating"))]
+
+
+@alone
+def test_an_estimate_with_a_broken_torch_says_so_in_one_line() -> None:
+    for torch in (ModuleType("torch"), module_from_spec(ModuleSpec("torch", None))):
+        sys.modules["torch"] = torch
+        with pytest.raises(EstimateError, match="torch cannot make estimates: "):
+            estimating.loaded()

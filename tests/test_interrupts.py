@@ -194,6 +194,16 @@ class Raises:
         raise KeyboardInterrupt
 
 
+class Throws:
+    def __del__(self) -> None:
+        for started in (True, False):
+            waiting = (number for number in range(2))
+            if started:
+                next(waiting)
+            with contextlib.suppress(KeyboardInterrupt) if started else contextlib.nullcontext():
+                waiting.throw(KeyboardInterrupt)
+
+
 class StruckAndRaises:
     def __del__(self) -> None:
         try:
@@ -202,17 +212,17 @@ class StruckAndRaises:
             raise KeyboardInterrupt("mine") from None
 
 
-@pytest.mark.parametrize("kind", [Raises, StruckAndRaises])
+@pytest.mark.parametrize("kind", [Raises, Throws, StruckAndRaises])
 def test_a_callbacks_own_keyboard_interrupt_is_no_ctrl_c(
     monkeypatch: pytest.MonkeyPatch, kind: Callable[[], object]
 ) -> None:
     """CPython prints it, as it does without us: a cell that is about to run must not be stopped by it."""
     told: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", told.append)
-    raised = contextlib.nullcontext() if kind is Raises else pytest.raises(KeyboardInterrupt)
+    raised = contextlib.nullcontext() if kind is not StruckAndRaises else pytest.raises(KeyboardInterrupt)
     with raised, interrupts.reraise_swallowed():
         kind()
-    assert len(told) == (kind is Raises)
+    assert len(told) == (kind is not StruckAndRaises)
     monkeypatch.undo()
     # A handler of somebody else's raises it itself.
     earlier = signal.signal(signal.SIGINT, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

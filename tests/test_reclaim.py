@@ -14,6 +14,8 @@ from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.reclaim import reclaim
 from ipygpumem.records import FreeingStep
+from ipygpumem.report import content
+from ipygpumem.units import MIB
 from tests.alone import alone
 from tests.fakes import FakeAllocator, FakeProbe, fake_module, fake_torch
 from tests.kernel import Kernel
@@ -32,6 +34,13 @@ def test_each_step_is_credited_with_what_fell_while_it_ran() -> None:
     probe.set(100)
     steps = run(Meter([probe]), [("first", lambda: probe.set(70)), ("second", lambda: probe.set(75))])
     assert [(step.name, step.freed) for step in steps] == [("first", {"cpu": 30}), ("second", {"cpu": -5})]
+    children = FakeProbe("children")
+    children.set(100)
+    (step,) = run(Meter([children]), [("outputs", lambda: children.set(0))])
+    assert step.freed == {}  # of a process that a name's deletion has ended
+    assert content.freed_report("freed", [step], {"children": 100 * MIB}).lines == (
+        "freed by: processes that ended (100 MiB)",
+    )
 
 
 def test_a_step_is_not_credited_with_what_others_freed_while_it_ran() -> None:

@@ -47,15 +47,7 @@ _OF_OS = frozenset(
 )
 
 
-_WAITING = (
-    ("queue", "Queue", {"get", "join", "put"}),
-    ("threading", "Barrier", {"wait"}),
-    ("threading", "Condition", {"wait", "wait_for"}),
-    ("threading", "Event", {"wait"}),
-    ("concurrent.futures", "Future", {"exception", "result"}),
-)
-"""Classes with the methods that wait for other threads."""
-WAITS = "other threads do not see what the estimated code changes, so these calls may never return"
+WAITS = "other threads do not see what the estimated code puts into a queue, so these calls may never return"
 
 
 def effects_of(
@@ -78,7 +70,7 @@ def effects_of(
             calls.add(".".join(names))
         if _is_consumed(value):
             iterators.add(".".join(names))
-        if any(names[-1] in methods and is_of_library(owner, *kind) for *kind, methods in _WAITING):
+        if names[-1] in ("get", "join", "put") and is_of_library(owner, "queue", "Queue"):
             waiting.add(".".join(names))
     notes = []
     if calls:

@@ -6,15 +6,18 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import FrameType, TracebackType
+from typing import Any
 
 from ipygpumem.heap.arrays import storage_key
+from ipygpumem.heap.bulk import of_types
 from ipygpumem.heap.closure import Closure, is_left_out
 from ipygpumem.heap.heap import Heap, undisturbed
-from ipygpumem.heap.holders.frames import running_locals
+from ipygpumem.heap.holders.frames import peek, running_locals
 from ipygpumem.heap.holders.search import NOTEBOOK, PathWriter, Root, Roots, Search, explain
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.sizes import Sizes
-from ipygpumem.introspect import is_users_class, module_of, type_name
+from ipygpumem.introspect import is_exactly, is_users_class, module_of, type_name
 from ipygpumem.records import Record, ReferencePath
 
 _MOST_SEARCHED = 2000
@@ -129,12 +132,15 @@ def _worth_naming(closure: Closure, held: set[int], total: int) -> set[int]:
     sizes = Sizes()
     found = {key: sizes.measure(closure.objects[key]).size_bytes for key in closure.objects if key in held}
     sizes.drop()
-    return {key for key, size in found.items() if size * len(found) >= _LEAST_SHARE * total}
+    frames = {key for key in found if is_exactly(closure.objects[key], FrameType, TracebackType)}
+    return frames | {key for key, size in found.items() if size * len(found) >= _LEAST_SHARE * total}
 
 
 def _measure(sizes: Sizes, closure: Closure, keys: Collection[int], reached: Collection[int]) -> dict[str, int]:
-    """Return the bytes behind some objects, and those of tensors that only torch's C++ code reaches from them."""
-    items = [*(closure.objects[key] for key in keys), *closure.tensors(reached)]
+    """Return the bytes behind some objects, those of frames, and of tensors that only torch's C++ code reaches."""
+    frames: list[Any] = of_types({id(FrameType)}, list(map(closure.objects.__getitem__, reached)))
+    local = [value for frame in frames for value in peek(frame).values()]
+    items = [*(closure.objects[key] for key in keys), *local, *closure.tensors(reached)]
     return sizes.measure(items).device_bytes if items else {}
 
 

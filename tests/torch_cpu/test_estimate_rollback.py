@@ -399,6 +399,8 @@ def test_a_loop_that_never_ends_is_stopped_and_its_line_named(estimating: Kernel
     works(estimating, "import time")
     slow = estimating.run("%%estimate --timeout 2\ntime.sleep(1000)\n")
     assert "line 2: time.sleep(1000)" in slow.stderr
+    works(estimating, "import queue; q = queue.Queue(); q.put(1)")
+    assert "never return: q.join" in estimating.run("%%estimate --timeout 2\nq.join()").stderr
     caught = "try:\n    while True: x * 2\nexcept BaseException: pass"
     assert "while True: x * 2" in estimating.run(f"%%estimate --timeout 2\n{caught}").stderr
     assert estimating.value("type(x * 2).__name__") == "Tensor"

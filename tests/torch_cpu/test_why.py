@@ -10,6 +10,7 @@ from tests.steps import works
 
 GRAPH = "x = torch.ones(2**18)\nw = torch.ones(2**18, requires_grad=True)\na = (x * w).exp().sum()\n"
 STEP = "a = nn.Linear(512, 512)\na(torch.ones(1, 512)).sum().backward()\n"
+ERROR = "def f():\n    big = bytes(MIB)\n    raise ValueError\ntry: f()\nexcept ValueError as e: a = e\n"
 FUNCTION = "def outer():\n    big = bytes(MIB)\n    def inner(): return big\n    return inner\na = outer()\n"
 SUSPENDED = "def run():\n    big = bytes(MIB)\n    yield big\na = run()\nnext(a)\n"
 
@@ -36,6 +37,8 @@ CASES = [
     (FUNCTION, 1, 1),
     (FUNCTION + "b = a", 0, 1),
     (SUSPENDED, 1, 1),
+    (ERROR, 1, 1),
+    (ERROR + "b = a.__traceback__.tb_next.tb_frame", 0, 1),
     ("big = [bytes(MIB)] * 1000; a = big[0]", 0, 1),
     ("b = bytes(256 * MIB); c = bytes(MIB); a = [b, c]", 0, 257),
     ("c = np.zeros(MIB, 'u1').view(np.recarray); a = c[1:]; b = c[2:]; del c", 0, 1),
