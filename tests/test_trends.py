@@ -1,6 +1,7 @@
 """A cell that grows with every run is told so; nothing else is."""
 
 import re
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -24,9 +25,9 @@ class Notebook:
         before, self.now = self.now, self.now + grows * MIB
         usage = Usage("cpu", before, self.now, max(before, self.now), None, "kernel")
         record = CellRecord(None, name, None, 0.0, 1.0, success, None, (usage,), source)
-        growing = self.trends.add(record)
-        self.looks += growing.wants_look
-        return growing.growths
+        self.last = self.trends.add(record)
+        self.looks += self.last.wants_look
+        return self.last.growths
 
 
 def test_growth_is_said_from_the_fourth_run_on_whatever_runs_between() -> None:
@@ -112,6 +113,16 @@ def test_names_are_measured_only_where_growth_is_near_or_reported(runs: list[int
     for grows in runs:
         notebook.run("cell", grows)
     assert notebook.looks == looks
+
+
+def test_few_cells_keep_what_they_saw() -> None:
+    notebook, cells = Notebook(), []
+    for name in map(str, range(10)):
+        for grows in (900, 20, 20):
+            notebook.run(name, grows)
+        notebook.last.before = cast(Any, "a look at all names")
+        cells.append(notebook.last)
+    assert [growing.before is None for growing in cells] == [True] * 2 + [False] * 8
 
 
 @settings(deadline=None)  # a machine may be busy

@@ -26,6 +26,8 @@ from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import cell_of_output, named_objects
 from ipygpumem.shell.trends import Growing
 
+_Named = Callable[[], dict[str, object]]
+
 
 def remarks(growing: Growing, context: ShellContext, roots: Callable[[], Roots]) -> list[str]:
     """Return the remarks on a cell that grows with every run."""
@@ -35,26 +37,20 @@ def remarks(growing: Growing, context: ShellContext, roots: Callable[[], Roots])
     return [*map(growth_line, growing.growths), *growing.held] if growing.growths else []
 
 
-def look(
-    growing: Growing,
-    named: Callable[[], dict[str, object]],
-    run: str,
-    roots: Callable[[], Roots],
-    progress: Progress,
-) -> None:
+def look(growing: Growing, named: _Named, run: str, roots: Callable[[], Roots], progress: Progress) -> None:
     """Look at the memory of all ``named`` objects; the second look finds the holders of what each ``run`` adds."""
     try:
         live_tensors(Garbage())  # creates the objects of tensors known only in C++
         objects = _grouped(named())
         names, arrays = top.take(objects, {}, progress=progress), survey.take(objects.items())
         if growing.before is None:
-            growing.before, growing.runs = (names, arrays, Contents(objects)), 0
+            unnamed = replace(arrays, tensors=tuple(row for row in arrays.tensors if row.name is None))
+            growing.before, growing.runs = (names, unnamed, Contents(objects) if names.notes else None), 0
         else:
-            old_names, old_arrays, contents = growing.before
-            names = _with_received(names, old_names, contents, objects) if names.notes else names
-            before, keeper = (old_names, old_arrays), functools.partial(_keeper_of, roots=roots)
-            growing.held = holder_lines(before, (names, arrays), growing.growths, run, growing.runs, keeper)
-        del objects
+            (old, known, contents), growing.before = growing.before, None
+            names = names if contents is None else _with_received(names, old, contents, objects)
+            now, keeper = (names, arrays), functools.partial(_keeper_of, roots=roots)
+            growing.held = holder_lines((old, known), now, growing.growths, run, growing.runs, keeper)
         trim_host_heap()  # else the next run would reuse freed memory of the search, and not grow
         for runs in growing.devices.values():
             runs.after_bytes = 0  # nor has the code freed the trimmed memory

@@ -24,7 +24,7 @@ from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.shell.ipython.caches import error_of, last_error, shown_since
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.subscribers import Subscribers
-from ipygpumem.shell.trends import Growing, Trends
+from ipygpumem.shell.trends import Trends
 
 _GARBAGE_SHARE = 0.05
 """Maximum predicted cost of collecting all garbage after a cell, as a share of the cell's CPU time."""
@@ -185,7 +185,10 @@ class Session:
         context = self._context
         remarks = self._recovery.remarks(cell, _error(cell, result) if cell.failed else None)
         growing = self.trends.add(record)
-        remarks += self._growth_remarks(growing) if growing.wants_look or growing.growths else []
+        if growing.wants_look or growing.growths:
+            from ipygpumem.shell import holders  # loading the extension must stay fast
+
+            remarks += holders.remarks(growing, context, self._experiments.survivors.roots)
         ours = [own_growth.growth_line(record.usages)] if own_growth.waiting else []
         context.display.scales.note(record.usages)
         is_hidden = not remarks and context.config.quiet and content.is_quiet(record)
@@ -194,11 +197,6 @@ class Session:
         report = content.cell_report(record, context.display.scales)
         remarks = [*filter(None, ours), *remarks]
         return [replace(report, lines=(*report.lines, *remarks)) if remarks else report]
-
-    def _growth_remarks(self, growing: Growing) -> list[str]:
-        from ipygpumem.shell.holders import remarks  # loading the extension must stay fast
-
-        return remarks(growing, self._context, self._experiments.survivors.roots)
 
     def _show(self, cell: Cell, reports: list[Report], result: Any) -> None:
         """Show a cell's reports, even after a Ctrl-C: flushing the cell's output may take long."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -26,8 +27,8 @@ _SUM_LEAST_BYTES, _SUM_SHARE, _SUM_ENOUGH_BYTES = 30 * MIB, 0.02, 100 * MIB
 _SMALL_RUNS = 4
 _SUSPECT_BYTES = 2 * _LEAST_BYTES
 """Growth in the last runs from which it is worth while to measure all names."""
-_MOST_LOOKS = 6
-"""Maximum number of times to measure all names for the same code."""
+_MOST_LOOKS, _MOST_KEPT = 6, 8
+"""Maximum number of times to measure all names for the same code, and of cells that wait for the second time."""
 
 
 class Trends:
@@ -35,6 +36,7 @@ class Trends:
 
     def __init__(self) -> None:
         self._cells: dict[str, Growing] = {}
+        self._looked: deque[Growing] = deque(maxlen=_MOST_KEPT)
 
     def add(self, record: CellRecord) -> Growing:
         """Count a run of a cell."""
@@ -45,6 +47,10 @@ class Trends:
         while len(self._cells) > 2 * _CELLS_MOST:
             del self._cells[next(iter(self._cells))]
         growing.add(record.usages, success=record.success)
+        if growing.wants_look and growing.before is None:
+            if len(self._looked) == _MOST_KEPT:
+                self._looked[0].before = None
+            self._looked.append(growing)
         return growing
 
 
@@ -116,8 +122,8 @@ class Growing:
     wants_look: bool = False
     """True if a look at all names would find something new."""
     devices: dict[str, DeviceRuns] = field(default_factory=dict)
-    before: tuple[LargestNames, Inventory, Contents] | None = None
-    """All names with their memory and contents, and all arrays, at the first look."""
+    before: tuple[LargestNames, Inventory, Contents | None] | None = None
+    """All names and arrays at the first look, and contents of names if they are too many to be measured."""
     runs: int = 0
     """Number of runs since then."""
     _looks: int = 0
@@ -136,6 +142,6 @@ class Growing:
                 self.growths.append(Growth(usage.device, streak.runs, streak.least_bytes, streak.most_bytes))
         if not is_suspect:
             self.before, self.held = None, []
-        is_first = self.before is None
-        self.wants_look = is_suspect and self._looks < _MOST_LOOKS if is_first else bool(self.growths and not self.held)
+        is_time = self._looks < _MOST_LOOKS if self.before is None else bool(self.growths)
+        self.wants_look = is_suspect and is_time and not self.held
         self._looks += self.wants_look
