@@ -13,7 +13,7 @@ from ipygpumem.fitting import budgets
 from ipygpumem.fitting.budgets import Budget
 from ipygpumem.fitting.fit import AutofitResult, Fit, decorated, run_tries
 from ipygpumem.fitting.plan import Plan
-from ipygpumem.heap.torch_guards import refuse_while_traced
+from ipygpumem.heap.heap import refuse_while_traced
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.pools import finder

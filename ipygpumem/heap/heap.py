@@ -19,10 +19,12 @@ from itertools import chain, compress, count, filterfalse, islice, repeat
 from operator import is_, not_
 from typing import Any
 
+from ipygpumem.errors import GpuMemError
 from ipygpumem.heap.arrays import Span, StorageKey, describe, elements, flat_elements, library_type, places_of
 from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.holders.frames import emptied_locals
 from ipygpumem.introspect import ATOMS, is_atom, is_instance
+from ipygpumem.probes.accelerators import loaded_torch
 
 _FEW = 50
 """Maximum number of objects for the collector's own search for referrers, which compares every pair."""
@@ -61,6 +63,14 @@ def undisturbed() -> Iterator[None]:
         finally:
             if was_on:
                 gc.enable()
+
+
+def refuse_while_traced(what: str) -> None:
+    """Raise if torch traces or compiles the calling code, which would record our reading of tensors."""
+    tracing = getattr(getattr(loaded_torch(), "_C", None), "_get_tracing_state", None)
+    compiling = getattr(sys.modules.get("torch._C._dynamo.eval_frame"), "get_eval_frame_callback", None)
+    if any(state is not None and state() not in (None, False) for state in (tracing, compiling)):
+        raise GpuMemError(f"torch is tracing this code (torch.jit.trace, torch.compile): {what} outside of it")
 
 
 class Heap:

@@ -15,6 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from operator import attrgetter, methodcaller
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -55,6 +56,7 @@ Behind = Callable[[Any], Iterable[object]]
 """Returns the pieces of memory behind an object, and other objects to follow."""
 
 _SAVED = "estimated by the size of the saved model"
+_BY_VALUES = "estimated by its number of values"
 _MAPPED = "a memory map: only its used pages are in RAM"
 
 
@@ -86,14 +88,6 @@ def _arrow_buffer(buffer: Any) -> Iterator[object]:
         yield Piece(("arrow", buffer.address), buffer.size, address=buffer.address)
 
 
-def _arrow_chunks(array: Any) -> Iterator[object]:
-    yield from array.chunks
-
-
-def _arrow_columns(table: Any) -> Iterator[object]:
-    yield from table.columns
-
-
 def bytes_of(stream: Any) -> Iterator[object]:
     """Yield the bytes from which a ``BytesIO`` was made, while it shares them."""
     kind = io.BytesIO
@@ -109,10 +103,6 @@ VISITS_BUFFER = len(gc.get_referents(io.BytesIO(b"text"))) > 1
 def _ctypes_data(data: Any) -> Iterator[object]:
     if sys.modules["_ctypes"].Array._b_base_.__get__(data) is None:  # else part of another
         yield _of(data, sys.modules["ctypes"].sizeof(data))
-
-
-def _cymem_pool(pool: Any) -> Iterator[object]:
-    yield _of(pool, pool.size + 8 * len(pool.addresses))  # malloc's headers
 
 
 def _h5py_file(item: Any) -> Iterator[object]:
@@ -142,10 +132,6 @@ def _lightgbm_booster(booster: Any) -> Iterator[object]:
 def _memory_map(mapped: Any) -> Iterator[object]:
     if not mmap.mmap.closed.__get__(mapped):  # type: ignore[attr-defined]  # typeshed has a property
         yield _of(mapped, mmap.mmap.__len__(mapped), _MAPPED)
-
-
-def _pandas_engine(engine: Any) -> Iterator[object]:
-    yield _of(engine, engine.sizeof())
 
 
 _PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}
@@ -178,18 +164,10 @@ def _polars_column(column: Any, *key: object) -> Iterator[object]:
     yield Piece(key or ("object", id(column)), column.estimated_size())
 
 
-def _script_module(module: Any) -> Iterator[object]:
-    return of_script(module)
-
-
 def _sklearn_tree(tree: Any) -> Iterator[object]:
     nodes = sys.modules["sklearn.tree._tree"].NODE_DTYPE.itemsize
     values = tree.value.nbytes // max(tree.node_count, 1)
     yield _of(tree, tree.capacity * (nodes + values))
-
-
-def _sklearn_neighbours(tree: Any) -> Iterator[object]:
-    yield from tree.get_arrays()
 
 
 _SEGMENT = ("multiprocessing.shared_memory", "SharedMemory")
@@ -218,14 +196,6 @@ def _torch_storage(storage: Any) -> Iterator[object]:
     yield Piece(("torch", storage._cdata), 0 if device == "meta" else storage.nbytes(), device, address)
 
 
-def _xgboost_booster(booster: Any) -> Iterator[object]:
-    yield _of(booster, len(booster.save_raw("ubj")), _SAVED)
-
-
-def _xgboost_data(data: Any) -> Iterator[object]:
-    yield _of(data, data.num_nonmissing() * 8, "estimated by its number of values")  # each has an index
-
-
 _BY_INSTANCE: tuple[tuple[str, str, Behind], ...] = (
     ("PIL.Image", "Image", _pillow_image),
     ("_ctypes", "Array", _ctypes_data),
@@ -237,25 +207,25 @@ _BY_INSTANCE: tuple[tuple[str, str, Behind], ...] = (
     ("polars.dataframe.frame", "DataFrame", _polars_frame),
     ("polars.series.series", "Series", _polars_series),
     ("pyarrow", "Array", _arrow_array),
-    ("torch.jit", "ScriptModule", _script_module),
+    ("torch.jit", "ScriptModule", of_script),
 )
 """Functions that read an instance of any subclass without running the subclass's code."""
 _BY_METHOD: tuple[tuple[str, str, Behind], ...] = (
-    ("cymem.cymem", "Pool", _cymem_pool),
+    ("cymem.cymem", "Pool", lambda pool: [_of(pool, pool.size + 8 * len(pool.addresses))]),  # malloc's headers
     ("h5py", "Dataset", _h5py_file),
     ("h5py", "Group", _h5py_file),
     ("lightgbm", "Booster", _lightgbm_booster),
-    ("pandas._libs.index", "IndexEngine", _pandas_engine),
+    ("pandas._libs.index", "IndexEngine", lambda engine: [_of(engine, engine.sizeof())]),
     ("pyarrow", "Buffer", _arrow_buffer),
-    ("pyarrow", "ChunkedArray", _arrow_chunks),
-    ("pyarrow", "RecordBatch", _arrow_columns),
-    ("pyarrow", "Table", _arrow_columns),
-    ("sklearn.neighbors._ball_tree", "BinaryTree64", _sklearn_neighbours),
-    ("sklearn.neighbors._kd_tree", "BinaryTree64", _sklearn_neighbours),
+    ("pyarrow", "ChunkedArray", attrgetter("chunks")),
+    ("pyarrow", "RecordBatch", attrgetter("columns")),
+    ("pyarrow", "Table", attrgetter("columns")),
+    ("sklearn.neighbors._ball_tree", "BinaryTree64", methodcaller("get_arrays")),
+    ("sklearn.neighbors._kd_tree", "BinaryTree64", methodcaller("get_arrays")),
     ("sklearn.tree._tree", "Tree", _sklearn_tree),
     ("torch", "UntypedStorage", _torch_storage),
-    ("xgboost", "Booster", _xgboost_booster),
-    ("xgboost", "DMatrix", _xgboost_data),
+    ("xgboost", "Booster", lambda booster: [_of(booster, len(booster.save_raw("ubj")), _SAVED)]),
+    ("xgboost", "DMatrix", lambda data: [_of(data, data.num_nonmissing() * 8, _BY_VALUES)]),  # each has an index
 )
 """Functions that call an instance's methods: for the library's own classes only."""
 

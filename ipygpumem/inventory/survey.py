@@ -21,9 +21,8 @@ from typing import Any
 
 from ipygpumem.heap.arrays import Memory, Reader, Storages, describe, is_array, library_type, memory_of, place_of
 from ipygpumem.heap.bulk import Progress, no_progress
-from ipygpumem.heap.heap import Heap, undisturbed
+from ipygpumem.heap.heap import Heap, refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.frames import peek, running_locals
-from ipygpumem.heap.torch_guards import refuse_while_traced
 from ipygpumem.heap.walk import NamedArrays
 from ipygpumem.introspect import instance_dict, is_instance, module_dict, type_name
 from ipygpumem.inventory.records import Inventory, Role, TensorRecord, first_part

@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import Progress, chunks, no_progress, of_types, one_of_each
-from ipygpumem.heap.heap import undisturbed
+from ipygpumem.heap.heap import refuse_while_traced, undisturbed
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.sizes import Share, Sizes, sizeable
-from ipygpumem.heap.torch_guards import refuse_while_traced
 from ipygpumem.introspect import is_instance, target_of, type_name
 from ipygpumem.probes.nvml import device_here
 from ipygpumem.records import Record

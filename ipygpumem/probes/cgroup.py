@@ -85,12 +85,6 @@ def tightest(root: Path = ROOT) -> Group | None:
     return min(limits(root), key=lambda group: group.limit_bytes, default=None)
 
 
-def _event_files(root: Path = ROOT) -> list[Path]:
-    """Return the files in which the kernel counts OOM kills of this process's own group, if any."""
-    own = [(version, next(_around(root, version, path), None)) for version, path in _memberships(root)]
-    return [folder / version.events for version, folder in own if folder is not None]
-
-
 def _group(version: _Version, folder: Path, limit: int) -> Group:
     used = int((folder / version.used).read_text())
     figures: dict[str, int] = {}
@@ -146,7 +140,9 @@ def _lines(path: Path) -> list[str]:
 
 def counter(root: Path = ROOT) -> str:
     """Return a name for the counter of this process's control group, else of the machine; empty without either."""
-    for path in (*_event_files(root), root / "proc/vmstat"):
+    own = [(version, next(_around(root, version, path), None)) for version, path in _memberships(root)]
+    counting = [folder / version.events for version, folder in own if folder is not None]
+    for path in (*counting, root / "proc/vmstat"):
         with contextlib.suppress(OSError):
             name = f"{path}:{path.parent.stat().st_ino}"  # a new group of the same path has another folder
             if counted(name) is not None:

@@ -303,7 +303,11 @@ class RamFigures(NamedTuple):
         """Return the figures of this moment."""
         file_bytes = 0
         with contextlib.suppress(OSError, ValueError):
-            file_bytes = own_limits.figure(Path("/proc/self/status").read_bytes(), b"\nRssFile:")
+            file = os.open("/proc/self/status", os.O_RDONLY)
+            try:
+                file_bytes = own_limits.figure(os.read(file, 4096), b"\nRssFile:")
+            finally:
+                os.close(file)
         return cls(file_bytes, free_heap_bytes() or 0, len(sys.modules))
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -22,6 +22,7 @@ from ipygpumem.probes.accelerators import current_device, has_context, in_use, l
 from ipygpumem.records import Record
 from ipygpumem.units import GIB
 
+T = TypeVar("T")
 _IDLE_BYTES = GIB
 """Maximum memory that the driver itself may use on a card without processes."""
 
@@ -93,23 +94,20 @@ class Nvml:
         For a process that does not use CUDA yet, because asking torch would create a context. Raises LookupError if the
         order is unknown before CUDA is used, or if the driver fails.
         """
-        library = self._load()
-        if library is None:
-            return []
-        try:
-            return [_wide(library, card, processes=False, has_context=False) for card in _visible(library)]
-        except library.NVMLError as error:
-            raise LookupError(f"NVML: {error}") from None
+        return self._of_visible(lambda library, card: _wide(library, card, processes=False, has_context=False))
 
     def capabilities(self) -> list[tuple[int, int]]:
         """Return the compute capability of each card as in ``visible``; empty if the driver does not report them."""
+        with contextlib.suppress(LookupError):
+            return self._of_visible(lambda library, card: tuple(library.nvmlDeviceGetCudaComputeCapability(card)))
+        return []
+
+    def _of_visible(self, read: Callable[[Any, Any], T]) -> list[T]:
         library = self._load()
-        if library is None:
-            return []
         try:
-            return [tuple(library.nvmlDeviceGetCudaComputeCapability(card)) for card in _visible(library)]
-        except (library.NVMLError, LookupError):
-            return []
+            return [] if library is None else [read(library, card) for card in _visible(library)]
+        except library.NVMLError as error:
+            raise LookupError(f"NVML: {error}") from None
 
     def _load(self) -> Any:
         if self._library is None and not self.missing:

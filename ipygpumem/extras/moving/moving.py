@@ -20,8 +20,8 @@ from ipygpumem.api.shell import current_traces, garbage_here
 from ipygpumem.errors import DeviceError, GpuMemError
 from ipygpumem.heap import interrupts
 from ipygpumem.heap.arrays import Reader, is_of_library
+from ipygpumem.heap.heap import refuse_while_traced
 from ipygpumem.heap.holders.graphs import live_tensors
-from ipygpumem.heap.torch_guards import refuse_while_traced
 from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance, type_name
 from ipygpumem.probes.host import available_bytes

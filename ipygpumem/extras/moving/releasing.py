@@ -20,10 +20,9 @@ from typing import Any, NoReturn
 from ipygpumem.api.shell import current_shell, current_traces, garbage_here, loaded_app
 from ipygpumem.errors import GpuMemError, ReleasedError
 from ipygpumem.heap.arrays import TOOLS, Array, describe, is_of_library, library_type, watch
-from ipygpumem.heap.heap import Heap, undisturbed
+from ipygpumem.heap.heap import Heap, refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.search import Roots, explain
-from ipygpumem.heap.torch_guards import refuse_while_traced
 from ipygpumem.heap.walk import ArraySearch, summed
 from ipygpumem.introspect import class_dict, instance_dict, is_instance, module_of, solid_base, type_name
 from ipygpumem.inventory import survey
