@@ -99,6 +99,8 @@ class Heap:
         self.optimizers: list[object] = []
         self.tasks: list[object] = []
         self.ndarrays: list[object] = []
+        self._one_of_each: dict[int, object] = {}
+        """An object of each type, by the type's identity."""
         self._inside: list[tuple[object, set[int]]] | None = None
         """Object arrays, with the identities of the containers and arrays in them; views, with that of their base."""
         # Python 3.12's asyncio shows the collector objects that it has freed and keeps for reuse. Putting one into a
@@ -117,6 +119,7 @@ class Heap:
         for objects in (self._tracked, self._containers, *found):
             objects.clear()
         self._identities.clear()
+        self._one_of_each.clear()
         self._inside = None
 
     def _look_behind(self, extra: list[object]) -> None:
@@ -149,15 +152,14 @@ class Heap:
             (library_type("asyncio", "Task"), self.tasks, set()),
             (library_type("numpy", "ndarray"), self.ndarrays, set()),
         ]
-        known: set[int] = set()
         for part in chunks(self._tracked):
             kinds_here = types_of(part)
-            if not kinds_here <= known:
+            if new := kinds_here - self._one_of_each.keys():
                 several = one_of_each(part)
+                self._one_of_each.update({kind: several[kind] for kind in new})
                 for base, _, kinds in roles:
                     if base is not None:
-                        kinds.update(kind for kind in kinds_here - known if is_instance(several[kind], base))
-                known |= kinds_here
+                        kinds.update(kind for kind in new if is_instance(several[kind], base))
             for _, those, kinds in roles:
                 if not kinds.isdisjoint(kinds_here):
                     those += of_types(kinds, part)
@@ -178,11 +180,8 @@ class Heap:
 
     def instances(self, *bases: type) -> list[Any]:
         """Return the tracked instances of classes, subclasses included."""
-        found = list[Any]()
-        for part in chunks(self._tracked):
-            kinds = kinds_of(part, *bases)
-            found += of_types(kinds, part) if kinds else ()
-        return found
+        kinds = kinds_of(list(self._one_of_each.values()), *bases)
+        return list(chain.from_iterable(of_types(kinds, part) for part in chunks(self._tracked) if kinds))
 
     @property
     def size(self) -> int:

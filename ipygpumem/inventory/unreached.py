@@ -15,7 +15,7 @@ from operator import attrgetter
 from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
-from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types
+from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, types_of
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.frames import failed, peek, running_locals
 from ipygpumem.heap.libraries import loaded_classes
@@ -78,18 +78,20 @@ def find(
 
 def _places(heap: Heap) -> Iterator[Any]:
     """Yield the user's functions and their caches, generators and errors."""
-    functions = heap.instances(FunctionType)
+    items = heap.instances(FunctionType, functools._lru_cache_wrapper, *_SUSPENDED, BaseException)
+    functions = of_types({id(FunctionType)}, items)
     files = list(map(attrgetter("__code__.co_filename"), functions))
     own = {file for file in set(files) if is_users(file)}
     users = list(compress(functions, map(own.__contains__, files)))
     yield from users
     known = set(map(id, users))
-    yield from (item for item in heap.instances(functools._lru_cache_wrapper) if id(_wrapped(item)) in known)
-    for item in heap.instances(*_SUSPENDED):
+    caches = of_types({id(functools._lru_cache_wrapper)}, items)
+    yield from (item for item in caches if id(_wrapped(item)) in known)
+    for item in of_types(set(map(id, _SUSPENDED)), items):
         prefix = next(prefix for kind, prefix in _SUSPENDED.items() if type(item) is kind)
         if is_users(getattr(item, f"{prefix}_code").co_filename):
             yield item
-    yield from failed(heap.instances(BaseException))
+    yield from failed(of_types(kinds_of(items, BaseException), items))
 
 
 def _wrapped(cache: object) -> object:
@@ -113,10 +115,13 @@ def _contents(place: Any) -> list[object]:
 
 def large_objects(heap: Heap, smallest: int) -> list[object]:
     """Return the objects that are large by themselves; while the list exists, ``Sizes`` remembers those it counts."""
-    found, bases = dict[int, object](), loaded_classes()
+    found, bases, known, wanted = dict[int, object](), loaded_classes(), set[int](), set[int]()
     for part in chunks(heap.tracked):
         held = gc.get_referents(*part)
+        if not known.issuperset(here := types_of(held)):
+            known |= here
+            wanted |= kinds_of(held, *bases)
         sized = of_types(_SIZED, held)
         large = list(compress(sized, map(smallest.__le__, map(sys.getsizeof, sized))))
-        found.update(by_identity([*large, *of_types(kinds_of(held, *bases), held)]))
+        found.update(by_identity([*large, *of_types(wanted, held)]))
     return list(found.values())
