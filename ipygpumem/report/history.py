@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from ipygpumem.inventory.leftover import likely_causes
 from ipygpumem.inventory.records import Inventory, TensorRecord
 from ipygpumem.inventory.top import LargestNames
 from ipygpumem.records import CellRecord, ExperimentRecord, Growth, TraceRecord, devices_of, usage_on
@@ -128,29 +129,26 @@ def holder_lines(
     """Return the holders of the memory that each of the last ``runs`` runs added, the largest first.
 
     ``run`` is what a run is called. ``keeper_of`` names the graph, closure or cache that keeps an array without a name.
-    Names are compared, not objects: a name that the code rebinds each time holds no more than before.
+    Names are compared, not objects: a name that the code rebinds each time holds no more than before. The inventories
+    have only arrays without a name.
     """
     old = {row.name: row.device_bytes for row in before[0].names}
+    known = {row.storage for row in before[1].tensors}
     lines = []
     for growth in growths:
         device, least = growth.device, growth.least_bytes * _LEAST_SHARE
         more = [(row.device_bytes.get(device, 0) - old.get(row.name, {}).get(device, 0), row) for row in now[0].names]
-        sized = [(size // runs, f"{clean_name(row.name)} ({kind_of(row)})") for size, row in more]
-        found = sorted((pair for pair in sized if pair[0] >= least), reverse=True)
-        known, unnamed = (_without_name(inventory, device) for _, inventory in (before, now))
-        added = sum(row.size_bytes for row in unnamed.values()) - sum(row.size_bytes for row in known.values())
-        rest = min(added // runs, growth.most_bytes - sum(size for size, _ in found))  # names may hold some of them
+        large = [(size // runs, row) for size, row in more if size >= least * runs]
+        found = sorted(((size, f"{clean_name(row.name)} ({kind_of(row)})") for size, row in large), reverse=True)
+        added = (now[1].device_bytes.get(device, 0) - before[1].device_bytes.get(device, 0)) // runs
+        rest = min(added, growth.most_bytes - sum(size for size, _ in found))  # names may hold some of them
         if rest >= least:
-            new = next((row for key, row in unnamed.items() if key not in known), None)
+            new = next((row for row in now[1].tensors if row.device == device and row.storage not in known), None)
             found.append((rest, "objects without a name" if new is None else clean(keeper_of(new))))
         label = device_label(device)
         lines += [f"{label} {format_change(size)} per {run} is held by {holder}" for size, holder in found]
-    none = [f"no name holds more after each {run}, and no tensor or array accounts for it"]
-    return lines[:_HOLDERS_SHOWN] or list(now[0].notes) or none
-
-
-def _without_name(inventory: Inventory, device: str) -> dict[int, TensorRecord]:
-    return {row.storage: row for row in inventory.tensors if row.name is None and row.device == device}
+    lines = lines[:_HOLDERS_SHOWN] or list(now[0].notes)
+    return lines or [f"no name, tensor or array accounts for it: it is probably in {likely_causes()}"]
 
 
 # -- loops ----------------------------------------------------------------------------------------------------
