@@ -25,8 +25,8 @@ _GLOB = re.compile(r"(?=.*[*?\[])[\w*?\[\]!-]+")
 
 def start(app: App, options: Options) -> list[Report]:
     """Open an experiment; return notes about devices that its budget cannot limit."""
-    experiment = new(app, options).start()
-    return [note(text) for text in experiment.limit_notes]
+    budget = new(app, options).start().budget
+    return [] if budget is None else [note(text) for text in budget.notes]
 
 
 def of_cell(app: App, options: Options) -> list[Report]:

@@ -63,10 +63,8 @@ class AllocationFile:
         except Exception as error:  # only needed for the report
             self.remark = f"allocations: {describe_error(error)}"
 
-    def stop(self, *, write: bool) -> None:
-        """Stop recording, and write the file unless an out-of-memory error wrote it already."""
-        if write and not self.remark:
-            self.write()
+    def stop(self) -> None:
+        """Stop recording."""
         if self._memory is not None and self._is_ours:
             self._memory._record_memory_history(None)
         self._memory = None

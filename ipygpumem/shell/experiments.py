@@ -444,8 +444,7 @@ class Experiment:
             raise ExperimentError(f"report={quoted(report)}: write 'full', 'compact' or 'none'")
         self.report = report
         self._parameters = checked_parameters(note or {})
-        sizes = budgets.checked(budget) if budget else None
-        self._budget = budgets.Budget(sizes, f"experiment {name}") if sizes else None
+        self.budget = budgets.Budget(budgets.checked(budget), f"experiment {name}") if budget else None
         self._allocations = _allocation_file(allocations) if allocations is not None else None
         self.outputs = Outputs(self._context.shell)
         self.record: ExperimentRecord | None = None
@@ -467,6 +466,10 @@ class Experiment:
         """Seconds in the cell that ends it, which is not among its cells until it ends."""
         self.span_seconds = 0.0
         """Seconds from its start to the end of the last cell so far."""
+        self._limits = contextlib.ExitStack()
+        """Ends the seeding, the budget and the recording of allocations."""
+        self._undo = contextlib.ExitStack()
+        """Undoes the start, without the limits."""
         self._steps: list[FreeingStep] = []
         self._at_end: tuple[Usage, ...] | None = None
         """Usage when its end was requested."""
@@ -566,19 +569,26 @@ class Experiment:
         self.error_at_start = self.seen_error = last_error()
         if self._allocations is not None:
             self._allocations.start()
+            self._limits.callback(self._allocations.stop)
+        if self._seeder is not None:
+            self._limits.callback(self._seeder.remove)
         self._started, self._started_at = perf_counter(), time()
         self.scope = Scope(context.namespace, keep=self._keep, drop_imports=self._drop_imports)
+        self._undo.callback(self.scope.waiting.clear)
         self.was_started = True
         self.outputs_at_start = self.outputs.mark()
         rss = rss_bytes()
         self._baseline = self._experiments.survivors.baseline(self.remarks)
         if rss_bytes() - rss >= MIB:  # our own pages, which the end would free
             reclaim.trim_host_heap()
-        if self._budget is not None:
-            self._budget.start()
+        self._undo.callback(self._baseline.forget)
+        if self.budget is not None:
+            self.budget.start()
+            self._limits.callback(self.budget.stop)
         self._allocated_at_start = allocated_bytes()
         self._ram_at_start = RamFigures.now()
         self._measurement = context.meter.start()
+        self._undo.callback(context.meter.drop, self._measurement)
 
     @property
     def elapsed_seconds(self) -> float:
@@ -593,11 +603,6 @@ class Experiment:
     def seconds(self, here: float) -> float:
         """Return the sum of its cells' durations, plus ``here`` of a cell not among them yet."""
         return sum(cell.duration_seconds for cell in self._cells) + here
-
-    @property
-    def limit_notes(self) -> tuple[str, ...]:
-        """Sentences about devices that its budget cannot limit."""
-        return tuple(self._budget.notes) if self._budget is not None else ()
 
     def reseed(self) -> None:
         """Seed the random generators if the experiment has a seed; libraries imported later are seeded on import."""
@@ -635,22 +640,7 @@ class Experiment:
 
     def abandon(self) -> None:
         """Stop measuring and keep the names, because the extension is unloaded or the start or end failed."""
-        steps: list[Callable[[], object]] = [self._stop_limits]
-        if self._allocations is not None:
-            steps.append(functools.partial(self._allocations.stop, write=False))
-        if hasattr(self, "_measurement"):
-            steps.append(functools.partial(self._context.meter.drop, self._measurement))
-        if self.was_started:
-            steps.append(self.scope.waiting.clear)
-        if hasattr(self, "_baseline"):
-            steps.append(self._baseline.forget)
-        self._context.guard.each(f"experiment {quoted(self.name)}", *steps)
-
-    def _stop_limits(self) -> None:
-        if self._seeder is not None:
-            self._seeder.remove()
-        if self._budget is not None:
-            self._budget.stop()
+        self._context.guard.each(f"experiment {quoted(self.name)}", self._limits.close, self._undo.close)
 
     # -- its end ----------------------------------------------------------------------------------------------
 
@@ -661,9 +651,9 @@ class Experiment:
             self.span_seconds = self.elapsed_seconds
         self._own = None  # stale after an interrupt
         steps: list[Callable[[], object]] = [self._find_slip, self._look] if self._at_end is None else []
-        if self._allocations is not None:
-            steps.insert(0, functools.partial(self._allocations.stop, write=True))
-        steps += [self._stop_limits, lambda: self._free(enclosing), self._measure, self._find_survivors]
+        if self._allocations is not None and not self._allocations.remark:  # else written when memory ran out
+            steps.insert(0, self._allocations.write)
+        steps += [self._limits.close, lambda: self._free(enclosing), self._measure, self._find_survivors]
         steps.append(self._make_record)
         self._context.guard.each(f"the end of experiment {quoted(self.name)}", *steps)
         if not self._is_closed:
@@ -808,7 +798,7 @@ class Experiment:
             notes=tuple(self._notes(measured)),
             parameters=dict(self._parameters),
             ooms=self.ooms,
-            budget=dict(self._budget.limits) if self._budget is not None else {},
+            budget=dict(self.budget.limits) if self.budget is not None else {},
             span_seconds=max(seconds, self.span_seconds),
         )
 
@@ -825,8 +815,8 @@ class Experiment:
             notes.append("polars' allocator returns the pages of deleted frames within seconds")
         if max(kept.get("cpu", 0), kept.get("children", 0)) >= least:
             notes += self._of_host(kept, least)
-        if self._budget is not None:
-            notes += [*self._budget.notes, *self._budget.refusals]
+        if self.budget is not None:
+            notes += [*self.budget.notes, *self.budget.refusals]
         notes += self.remarks
         if self._allocations is not None:
             notes.append(self._allocations.remark)

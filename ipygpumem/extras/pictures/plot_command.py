@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from IPython.display import display
 
-from ipygpumem.inventory import findings
+from ipygpumem.extras.pictures import plot as pictures
 from ipygpumem.magics.parsing import Options
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.app import App
@@ -12,14 +12,8 @@ from ipygpumem.shell.app import App
 
 def plot(app: App, options: Options) -> list[Report]:
     """Show the picture that the options ask for; in a terminal, return its main figures."""
-    from ipygpumem.extras.pictures import figures  # imports matplotlib
-
-    if options.picture == "devices":
-        picture = figures.devices(findings.now(app.context.meter).reconciliations, device=options.device)
-    elif options.picture == "experiments":
-        picture = figures.experiments(app.experiments.finished, device=options.device, last=options.n)
-    else:
-        picture = figures.session(app.session.history, device=options.device, last=options.n)
+    last = {} if options.picture == "devices" else {"last": options.n}
+    picture = getattr(pictures, options.picture)(device=options.device, **last)
     if app.context.display.has_images:
         display(picture)
         return []
