@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -87,7 +86,54 @@ def _nothing_made() -> Iterator[None]:
     gc.enable()
 
 
-needs_generations = pytest.mark.skipif(not garbage._HAS_YOUNG, reason="this Python has no young generations")
+class Incremental:
+    """The collector of CPython 3.14.0 to 3.14.4, with the interface of ``gc``: one young generation and increments."""
+
+    def __init__(self) -> None:
+        self.collections = [0, 0, 0]
+        self.marked: list[object] = []
+        """Young objects that an increment has made old, by following references to them."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(gc, name)
+
+    def collect(self, generation: int = 2) -> int:
+        died = gc.collect(2 if generation == 2 else 1)
+        self.marked.clear()
+        self.collections[generation] += 1
+        return died
+
+    def mark(self, *reachable: object) -> None:
+        """Do what the first increment does: make old what it reaches, leave other young objects, and count nothing."""
+        for callback in gc.callbacks:
+            callback("start", {"generation": 1})
+        self.marked += reachable
+
+    def get_objects(self, generation: int) -> list[object]:
+        if generation == 0:
+            young = gc.get_objects(generation=0) + gc.get_objects(generation=1)
+            return [item for item in young if not any(item is marked for marked in self.marked)]
+        return [] if generation == 1 else gc.get_objects(generation=2)
+
+    def get_count(self) -> tuple[int, int, int]:
+        return gc.get_count()[0], 0, 0
+
+    def get_threshold(self) -> tuple[int, int, int]:
+        return gc.get_threshold()[0], 10, 0
+
+    def get_stats(self) -> list[dict[str, int]]:
+        return [{"collections": number} for number in self.collections]
+
+
+@pytest.fixture
+def incremental(monkeypatch: pytest.MonkeyPatch) -> Incremental:
+    collector = Incremental()
+    monkeypatch.setattr(garbage, "gc", collector)
+    monkeypatch.setattr(garbage, "_YOUNG", (0,))
+    return collector
+
+
+needs_generations = pytest.mark.skipif(garbage._YOUNG != (0, 1), reason="this Python has other generations")
 
 
 def everything(generation: int) -> list[object]:
@@ -98,31 +144,63 @@ def without_generations() -> list[object]:
     return gc.get_objects()
 
 
-def one_young_generation(generation: int) -> list[object]:
-    return gc.get_objects(generation=0) + gc.get_objects(generation=1) if generation == 0 else []
-
-
-@pytest.mark.parametrize("lists", [everything, without_generations, one_young_generation])
-def test_other_collectors_have_no_young_generations(
+@pytest.mark.parametrize("lists", [everything, without_generations])
+def test_without_generations_there_is_no_young_one(
     lists: Callable[..., list[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = SimpleNamespace(get_objects=lists, collect=gc.collect)  # free-threaded, PyPy, 3.14.0
+    fake = Incremental()
+    fake.get_objects = lists  # type: ignore[method-assign]  # free-threaded CPython, PyPy
     monkeypatch.setattr(garbage, "gc", fake)
-    assert garbage.has_young_generations() is False
+    assert garbage.young_generations() == ()
 
 
 @needs_generations
-def test_young_generations_are_found_though_a_thread_collects(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = SimpleNamespace(collect=gc.collect)
+def test_the_young_generations_are_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert garbage.young_generations() == (0, 1)
+    fake = Incremental()
+    monkeypatch.setattr(garbage, "gc", fake)
+    assert garbage.young_generations() == (0,)
+    look = fake.get_objects
 
     def disturbed(generation: int) -> list[object]:
-        fake.get_objects = gc.get_objects
-        gc.collect(1)
-        return gc.get_objects(generation=generation)
+        fake.get_objects = look  # type: ignore[method-assign]
+        fake.collect(1)
+        return look(generation)
 
-    fake.get_objects = disturbed
-    monkeypatch.setattr(garbage, "gc", fake)
-    assert garbage.has_young_generations() is True
+    fake.get_objects = disturbed  # type: ignore[method-assign]  # another thread collects once
+    assert garbage.young_generations() == (0,)
+
+
+@needs_generations
+def test_any_increment_ends_what_is_known_since_a_mark(incremental: Incremental) -> None:
+    collector = Garbage()
+    endings: list[Any] = [incremental.collect, lambda: incremental.collect(0), lambda: incremental.mark(made)]
+    endings.append(lambda: (gc.callbacks.clear(), incremental.mark(made)))
+    for end in endings:
+        mark = collector.mark()
+        made = Made()
+        assert any(item is made for item in objects_since(mark) or ())
+        end()
+        assert objects_since(mark) is None
+    collector.forget()
+    assert gc.callbacks == []
+
+
+@needs_generations
+def test_increments_collect_garbage_since_a_mark_and_leave_older(incremental: Incremental) -> None:
+    collector = Garbage()
+    old = Made()
+    mark = collector.mark()
+    new = Made()
+    alive = {name: weakref.ref(item) for name, item in (("old", old), ("new", new))}
+    del old, new
+    collector.cell_ended(0.0, 0.05, in_scope=True)  # must not make them old
+    assert collector.collect(mark) >= 1
+    assert {name for name, reference in alive.items() if reference() is not None} == {"old"}
+    assert incremental.collections[2] == 0
+    short = weakref.ref(Made())
+    collector.cell_ended(0.0, 0.05, in_scope=False)
+    assert short() is None
 
 
 @needs_generations
@@ -258,6 +336,19 @@ def walk(random: Random, collector: Garbage, held: list[Made]) -> None:
 
 @alone
 def test_the_instances_are_those_that_a_walk_over_the_heap_finds() -> None:
+    compare_instances()
+
+
+@alone
+@needs_generations
+def test_the_instances_are_those_that_a_walk_finds_with_increments() -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(garbage, "gc", Incremental())
+        monkeypatch.setattr(garbage, "_YOUNG", (0,))
+        compare_instances()
+
+
+def compare_instances() -> None:
     for seed in range(20):
         random, collector, held = Random(seed), Garbage(), list[Made]()
         for _ in range(15):

@@ -25,7 +25,7 @@ BUDGET = {
     "extras/tracker": 201,
     "extras/trainers": 266,
     "fitting": 948,
-    "heap": 4256,
+    "heap": 4296,
     "introspect": 207,
     "inventory": 2659,
     "magics": 1323,

@@ -5,7 +5,8 @@ those made since, so that a later collection finds their garbage alone. Both tak
 not to the heap: microseconds, where a full collection takes a tenth of a second.
 
 The mark is an object made at that moment: if it is no longer young, another collection ran and the answer is unknown.
-It is always unknown in CPython 3.14.0 to 3.14.4, which collect in increments.
+CPython 3.14.0 to 3.14.4 collect in increments, of which the first makes old what it reaches and may leave the mark
+young. There, a callback notes each collection, because ``gc.get_stats()`` does not count that one.
 """
 
 from __future__ import annotations
@@ -40,33 +41,69 @@ _FEW = 4
 class GcMark:
     """A moment; young as long as every object made since is young."""
 
+    def __init__(self, watch: CollectionWatch | None = None) -> None:
+        self._watch = watch
+        self._collection = watch and watch.last()
 
-def has_young_generations() -> bool:
-    """Return True if collections of generations 0 and 1 make objects old; tried, since it is no matter of the version.
+    def is_last(self) -> bool:
+        """Return True if no collection has started since, or if that makes the mark itself old."""
+        return self._watch is None or self._watch.last() is self._collection
 
-    CPython 3.14.0 to 3.14.4 have one young generation, a free-threaded one and PyPy have none.
+
+class CollectionWatch:
+    """Notes each collection of the process."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, object] = {}
+        self._note = self._events.__setitem__  # runs no Python code in a collection
+        self.stop = weakref.finalize(self, _remove_callback, self._note)
+        self.stop.atexit = False
+
+    def last(self) -> object:
+        """Return the collector's report of the start of the last collection."""
+        if not any(map(is_, gc.callbacks, repeat(self._note))):  # at first, or if the user has cleared the list
+            self._events["start"] = object()
+            gc.callbacks.append(self._note)
+        return self._events["start"]
+
+
+def _remove_callback(note: object) -> None:
+    gc.callbacks[:] = [callback for callback in gc.callbacks if callback is not note]
+
+
+def young_generations() -> tuple[int, ...]:
+    """Return the generations that hold young objects: ``(0, 1)``, ``(0,)``, or none if no collection makes objects old.
+
+    Tried and not read from the version: 3.14.0 to 3.14.4 have other generations than 3.14.5, and a free-threaded Python
+    has none.
     """
     for _ in range(_ROUNDS):  # another thread may have collected between two steps
-        probe = GcMark()
+        probe = _Probe()
         try:
             places = [_generations_of(probe)]
             for generation in (0, 1):
                 gc.collect(generation)
                 places.append(_generations_of(probe))
         except TypeError:  # PyPy lists objects without generations
-            return False
+            return ()
         if places == [[0], [1], []]:
-            return True
+            return 0, 1
+        if places == [[0], [], []]:
+            return (0,)
         if 1 in places[0]:  # a new object is in all of them
             break
-    return False
+    return ()
+
+
+class _Probe:
+    """An object that the collector tracks."""
 
 
 def _generations_of(item: object) -> list[int]:
     return [number for number in (0, 1) if any(map(is_, gc.get_objects(generation=number), repeat(item)))]
 
 
-_HAS_YOUNG = has_young_generations()
+_YOUNG = young_generations()
 
 
 class Known(weakref.ref[object]):
@@ -85,6 +122,7 @@ class Garbage:
     """Maximum number of weak references to keep; beyond it, a walk over the heap is cheaper."""
 
     def __init__(self) -> None:
+        self._watch = CollectionWatch() if _YOUNG == (0,) else None
         self._seconds_per_block = self._FIRST_GUESS_SECONDS
         self._cpu_seen = time.process_time()
         self.last: GcMark | None = None
@@ -112,13 +150,13 @@ class Garbage:
 
     def list_from_now(self, made: ObjectsSince) -> None:
         """Begin a list of new objects right after ``mark``, where the collector's lists keep their order."""
-        if self.last is not None:
+        if self.last is not None and _YOUNG == (0, 1):
             made.start()
             self.made.append(made)
 
     def _make_old(self) -> int:
         """Collect young garbage, and record the instances that become old; return the number of objects that died."""
-        if not _HAS_YOUNG or not gc.isenabled():
+        if not _YOUNG or not gc.isenabled():
             self.last = self._known = None
             return 0
         last, known = self.last, self._known
@@ -129,11 +167,11 @@ class Garbage:
             del new  # the list keeps them alive
             if known is not None and len(known) > self._MOST_KNOWN:
                 known = None  # most have died: nothing has asked for instances since
-        died = _run(1, self._falls)
+        died = _run(_YOUNG[-1], self._falls)
         # Another thread has collected too, or may have made instances that were not listed.
         if self.last is not last or (known is not None and _progress_of_others() != progress):
             known = None
-        self._known, self.last, self._collections = known, GcMark(), 0
+        self._known, self.last, self._collections = known, GcMark(self._watch), 0
         return died
 
     def instances(self, *bases: type) -> list[object]:
@@ -144,7 +182,7 @@ class Garbage:
         is_asked_again = len(bases) == len(self._bases) and all(map(is_, bases, self._bases))
         new = self._new_instances() if self._known is not None and is_asked_again else None
         if new is None or self._known is None:
-            last = GcMark() if _HAS_YOUNG else None
+            last = GcMark(self._watch)
             instances = live_instances(*bases)
             self._bases, self.last = bases, last
             self._known = list(map(Known, instances)) if len(instances) <= self._MOST_KNOWN else None
@@ -155,8 +193,10 @@ class Garbage:
         return list({id(item): item for item in (*known, *new)}.values())
 
     def forget(self) -> None:
-        """Forget the known instances."""
+        """Forget the known instances, and remove the callback."""
         self._known = None
+        if self._watch is not None:
+            self._watch.stop()
 
     def _new_instances(self) -> list[object] | None:
         """Return the instances of ``_bases`` that may be younger than the known ones; None if unknown."""
@@ -203,26 +243,27 @@ class Garbage:
         died = _run(2, self._falls)
         for made in list(self.made):
             made.start()
-        self.last = self.last and GcMark()  # objects made by finalisers are young
+        self.last = self.last and GcMark(self._watch)  # objects made by finalisers are young
         return died
 
     def cell_ended(self, seconds: float, share: float, *, in_scope: bool) -> None:
         """Collect the cell's garbage, and all garbage if that is cheap compared with the cell."""
         if not gc.isenabled() or (seconds >= self.SHORTEST_SECONDS and self.collect_if_cheap(seconds, share)):
             return
-        if not _HAS_YOUNG:
-            return
-        self._made += gc.get_count()[0]
-        # Without another collection since, the youngest generation is exactly what the cell has made.
-        if gc.get_count()[1] == self._collections and (in_scope or self._collections < _FEW):
-            with interrupts.reraise_swallowed():
-                gc.collect(0)
-        else:
-            self._make_old()
-        self._collections = gc.get_count()[1]
-        if not in_scope and self._made > prod(gc.get_threshold()):
-            self._made = 0
-            _let_collect()
+        has_middle = 1 in _YOUNG
+        if has_middle or (_YOUNG and not in_scope):  # else a collection would make the scope's objects old
+            self._made += gc.get_count()[0]
+            # Without another collection since, the youngest generation is exactly what the cell has made.
+            if has_middle and gc.get_count()[1] == self._collections and (in_scope or self._collections < _FEW):
+                with interrupts.reraise_swallowed():
+                    gc.collect(0)
+            else:
+                self._make_old()
+            self._collections = gc.get_count()[1]
+            # Increments are due as often as collections of the youngest objects.
+            if not in_scope and self._made > prod(gc.get_threshold()[: 3 if has_middle else 1]):
+                self._made = 0
+                _let_collect()
 
     def collect_if_cheap(self, cell_seconds: float, share: float) -> bool:
         """Collect all garbage if the predicted time is at most ``share`` of the work; return True if it was collected.
@@ -282,7 +323,7 @@ def objects_since(mark: GcMark | None) -> list[object] | None:
         return None
     young = gc.get_objects(generation=0)  # its own, not a new list, which would contain itself: a cycle
     young += gc.get_objects(generation=1)
-    return young if any(map(is_, young, repeat(mark))) else None
+    return young if any(map(is_, young, repeat(mark))) and mark.is_last() else None
 
 
 def _that_run_code(items: Sequence[object]) -> list[Callable[[], object]]:
