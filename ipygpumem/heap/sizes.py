@@ -13,7 +13,7 @@ import math
 import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, islice, repeat
 from operator import attrgetter, is_, not_
 from types import FunctionType, MethodDescriptorType, ModuleType
@@ -168,6 +168,11 @@ class Sizes(Walk):
         self.left += rest
         return self._total()
 
+    def leave_out(self, arrays: Iterable[Any]) -> None:
+        """Count neither the large NumPy ``arrays`` themselves nor views of them; their elements count when measured."""
+        for _, start, end in map(place_of, arrays):
+            self._uncounted(start, end)
+
     def _begin(self, label: str) -> int:
         """Reset the sums of a measurement; return the number of objects that are left for later ones."""
         rest, self.left = self.left, math.ceil(self.left / 3)
@@ -193,12 +198,11 @@ class Sizes(Walk):
 
     def _of_part(self, part: ObjectPart) -> list[Share]:
         """Measure a part; names that share memory get equal shares, except of the elements of an object array."""
-        values, own = list(part.objects or ()), Counter[str]()
+        values, own = list[Any](part.objects or ()), Counter[str]()
         if len(part.names) > 1:
             for array in filter(_is_rows_of_objects, values):
-                self._read.add(id(array))
-                rows: Any = array
-                for name, row in zip(part.names, rows, strict=True):
+                self._read.update((id(array), id(array.base)))
+                for name, row in zip(part.names, array, strict=True):
                     before = self._total()
                     self._elements(row)
                     self._finish()
@@ -478,9 +482,10 @@ def sizeable(values: Sequence[object]) -> list[object]:
 
 
 def _is_rows_of_objects(value: Any) -> bool:
-    """Return True for a plain object array of rows."""
+    """Return True for a plain object array of rows, or a view of one that shows all of it."""
     exact = type(value) is library_type("numpy", "ndarray")
-    return exact and len(value.shape) > 1 and all(holding_objects([value]))
+    is_whole = exact and (value.base is None or (type(value.base) is type(value) and value.base.size == value.size))
+    return is_whole and len(value.shape) > 1 and all(holding_objects([value]))
 
 
 def _sizer(kind: type) -> tuple[Callable[[Any], int], bool]:

@@ -7,10 +7,11 @@ import re
 import sys
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
+from itertools import compress
 from types import ModuleType
 from typing import Any
 
-from ipygpumem.heap.arrays import StorageKey, library_type, storage_key
+from ipygpumem.heap.arrays import StorageKey, holding_objects, library_type, storage_key
 from ipygpumem.heap.bulk import Progress, of_types, one_of_each
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.frames import running_locals
@@ -91,7 +92,11 @@ def _others(
     """Return leaks of any other kind than arrays, and the other memory of outputs."""
     survivors = app.experiments.survivors
     sizes = Sizes()
-    sizes.together([same for items in heap.large(smallest).values() for same in items])
+    items = heap.large(smallest)
+    arrays = [array for (library, _), same in items.items() if library == "numpy" for array in same]
+    of_objects = set(map(id, compress(arrays, holding_objects(arrays))))
+    sizes.leave_out(array for array in arrays if id(array) in of_objects)  # not their elements
+    sizes.together([item for same in items.values() for item in same if id(item) not in of_objects])
     large = unreached.large_objects(heap, smallest)
     leaked = survivors.others_alive(heap, sizes, smallest)
     modules = {name: sys.modules[name] for name in _users_modules(app.context.namespace) if name in sys.modules}
@@ -102,7 +107,7 @@ def _others(
         module = _OF_MODULE.fullmatch(_QUOTED.sub("", holder.path))
         if module is None and not _is_plain(holder.path, modules.keys()):
             leaked.append(replace(row_of([item], size), holder=holder))
-    sizes.together([*heap.tensors, *heap.ndarrays])  # those of outputs are listed by storage
+    sizes.together(heap.tensors)  # those of outputs are listed by storage, as are large arrays
     of_outputs = [(name, value, sizes.together([value])) for name, value in outputs.items()]
     return leaked, [
         (size, "cpu", f"{name}: {type_name(value)} that only IPython holds", f"to free it: %xdel _{name[4:-1]}", size)

@@ -9,7 +9,7 @@ from ipygpumem.introspect import target_of
 from ipygpumem.inventory.ownership import Ownership
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.inventory.top import LargestNames, NamedSize
-from ipygpumem.records import RetainedArray
+from ipygpumem.records import OUTSIDE, RetainedArray
 from ipygpumem.report import layout
 from ipygpumem.report.content import leak_lines
 from ipygpumem.report.layout import SEPARATOR, Report, Table, clean, clean_name, count, device_label, listed, sizes
@@ -86,7 +86,7 @@ def top_report(found: LargestNames, *, top: int = 20) -> Report:
     head = [f"memory by name: {count(len(found.names), 'name')}"]
     for device, size in (dict.fromkeys(found.used_bytes, 0) | found.device_bytes).items():
         used = f" of {format_bytes(found.used_bytes[device])}" if device in found.used_bytes else ""
-        head.append(f"{device_label(device)} {format_bytes(size)}{used}")
+        head += [f"{device_label(device)} {format_bytes(size)}{used}"] * (size > 0 or device not in OUTSIDE)
     rows = [(row, device, size) for row in found.names for device, size in row.device_bytes.items()]
     rows = [item for item in rows if item[2] >= _LEAST_SHARE * item[0].size_bytes]
     rows.sort(key=lambda item: -item[2])
