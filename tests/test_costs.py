@@ -29,6 +29,8 @@ MOST = {
     "%gpumem leaks, each name": 0.03,
     "%gpumem top, each object": 0.05,
     "%gpumem top, each name": 0.07,
+    "a look at what grows, each object": 0.05,
+    "a look at what grows, each name": 0.05,
     "a recovery, each object": 0.002,
     "a recovery, each name": 0.002,
     "with torch, the first experiment": 2300,
@@ -43,6 +45,10 @@ SLACK = 1.1
 """Python's own functions call each other in another way in each version."""
 MANY = 40_000
 EMPTY, RECOVERY = "%%experiment empty\npass", "raise MemoryError"
+LOOK = """
+from ipygpumem.shell import holders, trends
+holders.look(trends.Growing(), lambda: dict(globals()), "run", dict, bool)
+"""
 OBJECTS = f"objects = [kind() for kind in (list, dict, set, Exception) for _ in range({MANY // 4})]"
 NAMES = f"""
 {OBJECTS}
@@ -94,7 +100,7 @@ def least_calls_in(shell: InteractiveShell, cell: str) -> int:
 def test_no_work_calls_more_functions_than_before() -> None:
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     shell.run_line_magic("load_ext", "ipygpumem")
-    steps = {"an empty experiment": EMPTY, "a recovery": RECOVERY}
+    steps = {"an empty experiment": EMPTY, "a recovery": RECOVERY, "a look at what grows": LOOK}
     steps |= {f"%gpumem {command}": f"%gpumem {command}" for command in ("status", "leaks", "top")}
     for step in steps.values():
         calls_in(shell, step)

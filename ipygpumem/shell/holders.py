@@ -23,7 +23,7 @@ from ipygpumem.inventory.top import LargestNames
 from ipygpumem.reclaim.reclaim import trim_host_heap
 from ipygpumem.report.history import growth_line, holder_lines
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.ipython.caches import cell_of_output, named_objects
+from ipygpumem.shell.ipython.caches import named_objects
 from ipygpumem.shell.trends import Growing
 
 _Named = Callable[[], dict[str, object]]
@@ -60,7 +60,7 @@ def look(growing: Growing, named: _Named, run: str, roots: Callable[[], Roots], 
 
 def _grouped(named: dict[str, object]) -> dict[str, object]:
     """Return named objects, all outputs as one, because each run makes another, and those of the user's modules."""
-    outputs = {name: named.pop(name) for name in list(named) if cell_of_output(name) is not None}
+    outputs = {name: named.pop(name) for name in list(named) if name.startswith("Out[")}
     modules = [(place, module_dict(module)) for place, module in users_modules().items() if place != "__main__"]
     inside = {f"{place}.{name}": value for place, names in modules for name, value in list(names.items())}
     return {**named, "Out": list(outputs.values()), **inside}
