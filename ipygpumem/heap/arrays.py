@@ -273,7 +273,7 @@ class WatchedArray:
 
     def __init__(self, array: Any) -> None:
         self._reference: weakref.ref[Any] | None = weakref.ref(array)
-        self._place = place_of(array)
+        self.place = place_of(array)
         self._is_alive = True
 
     def __call__(self) -> bool:
@@ -282,13 +282,13 @@ class WatchedArray:
 
     def detach(self, places: Container[Span]) -> None:
         """Drop the weak reference before user code runs, if ``update`` can find the array at one of ``places``."""
-        if self._place in places:
+        if self.place in places:
             self._is_alive, self._reference = self(), None
 
     def update(self, places: Container[Span]) -> None:
         """Check whether the array is still at one of ``places``; a new array at the same place is mistaken for it."""
         if self._reference is None:
-            self._is_alive = self._place in places
+            self._is_alive = self.place in places
 
 
 class _WeakStorage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, compress
 from operator import not_
 from types import FunctionType
@@ -59,11 +59,11 @@ class BaselineSnapshot:
         complete: False if there was too much to follow, so that some old arrays may be unknown.
     """
 
-    def __init__(self, namespace: dict[str, Any], garbage: Garbage) -> None:
+    def __init__(self, namespace: dict[str, Any], garbage: Garbage, known: Iterable[Span] = ()) -> None:
         self._storages = Storages()
         self._objects: dict[int, weakref.ref[Any]] = {}
         """Tensors without a storage, by identity."""
-        self._large: set[Span] = set()
+        self._large: set[Span] = set(known)
         """Places of large arrays that own their memory; no weak references, because NumPy would not resize the arrays.
 
         A new array at the place of an old one counts as old, and an old one that has moved counts as new.

@@ -750,8 +750,9 @@ class Experiment:
 
         try:
             search = ArraySearch()
-            values = self._baseline.contents.unknown(self._context.namespace)  # kept, or bound by ``global``
-            arrays = [array for value in values for _, array in search.find(value)]
+            namespace, values = self._context.namespace, self._baseline.contents.unknown(self._context.namespace)
+            stay = [namespace.get(name) for name in (*self.scope.outcome.kept, *self.scope.shared())]
+            arrays = [array for value in stay for _, array in search.find(value)]
             kept = {array.storage for array in arrays}
             grown = _growth(self._at_end or ())
             if grown >= self._context.config.min_held_bytes:  # before anything was freed

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, compress
 from pathlib import Path
 from typing import NamedTuple
 
 from ipygpumem.errors import describe_error
-from ipygpumem.heap.arrays import Array, WatchedArray, describe, storage_key, watch
+from ipygpumem.heap.arrays import Array, Span, WatchedArray, describe, storage_key, watch
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
 from ipygpumem.heap.holders.frames import running_locals
@@ -54,13 +56,13 @@ class WatchedName:
 class Baseline:
     """The names and arrays at the start of an experiment."""
 
-    def __init__(self, context: ShellContext, remarks: list[str]) -> None:
+    def __init__(self, context: ShellContext, remarks: list[str], known: Iterable[Span]) -> None:
         self._namespace = context.namespace
         self._before: BaselineSnapshot | None = None
         self._failed = False
         if {"torch", "numpy"} & sys.modules.keys():
             try:
-                self._before = BaselineSnapshot(context.namespace, context.garbage)
+                self._before = BaselineSnapshot(context.namespace, context.garbage, known)
             except Exception as error:  # only needed for the report
                 self._failed = True
                 why = f"because the baseline at the start failed: {describe_error(error)}"
@@ -89,6 +91,12 @@ class Baseline:
         self._garbage.made[:] = [made for made in self._garbage.made if made is not self._made]
         if self._before is not None:
             self._before.close()
+
+    def surely_new(self, names: dict[str, object]) -> set[int]:
+        """Return the identities of the objects that known ones have received since, and of those in new containers."""
+        made, tracked = self.objects_since(), gc.get_objects()
+        inside = gc.get_referents(*compress(tracked, map(made.__contains__, map(id, tracked))))
+        return set(map(id, [*inside, *chain.from_iterable(one.items for one in self.contents.received(names))]))
 
     def objects_since(self) -> set[int]:
         """Return the identities of the tracked objects made since; none if they cannot be told apart."""
@@ -119,7 +127,8 @@ class Survivors:
 
     def baseline(self, remarks: list[str]) -> Baseline:
         """Return a baseline of the current state; a failure is added to ``remarks``."""
-        return Baseline(self._context, remarks)
+        watched = [is_alive for item in self.known for is_alive, _ in item.arrays]
+        return Baseline(self._context, remarks, [one.place for one in watched if isinstance(one, WatchedArray)])
 
     @staticmethod
     def watch(named: Iterable[tuple[str, object]], search: ArraySearch) -> list[WatchedName]:
@@ -154,7 +163,8 @@ class Survivors:
         smallest = context.config.min_held_bytes
         first = running_cell(context.shell) if first_cell is None else first_cell
         items = [item for item in watched if size_of(item.alive()) >= smallest]
-        alive = [self._with_cell(item, first, certain=baseline.is_complete) for item in items]
+        new = baseline.surely_new(self._names()) if items and not baseline.is_complete else None
+        alive = [self._with_cell(item, first, new) for item in items]
         named = {array.storage for item in alive for array in item.alive()}
         for key, tensors in large_tensors(live_tensors(context.garbage), smallest).items():
             tensor = describe(tensors[0]) if key not in named else None
@@ -260,9 +270,10 @@ class Survivors:
             array.update(places)
         self.known = [item for item in self.known if item.alive()]
 
-    def _with_cell(self, item: WatchedName, first_cell: int, *, certain: bool) -> WatchedName:
-        """Add the cell that bound the name, before later cells rebind it."""
-        is_old_perhaps = not certain and any(array.storage[0] == "numpy" for array in item.alive())
+    def _with_cell(self, item: WatchedName, first_cell: int, new: Container[int] | None) -> WatchedName:
+        """Add the cell that bound the name, before later cells rebind it; ``new`` are certain identities, or None."""
+        keys = [array.storage[1] for array in item.alive() if array.storage[0] == "numpy"]
+        is_old_perhaps = new is not None and any(key not in new for key in keys)
         name = item.held.name
         cell = cell_of_output(name) or cell_that_bound(self._context.shell, name, range(first_cell))
         return replace(item, held=replace(item.held, cell=cell), is_old_perhaps=is_old_perhaps)

@@ -108,10 +108,14 @@ def test_what_the_scope_has_put_into_something_old_is_reported(notebook: Kernel)
 def test_where_the_notebook_held_too_much_the_report_does_not_claim_what_it_does_not_know(notebook: Kernel) -> None:
     works(notebook, "import numpy as np\nfrom ipygpumem.inventory import baseline\nbaseline.MOST_AT_START = 100")
     works(notebook, "rows = [[np.zeros(1 << 18)]] + [[i] for i in range(200)]; cache = []")
-    reply = works(notebook, "%%experiment a\nx = rows[0][0]; y = torch.ones(1 << 19); cache.append(y)")
+    new = "y = torch.ones(1 << 19); cache += [y, [z := np.ones(1 << 18)]]"
+    reply = works(notebook, f"%%experiment a\nx = rows[0][0]; {new}")
     (report,) = reply.reports("experiment")
     works(notebook, "baseline.MOST_AT_START = 50_000")
-    first, second = [line for line in report.splitlines() if "held by" in line]
-    assert first.endswith("held by notebook variable rows[0][0], possibly allocated before the experiment")
-    assert second.endswith("held by notebook variable cache[0] · to free it: remove it from there")
+    lines = sorted(line.partition("variable ")[2] for line in report.splitlines() if "held by" in line)
+    assert lines == [
+        "cache[0] · to free it: remove it from there",
+        "cache[1][0] · to free it: remove it from there",
+        "rows[0][0], possibly allocated before the experiment",
+    ]
     works(notebook, "cache.clear()\n%gpumem leaks")
