@@ -183,7 +183,6 @@ def test_commands_show_figures_of_all_engines_and_each_ones_report(cluster: Kern
     ("line", "said"),
     [
         ("%experiment end typo --on all", "no experiment 'typo' is open there"),
-        ("%%experiment a --on all --allocations x.pickle\nx = 1", "--allocations and --on"),
         ("%%experiment a --on 9\nx = 1", "the cluster has no engine 9; it has engines 0-3"),
         ("none = rc.direct_view([])\n%gpumem status --on none", "--on names no engine; the cluster has engines 0-3"),
         ("%%experiment a --on nobody\nx = 1", "--on nobody: write all, numbers of engines"),

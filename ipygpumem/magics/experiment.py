@@ -48,7 +48,6 @@ def new(app: App, options: Options) -> Experiment:
         options.report,
         parse_parameters(options.note),
         parse_budget(",".join(options.budget)) if options.budget else None,
-        options.allocations,
     )
 
 

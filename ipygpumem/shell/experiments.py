@@ -10,7 +10,6 @@ import contextlib
 import difflib
 import functools
 import math
-import os
 import re
 import sys
 from collections import deque
@@ -48,7 +47,6 @@ from ipygpumem.shell.subscribers import Subscribers
 from ipygpumem.units import MIB, format_bytes
 
 if TYPE_CHECKING:
-    from ipygpumem.shell.allocation_file import AllocationFile
     from ipygpumem.shell.survivors import Survivors, WatchedName
 
 Parameters = dict[str, int | float | str]
@@ -98,7 +96,7 @@ class ExperimentManager:
             return
         self._last_oom, self._counted = id(error), self.here()
         for experiment in self._counted:
-            experiment.ran_out_of_memory()
+            experiment.ooms += 1
 
     def ran_out_in_try(self, error: BaseException) -> None:
         """Count an out-of-memory error of an autofit try for the open experiments, unless it was counted before."""
@@ -428,7 +426,6 @@ class Experiment:
         report: str | None = None,
         note: Mapping[str, int | float | str] | None = None,
         budget: Mapping[str, int | str] | None = None,
-        allocations: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(name, str) or not name.strip() or len(name.splitlines()) > 1:
             raise ExperimentError("an experiment needs a name: one line of text")
@@ -445,7 +442,6 @@ class Experiment:
         self.report = report
         self._parameters = checked_parameters(note or {})
         self.budget = budgets.Budget(budgets.checked(budget), f"experiment {name}") if budget else None
-        self._allocations = _allocation_file(allocations) if allocations is not None else None
         self.outputs = Outputs(self._context.shell)
         self.record: ExperimentRecord | None = None
         self.was_started = self.failed = False
@@ -467,7 +463,7 @@ class Experiment:
         self.span_seconds = 0.0
         """Seconds from its start to the end of the last cell so far."""
         self._limits = contextlib.ExitStack()
-        """Ends the seeding, the budget and the recording of allocations."""
+        """Ends the seeding and the budget."""
         self._undo = contextlib.ExitStack()
         """Undoes the start, without the limits."""
         self._steps: list[FreeingStep] = []
@@ -567,9 +563,6 @@ class Experiment:
         context = self._context
         self.thread, self.client = get_ident(), client_of(context.shell)
         self.error_at_start = self.seen_error = last_error()
-        if self._allocations is not None:
-            self._allocations.start()
-            self._limits.callback(self._allocations.stop)
         if self._seeder is not None:
             self._limits.callback(self._seeder.remove)
         self._started, self._started_at = perf_counter(), time()
@@ -609,12 +602,6 @@ class Experiment:
         if self._seeder is not None:
             self._seeder.seed_all()
 
-    def ran_out_of_memory(self) -> None:
-        """Count an out-of-memory error, and write the allocation history before anything is freed."""
-        self.ooms += 1
-        if self._allocations is not None:
-            self._allocations.write("written when memory ran out")
-
     def add_cell(self, cell: CellRecord) -> None:
         """Add a finished cell, including the one that ends the experiment."""
         self._cells.append(cell)
@@ -651,8 +638,6 @@ class Experiment:
             self.span_seconds = self.elapsed_seconds
         self._own = None  # stale after an interrupt
         steps: list[Callable[[], object]] = [self._find_slip, self._look] if self._at_end is None else []
-        if self._allocations is not None and not self._allocations.remark:  # else written when memory ran out
-            steps.insert(0, self._allocations.write)
         steps += [self._limits.close, lambda: self._free(enclosing), self._measure, self._find_survivors]
         steps.append(self._make_record)
         self._context.guard.each(f"the end of experiment {quoted(self.name)}", *steps)
@@ -819,8 +804,6 @@ class Experiment:
         if self.budget is not None:
             notes += [*self.budget.notes, *self.budget.refusals]
         notes += self.remarks
-        if self._allocations is not None:
-            notes.append(self._allocations.remark)
         return notes + [f"{step.name}: {step.error}" for step in self._steps if step.error]
 
     def _of_host(self, kept: Mapping[str, int], least: int) -> list[str]:
@@ -843,12 +826,6 @@ class Experiment:
 
 def _growth(usages: Iterable[Usage]) -> int:
     return sum(usage.delta_bytes for usage in usages if usage.device == "cpu")
-
-
-def _allocation_file(file: str | os.PathLike[str]) -> AllocationFile:
-    from ipygpumem.shell.allocation_file import AllocationFile  # loading the extension must stay fast
-
-    return AllocationFile(file)
 
 
 def client_of(shell: Any) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 
 from ipygpumem.errors import GpuMemError
@@ -20,7 +19,6 @@ def experiment(
     report: str | None = None,
     note: Mapping[str, int | float | str] | None = None,
     budget: Mapping[str, int | str] | None = None,
-    allocations: str | os.PathLike[str] | None = None,
 ) -> Experiment:
     """Return an experiment, opened by ``with`` or ``start()`` and closed by ``finish()``.
 
@@ -36,13 +34,11 @@ def experiment(
         report: ``full``, ``compact`` or ``none``; None means as configured.
         note: parameters to store in its record: numbers or text by name.
         budget: limit torch's memory on GPUs: ``{"gpu": "8GiB"}``; see ``budget``.
-        allocations: a ``.pickle`` file for CUDA's memory history, for torch's memory viewer.
 
     Raises:
         NotLoadedError: the extension is not loaded in this IPython, or there is no IPython.
         ExperimentError: ``report`` is none of the three, or ``note`` holds more than numbers and text.
         BudgetError: ``budget`` names no device or no size.
-        FileError: ``allocations`` cannot be written to; ``start`` raises it without a CUDA device.
 
     >>> with ipygpumem.experiment("baseline", report="none", note={"lr": 0.1}):
     ...     loss = 0.5
@@ -51,7 +47,7 @@ def experiment(
     """
     function = ", or put the code into a function, whose local names are deleted when it returns"
     experiments = current_app(otherwise=function).experiments
-    return Experiment(experiments, name, keep, drop_imports, seed, report, note, budget, allocations)
+    return Experiment(experiments, name, keep, drop_imports, seed, report, note, budget)
 
 
 def last() -> CellRecord | None:

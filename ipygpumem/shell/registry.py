@@ -37,7 +37,7 @@ MAGICS = {
 
     %experiment start NAME         open one: [--keep NAME...] [--drop-imports] [--seed N]
                                    [--report full|compact|none] [--note NAME=VALUE...] [--budget gpu=SIZE...]
-                                   [--allocations FILE] [--on ENGINES]
+                                   [--on ENGINES]
     %experiment end [NAME]         delete its names, restore overwritten ones, free the memory [--on ENGINES]
     %experiment keep NAME...       keep these names or globs, such as 'y*', at the end too
     %experiment status             show the open experiments and their memory so far
@@ -51,14 +51,13 @@ MAGICS = {
 ::
 
     %%experiment NAME [--keep NAME...] [--drop-imports] [--seed N] [--report full|compact|none]
-                 [--note NAME=VALUE...] [--budget gpu=SIZE...] [--allocations FILE] [--on ENGINES]
+                 [--note NAME=VALUE...] [--budget gpu=SIZE...] [--on ENGINES]
     --keep NAME...              names or globs to keep, separated by blanks or commas: --keep model 'loss*'
     --drop-imports              delete the names of imported modules too
     --seed N                    seed Python's, NumPy's and torch's random generators first
     --report full|compact|none  level of detail of the report
     --note NAME=VALUE...        parameters to store in the record: --note lr=1e-3 bs=64
     --budget gpu=SIZE...        limit torch's memory on a GPU: --budget gpu=8GiB
-    --allocations FILE          write CUDA's allocation history for torch's memory viewer (.pickle)
     --on ENGINES                run on engines of an ipyparallel cluster: all, 0-3, or a view's name
 """,
     "%gpumem": """Show what uses memory, and free it.

@@ -99,7 +99,7 @@ def test_gpumem_alone_shows_a_short_status_and_a_hint(
 
 
 def test_a_wrong_argument_in_python_is_refused_when_it_is_given_and_loses_no_name(loaded: InteractiveShell) -> None:
-    wrong = ("keep=5", "keep=None", "keep=[1]", "note=5", "budget=5", "allocations=5", "seed='x'", "seed=1 << 80")
+    wrong = ("keep=5", "keep=None", "keep=[1]", "note=5", "budget=5", "seed='x'", "seed=1 << 80")
     wrong += ("report='loud'",)
     for arguments in ("7", "''", *(f"'a', {one}" for one in wrong)):
         loaded.run_cell(f"import ipygpumem\nx = 'old'\ndef attempt(): return ipygpumem.experiment({arguments}).start()")
@@ -141,7 +141,6 @@ def test_what_is_given_in_a_notebook_is_shortened(loaded: InteractiveShell) -> N
     loaded.run_cell("import ipygpumem\nx = 'x' * 100_000\nlong = 'x' * 3000")
     for call in (
         *(f"export({path})" for path in ("x", "x + '.json'", "'~' + x + '.json'", "x + '/a.json'")),
-        *(f"experiment('n', allocations={path})" for path in ("x", "x + '/a.pickle'")),
         *("experiment('n', report=x)", "experiment('n', report=[x])", "experiment(x).usage()", "tracker(x + '/none')"),
     ):
         error = loaded.run_cell(f"ipygpumem.{call}").error_in_exec
@@ -150,6 +149,6 @@ def test_what_is_given_in_a_notebook_is_shortened(loaded: InteractiveShell) -> N
     for line in (
         *("%gpumem export {long}.json", "%gpumem plot session {long}", "%gpumem postmortem ~{long}"),
         *("%gpumem history --experiment {long}", "%gpumem compare {long} other"),
-        *("%experiment start a --allocations {long}.pickle", "%experiment start a --report {long}"),
+        "%experiment start a --report {long}",
     ):
         assert len(refused(loaded, line)) < MOST, line

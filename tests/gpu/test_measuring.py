@@ -1,11 +1,7 @@
 """What measures and lists by hand: lines, statements, trackers, inventories, and recorded allocations."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -105,31 +101,3 @@ def test_a_glance_does_not_wait_for_queued_kernels(gpu_kernel: Kernel, figure: C
     glance, rest = gpu_kernel.value("glance"), gpu_kernel.value("rest")
     figure(f"a glance took {1000 * glance:.2f} ms while {1000 * rest:.0f} ms of kernels were queued")
     assert glance < rest / 4
-
-
-MAKE = "def make(mib):\n    return torch.empty(mib << 20, dtype=torch.uint8, device='cuda')\n"
-
-
-def snapshot(kernel: Kernel, path: Path, what: str) -> Any:
-    """Return an expression over a snapshot, told by the kernel: ``data`` is what the file holds."""
-    return kernel.value(f"(lambda data: {what})(__import__('pickle').load(open({str(path)!r}, 'rb')))")
-
-
-def test_an_experiments_snapshot(kernel: Kernel, tmp_path: Path) -> None:
-    """A snapshot names the function that allocated, from the first use of CUDA on, and torch's own viewer makes a page
-    of it. A second run replaces it; torch records no more after it, unless the user's own recording goes on."""
-    path, page = tmp_path / "a.pickle", tmp_path / "a.html"
-    events = "[event for trace in data['device_traces'] for event in trace]"
-    run_ok(kernel, f"%%experiment a --allocations {path}\nimport torch\nbatch = torch.ones(1 << 20, device='cuda')")
-    assert snapshot(kernel, path, f"len({events})") > 0
-    run_ok(kernel, MAKE, f"%%experiment a --allocations {path}\nbatch = make(64)")
-    assert "make" in snapshot(kernel, path, f"{{f['name'] for e in {events} for f in e.get('frames', [])}}")
-    assert 64 << 20 in snapshot(kernel, path, f"{{e['size'] for e in {events}}}")
-    assert "cannot" not in kernel.value("__import__('ipygpumem').experiments()[-1].notes[0]")
-    assert kernel.value("torch._C._cuda_isHistoryEnabled()") is False
-    viewer = [sys.executable, "-m", "torch.cuda._memory_viz", "trace_plot", str(path), "-o", str(page)]
-    subprocess.run(viewer, check=True, timeout=600)
-    assert page.stat().st_size > 0
-    run_ok(kernel, "torch.cuda.memory._record_memory_history(max_entries=1000)")
-    run_ok(kernel, f"%%experiment a --allocations {path}\nbatch = torch.ones(8, device='cuda')")
-    assert kernel.value("torch._C._cuda_isHistoryEnabled()") is True

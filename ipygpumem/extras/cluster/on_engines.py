@@ -51,8 +51,6 @@ Asked = dict[int, Any]
 def on_engines(app: App, magic: str, command: Command, options: Options, line: str, cell: str = "") -> list[Report]:
     """Run ``command`` on engines; a Ctrl-C interrupts only the waiting, so that nothing stays open."""
     __tracebackhide__ = True
-    if getattr(options, "allocations", None) is not None:
-        raise ClusterError("--allocations and --on: the engines would write one file; run it on one engine with %%px")
     words = shlex.split(line)
     at = next(place for place, word in enumerate(words) if word.partition("=")[0] == "--on")
     del words[at : at + 2 - ("=" in words[at])]
