@@ -265,6 +265,7 @@ def test_a_limit_refused_what_the_device_had_free() -> None:
     assert [refusal(message) for message in others] == [None] * 4
 
 
+@pytest.mark.usefixtures("others_out_of_sight")
 @pytest.mark.parametrize(
     ("cell", "by", "notes"),
     [

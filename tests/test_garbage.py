@@ -349,7 +349,7 @@ def test_the_instances_are_those_that_a_walk_finds_with_increments() -> None:
 
 
 def compare_instances() -> None:
-    for seed in range(20):
+    for seed in range(10):
         random, collector, held = Random(seed), Garbage(), list[Made]()
         for _ in range(15):
             for _ in range(random.randrange(5)):

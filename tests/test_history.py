@@ -19,6 +19,8 @@ from ipygpumem.shell.ipython.sources import cell_that_bound
 from ipygpumem.shell.session import describing_line
 from tests.test_export import MIB, SESSION, cell, experiment, oom, usage
 
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+
 
 def column(table: Table, name: str) -> list[str]:
     return [row[table.columns.index(name)] for row in table.rows]

@@ -82,7 +82,7 @@ def test_sampling_leaves_the_kernels_mark_alone(exact: bool) -> None:
     def highest() -> int:
         return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) << 10
 
-    touched(highest() + 768 * MIB).close()  # above the parent's, which an exec keeps
+    touched(highest() + 320 * MIB).close()  # above the parent's, which an exec keeps
     before = highest()
     probe = HostProbe(exact=exact)
     probe.rearm()

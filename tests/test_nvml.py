@@ -232,6 +232,7 @@ def test_gpu_means_the_accelerator_that_torch_has(monkeypatch: pytest.MonkeyPatc
     assert (parse_device("gpu"), parse_device("gpu", kinds=["cuda"])) == ("mps", "cuda")
 
 
+@pytest.mark.usefixtures("others_out_of_sight")
 def test_all_that_take_a_device_take_the_hosts_names() -> None:
     for name in ("RAM", "ram", "host", "cpu:0"):
         assert ipygpumem.memory(name).device == "cpu"
@@ -240,7 +241,7 @@ def test_all_that_take_a_device_take_the_hosts_names() -> None:
         assert {row.device for row in ipygpumem.tensors(device=name).tensors} <= {"cpu"}
 
 
-@pytest.mark.usefixtures("allocator")
+@pytest.mark.usefixtures("allocator", "others_out_of_sight")
 def test_a_device_that_is_not_here_is_refused_unless_a_record_has_it() -> None:
     row = TensorRecord("x", "Tensor", (), "float32", "cuda:7", 4)
     for device in ("cuda", "gpu", "cuda:1"):

@@ -319,6 +319,7 @@ def test_a_second_probe_of_a_name_takes_the_first_ones_place(meter: Meter) -> No
     assert not meter.now()
 
 
+@pytest.mark.usefixtures("others_out_of_sight")
 def test_a_registered_probe_or_its_failure_is_in_the_status(
     shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -196,7 +196,9 @@ FIRST = {
     "zarr": "zarr.create_array(zarr.storage.MemoryStore(), data=numpy.ones(4), compressors=None)",
 }
 """Code that makes a library load everything before anything is measured."""
-TOGETHER = "numpy pandas pyarrow polars PIL scipy xarray", "h5py zarr sklearn spacy lightgbm xgboost", "jax torch"
+TOGETHER = ["numpy pandas pyarrow polars PIL scipy xarray"]
+REST = "h5py zarr sklearn spacy lightgbm xgboost", "jax torch"
+TOGETHER += [pytest.param(names, marks=pytest.mark.thorough) for names in REST]
 ROUGH = {"lightgbm: a model", "xgboost: a model", "xgboost: a matrix"}
 """Kinds whose size is estimated."""
 

@@ -156,6 +156,7 @@ class Broken:
         raise BrokenPipeError("the reader has gone")
 
 
+@pytest.mark.usefixtures("others_out_of_sight")
 @pytest.mark.parametrize("stdout", [Broken(), None])
 def test_a_broken_stdout_harms_nothing_and_is_said_once(
     script_memory: FakeProbe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stdout: Any

@@ -24,6 +24,7 @@ from ipygpumem.probes.allocator import Block, Segment
 from ipygpumem.probes.nvml import DeviceWide, Nvml
 from ipygpumem.units import GIB, KIB, MIB
 
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 CARD = "cuda:0"
 WORKSPACE = 32 * MIB
 

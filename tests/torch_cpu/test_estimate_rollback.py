@@ -37,6 +37,8 @@ from tests.alone import alone
 from tests.kernel import Kernel
 from tests.steps import kernel_with, plain, works
 
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+
 MODULE = """
 import collections, functools, random, threading
 import numpy as np
@@ -532,7 +534,7 @@ def test_a_running_thread_keeps_its_containers_and_is_noted() -> None:
     thread.join()
     assert (ROWS, SEEN, Counts.rows, OTHER) == ([1, 2], {"last": 2}, [2], [1])
     assert [note for note in found.notes if "threads of yours are running (logger)" in note]
-    assert "thread" not in " ".join(ipygpumem.estimate(code).notes)
+    assert "threads of yours" not in " ".join(ipygpumem.estimate(code).notes)
 
 
 def test_a_users_error_is_raised_as_it_is() -> None:

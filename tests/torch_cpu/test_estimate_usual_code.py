@@ -25,6 +25,8 @@ from ipygpumem.estimating.records import Estimate
 from tests.kernel import Kernel
 from tests.steps import works
 
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+
 USERS = """
 import io, json, logging, random
 import numpy as np

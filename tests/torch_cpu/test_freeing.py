@@ -427,6 +427,7 @@ def asked(inside: Callable[[Code], object], call: Callable[[Any, Any], object]) 
     return said[0]
 
 
+@pytest.mark.usefixtures("others_out_of_sight")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("inside", TRACED)
 @pytest.mark.parametrize("name", [*MOVES, *LOOKS])
@@ -437,6 +438,7 @@ def test_what_torch_would_take_for_the_users_code_is_refused_in_one_line(inside:
     assert message.endswith("outside of it")
 
 
+@pytest.mark.usefixtures("others_out_of_sight")
 @pytest.mark.parametrize(("inside", "names"), [(inside_fake, [*MOVES, "tensors"]), (inside_backward, [*MOVES, *LOOKS])])
 def test_all_works_among_fake_tensors_and_in_backward(inside: Callable[[Code], object], names: list[str]) -> None:
     assert {name: asked(inside, {**MOVES, **LOOKS}[name]) for name in names} == dict.fromkeys(names, "")

@@ -1,9 +1,7 @@
 """A tracker says which of torch's tensors came and went between two calls."""
 
-import dataclasses
 import gc
 import re
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +11,9 @@ import torch
 from torch import nn
 
 import ipygpumem
-from ipygpumem.api.loops import _Growing
 from ipygpumem.extras.tracker.tracker import TrackerRecord
-from ipygpumem.records import Usage
 from ipygpumem.units import MIB
+from tests.fakes import FakeProbe
 from tests.kernel import Kernel
 from tests.tracing import interrupted_at
 
@@ -113,14 +110,10 @@ def test_it_may_be_made_before_the_extension_and_live_on_after_it(bare_kernel: K
     assert "RAM -1 MiB" in reply.stdout, reply
 
 
-def test_a_loop_says_who_keeps_what_has_no_name() -> None:
+def test_a_loop_names_the_list_that_keeps_a_graph(script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]) -> None:
     net, losses = nn.Sequential(nn.Linear(256, 2048), nn.Sigmoid()), list[Any]()
-    growing, size = _Growing(), 8 * MIB
-    usage = Usage("cpu", 0, 0, 0, None, "kernel")
-    for number in range(6):
+    for number in ipygpumem.track(range(6)):
         losses.append(net(torch.zeros(1024, 256)).mean())
-        usage = dataclasses.replace(usage, before_bytes=number * size, after_bytes=(number + 1) * size)
-        if growing.add([usage]):
-            growing.look(number, sys._getframe())
-    told = r"left 9 MiB more on RAM, held by thread .* local losses\[5\]: its autograd graph"
-    assert re.search(told, growing.remarks[1])
+        script_memory.set((number + 1) * 8 * MIB)
+    held = r"^RAM \+8 MiB per iteration is held by thread .* local losses\[\d\]: its autograd graph"
+    assert re.search(held, capsys.readouterr().out, re.MULTILINE)

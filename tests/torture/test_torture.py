@@ -12,8 +12,9 @@ from tests.torture.runner import CELL, PLAIN, SPAN, Runner, TortureKernel, Way
 from tests.torture.scenarios import SCENARIOS, Scenario
 
 _CASES = [
-    (CELL if CELL.serves(scenario) else SPAN, scenario)
+    pytest.param(way, scenario, id=f"{way.name}-{scenario.name}", marks=[pytest.mark.thorough] * bool(scenario.needs))
     for scenario in SCENARIOS
+    for way in ([CELL] if CELL.serves(scenario) else [SPAN])
     if not scenario.alone and not (scenario.needs and scenario.holder)  # told of in tests/torch_cpu/test_holders.py
 ]
 
@@ -27,7 +28,7 @@ def runner_for() -> Iterator[Callable[[Way], Runner]]:
         runner.close()
 
 
-@pytest.mark.parametrize(("way", "scenario"), _CASES, ids=[f"{way.name}-{scenario.name}" for way, scenario in _CASES])
+@pytest.mark.parametrize(("way", "scenario"), _CASES)
 def test_all_memory_is_freed_that_nothing_outside_holds(
     way: Way, scenario: Scenario, runner_for: Callable[[Way], Runner]
 ) -> None:
