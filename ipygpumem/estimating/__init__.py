@@ -60,7 +60,9 @@ def user_line(frame: types.FrameType | None = None) -> str:
     first = frame or sys._getframe(1)
     here = _innermost(first, is_users)
     if here is None:
-        threads = (frame for frame in sys._current_frames().values() if any(map(_runs_estimate, stack(frame))))
+        ours = str(Path(__file__).with_name("running.py"))
+        tops = sys._current_frames().values()
+        threads = (top for top in tops if any(frame.f_code.co_filename == ours for frame in stack(top)))
         found = (_innermost(thread, is_users) for thread in threads)
         here = next(filter(None, found), None) or _innermost(first, lambda name: not is_ours(name))
     return "an unknown line" if here is None else line_text(here.f_code.co_filename, here.f_lineno)
@@ -68,10 +70,6 @@ def user_line(frame: types.FrameType | None = None) -> str:
 
 def _innermost(first: types.FrameType, is_wanted: Callable[[str], bool]) -> types.FrameType | None:
     return next((frame for frame in stack(first) if is_wanted(frame.f_code.co_filename)), None)
-
-
-def _runs_estimate(frame: types.FrameType) -> bool:
-    return frame.f_code.co_filename == str(Path(__file__).with_name("running.py"))
 
 
 def user_line_of(traceback: types.TracebackType | None) -> str:

@@ -120,7 +120,11 @@ class FakeCopies:
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise EstimateError("an estimate cannot follow sparse or quantized tensors")
         with self._quietly(), torch.no_grad():
-            copy = _as(kind, self._strided(tensor), tensor.requires_grad)
+            copy = self._strided(tensor)
+            if is_parameter:  # such as a bitsandbytes parameter
+                make = kind if kind is torch.nn.Parameter else functools.partial(fake_parameter, kind)
+                copy = make(copy, tensor.requires_grad)
+            copy.requires_grad_(tensor.requires_grad)
         if not is_parameter and not copy.is_floating_point() and tensor.device.type == copy.device.type == "cpu":
             self._keep_values(tensor, copy)
         life = self._log.see(copy, self._devices.name(copy.device), before=True)
@@ -281,17 +285,6 @@ class FakeCopies:
     def _weak_reference(self, value: Any) -> Any:
         target = value() if type(value) is weakref.ref else None
         return self._keep(value, value if target is None else weakref.ref(self.of(target)))
-
-
-def _as(kind: Any, copy: Any, requires_grad: bool) -> Any:
-    """Return a fake copy as a tensor or a parameter of type ``kind``, such as a bitsandbytes parameter."""
-    if kind is torch.Tensor:
-        return copy.requires_grad_(requires_grad)
-    return (
-        torch.nn.Parameter(copy, requires_grad)
-        if kind is torch.nn.Parameter
-        else fake_parameter(kind, copy, requires_grad)
-    )
 
 
 def _can_be_copied(kind: type, module: str) -> bool:

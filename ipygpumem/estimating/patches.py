@@ -331,14 +331,8 @@ def _changes(  # noqa: C901  # one small function after another
 
 
 _PLAIN = (type(None), torch.Tensor, torch.nn.Parameter)
-_NOTHING = (
-    *("init", "synchronize", "empty_cache", "empty_host_cache", "ipc_collect", "set_stream"),
-    *("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached", "set_sync_debug_mode"),
-    *("reset_accumulated_memory_stats", "reset_peak_host_memory_stats", "reset_accumulated_host_memory_stats"),
-    *("set_per_process_memory_fraction", "manual_seed", "manual_seed_all", "seed", "seed_all"),
-    *("set_rng_state", "set_rng_state_all", "_lazy_init"),
-)
-"""Functions that do nothing during an estimate."""
+_NOTHING = ("init", "synchronize", "empty_", "ipc_collect", "set_", "reset_", "manual_seed", "seed", "_lazy_init")
+"""Beginnings of the names of functions that do nothing during an estimate."""
 _AS_IT_IS = ("get_arch_list", "get_gencode_flags", "check_error", "cudaStatus", "is_initialized", "Device", "lru_cache")
 UNKNOWN_SIZE = "device memory size unknown, pass --device-memory (device_memory=)"
 
@@ -347,24 +341,18 @@ def _does_nothing(*_: Any, **__: Any) -> None:
     return None
 
 
-class Event:
-    """A completed event."""
+class Stream:
+    """A stream on which nothing runs, or a completed event."""
 
     device_index = stream_id = cuda_stream = priority = 0
-    wait = synchronize = record = _does_nothing
+    wait = synchronize = record = wait_event = wait_stream = __exit__ = _does_nothing
     query = staticmethod(lambda: True)
+    is_capturing = staticmethod(lambda: False)
     elapsed_time = staticmethod(lambda *_: 1.0)
+    record_event = staticmethod(lambda event=None: event or Stream())
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.device = torch.device("cuda", 0)
-
-
-class Stream(Event):
-    """A stream on which nothing runs."""
-
-    wait_event = wait_stream = __exit__ = _does_nothing
-    is_capturing = staticmethod(lambda: False)
-    record_event = staticmethod(lambda event=None: event or Event())
 
     def __enter__(self) -> Stream:
         return self
@@ -479,7 +467,7 @@ class Accelerators:
     get_rng_state = staticmethod(lambda *_: torch.empty(16, dtype=torch.uint8, device="cpu"))
     get_rng_state_all = staticmethod(lambda: [torch.empty(16, dtype=torch.uint8, device="cpu")])
     current_stream = default_stream = get_stream_from_external = staticmethod(lambda *_: Stream())
-    Stream, ExternalStream, Event = Stream, Stream, Event  # torch's names
+    Stream = ExternalStream = Event = Stream  # torch's names
     stream = StreamContext = staticmethod(lambda *_: nullcontext())
     is_bf16_supported = is_tf32_supported = staticmethod(lambda *_, **__: True)
     is_current_stream_capturing = staticmethod(lambda: False)
@@ -511,24 +499,22 @@ class Accelerators:
     def _instead(self, module: ModuleType, name: str, old: Any) -> Any:
         """Return the replacement of a module's attribute; the attribute itself if it needs none."""
         short = module.__name__.removeprefix("torch.")
-        if name in _NOTHING:
-            return _does_nothing
         if short == "cuda.nvtx":
             does_something = type(old) is FunctionType and not name.startswith("_") and name != "range"
             return _does_nothing if does_something else old
+        if hasattr(self, name) and not name.startswith("_"):
+            return getattr(self, name)
+        if name.startswith(_NOTHING):
+            return _does_nothing
         if name.startswith("_"):
             return old
-        if hasattr(self, name):
-            return getattr(self, name)
         is_own = getattr(old, "__module__", "").startswith(module.__name__)
         if not is_own or name in _AS_IT_IS or (isinstance(old, type) and issubclass(old, BaseException)):
             return old
         refuse = functools.partial(_refuse, f"torch.{short.partition('.')[0]}.{name}")
         if name in ("CUDAGraph", "MemPool", "graph", "GreenContext"):  # classes, for annotations
             return type(name, (), {"__new__": lambda _, *args, **more: _here_alone(refuse, old)(*args, **more)})
-        if type(old) is FunctionType:
-            return refuse
-        return old
+        return refuse if type(old) is FunctionType else old
 
 
 class _Properties(SimpleNamespace):

@@ -140,7 +140,7 @@ def empty_device_caches() -> None:
     for name in ("cuda", "xpu"):
         module = getattr(torch, name, None)
         if module is not None and module.is_initialized():
-            if _is_capturing(module):
+            if getattr(module, "is_current_stream_capturing", bool)():  # asking other streams might create contexts
                 raise GpuMemError("skipped while a CUDA graph is captured: freeing would spoil it")
             if private_pools(name) is False:
                 _call(torch, f"_{name}_clearCublasWorkspaces")  # cuBLAS keeps some MiB per handle and stream
@@ -152,12 +152,6 @@ def empty_device_caches() -> None:
     if cupy is not None and cupy.cuda.is_available() and not cupy.cuda.get_current_stream().is_capturing():
         cupy.get_default_memory_pool().free_all_blocks()
         cupy.get_default_pinned_memory_pool().free_all_blocks()
-
-
-def _is_capturing(module: Any) -> bool:
-    """Return True if the current stream is being captured. Asking other streams might create contexts."""
-    ask = getattr(module, "is_current_stream_capturing", None)
-    return ask is not None and bool(ask())
 
 
 def private_pools(backend: str) -> bool | None:
