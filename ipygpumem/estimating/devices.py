@@ -54,7 +54,7 @@ class Devices(TorchFunctionMode):
         self.asked: dict[str, None] = {}
         """Accelerators that the code named and that another device stands for, in order."""
         self.recurrent: dict[str, None] = {}
-        """Lines that call recurrent layers which cuDNN would run on a card, in order."""
+        """Lines that call recurrent layers with other kernels on a card, such as cuDNN's, in order."""
 
     @property
     def on_cpu(self) -> bool:
@@ -90,7 +90,7 @@ class Devices(TorchFunctionMode):
             raise EstimateError(f"{UNKNOWN}: data_ptr in {user_line()}{hint}")
         if func in _TO_NUMPY:
             return _array(args[0])
-        if func in _RECURRENT and torch.backends.cudnn.enabled:
+        if func in _RECURRENT and (torch.backends.cudnn.enabled or self.is_elsewhere):
             place = self.named or str(args[0].device)
             self.recurrent.update({user_line(): None} if place.startswith("cuda") else {})
         if func in (torch.Tensor.pin_memory, torch.Tensor.share_memory_):

@@ -200,7 +200,7 @@ class Estimation:
             names = ", ".join(self._devices.asked)
             self._note(f"{names} is not available: tensors on it and on the host are counted together")
         for line in self._devices.recurrent:
-            self._note(f"{line}: cuDNN's reserve space for a recurrent layer is not counted")
+            self._note(f"{line}: memory of a card's kernels for a recurrent layer, such as cuDNN's, is not counted")
             self._workspaces.unknown.setdefault("_cudnn_rnn")
         devices = []
         for place in dict.fromkeys(life.device for life in self.log.lives):
