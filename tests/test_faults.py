@@ -344,39 +344,6 @@ def test_each_cell_that_runs_without_its_scope_is_told_so(
     assert app_of(shell).experiments.open == []
 
 
-TAKEN = {
-    "ends": "events.callbacks['post_run_cell'].clear()",
-    "one end": "events.unregister('post_run_cell', events.callbacks['post_run_cell'][-1])",
-    "our beginning": "events.unregister('pre_run_cell', events.callbacks['pre_run_cell'][-1])",
-    "lists": "events.callbacks.update(pre_run_cell=[], post_run_cell=[])",
-    "completer": "ip.Completer = None",
-    "all": "for one in (*events.callbacks.values(), ip.input_transformers_cleanup, ip.ast_transformers): one.clear()",
-}
-
-
-@pytest.mark.parametrize("taken", TAKEN)
-def test_hooks_that_others_remove_are_back_for_the_next_cell(
-    shell: InteractiveShell, capsys: pytest.CaptureFixture[str], taken: str
-) -> None:
-    shell.run_cell("%load_ext ipygpumem\nip = get_ipython(); events, old, ran = ip.events, 1, []")
-    shell.run_cell(TAKEN[taken])
-    shell.run_cell("%%experiment p\nold = new = 2\nran.append(old)")
-    shell.run_cell(f"%%experiment q\n{TAKEN[taken]}\nold = late = 3\nran.append(old)")
-    stays = taken in ("ends", "lists", "all")  # nothing of ours could see the end
-    assert not stays or [one.name for one in app_of(shell).experiments.open] == ["q"]
-    for cell in ("", "since = 7", "%%experiment q\nold = 4\nran.append(old)"):
-        shell.run_cell(cell)
-        assert app_of(shell).experiments.open == [] or (taken == "all" and "%%" not in cell)
-    found = {name: shell.user_ns.get(name) for name in ("old", "new", "late", "since", "ran")}
-    late = 3 if stays else None
-    assert found == {"old": 1, "new": None, "late": late, "since": 7, "ran": [2, 3, 4]}
-    said = capsys.readouterr().err
-    kept = ["ipygpumem: experiment 'q' could not be ended; its names are kept."]
-    assert [line for line in said.splitlines() if "ipygpumem: " in line] == kept * stays
-    assert not app_of(shell).context.cells.running()
-    assert not len(app_of(shell).context.meter._open)
-
-
 def test_code_of_an_unseen_cell_runs_without_a_scope(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,7 +43,6 @@ class GpuMemMagics(Magics):
         __tracebackhide__ = True
         if cell is not None and name in REWRITTEN and not is_for_engines(line):
             # From run_cell_magic and similar calls, or a first line that could not be rewritten.
-            self._app.context.config.extension.put_back()
             source = f"%%{name} {line}\n{cell}"
             cells = self._app.context.cells.running()[-2:]  # the inner one is a retry by the run_cell below
             texts = [text_of(getattr(running.info, "raw_cell", None)).split() for running in cells]

@@ -6,8 +6,6 @@ import builtins
 import functools
 import sys
 from collections.abc import Callable
-from itertools import repeat
-from operator import is_
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,12 +43,10 @@ class Extension:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._undo: list[Callable[[], object]] = []
-        self._staying: list[tuple[Callable[[], list[Any]], Any]] = []
         config = _configured(shell)
         self.app = config.app = App(shell, config)
         config.extension = self
         self._guarded = self.app.context.guard
-        self.put_back = self._guarded("pre_run_cell", self._put_back_lists)
         try:
             self._register(config)
         except BaseException:
@@ -60,7 +56,7 @@ class Extension:
     def _register(self, config: IPyGpuMem) -> None:
         shell, app = self._shell, self.app
         binding_recorder = app.experiments.binding_recorder
-        self._stays(functools.partial(getattr, shell, "configurables"), config)
+        self._adds(functools.partial(getattr, shell, "configurables"), config)
         config.observe(self._host_peak_changed, "host_peak")
         config.observe(lambda change: app.recorder.switched(change), "recorder")
         seen = self._guarded("code_seen", self._code_seen, app.experiments.code_missed)
@@ -78,8 +74,8 @@ class Extension:
         self._event("pre_run_cell", self._cell_begins, self._cell_missed)
         self._event("post_run_cell", app.session.cell_ends)
         self._event("post_run_cell", app.session.cell_has_ended, app.context.cells.forget)
-        rewrite = self._guarded("rewriting", self._cell_seen, lambda lines: lines)
-        self._stays(functools.partial(getattr, shell, "input_transformers_cleanup"), rewrite)
+        rewrite = self._guarded("rewriting", rewrite_cell, lambda lines: lines)
+        self._adds(functools.partial(getattr, shell, "input_transformers_cleanup"), rewrite)
         self._magics()
         optional: dict[str, Callable[[], object]] = {"completion": self._completers}
         if config.recorder:
@@ -92,24 +88,11 @@ class Extension:
             for prefix in ("%", "%%"):
                 self._completer(prefix + name, functools.partial(_completions, self.app, name))
         if hasattr(sys.modules["IPython.core.completer"], "CompletionContext"):  # from IPython 8.6 on
-            self._stays(lambda: getattr(self._shell.Completer, "custom_matchers", []), _matcher(self.app))
+            self._adds(lambda: getattr(self._shell.Completer, "custom_matchers", []), _matcher(self.app))
 
     def _cell_begins(self, info: Any) -> None:
-        self._guarded.each("pre_run_cell", self._observe_both_ends, self._put_back_lists)
+        self._guarded.each("pre_run_cell", self._observe_both_ends)
         self.app.session.cell_begins(info)
-
-    def _cell_seen(self, lines: list[str]) -> list[str]:
-        self.put_back()
-        return rewrite_cell(lines)
-
-    def _put_back_lists(self) -> None:
-        """Restore entries that other code removed from IPython's lists; without them cells would be missed."""
-        for find, item in self._staying:
-            if not any(map(is_, find(), repeat(item))):
-                find().append(item)
-                self.app.session.end_missed()
-                for experiment in self.app.experiments.overdue():
-                    self.app.experiments.give_up(experiment)
 
     def _cell_missed(self, info: Any) -> None:
         self.app.context.cells.missed = info
@@ -132,13 +115,12 @@ class Extension:
     def _transformers_of_others(self) -> list[Any]:
         return [item for item in self._shell.ast_transformers if item is not self._first and item is not self._last]
 
-    def _stays(self, find: Callable[[], list[Any]], item: Any) -> None:
+    def _adds(self, find: Callable[[], list[Any]], item: Any) -> None:
         find().append(item)
-        self._staying.append((find, item))
         self._undo.append(lambda: find().remove(item))
 
     def _event(self, name: str, callback: Callable[..., None], *instead: Callable[..., None]) -> None:
-        self._stays(
+        self._adds(
             functools.partial(self._shell.events.callbacks.__getitem__, name), self._guarded(name, callback, *instead)
         )
 
@@ -162,7 +144,6 @@ class Extension:
 
     def remove(self) -> list[str]:
         """Undo every registration in reverse order; return the names of open experiments."""
-        self._staying.clear()
         while self._undo:
             undo = self._undo.pop()
             try:

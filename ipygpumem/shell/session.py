@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from traceback import walk_stack
 from typing import Any
 
 from ipygpumem.introspect import text_of, type_name
@@ -90,14 +89,6 @@ class Session:
             self.cell_ends(result)
         elif self._waits_to_be_shown:
             self._shown()
-
-    def end_missed(self) -> None:
-        """Drop cells of this thread that IPython no longer runs, because their end events were missed."""
-        frames = [frame for frame, _ in walk_stack(None) if frame.f_code.co_name == "run_cell_async"]
-        for cell in reversed(self._context.cells.running()):
-            if not any(frame.f_locals.get("info") is cell.info for frame in frames):
-                self._context.cells.pop(None)
-                self._drop(cell)
 
     def _finish(self, cell: Cell, result: Any, seconds: float) -> None:
         """Free memory that ends with the cell, then create the records, so that they agree."""
