@@ -12,7 +12,6 @@ from ipygpumem.report.layout import SEPARATOR, Bar, Report, Table, clean, clean_
 from ipygpumem.units import format_bytes
 
 _FIGURES = ("in use", "reserved", "device used", "others", "total")
-_ROWS_SHOWN = 24
 _CHILDREN_SHOWN = 10
 _CLOCK_SECONDS = 0.01
 """Maximum difference of a process's clock from ours: the kernel counts hundredths of a second."""
@@ -96,7 +95,7 @@ def _use(reading: Reading) -> Bar | None:
 
 def _parts_table(found: Reconciliation) -> Table:
     """Return the parts of one device that are not empty, including "unknown"."""
-    parts = _shortened([part for part in found.parts if part.size_bytes != 0])
+    parts = [part for part in found.parts if part.size_bytes != 0]
     rows = [
         {
             "size": "unknown" if part.size_bytes is None else format_bytes(part.size_bytes),
@@ -114,13 +113,3 @@ def _share(part: Part, total_bytes: int) -> Bar | None:
         return None
     label = f"{clean(part.name)}: {format_bytes(part.size_bytes)} of {format_bytes(total_bytes)}"
     return Bar(label, total_bytes, part.size_bytes)
-
-
-def _shortened(parts: list[Part]) -> list[Part]:
-    """Return the parts, the smallest of too many (processes, mostly) summed in one."""
-    if len(parts) <= _ROWS_SHOWN:
-        return parts
-    small = sorted((part.size_bytes, at) for at, part in enumerate(parts) if part.size_bytes is not None)
-    small = small[: len(parts) - _ROWS_SHOWN + 1]
-    rest = Part(f"{len(small)} smaller parts", sum(size for size, _ in small), "processes, mostly")
-    return [*(part for at, part in enumerate(parts) if at not in {place for _, place in small}), rest]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,9 +15,6 @@ from ipygpumem.magics.parsing import Options
 from ipygpumem.report.layout import Fact, Listing, Report, Table, clean, count, device_label, note
 from ipygpumem.shell.app import App
 from ipygpumem.units import format_bytes, format_seconds
-
-_MOST_ROWS = 100
-"""Maximum number of kinds of memory to show: a file may name any number."""
 
 
 def recorder_on(app: App, options: Options) -> list[Report]:
@@ -100,14 +98,11 @@ def _headline(recording: Recording, verdict: Verdict) -> list[str]:
 
 
 def _memory_table(moments: Sequence[Moment]) -> Table:
-    sizes: dict[str, list[int]] = {}
-    totals: dict[str, int] = {}
+    sizes, totals = defaultdict[str, list[int]](list), dict[str, int]()
     for moment in moments:
         totals |= moment.totals
         for name, size in moment.memory.items():
-            if name in sizes or len(sizes) < _MOST_ROWS:
-                sizes.setdefault(name, []).append(size)
-    missing = len({name for moment in moments for name in moment.memory}) - len(sizes)
+            sizes[name].append(size)
     rows = [
         {
             "memory": clean(device_label(name)),
@@ -119,5 +114,4 @@ def _memory_table(moments: Sequence[Moment]) -> Table:
         }
         for name, found in sizes.items()
     ]
-    rows += [{"memory": f"and {missing:,} more"}] * bool(missing)
     return Table.of(rows, {"first", "lowest", "highest", "last", "of"})
