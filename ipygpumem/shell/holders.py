@@ -45,10 +45,10 @@ def look(growing: Growing, named: _Named, run: str, roots: Callable[[], Roots], 
         names, arrays = top.take(objects, {}, progress=progress), survey.take(objects.items())
         unnamed = replace(arrays, tensors=tuple(row for row in arrays.tensors if row.name is None))
         if growing.before is None:
-            growing.before, growing.runs = (names, unnamed, Contents(objects) if names.notes else None), 0
+            growing.before, growing.runs = (names, unnamed, Contents(objects)), 0
         else:
             (old, known, contents), growing.before = growing.before, None
-            names = names if contents is None else _with_received(names, old, contents, objects)
+            names = _with_received(names, old, contents, objects) if names.notes else names
             now, keeper = (names, unnamed), functools.partial(_keeper_of, roots=roots)
             growing.held = holder_lines((old, known), now, growing.growths, run, growing.runs, keeper)
         trim_host_heap()  # else the next run would reuse freed memory of the search, and not grow
