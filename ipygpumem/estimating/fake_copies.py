@@ -132,14 +132,17 @@ class FakeCopies:
             life.address = tensor.untyped_storage().data_ptr() if tensor.is_cuda else 0
             place = str(tensor.device)
             self.originals_bytes[place] = self.originals_bytes.get(place, 0) + life.size_bytes
+        self._remember(tensor, copy)
+        vars(copy).update(self.of(vars(tensor)))
+        return copy
+
+    def _remember(self, tensor: Any, copy: Any) -> None:
         if isinstance(copy, torch.nn.Parameter):
             self._log.mark(copy, PARAMETERS)
         self._tensors[id(tensor)] = weakref.ref(copy)
         self._originals.append(tensor)
         if tensor.is_leaf and tensor.grad is not None:
             copy.grad = self.of(tensor.grad)
-        vars(copy).update(self.of(vars(tensor)))
-        return copy
 
     def _wrapper(self, tensor: Any) -> Any:
         """Return the copy of a composite tensor, such as a DTensor, with copies of its parts."""
@@ -148,16 +151,11 @@ class FakeCopies:
         inner = {name: self.of(getattr(tensor, name)) for name in names}
         with torch.no_grad():
             copy = type(tensor).__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())
-        is_parameter = isinstance(tensor, torch.nn.Parameter)
-        copy = torch.nn.Parameter(copy.detach(), tensor.requires_grad) if is_parameter else copy
-        if is_parameter:
-            self._log.mark(copy, PARAMETERS)
+        if isinstance(tensor, torch.nn.Parameter):
+            copy = torch.nn.Parameter(copy.detach(), tensor.requires_grad)
         if copy.is_leaf and copy.requires_grad:
             copy.register_post_accumulate_grad_hook(lambda leaf: self._log.mark(leaf.grad, GRADIENTS))
-        self._tensors[id(tensor)] = weakref.ref(copy)
-        self._originals.append(tensor)
-        if tensor.is_leaf and tensor.grad is not None:
-            copy.grad = self.of(tensor.grad)
+        self._remember(tensor, copy)
         return copy
 
     def _keep_values(self, tensor: Any, copy: Any) -> None:

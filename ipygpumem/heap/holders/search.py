@@ -338,13 +338,6 @@ def _module_code(name: str, names: Mapping[str, object]) -> str:
 
 # -- in words: ``notebook variable cache["run3"][0]`` ---------------------------------------------------------------
 
-_HOOKS = {
-    "_forward_hooks": "forward hook",
-    "_forward_pre_hooks": "forward pre-hook",
-    "_backward_hooks": "backward hook",
-    "_backward_pre_hooks": "backward pre-hook",
-    "_state_dict_hooks": "state_dict hook",
-}
 _PARTS = {"_modules", "_parameters", "_buffers"}
 _LONGEST_PATH = 240
 _STEP = re.compile(r"[.\[]|: |, ")
@@ -600,7 +593,7 @@ class PathWriter:
             return 1, False
         name = _attribute(parent, child)
         if len(steps) > 2 and is_instance(child, dict):
-            hook = _HOOKS.get(name[1:], "hook" if _is_of_hooks(parent, name) else "")
+            hook = _kind_of_hook(parent, name)
             items: Any = child
             key = next((key for key, value in list(dict.items(items)) if value is steps[2]), None)
             if hook:
@@ -627,12 +620,13 @@ class PathWriter:
         return ""
 
 
-def _is_of_hooks(owner: object, name: str) -> bool:
-    """Return True if the dict at attribute ``name`` of ``owner``, empty for a tensor's, has torch's hooks."""
+def _kind_of_hook(owner: object, name: str) -> str:
+    """Return the kind of torch's hooks in attribute ``name``, empty for a tensor's; empty if it has none."""
     kinds = (("torch.nn", "Module"), ("torch.optim", "Optimizer"))
-    return is_of_library(owner, "torch", "Tensor") or (
+    has_hooks = is_of_library(owner, "torch", "Tensor") or (
         name.endswith("_hooks") and any(is_of_library(owner, *kind) for kind in kinds)
     )
+    return f"{name.strip('._').removesuffix('hooks').replace('_', ' ')}hook" if has_hooks else ""
 
 
 def _hooks_of_tensor(tensor: object, hooks: object) -> str:
