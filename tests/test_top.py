@@ -54,6 +54,18 @@ def test_shared_memory_is_freed_by_its_remedy_after_arrays_on_it() -> None:
             SharedMemory(name)
 
 
+def test_an_error_holds_the_locals_of_its_functions() -> None:
+    def fail() -> None:
+        big = bytes(MIB)
+        raise ValueError(len(big))
+
+    with pytest.raises(ValueError, match="1048576") as caught:
+        fail()
+    row = take(error=caught.value)["error"]
+    assert row.size_bytes == pytest.approx(MIB, rel=0.01)
+    assert content_of(row) == "1 variables: big 1 MiB"
+
+
 def test_a_class_of_the_users_is_listed_with_its_attributes() -> None:
     own: Any = type("Own", (), {"table": bytes(MIB), "__module__": "__main__"})
     rows = take(own=own, other=type("Other", (), {"table": bytes(2 * MIB)}), instance=own())

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.arrays import is_of_library, library_type, slots
 from ipygpumem.heap.arrow import buffers
 from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each, types_of
+from ipygpumem.heap.holders.frames import in_traceback
 from ipygpumem.heap.holders.graphs import of_script
 from ipygpumem.introspect import (
     ATOMS,
@@ -320,6 +321,8 @@ def parts_of(value: Any) -> Iterator[ObjectPart]:
         yield from _by_type(list(islice(sequence.__iter__(value), _MOST_ITEMS)), sequence.__len__(value))
     elif is_instance(value, type):
         yield from _named(class_dict(value))
+    elif is_instance(value, BaseException):
+        yield from (ObjectPart("variables", [name], [item]) for name, item in in_traceback(value))
     elif not is_exactly(value, FunctionType, ModuleType):
         yield from _attributes(value)
 

@@ -320,7 +320,7 @@ class Sizes(Walk):
         for item in of_types(self._behind, plain) if self._behind.keys() & several else ():
             self._look_behind(item)
         for error in failed(of_types(self._errors, plain)) if self._errors & several else ():
-            self._take(in_traceback(error))
+            self._take([value for _, value in in_traceback(error)])
         for function in of_types(_FUNCTION, plain) if several >= _FUNCTION else ():
             self.seen.add(id(function.__globals__))  # a namespace leads to everything
         self._enter_later(self.of_kind("leading", plain))

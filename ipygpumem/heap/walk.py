@@ -169,7 +169,7 @@ class Walk:
             (item,) = following
             known.add(id(item))
             found.append(item)
-        self._kept.append(found[:])  # as objects with several references they are remembered
+        self._kept += [found[:]] * bool(found)  # as objects with several references they are remembered
         return found
 
     def run(self, groups: Iterable[Group]) -> Iterator[list[Any]]:

@@ -23,7 +23,6 @@ from ipygpumem.inventory import unreached
 from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
 from ipygpumem.inventory.survey import optimizer_states
 from ipygpumem.magics.parsing import Options
-from ipygpumem.reclaim.reclaim import trim_host_heap
 from ipygpumem.records import RetainedArray
 from ipygpumem.report.content import Kept, leaks_report
 from ipygpumem.report.layout import Report
@@ -42,7 +41,6 @@ def leaks(app: App, options: Options) -> list[Report]:
     app.context.garbage.collect()  # garbage is no leak
     with app.context.display.working("leaks") as progress:
         found, beyond, kept, is_all = _look(app, smallest, progress)
-    trim_host_heap()
     kept += _sized(caches(), smallest)
     notes = [] if is_all else ["too many autograd graphs to examine: they are not listed"]
     return [leaks_report(sorted(found, key=lambda held: -held.size_bytes), smallest, beyond, kept, notes)]

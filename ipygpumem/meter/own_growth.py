@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ipygpumem.probes.host import rss_bytes
+from ipygpumem.probes.host import malloc_trim, rss_bytes
 from ipygpumem.records import Usage
 from ipygpumem.units import MIB, format_bytes
 
@@ -16,12 +16,17 @@ waiting: dict[str, int] = {}
 
 @contextmanager
 def growth_for(what: str) -> Iterator[None]:
-    """Open a block of our own work, not the user's; its growth, less that of inner blocks, is named ``what``."""
-    before, named = rss_bytes(), sum(waiting.values())
+    """Open a block of our own work, not the user's; its growth, less that of inner blocks, is named ``what``.
+
+    Free pages that it leaves in the heap are freed.
+    """
+    before, trim = rss_bytes() - sum(waiting.values()), malloc_trim()
     try:
         yield
     finally:
-        grown = rss_bytes() - before - (sum(waiting.values()) - named)
+        if trim is not None and rss_bytes() - sum(waiting.values()) - before >= _LEAST_BYTES:
+            trim(0)
+        grown = rss_bytes() - sum(waiting.values()) - before
         if grown >= _LEAST_BYTES:
             waiting[what] = waiting.get(what, 0) + grown
 

@@ -262,6 +262,12 @@ def _mallinfo() -> Any:
     return ask
 
 
+@functools.cache
+def malloc_trim() -> Callable[[int], object] | None:
+    """Return glibc's function that frees unused heap pages; None elsewhere."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+
+
 def free_heap_bytes() -> int | None:
     """Return the free bytes in the heap of glibc's malloc, with or without pages in RAM; None if unknown."""
     ask = _mallinfo()

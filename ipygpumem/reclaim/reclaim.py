@@ -6,8 +6,6 @@ keep the freed memory, the host's allocator last. A step that fails is reported,
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import gc
 import sys
 import weakref
@@ -26,7 +24,7 @@ from ipygpumem.introspect import is_instance
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import has_mps, loaded_torch
 from ipygpumem.probes.allocator import snapshots
-from ipygpumem.probes.host import free_heap_bytes
+from ipygpumem.probes.host import free_heap_bytes, malloc_trim
 from ipygpumem.probes.pools import is_loaded
 from ipygpumem.records import FreeingStep, Reading
 from ipygpumem.scope.scope import ownable
@@ -180,15 +178,10 @@ def release_pyarrow_pool() -> bool:
 
 def trim_host_heap() -> AtMost | bool:
     """Ask glibc to free unused heap pages; return the heap's unused bytes, or False if no page was freed."""
-    trim, free = _malloc_trim(), free_heap_bytes()
+    trim, free = malloc_trim(), free_heap_bytes()
     if trim is None or not trim(0):
         return False
     return True if free is None else AtMost(free)
-
-
-@functools.cache
-def _malloc_trim() -> Callable[[int], object] | None:
-    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 # -- how much garbage there may be ---------------------------------------------------------------------------------

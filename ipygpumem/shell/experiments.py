@@ -27,8 +27,9 @@ from ipygpumem.heap import interrupts
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import is_atom, is_instance, named_objects, text_of, type_name
+from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes import outside
-from ipygpumem.probes.host import RamFigures, allocated_bytes, rss_bytes
+from ipygpumem.probes.host import RamFigures, allocated_bytes
 from ipygpumem.reclaim import reclaim
 from ipygpumem.reclaim.reclaim import steps_that_free
 from ipygpumem.records import CellRecord, ExperimentRecord, FreeingStep, RetainedArray, Usage
@@ -44,7 +45,7 @@ from ipygpumem.shell.ipython.caches import Outputs, last_error
 from ipygpumem.shell.ipython.rewriting import our_magic
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.subscribers import Subscribers
-from ipygpumem.units import MIB, format_bytes
+from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
     from ipygpumem.shell.survivors import Survivors, WatchedName
@@ -570,10 +571,8 @@ class Experiment:
         self._undo.callback(self.scope.waiting.clear)
         self.was_started = True
         self.outputs_at_start = self.outputs.mark()
-        rss = rss_bytes()
-        self._baseline = self._experiments.survivors.baseline(self.remarks)
-        if rss_bytes() - rss >= MIB:  # our own pages, which the end would free
-            reclaim.trim_host_heap()
+        with growth_for("the list of what is there before an experiment"):
+            self._baseline = self._experiments.survivors.baseline(self.remarks)
         self._undo.callback(self._baseline.forget)
         if self.budget is not None:
             self.budget.start()

@@ -25,7 +25,8 @@ from ipygpumem.introspect import instance_dict, module_dict, text_of, type_name
 from ipygpumem.inventory.baseline import BaselineSnapshot
 from ipygpumem.inventory.contents import Contents
 from ipygpumem.inventory.remaining import find, most_bytes
-from ipygpumem.reclaim.reclaim import NameSnapshot, trim_host_heap
+from ipygpumem.meter.own_growth import growth_for
+from ipygpumem.reclaim.reclaim import NameSnapshot
 from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.scope.scope import ownable
 from ipygpumem.shell.context import ShellContext
@@ -175,7 +176,8 @@ class Survivors:
         if not alive and (unnamed < smallest or (unnamed < MUCH and self._most_others(baseline) < smallest)):
             return ()
         reported = {array.storage for item in self.known for array in item.alive()}  # by an inner experiment
-        with context.display.working("holders of memory that was not freed") as progress, undisturbed():
+        working, ours = context.display.working("holders of memory that was not freed"), "the search for holders"
+        with growth_for(ours), working as progress, undisturbed():
             heap = Heap(running_locals())
             progress(0.5)
             alive += _without_name(heap, smallest, unnamed, lambda item, a: a.storage in named or known(item, a))
@@ -188,7 +190,6 @@ class Survivors:
         for array in arrays:
             array.detach(places)
         self.known += [item for item in alive if any(array.storage not in reported for array in item.alive())]
-        trim_host_heap()  # the search's own heap must not count for the next experiment
         return found
 
     def _names(self) -> dict[str, object]:

@@ -144,6 +144,19 @@ def test_leaks_lists_memory_of_any_kind_that_no_name_leads_to(notebook: Kernel) 
     assert text == "no leak of at least 1 MiB was found"
 
 
+def test_the_content_of_a_cache_is_listed_once(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "@functools.lru_cache\ndef parts(n): return [bytes(2 << 20) for _ in range(n)]\n"
+        "@functools.lru_cache(None)\ndef text(n): return 'x' * (n << 20)",
+        "%%experiment x\nwhole = parts(4); blob = text(5)",
+        "part = parts(4)[0]",
+    )
+    (report,) = works(notebook, "%gpumem leaks").reports("leaks")
+    assert report.splitlines()[0] == "2 leaks · 13 MiB"
+    assert report.count("lru_cache of function") == 2
+
+
 def test_an_output_that_only_ipython_holds_is_listed_with_its_remedy(notebook: Kernel) -> None:
     number = notebook.value("get_ipython().execution_count")
     works(notebook, "class Quiet(list):\n    def __repr__(self): return 'quiet'\nQuiet(texts(5000))")

@@ -110,12 +110,12 @@ def failed(errors: Sequence[BaseException]) -> list[BaseException]:
     return list(compress(errors, map(is_not, map(_traceback_of, errors), repeat(None))))
 
 
-def in_traceback(error: BaseException) -> list[object]:
-    """Return the objects that an exception keeps alive by the local names of functions that have ended."""
-    running, found = running_ids(), list[object]()
+def in_traceback(error: BaseException) -> list[tuple[str, object]]:
+    """Return the local names of ended functions, by which an exception keeps objects alive, and these objects."""
+    running, found = running_ids(), list[tuple[str, object]]()
     for step in steps(_traceback_of(error)):
         if id(step.tb_frame) not in running and is_users(step.tb_frame):
-            found += peek(step.tb_frame).values()
+            found += peek(step.tb_frame).items()
     return found
 
 
