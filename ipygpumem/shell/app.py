@@ -15,6 +15,7 @@ from ipygpumem.meter.traces import Traces
 from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.records import SessionRecord
+from ipygpumem.shell.cell import HISTORY_LENGTH
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.context import context_for
 from ipygpumem.shell.experiments import ExperimentManager
@@ -35,7 +36,7 @@ class App:
         self.experiments = ExperimentManager(context, self.recovery, self.subscribers)
         self.on_cluster: list[Any] = []
         """Experiments open on engines of a cluster."""
-        self.traces = Traces(context.meter, config.history_length)
+        self.traces = Traces(context.meter, HISTORY_LENGTH)
         self.session = Session(context, self.recovery, self.experiments, self.subscribers)
 
     @functools.cached_property

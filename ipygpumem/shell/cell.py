@@ -17,6 +17,9 @@ from ipygpumem.records import CellRecord, RecoveryRecord, Usage
 from ipygpumem.report.layout import Report
 from ipygpumem.scope.bindings import Bindings, bindings_of
 
+HISTORY_LENGTH = 10_000
+"""Maximum number of finished cells, experiments or traces to keep."""
+
 
 class SeenCode(NamedTuple):
     """Code that runs in a cell."""

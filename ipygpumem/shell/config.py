@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from traitlets import Bool, Enum, TraitError, TraitType
 from traitlets.config import Configurable
 
 from ipygpumem.errors import UnitError
-from ipygpumem.units import checked_bytes, finite, number_in, whole
+from ipygpumem.units import checked_bytes, number_in
 
 
-class Number(TraitType):
-    """A number validated by the same function as the arguments of Python functions and commands."""
-
-    def __init__(self, default: float, check: Callable[..., object], *, help: str, **bounds: float) -> None:  # noqa: A002
-        super().__init__(default, help=help)
-        self._check, self._bounds = check, bounds
+class Size(TraitType):
+    """A number of bytes, or a text such as ``2MiB``."""
 
     def validate(self, obj: Any, value: Any) -> Any:
-        """Return the value as a number."""
+        """Return the value as a number of bytes."""
         try:
-            return self._check(value, **self._bounds)
+            return checked_bytes(value)
         except UnitError as error:
             raise TraitError(f"IPyGpuMem.{self.name}: {error}") from None
 
     def from_string(self, text: str) -> Any:
-        """Return the number given on the command line, before validation; a size without a unit means bytes."""
+        """Return the value given on the command line, before validation; a number without a unit means bytes."""
         return number_in(text)
 
 
@@ -69,20 +64,9 @@ class IPyGpuMem(Configurable):
         help="How the host's peak is measured. 'kernel' is exact on Linux and resets the process's high-water mark, "
         "which resource.getrusage().ru_maxrss shows too; 'sampled' leaves that mark alone and may miss short peaks.",
     ).tag(config=True)
-    sample_seconds = Number(
-        0.02,
-        finite,
-        least=0.001,
-        most=3600,
-        help="Seconds between samples where peaks must be sampled; read when the extension loads.",
-    ).tag(config=True)
-    min_held_bytes = Number(
+    min_held_bytes = Size(
         2**20,
-        checked_bytes,
         help="Minimum size of listed objects that a traceback held, or that survived an experiment.",
-    ).tag(config=True)
-    history_length = Number(
-        10_000, whole, most=10**6, help="Maximum number of cells in the history; read when the extension loads."
     ).tag(config=True)
     recorder = Bool(
         False,

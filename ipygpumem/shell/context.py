@@ -39,5 +39,5 @@ class ShellContext:
 def context_for(shell: Any, config: IPyGpuMem, host: HostProbe, probes: Sequence[Probe] = ()) -> ShellContext:
     """Return the context of a shell that measures with ``probes``, by default the host and all accelerators."""
     find_more = None if probes else finder()
-    meter = Meter(probes or [host, OutsideProbe()], find_more=find_more, sample_seconds=config.sample_seconds)
+    meter = Meter(probes or [host, OutsideProbe()], find_more=find_more)
     return ShellContext(shell, config, meter, Garbage(), CellStack(), Display(shell, config), Guard())

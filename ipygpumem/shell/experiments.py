@@ -39,7 +39,7 @@ from ipygpumem.scope.bindings import Bindings, bindings_of
 from ipygpumem.scope.instrumenting import BindingRecorder, instrument
 from ipygpumem.scope.scope import Scope, is_ownable, note_event, settle
 from ipygpumem.scope.seeding import Seeder, is_seed
-from ipygpumem.shell.cell import Cell, SeenCode
+from ipygpumem.shell.cell import HISTORY_LENGTH, Cell, SeenCode
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import Outputs, last_error
 from ipygpumem.shell.ipython.rewriting import our_magic
@@ -70,7 +70,7 @@ class ExperimentManager:
         self._cells = context.cells
         self._subscribers = subscribers
         self.open: list[Experiment] = []
-        self.finished: deque[ExperimentRecord] = deque(maxlen=context.config.history_length)
+        self.finished: deque[ExperimentRecord] = deque(maxlen=HISTORY_LENGTH)
         self.binding_recorder = BindingRecorder(self._record_binding)
         self._last_oom, self._counted = 0, list[Experiment]()
         """Identity of an out-of-memory error, and the experiments that have counted it."""

@@ -17,7 +17,7 @@ from ipygpumem.reclaim.reclaim import decrease
 from ipygpumem.records import CellRecord
 from ipygpumem.report import content
 from ipygpumem.report.layout import Report, note
-from ipygpumem.shell.cell import Cell, CellObserver
+from ipygpumem.shell.cell import HISTORY_LENGTH, Cell, CellObserver
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.shell.ipython.caches import error_of, last_error, shown_since
@@ -49,7 +49,7 @@ class Session:
         """Replaced, not changed, because an observer may join during a hook."""
         self._waits_to_be_shown = False
         """True until the observers are notified that the last cell's reports were shown."""
-        self.history: deque[CellRecord] = deque(maxlen=context.config.history_length)
+        self.history: deque[CellRecord] = deque(maxlen=HISTORY_LENGTH)
 
     def cell_begins(self, info: Any) -> None:
         """Start measuring a cell."""
