@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ipygpumem.api.inventories import diff, tensors, top, why
     from ipygpumem.api.loops import track
     from ipygpumem.api.traces import Trace, export, load, preload, register_probe, trace, traces
+    from ipygpumem.extras.expectations.expect import expect
     from ipygpumem.extras.moving.moving import offload, purge
     from ipygpumem.extras.moving.releasing import release
     from ipygpumem.extras.pictures import plot as plot
@@ -31,6 +32,7 @@ _PLACES = {
     "api.inventories": ("diff", "tensors", "top", "why"),
     "api.loops": ("track",),
     "api.traces": ("Trace", "export", "load", "preload", "register_probe", "trace", "traces"),
+    "extras.expectations.expect": ("expect",),
     "extras.moving.moving": ("offload", "purge"),
     "extras.moving.releasing": ("release",),
     "extras.tracker.tracker": ("tracker",),
@@ -44,7 +46,7 @@ __all__ = ["load_ipython_extension", "plot", "unload_ipython_extension"]
 __all__ += ["autofit", "budget", "estimate", "summary"]
 __all__ += ["clear_tracebacks", "offload", "purge", "release"]
 __all__ += ["diff", "tensors", "top", "track", "tracker", "why"]
-__all__ += ["Trace", "export", "load", "preload", "register_probe", "trace", "traces"]
+__all__ += ["Trace", "expect", "export", "load", "preload", "register_probe", "trace", "traces"]
 __all__ += ["allocate", "leave_free", "memory"]
 __all__ += ["experiment", "experiments", "history", "last", "subscribe"]
 

@@ -43,6 +43,10 @@ class TraceError(GpuMemError):
     """A trace does not support the requested operation."""
 
 
+class MemoryExpectationError(GpuMemError, AssertionError):
+    """Code used more memory than ``ipygpumem.expect`` or a test's marker allows."""
+
+
 class MissingLibraryError(GpuMemError, ImportError):
     """A trainer's callback needs a library that is not installed."""
 

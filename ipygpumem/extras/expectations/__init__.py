@@ -1,0 +1,1 @@
+"""``ipygpumem.expect``, and the pytest marker ``memory``: memory as a test."""

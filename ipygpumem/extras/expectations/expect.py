@@ -1,0 +1,70 @@
+"""``ipygpumem.expect``: fails code that uses more memory than expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from ipygpumem.api.traces import Trace, can_decorate, run_inside
+from ipygpumem.errors import MemoryExpectationError, TraceError
+from ipygpumem.records import OUTSIDE, TraceRecord
+from ipygpumem.report.content import trace_report
+from ipygpumem.report.layout import device_label
+from ipygpumem.report.text import render
+from ipygpumem.units import checked_bytes, format_bytes
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Expectation:
+    """A ``with`` block, or a decorator of functions, that may use so much memory at its peak."""
+
+    def __init__(self, ram: float | str | None, gpu: float | str | None) -> None:
+        if ram is None and gpu is None:
+            raise TraceError('expect needs a limit: expect(ram="200MiB"), expect(gpu="8GiB") or both')
+        self._given = ram, gpu
+        self._ram, self._gpu = (None if size is None else checked_bytes(size) for size in (ram, gpu))
+        self._trace = Trace("expected", silent=True)
+
+    def __enter__(self) -> Trace:
+        return self._trace.start()
+
+    def __exit__(self, kind: object, error: object, _: object) -> None:
+        record = self._trace.record or self._trace.stop()
+        if kind is None and (exceeded := list(self._exceeded(record))):
+            raise MemoryExpectationError("\n".join([*exceeded, render([trace_report(record)])]))
+
+    def __call__(self, function: F) -> F:
+        """Return ``function`` with each call in a block of its own."""
+        if not can_decorate(function):
+            raise TraceError("expect cannot decorate classes or async generators: write with ipygpumem.expect(...):")
+        return run_inside(function, lambda: Expectation(*self._given))
+
+    def _exceeded(self, record: TraceRecord) -> Iterator[str]:
+        for usage in record.usages:
+            limit = self._ram if usage.device == "cpu" else None if usage.device in OUTSIDE else self._gpu
+            if limit is not None and usage.peak_delta_bytes > limit:
+                used, expected = format_bytes(usage.peak_delta_bytes), format_bytes(limit)
+                yield f"{device_label(usage.device)}: the peak was {used} above the start, expected {expected}"
+
+
+def expect(*, ram: float | str | None = None, gpu: float | str | None = None) -> Expectation:
+    """Raise an error if a block, or a call of a function, uses more memory than expected.
+
+    Use it in tests and pipelines, to notice when code begins to need more: ``with expect(ram="200MiB"):``, or
+    ``@expect(gpu="8GiB")`` above a function. What counts is how far the peak rises above the start. The error has the
+    figures of every device. An error of the code itself is raised as it is. The limit stops nothing: the code has run.
+
+    Args:
+        ram: the most RAM of this process, as bytes or text such as ``"200MiB"``.
+        gpu: the most memory on each accelerator, where torch's tensors count.
+
+    Raises:
+        MemoryExpectationError: the peak was higher; it is an ``AssertionError``, too.
+        TraceError: there is no limit, or what is decorated is neither a function nor a method.
+        UnitError: a limit is not a size.
+
+    >>> with ipygpumem.expect(ram="64MiB"):
+    ...     data = bytes(2**20)
+    """
+    return Expectation(ram, gpu)
