@@ -270,8 +270,7 @@ SPARSE = {
 }
 
 
-@pytest.mark.parametrize("made", SPARSE.values(), ids=SPARSE)
-@pytest.mark.parametrize("optimizer", ["SparseAdam", "Adagrad", "SGD"])
+@pytest.mark.parametrize(("made", "optimizer"), zip(SPARSE.values(), ("SparseAdam", "Adagrad", "SGD"), strict=True))
 def test_a_sparse_gradient_has_a_row_for_each_index(made: str, optimizer: str, tmp_path: Path) -> None:
     body = f"{made}\ne.cuda()\noptimizer = torch.optim.{optimizer}(e.parameters(), lr=0.1)\n"
     found = estimated(f"{body}e(*given).sum().backward()\noptimizer.step()", tmp_path, device=None)

@@ -52,9 +52,8 @@ same = sparse; values = sparse.coalesce().values()
 """
 
 
-@pytest.mark.parametrize("form", ["%%experiment a\n{}", "%experiment start a\n{}\n%experiment end"])
-def test_what_was_alive_before_is_no_survivor(notebook: Kernel, form: str) -> None:
-    (report,) = works(notebook, BEFORE, form.format(AROUND)).reports("experiment")
+def test_what_was_alive_before_is_no_survivor(notebook: Kernel) -> None:
+    (report,) = works(notebook, BEFORE, f"%%experiment a\n{AROUND}").reports("experiment")
     assert "still alive" not in report
     assert notebook.value("ipygpumem.experiments()[-1].survivors") == ()
 

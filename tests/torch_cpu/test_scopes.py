@@ -1,7 +1,5 @@
 """Models, survivors, outputs, seeds, compiled code and odd tensors in scopes, with torch on the CPU."""
 
-import pytest
-
 from tests.hostile import SOURCE
 from tests.kernel import Kernel
 from tests.steps import kernel_with, recovery, works
@@ -122,6 +120,21 @@ def test_a_model_that_was_compiled_in_an_experiment_dies_with_it_and_torch_compl
     assert works(shared, "gc.collect(); torch._dynamo.reset(); gc.collect();").stderr == ""
 
 
+def test_no_code_of_a_tensor_subclass_runs_at_exit_in_status_or_after_an_oom(notebook: Kernel) -> None:
+    works(notebook, SOURCE + "\nwatched.clear()", "old = [*tensors().values()]\nleaked = []", "%experiment start a")
+    works(notebook, "mine = tensors(); one, *box = mine.values(); old = 1; leaked.append(mine)")
+    works(notebook, "%experiment status", "%gpumem status", "%experiment end")
+    assert notebook.value("touched") == []
+    assert notebook.value("'mine' in globals() or 'box' in globals() or type(old) is int") is False
+    recovery(
+        notebook,
+        "def f():\n    mine = tensors(); watch(**mine)\n"
+        "    error = MemoryError('no'); error.tensors = mine\n    raise error\nf()",
+    )
+    assert notebook.value("touched") == []
+    assert notebook.value("alive()") == []
+
+
 ZOO = """
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import parametrize
@@ -159,20 +172,3 @@ def test_every_kind_of_tensor_can_be_in_a_scope_that_ends(notebook: Kernel) -> N
     assert notebook.value("x") == "old"
     assert notebook.value("[name for name in leaked[0] if name in globals()]") == []
     works(notebook, "leaked.clear()")
-
-
-@pytest.mark.parametrize("kind", ["function", "None", "strides", "sizes"])
-def test_no_code_of_a_tensor_subclass_runs_at_exit_in_status_or_after_an_oom(notebook: Kernel, kind: str) -> None:
-    works(notebook, SOURCE + "\nwatched.clear()", "old = tensors()[KIND]\nleaked = []".replace("KIND", repr(kind)))
-    works(notebook, "%experiment start a")
-    works(notebook, f"tensor = tensors()[{kind!r}]; box = [tensors()[{kind!r}]]; old = 1; leaked.append(tensor)")
-    works(notebook, "%experiment status", "%gpumem status", "%experiment end")
-    assert notebook.value("touched") == []
-    assert notebook.value("'tensor' in globals() or 'box' in globals() or type(old) is int") is False
-    recovery(
-        notebook,
-        f"def f():\n    tensor = tensors()[{kind!r}]; watch(tensor=tensor)\n"
-        "    error = MemoryError('no'); error.tensor = tensor\n    raise error\nf()",
-    )
-    assert notebook.value("touched") == []
-    assert notebook.value("alive()") == []

@@ -96,7 +96,12 @@ def counting(notebook: Kernel) -> Kernel:
     return notebook
 
 
-@pytest.mark.parametrize("name", [*YOUNG, *FULL])
+SAMPLE = "tensors", "garbage with a tensor", "a model that is trained", "a survivor", "a restored name"
+SAMPLE += ("an inner experiment", "an old object that is garbage now", "a finaliser frees what is old")
+REST = [pytest.param(name, marks=pytest.mark.thorough) for name in (*YOUNG, *FULL) if name not in SAMPLE]
+
+
+@pytest.mark.parametrize("name", [*SAMPLE, *REST])
 def test_a_look_at_what_is_young_gives_what_a_look_at_everything_gives(counting: Kernel, name: str) -> None:
     code = {**YOUNG, **FULL}[name]
     works(counting, SETUP)
