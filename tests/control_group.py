@@ -74,7 +74,7 @@ def limited_group(limit_bytes: int) -> Iterator[Path]:
     pytest.skip(f"no control group with a memory limit can be made here: {problems or 'there are none'}")
 
 
-def _own(version: cgroup._Version) -> Path | None:
+def _own(version: cgroup.Version) -> Path | None:
     for found, path in cgroup._memberships(cgroup.ROOT):
         if found is version:
             return next(cgroup._around(cgroup.ROOT, version, path), None)

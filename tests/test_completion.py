@@ -96,6 +96,7 @@ def test_commands_options_and_names_are_offered(loaded: InteractiveShell) -> Non
     assert "_hidden" not in after("%%experiment b --keep ")
     assert {"on", "off", "status", "tensors", "history", "export"} <= set(after("%gpumem "))
     assert after("%gpumem on ") == []
+    assert after("%gpumem guard ") == ["on", "off", "--limit", "--touched"]
     assert after("%gpumem recorder ") == ["on", "off", "status"]
     assert after("%gpumem recorder on ") == []
     assert after("%gpumem plot devices --") == ["--device", "-n"]

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ipygpumem.records import without_waiting
 
 ROOT = Path("/")
-_UNLIMITED = 1 << 60
+UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as the largest multiple of a page, beyond any real memory."""
 _KILLS = re.compile(rb"^oom_kill (\d{1,18})$", re.MULTILINE)
 _OOM = re.compile(r"[Oo]ut of memory.*?: Kill(?:ed)? process (\d+) ")
@@ -46,7 +46,7 @@ class Group:
         return max(0, self.limit_bytes - self.used_bytes + self.cache_bytes)
 
 
-class _Version(NamedTuple):
+class Version(NamedTuple):
     """File and figure names of one version of the interface."""
 
     limit: str
@@ -56,14 +56,14 @@ class _Version(NamedTuple):
     events: str
 
 
-_V1 = _Version(
+_V1 = Version(
     "memory.limit_in_bytes",
     "memory.usage_in_bytes",
     ("total_inactive_file", "total_active_file"),
     "total_mapped_file",
     "memory.oom_control",
 )
-_V2 = _Version(
+_V2 = Version(
     "memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable"), "file_mapped", "memory.events"
 )
 
@@ -71,13 +71,19 @@ _V2 = _Version(
 def limits(root: Path = ROOT) -> list[Group]:
     """Return the groups of this process that have a limit, the innermost first; none except on Linux."""
     groups = []
+    for version, folder in folders(root):
+        with contextlib.suppress(OSError, ValueError):  # "max", or no such file: this group has no limit
+            limit = int((folder / version.limit).read_text())
+            if limit < UNLIMITED:
+                groups.append(_group(version, folder, limit))
+    return groups
+
+
+def folders(root: Path = ROOT) -> Iterator[tuple[Version, Path]]:
+    """Yield the folders of this process's groups with their files' names, from the innermost outwards."""
     for version, path in _memberships(root):
         for folder in _around(root, version, path):
-            with contextlib.suppress(OSError, ValueError):  # "max", or no such file: this group has no limit
-                limit = int((folder / version.limit).read_text())
-                if limit < _UNLIMITED:
-                    groups.append(_group(version, folder, limit))
-    return groups
+            yield version, folder
 
 
 def tightest(root: Path = ROOT) -> Group | None:
@@ -85,7 +91,7 @@ def tightest(root: Path = ROOT) -> Group | None:
     return min(limits(root), key=lambda group: group.limit_bytes, default=None)
 
 
-def _group(version: _Version, folder: Path, limit: int) -> Group:
+def _group(version: Version, folder: Path, limit: int) -> Group:
     used = int((folder / version.used).read_text())
     figures: dict[str, int] = {}
     with contextlib.suppress(OSError, ValueError):  # without the file no caches are assumed
@@ -95,7 +101,7 @@ def _group(version: _Version, folder: Path, limit: int) -> Group:
     return Group(limit, used, min(cache, used), figures.get(version.mapped, 0))
 
 
-def _around(root: Path, version: _Version, path: str) -> Iterator[Path]:
+def _around(root: Path, version: Version, path: str) -> Iterator[Path]:
     """Yield the folder of each group of this process, from the innermost to the outermost visible one."""
     for top, mounted in _mounts(root, version):
         inside = PurePosixPath(path)
@@ -108,7 +114,7 @@ def _around(root: Path, version: _Version, path: str) -> Iterator[Path]:
             yield root / mounted.lstrip("/") / step
 
 
-def _memberships(root: Path) -> Iterator[tuple[_Version, str]]:
+def _memberships(root: Path) -> Iterator[tuple[Version, str]]:
     """Yield the paths of this process's groups in the trees that may limit memory."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
@@ -118,7 +124,7 @@ def _memberships(root: Path) -> Iterator[tuple[_Version, str]]:
             yield _V2, path
 
 
-def _mounts(root: Path, version: _Version) -> Iterator[tuple[str, str]]:
+def _mounts(root: Path, version: Version) -> Iterator[tuple[str, str]]:
     """Yield the mounts of a tree: the group at its top, and the folder."""
     for line in _lines(root / "proc/self/mountinfo"):
         before, _, rest = line.partition(" - ")

@@ -11,6 +11,7 @@ from typing import Any
 
 EXTRAS = {
     "--on": "cluster.on_engines",
+    "gpumem guard": "guard.guard_command",
     "gpumem plot": "pictures.plot_command",
     "gpumem postmortem": "recorder.recorder_commands",
     "gpumem recorder": "recorder.recorder_commands",
@@ -78,6 +79,7 @@ MAGICS = {
     %gpumem history            show one row per finished cell [-n 20] [--experiment NAME]
     %gpumem export FILE        write the session's records as .json or .csv [--force]
     %gpumem plot               draw a picture: [session|devices|experiments] [--device D] [-n N]
+    %gpumem guard              raise MemoryError before the system kills the kernel: [on|off] [--limit SIZE] [--touched]
     %gpumem recorder           write a recording that outlives the kernel: on | off | status
     %gpumem postmortem [FILE]  show how the last recorded kernel died
 

@@ -1,0 +1,402 @@
+"""Raises ``MemoryError`` in a cell before the system ends the kernel's process.
+
+While a cell runs, a soft ``RLIMIT_DATA`` refuses allocations beyond the memory left. It counts memory from its
+allocation. A job in the meter's thread watches all other use: pages allocated earlier and used now, child processes,
+other programs. It interrupts the cell's Python code, but no long call into C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import os
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from types import FrameType
+from typing import Any, ClassVar
+
+from ipygpumem.extras.guard.headroom import Figures, Headroom
+from ipygpumem.introspect import is_instance
+from ipygpumem.inventory.top import select
+from ipygpumem.magics.tensors import largest
+from ipygpumem.probes.own_limits import resource
+from ipygpumem.reclaim import tracebacks
+from ipygpumem.report.inventory import top_report
+from ipygpumem.report.layout import Report
+from ipygpumem.shell.cell import Cell
+from ipygpumem.shell.context import ShellContext
+from ipygpumem.units import MIB, format_bytes
+
+_LEAST_ROOM = 32 * MIB
+"""Bytes that a cell may allocate, however little is left: ``del`` must work. At most a quarter of the memory left."""
+_TICK_SECONDS, _TOUCHED_TICK_SECONDS, _LONG_TICK_SECONDS = 0.04, 0.01, 1.0
+"""Shortest time between two looks, the same without a limit on allocations, and the longest."""
+_IDLE_SECONDS = 0.1
+"""Shortest time between two looks between cells; with less time the next cell wakes the thread."""
+_BYTES_PER_SECOND = 4 << 30
+"""Speed at which a cell may use memory."""
+_GRACE_SECONDS = 1.0
+"""Time that a cell has to handle its error before the next one."""
+_SPARE_BYTES = 8 * MIB
+"""Address space, which takes no RAM."""
+_ROWS = 5
+_COUNTED = (
+    "The guard counts memory from its allocation, even if it is never used: %gpumem guard on --touched counts only "
+    "memory in use, %gpumem guard off turns it off"
+)
+_NATIVE = "DefaultCPUAllocator", "bad_alloc"
+"""Parts of native code's messages about host memory."""
+_STARTERS = ("_posixsubprocess", "fork_exec"), ("subprocess", "_fork_exec"), ("os", "posix_spawn"), ("os", "system")
+"""Functions that start processes without ``os.fork``. An audit hook could not be removed, and misses some of them."""
+
+
+class MemoryGuardError(MemoryError):
+    """Raised in a cell when memory is nearly used up."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(args or ("memory is nearly used up: the guard stopped this cell",)))
+
+
+class MemoryGuard:
+    """Guards the cells of one shell until ``close``."""
+
+    _in_force: ClassVar[weakref.WeakSet[MemoryGuard]] = weakref.WeakSet()
+    """Guards of this process, whose limit its forked children must not keep."""
+
+    def __init__(self, context: ShellContext, most_bytes: int | None, *, touched: bool) -> None:
+        self._context, self._most = context, most_bytes
+        self._headroom = headroom = Headroom()
+        self._reserve = min(max(headroom.total_bytes // 16, 32 * MIB), 512 * MIB)
+        """Memory left at which a cell is interrupted; the limit on allocations leaves half as much again."""
+        self._touched = touched or resource is None or headroom.now().data_bytes is None
+        self._lock = threading.Lock()
+        self._users: tuple[int, int] = (-1, -1) if resource is None else resource.getrlimit(resource.RLIMIT_DATA)
+        self._set_to, self._wanted = self._users[0], self._users[0]
+        """The limit that we have set, and the one for the cell's code."""
+        self._cell: Cell | None = None
+        self._is_failing = self._struck = False
+        self._sleeps = False
+        """True while the thread does not look."""
+        self._starting = 0
+        """Number of threads that are starting a process."""
+        self._room = self._floor = self._least = self._most_private = 0
+        self._left = 0
+        """Memory left when the cell was interrupted."""
+        self._refused = ""
+        """How the guard caused an error of the cell."""
+        self._spare: object = None
+        """Small objects of all sizes and one large one, freed when nothing can be allocated."""
+        self._undo = contextlib.ExitStack()
+        self._undo.callback(headroom.close)
+        self._join()
+
+    def _join(self) -> None:
+        worker = self._context.meter.worker
+        worker.add(self._tick)
+        self._undo.callback(worker.remove, self._tick)
+        self._replace(self._context.shell, "showtraceback", self._failing)
+        self._replace_custom_exceptions(self._context.shell)
+        for module, name in () if self._touched else _STARTERS:
+            if hasattr(sys.modules.get(module), name):
+                self._replace(sys.modules[module], name, self._lifted)
+        here = threading.current_thread() is threading.main_thread()
+        if here and hasattr(signal, "SIGURG") and signal.getsignal(signal.SIGURG) is signal.SIG_DFL:
+            signal.signal(signal.SIGURG, self._raise)
+            self._undo.callback(lambda: self._can_wake() and signal.signal(signal.SIGURG, signal.SIG_DFL))
+        _observe_forks()
+        self._in_force.add(self)
+
+    def _can_wake(self) -> bool:
+        """Return True if the signal is still ours; by default it is ignored."""
+        return hasattr(signal, "SIGURG") and signal.getsignal(signal.SIGURG) == self._raise
+
+    def _replace(self, owner: Any, name: str, around: Callable[[Any], AbstractContextManager[None]]) -> None:
+        """Call a function inside ``around``, which gets the keyword arguments, until ``close``."""
+        earlier, function = vars(owner).get(name), getattr(owner, name)
+
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            with around(options):
+                return function(*args, **options)
+
+        def undo() -> None:
+            if vars(owner).get(name) is call:  # else other code has replaced it
+                delattr(owner, name) if earlier is None else setattr(owner, name, earlier)
+
+        setattr(owner, name, call)
+        self._undo.callback(undo)
+
+    def _replace_custom_exceptions(self, shell: Any) -> None:
+        """Raise the limit when IPython looks for the handlers of an error: it stores the error next, in new memory."""
+        name, kind = "custom_exceptions", type(shell)
+        if name not in vars(shell) or hasattr(kind, name):
+            return
+
+        def find(this: Any) -> Any:
+            self._spare = None  # nothing can be created before this
+            if this is shell and self._cell is not None:
+                self._make_room()
+            return vars(this)[name]
+
+        setattr(kind, name, property(find, lambda this, value: vars(this).__setitem__(name, value)))
+        self._undo.callback(delattr, kind, name)
+
+    def close(self) -> None:
+        """Undo everything."""
+        self._code_ended()
+        self._in_force.discard(self)
+        self._undo.close()
+
+    @property
+    def state(self) -> str:
+        """The memory left, and how it is guarded."""
+        figures = self._headroom.now()
+        room = format_bytes(self._room_in(figures))
+        how = "allocations are limited (RLIMIT_DATA), and memory in use is watched"
+        if self._touched:
+            how = "only memory in use is watched"
+        elif self._limit_is_users():
+            how = "only memory in use is watched: other code has set RLIMIT_DATA, which is kept"
+        most = f" of the limit of {format_bytes(self._most)}" if self._most is not None else ""
+        return f"the guard is on: a cell can use {room}{most or f' of {self._headroom.name}'} · {how}"
+
+    # -- the limit ------------------------------------------------------------------------------------------------
+
+    def _limit_is_users(self) -> bool:
+        return resource is not None and resource.getrlimit(resource.RLIMIT_DATA)[0] != self._set_to
+
+    def _set(self, size: int) -> None:
+        """Limit the process's data; -1 restores the user's limit, which is never exceeded."""
+        if self._touched or resource is None or self._limit_is_users():
+            return
+        bounds = [bound for bound in (size, *self._users) if bound != resource.RLIM_INFINITY]
+        soft = self._users[0] if size == -1 else min(bounds)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+        self._set_to = soft
+
+    def _room_in(self, figures: Figures) -> int:
+        """Return the bytes that a cell that begins now may allocate."""
+        return max(self._room_left(figures), min(_LEAST_ROOM, figures.available_bytes // 4))
+
+    def _room_left(self, figures: Figures) -> int:
+        room = figures.available_bytes - self._reserve * 3 // 2
+        return room if self._most is None else min(room, self._most - figures.private_bytes)
+
+    def _renew(self, figures: Figures) -> None:
+        """Limit the process to the memory left now."""
+        if figures.data_bytes is None:
+            return
+        with self._lock:
+            self._wanted = max(figures.data_bytes + self._room_left(figures), self._floor)
+            if self._cell is not None and not self._is_failing and not self._starting:
+                self._set(self._wanted)
+
+    @contextlib.contextmanager
+    def _lifted(self, options: object) -> Iterator[None]:
+        """Restore the user's limit, so that a started process gets it."""
+        with self._lock:
+            self._starting += 1
+            self._set(-1)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._starting -= 1
+                if self._cell is not None and not self._is_failing and not self._starting:
+                    self._set(self._wanted)
+
+    def abandon(self) -> None:
+        """End the guard in a forked child: the watching thread stayed in the parent process."""
+        self._lock, self._cell, self._struck = threading.Lock(), None, False
+        self._set(-1)
+
+    # -- a cell ---------------------------------------------------------------------------------------------------
+
+    def cell_begins(self, cell: Cell) -> None:
+        """Guard the cell."""
+        if cell.nested or (self._cell is not None and not self._cell.over) or self not in self._in_force:
+            return
+        if self._spare is None:
+            small = [bytes(size) for size in range(1, 480, 16) for _ in range(100)]
+            self._spare = [*small, *map(float, range(100)), *(object() for _ in range(100)), bytearray(_SPARE_BYTES)]
+        figures = self._headroom.now()
+        left = figures.available_bytes
+        room = min(_LEAST_ROOM, left // 4)
+        self._floor, self._least = (figures.data_bytes or 0) + room, min(self._reserve, left // 2)
+        more = 0 if self._touched else self._reserve // 2  # allocations reach their limit first
+        self._most_private = max((self._most or 0) + more, figures.private_bytes + room)
+        self._room = min(self._reserve, (left - room) // 2)
+        self._cell, self._is_failing, self._refused = cell, False, ""
+        cell.closers.append(self._code_ended)
+        self._renew(figures)
+        if self._sleeps:  # waking the thread takes 100 us
+            self._context.meter.worker.wake(self._tick)
+
+    def _tick(self) -> float | None:
+        """Look at the memory left; called in the meter's thread."""
+        cell = self._cell
+        if self._is_failing:
+            return _GRACE_SECONDS
+        least = _TOUCHED_TICK_SECONDS if self._touched else _TICK_SECONDS
+        try:
+            figures = self._headroom.now()
+            self._renew(figures)
+            left = figures.available_bytes - self._least
+            if self._most is not None:
+                left = min(left, self._most_private - figures.private_bytes)
+            pause = min(left / _BYTES_PER_SECOND, _LONG_TICK_SECONDS)
+            self._sleeps = cell is None and pause < _IDLE_SECONDS
+            if cell is not None and left <= 0:
+                self._strike(cell, figures.available_bytes)
+                pause = _GRACE_SECONDS
+            return None if self._sleeps else max(pause, least)
+        except MemoryError:  # the limit is reached in this thread, too
+            return least
+        except Exception as error:
+            self._context.guard.failed("the memory guard", error)
+            return None
+
+    def _strike(self, cell: Cell, left: int) -> None:
+        """Raise the error in the cell's thread; a signal also ends its wait for threads and processes."""
+        self._struck, self._left = True, left
+        if self._can_wake() and cell.thread == threading.main_thread().ident:
+            signal.pthread_kill(cell.thread, signal.SIGURG)
+        elif _runs_code(sys._current_frames().get(cell.thread)):
+            error = ctypes.py_object(MemoryGuardError)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(cell.thread), error)
+
+    def _raise(self, number: int, frame: FrameType | None) -> None:
+        struck, self._struck = self._struck, False
+        if struck and _runs_code(frame):
+            raise MemoryGuardError
+
+    def _make_room(self) -> None:
+        """Raise the limit, for an error and its traceback; in another thread than the cell's until the next look."""
+        cell = self._cell
+        with self._lock:
+            if cell is not None and cell.thread == threading.get_ident():
+                self._is_failing, self._struck = True, False
+            self._set(self._wanted + self._room)
+
+    @contextlib.contextmanager
+    def _failing(self, options: dict[str, Any]) -> Iterator[None]:
+        """Make room for the error that IPython shows, and find out why it came."""
+        if self._cell is not None:
+            self._make_room()
+        if self._is_failing:
+            try:
+                self._refused = self._explained(sys.exc_info()[1]) or self._refused
+            except MemoryError:
+                self._refused = "stopped the cell"
+            except Exception as error:  # IPython must show the user's error
+                self._context.guard.failed("the memory guard", error)
+        yield
+        self._is_failing &= options.get("running_compiled_code", False)  # else the cell goes on, as after %run
+
+    def _explained(self, error: BaseException | None) -> str:
+        """Return how the guard caused an error; empty if it did not."""
+        if error is None:
+            return ""
+        failure, is_plain = tracebacks.classify(error), _is_refusal(error)
+        if failure.kind != "oom" and not is_plain:
+            return ""
+        _cut(error)
+        whose = self._headroom.name if self._most is None else f"the limit of {format_bytes(self._most)}"
+        figures = self._headroom.now()
+        if any(is_instance(item, MemoryGuardError) for item in tracebacks.chain(error)):
+            return f"stopped the cell: only {format_bytes(self._left)} of {whose} were left"
+        on_host = failure.error.endswith("MemoryError") and failure.error != "OutOfMemoryError"  # that of a device
+        on_host |= is_plain or any(text in failure.message for text in _NATIVE)
+        if self._touched or self._limit_is_users() or figures.data_bytes is None or not on_host:
+            return ""
+        left, asked = self._wanted - figures.data_bytes, failure.requested_bytes
+        left -= _SPARE_BYTES * (self._spare is None)
+        if asked is not None and asked <= left:
+            return ""
+        what = "a request" if asked is None else format_bytes(asked)
+        perhaps = "perhaps " * (asked is None and left > self._reserve)
+        unused = figures.data_bytes - figures.private_bytes > 4 * self._reserve or (asked or 0) > 2 * _LEAST_ROOM
+        remark = f". {_COUNTED}" if perhaps or is_plain or unused else ""
+        return f"{perhaps}refused {what}: {format_bytes(max(0, left))} of {whose} were left for this cell{remark}"
+
+    def _code_ended(self) -> list[Report]:
+        """Restore the user's limit: our own work, and callbacks between cells, have none."""
+        with self._lock:
+            cell, self._cell = self._cell, None
+            self._set(-1)
+            if self._struck and cell is not None:  # it may not have been raised yet
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(cell.thread), None)
+            self._struck = False
+        return []
+
+    def cell_ended(self, cell: Cell) -> Sequence[Report]:
+        """Return the report of an error that the guard caused."""
+        self._is_failing = False
+        if cell.nested or self._cell is not None:
+            return ()
+        refused, self._refused = self._refused, ""
+        return [self._report(refused)] if refused else ()
+
+    def _report(self, refused: str) -> Report:
+        """Return why the guard acted, what is free now, and the largest names with the lines that free them."""
+        refused, _, remark = refused.partition(". ")
+        lines, tables = [remark] * bool(remark), []
+        figures = self._headroom.now()
+        try:
+            self._set((figures.data_bytes or 0) + figures.available_bytes // 2)  # the search must not end the process
+            found = replace(select(largest(self._context.shell), min_bytes=MIB), used_bytes={})
+            tables = [replace(table, title="the largest names") for table in top_report(found, top=_ROWS).tables]
+        except MemoryError:
+            lines.append("too little memory is left to measure the names")
+        finally:
+            self._set(-1)
+        room = format_bytes(self._room_in(self._headroom.now()))
+        head = [f"the memory guard {refused}", f"the next cell can use {room}"]
+        return Report("guard", head, lines, tables, is_trouble=True)
+
+    def shown(self) -> None:
+        """Do nothing."""
+
+
+def _cut(error: BaseException) -> None:
+    """Remove the signal handler's frame from the end of the traceback."""
+    trace = tracebacks.traceback_of(error)
+    while trace is not None and (last := trace.tb_next) is not None:
+        if last.tb_frame.f_code is MemoryGuard._raise.__code__:
+            trace.tb_next = None
+        trace = trace.tb_next
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Return True for the errors of ``mmap`` and of new threads, which need memory, too."""
+    if is_instance(error, OSError):
+        return bool(vars(OSError)["errno"].__get__(error) == errno.ENOMEM)
+    return bool(tracebacks.field(error, "args") == ("can't start new thread",))
+
+
+def _runs_code(frame: FrameType | None) -> bool:
+    """Return True if a cell's code runs at ``frame``: an error in the kernel's event loop would end the kernel."""
+    while frame is not None and frame.f_code.co_name != "run_code":
+        frame = frame.f_back
+    return frame is not None
+
+
+@functools.cache
+def _observe_forks() -> None:
+    """Register the hook once: it cannot be removed."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_forked)
+
+
+def _forked() -> None:
+    guards = list(MemoryGuard._in_force)
+    MemoryGuard._in_force.clear()
+    for guard in guards:
+        guard.abandon()

@@ -1,0 +1,28 @@
+"""``%gpumem guard``."""
+
+from __future__ import annotations
+
+from ipygpumem.errors import GpuMemError
+from ipygpumem.extras.guard.guard import MemoryGuard
+from ipygpumem.magics.parsing import Options
+from ipygpumem.report.layout import Report, note
+from ipygpumem.shell.app import App
+
+
+def guard(app: App, options: Options) -> list[Report]:
+    """Switch the memory guard on or off, or return its state."""
+    session = app.session
+    guards = [observer for observer in session.observers if type(observer) is MemoryGuard]
+    if options.state != "on" and (options.limit or options.touched):
+        raise GpuMemError("%gpumem guard: write on before its options: %gpumem guard on --limit 8GiB")
+    if options.state is not None:
+        session.observers = tuple(observer for observer in session.observers if observer not in guards)
+        for observer in guards:
+            observer.close()
+        guards = []
+    if options.state == "on":
+        guards = [MemoryGuard(app.context, options.limit, touched=options.touched)]
+        session.observers = (*session.observers, *guards)
+        for cell in app.context.cells.running()[:1]:
+            guards[0].cell_begins(cell)
+    return [note(guards[0].state if guards else "the guard is off: %gpumem guard on starts it")]

@@ -1,0 +1,229 @@
+"""The memory guard: its figures, and real kernels that run out of memory and go on."""
+
+import re
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from ipygpumem.extras.guard.headroom import Headroom
+from ipygpumem.probes.host import PAGE_BYTES
+from tests.control_group import limited_group, move, v1_system, v2_system
+from tests.kernel import Kernel
+from tests.steps import exist, fails, ok, plain, run, tidied_kernel, works
+
+MIB = 2**20
+ON = "%gpumem guard on --limit 250MiB"
+FILL = "rows = []\nwhile True:\n    rows.append('x' * 1000 + str(len(rows)))"
+DICT = "class Point:\n    def __init__(self, x): self.x = x\nkept = {}\nwhile True:\n    kept[len(kept)] = Point(0)"
+ARRAYS = "import numpy\narrays = []\nwhile True:\n    arrays.append(numpy.ones(2**17))"
+ERRORS = ("MemoryError", "MemoryGuardError")
+SOFT = "__import__('resource').getrlimit(__import__('resource').RLIMIT_DATA)[0]"
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's data")
+shared_kernel, notebook = tidied_kernel("%gpumem guard off", "%reset -f", "import os, sys, resource, threading, time")
+
+
+def write_memory(root: Path, *, available: int, swap: int = 0) -> None:
+    (root / "proc/self").mkdir(parents=True, exist_ok=True)
+    (root / "proc/self/statm").write_text("900 500 200 1 0 700 0\n")
+    (root / "proc/meminfo").write_text(f"MemFree: 1 kB\nMemAvailable:  {available // 1024} kB\nSwapFree: {swap} kB\n")
+
+
+def test_the_tightest_of_the_groups_and_the_machine_counts(tmp_path: Path) -> None:
+    system = v1_system(tmp_path / "1", "/a/b")
+    write_memory(system.root, available=800 * MIB, swap=1024)
+    headroom = Headroom(system.root)
+    assert headroom.now() == (801 * MIB, 300 * PAGE_BYTES, 700 * PAGE_BYTES)
+    headroom.close()
+    system.v1("a/b", 500 * MIB, 300 * MIB, f"cache 5\ntotal_inactive_file {20 * MIB}\ntotal_active_file {MIB}\n")
+    system.v1("a", 400 * MIB, 350 * MIB)
+    headroom = Headroom(system.root)
+    assert (headroom.name, headroom.now().available_bytes) == ("the control group's 400 MiB", 50 * MIB)
+    system.v1("a", 600 * MIB, 300 * MIB)
+    assert headroom.now().available_bytes == 221 * MIB
+    headroom.close()
+    system = v2_system(tmp_path / "2", "/a")
+    write_memory(system.root, available=800 * MIB)
+    system.v2("a", 300 * MIB, 200 * MIB, f"inactive_file {10 * MIB}\nslab_reclaimable {MIB}\n")
+    headroom = Headroom(system.root)
+    assert headroom.now().available_bytes == 111 * MIB
+    headroom.close()
+
+
+def test_without_linux_psutil_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    headroom = Headroom(tmp_path)
+    assert headroom.now().data_bytes is None
+    assert headroom.total_bytes == psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize(("cell", "options"), [(FILL, ""), (DICT, ""), (ARRAYS, ""), (FILL, " --touched")])
+def test_a_cell_that_would_use_too_much_ends_in_an_error_each_time(cell: str, options: str, notebook: Kernel) -> None:
+    works(notebook, ON + options, "other = [1, 2]")
+    name = cell[cell.rindex("    ") :].strip().partition("[")[0].partition(".")[0]
+    for _ in range(2):
+        reply = fails(notebook, cell)
+        assert reply.error in ERRORS
+        assert plain(reply.traceback).rstrip().splitlines()[-1].startswith(reply.error)
+        assert "in MemoryGuard" not in plain(reply.traceback)
+        (report,) = reply.reports("guard")
+        assert "the next cell can use" in report
+        assert f"del {name}" in report
+        assert notebook.value(SOFT) == -1
+        works(notebook, f"assert len({name}) and other == [1, 2] and len(bytearray(2**20))", f"del {name}")
+
+
+def test_in_a_control_group_the_kernel_survives() -> None:
+    with limited_group(300 * MIB) as group, Kernel() as kernel:
+        move(int(kernel.value("__import__('os').getpid()")), group)
+        works(kernel, "%load_ext ipygpumem", "%gpumem guard on")
+        reply = fails(kernel, FILL)
+        assert reply.error in ERRORS
+        assert "of the control group's 300 MiB were left" in reply.reports("guard")[0]
+        works(kernel, "del rows", "big = bytearray(b'1') * (64 * 2**20)")
+
+
+def test_a_refused_request_names_the_way_without_the_guard(notebook: Kernel) -> None:
+    untouched = "import numpy\nlarge = numpy.zeros(2**29)"
+    works(notebook, ON)
+    (report,) = fails(notebook, untouched, "MemoryError").reports("guard")
+    assert "the memory guard refused 4.00 GiB: " in report
+    assert "%gpumem guard on --touched" in report
+    assert fails(notebook, "1 / 0").reports("guard") == []
+    works(notebook, f"{ON} --touched", untouched, "%gpumem guard off", untouched)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "import mmap\nprivate = mmap.mmap(-1, 2**32, flags=mmap.MAP_PRIVATE)",
+        "wait = threading.Event()\ntry:\n    for _ in range(200): threading.Thread(target=wait.wait).start()\n"
+        "finally: wait.set()",
+    ],
+)
+def test_other_errors_of_a_refused_request_are_explained_too(cell: str, notebook: Kernel) -> None:
+    works(notebook, ON)
+    (report,) = fails(notebook, cell).reports("guard")
+    assert re.search("the memory guard (perhaps )?refused a request: ", report)
+    assert "%gpumem guard on --touched" in report
+    works(notebook, f"{ON} --touched", cell)
+
+
+def test_code_that_handles_the_error_goes_on(notebook: Kernel) -> None:
+    works(notebook, ON)
+    reply = works(
+        notebook,
+        "sizes = []\nfor _ in range(2):\n    rows = []\n    try:\n        while True: rows.append(bytearray(2**20))\n"
+        "    except MemoryError: sizes.append(len(rows))\nassert min(sizes) > 20",
+    )
+    assert reply.reports("guard") == []
+
+
+def test_an_error_in_an_inner_cell_ends_no_guard(notebook: Kernel) -> None:
+    works(notebook, ON)
+    inner = f"get_ipython().run_cell({FILL!r})"
+    reply = works(notebook, f"{inner}\ndel rows\nlimit = {SOFT}")
+    assert len(reply.reports("guard")) == 1
+    assert fails(notebook, f"{inner}\ndel rows\n{FILL}").error in ERRORS
+
+
+STARTED = f"{sys.executable!r}, '-c', 'import resource; print(resource.getrlimit(resource.RLIMIT_DATA)[0])'"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        f"subprocess.run([{STARTED}])",
+        f"subprocess.run([{STARTED}], close_fds=False)",
+        f"os.system(shlex.join([{STARTED}]))",
+        f"os.waitpid(os.posix_spawn(sys.executable, [{STARTED}], os.environ), 0)",
+        "if (child := os.fork()) == 0:\n    os.write(1, str(soft()).encode())\n    os._exit(0)\nos.waitpid(child, 0)",
+        "with multiprocessing.get_context('fork').Pool(1) as pool: os.write(1, str(pool.apply(soft)).encode())",
+    ],
+)
+def test_a_child_has_the_users_limit(start: str, notebook: Kernel, tmp_path: Path) -> None:
+    works(notebook, "import subprocess, shlex, multiprocessing", f"def soft(): return {SOFT}", ON)
+    path = str(tmp_path / "out")
+    redirect = f"saved = os.dup(1)\nfile = os.open({path!r}, os.O_CREAT | os.O_WRONLY)\nos.dup2(file, 1)"
+    works(notebook, f"before = soft()\n{redirect}\n{start}\nos.dup2(saved, 1)\nafter = soft()")
+    assert Path(path).read_text().strip() == "-1"
+    assert notebook.value("before > 0 and after > 0")
+
+
+def test_a_wait_for_threads_ends_and_the_users_threads_get_their_error(notebook: Kernel) -> None:
+    works(notebook, ON)
+    threads = (
+        "from concurrent.futures import ThreadPoolExecutor\nparts = []\ndef work():\n    while True: parts.append("
+        "bytearray(b'1') * 2**16)\nwith ThreadPoolExecutor(2) as pool: pool.submit(work); pool.submit(work).result()"
+    )
+    assert fails(notebook, threads).error in ERRORS
+    works(notebook, f"{ON} --touched", "parts.clear()")
+    waits = "def work():\n    for _ in range(400): parts.append(bytearray(b'1') * 2**20)\n"
+    reply = fails(notebook, f"{waits}thread = threading.Thread(target=work); thread.start(); threading.Event().wait()")
+    assert reply.error == "MemoryGuardError"
+    works(notebook, "thread.join(); parts.clear()")
+
+
+def test_a_cell_that_awaits_does_not_end_the_kernel(notebook: Kernel) -> None:
+    works(notebook, f"{ON} --touched", "import asyncio")
+    thread = "parts = []\ndef work(): parts.extend(bytearray(b'1') * 2**20 for _ in range(300))\n"
+    start = "thread = threading.Thread(target=work); thread.start()\nwhile thread.is_alive(): await asyncio.sleep(0.01)"
+    run(notebook, thread + start)
+    works(notebook, "thread.join(); parts.clear()")
+
+
+def test_a_limit_of_the_user_is_kept(notebook: Kernel) -> None:
+    own = "resource.setrlimit(resource.RLIMIT_DATA, (3 * 2**30, -1))"
+    works(notebook, ON, own, "1")
+    assert notebook.value(SOFT) == 3 * 2**30
+    (state,) = works(notebook, "%gpumem guard").reports("note")
+    assert "other code has set RLIMIT_DATA, which is kept" in state
+    works(notebook, "%gpumem guard off", "%gpumem guard on", "limit = " + SOFT)
+    assert notebook.value("0 < limit <= 3 * 2**30")
+    assert notebook.value(SOFT) == 3 * 2**30
+    works(notebook, "resource.setrlimit(resource.RLIMIT_DATA, (-1, -1))", "%gpumem guard off")
+
+
+def test_the_command_says_its_state_and_its_mistakes(notebook: Kernel) -> None:
+    (state,) = ok(notebook, "%gpumem guard").reports("note")
+    assert state == "the guard is off: %gpumem guard on starts it"
+    (state,) = ok(notebook, f"{ON}\nlimit = {SOFT}").reports("note")
+    assert state.startswith("the guard is on: a cell can use ")
+    assert " of the limit of 250 MiB · allocations are limited (RLIMIT_DATA), and memory in use is watched" in state
+    assert notebook.value("limit > 0"), "the rest of the cell is guarded, too"
+    for line, mistake in {
+        "--limit 1GiB": "write on before its options",
+        "on --limit 1MiB": "1 MiB is too little",
+        "maybe": "invalid choice: 'maybe'",
+    }.items():
+        assert mistake in fails(notebook, f"%gpumem guard {line}", None).stderr
+    assert exist(notebook, "limit") == ["limit"]
+
+
+def test_off_leaves_nothing_behind(loaded: InteractiveShell) -> None:
+    import os
+    import resource
+    import signal
+    import subprocess
+
+    def state() -> tuple[object, ...]:
+        names = ("custom_exceptions", "showtraceback")
+        own = [vars(type(loaded)).get(name) for name in names] + [vars(loaded).get(name) for name in names]
+        functions = (subprocess._fork_exec, os.posix_spawn, os.system)  # type: ignore[attr-defined]
+        limit = resource.getrlimit(resource.RLIMIT_DATA)
+        return (*own, *functions, limit, signal.getsignal(signal.SIGURG), threading.active_count())
+
+    before = state()
+    for end in ("gpumem", "guard off"), ("unload_ext", "ipygpumem"):
+        loaded.run_line_magic("gpumem", "guard on")
+        loaded.run_cell("1")
+        assert state() != before
+        loaded.run_line_magic(*end)
+        deadline = time.monotonic() + 10
+        while state() != before and time.monotonic() < deadline:
+            time.sleep(0.01)  # the thread ends
+        assert state() == before
