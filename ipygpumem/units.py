@@ -15,7 +15,7 @@ PIB = 1024 * TIB
 _MOST = 2**63
 _MANY = 10**9
 
-_SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(?:([kmgtp])(ib?|b?)|(b|bytes?))?\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*(?:([kmgtp])(ib?|b?)|(b|bytes?))?\s*", re.IGNORECASE)
 _WHOLE = re.compile(r"\s*[+-]?[0-9]{1,25}\s*")
 
 
