@@ -96,18 +96,10 @@ def _changes(  # noqa: C901  # one small function after another
 ) -> list[tuple[Any, str, Any]]:
     """Return the owner, the name and the replacement of each function to replace."""
     tensor, loader, thread = torch.Tensor, torch.utils.data.DataLoader, threading.Thread
-    attend: Any = functional.scaled_dot_product_attention
-    project: Any = functional.linear
-    normalize: Any = functional.rms_norm
+    aten: Any = torch.ops.aten
     cast: Any = torch.amp.autocast_mode.autocast
     cast_inputs: Any = torch.amp.autocast_mode._cast
-    swap, load, drop = torch.utils.swap_tensors, torch.load, functional.dropout
-    is_cast: Any = torch.is_autocast_enabled
-    find_ctc: Any = torch.ctc_loss
-    go_back: Any = torch.autograd._engine_run_backward
-    has_own: Any = torch.overrides.has_torch_function
-    clear = torch.clear_autocast_cache
-    form, begin, start, init = tensor.__format__, cast.__init__, thread.start, loader.__init__
+    drop, is_cast = functional.dropout, torch.is_autocast_enabled
     written: dict[Any, Any] = {}
     # Imported here, since the estimated code may import it, and a trainer saves at its end.
     safetensors = importlib.import_module("safetensors.torch") if importlib.util.find_spec("safetensors") else None
@@ -122,12 +114,12 @@ def _changes(  # noqa: C901  # one small function after another
             return fake_parameter(kind, data, bool(kwargs.get("require_grad", args[0] if args else False)))
         return make(kind, data, *args, **kwargs)
 
-    def swap_tensors(first: Any, second: Any) -> None:
+    def swap_tensors(own: Any, first: Any, second: Any) -> None:
         # torch refuses to swap a tensor with weak references, and the memo of fake tensors has some.
         if first.device.type == second.device.type:
             first.data = second.data
         else:
-            swap(first, second)
+            own(first, second)
 
     def key(file: Any) -> Any:
         return Path(file).absolute() if isinstance(file, (str, os.PathLike)) else id(file)
@@ -140,10 +132,9 @@ def _changes(  # noqa: C901  # one small function after another
         note(f"{user_line()}: safetensors wrote nothing")
         return b""
 
-    @functools.wraps(load)
-    def load_what_was_there(f: Any, *args: Any, **kwargs: Any) -> Any:
+    def load_what_was_there(own: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return load(f, *args, **kwargs)
+            return own(f, *args, **kwargs)
         except Exception as error:
             if key(f) not in written:
                 raise
@@ -159,17 +150,16 @@ def _changes(  # noqa: C901  # one small function after another
             values = [values] * length
         return values
 
-    def formatted(tensor: Any, how: str) -> str:
+    def formatted(own: Any, tensor: Any, how: str) -> str:
         if not isinstance(tensor, fake_tensor.FakeTensor):
-            return str(form(tensor, how))
+            return str(own(tensor, how))
         return format(tensor.item(), how) if tensor.dim() == 0 else str(tensor)
 
-    @functools.wraps(init)
-    def without_processes(loader: Any, *args: Any, **kwargs: Any) -> None:
-        init(loader, *args, **kwargs)
+    def without_processes(own: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        own(loader, *args, **kwargs)
         vars(loader).update(NO_PROCESSES)
 
-    def start_followed(thread: Any) -> None:
+    def start_followed(own: Any, thread: Any) -> None:
         if torch._C._len_torch_dispatch_stack():  # started by the estimated code, not next to it
             run = thread.run
 
@@ -178,7 +168,7 @@ def _changes(  # noqa: C901  # one small function after another
                     run()
 
             thread.run = follow
-        start(thread)
+        own(thread)
 
     def step_always(_: Any, optimizer: Any, __: Any, *args: Any, **kwargs: Any) -> Any:
         # It is unknown whether a gradient overflowed, and a skipped step would take no memory.
@@ -188,15 +178,15 @@ def _changes(  # noqa: C901  # one small function after another
         note(COMPILED)
         return (lambda function: function) if model is None else model
 
-    def cast_here(mode: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+    def cast_here(own: Any, mode: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
         if device_type != "cpu":
             casts.register()
             device_type, dtype = "cpu", dtype or cast_type(device_type)
-        begin(mode, device_type, dtype, *args, **kwargs)
+        own(mode, device_type, dtype, *args, **kwargs)
 
-    def clear_casts() -> None:
+    def clear_casts(own: Any) -> None:
         casts.forget_weights()
-        clear()
+        own()
 
     def casts_now(device_type: str = "cuda") -> bool:
         return bool(is_cast("cpu" if devices.is_elsewhere else device_type))
@@ -204,9 +194,13 @@ def _changes(  # noqa: C901  # one small function after another
     def type_of_casts(device_type: str = "cuda") -> Any:
         return cast_type("cpu" if casts_now(device_type) and devices.is_elsewhere else device_type)
 
-    def attention(query: Any, key: Any, value: Any, *rest: Any, **more: Any) -> Any:
+    def attention(own: Any, query: Any, key: Any, value: Any, *rest: Any, **more: Any) -> Any:
+        def of_products(*args: Any, **more: Any) -> Any:
+            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+                return own(*args, **more)
+
         if not devices.is_elsewhere:
-            return attend(query, key, value, *rest, **more)
+            return own(query, key, value, *rest, **more)
         items = query, key, value, *rest
         if casts_now():
             kind = type_of_casts()
@@ -214,30 +208,20 @@ def _changes(  # noqa: C901  # one small function after another
             more = {name: cast_inputs(item, "cpu", kind) for name, item in more.items()}
         return fused.attention(of_products, *items, **more)
 
-    def of_products(*args: Any, **more: Any) -> Any:
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            return attend(*args, **more)
+    def on_card(kernel: Any, own: Any, first: Any, *args: Any, **more: Any) -> Any:
+        is_there = devices.is_elsewhere or first.device.type == "cuda"
+        return (kernel if is_there else own)(first, *args, **more)
 
-    def on_card(kernel: Any, own: Any) -> Any:
-        def call(first: Any, *args: Any, **more: Any) -> Any:
-            is_there = devices.is_elsewhere or first.device.type == "cuda"
-            return (kernel if is_there else own)(first, *args, **more)
+    def to_float32(kernel: Any, own: Any, first: Any, *args: Any, **more: Any) -> Any:
+        converts = first.dtype is torch.float16 and more.get("dtype") is torch.float32 and not casts_now()
+        if converts and devices.is_elsewhere:  # CUDA makes no converted copy
+            return kernel(first, more["dim"] if "dim" in more else args[0], True)
+        return own(first, *args, **more)
 
-        return call
-
-    def to_float32(kernel: Any, own: Any) -> Any:
-        def softmax(first: Any, *args: Any, **more: Any) -> Any:
-            converts = first.dtype is torch.float16 and more.get("dtype") is torch.float32 and not casts_now()
-            if converts and devices.is_elsewhere:  # CUDA makes no converted copy
-                return kernel(first, more["dim"] if "dim" in more else args[0], True)
-            return own(first, *args, **more)
-
-        return softmax
-
-    def linear(input: Any, weight: Any, bias: Any = None) -> Any:  # noqa: A002  # torch's
+    def linear(own: Any, input: Any, weight: Any, bias: Any = None) -> Any:  # noqa: A002  # torch's
         in_one_product = input.dim() == 2 or input.is_contiguous()
         if bias is None or in_one_product or weight.dim() != 2:
-            return project(input, weight, bias)
+            return own(input, weight, bias)
         return torch.matmul(input, weight.t()).add_(bias)  # torch adds in place, but not for fake tensors
 
     def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002  # torch's
@@ -245,20 +229,20 @@ def _changes(  # noqa: C901  # one small function after another
             return torch.native_dropout(input, p, True)[0]  # saves a byte for each number; the CPU's saves a number
         return drop(input, p, training, inplace)
 
-    def rms_norm(input: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:  # noqa: A002  # torch's
+    def rms_norm(own: Any, input: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:  # noqa: A002  # as above
         fuses = hasattr(torch.ops.aten, "_fused_rms_norm") and (weight is None or weight.dtype is input.dtype)
         if devices.is_elsewhere and (fuses or casts_now()):
             return functional.layer_norm(input, shape, weight)  # saves as much; the CPU runs several kernels
-        return normalize(input, shape, weight, eps)
+        return own(input, shape, weight, eps)
 
-    def is_other_tensor(items: Any) -> bool:
+    def is_other_tensor(own: Any, items: Any) -> bool:
         # Modules use their fused kernels for torch's own tensors only, and our modes must not disable these.
-        return any(type(item) not in (*_PLAIN, fake_tensor.FakeTensor) and has_own(items) for item in items)
+        return any(type(item) not in (*_PLAIN, fake_tensor.FakeTensor) and own(items) for item in items)
 
-    def ctc_loss(scores: Any, targets: Any, *rest: Any, **more: Any) -> Any:
+    def ctc_loss(own: Any, scores: Any, targets: Any, *rest: Any, **more: Any) -> Any:
         # For fake tensors torch takes a path that cannot read lengths on the host.
         lengths = [torch.as_tensor(item, device=scores.device) for item in rest[:2]]
-        return find_ctc(scores, targets, *lengths, *rest[2:], **more)
+        return own(scores, targets, *lengths, *rest[2:], **more)
 
     def in_context(context: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Its mode may be called after ours.
@@ -266,16 +250,14 @@ def _changes(  # noqa: C901  # one small function after another
         more = {"device": devices.place_for(context.device)} if adds else {}
         return func(*args, **{**(kwargs or {}), **more})
 
-    def run_backward(*args: Any, **more: Any) -> Any:
+    def run_backward(own: Any, *args: Any, **more: Any) -> Any:
         with devices:  # left by Tensor.backward; a checkpoint runs the user's code again
-            return go_back(*args, **more)
+            return own(*args, **more)
 
     changes: list[tuple[Any, str, Any]] = [
         (tensor, "_make_subclass", staticmethod(make_subclass)),
-        (torch.utils, "swap_tensors", swap_tensors),
         (torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda _: [])),
         (torch, "save", save),
-        (torch, "load", load_what_was_there),
         *((safetensors, name, serialize) for name in ("serialize", "serialize_file")),
         *((safetensors, name, lambda *_: {}) for name in ("_flatten", "_flatten_as_ptr")),  # these read addresses
         (torch, "set_num_threads", lambda _: None),
@@ -285,49 +267,55 @@ def _changes(  # noqa: C901  # one small function after another
         (fake_tensor.FakeTensor, "data", property(tensor.data.__get__, set_data)),
         (fake_tensor, "CONSTANT_NUMEL_LIMIT", MOST_VALUES),
         (tensor, "record_stream", lambda *_: None),
-        (tensor, "__format__", formatted),
-        (loader, "__init__", without_processes),
-        (thread, "start", start_followed),
         (torch.amp.GradScaler, "_maybe_opt_step", step_always),
         (functional, "dropout", dropout),
         (torch, "dropout", dropout),
+        (_device.DeviceContext, "__torch_function__", in_context),
+        (fake_tensor, "init_gpu_context", lambda *_: None),  # it would allocate memory on the device
+        (torch, "compile", compile_nothing),
+        (torch.nn.Module, "compile", lambda *_, **__: note(COMPILED)),
+    ]
+    around: list[tuple[Any, str, Callable[..., Any]]] = [
+        (torch.utils, "swap_tensors", swap_tensors),
+        (torch, "load", load_what_was_there),
+        (tensor, "__format__", formatted),
+        (loader, "__init__", without_processes),
+        (thread, "start", start_followed),
         (torch, "ctc_loss", ctc_loss),
         (torch.autograd, "_engine_run_backward", run_backward),
-        (_device.DeviceContext, "__torch_function__", in_context),
         (torch.overrides, "has_torch_function", is_other_tensor),
         (functional, "linear", linear),
         (functional, "rms_norm", rms_norm),
-        *(
-            (place, name, on_card(kernel, getattr(place, name)))
-            for place, name, kernel in (
-                (torch._VF, "lstm_cell", fused.lstm_cell),
-                (torch._VF, "gru_cell", fused.gru_cell),
-                (torch, "_transformer_encoder_layer_fwd", fused.encoder_layer),
-                (torch, "_native_multi_head_attention", fused.multi_head_attention),
-            )
-        ),
-        *(
-            (place, name, to_float32(getattr(torch.ops.aten, f"_{name}"), getattr(place, name)))
-            for place in (torch, tensor)
-            for name in ("softmax", "log_softmax")
-        ),
-        (fake_tensor, "init_gpu_context", lambda *_: None),  # it would allocate memory on the device
         (functional, "scaled_dot_product_attention", attention),
-        (torch, "compile", compile_nothing),
-        (torch.nn.Module, "compile", lambda *_, **__: note(COMPILED)),
+        (torch._VF, "lstm_cell", functools.partial(on_card, fused.lstm_cell)),
+        (torch._VF, "gru_cell", functools.partial(on_card, fused.gru_cell)),
+        (torch, "_transformer_encoder_layer_fwd", functools.partial(on_card, fused.encoder_layer)),
+        (torch, "_native_multi_head_attention", functools.partial(on_card, fused.multi_head_attention)),
+        *((place, "softmax", functools.partial(to_float32, aten._softmax)) for place in (torch, tensor)),
+        *((place, "log_softmax", functools.partial(to_float32, aten._log_softmax)) for place in (torch, tensor)),
     ]
     if devices.on_cpu:
         optimizers = [module for name, module in list(sys.modules.items()) if name.startswith("torch.optim.")]
         changes += [
             *((module, "_get_capturable_supported_devices", lambda *_, **__: ["cpu"]) for module in optimizers),
             (torch.amp.autocast_mode, "_cast", lambda value, _, dtype: cast_inputs(value, "cpu", dtype)),
-            (cast, "__init__", cast_here),
-            (torch, "clear_autocast_cache", clear_casts),
             (torch, "is_autocast_enabled", casts_now),
             (torch, "get_autocast_dtype", type_of_casts),
             (torch, "get_autocast_gpu_dtype", type_of_casts),
         ]
+        around += [(cast, "__init__", cast_here), (torch, "clear_autocast_cache", clear_casts)]
+    changes += [(place, name, _around(getattr(place, name), new)) for place, name, new in around]
     return [change for change in changes if hasattr(*change[:2])]  # older versions of torch lack some
+
+
+def _around(own: Any, new: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a replacement of the function ``own`` that passes it to ``new``."""
+
+    @functools.wraps(own)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return new(own, *args, **kwargs)
+
+    return call
 
 
 _PLAIN = (type(None), torch.Tensor, torch.nn.Parameter)
