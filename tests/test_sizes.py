@@ -66,11 +66,6 @@ def trees(xgboost, rounds):
     data = xgboost.DMatrix(generator.normal(size=(50_000, 5)), generator.normal(size=50_000))
     return xgboost.train({"max_depth": 13, "nthread": 1}, data, rounds)
 
-def in_memory_file(h5py):
-    file = h5py.File("none.h5", "w", driver="core", backing_store=False)
-    file.create_dataset("data", data=numpy.ones(4 * MIB))
-    return file
-
 def vocabulary(spacy):
     pipeline = spacy.blank("en")
     for number in range(200_000):
@@ -160,7 +155,6 @@ LIBRARIES = {
     "PIL": {"an image": "lambda: Image.new('RGB', (3000, 3000), 'red')"},
     "scipy": {"a sparse matrix": "lambda: sparse.random(3000, 3000, 0.3, 'csr', random_state=0)"},
     "xarray": {"a dataset": "lambda: xarray.Dataset({'a': ('x', numpy.ones(4 * MIB))})"},
-    "h5py": {"a file in memory": "lambda: in_memory_file(h5py)"},
     "zarr": {
         "an array": "lambda: zarr.create_array(zarr.storage.MemoryStore(), data=numpy.ones(4 * MIB), compressors=None)"
     },
@@ -197,7 +191,7 @@ FIRST = {
 }
 """Code that makes a library load everything before anything is measured."""
 TOGETHER = ["numpy pandas pyarrow polars PIL scipy xarray"]
-REST = "h5py zarr sklearn spacy lightgbm xgboost", "jax torch"
+REST = "zarr sklearn spacy lightgbm xgboost", "jax torch"
 TOGETHER += [pytest.param(names, marks=pytest.mark.thorough) for names in REST]
 ROUGH = {"lightgbm: a model", "xgboost: a model", "xgboost: a matrix"}
 """Kinds whose size is estimated."""

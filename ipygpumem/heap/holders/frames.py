@@ -26,11 +26,10 @@ def running_frames() -> Iterator[tuple[FrameType, str]]:
 
 def background_frames() -> Iterator[tuple[FrameType, str]]:
     """Yield each running function of the user's files in other threads, with the thread's name."""
-    own, names = threading.get_ident(), {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, current in _all_frames():
-        code = current.f_code
-        if ident != own and code.co_flags & inspect.CO_OPTIMIZED and introspect.is_users(code.co_filename):
-            yield current, names.get(ident, str(ident))
+    own = set(map(id, stack(sys._getframe(1))))
+    for frame, thread in running_frames():
+        if id(frame) not in own and introspect.is_users(frame.f_code.co_filename):
+            yield frame, thread
 
 
 def running_locals() -> Iterator[object]:
