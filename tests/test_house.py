@@ -37,7 +37,7 @@ BUDGET = {
     "records": 485,
     "report": 1951,
     "scope": 761,
-    "shell": 3700,
+    "shell": 3702,
     "units": 140,
 }
 """Maximum number of lines of each room. A number goes up only in a commit that says for which users."""

@@ -465,8 +465,6 @@ class Experiment:
         """Seconds from its start to the end of the last cell so far."""
         self._limits = contextlib.ExitStack()
         """Ends the seeding and the budget."""
-        self._undo = contextlib.ExitStack()
-        """Undoes the start, without the limits."""
         self._steps: list[FreeingStep] = []
         self._at_end: tuple[Usage, ...] | None = None
         """Usage when its end was requested."""
@@ -568,19 +566,16 @@ class Experiment:
             self._limits.callback(self._seeder.remove)
         self._started, self._started_at = perf_counter(), time()
         self.scope = Scope(context.namespace, keep=self._keep, drop_imports=self._drop_imports)
-        self._undo.callback(self.scope.waiting.clear)
         self.was_started = True
         self.outputs_at_start = self.outputs.mark()
         with growth_for("the list of what is there before an experiment"):
             self._baseline = self._experiments.survivors.baseline(self.remarks)
-        self._undo.callback(self._baseline.forget)
         if self.budget is not None:
+            self._limits.callback(self.budget.stop)  # before an interrupt can come between
             self.budget.start()
-            self._limits.callback(self.budget.stop)
         self._allocated_at_start = allocated_bytes()
         self._ram_at_start = RamFigures.now()
         self._measurement = context.meter.start()
-        self._undo.callback(context.meter.drop, self._measurement)
 
     @property
     def elapsed_seconds(self) -> float:
@@ -626,7 +621,14 @@ class Experiment:
 
     def abandon(self) -> None:
         """Stop measuring and keep the names, because the extension is unloaded or the start or end failed."""
-        self._context.guard.each(f"experiment {quoted(self.name)}", self._limits.close, self._undo.close)
+        steps: list[Callable[[], object]] = [self._limits.close]
+        if hasattr(self, "_measurement"):
+            steps.append(functools.partial(self._context.meter.drop, self._measurement))
+        if self.was_started:
+            steps.append(self.scope.waiting.clear)
+        if hasattr(self, "_baseline"):
+            steps.append(self._baseline.forget)
+        self._context.guard.each(f"experiment {quoted(self.name)}", *steps)
 
     # -- its end ----------------------------------------------------------------------------------------------
 
