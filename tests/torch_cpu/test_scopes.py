@@ -126,11 +126,7 @@ def test_no_code_of_a_tensor_subclass_runs_at_exit_in_status_or_after_an_oom(not
     works(notebook, "%experiment status", "%gpumem status", "%experiment end")
     assert notebook.value("touched") == []
     assert notebook.value("'mine' in globals() or 'box' in globals() or type(old) is int") is False
-    recovery(
-        notebook,
-        "def f():\n    mine = tensors(); watch(**mine)\n"
-        "    error = MemoryError('no'); error.tensors = mine\n    raise error\nf()",
-    )
+    recovery(notebook, "def f():\n    mine = tensors(); watch(**mine)\n    raise MemoryError('no')\nf()")
     assert notebook.value("touched") == []
     assert notebook.value("alive()") == []
 
