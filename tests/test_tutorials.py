@@ -48,11 +48,11 @@ CLAIMS: dict[str, dict[str, tuple[float | str, ...]]] = {
     },
     "gpu_memory": {
         "graph": (128,),
-        "graph-tensors": (r"1 storage.* 128 MiB   weights \+1   ",),
         "graph-mended": (-128,),
         "gaps": (128,),
         "gaps-drop": (0,),
         "gaps-free": (-120,),
+        "graph-tensors": (r"1 storage.* 128 MiB   weights \+1   ",),
     },
     "lean_training": {
         "unfreeze-estimate": (0, rf"\+(8|9|10){SIZE} +kept"),

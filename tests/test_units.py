@@ -119,16 +119,10 @@ def test_a_size_survives_its_text_within_the_digits_shown(count: int) -> None:
     assert parse_bytes(format_bytes(count)) == pytest.approx(count, rel=0.06, abs=1)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0004, "0.4 ms"),
-        (0.012, "12 ms"),
-        (0.9999, "1.00 s"),
-        (59.999, "1 min 0 s"),
-        (125, "2 min 5 s"),
-        (3840, "1 h 4 min"),
-    ],
-)
+DURATIONS = {0.0004: "0.4 ms", 0.012: "12 ms", 0.9999: "1.00 s"}
+DURATIONS |= {59.999: "1 min 0 s", 125: "2 min 5 s", 3840: "1 h 4 min"}
+
+
+@pytest.mark.parametrize(("seconds", "text"), DURATIONS.items())
 def test_durations_as_text(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text

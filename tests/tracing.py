@@ -5,14 +5,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+Ours = Callable[[FrameType], bool]
 
-def interrupted_at(
-    line: int,
-    action: Callable[[], object],
-    is_ours: Callable[[FrameType], bool],
-    *,
-    events: tuple[str, ...] = ("line",),
-) -> bool:
+
+def interrupted_at(line: int, action: Callable[[], object], is_ours: Ours, *, events: Any = ("line",)) -> bool:
     """Run ``action`` with a Ctrl-C at the ``line``-th line of our code that it runs; return whether it came so far."""
     seen = 0
 

@@ -127,14 +127,9 @@ class HuggingFace:
         usual["eval_strategy"] = "epoch"
         data = [{"x": x, "labels": y} for x, y in rows()]
         model = self.Model(card)
-        self.trainer: Any = trainer(
-            model,
-            transformers.TrainingArguments(str(folder), **usual),
-            train_dataset=data,
-            eval_dataset=data[:1],
-            optimizers=(Optimizer(model.parameters(), card), None),
-            callbacks=list(callbacks),
-        )
+        sets = {"train_dataset": data, "eval_dataset": data[:1], "callbacks": list(callbacks)}
+        options, step = transformers.TrainingArguments(str(folder), **usual), Optimizer(model.parameters(), card)
+        self.trainer: Any = trainer(model, options, optimizers=(step, None), **sets)
 
     def train(self) -> HuggingFace:
         self.trainer.train()

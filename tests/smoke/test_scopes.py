@@ -72,10 +72,7 @@ def test_a_new_name_goes_and_an_old_one_names_its_object_again(notebook: Kernel,
 COUNT = "n = 0\ndef count():\n    global n\n    n += 1\n    return n"
 OTHER_RULES = {
     "a function's and a comprehension's names": (
-        "x = i = 1",
-        "def f(x):\n    i = x\n    return i\nf(2)\nz = [i for i in range(3)]\nx: int",
-        {"x": 1, "i": 1},
-    ),
+        "x = i = 1", "def f(x):\n    i = x\n    return i\nf(2)\nz = [i for i in range(3)]\nx: int", {"x": 1, "i": 1}),
     "global": ("old = 1", "global old, new\nold = 2\nnew = 3\nother = 4", {"old": 2, "new": 3}),
     "global in a function of the cell": ("x = 1", "def f():\n    global x\nx = 2", {"x": 1}),
     "imports": ("", "import json, os.path as p\nx = 1", {"json": "module", "p": "module"}),
@@ -180,58 +177,36 @@ KEEP = "%%experiment a --keep best,loss* --keep '?_end'\nbest = 2\nloss_1 = 3\na
 MODULE = "from math import pi\nimport json"
 NOTEBOOKS = {
     "global in one cell": (
-        ["old = 1", START, "old = 2\nnew = 3", "global old, new", "old = 4", END],
-        {"old": 4, "new": 3},
-    ),
+        ["old = 1", START, "old = 2\nnew = 3", "global old, new", "old = 4", END], {"old": 4, "new": 3}),
     "global in an inner scope": ([START, "%%experiment inner\nglobal x\nx = 1", "y = 2", END], {"x": 1}),
     "global in an outer scope": (
-        ["x = 0", START, "global x\nx = 1", "%%experiment inner --keep x\nx = 2", END],
-        {"x": 2},
-    ),
+        ["x = 0", START, "global x\nx = 1", "%%experiment inner --keep x\nx = 2", END], {"x": 2}),
     "keep": (["best = 1", KEEP], {"best": 2, "loss_1": 3, "a_end": 4}),
     "imports that are dropped": (["import os", f"%%experiment a --drop-imports\n{MODULE}, os"], {"os": "module"}),
-    "an import of a name to be bound later": (
-        [START, "from math import pi", "if 0: pi = 3", END],
-        {"pi": "float"},
-    ),
-    "an outer end": (
-        ["x = 1", START, "x = 2", "%experiment start b", "x = 3\ny = 4", "%experiment end a"],
-        {"x": 1},
-    ),
-    "a start with an open name ends that first": (
-        ["x = 1", START, "x = 2\ny = 3", "%experiment start b", START, "assert x == 1", "%%experiment a\nz = 6"],
-        {"x": 1},
-    ),
+    "an import of a name to be bound later": ([START, "from math import pi", "if 0: pi = 3", END], {"pi": "float"}),
+    "an outer end": (["x = 1", START, "x = 2", "%experiment start b", "x = 3\ny = 4", "%experiment end a"], {"x": 1}),
+    "a start with an open name": (
+        ["x = 1", START, "x = 2\ny = 3", "%experiment start b", START, "assert x == 1", "%%experiment a\ny = 6"],
+        {"x": 1}),
     "an object dies though a later cell binds its name": (
         ["x, y = {1}, []", START, "import weakref; y = weakref.ref(x); del x", "assert y() is None", "x = 5", END],
-        {"y": [], "weakref": "module"},
-    ),
+        {"y": [], "weakref": "module"}),
     "bindings that do not happen": (
-        [
-            "import os\ndef change(value): globals().update(lr=value)\nlr = 1",
-            "%%experiment a\nlr = os.environ.get('HOME') or (lr := 0.1)",
-            "assert lr == 1",
-            "%%experiment a\n%%time\ntry: change(2)\nexcept ValueError as lr: pass\nfor lr in []: pass",
-            "del change",
-        ],
-        {"lr": 2, "os": "module"},
-    ),
+        ["import os\ndef change(value): globals().update(lr=value)\nlr = 1",
+         "%%experiment a\nlr = os.environ.get('HOME') or (lr := 0.1)", "assert lr == 1",
+         "%%experiment a\n%%time\ntry: change(2)\nexcept ValueError as lr: pass\nfor lr in []: pass", "del change"],
+        {"lr": 2, "os": "module"}),
     "an import that fails of a name that a function binds": (
         ["def f(): globals().update(nosuch=1)", "%%experiment a\ntry: import nosuch\nexcept ImportError: f()", "del f"],
-        {},
-    ),
+        {}),
     "an inner cell": (
-        ["x = y = 1", START, "%%experiment b\n%%memlines\nx = 9\ny = 9", "exec('x = 3')", "del y", END],
-        {"x": 3},
-    ),
+        ["x = y = 1", START, "%%experiment b\n%%memlines\nx = 9\ny = 9", "exec('x = 3')", "del y", END], {"x": 3}),
     "a scope begins and ends in the middle of cells": (
         ["x = y = 1", "x = 2\n%experiment start a\nx = 3\nnew = y", "more = 4", "last = 5\n%experiment end\ny = 4"],
-        {"x": 2, "y": 4},
-    ),
+        {"x": 2, "y": 4}),
     "a scope of Python begins and ends in one line": (
         ["import ipygpumem\ns = ipygpumem.experiment('a')\nx = y = 1", "x = 5\ns.start(); x = 6; s.finish(); y = 7"],
-        {"x": 5, "y": 7, "ipygpumem": "module", "s": "Experiment"},
-    ),
+        {"x": 5, "y": 7, "ipygpumem": "module", "s": "Experiment"}),
     "a cell that ends its own scope": (["x = 1", "%%experiment a\nx = 2\n%experiment end\ny = x"], {"x": 1, "y": 1}),
     "other magics": (["x = 1", START, "%time x, y = 2, 3", "%%capture\nx, z = 4, 5", END], {"x": 1}),
     "names in timeit": (["x = 1", START, "%%timeit -n1 -r1\nx = 2", "%timeit -n1 -r1 x = 3", END], {"x": 1}),

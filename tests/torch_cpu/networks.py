@@ -51,13 +51,8 @@ class RealStorages(TorchDispatchMode):
 class Residual(nn.Module):
     def __init__(self, given: int, wide: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(given, wide, 3, 2, 1, bias=False),
-            nn.BatchNorm2d(wide),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(wide, wide, 3, 1, 1),
-            nn.BatchNorm2d(wide),
-        )
+        first = nn.Conv2d(given, wide, 3, 2, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU(inplace=True)
+        self.body = nn.Sequential(*first, nn.Conv2d(wide, wide, 3, 1, 1), nn.BatchNorm2d(wide))
         self.short = nn.Conv2d(given, wide, 1, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -262,11 +262,8 @@ def add_items(frame: pandas.DataFrame) -> None:
 FRAMES: dict[str, Callable[[pandas.DataFrame], Any]] = {
     "cells": lambda frame: (frame.loc.__setitem__((0, "a"), 9), frame.iloc.__setitem__((1, 1), 7.0), add_items(frame)),
     "columns": lambda frame: (frame.__setitem__("n", 3), frame.__setitem__("a", frame["b"]), frame.pop("c")),
-    "in place": lambda frame: (
-        frame.sort_values("b", ascending=False, inplace=True),
-        frame.rename(columns={"a": "z"}, inplace=True),
-        frame.index.set_names("i", inplace=True),
-    ),
+    "in place": lambda f: (f.sort_values("b", ascending=False, inplace=True), f.index.set_names("i", inplace=True)),
+    "names in place": lambda frame: frame.rename(columns={"a": "z"}, inplace=True),
     "values": lambda frame: frame["a"].values.__setitem__(0, 9),
 }
 

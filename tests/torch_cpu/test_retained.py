@@ -51,6 +51,9 @@ class Case(NamedTuple):
 
 ONE = "it{} keeps its autograd graph"
 SEVERAL = "it: {} tensors keep their autograd graphs"
+TRAINED = "it = collections.defaultdict(list)\nfor _ in 'ab': it['train'].append(step())"
+TOTAL = "it = Run(); it.total = 0\nfor _ in 'ab': it.total += step()"
+NO_GRAD = "wrap the evaluation in with torch.no_grad():"
 STORED = {
     "a list": Case("it = [step() for _ in range(3)]", SEVERAL.format(3), "it.append(loss.item())", 3),
     "a deque": Case("it = collections.deque([step()])", ONE.format("[0]"), "it.append(loss.item())"),
@@ -63,22 +66,12 @@ STORED = {
     "a namedtuple": Case("it = Pair(step(), 3)", ONE.format("[0]"), "keep loss.item() in it"),
     "a dict": Case("it = {'a b': step()}", ONE.format('["a b"]'), 'it["a b"] = loss.item()'),
     "a dict with keys of a user's class": Case("it = {Run(): step()}", ONE.format(""), "keep loss.item() in it"),
-    "a defaultdict": Case(
-        "it = collections.defaultdict(list)\nfor _ in 'ab': it['train'].append(step())",
-        SEVERAL.format(2),
-        'it["train"].append(loss.item())',
-        2,
-    ),
+    "a defaultdict": Case(TRAINED, SEVERAL.format(2), 'it["train"].append(loss.item())', 2),
     "a result as transformers'": Case("it = Output(step())", ONE.format('["loss"]'), 'it["loss"] = loss.item()'),
     "a dataclass": Case("it = Record(step())", ONE.format(".loss"), "it.loss = loss.item()"),
     "a closure": Case("it = f(step())", ONE.format(""), "keep loss.item() in it"),
     "a total": Case("it = 0\nfor _ in 'ab': it += step()", ONE.format(""), "it += loss.item()", 2),
-    "a total in an attribute": Case(
-        "it = Run(); it.total = 0\nfor _ in 'ab': it.total += step()",
-        ONE.format(".total"),
-        "it.total += loss.item()",
-        2,
-    ),
+    "a total in an attribute": Case(TOTAL, ONE.format(".total"), "it.total += loss.item()", 2),
     "a mean": Case("it = sum(step() for _ in 'abc') / 3", ONE.format(""), "keep loss.item() in it", 3),
     "a graph with what a Function of the user's keeps": Case(
         "class Twice(torch.autograd.Function):\n"
@@ -95,12 +88,8 @@ STORED = {
         "it.append(loss.item())",
         (512 * 513 + 512) * 4 / MIB,
     ),
-    "a result of a model in eval": Case(
-        "it = model(x)", ONE.format(""), "wrap the evaluation in with torch.no_grad():"
-    ),
-    "losses of a model in eval mode": Case(
-        "it = [model(x).mean() for _ in 'ab']", SEVERAL.format(2), "wrap the evaluation in with torch.no_grad():", 2
-    ),
+    "a result of a model in eval mode": Case("it = model(x)", ONE.format(""), NO_GRAD),
+    "losses of a model in eval mode": Case("it = [model(x).mean() for _ in 'ab']", SEVERAL.format(2), NO_GRAD, 2),
 }
 NEAR_MISSES = {
     "a loss before backward": "it = step()",
