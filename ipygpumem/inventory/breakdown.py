@@ -301,7 +301,8 @@ def host_parts(
     out_of_reach = "within the container's limit, but in use by the rest of the machine"
     if figures.limit is not None and (beyond := free - figures.limit.available_bytes) > withheld:
         size, what = format_bytes(figures.limit.limit_bytes), own_limits.WHAT[figures.limit.name]
-        withheld, out_of_reach = beyond, f"{figures.limit.name} allows this process {size} of {what}: raise it (ulimit)"
+        withheld, remedy = beyond, "raise it (ulimit, or %gpumem guard off)"
+        out_of_reach = f"{figures.limit.name} allows this process {size} of {what}: {remedy}"
     left = total
     taken = []
     own = (free, figures.private_bytes, figures.shared_bytes, files, cache, figures.children_bytes or 0)

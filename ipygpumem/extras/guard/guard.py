@@ -19,11 +19,12 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from mmap import MAP_PRIVATE, mmap
 from types import FrameType
 from typing import Any, ClassVar
 
 from ipygpumem.extras.guard.headroom import Figures, Headroom
-from ipygpumem.introspect import is_instance
+from ipygpumem.introspect import is_instance, text_of
 from ipygpumem.inventory.top import select
 from ipygpumem.magics.tensors import largest
 from ipygpumem.probes.own_limits import resource
@@ -45,7 +46,7 @@ _BYTES_PER_SECOND = 4 << 30
 _GRACE_SECONDS = 1.0
 """Time that a cell has to handle its error before the next one."""
 _SPARE_BYTES = 8 * MIB
-"""Address space, which takes no RAM."""
+"""Address space, which takes no RAM. Not ``malloc``'s, which would keep larger blocks after it was freed."""
 _ROWS = 5
 _COUNTED = (
     "The guard counts memory from its allocation, even if it is never used: %gpumem guard on --touched counts only "
@@ -74,7 +75,8 @@ class MemoryGuard:
         self._context, self._most = context, most_bytes
         self._headroom = headroom = Headroom()
         self._reserve = min(max(headroom.total_bytes // 16, 32 * MIB), 512 * MIB)
-        """Memory left at which a cell is interrupted; the limit on allocations leaves half as much again."""
+        self._kept = self._reserve * 3 // 2
+        """Memory left at which a cell is interrupted, and at which an allocation is refused."""
         self._touched = touched or resource is None or headroom.now().data_bytes is None
         self._lock = threading.Lock()
         self._users: tuple[int, int] = (-1, -1) if resource is None else resource.getrlimit(resource.RLIMIT_DATA)
@@ -130,6 +132,10 @@ class MemoryGuard:
             if vars(owner).get(name) is call:  # else other code has replaced it
                 delattr(owner, name) if earlier is None else setattr(owner, name, earlier)
 
+        call.__module__, call.__qualname__ = (
+            text_of(getattr(owner, "__name__", "")),
+            name,
+        )  # for pickle: pool.map(os.system)
         setattr(owner, name, call)
         self._undo.callback(undo)
 
@@ -183,18 +189,18 @@ class MemoryGuard:
 
     def _room_in(self, figures: Figures) -> int:
         """Return the bytes that a cell that begins now may allocate."""
-        return max(self._room_left(figures), min(_LEAST_ROOM, figures.available_bytes // 4))
+        return max(self._left_in(figures, self._kept), min(_LEAST_ROOM, figures.available_bytes // 4))
 
-    def _room_left(self, figures: Figures) -> int:
-        room = figures.available_bytes - self._reserve * 3 // 2
-        return room if self._most is None else min(room, self._most - figures.private_bytes)
+    def _left_in(self, figures: Figures, reserve: int = 0) -> int:
+        left = figures.available_bytes - reserve
+        return left if self._most is None else max(0, min(left, self._most - figures.private_bytes))
 
     def _renew(self, figures: Figures) -> None:
         """Limit the process to the memory left now."""
         if figures.data_bytes is None:
             return
         with self._lock:
-            self._wanted = max(figures.data_bytes + self._room_left(figures), self._floor)
+            self._wanted = max(figures.data_bytes + self._left_in(figures, self._kept), self._floor)
             if self._cell is not None and not self._is_failing and not self._starting:
                 self._set(self._wanted)
 
@@ -223,14 +229,15 @@ class MemoryGuard:
         """Guard the cell."""
         if cell.nested or (self._cell is not None and not self._cell.over) or self not in self._in_force:
             return
-        if self._spare is None:
-            small = [bytes(size) for size in range(1, 480, 16) for _ in range(100)]
-            self._spare = [*small, *map(float, range(100)), *(object() for _ in range(100)), bytearray(_SPARE_BYTES)]
+        if self._spare is None and not self._touched:
+            small: list[object] = [bytes(size) for size in range(1, 480, 16) for _ in range(100)]
+            small += [*map(float, range(100)), *(object() for _ in range(100))]
+            self._spare = small, mmap(-1, _SPARE_BYTES, flags=MAP_PRIVATE)
         figures = self._headroom.now()
         left = figures.available_bytes
         room = min(_LEAST_ROOM, left // 4)
         self._floor, self._least = (figures.data_bytes or 0) + room, min(self._reserve, left // 2)
-        more = 0 if self._touched else self._reserve // 2  # allocations reach their limit first
+        more = 0 if self._touched else _LEAST_ROOM // 2  # allocations should reach their limit first
         self._most_private = max((self._most or 0) + more, figures.private_bytes + room)
         self._room = min(self._reserve, (left - room) // 2)
         self._cell, self._is_failing, self._refused = cell, False, ""
@@ -254,7 +261,7 @@ class MemoryGuard:
             pause = min(left / _BYTES_PER_SECOND, _LONG_TICK_SECONDS)
             self._sleeps = cell is None and pause < _IDLE_SECONDS
             if cell is not None and left <= 0:
-                self._strike(cell, figures.available_bytes)
+                self._strike(cell, self._left_in(figures))
                 pause = _GRACE_SECONDS
             return None if self._sleeps else max(pause, least)
         except MemoryError:  # the limit is reached in this thread, too
@@ -283,7 +290,9 @@ class MemoryGuard:
         with self._lock:
             if cell is not None and cell.thread == threading.get_ident():
                 self._is_failing, self._struck = True, False
-            self._set(self._wanted + self._room)
+                self._set(self._wanted + self._room)
+            elif not self._is_failing:
+                self._set(self._wanted + self._room // 4)  # other threads may use it up
 
     @contextlib.contextmanager
     def _failing(self, options: dict[str, Any]) -> Iterator[None]:
