@@ -27,7 +27,7 @@ BUDGET = {
     "extras/tracker": 201,
     "extras/trainers": 266,
     "fitting": 948,
-    "heap": 4287,
+    "heap": 4293,
     "introspect": 207,
     "inventory": 2659,
     "magics": 1327,

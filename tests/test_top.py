@@ -47,6 +47,9 @@ def test_shared_memory_is_freed_by_its_remedy_after_arrays_on_it() -> None:
     rows = take(**names)
     assert rows["segment"].remedy == "del array; segment.close(); segment.unlink()"
     assert rows["box"].remedy == "close() and unlink() its shared memory, then del box"
+    unlinked = SharedMemory(create=True, size=MIB)
+    unlinked.unlink()
+    assert take(unlinked=unlinked)["unlinked"].remedy == "del unlinked"
     left, inside = names["segment"].name, names["box"][0]
     exec(f"{rows['segment'].remedy}; box[0].close(); box[0].unlink()", names)
     for name in (left, inside.name):

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter, methodcaller
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -38,6 +39,7 @@ from ipygpumem.introspect import (
     text_of,
     type_name,
 )
+from ipygpumem.probes.outside import MOUNT
 
 
 class Piece(NamedTuple):
@@ -174,7 +176,11 @@ def _shared_memory(segment: Any) -> Iterator[object]:
 
 def is_segment(item: object) -> bool:
     """Return True for shared memory that this process has created: it outlives its object until it is unlinked."""
-    return is_of_library(item, *_SEGMENT) and bool((instance_dict(item) or {}).get("_flags", 0) & os.O_CREAT)
+    if not is_of_library(item, *_SEGMENT):
+        return False
+    flags, name = map((instance_dict(item) or {}).get, ("_flags", "_name"))
+    is_linked = sys.platform != "linux" or Path(MOUNT, text_of(name).lstrip("/")).exists()
+    return type(flags) is int and flags & os.O_CREAT > 0 and is_linked
 
 
 def segments(items: Sequence[object]) -> list[object]:

@@ -20,7 +20,7 @@ from ipygpumem.probes.host import PAGE_BYTES, rss_bytes
 from ipygpumem.records import Reading
 from ipygpumem.units import KIB, MIB
 
-_MOUNT = "/dev/shm"  # noqa: S108  # nothing is written there
+MOUNT = "/dev/shm"  # noqa: S108  # nothing is written there
 _BLOCK_BYTES = 512
 """Unit of ``st_blocks``; see inode(7)."""
 _PSS = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
@@ -147,7 +147,7 @@ class OutsideProbe(Probe):
 
 def _open_mount() -> tuple[int | None, int]:
     try:
-        mount = os.open(_MOUNT, os.O_RDONLY)
+        mount = os.open(MOUNT, os.O_RDONLY)
         os.fstatvfs(mount)
     except (OSError, AttributeError):  # not Linux
         return None, 0
