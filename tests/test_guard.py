@@ -10,8 +10,11 @@ import psutil
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from ipygpumem.extras.guard.headroom import Headroom
+from ipygpumem.extras.guard.guard import MemoryGuard
+from ipygpumem.extras.guard.headroom import Figures, Headroom
 from ipygpumem.probes.host import PAGE_BYTES
+from ipygpumem.shell.app import app_of
+from ipygpumem.shell.cell import Cell
 from tests.control_group import limited_group, move, v1_system, v2_system
 from tests.kernel import Kernel
 from tests.steps import exist, fails, ok, plain, run, tidied_kernel, works
@@ -167,6 +170,21 @@ def test_a_wait_for_threads_ends_and_the_users_threads_get_their_error(notebook:
     reply = fails(notebook, f"{waits}thread = threading.Thread(target=work); thread.start(); threading.Event().wait()")
     assert reply.error == "MemoryGuardError"
     works(notebook, "thread.join(); parts.clear()")
+
+
+def test_a_cell_that_begins_during_a_look_is_watched(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded.run_line_magic("gpumem", "guard on --touched --limit 64MiB")
+    (guard,) = MemoryGuard._in_force
+    app_of(loaded).context.meter.worker.remove(guard._tick)
+    monkeypatch.setattr(guard, "_strike", lambda cell, left: None)
+    figures = guard._headroom.now()
+
+    def look() -> Figures:
+        guard._cell = Cell(None, nested=False, thread=0)
+        return figures
+
+    monkeypatch.setattr(guard._headroom, "now", look)
+    assert guard._tick() is not None
 
 
 def test_a_cell_that_awaits_does_not_end_the_kernel(notebook: Kernel) -> None:

@@ -37,7 +37,7 @@ from ipygpumem.units import MIB, format_bytes
 
 _LEAST_ROOM = 32 * MIB
 """Bytes that a cell may allocate, however little is left: ``del`` must work. At most a quarter of the memory left."""
-_TICK_SECONDS, _TOUCHED_TICK_SECONDS, _LONG_TICK_SECONDS = 0.04, 0.01, 1.0
+_TICK_SECONDS, _TOUCHED_TICK_SECONDS, _LONG_TICK_SECONDS = 0.05, 0.01, 1.0
 """Shortest time between two looks, the same without a limit on allocations, and the longest."""
 _IDLE_SECONDS = 0.1
 """Shortest time between two looks between cells; with less time the next cell wakes the thread."""
@@ -74,6 +74,7 @@ class MemoryGuard:
     def __init__(self, context: ShellContext, most_bytes: int | None, *, touched: bool) -> None:
         self._context, self._most = context, most_bytes
         self._headroom = headroom = Headroom()
+        self._whose = headroom.name if most_bytes is None else f"the limit of {format_bytes(most_bytes)}"
         self._reserve = min(max(headroom.total_bytes // 16, 32 * MIB), 512 * MIB)
         self._kept = self._reserve * 3 // 2
         """Memory left at which a cell is interrupted, and at which an allocation is refused."""
@@ -132,10 +133,7 @@ class MemoryGuard:
             if vars(owner).get(name) is call:  # else other code has replaced it
                 delattr(owner, name) if earlier is None else setattr(owner, name, earlier)
 
-        call.__module__, call.__qualname__ = (
-            text_of(getattr(owner, "__name__", "")),
-            name,
-        )  # for pickle: pool.map(os.system)
+        call.__module__, call.__qualname__ = text_of(vars(owner).get("__name__")), name  # pickle finds os.system by it
         setattr(owner, name, call)
         self._undo.callback(undo)
 
@@ -163,15 +161,13 @@ class MemoryGuard:
     @property
     def state(self) -> str:
         """The memory left, and how it is guarded."""
-        figures = self._headroom.now()
-        room = format_bytes(self._room_in(figures))
+        room = format_bytes(self._room_in(self._headroom.now()))
         how = "allocations are limited (RLIMIT_DATA), and memory in use is watched"
         if self._touched:
             how = "only memory in use is watched"
         elif self._limit_is_users():
             how = "only memory in use is watched: other code has set RLIMIT_DATA, which is kept"
-        most = f" of the limit of {format_bytes(self._most)}" if self._most is not None else ""
-        return f"the guard is on: a cell can use {room}{most or f' of {self._headroom.name}'} · {how}"
+        return f"the guard is on: a cell can use {room} of {self._whose} · {how}"
 
     # -- the limit ------------------------------------------------------------------------------------------------
 
@@ -263,7 +259,7 @@ class MemoryGuard:
             if cell is not None and left <= 0:
                 self._strike(cell, self._left_in(figures))
                 pause = _GRACE_SECONDS
-            return None if self._sleeps else max(pause, least)
+            return None if self._sleeps and self._cell is None else max(pause, least)  # a cell may have begun
         except MemoryError:  # the limit is reached in this thread, too
             return least
         except Exception as error:
@@ -317,10 +313,9 @@ class MemoryGuard:
         if failure.kind != "oom" and not is_plain:
             return ""
         _cut(error)
-        whose = self._headroom.name if self._most is None else f"the limit of {format_bytes(self._most)}"
         figures = self._headroom.now()
         if any(is_instance(item, MemoryGuardError) for item in tracebacks.chain(error)):
-            return f"stopped the cell: only {format_bytes(self._left)} of {whose} were left"
+            return f"stopped the cell: only {format_bytes(self._left)} of {self._whose} were left"
         on_host = failure.error.endswith("MemoryError") and failure.error != "OutOfMemoryError"  # that of a device
         on_host |= is_plain or any(text in failure.message for text in _NATIVE)
         if self._touched or self._limit_is_users() or figures.data_bytes is None or not on_host:
@@ -333,7 +328,7 @@ class MemoryGuard:
         perhaps = "perhaps " * (asked is None and left > self._reserve)
         unused = figures.data_bytes - figures.private_bytes > 4 * self._reserve or (asked or 0) > 2 * _LEAST_ROOM
         remark = f". {_COUNTED}" if perhaps or is_plain or unused else ""
-        return f"{perhaps}refused {what}: {format_bytes(max(0, left))} of {whose} were left for this cell{remark}"
+        return f"{perhaps}refused {what}: {format_bytes(max(0, left))} of {self._whose} were left for this cell{remark}"
 
     def _code_ended(self) -> list[Report]:
         """Restore the user's limit: our own work, and callbacks between cells, have none."""
