@@ -15,7 +15,7 @@ BUDGET = {
     "__init__": 80,
     "api": 919,
     "errors": 96,
-    "estimating": 4155,
+    "estimating": 4134,
     "extras/__init__": 1,
     "extras/cluster": 721,
     "extras/expectations": 121,

@@ -86,12 +86,10 @@ _NOT = frozenset({"logical_not", "bitwise_not"})
 _AND = frozenset({"logical_and", "bitwise_and", "mul"})
 _OR = frozenset({"logical_or", "bitwise_or"})
 _COMPARED = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
-_SAME = frozenset(
-    [
-        *("alias", "detach", "clone", "_to_copy", "view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "expand"),
-        *("all", "any", "_is_all_true", "_is_any_true", "select", "slice", "permute", "transpose", "t"),
-        *("max", "min", "amax", "amin", "prod"),
-    ]
+_SAME = (
+    *("alias", "detach", "clone", "_to_copy", "view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "expand"),
+    *("all", "any", "_is_all_true", "_is_any_true", "select", "slice", "permute", "transpose", "t"),
+    *("max", "min", "amax", "amin", "prod"),
 )
 """Operators whose results have the values of their arguments."""
 _COUNTS = frozenset({"sum", "count_nonzero"})
@@ -303,12 +301,10 @@ _DEVICE = torch.ops.prim.device.default
 _CONVOLUTIONS = frozenset([_ATEN.convolution.default, _ATEN.convolution_backward.default])
 _ADD, _INDEX, _SELECT = _ATEN.add.Tensor, _ATEN.index.Tensor, _ATEN.masked_select.default
 _LOSS_IN_PLACE = (_ATEN.mul.Tensor, _ATEN.sub.Tensor)
-_IN_PLACE = frozenset(
-    {
-        *(_ADD, _ATEN.scatter.src, _ATEN.scatter.value, _ATEN.scatter_add.default, _ATEN.index_add.default),
-        *(_ATEN.index_put.default, _ATEN.index_fill.int_Scalar, _ATEN.index_fill.int_Tensor),
-        *(_ATEN.masked_fill.Scalar, _ATEN.put.default, *_LOSS_IN_PLACE),
-    }
+_IN_PLACE = (
+    *(_ADD, _ATEN.scatter.src, _ATEN.scatter.value, _ATEN.scatter_add.default, _ATEN.index_add.default),
+    *(_ATEN.index_put.default, _ATEN.index_fill.int_Scalar, _ATEN.index_fill.int_Tensor),
+    *(_ATEN.masked_fill.Scalar, _ATEN.put.default, *_LOSS_IN_PLACE),
 )
 """Operators that autograd calls in place if nothing else references the tensor."""
 _CONSTANTS = (_ATEN.lift_fresh.default, _ATEN.lift.default)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import user_line
@@ -16,13 +17,6 @@ from ipygpumem.probes.accelerators import current_device, parse_device
 
 UNKNOWN = "this code cannot be estimated, because it needs the values of tensors"
 _TO_NUMPY = (torch.Tensor.numpy, torch.Tensor.__array__)
-_FACTORIES = frozenset(
-    {
-        *(torch.arange, torch.empty, torch.empty_strided, torch.eye, torch.full, torch.linspace, torch.ones),
-        *(torch.rand, torch.randint, torch.randn, torch.randperm, torch.tensor, torch.zeros, torch.as_tensor),
-        torch.logspace,
-    }
-)
 _RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
 
 
@@ -112,7 +106,7 @@ class Devices(TorchFunctionMode):
             args = (args[0], self.place_for(args[1]), *args[2:])
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": self.place_for(kwargs["device"])}
-        elif self.label is not None and func in _FACTORIES and not self.on_cpu:
+        elif self.label is not None and func in _device_constructors() and not self.on_cpu:
             kwargs = {**kwargs, "device": self._target}
         return func(*args, **kwargs)
 

@@ -22,30 +22,23 @@ from ipygpumem.introspect import (
     type_name,
 )
 
-_CALLS = frozenset(
-    [
-        *("Popen", "add_scalar", "add_image", "add_histogram", "input", "open", "print", "savefig", "system"),
-        *("load", "read_bytes", "read_csv", "read_parquet", "read_text", "write", "write_bytes", "write_text"),
-        *("to_csv", "to_excel", "to_feather", "to_hdf", "to_parquet", "to_pickle", "to_sql", "tofile", "writelines"),
-        *("dump", "save", "save_model", "save_pretrained", "savetxt", "savez", "savez_compressed", "push_to_hub"),
-        *("imsave", "imwrite", "makedirs", "mkdir", "mkdtemp", "mkstemp", "rmdir", "rmtree", "touch", "unlink"),
-        *("urlopen", "urlretrieve", "copyfile", "copytree", "NamedTemporaryFile", "SummaryWriter"),
-        *("TemporaryDirectory", "Process", "Pool", "ProcessPoolExecutor", "init_process_group"),
-    ]
+_CALLS = (
+    *("Popen", "add_scalar", "add_image", "add_histogram", "input", "open", "print", "savefig", "system"),
+    *("load", "read_bytes", "read_csv", "read_parquet", "read_text", "write", "write_bytes", "write_text"),
+    *("to_csv", "to_excel", "to_feather", "to_hdf", "to_parquet", "to_pickle", "to_sql", "tofile", "writelines"),
+    *("dump", "save", "save_model", "save_pretrained", "savetxt", "savez", "savez_compressed", "push_to_hub"),
+    *("imsave", "imwrite", "makedirs", "mkdir", "mkdtemp", "mkstemp", "rmdir", "rmtree", "touch", "unlink"),
+    *("urlopen", "urlretrieve", "copyfile", "copytree", "NamedTemporaryFile", "SummaryWriter"),
+    *("TemporaryDirectory", "Process", "Pool", "ProcessPoolExecutor", "init_process_group"),
 )
 """Names of functions and methods with effects outside the estimate, in any module."""
-_MODULES = frozenset(
-    [*("multiprocessing", "requests", "shutil", "socket", "sqlite3", "subprocess", "wandb", "mlflow", "urllib")]
-)
+_MODULES = ("multiprocessing", "requests", "shutil", "socket", "sqlite3", "subprocess", "wandb", "mlflow", "urllib")
 """Modules of which any function has such effects."""
-_OF_OS = frozenset(
-    [
-        *("_exit", "abort", "chmod", "fork", "kill", "link", "makedirs", "mkdir", "popen", "putenv", "remove"),
-        *("removedirs", "rename", "renames", "replace", "rmdir", "startfile", "symlink", "system", "truncate"),
-        *("unlink", "write"),
-    ]
+_OF_OS = (
+    *("_exit", "abort", "chmod", "fork", "kill", "link", "popen", "putenv", "remove", "removedirs", "rename"),
+    *("renames", "replace", "startfile", "symlink", "truncate"),
 )
-
+"""The same of the module ``os`` alone: other modules and objects have harmless functions of these names."""
 
 WAITS = "other threads do not see what the estimated code puts into a queue, so these calls may never return"
 
@@ -62,10 +55,8 @@ def effects_of(
     waiting: set[str] = set()
     for names, value, module, owner in _named_by(code, namespaces):
         top = module.partition(".")[0] or (names[0] if len(names) > 1 else "")
-        if top in ("os", "posix", "nt"):
-            reaches_out = names[-1] in _OF_OS
-        else:
-            reaches_out = names[-1] in _CALLS or (top in _MODULES and len(names) > 1)
+        is_of_os = top in ("os", "posix", "nt") and names[-1] in _OF_OS
+        reaches_out = is_of_os or names[-1] in _CALLS or (top in _MODULES and len(names) > 1)
         if reaches_out and (top, names[-1]) != ("torch", "save"):  # torch.save is replaced
             calls.add(".".join(names))
         if _is_consumed(value):

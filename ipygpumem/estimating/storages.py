@@ -156,13 +156,11 @@ def _storages_of(tensor: Any) -> list[Any]:
 
 # -- memory that operators allocate next to their results -------------------------------------------------------------
 
-_MULTIPLY = frozenset(
-    [
-        *("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul"),
-        *("_addmm_activation", "_scaled_mm", "_int_mm", "_transformer_encoder_layer_fwd"),
-        *("_native_multi_head_attention", "_linalg_solve_ex", "linalg_solve_triangular", "linalg_inv_ex"),
-        *("_euclidean_dist", "_trilinear", "affine_grid_generator"),
-    ]
+_MULTIPLY = (
+    *("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul"),
+    *("_addmm_activation", "_scaled_mm", "_int_mm", "_transformer_encoder_layer_fwd"),
+    *("_native_multi_head_attention", "_linalg_solve_ex", "linalg_solve_triangular", "linalg_inv_ex"),
+    *("_euclidean_dist", "_trilinear", "affine_grid_generator"),
 )
 _BIASES = {"addmm": 0, "_addmm_activation": 0, "linear": 2}
 """Operators that may add a vector, and its number among the arguments."""
