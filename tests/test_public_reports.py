@@ -127,3 +127,14 @@ def test_large_variables_cost_a_cell_nothing(notebook: Kernel) -> None:
     assert " many " in report(notebook, "%gpumem top")
     assert notebook.value("len(measured) > 0, touched") == (True, [])
     works(notebook, "Sizes._begin = real")
+
+
+def test_the_vocabulary_that_grows_with_each_document_is_named(notebook: Kernel) -> None:
+    """spaCy#3618: ``nlp.pipe`` grew the process for hours, with no document kept."""
+    if find_spec("spacy") is None:
+        pytest.skip("spaCy is not installed")
+    works(notebook, "import ipygpumem, spacy\nnlp = spacy.blank('en'); list(nlp.pipe(['a text']));")
+    part = "{p.name: p.size_bytes for row in ipygpumem.top('nlp').names for p in row.parts}['.vocab']"
+    before = notebook.value(part)
+    works(notebook, "for document in nlp.pipe(f'test document {n}' for n in range(20_000)): pass\ndel document")
+    assert notebook.value(part) > before + 4 * MIB

@@ -109,7 +109,9 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
             seen |= reached
             held_parts.append(HeldPart(holder, len(keys), _measure(sizes, closure, keys, reached)))
         own = closure.objects.keys() - seen
-        freed = _measure(sizes, closure, {id(holding[0])}, own) if closure.complete else {}
+        freed = size.device_bytes if closure.complete else {}
+        if freed and (seen or closure.tensors()):  # something else holds some of it
+            freed = _measure(sizes, closure, {id(holding[0])}, own)
         sizes.drop()
     total = sum((Counter(part.device_bytes) for part in held_parts), Counter(freed))
     return Ownership(
