@@ -27,7 +27,7 @@ BUDGET = {
     "extras/tracker": 201,
     "extras/trainers": 266,
     "fitting": 948,
-    "heap": 4293,
+    "heap": 4303,
     "introspect": 207,
     "inventory": 2659,
     "magics": 1327,
@@ -37,7 +37,7 @@ BUDGET = {
     "records": 485,
     "report": 1951,
     "scope": 761,
-    "shell": 3702,
+    "shell": 3710,
     "units": 140,
 }
 """Maximum number of lines of each room. A number goes up only in a commit that says for which users."""

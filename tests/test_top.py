@@ -44,6 +44,8 @@ def test_shared_memory_is_freed_by_its_remedy_after_arrays_on_it() -> None:
     numpy: Any = pytest.importorskip("numpy")
     names: dict[str, Any] = {"segment": SharedMemory(create=True, size=MIB)}
     names |= {"array": numpy.ndarray(MIB, "u1", names["segment"].buf), "box": [SharedMemory(create=True, size=MIB)]}
+    for segment in (names["segment"], names["box"][0]):
+        segment.buf[:] = bytes(MIB)
     rows = take(**names)
     assert rows["segment"].remedy == "del array; segment.close(); segment.unlink()"
     assert rows["box"].remedy == "close() and unlink() its shared memory, then del box"

@@ -39,7 +39,7 @@ from ipygpumem.introspect import (
     text_of,
     type_name,
 )
-from ipygpumem.probes.outside import MOUNT
+from ipygpumem.probes.outside import BLOCK_BYTES, MOUNT
 
 
 class Piece(NamedTuple):
@@ -178,9 +178,19 @@ def is_segment(item: object) -> bool:
     """Return True for shared memory that this process has created: it outlives its object until it is unlinked."""
     if not is_of_library(item, *_SEGMENT):
         return False
-    flags, name = map((instance_dict(item) or {}).get, ("_flags", "_name"))
-    is_linked = sys.platform != "linux" or Path(MOUNT, text_of(name).lstrip("/")).exists()
-    return type(flags) is int and flags & os.O_CREAT > 0 and is_linked
+    flags = (instance_dict(item) or {}).get("_flags")
+    return type(flags) is int and flags & os.O_CREAT > 0 and linked_bytes(segment_name(item)) != 0
+
+
+def segment_name(segment: object) -> str:
+    """Return the name of shared memory."""
+    return text_of((instance_dict(segment) or {}).get("_name")).lstrip("/")
+
+
+def linked_bytes(segment: str) -> int | None:
+    """Return the bytes of shared memory that has not been unlinked; None where the system does not show them."""
+    file = Path(MOUNT, segment)
+    return None if sys.platform != "linux" else file.stat().st_blocks * BLOCK_BYTES if file.exists() else 0
 
 
 def segments(items: Sequence[object]) -> list[object]:

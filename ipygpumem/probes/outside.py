@@ -21,7 +21,7 @@ from ipygpumem.records import Reading
 from ipygpumem.units import KIB, MIB
 
 MOUNT = "/dev/shm"  # noqa: S108  # nothing is written there
-_BLOCK_BYTES = 512
+BLOCK_BYTES = 512
 """Unit of ``st_blocks``; see inode(7)."""
 _PSS = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
 _LOOK = os.WEXITED | os.WNOHANG | os.WNOWAIT if hasattr(os, "waitid") else 0
@@ -97,7 +97,7 @@ class OutsideProbe(Probe):
                 found = os.fstat(int(entry.name))
                 if stat.S_ISREG(found.st_mode) and found.st_dev in (self._device, self._memfds):
                     kind = files if found.st_dev == self._device else memfds
-                    kind[found.st_ino] = found.st_blocks * _BLOCK_BYTES
+                    kind[found.st_ino] = found.st_blocks * BLOCK_BYTES
         in_files, in_memfds = sum(files.values()), sum(memfds.values())
         rest = used - in_files
         if rest > 0:  # other processes', or mapped ones whose file is closed
@@ -120,7 +120,7 @@ class OutsideProbe(Probe):
             with contextlib.suppress(OSError):
                 found = name.stat()
                 if (found.st_dev, found.st_ino) == (self._device, inode):
-                    sizes[inode] = found.st_blocks * _BLOCK_BYTES
+                    sizes[inode] = found.st_blocks * BLOCK_BYTES
         return sizes
 
     # -- child processes ------------------------------------------------------------------------------------------

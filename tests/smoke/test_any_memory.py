@@ -48,6 +48,12 @@ def test_shared_memory_is_freed_by_the_advice_of_each_report(notebook: Kernel) -
     assert advice in works(notebook, "del view\n%gpumem why segments").reports("why")[0]
     works(notebook, f"name = segments[0].name; {advice}")
     fails(notebook, "SharedMemory(name)", "FileNotFoundError")
+    make = "lost = SharedMemory(create=True, size=9 << 20); lost.buf[:] = bytes(9 << 20); name = lost.name"
+    (text,) = works(notebook, f"%%experiment y --keep name\n{make}").reports("experiment")
+    found = re.search(r"9 MiB of shared memory stay until you unlink them: (\S+)", text)
+    assert found is not None, text
+    works(notebook, found[1])
+    fails(notebook, "SharedMemory(name)", "FileNotFoundError")
 
 
 OLD = """
