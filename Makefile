@@ -4,7 +4,7 @@
 # make verify      run everything else as well: browsers, all torture modes, all versions, the whole GPU suite
 #
 # What `make verify` consists of, besides `make test` and `make check`:
-# make thorough    the tests that take long: tutorials, converted notebooks
+# make thorough    the tests that take long: tutorials, converted notebooks, all cases where `make test` has some
 # make frontends   the tests in JupyterLab and Notebook 7; PICTURES=docs/img takes the pictures
 # make torture     all ways in which notebooks leak, with and without the extension; writes docs/leaks.md
 # make smoke-without-posix  tests/smoke in kernels that lack what Python lacks on Windows (tests/without_posix)

@@ -485,6 +485,7 @@ def train(**options):
 """
 
 
+@pytest.mark.thorough
 def test_a_trainer_that_saves_its_model_is_refused_with_the_way_out(bare_kernel: Kernel, tmp_path: Path) -> None:
     works(bare_kernel, SAVING_TRAINER)
     reply = bare_kernel.run(f"ipygpumem.estimate(train, output_dir={str(tmp_path)!r})")

@@ -69,6 +69,14 @@ def of_case(code):
 """
 
 
+def test_deleting_a_name_frees_what_nothing_else_holds(notebook: Kernel) -> None:
+    works(notebook, RUN)
+    codes = [code for code, *_ in CASES]
+    found = dict(zip(codes, notebook.value(f"[of_case(code) for code in {codes}]"), strict=True))
+    works(notebook, "gc.unfreeze()")
+    assert found == {code: [freed, size, size - freed] for code, freed, size in CASES}
+
+
 def test_what_it_says_comes_true(notebook: Kernel) -> None:
     works(notebook, "def step(m, o):\n    m(torch.ones(8, 1024)).sum().backward(); o.step()")
     works(
@@ -123,11 +131,3 @@ def test_no_code_of_an_object_runs() -> None:
     with hostile.untouched():
         found = ipygpumem.why(item)
     assert round(found.freed_bytes["cpu"] / MIB) == 1
-
-
-def test_deleting_a_name_frees_what_nothing_else_holds(notebook: Kernel) -> None:
-    works(notebook, RUN)
-    codes = [code for code, *_ in CASES]
-    found = dict(zip(codes, notebook.value(f"[of_case(code) for code in {codes}]"), strict=True))
-    works(notebook, "gc.unfreeze()")
-    assert found == {code: [freed, size, size - freed] for code, freed, size in CASES}
