@@ -154,9 +154,8 @@ def reports_of_stretches(
     """What is told of stretches of code, of what came and went in them, and of what would or did save memory."""
     passed = [TraceRecord(word, 1.0, 0.1, word, (RAM, usage), number) for number in (None, 1, 2)]
     changed = InventoryDiff((tensor,) * 3, (tensor,) * 3, word, word)
-    tracked = TrackerRecord(
-        (tensor,), (tensor,), word, word, 2, 0.0, word, 1, 1, word, {word: 1}, (RAM, usage), (word,)
-    )
+    one = (tensor,)
+    tracked = TrackerRecord(one, one, word, word, 2, 0.0, word, 1, 1, word, {word: 1}, (RAM, usage), (word,))
     return [
         content.trace_report(passed[0], word),
         history.traces_report(passed, total=4),

@@ -228,16 +228,16 @@ def test_another_error_stops_at_once_and_keeps_its_frames(meter: Meter) -> None:
     assert caught.traceback[-1].frame.f_locals["n"] == 4
 
 
+LEAST = ": it needs at least"
+
+
 @pytest.mark.parametrize(
     ("message", "what"),
     [
-        (
-            "can't allocate memory: you tried to allocate 500 bytes",
-            ": it needs at least 1.2 KiB of RAM, which has 1000 B",
-        ),
+        ("can't allocate memory: you tried to allocate 500 bytes", f"{LEAST} 1.2 KiB of RAM, which has 1000 B"),
         ("not enough memory: you tried", ""),  # its size is unknown
         # A device on which nothing lies: that is not said of RAM.
-        ("CUDA out of memory. Tried to allocate 4.00 TiB. GPU 1 has", ": it needs at least 4.00 TiB of cuda:1"),
+        ("CUDA out of memory. Tried to allocate 4.00 TiB. GPU 1 has", f"{LEAST} 4.00 TiB of cuda:1"),
         ("CUDA error: out of memory", " on cuda:0"),
     ],
 )

@@ -147,7 +147,7 @@ def test_only_force_replaces_a_file_of_another_program(tmp_path: Path, suffix: s
     assert names(tmp_path) == sorted([path.name, f"y{other}"])
 
 
-def test_links_and_long_names_work_and_a_new_file_has_the_umasks_mode(
+def test_links_and_long_names_work_and_files_have_the_umasks_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -317,9 +317,7 @@ def test_a_script_exports_its_traces_without_ipython(tmp_path: Path) -> None:
     assert ([trace.label for trace in session.traces], session.host) == (["x"], socket.gethostname())
 
 
-def test_export_writes_finished_cells(
-    loaded: InteractiveShell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_export_writes_done_cells(loaded: InteractiveShell, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loaded.run_cell("%%experiment one --note lr=1e-3\nx = 1")
     loaded.run_cell(f"%gpumem export '{tmp_path}/my session.json'")
     assert "wrote 1 cell and 1 experiment to" in capsys.readouterr().out
@@ -350,7 +348,7 @@ def test_every_cell_and_experiment_comes_once_in_the_order_in_which_they_finish(
     assert [record for record in records if type(record) is CellRecord] == list(ipygpumem.history())[:-1]
 
 
-def test_a_failing_one_is_dropped_an_interrupted_one_is_not(
+def test_a_failing_one_is_dropped_an_interrupted_not(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records: list[Any] = []

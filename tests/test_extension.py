@@ -156,7 +156,7 @@ BAD_OPTIONS: tuple[tuple[str, Any, str], ...] = (
 )
 
 
-def test_bad_options_in_a_file_get_their_defaults_and_a_line(
+def test_bad_options_in_a_file_get_defaults_and_line(
     shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = {name: value for name, value, _ in BAD_OPTIONS}
@@ -168,9 +168,7 @@ def test_bad_options_in_a_file_get_their_defaults_and_a_line(
     assert (config.release_frames, config.min_held_bytes, config.report) == ("oom+interrupt", 2**20, False)
 
 
-def test_the_extension_reloads_after_a_refused_value(
-    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_reloads_after_a_refused_value(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
     loaded.run_line_magic("config", "IPyGpuMem.release_frames = 'nonsense'")
     loaded.run_line_magic("config", "IPyGpuMem.report = False")
     capsys.readouterr()

@@ -282,7 +282,7 @@ TRIGGERS += ("class Strikes:\n    def __del__(self): raise KeyboardInterrupt\nit
 
 
 @pytest.mark.parametrize("trigger", [*TRIGGERS, "%experiment start e\ninner = 1"])
-def test_a_cells_experiment_ends_with_its_cell(
+def test_an_experiment_ends_with_its_cell(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, trigger: str
 ) -> None:
     monkeypatch.setattr(time, "perf_counter", time.perf_counter)  # put back when the test ends
@@ -361,9 +361,7 @@ def test_code_of_an_unseen_cell_runs_without_a_scope(
     assert "it runs without this scope" in text
 
 
-def test_code_that_could_not_be_read_may_bind_any_name(
-    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_that_was_not_read_may_bind_any_name(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the look at the code nor the note that it has failed could be made."""
     shell.run_cell("%load_ext ipygpumem\nold = 1")
     cells = app_of(shell).context.cells

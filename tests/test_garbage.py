@@ -145,9 +145,7 @@ def without_generations() -> list[object]:
 
 
 @pytest.mark.parametrize("lists", [everything, without_generations])
-def test_without_generations_there_is_no_young_one(
-    lists: Callable[..., list[object]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_generations_none_is_young(lists: Callable[..., list[object]], monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Incremental()
     fake.get_objects = lists  # type: ignore[method-assign]  # free-threaded CPython, PyPy
     monkeypatch.setattr(garbage, "gc", fake)

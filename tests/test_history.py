@@ -92,9 +92,7 @@ def shown(shell: InteractiveShell, capsys: pytest.CaptureFixture[str], line: str
     return capsys.readouterr().out
 
 
-def test_history_lists_last_cells_or_an_experiments(
-    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_history_lists_last_or_an_experiments(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
     loaded.run_cell("first = 1")
     loaded.run_cell("%experiment start outer")
     loaded.run_cell("%%experiment inner\nsecond = 2")

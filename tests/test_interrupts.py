@@ -104,7 +104,7 @@ def test_an_experiment_whose_start_is_interrupted_is_not_open(app: App, cuda: Kn
 
 
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.thorough)])
-def test_an_interrupted_end_is_finished_by_another(
+def test_an_interrupted_end_can_be_finished(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
@@ -213,9 +213,7 @@ class StruckAndRaises:
 
 
 @pytest.mark.parametrize("kind", [Raises, Throws, StruckAndRaises])
-def test_a_callbacks_own_keyboard_interrupt_is_no_ctrl_c(
-    monkeypatch: pytest.MonkeyPatch, kind: Callable[[], object]
-) -> None:
+def test_a_callbacks_own_interrupt_is_no_ctrl_c(monkeypatch: pytest.MonkeyPatch, kind: Callable[[], object]) -> None:
     """CPython prints it, as it does without us: a cell that is about to run must not be stopped by it."""
     told: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", told.append)

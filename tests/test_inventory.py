@@ -105,9 +105,7 @@ def test_a_cycle_ends_and_a_huge_tree_is_cut_off(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("make", [lambda i: [i], lambda i: {"a": i, "b": []}, lambda i: (i, [str(i)])])
-def test_objects_without_arrays_are_examined_in_bulk(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[[int], object]
-) -> None:
+def test_plain_objects_are_examined_in_bulk(monkeypatch: pytest.MonkeyPatch, make: Callable[[int], object]) -> None:
     monkeypatch.setattr("ipygpumem.heap.walk.MOST_OBJECTS", 3 * CHUNK)
     items = [make(i) for i in range(4 * CHUNK)]
     box = [numpy.ones(3)]

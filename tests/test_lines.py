@@ -233,9 +233,8 @@ def test_kept_and_peak_are_each_runs_own_whatever_the_runs_before_it_left() -> N
 def test_names_that_a_statement_binds_are_gone_and_functions_in_it_see_them() -> None:
     seen: list[int] = []
     names = {"x": 1, "seen": seen}
-    costs_of(
-        "x += 1; y = x; seen.append((lambda: [y for _ in '1'])()[0])", "seen.append(9)", probe=FakeProbe(), **names
-    )
+    code = "x += 1; y = x; seen.append((lambda: [y for _ in '1'])()[0])"
+    costs_of(code, "seen.append(9)", probe=FakeProbe(), **names)
     assert seen == [2, 9] * 4  # in turns, once to warm up
     assert names["x"] == 1
 

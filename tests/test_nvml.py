@@ -111,9 +111,7 @@ def test_devices_are_matched_by_uuid_or_have_a_reason(driver: FakeNvml, monkeypa
 
 
 @pytest.mark.parametrize("error", [NVMLError("Not Supported"), NVMLLibraryMismatchError("another version")], ids=str)
-def test_without_a_list_of_processes_use_is_reported(
-    driver: FakeNvml, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_without_processes_use_is_reported(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """As in some sandboxes, and with drivers that are older than the package."""
 
     def refuse(handle: str) -> list[Any]:
@@ -271,9 +269,7 @@ def test_without_a_whole_torch_there_is_nothing_to_read(monkeypatch: pytest.Monk
     assert CachingAllocatorProbe("cuda").read() == ()
 
 
-def test_an_uninitialised_backend_is_not_touched(
-    monkeypatch: pytest.MonkeyPatch, allocator: FakeAllocator, cuda: Any
-) -> None:
+def test_an_unused_backend_is_not_touched(monkeypatch: pytest.MonkeyPatch, allocator: FakeAllocator, cuda: Any) -> None:
     cuda.initialized = False
     monkeypatch.setattr(cuda, "device_count", lambda: pytest.fail("asked for the devices"))
     probe = CachingAllocatorProbe("cuda")

@@ -138,9 +138,7 @@ def run(app: App, source: str) -> None:
     app.session.cell_ends(result_of(info))
 
 
-def test_an_experiment_and_its_last_cell_agree_on_memory_in_use(
-    app: App, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_experiment_and_its_last_cell_agree(app: App, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch) -> None:
     def look(*args: object, **options: object) -> tuple[()]:
         probe.set(17 * MIB)
         return ()
@@ -261,9 +259,7 @@ def test_an_experiments_time_is_that_of_its_cells_and_its_span_stands_apart(
     assert "experiment captured · 1 cell · 30" in capsys.readouterr().out
 
 
-def test_a_step_that_did_nothing_is_credited_with_nothing(
-    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_did_nothing_gets_no_credit(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
     falling = itertools.count(4000, -1)
 
     def read(self: HostProbe) -> tuple[int, int]:
@@ -277,9 +273,7 @@ def test_a_step_that_did_nothing_is_credited_with_nothing(
     assert [found & {"names", "tracebacks"} for found in given] == [set(), {"names"}, {"tracebacks"}]
 
 
-def test_memory_left_by_a_reset_is_credited_to_outputs(
-    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_memory_left_by_a_reset_counts_as_outputs(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
     big = "class Big:\n    def __init__(self):\n        self.data = b'x' * (64 << 20)"
     for cell in ("%load_ext ipygpumem", big, "Big()", "%reset -f out"):
         shell.run_cell(cell, store_history=True)

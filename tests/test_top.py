@@ -131,12 +131,12 @@ def test_nothing_of_a_hostile_object_runs_and_the_next_row_is_right() -> None:
     assert list(rows) == ["next", "thing"]
 
 
+QUIET = "class Quiet(list):\n    __repr__ = lambda self: 'quiet'"
+
+
 def test_an_output_is_named_and_freed_by_its_line(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
     loaded.run_cell("[bytes(500_000) for _ in range(4)];\nframes = [bytes(400_000)]", store_history=True)
-    loaded.run_cell(
-        "class Quiet(list):\n    __repr__ = lambda self: 'quiet'\nQuiet(bytes(500_000 + i) for i in range(4))",
-        store_history=True,
-    )
+    loaded.run_cell(f"{QUIET}\nQuiet(bytes(500_000 + i) for i in range(4))", store_history=True)
     loaded.run_cell("import ipygpumem; rows = {row.name: row for row in ipygpumem.top(min_bytes='100KiB').names}")
     row = loaded.user_ns["rows"]["Out[2]"]
     assert (row.remedy, row.cell, row.parts[0].items) == ("%xdel _2", 2, 4)
@@ -153,9 +153,7 @@ def test_an_output_is_named_and_freed_by_its_line(loaded: InteractiveShell, caps
 
 def test_a_displayed_name_is_freed_by_xdel(loaded: InteractiveShell) -> None:
     loaded.run_cell("frame = [bytes(400_000)]\nnumber = 1", store_history=True)
-    loaded.run_cell(
-        "class Quiet(list):\n    __repr__ = lambda self: 'quiet'\nframe = Quiet(frame)\nframe", store_history=True
-    )
+    loaded.run_cell(f"{QUIET}\nframe = Quiet(frame)\nframe", store_history=True)
     loaded.run_cell("import ipygpumem; rows = ipygpumem.top('frame').names")
     (row,) = loaded.user_ns["rows"]
     assert (row.same, row.remedy) == (("Out[2]",), "%xdel frame")

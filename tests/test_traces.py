@@ -30,9 +30,7 @@ def kept_and_peak(record: Any) -> tuple[int, int]:
     return usage.delta_bytes, usage.peak_delta_bytes
 
 
-def test_a_block_is_measured_and_one_line_shows_it(
-    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_block_is_measured_and_a_line_shows_it(script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]) -> None:
     with ipygpumem.trace("load\ndata") as trace:
         script_memory.spike(5 << 20)
         script_memory.set(3 << 20)

@@ -98,9 +98,7 @@ NONE_OF_THEM = [True, None, "x", "3", -1, 0, 10**400, 2**63, float("nan"), float
         (functools.partial(checked_bytes, least=1), [1.5, "1" * 90 + "GiB"], r"size|unit"),
     ],
 )
-def test_wrong_numbers_and_sizes_are_refused_in_a_short_line(
-    check: Callable[[Any], object], more: list[Any], part: str
-) -> None:
+def test_wrong_numbers_are_refused_in_a_short_line(check: Callable[[Any], object], more: list[Any], part: str) -> None:
     for value in (*NONE_OF_THEM, *more):
         with pytest.raises(UnitError, match=part) as caught:
             check(value)

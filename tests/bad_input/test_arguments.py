@@ -76,18 +76,14 @@ def open_and_names(shell: InteractiveShell) -> tuple[list[str], list[str]]:
     return [item.name for item in app_of(shell).experiments.open], shell.run_line_magic("who_ls", "")
 
 
-def test_a_wrong_line_gets_one_line_and_opens_nothing(
-    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_line_gets_a_line_and_opens_nothing(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     for line, part in WRONG:
         assert part in refused(loaded, line), line
         assert open_and_names(loaded) == ([], []), line
 
 
-def test_gpumem_alone_shows_a_short_status_and_a_hint(
-    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gpumem_alone_shows_a_short_status_a_hint(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
     loaded.run_cell("import numpy\nbig, less = numpy.ones(1 << 20), [numpy.ones(1 << 18)]\nx = y = numpy.ones(1 << 10)")
     capsys.readouterr()
     loaded.run_line_magic("gpumem", "")

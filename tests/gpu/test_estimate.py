@@ -228,9 +228,7 @@ def test_a_step_runs_on_a_card_that_has_no_more_than_it_needs(machine: Callable[
 
 @pytest.mark.simulated
 @pytest.mark.parametrize(("capability", "workspace"), [(80, 8320 * KIB), (90, 32 * MIB), (100, 8320 * KIB)])
-def test_workspaces_are_those_of_the_cards_capability(
-    capability: int, workspace: int, machine: Callable[..., None]
-) -> None:
+def test_workspaces_are_those_of_the_capability(capability: int, workspace: int, machine: Callable[..., None]) -> None:
     """What an estimate counts for cuBLAS is what torch takes on a card of that compute capability."""
     machine(capability=capability)
     code = """

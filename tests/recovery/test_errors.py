@@ -142,7 +142,7 @@ FAILING = "def f():\n    secret = big()\n    raise {}\nf()"
     ("policy", "oom", "interrupt", "other"),
     [("never", 1, 1, 1), ("oom", 0, 1, 1), ("oom+interrupt", 0, 0, 1), ("always", 0, 0, 0)],
 )
-def test_an_option_selects_errors_whose_frames_go(
+def test_an_option_selects_errors_to_release(
     notebook: Kernel, policy: str, oom: int, interrupt: int, other: int
 ) -> None:
     works(notebook, f"%config IPyGpuMem.release_frames = '{policy}'")
@@ -254,9 +254,7 @@ def test_a_failure_at_a_cells_end_prevents_no_recovery(
     assert loaded.user_ns["watched"][0]() is None
 
 
-def test_names_are_deleted_again_after_the_tracebacks(
-    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_are_deleted_again_after_tracebacks(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded.run_cell("%experiment start a")
     loaded.run_cell("y = 1")
     scope = app_of(loaded).experiments.open[-1].scope

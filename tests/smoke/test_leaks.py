@@ -119,10 +119,8 @@ def test_the_advice_about_a_cached_function_works_as_it_stands(notebook: Kernel,
     ],
 )
 def test_an_array_that_a_running_function_owns_is_not_blamed_on_cpp(notebook: Kernel, work: str, holder: str) -> None:
-    works(
-        notebook,
-        "import threading; go_on, ready = threading.Event(), threading.Event()\ndef wait(): ready.set(); go_on.wait()",
-    )
+    works(notebook, "import threading; go_on, ready = threading.Event(), threading.Event()")
+    works(notebook, "def wait(): ready.set(); go_on.wait()")
     works(
         notebook,
         "%%experiment a\n"

@@ -310,14 +310,11 @@ def test_errors_and_interrupts_leave_an_open_scope_open_and_end_an_experiment_ce
 
 def test_transformers_of_the_users_see_the_code_as_written_and_may_fail(notebook: Kernel) -> None:
     sees = "class Sees(ast.NodeTransformer):\n    def visit(self, node):\n        seen.append(ast.unparse(node))\n"
-    ok(
-        notebook,
-        f"import ast\nseen, x = [], 1\n{sees}        return node\ntransformers = get_ipython().ast_transformers",
-    )
-    ok(notebook, "transformers.append(Sees())", START, "x = int(2)\ndel x")
+    ok(notebook, f"import ast\nseen, x = [], 1\n{sees}        return node\nfound = get_ipython().ast_transformers")
+    ok(notebook, "found.append(Sees())", START, "x = int(2)\ndel x")
     assert notebook.value("seen[-1]") == "x = int(2)\ndel x"
     ok(notebook, "class Fails(ast.NodeTransformer):\n    def visit(self, node): raise ValueError('no')")
-    ok(notebook, "transformers[-1] = Fails()", "1", "x = 2", END)
+    ok(notebook, "found[-1] = Fails()", "1", "x = 2", END)
     assert notebook.value("x") == 1
 
 

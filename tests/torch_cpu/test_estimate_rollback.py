@@ -144,10 +144,8 @@ model.eval(), torch.manual_seed(7)
 
 
 def test_a_cell_is_estimated_and_leaves_nothing(estimating: Kernel) -> None:
-    works(
-        estimating,
-        "model = torch.nn.Linear(4, 4)\noptimizer = torch.optim.Adam(model.parameters())\nlosses, scale = [], 2",
-    )
+    works(estimating, "model = torch.nn.Linear(4, 4)\noptimizer = torch.optim.Adam(model.parameters())")
+    works(estimating, "losses, scale = [], 2")
     tensors = "[t.tolist() for t in (x, torch.get_rng_state(), *model.parameters())]"
     before = estimating.value(tensors)
     reply = estimating.run(CELL)
@@ -231,11 +229,10 @@ state = lambda: (Table.cache, hasattr(Table, "extra"), plain.tolist(), closed.se
 def test_code_in_texts_finds_the_notebooks_names(estimating: Kernel) -> None:
     works(estimating, "import torch, ipygpumem\nfirst, second, third = torch.ones(3), torch.ones(5), 7")
     texts = (
-        "eval('first.sum() + third'), exec('global fourth; fourth = second * third'), eval('[second[i] for i in [0]]')"
+        "eval('first.sum() + third'), exec('global fourth; fourth = second * third'), eval('[second[i] for i in [0]]"
     )
-    step = (
-        f"def step():\n    {texts}\n    own = 3\n    assert eval('own + third') == 10 and globals().get('first').shape"
-    )
+    check = "assert eval('own + third') == 10 and globals().get('first').shape"
+    step = f"def step():\n    {texts}')\n    own = 3\n    {check}"
     works(estimating, f"{step}\nassert ipygpumem.estimate(step).peak_bytes\nassert 'fourth' not in globals()")
 
 

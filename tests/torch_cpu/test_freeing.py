@@ -235,9 +235,7 @@ def test_every_storage_is_moved_and_comes_back_as_it_was(trained: Trained) -> No
     assert (record.moved_bytes, record.is_on_host, record.notes) == (sum(sizes.values()), False, ())
 
 
-def test_a_model_that_does_not_fit_back_is_usable_on_the_host(
-    trained: Trained, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_does_not_fit_back_works_on_the_host(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     values, shared = trained.values(), trained.shared()
     fill, tries = moving._Piece.fill, list[int]()
 
@@ -282,7 +280,7 @@ def test_nothing_is_moved_if_the_host_has_no_room(trained: Trained, monkeypatch:
 
 @pytest.mark.usefixtures("was")
 @pytest.mark.parametrize("step", ["copy_out", "empty", "fill"])
-def test_a_ctrl_c_while_offload_moves_is_raised_after_it(
+def test_a_ctrl_c_during_an_offload_comes_after_it(
     trained: Trained, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     homes = [item.untyped_storage()._cdata for item in trained.all()]

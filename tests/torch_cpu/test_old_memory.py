@@ -78,9 +78,8 @@ def test_a_gradient_that_the_scope_made_for_an_outer_model_is_reported_without_a
     ],
 )
 def test_no_advice_takes_more_from_the_user_than_what_the_scope_made(notebook: Kernel, code: str, path: str) -> None:
-    works(
-        notebook, "leak = 1\nouter = nn.Sequential(nn.Linear(1024, 2))\noptimizer = torch.optim.SGD(outer.parameters())"
-    )
+    works(notebook, "leak = 1\nouter = nn.Sequential(nn.Linear(1024, 2))")
+    works(notebook, "optimizer = torch.optim.SGD(outer.parameters())")
     works(notebook, f"%%experiment a\n{code}")
     ((found, advice),) = notebook.value(SURVIVORS)
     assert found in (f"notebook variable {path}", 'notebook variable optimizer.param_groups[0]["params"][0]')

@@ -58,9 +58,8 @@ def test_memory_kept_by_autograd_has_rows_of_its_own(notebook: Kernel, code: str
         "mine = make()\ntheirs = mine(torch.ones(1024, 1024))",
     )
     body = "".join(f"    {line}\n" for line in code.splitlines())
-    text = recovery(
-        notebook, f"def train():\n    net, batch = make(), torch.ones(1024, 1024)\n{body}    raise MemoryError\ntrain()"
-    )
+    head = "def train():\n    net, batch = make(), torch.ones(1024, 1024)\n"
+    text = recovery(notebook, f"{head}{body}    raise MemoryError\ntrain()")
     matches = [re.match(r" +(\S+) MiB +train +\d+ +(\S+(?: \S+)*)", line) for line in text.splitlines()]
     found = {match[2]: float(match[1]) for match in matches if match}
     assert found == rows

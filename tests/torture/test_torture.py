@@ -29,9 +29,7 @@ def runner_for() -> Iterator[Callable[[Way], Runner]]:
 
 
 @pytest.mark.parametrize(("way", "scenario"), _CASES)
-def test_all_memory_is_freed_that_nothing_outside_holds(
-    way: Way, scenario: Scenario, runner_for: Callable[[Way], Runner]
-) -> None:
+def test_all_memory_is_freed_unless_held(way: Way, scenario: Scenario, runner_for: Callable[[Way], Runner]) -> None:
     if scenario.missing():
         pytest.skip(scenario.missing())
     result = runner_for(way).run(scenario)
