@@ -248,9 +248,9 @@ def settle() -> int:
 def each(make: Callable[[int], object]) -> tuple[int, int]:
     """Return how far the process grows when an object is made, and the object's size."""
     compiles = {"jax", "torch"} & lib.keys()  # and keeps workspaces for each size
-    make(24 * MIB if compiles else 200_000)  # makes a library load everything
+    make(32 * MIB if compiles else 200_000 if lib else 1000)  # makes a library load everything
     before = settle()
-    kept = make(24 * MIB)
+    kept = make(32 * MIB)
     return settle() - before, Sizes().measure(kept).size_bytes
 
 
