@@ -30,7 +30,7 @@ def run(name: str) -> int:
     return tried
 
 
-@pytest.mark.usefixtures("script_memory")
+@pytest.mark.usefixtures("script_memory", "others_out_of_sight")
 @pytest.mark.parametrize("name", _SCRIPT)
 def test_examples_of_scripts_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -38,7 +38,9 @@ def test_examples_of_scripts_run(name: str, tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", ["shell.python", "extras.pictures.plot"])
-def test_notebooks_run(name: str, loaded: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_notebooks(
+    name: str, loaded: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     loaded.run_cell("%%experiment demo --report none\nx = 1", store_history=True)
     assert run(name)

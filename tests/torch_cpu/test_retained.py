@@ -22,6 +22,8 @@ from tests import hostile
 from tests.kernel import Kernel
 from tests.steps import works
 
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+
 SETUP = """
 import torch, collections, dataclasses
 from torch import nn
