@@ -6,6 +6,7 @@ from typing import Any
 
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.extras.cluster.engines_report import engines_report, merged_record, outputs_report
+from ipygpumem.extras.guard.guard import guard_report
 from ipygpumem.extras.lines.gpumemit import statements_report
 from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord
 from ipygpumem.extras.lines.memlines import lines_report
@@ -100,6 +101,7 @@ def every_report(word: str = "x") -> list[Report]:
     inventory = Inventory((tensor, tensor), 0.0, notes=(word,))
     share = Share(word, "keys", word, 1, MIB)
     named = NamedSize(word, word, {word: MIB}, 1, (share,), 1, (word,), (word,), (word,), 1, word, (word,))
+    largest = LargestNames((named, named), {word: GIB}, 0.0, 1, (word,))
     parts = (HeldPart(ReferencePath(word, word), 1, {word: MIB}),)
     owned = Ownership(word, True, word, {word: MIB}, {word: 1}, ((word, 1),), parts)
     reading = Reading(word, 1, 2, "allocator", 100, 5, 8, 1, note=word)
@@ -118,7 +120,8 @@ def every_report(word: str = "x") -> list[Report]:
         content.freed_report(word, [step], {word: 1}),
         status_report(word, [word], [reading], [parts]),
         listing.tensors_report(inventory, top=1),
-        listing.top_report(LargestNames((named, named), {word: GIB}, 0.0, 1, (word,)), top=1),
+        listing.top_report(largest, top=1),
+        guard_report(word, 1, largest),
         listing.why_report(owned),
         listing.left_report(word, 1, held),
         listing.groups_report(inventory, word, [TensorGroup(word, 1, MIB)] * 2, top=1),

@@ -19,7 +19,7 @@ BUDGET = {
     "extras/__init__": 1,
     "extras/cluster": 721,
     "extras/expectations": 121,
-    "extras/guard": 517,
+    "extras/guard": 521,
     "extras/lines": 667,
     "extras/moving": 633,
     "extras/pictures": 377,

@@ -25,12 +25,12 @@ from typing import Any, ClassVar
 
 from ipygpumem.extras.guard.headroom import Figures, Headroom
 from ipygpumem.introspect import is_instance, text_of
-from ipygpumem.inventory.top import select
+from ipygpumem.inventory.top import LargestNames, select
 from ipygpumem.magics.tensors import largest
 from ipygpumem.probes.own_limits import resource
 from ipygpumem.reclaim import tracebacks
 from ipygpumem.report.inventory import top_report
-from ipygpumem.report.layout import Report
+from ipygpumem.report.layout import Report, clean
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.units import MIB, format_bytes
@@ -350,23 +350,27 @@ class MemoryGuard:
 
     def _report(self, refused: str) -> Report:
         """Return why the guard acted, what is free now, and the largest names with the lines that free them."""
-        refused, _, remark = refused.partition(". ")
-        lines, tables = [remark] * bool(remark), []
-        figures = self._headroom.now()
+        figures, names = self._headroom.now(), None
         try:
             self._set((figures.data_bytes or 0) + figures.available_bytes // 2)  # the search must not end the process
-            found = replace(select(largest(self._context.shell), min_bytes=MIB), used_bytes={})
-            tables = [replace(table, title="the largest names") for table in top_report(found, top=_ROWS).tables]
+            names = select(largest(self._context.shell), min_bytes=MIB)
         except MemoryError:
-            lines.append("too little memory is left to measure the names")
+            refused += ". Too little memory is left to measure the names"
         finally:
             self._set(-1)
-        room = format_bytes(self._room_in(self._headroom.now()))
-        head = [f"the memory guard {refused}", f"the next cell can use {room}"]
-        return Report("guard", head, lines, tables, is_trouble=True)
+        return guard_report(refused, self._room_in(self._headroom.now()), names)
 
     def shown(self) -> None:
         """Do nothing."""
+
+
+def guard_report(refused: str, room_bytes: int, names: LargestNames | None) -> Report:
+    """Return why the guard acted, then remarks, what the next cell can use, and the largest names."""
+    refused, *remarks = map(clean, refused.split(". "))
+    found = top_report(replace(names, used_bytes={}), top=_ROWS).tables if names is not None else ()
+    tables = [replace(table, title="the largest names") for table in found]
+    head = [f"the memory guard {refused}", f"the next cell can use {format_bytes(room_bytes)}"]
+    return Report("guard", head, remarks, tables, is_trouble=True)
 
 
 def _cut(error: BaseException) -> None:
