@@ -18,7 +18,7 @@ from tests.kernel import Kernel, Reply
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")))
 
 _CELL = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
-_FIGURE = re.compile(r"[+-]?[\d.]+ (?:[KMGTP]iB|B|ms|µs|s)\b|\+0\b")
+_FIGURE = re.compile(r"[+-]?[\d.]+ (?:[KMGTP]iB|B|ms|µs|s)\b|\+0\b|\d+%")
 _MOVED = re.compile(r"(?<=RAM #), peak #, # now$", re.MULTILINE)
 """What the line of a cell says only of a device that moved by a MiB, which small cells do on some machines."""
 _SMALL_STEPS = re.compile(r", (?:garbage|malloc_trim) \(RAM #\)")

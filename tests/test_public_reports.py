@@ -78,7 +78,6 @@ def test_memory_after_a_parallel_job_is_told_from_that_of_its_workers(notebook: 
     pytest.importorskip("joblib")
     works(notebook, "import numpy; from joblib import Parallel, delayed")
     works(notebook, "found = Parallel(n_jobs=2)(delayed(numpy.ones)(50_000) for _ in range(100))", "del found")
-    assert host_table(notebook)[1]["free heap pages"] > 20 * MIB
     assert sizes(report(notebook, "%gpumem free"), "malloc_trim (RAM") > 20
     status = report(notebook, "%gpumem status")
     works(notebook, " ".join(re.findall(r"from joblib\S* import \w+;|get_reusable\S+\(\)$", status, re.MULTILINE)[:2]))

@@ -1,5 +1,6 @@
 """Giving memory back: the order, what each step gives, and steps that fail."""
 
+import gc
 import mmap
 import re
 import sys
@@ -82,6 +83,7 @@ def test_garbage_is_credited_with_what_collections_free() -> None:
                 of_thread.pop().close()
             return super()._make_old()
 
+    gc.set_threshold(10**9)  # else Python might collect it before we do
     garbage.append(garbage)  # type: ignore[arg-type]  # a cycle
     meter, steps = Meter([HostProbe()]), reclaim.steps_that_free(Disturbed())[:1]
     del garbage
