@@ -11,6 +11,8 @@ from ipygpumem.extras.expectations import pytest_plugin
 MIB = 2**20
 
 MARKED = """
+import unittest
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,24 @@ def test_own_error():
 @pytest.mark.memory("1MiB")
 def test_wrong():
     pass
+
+@pytest.mark.memory()
+def test_no_limit():
+    pass
+
+@pytest.mark.memory(leaks=-1)
+def test_negative():
+    pass
+
+class OldTest(unittest.TestCase):
+    @pytest.mark.memory(ram="32MiB")
+    def test_of_unittest(self):
+        np.ones(8 << 20)
+
+class AsyncTest(unittest.IsolatedAsyncioTestCase):
+    @pytest.mark.memory(ram="32MiB")
+    async def test_async(self):
+        pass
 """
 
 
@@ -83,17 +103,23 @@ def test_the_marker_fails_tests_that_use_or_keep_more_than_expected(tmp_path: Pa
     command = [sys.executable, "-m", "pytest", "-q", "--strict-markers", "-rfp", "-p", "no:cacheprovider", *plugin]
     done = subprocess.run([*command, tmp_path], capture_output=True, text=True, timeout=900, check=False)
     results = dict(line.split(" ")[1::-1] for line in done.stdout.splitlines() if line.startswith(("PASSED", "FAILED")))
-    assert {name.partition("::")[2]: result for name, result in results.items()} == {
+    assert {name.rpartition("::")[2]: result for name, result in results.items()} == {
         "test_little": "PASSED",
         "test_much": "FAILED",
         "test_leaves_one": "PASSED",
         "test_leaves_two": "FAILED",
         "test_own_error": "FAILED",
         "test_wrong": "FAILED",
+        "test_no_limit": "FAILED",
+        "test_negative": "FAILED",
+        "test_of_unittest": "FAILED",
+        "test_async": "FAILED",
     }
     for text in (
         "MiB above the start, expected 32 MiB",
-        "2 tensors and arrays stay alive, expected 0",
+        "tensors and arrays that stay alive: 2, expected 0",
+        "ndarray",
+        "cannot measure unittest's async tests",
         "ValueError: mine",
         'the marker memory takes ram="200MiB", gpu="8GiB" and leaks=0',
     ):

@@ -1,9 +1,11 @@
 """The memory guard: its figures, and real kernels that run out of memory and go on."""
 
 import re
+import resource
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import psutil
@@ -28,7 +30,9 @@ ERRORS = ("MemoryError", "MemoryGuardError")
 SOFT = "__import__('resource').getrlimit(__import__('resource').RLIMIT_DATA)[0]"
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's data")
-shared_kernel, notebook = tidied_kernel("%gpumem guard off", "%reset -f", "import os, sys, resource, threading, time")
+shared_kernel, notebook = tidied_kernel(
+    "%gpumem guard off", "%reset -f", "import os, sys, resource, threading, time, numpy"
+)
 
 
 def write_memory(root: Path, *, available: int, swap: int = 0) -> None:
@@ -170,6 +174,36 @@ def test_a_wait_for_threads_ends_and_the_users_threads_get_their_error(notebook:
     reply = fails(notebook, f"{waits}thread = threading.Thread(target=work); thread.start(); threading.Event().wait()")
     assert reply.error == "MemoryGuardError"
     works(notebook, "thread.join(); parts.clear()")
+
+
+def test_the_report_comes_though_unwinding_freed_all_and_not_for_others_errors(notebook: Kernel) -> None:
+    works(notebook, "import numpy", ON)
+    reply = fails(notebook, "found = [numpy.ones(2**21) for _ in range(60)]")
+    assert re.search("the memory guard (refused 16 MiB|stopped the cell)", "".join(reply.reports()))
+    assert "memory guard" not in "".join(fails(notebook, "raise MemoryError('mine')").reports())
+
+
+def test_beside_polars_no_allocation_is_refused(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "polars", types.ModuleType("polars"))
+    loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
+    guard = app_of(loaded).session.observers[-1]
+    assert isinstance(guard, MemoryGuard)
+    assert "polars ends the process" in guard.state
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    loaded.run_cell("import resource; inside = resource.getrlimit(resource.RLIMIT_DATA)")
+    assert loaded.user_ns["inside"] == before
+
+
+def test_the_thread_goes_on_looking_after_an_error(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
+    guard = app_of(loaded).session.observers[-1]
+    assert isinstance(guard, MemoryGuard)
+    guard._is_failing = True
+    pause = guard._tick()
+    assert pause is not None
+    assert pause < 0.1
+    guard._is_failing, guard._struck = False, True
+    guard._raise(0, sys._getframe())  # memory has been freed meanwhile
 
 
 def test_a_cell_that_begins_during_a_look_is_watched(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from ipygpumem.api.inventories import diff, tensors
 from ipygpumem.api.traces import Trace, can_decorate, run_inside
 from ipygpumem.errors import MemoryExpectationError, TraceError
 from ipygpumem.records import OUTSIDE, TraceRecord
 from ipygpumem.report.content import trace_report
+from ipygpumem.report.inventory import difference_report
 from ipygpumem.report.layout import device_label
 from ipygpumem.report.text import render
 from ipygpumem.units import checked_bytes, format_bytes
@@ -68,3 +73,21 @@ def expect(*, ram: float | str | None = None, gpu: float | str | None = None) ->
     ...     data = bytes(2**20)
     """
     return Expectation(ram, gpu)
+
+
+def measured(function: F, **limits: Any) -> F:
+    """Return a test's function with each call in a block that also checks what stays alive."""
+    return run_inside(function, functools.partial(_block, **limits))
+
+
+@contextlib.contextmanager
+def _block(leaks: int | None = None, **limits: Any) -> Iterator[None]:
+    before = None if leaks is None else tensors()
+    with expect(**limits) if limits else contextlib.nullcontext():
+        yield
+    if before is not None and leaks is not None:
+        gc.collect()
+        change = diff(before, tensors())
+        if (count := len(change.added)) > leaks:
+            listed = render([difference_report(change, top=20)])
+            raise MemoryExpectationError(f"tensors and arrays that stay alive: {count}, expected {leaks}\n{listed}")

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import gc
-from collections.abc import Iterator
-from typing import Any
+import inspect
+import unittest
 
 import pytest
-
-from ipygpumem.errors import MemoryExpectationError
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,28 +18,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+def pytest_runtest_call(item: pytest.Item) -> None:
     """Measure a marked test, without its fixtures, as a part of the test itself: a wrapped hook needs a new pytest."""
-    mark = pyfuncitem.get_closest_marker("memory")
-    if mark is None:
+    mark = item.get_closest_marker("memory")
+    if mark is None or not isinstance(item, pytest.Function):
         return
-    if mark.args or not {"ram", "gpu", "leaks"}.issuperset(mark.kwargs):
+    leaks = mark.kwargs.get("leaks", 0)
+    is_known = mark.kwargs and {"ram", "gpu", "leaks"}.issuperset(mark.kwargs)
+    if mark.args or not is_known or type(leaks) is not int or leaks < 0:
         pytest.fail('the marker memory takes ram="200MiB", gpu="8GiB" and leaks=0', pytrace=False)
-    from ipygpumem.api.traces import run_inside  # a session without marked tests needs none of it
+    if issubclass(item.cls or object, unittest.TestCase) and inspect.iscoroutinefunction(item.obj):
+        pytest.fail("the marker memory cannot measure unittest's async tests", pytrace=False)
+    from ipygpumem.extras.expectations.expect import measured  # a session without marked tests needs none of it
 
-    pyfuncitem.obj = run_inside(pyfuncitem.obj, functools.partial(_measured, **mark.kwargs))
-
-
-@contextlib.contextmanager
-def _measured(leaks: int | None = None, **limits: Any) -> Iterator[None]:
-    from ipygpumem.api.inventories import diff, tensors  # as above
-    from ipygpumem.extras.expectations.expect import expect
-
-    before = None if leaks is None else tensors()
-    with expect(**limits) if limits else contextlib.nullcontext():
-        yield
-    if before is not None and leaks is not None:
-        gc.collect()
-        change = diff(before, tensors())
-        if (count := len(change.added)) > leaks:
-            raise MemoryExpectationError(f"{count} tensors and arrays stay alive, expected {leaks}\n{change}")
+    item.obj = measured(item.obj, **mark.kwargs)

@@ -15,11 +15,13 @@ import os
 import signal
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from mmap import MAP_PRIVATE, mmap
+from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -27,6 +29,7 @@ from ipygpumem.extras.guard.headroom import Figures, Headroom
 from ipygpumem.introspect import is_instance, text_of
 from ipygpumem.inventory.top import LargestNames, select
 from ipygpumem.magics.tensors import largest
+from ipygpumem.probes import own_limits
 from ipygpumem.probes.own_limits import resource
 from ipygpumem.reclaim import tracebacks
 from ipygpumem.report.inventory import top_report
@@ -44,7 +47,9 @@ _IDLE_SECONDS = 0.1
 _BYTES_PER_SECOND = 4 << 30
 """Speed at which a cell may use memory."""
 _GRACE_SECONDS = 1.0
-"""Time that a cell has to handle its error before the next one."""
+"""Time that a cell has to free memory after an error before the next one."""
+_ABORT = ("polars",)
+"""Libraries that end the process if an allocation fails, so that allocations are not limited where they are loaded."""
 _SPARE_BYTES = 8 * MIB
 """Address space, which takes no RAM. Not ``malloc``'s, which would keep larger blocks after it was freed."""
 _ROWS = 5
@@ -75,7 +80,8 @@ class MemoryGuard:
         self._context, self._most = context, most_bytes
         self._headroom = headroom = Headroom()
         self._whose = headroom.name if most_bytes is None else f"the limit of {format_bytes(most_bytes)}"
-        self._reserve = min(max(headroom.total_bytes // 16, 32 * MIB), 512 * MIB)
+        total = headroom.total_bytes if most_bytes is None else min(most_bytes, headroom.total_bytes)
+        self._reserve = min(max(total // 16, 32 * MIB), 512 * MIB)
         self._kept = self._reserve * 3 // 2
         """Memory left at which a cell is interrupted, and at which an allocation is refused."""
         self._touched = touched or resource is None or headroom.now().data_bytes is None
@@ -92,6 +98,10 @@ class MemoryGuard:
         self._room = self._floor = self._least = self._most_private = 0
         self._left = 0
         """Memory left when the cell was interrupted."""
+        self._struck_at = 0.0
+        """Time of that interrupt; 0 once enough is left again."""
+        self._given = self._private = 0
+        """Bytes that the cell could allocate at its start, and the private pages then."""
         self._refused = ""
         """How the guard caused an error of the cell."""
         self._spare: object = None
@@ -165,6 +175,8 @@ class MemoryGuard:
         how = "allocations are limited (RLIMIT_DATA), and memory in use is watched"
         if self._touched:
             how = "only memory in use is watched"
+        elif aborting := self._aborting():
+            how = f"only memory in use is watched: {aborting} ends the process if an allocation fails"
         elif self._limit_is_users():
             how = "only memory in use is watched: other code has set RLIMIT_DATA, which is kept"
         return f"the guard is on: a cell can use {room} of {self._whose} · {how}"
@@ -174,8 +186,13 @@ class MemoryGuard:
     def _limit_is_users(self) -> bool:
         return resource is not None and resource.getrlimit(resource.RLIMIT_DATA)[0] != self._set_to
 
+    @staticmethod
+    def _aborting() -> str:
+        return next((name for name in _ABORT if name in sys.modules), "")
+
     def _set(self, size: int) -> None:
         """Limit the process's data; -1 restores the user's limit, which is never exceeded."""
+        size = -1 if self._aborting() else size
         if self._touched or resource is None or self._limit_is_users():
             return
         bounds = [bound for bound in (size, *self._users) if bound != resource.RLIM_INFINITY]
@@ -190,6 +207,11 @@ class MemoryGuard:
     def _left_in(self, figures: Figures, reserve: int = 0) -> int:
         left = figures.available_bytes - reserve
         return left if self._most is None else max(0, min(left, self._most - figures.private_bytes))
+
+    def _spare_in(self, figures: Figures) -> int:
+        """Return the bytes that the cell may still use before it is interrupted."""
+        left = figures.available_bytes - self._least
+        return left if self._most is None else min(left, self._most_private - figures.private_bytes)
 
     def _renew(self, figures: Figures) -> None:
         """Limit the process to the memory left now."""
@@ -236,29 +258,32 @@ class MemoryGuard:
         more = 0 if self._touched else _LEAST_ROOM // 2  # allocations should reach their limit first
         self._most_private = max((self._most or 0) + more, figures.private_bytes + room)
         self._room = min(self._reserve, (left - room) // 2)
-        self._cell, self._is_failing, self._refused = cell, False, ""
+        self._cell, self._is_failing, self._refused, self._struck_at = cell, False, "", 0.0
         cell.closers.append(self._code_ended)
         self._renew(figures)
+        self._given, self._private = self._wanted - (figures.data_bytes or 0), figures.private_bytes
         if self._sleeps:  # waking the thread takes 100 us
             self._context.meter.worker.wake(self._tick)
 
     def _tick(self) -> float | None:
         """Look at the memory left; called in the meter's thread."""
         cell = self._cell
+        least = _TOUCHED_TICK_SECONDS
         if self._is_failing:
-            return _GRACE_SECONDS
-        least = _TOUCHED_TICK_SECONDS if self._touched else _TICK_SECONDS
+            return least
         try:
             figures = self._headroom.now()
             self._renew(figures)
-            left = figures.available_bytes - self._least
-            if self._most is not None:
-                left = min(left, self._most_private - figures.private_bytes)
+            left = self._spare_in(figures)
+            if not (self._touched or self._aborting()) and (figures.data_bytes or 0) - figures.private_bytes < left:
+                least = _TICK_SECONDS  # else pages allocated earlier could use up the memory without meeting the limit
             pause = min(left / _BYTES_PER_SECOND, _LONG_TICK_SECONDS)
             self._sleeps = cell is None and pause < _IDLE_SECONDS
-            if cell is not None and left <= 0:
+            if left > 0:
+                self._struck_at = 0.0
+            elif cell is not None and time.monotonic() - self._struck_at > _GRACE_SECONDS:
+                self._struck_at = time.monotonic()
                 self._strike(cell, self._left_in(figures))
-                pause = _GRACE_SECONDS
             return None if self._sleeps and self._cell is None else max(pause, least)  # a cell may have begun
         except MemoryError:  # the limit is reached in this thread, too
             return least
@@ -277,7 +302,7 @@ class MemoryGuard:
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
         struck, self._struck = self._struck, False
-        if struck and _runs_code(frame):
+        if struck and _runs_code(frame) and self._spare_in(self._headroom.now()) <= 0:  # it may have freed some since
             raise MemoryGuardError
 
     def _make_room(self) -> None:
@@ -318,17 +343,29 @@ class MemoryGuard:
             return f"stopped the cell: only {format_bytes(self._left)} of {self._whose} were left"
         on_host = failure.error.endswith("MemoryError") and failure.error != "OutOfMemoryError"  # that of a device
         on_host |= is_plain or any(text in failure.message for text in _NATIVE)
-        if self._touched or self._limit_is_users() or figures.data_bytes is None or not on_host:
+        is_limited = not (self._touched or self._aborting() or self._limit_is_users())
+        if not is_limited or figures.data_bytes is None or not on_host:
             return ""
-        left, asked = self._wanted - figures.data_bytes, failure.requested_bytes
-        left -= _SPARE_BYTES * (self._spare is None)
-        if asked is not None and asked <= left:
+        left, asked = self._left_at_refusal(figures.data_bytes), failure.requested_bytes
+        if asked is not None and asked <= left - _LEAST_ROOM:
             return ""
+        is_plenty = left > max(_LEAST_ROOM, self._given // 8)
+        if asked is None and not is_plain and (is_plenty or tracebacks.field(error, "args")):
+            return ""  # Python's own error has no text
         what = "a request" if asked is None else format_bytes(asked)
-        perhaps = "perhaps " * (asked is None and left > self._reserve)
+        perhaps = "perhaps " * (asked is None and is_plenty)
         unused = figures.data_bytes - figures.private_bytes > 4 * self._reserve or (asked or 0) > 2 * _LEAST_ROOM
         remark = f". {_COUNTED}" if perhaps or is_plain or unused else ""
         return f"{perhaps}refused {what}: {format_bytes(max(0, left))} of {self._whose} were left for this cell{remark}"
+
+    def _left_at_refusal(self, data_bytes: int) -> int:
+        """Return the bytes left at a failed allocation: unwinding may have freed much, but the peak is known."""
+        left = self._wanted - data_bytes - _SPARE_BYTES * (self._spare is None)
+        if self._context.config.host_peak == "kernel":
+            status = Path("/proc/self/status").read_bytes()
+            shared = own_limits.figure(status, b"\nRssFile:") + own_limits.figure(status, b"\nRssShmem:")
+            left = min(left, self._given - (own_limits.figure(status, b"\nVmHWM:") - shared - self._private))
+        return left
 
     def _code_ended(self) -> list[Report]:
         """Restore the user's limit: our own work, and callbacks between cells, have none."""
