@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
@@ -17,13 +17,14 @@ from ipygpumem.heap.holders.frames import peek, running_locals
 from ipygpumem.heap.holders.search import NOTEBOOK, PathWriter, Root, Roots, Search, explain
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.sizes import Sizes
-from ipygpumem.introspect import is_exactly, is_users_class, module_of, type_name
+from ipygpumem.introspect import is_exactly, is_instance, is_users_class, module_of, type_name
 from ipygpumem.records import Record, ReferencePath
 
 _MOST_SEARCHED = 2000
 """Maximum number of objects whose holders are searched, the nearest first."""
 _OF_IPYTHON, _MOST_ALIASES = 3, 4
 """The rank of IPython's own copies, whose variables users should keep; maximum number of names in a row."""
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _PARTS_SHOWN, _LEAST_SHARE = 5, 0.01
 _SMALL = ReferencePath("smaller objects, which something else uses too", "")
 _UNSEEN = ReferencePath("something that cannot be seen from Python: a running function or compiled code", "")
@@ -100,7 +101,7 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
         namespaces = {key: _without(own_name, root) for key, root in roots.namespaces.items()}
         hidden = roots.hidden | closure.objects.keys() | {id(closure.objects), id(holding)}
         outside = replace(roots, namespaces=namespaces, hidden=hidden)  # the closure's objects refer to each other
-        groups = _by_holder(closure, named, partners, heap, outside)
+        groups = _by_holder(closure, named, partners, heap, outside, is_name=is_name)
         shared = _of_segments(closure, groups, heap, replace(roots, hidden=outside.hidden - closure.objects.keys()))
         heap.drop()
         sizes, seen, held_parts = Sizes(), set[int](), []
@@ -147,11 +148,12 @@ def _measure(sizes: Sizes, closure: Closure, keys: Collection[int], reached: Col
 
 
 def _without(name: str, root: Callable[[object], Root | None]) -> Callable[[object], Root | None]:
-    return lambda key: None if key == name else root(key)
+    own = f"{NOTEBOOK}{name}"  # a module of %run may have a global of the same name
+    return lambda key: None if (found := root(key)) is None or found.text == own else found
 
 
 def _by_holder(
-    closure: Closure, held: set[int], partners: Mapping[int, object], heap: Heap, roots: Roots
+    closure: Closure, held: set[int], partners: Mapping[int, object], heap: Heap, roots: Roots, *, is_name: bool
 ) -> dict[ReferencePath, set[int]]:
     """Return the objects' identities by the root that holds them or a partner, and the path to one; variables first."""
     nearest = [key for key in closure.objects if key in held]
@@ -159,7 +161,8 @@ def _by_holder(
     sharing = [partners[key] for key in searched if key in partners]
     search = Search([*(closure.objects[key] for key in searched), *sharing], heap, roots)
     writer = PathWriter(roots)
-    by_root: dict[str, tuple[ReferencePath, set[int]]] = {}
+    by_root: dict[str, tuple[ReferencePath, ReferencePath, set[int]]] = {}
+    """Each holder, with the advice for one object and for several, and the objects."""
     for key in searched:
         both = closure.objects[key], partners.get(key, closure.objects[key])
         ways = ((item, search.chain(item, ways)) for ways in (search.named, search.unnamed) for item in both)
@@ -171,14 +174,20 @@ def _by_holder(
         label = root.text or str(id(chain[0]))
         if label not in by_root:
             holder = writer.holder(root, chain)
-            may_delete = not is_segment(chain[0]) and (len(chain) == 1 or not _is_users(chain[0]))
-            by_root[label] = _named(holder, root, search.roots_of(item), may_delete=may_delete), set()
-        by_root[label][1].add(key)
+            names, may_delete = search.roots_of(item), not is_segment(chain[0])
+            is_whole = len(chain) == 1 or (is_name and not _is_users(chain[0]))
+            one, several = (
+                _named(holder, root, names, may_delete=may_delete and all_of_it)
+                for all_of_it in (is_whole, is_whole or _is_container(chain[0]))
+            )
+            by_root[label] = one, several, set()
+        by_root[label][2].add(key)
         if rest and len(chain) > 1:  # the container of one searched object may hold many more
             neighbours = rest.intersection(map(id, gc.get_referents(chain[-2])))
-            by_root[label][1].update(neighbours)
+            by_root[label][2].update(neighbours)
             rest -= neighbours
-    groups = dict(sorted(by_root.values(), key=lambda pair: not pair[0].path.startswith(NOTEBOOK)))
+    chosen = [(one if len(keys) == 1 else several, keys) for one, several, keys in by_root.values()]
+    groups = dict(sorted(chosen, key=lambda pair: not pair[0].path.startswith(NOTEBOOK)))
     keys = [(storage_key(tensor), id(tensor)) for tensor in closure.tensors(rest)]
     of_graphs = {storage: key for storage, key in keys if storage is not None}
     for storage, holder in explain(of_graphs, heap, roots).items() if of_graphs else ():
@@ -204,7 +213,11 @@ def _of_segments(
 
 def _is_users(item: object) -> bool:
     """Return True for a container or a user's object: it may hold more, so that no advice deletes all of it."""
-    return module_of(item) in ("builtins", "collections") or is_users_class(type(item))
+    return _is_container(item) or is_users_class(type(item))
+
+
+def _is_container(item: object) -> bool:
+    return module_of(item) == "collections" or any(is_instance(item, kind) for kind in _CONTAINERS)
 
 
 def _named(holder: ReferencePath, root: Root, roots: Sequence[Root], *, may_delete: bool) -> ReferencePath:

@@ -28,7 +28,7 @@ from ipygpumem.report.content import Kept, leaks_report
 from ipygpumem.report.layout import Report
 from ipygpumem.scope.scope import ownable
 from ipygpumem.shell.app import App
-from ipygpumem.shell.ipython.caches import kept_outputs
+from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs
 from ipygpumem.shell.survivors import MOST_EXPLAINED, WatchedName, held_without_name, size_of
 
 _OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")
@@ -95,7 +95,7 @@ def _others(
     of_objects = set(map(id, compress(arrays, holding_objects(arrays))))
     sizes.leave_out(array for array in arrays if id(array) in of_objects)  # not their elements
     sizes.together([item for same in items.values() for item in same if id(item) not in of_objects])
-    large = unreached.large_objects(heap, smallest)
+    large = [*in_run_modules(app.context.shell), *unreached.large_objects(heap, smallest)]
     leaked = survivors.others_alive(heap, sizes, smallest)
     modules = {name: sys.modules[name] for name in _users_modules(app.context.namespace) if name in sys.modules}
     found = unreached.find(heap, sizes, names.values(), modules.values(), large, smallest)

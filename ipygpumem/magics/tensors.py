@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
@@ -22,7 +23,7 @@ from ipygpumem.report import inventory as reports
 from ipygpumem.report.inventory import top_report
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.app import App, find_app
-from ipygpumem.shell.ipython.caches import cell_of_output, named_objects
+from ipygpumem.shell.ipython.caches import cell_of_output, kept_by_run, named_objects
 from ipygpumem.shell.ipython.sources import cell_of_file, cell_that_bound, running_cell
 
 
@@ -54,7 +55,7 @@ def largest(shell: Any, frame: FrameType | None = None) -> LargestNames:
             named_objects(shell) | local,
             used,
             cell_of=_cell_finder(shell, local),
-            remedy_of=_remedy_of,
+            remedy_of=functools.partial(_remedy_of, shell),
             progress=progress,
         )
 
@@ -64,12 +65,12 @@ def _working(app: App | None, what: str) -> AbstractContextManager[Progress]:
     return contextlib.nullcontext(no_progress) if app is None else app.context.display.working(what)
 
 
-def _remedy_of(names: Sequence[str]) -> str:
+def _remedy_of(shell: Any, names: Sequence[str]) -> str:
     """Return the line that deletes an object's names; ``del`` would leave IPython's copies of an output."""
     numbers = [number for number in map(cell_of_output, names) if number is not None]
     plain = [name for name in names if cell_of_output(name) is None]
-    if not numbers:
-        return f"del {', '.join(map(target_of, plain))}"
+    if not numbers:  # a script's names are also in the module that IPython keeps of it
+        return "; ".join([f"del {', '.join(map(target_of, plain))}", *kept_by_run(shell, plain)])
     return f"%xdel {next(filter(is_name, plain), f'_{numbers[0]}')}"
 
 

@@ -30,7 +30,7 @@ from ipygpumem.reclaim.reclaim import NameSnapshot
 from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.scope.scope import ownable
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.ipython.caches import cell_of_output, is_of_ipython
+from ipygpumem.shell.ipython.caches import cell_of_output, global_of_run, is_of_ipython
 from ipygpumem.shell.ipython.sources import cell_of_file, cell_that_bound, running_cell
 from ipygpumem.shell.recovery import MUCH
 
@@ -372,8 +372,8 @@ def _of_pyplot(plt: str, number: object) -> Root:
 
 
 def _of_run(file: str, key: object) -> Root:
-    code = f"get_ipython()._main_mod_cache[{file!r}].{text_of(key)}"
-    return Root(f"module of %run {Path(file).name}, global {text_of(key)}", OF_MODULE, "", code=code)
+    name = text_of(key)
+    return Root(f"module of %run {Path(file).name}, global {name}", OF_MODULE, "", code=global_of_run(file, name))
 
 
 def _hidden(key: object) -> Root:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import ipygpumem
 from ipygpumem.units import MIB
 from tests import hostile
@@ -116,6 +119,12 @@ def test_an_output_a_closure_and_a_deleted_name(notebook: Kernel) -> None:
     for name in ("first", 'shelf["a"]'):
         (report,) = works(notebook, f"%gpumem why {name}").reports("why")
         assert "del shelf" not in report  # it holds more
+    works(notebook, "pair = {'a': torch.ones(2**19), 'b': 1}; row = [*pair.values()]; del pair['a']")
+    works(notebook, "import numpy, pandas; frame = pandas.DataFrame({'x': numpy.ones(2**17), 'y': 1})")
+    for expression in ("row[0]", "frame['x']"):
+        (report,) = works(notebook, f"%gpumem why {expression}").reports("why")
+        assert f"notebook variable {expression.partition('[')[0]}" in report
+        assert "del " not in report
     (report,) = works(notebook, "%gpumem why In").reports("why")
     assert "del _ih" not in report
     (report,) = works(notebook, "%gpumem why print").reports("why")
@@ -131,3 +140,19 @@ def test_no_code_of_an_object_runs() -> None:
     with hostile.untouched():
         found = ipygpumem.why(item)
     assert round(found.freed_bytes["cpu"] / MIB) == 1
+
+
+def test_a_script_that_has_run_holds_its_names_too(notebook: Kernel, tmp_path: Path) -> None:
+    script = tmp_path / "made.py"
+    script.write_text("rows = [bytearray(2**20) for _ in range(8)]\n")
+    works(notebook, f"%run {script}")
+    (report,) = works(notebook, "%gpumem why rows").reports("why")
+    assert "module of %run made.py, global rows" in report
+    (report,) = works(notebook, "%gpumem top rows").reports("top")
+    assert re.search(r"del rows;\s+get_ipython\(\)\._main_mod_cache", report), report
+    works(notebook, "del rows")
+    (report,) = works(notebook, "%gpumem leaks").reports("leaks")
+    (leak,) = [line for line in report.splitlines() if "made.py" in line]
+    works(notebook, leak.rpartition("to free it: ")[2])
+    (report,) = works(notebook, "%gpumem leaks").reports("leaks")
+    assert "made.py" not in report

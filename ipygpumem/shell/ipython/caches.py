@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from ipygpumem.introspect import instance_dict, is_exactly, is_instance
+from ipygpumem.introspect import instance_dict, is_exactly, is_instance, module_dict
 from ipygpumem.reclaim import tracebacks
 from ipygpumem.scope.scope import ownable
 
@@ -53,6 +54,28 @@ def named_objects(shell: Any) -> dict[str, object]:
     outputs: Any = namespace.get("_oh")
     kept = list(dict.items(outputs)) if is_instance(outputs, dict) else []
     return found | {f"Out[{number}]": value for number, value in kept if type(number) is int}
+
+
+def global_of_run(file: str, name: str) -> str:
+    """Return the code for a global of the module that IPython keeps of a script that ``%run`` has run."""
+    return f"get_ipython()._main_mod_cache[{file!r}].{name}"
+
+
+def in_run_modules(shell: Any) -> list[object]:
+    """Return the data of the modules that IPython keeps of scripts."""
+    spaces = [module_dict(module) for module in list(getattr(shell, "_main_mod_cache", {}).values())]
+    return [value for names in spaces for name, value in list(names.items()) if not name.startswith("__")]
+
+
+def kept_by_run(shell: Any, names: Iterable[str]) -> list[str]:
+    """Return the statements by which modules of ``%run`` free the objects that they share with the notebook."""
+    kept, missing = list(getattr(shell, "_main_mod_cache", {}).items()), object()
+    return [
+        f"{global_of_run(file, name)} = None"
+        for file, module in kept
+        for name in names
+        if module_dict(module).get(name, missing) is shell.user_ns.get(name)
+    ]
 
 
 def cell_of_output(label: str) -> int | None:
