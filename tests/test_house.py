@@ -27,9 +27,9 @@ BUDGET = {
     "extras/tracker": 201,
     "extras/trainers": 266,
     "fitting": 948,
-    "heap": 4303,
+    "heap": 4305,
     "introspect": 207,
-    "inventory": 2668,
+    "inventory": 2674,
     "magics": 1328,
     "meter": 420,
     "probes": 1931,
@@ -37,7 +37,7 @@ BUDGET = {
     "records": 485,
     "report": 1951,
     "scope": 761,
-    "shell": 3733,
+    "shell": 3734,
     "units": 140,
 }
 """Maximum number of lines of each room. A number goes up only in a commit that says for which users."""

@@ -169,6 +169,22 @@ def test_users_subclasses_of_libraries_are_read_without_their_code() -> None:
     assert [round(size / (1 << 20), 1) for size in sizes] == [2, 1, 1]
 
 
+def test_empty_objects_of_libraries_are_measured() -> None:
+    numpy, pandas, polars, arrow = map(pytest.importorskip, ("numpy", "pandas", "polars", "pyarrow"))
+    empty = [numpy.array([], object), numpy.array([]), pandas.DataFrame(columns=["a"]), pandas.Series([], dtype=object)]
+    empty += [pandas.Series([], dtype="category"), polars.DataFrame(), polars.Series("a", [], polars.String)]
+    empty += [
+        polars.Series("a", [], polars.Categorical),
+        arrow.table({}),
+        arrow.array([]),
+        arrow.array([], arrow.string()),
+    ]
+    empty += [pytest.importorskip("scipy.sparse").csr_matrix((0, 0)), pytest.importorskip("xarray").Dataset()]
+    sizes = [Sizes().measure(value) for value in empty]
+    assert all(size.complete for size in sizes)
+    assert max(size.size_bytes for size in sizes) < 20_000
+
+
 def test_a_limit_is_reported_and_a_long_list_is_sampled() -> None:
     assert not Sizes(limit=3000).measure([[str(number)] for number in range(3000)]).complete
     chain: list[object] = []

@@ -278,7 +278,7 @@ class Sizes(Walk):
 
     def _step(self, length: int) -> int:
         """Return how far apart the chunks of a container begin."""
-        stands_for = -(-length // _MOST_ITEMS)
+        stands_for = max(1, -(-length // _MOST_ITEMS))
         if stands_for > 1:
             self._times *= stands_for
             self._notes["estimated from a sample of its items"] = None

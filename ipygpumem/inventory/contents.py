@@ -13,7 +13,7 @@ from operator import not_
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import NOT_ENTERED
+from ipygpumem.heap.arrays import NOT_ENTERED, library_type
 from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, types_of
 from ipygpumem.introspect import ATOMS, class_dict, instance_dict, is_users_class, is_users_module, module_dict
 from ipygpumem.scope.scope import ownable
@@ -134,7 +134,9 @@ _NUMBERS = frozenset(id(kind) for kind in (int, float, complex, bool, type(None)
 
 def _leading(items: Sequence[Any]) -> list[Any]:
     """Return the items, each once, that may refer to more and do not lead to everything."""
-    found = by_identity(of_types(types_of(items) - kinds_of(items, *_SKIPPED) - ATOMS, items)).values()
+    loop = library_type("asyncio", "AbstractEventLoop")  # each task leads to it, and it to all tasks
+    skipped = kinds_of(items, *_SKIPPED, *([loop] if loop else []))
+    found = by_identity(of_types(types_of(items) - skipped - ATOMS, items)).values()
     return [item for item in found if type(item) is not dict or "__builtins__" not in item]
 
 

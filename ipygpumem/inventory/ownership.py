@@ -24,6 +24,8 @@ _MOST_SEARCHED = 2000
 """Maximum number of objects whose holders are searched, the nearest first."""
 _OF_IPYTHON, _MOST_ALIASES = 3, 4
 """The rank of IPython's own copies, whose variables users should keep; maximum number of names in a row."""
+_LEAST_BYTES = 1 << 12
+"""Minimum bytes of a holder's part for advice."""
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _PARTS_SHOWN, _LEAST_SHARE = 5, 0.01
 _SMALL = ReferencePath("smaller objects, which something else uses too", "")
@@ -108,7 +110,9 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
         for holder, keys in [*shared.items(), *groups.items(), (_SMALL, held - named)]:
             reached = closure.reach(keys) - seen
             seen |= reached
-            held_parts.append(HeldPart(holder, len(keys), _measure(sizes, closure, keys, reached)))
+            part = HeldPart(holder, len(keys), _measure(sizes, closure, keys, reached))
+            # A number that the whole process shares is no reason to delete what has it.
+            held_parts.append(part if part.size_bytes >= _LEAST_BYTES else replace(part, holder=_SMALL))
         own = closure.objects.keys() - seen
         freed = size.device_bytes if closure.complete else {}
         if freed and (seen or closure.tensors()):  # something else holds some of it

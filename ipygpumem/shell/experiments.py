@@ -807,6 +807,7 @@ class Experiment:
         left = {name: libraries.linked_bytes(name) or 0 for name in self._segments}
         if (size := sum(left.values())) >= least:
             lines = "; ".join(f"SharedMemory({name!r}).unlink()" for name in left if left[name])
+            lines = f"from multiprocessing.shared_memory import SharedMemory; {lines}"
             notes.append(f"{format_bytes(size)} of shared memory stay until you unlink them: {lines}")
         if max(kept.get("cpu", 0), kept.get("children", 0)) >= least:
             notes += self._of_host(kept, least)

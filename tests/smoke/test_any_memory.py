@@ -50,7 +50,7 @@ def test_shared_memory_is_freed_by_the_advice_of_each_report(notebook: Kernel) -
     fails(notebook, "SharedMemory(name)", "FileNotFoundError")
     make = "lost = SharedMemory(create=True, size=9 << 20); lost.buf[:] = bytes(9 << 20); name = lost.name"
     (text,) = works(notebook, f"%%experiment y --keep name\n{make}").reports("experiment")
-    found = re.search(r"9 MiB of shared memory stay until you unlink them: (\S+)", text)
+    found = re.search(r"9 MiB of shared memory stay until you unlink them: (.+)$", text, re.MULTILINE)
     assert found is not None, text
     works(notebook, found[1])
     fails(notebook, "SharedMemory(name)", "FileNotFoundError")
@@ -203,6 +203,19 @@ def test_what_global_binds_belongs_to_the_notebook(notebook: Kernel, make: str) 
     assert "kept: made, odd" in text
     assert survivors(notebook) == []
     assert works(notebook, "%gpumem leaks").reports("leaks") == ["no leak of at least 1 MiB was found"]
+
+
+def test_no_other_task_is_blamed_for_a_new_one(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "import asyncio\nasync def wait(*kept): await asyncio.sleep(1000)\npoller = asyncio.create_task(wait())",
+    )
+    (text,) = works(
+        notebook, "%%experiment tasks\ntask = asyncio.create_task(wait(bytearray(b'1') * (9 << 20)))"
+    ).reports("experiment")
+    assert 'held by the event loop["_ready"][0]' in text
+    assert "poller" not in text
+    works(notebook, "for one in asyncio.all_tasks():\n    if 'wait' in repr(one.get_coro()): one.cancel()")
 
 
 def test_an_object_keeps_the_name_that_the_experiment_gave_it(notebook: Kernel) -> None:

@@ -125,6 +125,9 @@ def test_an_output_a_closure_and_a_deleted_name(notebook: Kernel) -> None:
         (report,) = works(notebook, f"%gpumem why {expression}").reports("why")
         assert f"notebook variable {expression.partition('[')[0]}" in report
         assert "del " not in report
+    works(notebook, "few = pandas.Series(['a', numpy.nan] * 10, dtype=object)")
+    (report,) = works(notebook, "%gpumem why few").reports("why")
+    assert "del frame" not in report  # the whole process shares this number
     (report,) = works(notebook, "%gpumem why In").reports("why")
     assert "del _ih" not in report
     (report,) = works(notebook, "%gpumem why print").reports("why")

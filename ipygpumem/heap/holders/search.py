@@ -285,6 +285,8 @@ class Search:
         elif is_instance(referrer, threading.Thread):
             name = text_of((instance_dict(referrer) or {}).get("_name"))
             found = [Root(f'thread "{name}"', 1, "let it end, then join() it")]
+        elif is_of_library(referrer, "asyncio", "AbstractEventLoop"):  # every task refers to it, and owns no other one
+            found = [Root("the event loop", 1, "let its tasks end, or cancel them")]
         return found
 
     def _keys_of(self, namespace: Any, child: object) -> list[object]:
