@@ -113,6 +113,12 @@ def trees(size: int) -> object:
     return lib["xgboost"].train({"max_depth": 13, "nthread": 1}, matrix, 2 + 2 * size // MIB)
 
 
+def in_memory_file(size: int) -> Any:
+    file = lib["h5py"].File("none.h5", "w", driver="core", backing_store=False)
+    file.create_dataset("data", data=lib["numpy"].ones(size // 8))
+    return file
+
+
 def in_memory_store(size: int) -> object:
     zarr = lib["zarr"]
     return zarr.create_array(zarr.storage.MemoryStore(), data=lib["numpy"].ones(size // 8), compressors=None)
@@ -221,6 +227,7 @@ KINDS: dict[str, dict[str, Callable[[int], object]]] = {
     },
     "xarray": {"a dataset": lambda size: lib["xarray"].Dataset({"a": ("x", lib["numpy"].ones(size // 8))})},
     "zarr": {"an array": in_memory_store},
+    "h5py": {"a file": in_memory_file},
     "sklearn": {"a forest": forest, "a tree of neighbours": neighbours},
     "jax": {"an array": lambda size: lib["jax"].numpy.ones(size // 4).block_until_ready()},
     "torch": {

@@ -27,7 +27,7 @@ BUDGET = {
     "extras/tracker": 201,
     "extras/trainers": 266,
     "fitting": 948,
-    "heap": 4305,
+    "heap": 4315,
     "introspect": 207,
     "inventory": 2674,
     "magics": 1328,

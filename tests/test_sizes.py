@@ -14,7 +14,7 @@ from tests.alone import printed
 
 MIB = 1 << 20
 TOGETHER = ["", "numpy pandas pyarrow polars PIL.Image scipy.sparse xarray"]
-REST = "zarr sklearn spacy lightgbm xgboost", "jax torch"
+REST = "zarr h5py sklearn spacy lightgbm xgboost", "jax torch"
 TOGETHER += [pytest.param(names, marks=pytest.mark.thorough) for names in REST]
 ROUGH = {"lightgbm: a model", "xgboost: a model", "xgboost: a matrix"}
 """Kinds whose size is estimated."""

@@ -108,6 +108,14 @@ def _ctypes_data(data: Any) -> Iterator[object]:
         yield _of(data, sys.modules["ctypes"].sizeof(data))
 
 
+def _h5py_file(item: Any) -> Iterator[object]:
+    h5py: Any = sys.modules["h5py"]
+    if item:  # open
+        file = h5py.h5i.get_file_id(item.id)
+        if file.get_access_plist().get_driver() == h5py.h5fd.CORE:
+            yield Piece(("h5py", h5py.h5o.get_info(item.id).fileno), file.get_filesize())
+
+
 def _jax_array(array: Any) -> Iterator[object]:
     if not array.is_deleted():
         first, *more = sorted(array.devices(), key=lambda device: int(device.id))
@@ -221,6 +229,8 @@ _BY_INSTANCE: tuple[tuple[str, str, Behind], ...] = (
 """Functions that read an instance of any subclass without running the subclass's code."""
 _BY_METHOD: tuple[tuple[str, str, Behind], ...] = (
     ("cymem.cymem", "Pool", lambda pool: [_of(pool, pool.size + 8 * len(pool.addresses))]),  # malloc's headers
+    ("h5py", "Dataset", _h5py_file),
+    ("h5py", "Group", _h5py_file),
     ("lightgbm", "Booster", _lightgbm_booster),
     ("pandas._libs.index", "IndexEngine", lambda engine: [_of(engine, engine.sizeof())]),
     ("pyarrow", "Buffer", _arrow_buffer),
