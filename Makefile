@@ -12,6 +12,7 @@
 # make gpu-sim     the GPU suite on simulated cards (tests/simulated_gpu), results in build/gpu-sim; with OUT= in docs/
 #
 # make gpu-memory  the part of the GPU suite that checks memory figures, on simulated cards
+# make dist        the files of a release in build/dist, checked, and tried in an empty environment
 # make corners     the oldest and the newest combination of `make matrix`
 # make bench       the figures of docs/measured/benchmarks.md, next to other tools; on a quiet machine
 # make bench-estimates  the figures of docs/measured/estimates.md, on simulated cards
@@ -35,7 +36,7 @@ GPU_MEMORY := cells counters experiments freeing recovery reconcile measuring es
 # The tests start hundreds of kernels. If this were set, each of them would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check verify thorough smoke-without-posix frontends gpu-sim gpu-memory bench bench-estimates torture corners matrix clean
+.PHONY: demo test check verify thorough smoke-without-posix frontends gpu-sim gpu-memory bench bench-estimates torture corners matrix dist clean
 
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c $(CONSTRAINTS)
 
@@ -112,6 +113,20 @@ corners:
 
 matrix:
 	$(PYTHON) tests/matrix/run.py
+
+# The tests come from the unpacked source distribution, and the package from the wheel.
+dist:
+	rm -rf build/dist
+	$(PYTHON) -m venv build/dist/tools
+	build/dist/tools/bin/python -m pip install --disable-pip-version-check --quiet build twine
+	build/dist/tools/bin/python -m build --outdir build/dist/files
+	build/dist/tools/bin/twine check --strict build/dist/files/*
+	$(PYTHON) -m venv build/dist/empty
+	build/dist/empty/bin/python -m pip install --disable-pip-version-check --quiet numpy pytest pytest-timeout \
+		"$$(echo build/dist/files/*.whl)[notebook]"
+	tar -xzf build/dist/files/*.tar.gz -C build/dist
+	rm -r build/dist/ipygpumem-*/ipygpumem
+	cd build/dist/ipygpumem-* && ../empty/bin/python -m pytest tests/smoke/test_cells.py
 
 clean:
 	rm -rf build $(VENV)

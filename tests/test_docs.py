@@ -135,6 +135,10 @@ def test_the_index_of_the_documentation_has_every_page() -> None:
     assert pages - set(_LINK.findall(read("docs/README.md"))) == set()
 
 
+def test_the_page_of_a_package_index_has_no_link_that_leads_nowhere_there() -> None:
+    assert "](" not in read(".github/description.md")
+
+
 @pytest.mark.parametrize("folder", ["ipygpumem", "ipygpumem/shell"])
 def test_the_rooms_of_the_package_are_listed(folder: str) -> None:
     _, table = read("CONTRIBUTING.md").split(f" of `{folder}/` | does |\n| --- | --- |\n")
