@@ -315,13 +315,15 @@ def usage(device: str, kept: int, peak: int) -> Usage:
 def engine(number: int, *usages: Usage, seconds: float = 1.0, error: str = "", **changes: object) -> EngineRecord:
     """One engine whose experiment had one cell; ``changes`` are of the experiment."""
     cell = CellRecord(1, None, "s", 0.0, seconds, not error, error or None, usages)
-    record = ExperimentRecord("s", 0.0, 9.0, (cell,), usages, {"cpu": MIB}, {"cpu": MIB}, ("x",), (), (), ())
+    sizes = {"cpu": MIB, "children": 0}
+    record = ExperimentRecord("s", 0.0, 9.0, (cell,), usages, sizes, sizes, ("x",), (), (), ())
     record = replace(record, **changes)  # type: ignore[arg-type]
     return EngineRecord(number, f"host{number // 2}", 100 + number, {}, {"cpu": number * GIB}, "v", error, record)
 
 
 def four(*peaks: int, **changes: object) -> list[EngineRecord]:
-    return [engine(number, usage("cpu", 2, peak), **changes) for number, peak in enumerate(peaks)]  # type: ignore[arg-type]
+    idle = Usage("children", 0, 0, 0, None, "sampled")
+    return [engine(number, usage("cpu", 2, peak), idle, **changes) for number, peak in enumerate(peaks)]  # type: ignore[arg-type]
 
 
 def test_each_figure_has_its_sum_lowest_median_and_highest_and_cards_are_one_kind_of_device() -> None:
@@ -329,6 +331,8 @@ def test_each_figure_has_its_sum_lowest_median_and_highest_and_cards_are_one_kin
     rows = {tuple(row[:2]): row[2:] for row in report.tables[0].rows}
     assert rows["RAM", "peak"] == ("4", "", "+10 MiB", "+20 MiB", "+40 MiB", "engine 3")
     assert rows["RAM", "kept"] == ("4", "+8 MiB", "+2 MiB", "+2 MiB", "+2 MiB", "")
+    assert ("child processes", "peak") not in rows
+    assert "child" not in report.headline
     one = engine(0, usage("cuda:0", 5, 100), usage("cuda:1", 7, 300))
     values = values_of(one)
     assert (values["peak", "cuda"], values["kept", "cuda"]) == (300 * MIB, 12 * MIB)
@@ -341,7 +345,7 @@ def test_errors_and_notes_are_told_once_for_engines_that_are_alike() -> None:
     merged = merged_record("s", 5.0, 1.0, engines)
     assert merged.notes == ("engines 0-1: a note", "engine 2 (host1): KeyError", "engines 3-4: died")
     assert (merged.deleted, merged.kept) == (("x", "y"), ("z",))
-    assert (merged.consumed, merged.freed) == ({"cpu": 3 * MIB}, {"cpu": 3 * MIB})
-    (sums,) = merged.usages
+    assert merged.consumed == merged.freed == {"cpu": 3 * MIB, "children": 0}
+    sums, _ = merged.usages
     assert (sums.device, sums.peak_delta_bytes, sums.delta_bytes) == ("cpu", 3 * MIB, 6 * MIB)
     assert engines_report(merged).is_trouble

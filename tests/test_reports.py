@@ -89,7 +89,7 @@ def test_no_step_is_shown_to_have_given_more_than_came_back_in_all() -> None:
 
 
 def test_the_report_of_a_recovery() -> None:
-    (report,) = content.recovery_reports(recovery(), MIB)
+    (report,) = content.recovery_reports(recovery(freed={"cpu": -5, "shm": 0, "cuda:0": 3 * MIB}), MIB)
     assert report.headline == (
         "out of memory (OutOfMemoryError) · asked for 20.00 GiB · free: RAM 10.00 GiB, cuda:0 3.00 GiB · "
         "freed: RAM 0 B, cuda:0 3 MiB"

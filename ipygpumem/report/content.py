@@ -176,9 +176,9 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
     head = [f"{_CAUSES[record.kind]} ({clean_name(record.error)})"]
     if record.requested_bytes is not None:
         head.append(f"asked for {format_bytes(record.requested_bytes)}")
-    if record.kind == "oom":
-        head.append(f"free: {_sizes(record.free)}")
-    head.append(f"freed: {_sizes({device: max(0, size) for device, size in record.freed.items()})}")
+    head += [f"free: {_sizes(record.free)}"] * (record.kind == "oom")
+    freed = {device: max(0, size) for device, size in record.freed.items() if size > 0 or device not in OUTSIDE}
+    head.append(f"freed: {_sizes(freed)}")
     tables = [held_table("held by the traceback", record.held, min_held_bytes, _also_freed(record))] if held else []
     listings = [layout.Listing("small locals of these frames", list(map(clean, record.plain)))]
     return [Report("recovery", head, _recovery_lines(record), tables, listings=listings, is_trouble=True)]

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ipygpumem.records import EngineRecord, ExperimentRecord, Usage
 from ipygpumem.report.content import times
-from ipygpumem.report.layout import Fact, Listing, Report, Table, clean, clean_name, count, device_label
+from ipygpumem.report.layout import Fact, Listing, Report, Table, clean, clean_name, count, device_label, in_use
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 TIME, PEAK, KEPT, FREE = "time", "peak", "kept", "free"
@@ -31,7 +31,7 @@ def values_of(engine: EngineRecord) -> Values:
     if record is None:
         return {}
     found: dict[tuple[str, str], float] = {(TIME, ""): record.duration_seconds}
-    for usage in record.usages:
+    for usage in filter(in_use, record.usages):
         kind = kind_of(usage.device)
         found[PEAK, kind] = max(found.get((PEAK, kind), 0), usage.peak_delta_bytes)
         found[KEPT, kind] = found.get((KEPT, kind), 0) + usage.delta_bytes
@@ -121,6 +121,7 @@ def alike(texts: Iterable[tuple[int, str]], hosts: Mapping[int, str] = {}) -> li
 def engines_report(record: ExperimentRecord) -> Report:
     """Return the report of an experiment on a cluster."""
     failed = [engine for engine in record.engines if engine.error]
+    used = {usage.device for usage in record.usages if in_use(usage)}
     segments = [
         f"experiment {clean_name(record.name)}",
         f"on {count(len(record.engines), 'engine')}",
@@ -129,6 +130,7 @@ def engines_report(record: ExperimentRecord) -> Report:
         *(
             f"{device_label(device)} consumed {format_change(size)}, freed {format_bytes(record.freed.get(device, 0))}"
             for device, size in record.consumed.items()
+            if device in used
         ),
     ]
     own = {engine.engine: values_of(engine) for engine in record.engines}
@@ -136,8 +138,7 @@ def engines_report(record: ExperimentRecord) -> Report:
     names = {what: tuple(map(clean_name, getattr(record, what))) for what in NAMES}
     facts = [Fact(what, found, code=True) for what, found in names.items()]
     tables = [_figures_table(own, sampled), _engines_table(record.engines, own)]
-    notes = tuple(map(clean, record.notes))
-    return Report("engines", segments, notes, tables, facts, is_trouble=bool(failed))
+    return Report("engines", segments, tuple(map(clean, record.notes)), tables, facts, is_trouble=bool(failed))
 
 
 def _figures_table(engines: Mapping[int, Values], sampled: Collection[tuple[str, str]] = ()) -> Table:
