@@ -1,10 +1,8 @@
-"""The callbacks in the three libraries; fastai, where it is not installed, by what it documents of its training."""
+"""The callbacks in Hugging Face's and Lightning's trainers, and the one for fastai by its documented events."""
 
 from __future__ import annotations
 
-import functools
 import importlib
-import importlib.util
 import pickle
 import sys
 import traceback
@@ -35,7 +33,6 @@ from tests.alone import ROOT
 from tests.fakes import FakeProbe
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-HAS_FASTAI = importlib.util.find_spec("fastai") is not None
 PEAK = "mem/cuda_0/peak_mib"
 
 
@@ -195,49 +192,19 @@ class Lightning:
         return [figures for _, metrics in self.log.rows if (figures := on_card(metrics))]
 
 
-class FastAi:
-    before_step, highest = "before_step", 32
-
-    def __init__(self, card: Card, folder: Path, *callbacks: Any) -> None:
-        basics: Any = importlib.import_module("fastai.basics")
-        data = basics.DataLoaders(basics.DataLoader(rows(), bs=4), basics.DataLoader(rows(1), bs=4))
-        make = functools.partial(basics.OptimWrapper, opt=Optimizer, card=card)
-        self.learner = basics.Learner(data, Network(card), mse_loss, lambda p, lr: make(p), cbs=list(callbacks))
-        self.learner.create_mbar = False
-        self.learner.logger = lambda log: None  # fastai's own prints
-        self.validate = self.learner.validate
-
-    def train(self) -> FastAi:
-        self.learner.fit(2)
-        return self
-
-    def weights(self) -> Any:
-        return [*self.learner.model.parameters()]
-
-    def logged(self) -> list[dict[str, float]]:
-        names = list(self.learner.recorder.metric_names)[1:-1]
-        return [on_card(dict(zip(names, row, strict=True))) for row in self.learner.recorder.values]
-
-
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Our callback for fastai, where fastai is not installed with a base class that does nothing."""
-    if not HAS_FASTAI:
-        for name in ("fastai", "fastai.callback", "fastai.callback.core"):
-            monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        vars(sys.modules["fastai.callback.core"])["Callback"] = type("Callback", (), {"run": True, "learn": None})
+    """Our callback for fastai, with a base class that does nothing."""
+    for name in ("fastai", "fastai.callback", "fastai.callback.core"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    vars(sys.modules["fastai.callback.core"])["Callback"] = type("Callback", (), {"run": True, "learn": None})
     monkeypatch.delitem(sys.modules, "ipygpumem.extras.trainers.fastai", raising=False)
     return importlib.import_module("ipygpumem.extras.trainers.fastai").FastaiMemoryCallback
 
 
-@pytest.fixture(params=[HuggingFace, Lightning, FastAi], ids=lambda kind: kind.__name__)
+@pytest.fixture(params=[HuggingFace, Lightning], ids=lambda kind: kind.__name__)
 def library(request: pytest.FixtureRequest) -> Any:
-    if request.param is not FastAi:
-        return request.param
-    if not HAS_FASTAI:
-        pytest.skip("fastai is not installed")
-    base = importlib.import_module("fastai.callback.core").Callback
-    return type("Fast", (FastAi,), {"kind": request.getfixturevalue("fast"), "base": base})
+    return request.param
 
 
 def on_card(figures: dict[str, Any]) -> dict[str, Any]:
@@ -282,9 +249,7 @@ def test_a_failure_of_ours_is_said_once_and_the_training_goes_on(
 def test_after_an_error_nothing_is_measured_until_the_next_training(card: Card, tmp_path: Path, library: Any) -> None:
     callback = library.kind()
     trained = library(card, tmp_path, failing(library.base, library.before_step, KeyboardInterrupt), callback)
-    with pytest.raises(
-        (KeyboardInterrupt, SystemExit)
-    ) as raised:  # its traceback keeps the frames, as a notebook's does
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as raised:  # keeps the frames, as a notebook does
         trained.train()
     assert classify(raised.value).kind == "interrupt"
     before = records()
@@ -307,10 +272,8 @@ def test_a_missing_library_is_one_line_that_says_what_to_install() -> None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 
-@pytest.mark.parametrize("heading", ["Hugging Face", "Lightning", "fastai"])
+@pytest.mark.parametrize("heading", ["Hugging Face", "Lightning"])
 def test_the_example_of_the_page_runs(heading: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if heading == "fastai" and not HAS_FASTAI:
-        pytest.skip("fastai is not installed")
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "trainers.md").read_text("utf-8")
     code = page.split(f"\n## {heading}\n")[1].split("```python\n")[1].split("```")[0]
@@ -394,7 +357,7 @@ def test_every_process_can_monitor_its_figures_and_the_first_alone_logs_them(
 
 
 def test_fastais_events_give_columns_before_the_time_and_a_record_of_each_epoch(card: Card, fast: Any) -> None:
-    """The events come in fastai's order; its index has no build that installs beside torch for the CPU."""
+    """The events come in fastai's order. No build of fastai installs next to torch for the CPU."""
     callback, recorder = fast(), SimpleNamespace(metric_names=["epoch", "train", "valid", "time"], add_time=True)
     callback.learn = SimpleNamespace(recorder=recorder, epoch=0)
     for _ in range(2):  # added twice, or a second training
