@@ -504,29 +504,6 @@ def test_inside_an_experiment_the_variable_is_the_experiments_and_around_one_eac
     assert notebook.value("[(e.name, e.ooms) for e in ipygpumem.experiments()]")[-3:] == [("b", 1), ("b", 1), ("b", 0)]
 
 
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        ("%%autofit nothing\nwork(1)", "there is no variable 'nothing'"),
-        ("%%autofit work\nwork(1)", "work is a function"),
-        ("%%autofit size=big\nwork(1)", "size: 'big' is not a number"),
-        ("%%autofit 3=4\nwork(1)", "'3=4' is not a variable"),
-        ("%%autofit size=4 --min other=8\nwork(1)", "the minimum of other"),
-        ("%%autofit\nwork(1)", "which variable? For instance: %%autofit batch_size=1024"),
-        ("%%autofit size=4\n", "the cell is empty"),
-        ("%%autofit size=4\n%%autofit other=4\nwork(1)", "an autofit is already running"),
-        ("%autofit size=4", "write %%autofit as the first line of a cell"),
-        ("%%autofit size=400\nsize = 300\nwork(size)", "the cell sets size itself"),
-    ],
-)
-def test_a_mistake_is_one_line(notebook: Kernel, code: str, said: str) -> None:
-    reply = notebook.run(code)
-    assert (reply.status, reply.traceback) == ("error", ""), reply
-    assert reply.stderr.startswith("UsageError: "), reply.stderr
-    assert said in reply.stderr
-    assert notebook.value("'size' in globals()") is False
-
-
 def test_a_traceback_shows_the_users_frames_and_no_way_through_ours(notebook: Kernel) -> None:
     reply = notebook.run("def fails(size):\n    raise KeyError(size)\nipygpumem.autofit(fails, size=4)")
     assert reply.error == "KeyError"

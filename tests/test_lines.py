@@ -444,21 +444,3 @@ def test_above_an_autofit_it_follows_the_tries_and_below_it_says_so(notebook: Ke
     reply = notebook.run("%%autofit size=8\n%%memlines\nheld = block(size)")
     assert "write it above %%autofit" in reply.stderr
     ok(notebook, "del held")
-
-
-@pytest.mark.parametrize(
-    ("line", "part"),
-    [
-        ("%memlines", "write %%memlines as the first line"),
-        ("%%memlines -f nosuch\n1", "there is no 'nosuch' here"),
-        ("%%memlines -f Model\n1", "'Model' is a type, not a function"),
-        ("%%memlines -f sys.getsizeof\n1", "no lines of Python"),
-        ("%%memlines -f '1 + 1'\n1", "'1 + 1' is not a name"),
-    ],
-)
-def test_a_wrong_line_is_said_in_one_line_and_nothing_runs(notebook: Kernel, line: str, part: str) -> None:
-    reply = notebook.run(line)
-    assert reply.stderr.count("\n") == 1, reply.stderr
-    assert part in reply.stderr
-    assert reply.result is None
-    assert notebook.value("sys.gettrace()") is None

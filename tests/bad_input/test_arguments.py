@@ -61,6 +61,21 @@ WRONG = [
     ("%gpumemit await block", "gpumemit cannot measure await: run it in a plain cell"),
     ("%%gpumemit\nfor x in []: pass\nawait block", "gpumemit cannot measure await"),
     ("%gpumemit -s 'return' block", "gpumemit: 'return' outside function: 'return'"),
+    ("%%autofit nothing\nwork(1)", "there is no variable 'nothing'"),
+    ("%%autofit work\nwork(1)", "work is a function"),
+    ("%%autofit size=big\nwork(1)", "size: 'big' is not a number"),
+    ("%%autofit 3=4\nwork(1)", "'3=4' is not a variable"),
+    ("%%autofit size=4 --min other=8\nwork(1)", "the minimum of other"),
+    ("%%autofit\nwork(1)", "which variable? For instance: %%autofit batch_size=1024"),
+    ("%%autofit size=4\n", "the cell is empty"),
+    ("%%autofit size=4\n%%autofit other=4\nwork(1)", "an autofit is already running"),
+    ("%autofit size=4", "write %%autofit as the first line of a cell"),
+    ("%%autofit size=400\nsize = 300\nwork(size)", "the cell sets size itself"),
+    ("%memlines", "write %%memlines as the first line"),
+    ("%%memlines -f nosuch\n1", "there is no 'nosuch' here"),
+    ("%%memlines -f In\n1", "not a function"),
+    ("%%memlines -f In.append\n1", "no lines of Python"),
+    ("%%memlines -f '1 + 1'\n1", "'1 + 1' is not a name"),
 ]
 
 
@@ -78,9 +93,10 @@ def open_and_names(shell: InteractiveShell) -> tuple[list[str], list[str]]:
 
 def test_a_wrong_line_gets_a_line_and_opens_nothing(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
+    loaded.run_cell("def work(size):\n    if size > 100: raise MemoryError")
     for line, part in WRONG:
         assert part in refused(loaded, line), line
-        assert open_and_names(loaded) == ([], []), line
+        assert open_and_names(loaded) == ([], ["work"]), line
 
 
 def test_gpumem_alone_shows_a_short_status_a_hint(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
