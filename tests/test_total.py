@@ -44,6 +44,23 @@ def test_text_keys_count_that_the_collector_leaves_out() -> None:
     del kept
 
 
+def test_locals_of_running_threads_count() -> None:
+    ready, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        text = "x" * MIB
+        ready.set()
+        go_on.wait()
+        del text
+
+    before, thread = total().objects_bytes, threading.Thread(target=work)
+    thread.start()
+    ready.wait()
+    assert total().objects_bytes - before == pytest.approx(MIB, rel=0.1)
+    go_on.set()
+    thread.join()
+
+
 def test_no_code_of_an_object_runs() -> None:
     objects = [type("Odd", (base,), body)() for base in (object, list, dict)]
     with untouched():

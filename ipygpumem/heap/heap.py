@@ -1,8 +1,8 @@
 """Lists all live objects, and finds referrers.
 
 The garbage collector lists containers only. It lists no NumPy arrays, and no dict or tuple that contains only arrays,
-numbers and text (CPython stops tracking it). Both are found as referents of listed objects. Running frames and C++
-code cannot be seen here; ``holders`` examines frames.
+numbers and text (CPython stops tracking it). Both are found as referents of listed objects, and of running frames.
+C++ code cannot be seen here.
 
 A heap has millions of objects, so every loop over them runs in C (see ``bulk``).
 """
@@ -15,14 +15,14 @@ import os
 import sys
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain, compress, count, filterfalse, islice, repeat
+from itertools import chain, compress, count, filterfalse, islice, repeat, starmap
 from operator import is_, not_
 from typing import Any
 
 from ipygpumem.errors import GpuMemError
 from ipygpumem.heap.arrays import Span, StorageKey, describe, elements, flat_elements, library_type, places_of
 from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, one_of_each, types_of
-from ipygpumem.heap.holders.frames import emptied_locals
+from ipygpumem.heap.holders.frames import emptied_locals, running_locals
 from ipygpumem.introspect import ATOMS, is_atom, is_instance
 from ipygpumem.probes.accelerators import loaded_torch
 
@@ -82,11 +82,13 @@ class Heap:
         modules: torch modules.
         optimizers: torch optimizers.
         tasks: asyncio tasks.
+        local: objects of the local names of running functions.
     """
 
-    def __init__(self, extra: Iterable[object] = ()) -> None:
+    def __init__(self) -> None:
         # Before any list of ours refers to a frame's locals: ``peek`` counts references.
-        extra, emptied = list(extra), emptied_locals()
+        self.local: list[object] = list(running_locals())
+        emptied = emptied_locals()
         # Objects made from here on are ours. This object must not be in its own list, nor in a variable that an inner
         # function shares: that would be a cycle, and it must be freed as soon as it is dropped.
         self._tracked: list[object] = gc.get_objects()
@@ -105,29 +107,29 @@ class Heap:
         """Object arrays, with the identities of the containers and arrays in them; views, with that of their base."""
         # Python 3.12's asyncio shows the collector objects that it has freed and keeps for reuse. Putting one into a
         # list frees it again, and every later collection would loop for ever.
-        for item in (self, extra, sys.modules.get("_asyncio")):
+        for item in (self, self.local, sys.modules.get("_asyncio")):
             for place in islice(compress(count(), map(is_, self._tracked, repeat(item))), 1):
                 self._tracked[place] = None
         if emptied:
             for place in list(compress(count(), map(emptied.__contains__, map(id, self._tracked)))):
                 self._tracked[place] = None
-        self._look_behind(extra)
+        self._look_behind()
 
     def drop(self) -> None:
         """Drop all references. If the maker of the heap is in it, they would be a cycle."""
-        found = self.tensors, self.modules, self.optimizers, self.tasks, self.ndarrays
+        found = self.tensors, self.modules, self.optimizers, self.tasks, self.ndarrays, self.local
         for objects in (self._tracked, self._containers, *found):
             objects.clear()
         self._identities.clear()
         self._one_of_each.clear()
         self._inside = None
 
-    def _look_behind(self, extra: list[object]) -> None:
+    def _look_behind(self) -> None:
         """Find the arrays and the containers that the collector does not track."""
         arrays = {id(library_type("numpy", "ndarray"))}
         wanted = arrays | _CONTAINERS
         behind: dict[int, object] = {}
-        level: Iterator[Sequence[object]] = chain(self._referents(), [extra])
+        level: Iterator[Sequence[object]] = chain(self._referents(), [self.local])
         while True:
             known = len(behind)
             for referents in level:
@@ -204,8 +206,8 @@ class Heap:
     def referred(self, wanted: Collection[int], without: Collection[int] = ()) -> list[Any]:
         """Return the objects with the ``wanted`` identities to which an object that is not among ``without`` refers."""
         found = dict[int, object]()
-        for part in chunks(self._tracked) if wanted else ():
-            held = gc.get_referents(*compress(part, map(not_, map(without.__contains__, map(id, part)))))
+        parts = (compress(part, map(not_, map(without.__contains__, map(id, part)))) for part in chunks(self._tracked))
+        for held in chain([self.local], starmap(gc.get_referents, parts)) if wanted else ():
             inside = gc.get_referents(*filterfalse(gc.is_tracked, of_types(_CONTAINERS, held)))
             for items in (held, inside):
                 found.update(by_identity(list(compress(items, map(wanted.__contains__, map(id, items))))))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ipygpumem.heap.bulk import by_identity, chunks, held_once, of_types, one_of_each, referents
 from ipygpumem.heap.heap import undisturbed
+from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.libraries import Behind, Piece, behind, library_of
 from ipygpumem.introspect import class_dict
 
@@ -54,6 +55,7 @@ class _Count:
     def take(self) -> Total:
         """Return the result."""
         waiting = list[Sequence[object]](chunks(gc.get_objects()))  # before all that grows below
+        waiting.append([tuple(running_locals())])  # the collector does not list running frames
         size, shared, alone = 0, set[int](), held_once()
         while waiting:
             items = waiting.pop()

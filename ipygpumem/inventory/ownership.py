@@ -13,7 +13,7 @@ from ipygpumem.heap.arrays import storage_key
 from ipygpumem.heap.bulk import of_types
 from ipygpumem.heap.closure import Closure, is_left_out
 from ipygpumem.heap.heap import Heap, undisturbed
-from ipygpumem.heap.holders.frames import peek, running_locals
+from ipygpumem.heap.holders.frames import peek
 from ipygpumem.heap.holders.search import NOTEBOOK, PathWriter, Root, Roots, Search, explain
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.sizes import Sizes
@@ -92,7 +92,7 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
     with undisturbed():
         closure = Closure(holding)
         held = closure.held_from_outside({id(holding[0]): references})
-        heap = Heap(running_locals())  # after counting, because it refers to every object
+        heap = Heap()  # after counting, because it refers to every object
         partners = closure.partners(heap)
         held |= partners.keys()
         whole = Sizes()

@@ -69,10 +69,9 @@ class Retained:
         paths: Mapping[int, str],
         outputs: Mapping[str, object],
         inside_outputs: Collection[int],
-        in_frames: Collection[int] = (),
     ) -> None:
         self._heap, self._paths, self._outputs = heap, paths, outputs
-        self._inside_outputs, self._in_frames, self.complete = inside_outputs, in_frames, True
+        self._inside_outputs, self._in_frames, self.complete = inside_outputs, set(map(id, heap.local)), True
         self._sizes: dict[StorageKey, tuple[str, int]] = {}
         self._shown_by: dict[StorageKey, list[Any]] = {}
         self._locked: set[StorageKey | None] = set()

@@ -22,7 +22,7 @@ from typing import Any
 from ipygpumem.heap.arrays import Memory, Reader, Storages, describe, is_array, library_type, memory_of, place_of
 from ipygpumem.heap.bulk import Progress, no_progress
 from ipygpumem.heap.heap import Heap, refuse_while_traced, undisturbed
-from ipygpumem.heap.holders.frames import peek, running_locals
+from ipygpumem.heap.holders.frames import peek
 from ipygpumem.heap.walk import NamedArrays
 from ipygpumem.introspect import instance_dict, is_instance, module_dict, type_name
 from ipygpumem.inventory.records import Inventory, Role, TensorRecord, first_part
@@ -93,7 +93,7 @@ class _Survey:
     ) -> None:
         self.notes: list[str] = []
         roots = list(roots)  # before the heap is listed: ``peek`` counts references
-        self._heap = Heap(running_locals())
+        self._heap = Heap()
         progress(0.25)
         names = NamedArrays()
         self._named = names.named(roots)

@@ -17,7 +17,7 @@ from typing import Any
 
 from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, types_of
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.frames import failed, peek, running_locals
+from ipygpumem.heap.holders.frames import failed, peek
 from ipygpumem.heap.libraries import loaded_classes
 from ipygpumem.heap.sizes import Size, Sizes
 from ipygpumem.introspect import (
@@ -65,8 +65,9 @@ def find(
     classes = list(filter(is_users_class, of_types(kinds_of(kept, type), kept)))
     sizes.together([*kept, *(value for kind in classes for value in list(class_dict(kind).values()))])
     sizes.seen -= barriers
-    inside = by_identity([*(item for place in places for item in _contents(place)), *running_locals()])
-    waiting = [item for key, item in inside.items() if key not in sizes.seen and not is_atom(item)]
+    inside = by_identity([*(item for place in places for item in _contents(place)), *heap.local])
+    waiting = [item for key, item in inside.items() if key not in sizes.seen]
+    waiting = [item for item in waiting if not is_atom(item) or sys.getsizeof(item) >= smallest]
     waiting += islice((item for item in large if id(item) not in sizes.seen), _MOST)
     found = [(item, sizes.together([item])) for item in waiting]
     # Only a large object's parts are worth the time.

@@ -14,7 +14,6 @@ from typing import Any
 from ipygpumem.heap.arrays import StorageKey, holding_objects, library_type, storage_key
 from ipygpumem.heap.bulk import Progress, of_types, one_of_each
 from ipygpumem.heap.heap import Heap, undisturbed
-from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.graphs import live_tensors, requiring_grad
 from ipygpumem.heap.holders.search import NOTEBOOK, explain
 from ipygpumem.heap.sizes import Sizes, row_of
@@ -55,7 +54,6 @@ def _look(
     """
     live_tensors(app.context.garbage)  # gives each a Python object
     with undisturbed():
-        in_frames = set(map(id, running_locals()))
         namespace = dict(app.context.namespace)
         names = {name: namespace[name] for name in ownable(namespace)}
         del namespace  # it would be another holder of the outputs
@@ -63,9 +61,9 @@ def _look(
         outputs = {f"Out[{number}]": value for number, value in kept.items() if not is_atom(value)}
         paths, inside = paths_of(names, outputs)
         inside |= keepers | {id(kept), id(outputs)}
-        heap = Heap(running_locals())
+        heap = Heap()
         progress(0.3)
-        retained = Retained(heap, paths, outputs, inside, in_frames)
+        retained = Retained(heap, paths, outputs, inside)
         progress(0.5)
         app.experiments.survivors.update(heap)
         known = [item for item in app.experiments.survivors.known if size_of(item.alive()) >= smallest]

@@ -11,6 +11,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import Storages
 from ipygpumem.heap.bulk import Progress, no_progress
+from ipygpumem.heap.holders.frames import background_frames, peek
 from ipygpumem.introspect import is_name, target_of
 from ipygpumem.inventory import records, survey
 from ipygpumem.inventory.records import Inventory
@@ -48,14 +49,19 @@ def top(app: App, options: Options) -> list[Report]:
 def largest(shell: Any, frame: FrameType | None = None) -> LargestNames:
     """Return the memory that names and outputs hold, and the local names of ``frame`` if given."""
     local = {} if frame is None else survey.locals_of(frame)
+    running = {
+        f'local {name} of {one.f_code.co_name}() in thread "{thread}"': value
+        for one, thread in background_frames()
+        for name, value in peek(one).items()
+    }
     app = find_app(shell)
     used = {"cpu": rss_bytes()} if app is None else current(app.context.meter.now())
     with _working(app, "names") as progress:
         return take_largest(
-            named_objects(shell) | local,
+            named_objects(shell) | local | running,
             used,
-            cell_of=_cell_finder(shell, local),
-            remedy_of=functools.partial(_remedy_of, shell),
+            cell_of=_cell_finder(shell, local | running),
+            remedy_of=functools.partial(_remedy_of, shell, running),
             progress=progress,
         )
 
@@ -65,8 +71,11 @@ def _working(app: App | None, what: str) -> AbstractContextManager[Progress]:
     return contextlib.nullcontext(no_progress) if app is None else app.context.display.working(what)
 
 
-def _remedy_of(shell: Any, names: Sequence[str]) -> str:
+def _remedy_of(shell: Any, running: Container[str], names: Sequence[str]) -> str:
     """Return the line that deletes an object's names; ``del`` would leave IPython's copies of an output."""
+    known = [name for name in names if name not in running]
+    if len(known) < len(names):
+        return (f"{_remedy_of(shell, (), known)}, and " if known else "") + "let the function return"
     numbers = [number for number in map(cell_of_output, names) if number is not None]
     plain = [name for name in names if cell_of_output(name) is None]
     if not numbers:  # a script's names are also in the module that IPython keeps of it

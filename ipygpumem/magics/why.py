@@ -6,7 +6,6 @@ from IPython.core.error import UsageError
 
 from ipygpumem.errors import describe_error, ellipsize, quoted
 from ipygpumem.heap.heap import Heap, undisturbed
-from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.inventory.ownership import take
 from ipygpumem.magics.parsing import Options
 from ipygpumem.report.inventory import left_report, why_report
@@ -34,7 +33,7 @@ def _of_deleted(app: App, name: str) -> Report:
     """Return the report on a name that is not defined."""
     survivors = app.experiments.survivors
     with undisturbed():
-        heap = Heap(running_locals())
+        heap = Heap()
         survivors.update(heap)
         found = survivors.explained([item for item in survivors.known if item.held.name == name], heap)
         heap.drop()

@@ -11,7 +11,6 @@ from ipygpumem.errors import describe_error
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.heap import Heap, undisturbed
-from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.heap.holders.search import NOTEBOOK, Roots, explain
 from ipygpumem.heap.sizes import Sizes
@@ -84,7 +83,7 @@ def _keeper_of(array: TensorRecord, roots: Callable[[], Roots]) -> str:
     """Describe the holder of an array that no name refers to directly, as ``%gpumem leaks`` does."""
     known, key = roots(), (array.library, array.storage)
     with undisturbed():
-        heap = Heap(running_locals())
+        heap = Heap()
         found = explain([key], heap, known)[key]
         heap.drop()
     return found.path.removeprefix(NOTEBOOK)

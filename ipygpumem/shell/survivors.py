@@ -15,7 +15,6 @@ from ipygpumem.errors import describe_error
 from ipygpumem.heap.arrays import Array, Span, WatchedArray, describe, storage_key, watch
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
-from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.heap.holders.search import LAST_ERROR, OF_MODULE, Root, Roots, explain
 from ipygpumem.heap.objects_since import ObjectsSince
@@ -71,6 +70,7 @@ class Baseline:
         self._names = NameSnapshot(context.namespace)
         self.contents = Contents(context.namespace)
         self._made, self._garbage = ObjectsSince(), context.garbage
+        self.threads = frozenset(sys._current_frames())
         self._mark = context.garbage.mark()
         context.garbage.list_from_now(self._made)
 
@@ -178,7 +178,7 @@ class Survivors:
         reported = {array.storage for item in self.known for array in item.alive()}  # by an inner experiment
         working, ours = context.display.working("holders of memory that was not freed"), "the search for holders"
         with growth_for(ours), working as progress, undisturbed():
-            heap = Heap(running_locals())
+            heap = Heap()
             progress(0.5)
             alive += _without_name(heap, smallest, unnamed, lambda item, a: a.storage in named or known(item, a))
             found = self.explained(alive, heap)
@@ -199,7 +199,7 @@ class Survivors:
     def _most_others(self, baseline: Baseline) -> int:
         """Return an upper bound of the memory without arrays that an experiment leaves."""
         with undisturbed():
-            return most_bytes(self._names(), baseline.contents, baseline.objects_since())
+            return most_bytes(self._names(), baseline.contents, baseline.objects_since(), baseline.threads)
 
     def _with_others(
         self,
@@ -220,6 +220,7 @@ class Survivors:
                 self._names(),
                 baseline.contents,
                 baseline.objects_since(),
+                threads=baseline.threads,
                 counted=sizes,
                 kept=growth.kept,
                 smallest=self._context.config.min_held_bytes,

@@ -150,6 +150,31 @@ def test_leaks_lists_memory_of_any_kind_that_no_name_leads_to(notebook: Kernel) 
     assert text == "no leak of at least 1 MiB was found"
 
 
+def test_the_locals_of_a_running_thread_are_named_in_each_report(notebook: Kernel) -> None:
+    works(notebook, "import threading, numpy as np")
+    works(notebook, "older, go_on, ready = bytes(9 << 20), threading.Event(), threading.Event()")
+    works(
+        notebook,
+        "%%experiment x\ndef work(given):\n"
+        "    text, rows, array = 'ab' * (5 << 20), [texts(7000)], np.ones(1 << 20)\n"
+        "    ready.set(); go_on.wait()\n"
+        "threading.Thread(target=work, args=(older,), name='worker').start(); ready.wait()",
+    )
+    where = {name: f'thread "worker": running work() line 4, local {name}' for name in ("text", "array", "rows")}
+    try:
+        found = sorted(((size >> 20, path) for _, size, path in survivors(notebook)), reverse=True)
+        assert found == [(10, where["text"]), (8, where["array"]), (7, where["rows"])]
+        works(notebook, "del older")
+        (text,) = works(notebook, "%gpumem leaks").reports("leaks")
+        assert [path for path in (*where.values(), where["text"].replace("text", "given")) if path not in text] == []
+        (text,) = works(notebook, "%gpumem top").reports("top")
+        for size, name in (("10 MiB", "text"), ("9 MiB", "given"), ("8 MiB", "array"), ("7.2 MiB", "rows")):
+            assert re.search(rf"{size} .*{name}", text), text
+        assert text.count("let the function return") == 4
+    finally:
+        works(notebook, "go_on.set()")
+
+
 def test_the_content_of_a_cache_is_listed_once(notebook: Kernel) -> None:
     works(
         notebook,

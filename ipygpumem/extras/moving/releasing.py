@@ -21,7 +21,6 @@ from ipygpumem.api.shell import current_shell, current_traces, garbage_here, loa
 from ipygpumem.errors import GpuMemError, ReleasedError
 from ipygpumem.heap.arrays import TOOLS, Array, describe, is_of_library, library_type, watch
 from ipygpumem.heap.heap import Heap, refuse_while_traced, undisturbed
-from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.search import Roots, explain
 from ipygpumem.heap.walk import ArraySearch, summed
 from ipygpumem.introspect import class_dict, instance_dict, is_instance, module_of, solid_base, type_name
@@ -224,7 +223,7 @@ def _sorted_out(
             left.append((held(alive), max(alive, key=lambda array: array.size_bytes)))
     if left:
         with undisturbed():
-            heap = Heap(running_locals())
+            heap = Heap()
             keys = [largest.storage for _, largest in left]
             holders = explain(keys, heap, roots())
             heap.drop()

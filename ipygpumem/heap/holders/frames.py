@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import compress, repeat
 from operator import is_not
 from types import FrameType, TracebackType
@@ -16,11 +16,11 @@ from ipygpumem.introspect import text_of
 _TOOLS = {"IPython", "ipykernel", "ipygpumem", "traitlets", "tornado", "asyncio", "jupyter_client"}
 
 
-def running_frames() -> Iterator[tuple[FrameType, str]]:
-    """Yield each running frame of a user function, in every thread, with the thread's name."""
+def running_frames(without: Container[int] = ()) -> Iterator[tuple[FrameType, str]]:
+    """Yield each running frame of a user function, with the thread's name, in every thread but those ``without``."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, current in _all_frames():
-        if is_users(current):
+        if ident not in without and is_users(current):
             yield current, names.get(ident, str(ident))
 
 
@@ -32,9 +32,9 @@ def background_frames() -> Iterator[tuple[FrameType, str]]:
             yield frame, thread
 
 
-def running_locals() -> Iterator[object]:
-    """Yield the objects that local names of running user functions refer to."""
-    for frame, _ in running_frames():
+def running_locals(without: Container[int] = ()) -> Iterator[object]:
+    """Yield the objects that local names of running user functions refer to, except in some threads."""
+    for frame, _ in running_frames(without):
         yield from peek(frame).values()
 
 
