@@ -322,7 +322,7 @@ def engine(number: int, *usages: Usage, seconds: float = 1.0, error: str = "", *
 
 
 def four(*peaks: int, **changes: object) -> list[EngineRecord]:
-    idle = Usage("children", 0, 0, 0, None, "sampled")
+    idle = Usage("children", 9 * MIB, 9 * MIB, 9 * MIB, None, "sampled")
     return [engine(number, usage("cpu", 2, peak), idle, **changes) for number, peak in enumerate(peaks)]  # type: ignore[arg-type]
 
 

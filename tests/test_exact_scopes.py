@@ -291,11 +291,10 @@ def cell(source: random.Random, model: Model) -> str:
     return wrapped
 
 
-THOROUGH = [pytest.param(5_000 + seed, marks=pytest.mark.thorough) for seed in range(4)]
-"""Numbers of cells, which seed the random ones: 20,000 in all."""
+THOROUGH = [pytest.param(1_000 + seed, marks=pytest.mark.thorough) for seed in range(20)]
+"""Numbers of cells, which seed the random ones: 20,000 in all. A busy machine runs so many well before a timeout."""
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("cells", [150, *THOROUGH])
 def test_random_cells_leave_the_names_that_scopes_should_leave(kernel: Kernel, cells: int) -> None:
     source, model = random.Random(cells), Model()

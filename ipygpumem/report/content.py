@@ -50,7 +50,7 @@ def _span_segments(record: CellRecord | TraceRecord, scales: layout.Scales | Non
     if record.error is not None:
         segments.append(clean_name(record.error))
     for usage in filter(layout.in_use, record.usages):
-        if _has_moved(usage):
+        if has_moved(usage):
             segments.append(LineSegment(_usage_part(usage), None if scales is None else scales.bar(usage)))
         else:
             segments.append(f"{_label(usage)} {_now(usage).removesuffix(' now')}")
@@ -61,7 +61,7 @@ def is_quiet(record: CellRecord) -> bool:
     """Return True if a cell has nothing to report: no device changed, nothing failed, no child process holds memory."""
     fine = record.error is None and record.recovery is None
     return fine and not any(
-        _has_moved(usage) or (usage.device in OUTSIDE and usage.after_bytes) for usage in record.usages
+        has_moved(usage) or (usage.device in OUTSIDE and usage.after_bytes) for usage in record.usages
     )
 
 
@@ -70,7 +70,7 @@ def usage_parts(usages: Iterable[Usage]) -> list[str]:
     return [_usage_part(usage) for usage in usages if layout.in_use(usage)]
 
 
-def _has_moved(usage: Usage) -> bool:
+def has_moved(usage: Usage) -> bool:
     """Return True if kept, freed or temporary memory reaches a MiB; less is usually not caused by the cell."""
     return max(abs(usage.delta_bytes), usage.peak_delta_bytes) >= MIB
 

@@ -7,8 +7,8 @@ import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ipygpumem.records import EngineRecord, ExperimentRecord, Usage
-from ipygpumem.report.content import times
+from ipygpumem.records import OUTSIDE, EngineRecord, ExperimentRecord, Usage
+from ipygpumem.report.content import has_moved, times
 from ipygpumem.report.layout import Fact, Listing, Report, Table, clean, clean_name, count, device_label, in_use
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
@@ -25,13 +25,18 @@ def kind_of(device: str) -> str:
     return device.partition(":")[0]
 
 
+def is_told(usage: Usage) -> bool:
+    """Return False for unused devices, and for child processes that stay as they are: each engine has a nanny."""
+    return has_moved(usage) if usage.device in OUTSIDE else in_use(usage)
+
+
 def values_of(engine: EngineRecord) -> Values:
     """Return an engine's figures of an experiment: time in its cells, peak, kept and free memory."""
     record = engine.record
     if record is None:
         return {}
     found: dict[tuple[str, str], float] = {(TIME, ""): record.duration_seconds}
-    for usage in filter(in_use, record.usages):
+    for usage in filter(is_told, record.usages):
         kind = kind_of(usage.device)
         found[PEAK, kind] = max(found.get((PEAK, kind), 0), usage.peak_delta_bytes)
         found[KEPT, kind] = found.get((KEPT, kind), 0) + usage.delta_bytes
@@ -121,7 +126,7 @@ def alike(texts: Iterable[tuple[int, str]], hosts: Mapping[int, str] = {}) -> li
 def engines_report(record: ExperimentRecord) -> Report:
     """Return the report of an experiment on a cluster."""
     failed = [engine for engine in record.engines if engine.error]
-    used = {usage.device for usage in record.usages if in_use(usage)}
+    used = {usage.device for usage in record.usages if is_told(usage)}
     segments = [
         f"experiment {clean_name(record.name)}",
         f"on {count(len(record.engines), 'engine')}",
