@@ -30,14 +30,14 @@ BUDGET = {
     "heap": 4319,
     "introspect": 207,
     "inventory": 2683,
-    "magics": 1334,
+    "magics": 1342,
     "meter": 420,
     "probes": 1931,
     "reclaim": 741,
     "records": 485,
-    "report": 1951,
+    "report": 1977,
     "scope": 761,
-    "shell": 3734,
+    "shell": 3736,
     "units": 140,
 }
 """Maximum number of lines of each room. A number goes up only in a commit that says for which users."""

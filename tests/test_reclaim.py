@@ -42,6 +42,12 @@ def test_each_step_is_credited_with_what_fell_while_it_ran() -> None:
     assert content.freed_report("freed", [step], {"children": 100 * MIB}).lines == (
         "freed by: processes that ended (100 MiB)",
     )
+    freed = [
+        FreeingStep(name, {"cpu": size * MIB}, {}, 0.1)
+        for name, size in (("names", 900), ("garbage", 7), ("caches", 6))
+    ]
+    by = content.freed_report("freed", freed, {"cpu": 916 * MIB}).lines
+    assert by == ("freed by: names (RAM 900 MiB), smaller steps (RAM 13 MiB)",)
 
 
 def test_a_step_is_not_credited_with_what_others_freed_while_it_ran() -> None:
@@ -135,7 +141,7 @@ def test_text_columns_of_pandas_come_back(kernel: Kernel) -> None:
     made = 'frame = pandas.DataFrame({"text": [f"text number {n} of many" for n in range(2_000_000)]})'
     (text,) = works(kernel, f"%%experiment text\n{made}\nassert frame.text.dtype == 'str'").reports("experiment")
     consumed, freed = re.search(r"RAM +\+([\d.]+) MiB +(\S+) MiB", text).groups()  # type: ignore[union-attr]
-    assert float(freed) > 0.7 * float(consumed) > 90, text  # the rest is pandas' first use of itself
+    assert float(freed) > 0.7 * float(consumed) > 45, text  # the rest is pandas' first use of itself
     assert "pyarrow's pool (RAM " in text
 
 

@@ -48,7 +48,10 @@ STILL_CUDA = Usage("cuda:0", GIB, GIB, GIB + 512, 24 * GIB, "allocator", reserve
 )
 def test_a_device_that_did_not_move_by_a_mib_is_its_size_alone_and_quiet(changes: dict[str, int], said: str) -> None:
     record = cell(usages=(dataclasses.replace(STILL, **changes), STILL_CUDA))
-    assert content.cell_report(record).headline == f"cell 12 · 3.21 s · {said} · cuda:0 3.00/24.00 GiB"
+    has_moved = "peak" in said
+    assert content.cell_report(record).headline == f"{'cell ' * has_moved}12 · 3.21 s · {said} · cuda:0 3.00/24.00 GiB"
+    short = content.cell_report(dataclasses.replace(record, duration_seconds=0.9)).headline
+    assert short == f"cell 12 · 900 ms · {said} · cuda:0 3.00/24.00 GiB" if has_moved else f"12 · {said}"
     assert content.is_quiet(record) is not bool(changes)
     assert not content.is_quiet(dataclasses.replace(record, error="ValueError"))
     assert not content.is_quiet(dataclasses.replace(record, recovery=recovery()))
@@ -209,6 +212,26 @@ def test_no_text_of_the_users_breaks_out_of_a_report(word: str) -> None:
         assert max(map(columns, shown.splitlines())) <= (style.width or 20_000)
 
 
+def test_a_narrow_table_says_once_what_is_equal_in_every_row() -> None:
+    rows = [
+        {"size": f"{n} GiB", "name": f"layers.{n}.weight", "dtype": "float32", "device": "cuda:0"} for n in (10, 20)
+    ]
+    shown = text.render([Report("tensors", "two", tables=[Table.of(rows, {"size"})])], text.Style(width=32))
+    assert shown.splitlines() == [
+        "two",
+        "    size   name",
+        "  ─────────────────────────",
+        "  10 GiB   layers.10.weight",
+        "  20 GiB   layers.20.weight",
+        "  in every row: dtype float32,",
+        "    device cuda:0",
+    ]
+
+
+def test_a_folded_line_has_no_separator_at_its_ends() -> None:
+    assert text.fold("1 leak · 64 MiB · batch", 10) == ["1 leak", "64 MiB", "batch"]
+
+
 def test_a_narrow_terminal_loses_the_bar_first_then_breaks_between_devices() -> None:
     report = [content.cell_report(cell())]
     wide, narrow, narrower = (text.render(report, text.Style(width=width, bars=True)) for width in (140, 118, 80))
@@ -241,7 +264,7 @@ def test_a_table_that_is_too_wide_is_folded_and_then_becomes_lines() -> None:
         f"  {'':20}              five six",
     ]
     assert text.render(report, text.Style(width=40)).splitlines()[1:] == [
-        f"  name {'x' * 20} ·",
+        f"  name {'x' * 20}",
         "    size 1.00 GiB · what you can do one",
         "    two three four five six",
     ]

@@ -116,7 +116,8 @@ def test_a_ctrl_c_while_the_report_is_on_its_way_is_said_in_it(notebook: Kernel,
     reply = notebook.run(f"get_ipython().display_pub.register_hook(strike); {code}")
     assert notebook.run("get_ipython().display_pub.unregister_hook(strike)").result == "True"
     assert (reply.status, reply.kinds) == ("error", kinds)
-    assert reply.displays[-1]["data"]["text/plain"].startswith("cell ")
+    assert reply.reports() == reply.reports("cell")
+    assert len(reply.reports()) == 1
     assert "Error in callback" not in reply.stdout
 
 

@@ -39,6 +39,14 @@ def off(app: App, options: Options) -> list[Report]:
     return [note("the report after each cell is off")]
 
 
+def quiet(app: App, options: Options) -> list[Report]:
+    """Hide or show the lines of cells that moved little memory, or return which of the two is set."""
+    config = app.context.config
+    if options.state is not None:
+        config.quiet = options.state == "on"
+    return [note(f"lines of cells that moved less than 1 MiB are {'hidden' if config.quiet else 'shown'}")]
+
+
 def free(app: App, options: Options) -> list[Report]:
     """Free memory now: frames of stored tracebacks, garbage, caches."""
     context = app.context

@@ -17,7 +17,7 @@ from ipygpumem.records import (
     Usage,
 )
 from ipygpumem.report import layout
-from ipygpumem.report.layout import SEPARATOR, LineSegment, Report, Table, clean, clean_name, count, device_label, sizes
+from ipygpumem.report.layout import SEPARATOR, LineSegment, Report, Table, clean, clean_name, count, device_label
 from ipygpumem.units import MIB, format_bytes, format_change, format_seconds, format_share
 
 _ROWS_SHOWN = 20
@@ -29,9 +29,12 @@ _ROWS_OPEN = 8
 
 
 def cell_report(record: CellRecord, scales: layout.Scales | None = None) -> Report:
-    """Return the one-line report of a cell, with bars scaled by ``scales``."""
-    head = "cell" if record.execution_count is None else f"cell {record.execution_count}"
-    return Report("cell", [head, *_span_segments(record, scales or layout.Scales())])
+    """Return the one-line report of a cell, with bars scaled by ``scales``; short if nothing changed."""
+    number = record.execution_count
+    segments = _span_segments(record, scales or layout.Scales())
+    if number is not None and record.error is None and not any(type(part) is LineSegment for part in segments):
+        return Report("cell", [str(number), *segments[record.duration_seconds < 1 :]])
+    return Report("cell", ["cell" if number is None else f"cell {number}", *segments])
 
 
 def trace_report(record: TraceRecord, note: str = "") -> Report:
@@ -55,6 +58,11 @@ def _span_segments(record: CellRecord | TraceRecord, scales: layout.Scales | Non
         else:
             segments.append(f"{_label(usage)} {_now(usage).removesuffix(' now')}")
     return segments
+
+
+def is_ours(record: CellRecord) -> bool:
+    """Return True if a cell consists of our commands, which show their own reports."""
+    return record.source_line.startswith(("%gpumem", "%experiment", "%%estimate", "%%gpumemit", "%config IPyGpuMem"))
 
 
 def is_quiet(record: CellRecord) -> bool:
@@ -145,20 +153,30 @@ def times(seconds: float, span_seconds: float) -> list[str]:
 
 
 def _step_list(steps: Iterable[FreeingStep], total: Mapping[str, int]) -> list[str]:
-    """Return each step's share of ``total``, and the rest; shares below a tenth of a MiB are left out."""
+    """Return each step's share of ``total``, those below 1 % together, and the rest; tiny ones are left out."""
+    least = {device: max(MIB // 10, size // 100) for device, size in total.items()}
     texts, left = [], dict(total)
+    small: Counter[str] = Counter()
+
+    def add(name: str, shares: Mapping[str, int]) -> None:
+        shown = {device: size for device, size in shares.items() if size >= least.get(device, MIB // 10)}
+        small.update({device: size for device, size in shares.items() if device not in shown})
+        if shown:
+            texts.append(f"{name} ({_sizes(shown)})")
+
     for step in steps:
         # A later step may take some of it again, such as a page for its own work.
         shares = {device: min(size, left.get(device, 0)) for device, size in step.freed.items() if size > 0}
         left |= {device: left.get(device, 0) - size for device, size in shares.items()}
-        shares |= {f"{device_label(device)} reserved": size for device, size in step.freed_reserved.items()}
-        shown = sizes({device: size for device, size in shares.items() if size >= MIB // 10})
-        if shown:
-            texts.append(f"{step.name} ({', '.join(shown)})")
+        add(
+            step.name,
+            shares | {f"{device_label(device)} reserved": size for device, size in step.freed_reserved.items()},
+        )
     ended = left.pop("children", 0)
     texts += [f"processes that ended ({format_bytes(ended)})"] * (ended >= MIB // 10)
-    rest = {device: size for device, size in left.items() if size >= MIB // 10}
-    return [*texts, f"allocators by themselves ({_sizes(rest)})"] if rest else texts
+    add("smaller steps", dict(small))
+    add("allocators by themselves", left)
+    return texts
 
 
 # -- errors ---------------------------------------------------------------------------------------------------
@@ -227,7 +245,7 @@ def _failed_steps(steps: Iterable[FreeingStep]) -> list[str]:
 
 
 def _sizes(by_device: Mapping[str, int]) -> str:
-    return ", ".join(sizes(by_device)) or "nothing"
+    return ", ".join(layout.sizes(by_device)) or "nothing"
 
 
 def held_table(

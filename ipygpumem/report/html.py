@@ -52,8 +52,8 @@ _CELL = (
     '<{kind} style="flex: {width}; box-sizing: content-box; text-align: {side}; line-height: 1.4; '
     'padding: 0.1em {gap}em 0.1em 0; border: none{more}">{content}</{kind}>'
 )
-_LETTER = 0.62
-"""Upper bound of the mean width of a letter, in em, because JupyterLab's sanitizer does not accept ch."""
+_LETTER = 0.64
+"""Upper bound of a digit's width, in em, because JupyterLab's sanitizer does not accept ch; DejaVu's is 0.636."""
 _GAP = 1.1
 """Gap between columns."""
 _WIDE = 24

@@ -6,7 +6,7 @@ import itertools
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ipygpumem.report.layout import SEPARATOR, Bar, Report, Table, clean, listed
 
@@ -165,7 +165,8 @@ def fold(text: str, width: int) -> list[str]:
         lines += pieces if lines != [""] else pieces[1:]
         lines[-len(pieces)] = pieces[0]
         used = columns(pieces[-1])
-    return [line.replace(_NO_BREAK, " ") for line in lines]
+    lines = [line.replace(_NO_BREAK, " ").removeprefix(SEPARATOR.lstrip()) for line in lines]
+    return [*(line.removesuffix(SEPARATOR.rstrip()) for line in lines[:-1]), lines[-1]]
 
 
 def _pieces(word: str, width: int) -> list[str]:
@@ -187,7 +188,8 @@ def _pieces(word: str, width: int) -> list[str]:
 def _table(table: Table, style: Style) -> list[str]:
     """Return the lines of ``table`` without its title: headings, a rule, and rows followed by their bars.
 
-    Numbers are never broken. If the columns do not fit side by side, each row becomes a line of names and values.
+    Numbers are never broken. If the columns do not fit side by side, texts that are equal in all rows follow the table;
+    if that is not enough, each row becomes a line of names and values.
     """
     width = max(_NARROWEST, style.width or _TABLE_WIDTH) - 2
     head, *body = [tuple(map(clean, row)) for row in (table.columns, *table.rows)]
@@ -200,6 +202,12 @@ def _table(table: Table, style: Style) -> list[str]:
         if fitting is not None:
             break
     else:
+        equal = [not number and len(body) > 1 == len({row[at] for row in body}) for at, number in enumerate(numeric)]
+        if any(equal):
+            kept = [tuple(itertools.compress(row, [not it for it in equal])) for row in (head, *body)]
+            shared = ", ".join(map(" ".join, itertools.compress(zip(head, body[0], strict=True), equal)))
+            fewer = _table(replace(table, columns=kept[0], rows=kept[1:]), style)
+            return [*fewer, *_hanging(f"in every row: {shared}", style.width)]
         lines = []
         for row in body:
             named = [f"{name}{_NO_BREAK}{text}" for name, text in zip(head, row, strict=True) if text]

@@ -67,6 +67,7 @@ MAGICS = {
 
     %gpumem on                 show a line after each cell
     %gpumem off                hide it; measuring continues
+    %gpumem quiet              hide the lines of cells that moved less than 1 MiB: [on|off]
     %gpumem status             show settings, open experiments, and each device's memory [--on ENGINES]
     %gpumem preload            create the accelerator's context now, and show its cost
     %gpumem free               free memory now: stored tracebacks, garbage, caches [--on ENGINES]

@@ -182,7 +182,8 @@ class Session:
             remarks += holders.remarks(growing, context, self._experiments.survivors.roots)
         ours = [own_growth.growth_line(record.usages)] if own_growth.waiting else []
         context.display.scales.note(record.usages)
-        is_hidden = not remarks and context.config.quiet and content.is_quiet(record)
+        may_hide = context.config.quiet or content.is_ours(record)
+        is_hidden = not remarks and may_hide and content.is_quiet(record)
         if is_hidden or not context.config.report:
             return []
         report = content.cell_report(record, context.display.scales)

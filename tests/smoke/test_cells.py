@@ -24,7 +24,7 @@ def test_the_line_tells_what_a_cell_kept_and_its_peak(notebook: Kernel) -> None:
 
 def test_the_line_of_a_cell_that_moves_nothing_is_short_and_quiet_hides_it(notebook: Kernel) -> None:
     (line,) = ok(notebook, "y = 1").reports("cell")
-    assert re.fullmatch(r"cell \d+ · [\d.]+ ms · RAM [\d.]+ MiB", line)
+    assert re.fullmatch(r"\d+ · RAM [\d.]+ MiB", line)
     ok(notebook, "%config IPyGpuMem.quiet = True")
     assert ok(notebook, "y = 2").displays == []
     assert len(ok(notebook, "z = bytearray(9 << 20)").reports("cell")) == 1
@@ -48,6 +48,17 @@ def test_blank_and_silent_cells_have_no_line_nor_any_while_reports_are_off(noteb
     assert len(ok(notebook, "x = 1").reports("cell")) == 1
     assert ok(notebook, "%gpumem off", "x = 1").displays == []
     assert len(ok(notebook, "%gpumem on", "x = 1").reports("cell")) == 1
+
+
+def test_our_own_commands_and_quiet_cells_have_no_line_unless_they_moved_memory(notebook: Kernel) -> None:
+    ok(notebook, "%gpumem", "%gpumem free", "block = b'x' * (64 << 20)")
+    assert ok(notebook, "%gpumem").reports("cell") == []
+    assert len(ok(notebook, "%gpumem on\ndel block").reports("cell")) == 1
+    assert ok(notebook, "%gpumem quiet on").reports() == ["lines of cells that moved less than 1 MiB are hidden"]
+    assert ok(notebook, "x = 1").displays == []
+    assert len(ok(notebook, "block = b'x' * (64 << 20)").reports("cell")) == 1
+    assert "shown" in ok(notebook, "%gpumem quiet off").reports()[0]
+    assert len(ok(notebook, "x = 1").reports("cell")) == 1
 
 
 def test_the_last_expression_is_displayed_and_prints_and_magics_work(notebook: Kernel) -> None:
