@@ -246,6 +246,8 @@ class CellRecord(Record):
     """Bytes freed per device between the end of the cell's code and the end of ``usages``: by a recovery, and by
     experiments that ended with the cell. Empty without either.
     """
+    child_peak_bytes: int | None = None
+    """Growth at its peak of the child process that ran the cell (``%%isolate``), or None."""
 
 
 @dataclass(frozen=True, slots=True)

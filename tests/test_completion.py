@@ -97,6 +97,8 @@ def test_commands_options_and_names_are_offered(loaded: InteractiveShell) -> Non
     assert {"on", "off", "status", "tensors", "history", "export"} <= set(after("%gpumem "))
     assert after("%gpumem on ") == []
     assert after("%gpumem guard ") == ["on", "off", "--limit", "--touched"]
+    assert after("%%isolate --time 3 ") == ["--keep", "--memory", "--time"]
+    assert "weights" in after("%%isolate --keep ")
     assert after("%gpumem recorder ") == ["on", "off", "status"]
     assert after("%gpumem recorder on ") == []
     assert after("%gpumem plot devices --") == ["--device", "-n"]

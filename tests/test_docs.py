@@ -74,6 +74,7 @@ def check(reply: Reply, cell: str, shown: str) -> None:
         "docs/freeing.md",
         pytest.param("docs/guard.md", marks=pytest.mark.skipif(sys.platform != "linux", reason="of limits")),
         "docs/helpers.md",
+        pytest.param("docs/isolate.md", marks=pytest.mark.skipif(sys.platform != "linux", reason="of fork")),
         "docs/moving.md",
         "docs/probes.md",
         "docs/python.md",

@@ -42,7 +42,7 @@ def new(app: App, options: Options) -> Experiment:
     return Experiment(
         app.experiments,
         _checked_name(options.name),
-        _checked("--keep", options.keep),
+        patterns_of("--keep", options.keep),
         options.drop_imports,
         options.seed,
         options.report,
@@ -88,7 +88,7 @@ def _number(text: str) -> int | float | str:
         return text
 
 
-def _checked(what: str, words: Iterable[str]) -> list[str]:
+def patterns_of(what: str, words: Iterable[str]) -> list[str]:
     """Split words at commas into names and globs, and check them."""
     patterns = [part for word in words for part in word.split(",") if part]
     for pattern in patterns:
@@ -119,7 +119,7 @@ def end(app: App, options: Options) -> list[Report]:
 
 def keep(app: App, options: Options) -> list[Report]:
     """Keep names at the end of the innermost experiment."""
-    patterns = _checked("%experiment keep", options.names)
+    patterns = patterns_of("%experiment keep", options.names)
     if not patterns:  # words of commas
         raise UsageError("%experiment keep: which names? For instance: %experiment keep model 'loss*'")
     _innermost(app).keep(*patterns)

@@ -52,6 +52,8 @@ def _span_segments(record: CellRecord | TraceRecord, scales: layout.Scales | Non
     segments: list[LineSegment | str] = [format_seconds(record.duration_seconds)]
     if record.error is not None:
         segments.append(clean_name(record.error))
+    if isinstance(record, CellRecord) and record.child_peak_bytes is not None:
+        segments.append(f"child process peak +{format_bytes(record.child_peak_bytes)}")
     for usage in filter(layout.in_use, record.usages):
         if has_moved(usage):
             segments.append(LineSegment(_usage_part(usage), None if scales is None else scales.bar(usage)))

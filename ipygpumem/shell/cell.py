@@ -78,6 +78,8 @@ class Cell:
         """A recovery during the cell or at its end."""
         self.at_end: tuple[Usage, ...] = ()
         """Usage when its code ended, if memory may be freed after that."""
+        self.child_peak_bytes: int | None = None
+        """Growth of its child process at its peak, if it ran in one."""
         self.failed = False
         """True if an error ended it, or was shown in it."""
         self.over = False

@@ -16,6 +16,7 @@ EXTRAS = {
     "gpumem postmortem": "recorder.recorder_commands",
     "gpumem recorder": "recorder.recorder_commands",
     "gpumemit": "lines.gpumemit",
+    "isolate": "isolate.isolate",
     "memlines": "lines.memlines",
     "recorder": "recorder.recorder",
 }
@@ -107,6 +108,17 @@ Each line of the cell is a statement; separate longer ones with lines ``---``.
     -s 'SETUP'  code to run before each run, not measured
 
 Names that a statement binds are local to it; its changes to your objects remain.
+""",
+    "%%isolate": """Run a cell in a child process: it may crash, run out of memory or leak, and the kernel goes on.
+
+::
+
+    %%isolate [--keep NAME...] [--memory SIZE] [--time SECONDS]
+    --keep NAME...  names or globs that come back, separated by blanks or commas: --keep model 'loss*'
+    --memory SIZE   raise MemoryError when the cell needs more than this in addition
+    --time SECONDS  end the cell after this time
+
+The cell sees all your names. Its new names and its changes end with it, except those to keep.
 """,
     "%%memlines": """Measure each line of a cell, and of functions: memory kept, peak, runs and time.
 

@@ -169,6 +169,7 @@ class Session:
             source_line=describing_line(source if has_run else source.partition("\n")[0]),
             recovery=None if cell.recovery is None else replace(cell.recovery, now=now),
             freed=decrease({usage.device: usage.after_bytes for usage in cell.at_end}, now) if cell.at_end else {},
+            child_peak_bytes=cell.child_peak_bytes,
         )
 
     def _line(self, cell: Cell, record: CellRecord, result: Any) -> list[Report]:

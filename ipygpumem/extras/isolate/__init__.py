@@ -1,0 +1,1 @@
+"""``%%isolate``: runs a cell in a forked child process."""

@@ -1,0 +1,242 @@
+"""Runs a cell in the forked child process; never returns to the kernel's code."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import ctypes
+import faulthandler
+import getpass
+import io
+import os
+import random
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from ipygpumem.extras.isolate.packets import Connection, dump
+from ipygpumem.magics.parsing import Options
+from ipygpumem.probes.host import rss_bytes
+from ipygpumem.scope.scope import is_ownable
+from ipygpumem.shell.app import App
+from ipygpumem.shell.registry import EXTRAS, loaded
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class Task:
+    """A cell for the child process, and its connections to the kernel."""
+
+    app: App
+    source: str
+    keep: Sequence[str]
+    memory_bytes: int | None
+    connection: Connection
+    kept: BinaryIO
+    """File for the kept names."""
+    stack: BinaryIO
+    """File for the Python stack at a fatal signal."""
+    random_state: Any
+    """The state of Python's random generator, which a fork reseeds."""
+
+
+def run(task: Task, parent: int) -> NoReturn:
+    """Run the cell, send its outputs and names, and end this process."""
+    own = os.getpid()
+    try:
+        _separate(task, parent)
+        _run(task, own)
+    except BaseException as error:  # the kernel's code must not go on in this process
+        with contextlib.suppress(BaseException):
+            task.connection.send("failed", *_described(error, traceback.format_exc().splitlines()))
+            task.connection.send("done", 0)
+    finally:
+        os._exit(0)
+
+
+def _separate(task: Task, parent: int) -> None:
+    """Make this process independent of the kernel's sockets, threads and signals."""
+    os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+    with contextlib.suppress(OSError):  # the OOM killer must choose this process, not the kernel's
+        Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTTIN, signal.SIGTTOU):  # this process is no terminal's foreground
+        signal.signal(number, signal.SIG_IGN)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    faulthandler.enable(task.stack, all_threads=False)
+    random.setstate(task.random_state)
+    asyncio._set_running_loop(None)
+    asyncio.set_event_loop(None)
+
+
+def _run(task: Task, own: int) -> None:
+    app, shell, send = task.app, task.app.context.shell, task.connection.send
+    send("started", rss_bytes())
+    before, errors = dict(shell.user_ns), _Errors(task)
+    _redirect(task, errors)
+    if task.memory_bytes is not None:
+        limit = _private_bytes() + task.memory_bytes
+        loaded(f"extras.{EXTRAS['gpumem guard']}.guard")(app, Options(state="on", limit=limit, touched=False))
+    measurement = app.context.meter.start()
+    result = shell.run_cell(task.source, store_history=False)
+    if os.getpid() != own:  # the cell forked, and its child came here
+        os._exit(0)
+    peak = next((usage.peak_delta_bytes for usage in app.context.meter.stop(measurement) if usage.device == "cpu"), 0)
+    error = result.error_before_exec or result.error_in_exec
+    final = errors.end(error)
+    send("kept", *_keep(task, before, failed=error is not None))
+    if error is not None:
+        send("failed", *final)
+    for name in shell.user_ns.keys() - before.keys():  # files that the cell left open are closed
+        del shell.user_ns[name]
+    send("done", peak)
+
+
+def _private_bytes() -> int:
+    resident, shared = Path("/proc/self/statm").read_text("ascii").split()[1:3]
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _keep(task: Task, before: dict[str, Any], *, failed: bool) -> tuple[list[str], dict[str, str]]:
+    """Write the kept names; return them, and those that cannot come back with the reasons."""
+    now = task.app.context.namespace
+    bound = [name for name, value in list(now.items()) if is_ownable(name) and value is not before.get(name, now)]
+    names = list[str]()
+    for pattern in task.keep:
+        names += [pattern] if pattern.isidentifier() else [name for name in bound if fnmatchcase(name, pattern)]
+    there = {name: now[name] for name in dict.fromkeys(names) if name in now}
+    missing = {} if failed else {name: "there is no such name" for name in names if name not in there}
+    lost = dump(task.kept, there, before) if there else {}
+    return [name for name in there if name not in lost], {**missing, **lost}
+
+
+class _Errors:
+    """The errors that the cell shows; the kernel's process raises the one that ends it."""
+
+    def __init__(self, task: Task) -> None:
+        self._send, self._cells = task.connection.send, task.app.context.cells
+        self._waiting: list[tuple[BaseException, list[str]]] = []
+        self._depth = len(self._cells.running()) + 1
+
+    def show(self, error: BaseException, lines: list[str]) -> None:
+        """Show an error of an inner cell now, and any other when the next one comes: it may end the cell."""
+        waiting = [*self._waiting, (error, lines)]
+        self._waiting = [] if len(self._cells.running()) > self._depth else [waiting.pop()]
+        for earlier, its in waiting:
+            self._send("traceback", *_described(earlier, its))
+
+    def end(self, error: BaseException | None) -> tuple[str, str, list[str]]:
+        """Show what the cell did not raise; return its own error."""
+        shown = [lines for earlier, lines in self._waiting if earlier is error]
+        for earlier, lines in () if shown else self._waiting:
+            self._send("traceback", *_described(earlier, lines))
+        return _described(error, *shown)
+
+
+def _described(error: BaseException | None, lines: Sequence[str] = ()) -> tuple[str, str, list[str]]:
+    """Return an error's type, its message and its traceback, for another process."""
+    name, text = type(error).__name__, ""
+    with contextlib.suppress(Exception):  # any of the user's classes may fail
+        text = str(error)
+    return name, text, list(lines) or [f"{name}: {text}"]
+
+
+# -- output ---------------------------------------------------------------------------------------------------
+
+
+def _redirect(task: Task, errors: _Errors) -> None:
+    """Send the cell's output to the kernel's process instead of its sockets."""
+    shell, send = task.app.context.shell, task.connection.send
+    for name in ("stdout", "stderr"):
+        earlier = getattr(sys, name)
+        stream = _Stream(name, earlier, send)
+        setattr(sys, name, stream)
+        if type(earlier).__module__ == "ipykernel.iostream":  # log handlers keep it
+            earlier.write, earlier.flush = stream.write, stream.flush
+    publisher, hook, history = shell.display_pub, shell.displayhook, shell.history_manager
+
+    def publish(data: Any, metadata: Any = None, source: Any = None, **more: Any) -> None:
+        send("display", {"data": data, "metadata": metadata, **more})
+
+    publisher.publish, publisher.clear_output = publish, lambda wait=False: send("clear", wait)
+    hook.start_displayhook = hook.write_output_prompt = hook.finish_displayhook = lambda: None
+    hook.write_format_data = lambda data, metadata=None: send("result", data, metadata)
+    sys.displayhook = hook
+    shell.execution_count = hook.prompt_count  # IPython 9 has counted the cell already
+    if history.input_hist_parsed:
+        history.input_hist_parsed[-1] = task.source  # it decides whether a semicolon hides the result
+    history.enabled = False
+    history.store_inputs = history.store_output = lambda *_: None
+    shell._showtraceback = lambda kind, error, lines: errors.show(error, lines)
+    shell.show_usage_error = lambda error: errors.show(error, [])
+    shell.loop_runner = asyncio.run
+    if session := getattr(getattr(shell, "kernel", None), "session", None):
+        session.send = _messages_of(send)
+
+    def ask(kind: str) -> Callable[..., Any]:
+        def asked(prompt: object = "", *_: Any, **__: Any) -> Any:
+            __tracebackhide__ = True
+            send("ask", kind, str(prompt))
+            message = task.connection.receive()
+            if message is None or isinstance(message[0], BaseException):
+                raise EOFError if message is None else message[0]
+            return message[0]
+
+        return asked
+
+    builtins.input, getpass.getpass = ask("input"), ask("getpass")
+
+
+def _messages_of(send: Callable[..., None]) -> Callable[..., None]:
+    """Return a replacement for the kernel session's ``send`` that passes on widgets' messages only."""
+
+    def pass_on(stream: Any, kind: Any, content: Any = None, *_: Any, **given: Any) -> None:
+        if isinstance(kind, str) and kind.startswith("comm_"):
+            more = {name: given.get(name) for name in ("metadata", "ident")}
+            send("comm", kind, content, {**more, "buffers": [bytes(item) for item in given.get("buffers") or ()]})
+
+    return pass_on
+
+
+class _Stream(io.TextIOBase):
+    """Text stream that sends what is written to the kernel's process."""
+
+    encoding = "utf-8"
+
+    def __init__(self, name: str, earlier: Any, send: Callable[..., None]) -> None:
+        self._name, self._earlier, self._send = name, earlier, send
+
+    @property
+    def name(self) -> str:
+        """The stream's name, as of the kernel's own streams."""
+        return f"<{self._name}>"
+
+    def write(self, text: str) -> int:
+        """Send text."""
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        self._send("write", self._name, text)
+        return len(text)
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def isatty(self) -> bool:
+        """Return True if the kernel's own stream is a terminal."""
+        return bool(self._earlier.isatty())
+
+    def fileno(self) -> int:
+        """Return the file descriptor that processes started by the cell write to."""
+        return 1 if self._name == "stdout" else 2

@@ -1,0 +1,312 @@
+"""``%%isolate``: forks a child process for a cell, shows its output, and takes back the names to keep."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ctypes
+import getpass
+import os
+import pickle
+import random
+import re
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, BinaryIO
+
+from IPython.core.error import UsageError
+
+from ipygpumem.errors import describe_error
+from ipygpumem.extras.isolate import child
+from ipygpumem.extras.isolate.needs import unusable
+from ipygpumem.extras.isolate.packets import Connection
+from ipygpumem.introspect import is_instance
+from ipygpumem.magics.experiment import patterns_of
+from ipygpumem.magics.parsing import Options
+from ipygpumem.probes.cgroup import Kills
+from ipygpumem.report.layout import Report, clean, note
+from ipygpumem.scope.bindings import Bindings
+from ipygpumem.shell.app import App
+from ipygpumem.units import KIB, format_bytes, format_seconds
+
+_PAUSE_SECONDS = 0.1
+"""Time without a message after which the child process may have ended."""
+_OPENMP = re.compile(r"/\S*/lib[gi]?omp\d?[-.][^/\n]*$", re.MULTILINE)
+_PAUSE_HARD = 2
+"""OpenMP's ``omp_pause_hard``."""
+
+
+def of_cell(app: App, options: Options, cell: str) -> list[Report]:
+    """Run a cell in a child process; raise its error."""
+    __tracebackhide__ = True
+    if sys.platform != "linux":
+        reason = "Windows has no fork" if sys.platform == "win32" else "other systems' libraries break in a fork"
+        raise UsageError(f"%%isolate works on Linux only: {reason}")
+    keep = patterns_of("%%isolate --keep", options.keep)
+    if reason := unusable(app.context.shell, cell):
+        raise UsageError(f"%%isolate: {clean(reason)}")
+    isolated = IsolatedCell(app, options)
+    error = isolated.run(_with_lines(app, cell), keep)
+    app.context.display.show(isolated.notes)
+    if error is not None:
+        raise error from None
+    return []
+
+
+def _with_lines(app: App, cell: str) -> str:
+    """Return the body below comments for the lines above it, so that line numbers are those of the cell."""
+    whole = str(getattr(app.context.cells.running()[-1].info, "raw_cell", ""))
+    above, found, _ = whole.rpartition(cell.rstrip())
+    lines = above.splitlines() if found else [""]
+    return cell if cell.lstrip().startswith("%%") else "".join(f"#{line}\n" for line in lines) + cell
+
+
+class IsolatedCell:
+    """A cell in a child process, as seen from the kernel's process."""
+
+    def __init__(self, app: App, options: Options) -> None:
+        self._app, self._options, self._shell = app, options, app.context.shell
+        self.notes: list[Report] = []
+        self._connection, self._childs = Connection.pair()
+        self._pid = self._interrupts = 0
+        self._is_done = self._is_late = False
+        self._error: BaseException | None = None
+        self._names: list[str] = []
+        self._start_bytes = self._peak_bytes = 0
+
+    def run(self, source: str, keep: list[str]) -> BaseException | None:
+        """Run the cell; return its error."""
+        with contextlib.ExitStack() as undo:
+            kept, stack = (undo.enter_context(os.fdopen(os.memfd_create("isolate"), "w+b")) for _ in range(2))
+            for end in (self._connection, self._childs):
+                undo.callback(end.socket.close)
+            undo.enter_context(_interrupts_call(self._interrupted))
+            kills, memory = Kills(), self._options.memory
+            self._fork(child.Task(self._app, source, keep, memory, self._childs, kept, stack, random.getstate()))
+            try:
+                self._follow()
+            finally:
+                status = self._end()
+            if not self._is_done:
+                stack.seek(0)
+                self._error = self._death(status, kills, stack.read().decode("utf-8", "replace"))
+            elif self._names:
+                self._take_back(kept)
+        return self._error
+
+    def _fork(self, task: child.Task) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # the user's own
+                stream.flush()
+        _pause_openmp()
+        parent = os.getpid()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about threads
+                pid = os.fork()
+        except OSError as error:
+            raise UsageError(f"%%isolate: the system starts no child process: {describe_error(error)}") from None
+        if pid == 0:
+            self._connection.socket.close()
+            child.run(task, parent)
+        self._childs.socket.close()
+        with contextlib.suppress(OSError):  # it may have done so itself, and even have ended
+            os.setpgid(pid, pid)
+        self._pid = pid
+        if self._interrupts:
+            self._signal(signal.SIGINT)
+
+    # -- while the child process runs -------------------------------------------------------------------------
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        """Pass a Ctrl-C on to the child process; the second one ends it."""
+        self._interrupts += 1
+        if self._pid:
+            self._signal(signal.SIGINT if self._interrupts == 1 else signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, number)
+
+    def _has_ended(self) -> bool:
+        with contextlib.suppress(ChildProcessError):
+            return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return True
+
+    def _follow(self) -> None:
+        """Show the outputs until the child process has ended or its time is over."""
+        deadline = time.monotonic() + (self._options.time or float("inf"))
+        while not (self._is_done or self._is_late):
+            self._connection.socket.settimeout(max(0.001, min(_PAUSE_SECONDS, deadline - time.monotonic())))
+            message: tuple[Any, ...] | None = ()
+            try:
+                message = self._connection.receive()
+            except TimeoutError:
+                if self._has_ended():
+                    break
+            except OSError:
+                break
+            except Exception as error:  # the class of an output may exist in the child process only
+                self.notes.append(note(clean(f"%%isolate: an output was lost: {describe_error(error)}")))
+            if message:
+                getattr(self, f"_{message[0]}")(*message[1:])
+            elif message is None:  # it is ending, or the cell has closed all files
+                if self._has_ended():
+                    break
+                time.sleep(_PAUSE_SECONDS / 10)
+            self._is_late = time.monotonic() > deadline
+
+    def _started(self, rss_bytes: int) -> None:
+        self._start_bytes = rss_bytes
+
+    def _write(self, name: str, text: str) -> None:
+        getattr(sys, name).write(text)
+
+    def _display(self, given: dict[str, Any]) -> None:
+        self._shell.display_pub.publish(**given)
+
+    def _clear(self, wait: bool) -> None:  # as IPython's
+        self._shell.display_pub.clear_output(wait)
+
+    def _result(self, data: Any, metadata: Any) -> None:
+        hook = sys.displayhook
+        if hook is not self._shell.displayhook:  # that of %%capture
+            hook(_Shown(data, metadata))
+            return
+        hook.start_displayhook()
+        hook.write_output_prompt()
+        hook.write_format_data(data, metadata)
+        hook.finish_displayhook()
+
+    def _comm(self, kind: str, content: Any, given: dict[str, Any]) -> None:
+        kernel = self._shell.kernel
+        kernel.session.send(kernel.iopub_socket, kind, content, parent=kernel.get_parent("shell"), **given)
+
+    def _ask(self, kind: str, prompt: str) -> None:
+        try:
+            with _interrupts_call(signal.default_int_handler):
+                answer: object = (input if kind == "input" else getpass.getpass)(prompt)
+        except KeyboardInterrupt:
+            self._interrupted(signal.SIGINT, None)
+            return
+        except Exception as error:  # raised in the cell
+            answer = error
+        self._connection.send(answer)
+
+    def _traceback(self, name: str, text: str, lines: list[str]) -> None:
+        error = _made(name, text, lines)
+        if type(error) is UsageError:
+            self._shell.show_usage_error(error)
+        else:
+            self._shell._showtraceback(type(error), error, lines)
+
+    def _failed(self, name: str, text: str, lines: list[str]) -> None:
+        self._error = _made(name, text, lines)
+        if self._options.memory and isinstance(self._error, MemoryError):
+            limit = format_bytes(self._options.memory)
+            self.notes.append(note(f"%%isolate: the limit of {limit} (--memory) was reached"))
+
+    def _kept(self, names: list[str], lost: dict[str, str]) -> None:
+        self._names = names
+        self.notes += [note(clean(f"%%isolate --keep: {name} did not come back: {why}")) for name, why in lost.items()]
+
+    def _done(self, peak_bytes: int) -> None:
+        self._peak_bytes, self._is_done = peak_bytes, True
+
+    # -- after it ---------------------------------------------------------------------------------------------
+
+    def _end(self) -> int:
+        """End the child process and the processes that it has started; return its wait status."""
+        status = 0
+        self._signal(signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            _, status, usage = os.wait4(self._pid, 0)
+            self._peak_bytes = max(self._peak_bytes, usage.ru_maxrss * KIB - self._start_bytes)
+        cell = self._app.context.cells.running()[0]
+        cell.child_peak_bytes = max(cell.child_peak_bytes or 0, self._peak_bytes)
+        return status
+
+    def _death(self, status: int, kills: Kills, stack: str) -> BaseException:
+        """Return the error of a cell whose child process did not finish it."""
+        name, lines, number = "ChildProcessError", list[str](), -os.waitstatus_to_exitcode(status)
+        if self._is_late:
+            name, cause = "TimeoutError", f"was ended after {format_seconds(self._options.time)} (--time)"
+        elif self._interrupts > 1:
+            name, cause = "KeyboardInterrupt", "was ended by the second Ctrl-C"
+        elif number <= 0:
+            cause = f"ended itself with exit code {-number}"
+        else:
+            cause = f"was killed by {signal.Signals(number).name} ({signal.strsignal(number)})"
+            lines = re.findall(r"^  File .*", stack.partition(" in run_code")[0], re.MULTILINE)[:-1]
+            if number == signal.SIGKILL and kills.new():
+                whose = "the machine's memory" if kills.of_machine else "its control group's memory"
+                cause += f": the OOM killer ended it, because {whose} was used up"
+        text = f"the cell's child process {cause}" + "; no name came back" * bool(self._options.keep)
+        return _made(name, text, [f"{name}: {text}", *lines])
+
+    def _take_back(self, kept: BinaryIO) -> None:
+        """Bind the kept names, as if the cell had done so."""
+        kept.seek(0)
+        try:
+            values = pickle.load(kept)  # noqa: S301  # from our own child process
+        except Exception as error:  # any of the user's classes may fail
+            names = ", ".join(self._names)
+            self.notes.append(note(clean(f"%%isolate --keep: {names} did not come back: {describe_error(error)}")))
+            return
+        for experiment in self._app.experiments.here()[-1:]:
+            experiment.scope.note(Bindings(assigned=set(values)))
+            experiment.scope.save(set(values))
+        self._app.context.namespace.update(values)
+
+
+class _Shown:
+    """A value that the child process has formatted."""
+
+    def __init__(self, data: Any, metadata: Any) -> None:
+        self._bundle = data, metadata
+
+    def _repr_mimebundle_(self, **_: object) -> Any:
+        return self._bundle
+
+
+def _made(name: str, text: str, lines: list[str]) -> BaseException:
+    """Return an error with the name, message and traceback of one in the child process."""
+    error: BaseException = UsageError(text)
+    if name == "UsageError":
+        return error
+    base: Any = getattr(builtins, name, RuntimeError)
+    group = getattr(builtins, "BaseExceptionGroup", SyntaxError)
+    is_usable = is_instance(base, type) and issubclass(base, (Exception, KeyboardInterrupt))
+    if not is_usable or issubclass(base, (SyntaxError, group)):  # IPython shows these in its own way
+        base = RuntimeError
+    members = {"__str__": lambda self: text, "_render_traceback_": lambda self: lines, "__module__": "builtins"}
+    made: BaseException = base.__new__(type(name, (base,), members))
+    return made
+
+
+@contextlib.contextmanager
+def _interrupts_call(handler: Any) -> Iterator[None]:
+    """Handle Ctrl-C with ``handler``, in the thread that it reaches."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+
+
+def _pause_openmp() -> None:
+    """End the threads of OpenMP, which starts them again when needed: in a child process it would wait for them."""
+    for path in set(_OPENMP.findall(Path("/proc/self/maps").read_text("utf-8", "replace"))):
+        with contextlib.suppress(OSError):
+            library = ctypes.CDLL(path)
+            if hasattr(library, "omp_pause_resource_all"):  # OpenMP 5
+                library.omp_pause_resource_all(_PAUSE_HARD)

@@ -1,0 +1,120 @@
+"""Passes messages and pickled names between a cell's child process and the kernel."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import pickle
+import socket
+from collections.abc import Mapping
+from types import FunctionType
+from typing import Any, BinaryIO
+
+from IPython import get_ipython
+
+from ipygpumem.errors import describe_error
+from ipygpumem.introspect import class_dict, is_instance
+
+_MOST_BYTES = 1 << 16
+_HEAD_BYTES = 13
+_PROTOCOL = 5
+
+
+class Connection:
+    """One end of a connection. The system sends each packet whole, so a Ctrl-C can lose a message, but tear none."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.socket = end
+        self._numbers = itertools.count()
+        self._parts: dict[bytes, list[bytes]] = {}
+
+    @classmethod
+    def pair(cls) -> tuple[Connection, Connection]:
+        """Return the two ends of a new connection."""
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(one), cls(other)
+
+    def send(self, *message: Any) -> None:
+        """Send a message."""
+        data, number = pickle.dumps(message, _PROTOCOL), next(self._numbers) << 32 | os.getpid()
+        for start in range(0, len(data), _MOST_BYTES):
+            is_last = start + _MOST_BYTES >= len(data)
+            head = number.to_bytes(_HEAD_BYTES - 1, "big") + bytes([is_last])
+            self.socket.sendall(head + data[start : start + _MOST_BYTES])
+
+    def receive(self) -> tuple[Any, ...] | None:
+        """Return the next message; ``()`` if only a part of it has arrived, None if the other end is closed."""
+        packet = self.socket.recv(_HEAD_BYTES + _MOST_BYTES)
+        if not packet:
+            return None
+        number, is_last, part = packet[: _HEAD_BYTES - 1], packet[_HEAD_BYTES - 1], packet[_HEAD_BYTES:]
+        self._parts.setdefault(number, []).append(part)
+        message: tuple[Any, ...] = pickle.loads(b"".join(self._parts.pop(number))) if is_last else ()  # noqa: S301  # our own
+        return message
+
+
+def of_notebook(name: str) -> object:
+    """Return the notebook's own class or function; pickled values refer to it by this call."""
+    return get_ipython().user_ns[name]
+
+
+def dump(file: BinaryIO, values: Mapping[str, object], before: Mapping[str, object]) -> dict[str, str]:
+    """Pickle named values together, so that they keep sharing objects.
+
+    Args:
+        file: file to write.
+        values: the values by name.
+        before: the notebook's names before the cell: their classes and functions stay what they are.
+
+    Returns:
+        The reason by name for each value that cannot be pickled, which the file lacks.
+    """
+    known = {id(value): name for name, value in before.items() if _is_code(value)}
+    failed: dict[str, str] = {}
+    try:
+        _pickler(file, known).dump(dict(values))
+    except Exception:
+        for name, value in values.items():
+            try:
+                _pickler(_Nowhere(), known).dump(value)
+            except Exception as error:  # noqa: PERF203  # any of the user's classes may fail
+                failed[name] = describe_error(error)
+        file.seek(0)
+        file.truncate()
+        _pickler(file, known).dump({name: value for name, value in values.items() if name not in failed})
+    file.flush()
+    return failed
+
+
+def _is_code(value: object) -> bool:
+    return type(value) is FunctionType or is_instance(value, type)
+
+
+def _home(code: Any) -> object:
+    return code.__module__ if type(code) is FunctionType else class_dict(code).get("__module__")
+
+
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def _pickler(file: Any, known: Mapping[int, str]) -> Any:
+    """Return cloudpickle's pickler where it is installed, else Python's."""
+    has_cloudpickle = importlib.util.find_spec("cloudpickle") is not None
+    base: Any = importlib.import_module("cloudpickle").Pickler if has_cloudpickle else pickle.Pickler
+
+    class Pickler(base):  # type: ignore[misc]  # chosen at run time
+        def reducer_override(self, value: Any) -> Any:
+            if id(value) in known:
+                return of_notebook, (known[id(value)],)
+            if has_cloudpickle:
+                return super().reducer_override(value)
+            if _is_code(value) and _home(value) == "__main__":
+                raise pickle.PicklingError("its code is defined in this cell: install cloudpickle, or define it before")
+            return NotImplemented
+
+    return Pickler(file, _PROTOCOL)

@@ -1,0 +1,260 @@
+"""Cells in a child process: what they show, what comes back, and how they may die."""
+
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from ipygpumem.extras.isolate.packets import dump
+from ipygpumem.records import CellRecord
+from tests.control_group import limited_group, move
+from tests.kernel import Kernel, Reply
+from tests.steps import exist, fails, goes_on, kernel_with, ok, plain, run, sizes, works
+from tests.terminal import Terminal
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="%%isolate forks on Linux only")
+kernel = kernel_with(
+    "%load_ext ipygpumem\nimport ctypes, logging, os, random, signal, sys, time\nfrom IPython.display import *\n"
+    "class Point: pass\nold = [1]; model = {'old': old}; random.seed(1); handler = logging.StreamHandler()"
+)
+GRANDCHILD = "import subprocess\nsleeper = subprocess.Popen(['sleep', '1000']).pid\n"
+
+
+def isolated(kernel: Kernel, code: str, options: str = "") -> str:
+    """Run a cell in a child process; return its result."""
+    return str(ok(kernel, f"%%isolate {options}\n{textwrap.dedent(code)}").result)
+
+
+# -- what it shows ------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_looks_as_usual(kernel: Kernel) -> None:
+    code = """
+        print('one')
+        display(HTML('<b>two</b>'))
+        print('three', file=sys.stderr)
+        get_ipython().run_cell('1 / 0')
+        handler.stream.write('five')
+        old
+    """
+    reply = ok(kernel, "%%isolate" + textwrap.dedent(code))
+    assert reply.kinds[:3] == ["stdout", "display", "stderr"]
+    assert reply.kinds[-2:] == ["result", "display"]
+    assert (reply.result, reply.stdout.split()) == ("[1]", ["one"])
+    assert reply.stderr == "three\nfive"
+    assert (reply.error, reply.displays[0]["data"]["text/html"]) == ("ZeroDivisionError", "<b>two</b>")
+    assert ok(kernel, "%%isolate\nold;").result is None
+
+
+def test_output_comes_while_the_cell_runs(kernel: Kernel, tmp_path: Path) -> None:
+    """The Ctrl-C is sent once the text has arrived; the cell would wait for it."""
+    cell = "%%isolate --keep seen\nseen = 1\nprint('now')\ntime.sleep(1000)"
+    reply = fails(kernel, cell, "KeyboardInterrupt", interrupt_when="now")
+    assert "----> 4 time.sleep(1000)" in plain(reply.traceback)
+    assert reply.reports("recovery") == []
+    assert kernel.value("seen") == 1
+    goes_on(kernel)
+
+
+@pytest.mark.parametrize(
+    "code", ["def f():\n    return 1 / 0\nf()", "x = (", "%nomagic", "class Own(Exception): pass\nraise Own('text')"]
+)
+def test_an_error_is_shown_as_usual_and_stops_the_next_cells(code: str, kernel: Kernel) -> None:
+    plainly, here = (run(kernel, f"{first}\n{code}") for first in ("#%%isolate", "%%isolate"))
+    assert here.status == plainly.status == "error"
+
+    def shown(reply: Reply) -> list[str]:
+        texts = [str(reply.error), reply.message, reply.stderr, reply.traceback]
+        return [re.sub(r"\[\d+\]|\d+\.py", "#", plain(text)) for text in texts]
+
+    assert shown(here) == shown(plainly)
+    number = re.search(r"Cell In\[(\d+)\]", plain(here.traceback))
+    assert number is None or f"cell {number[1]} " in here.reports("cell")[0]
+
+
+def test_figures_widgets_and_updates_reach_the_front_end(kernel: Kernel) -> None:
+    reply = ok(kernel, "%%isolate\nimport matplotlib.pyplot as plt\n_ = plt.plot([1, 2])")
+    assert "image/png" in reply.displays[0]["data"]
+    assert "matplotlib" not in kernel.value("list(sys.modules)")
+    reply = ok(kernel, "%%isolate\ndisplay(1, display_id='it')\ndisplay(2, display_id='it', update=True)")
+    assert reply.displays[0]["data"]["text/plain"] == "2"
+
+
+def test_magics_around_it_and_inside_work(kernel: Kernel) -> None:
+    ok(kernel, "%%capture caught\n%%isolate\nprint('out')\nold")
+    assert kernel.value("(caught.stdout, caught.outputs[0].data)") == ("out\n", {"text/plain": "[1]"})
+    assert "Wall time" in ok(kernel, "%%time\n%%isolate\npass").stdout
+    assert "Wall time" in ok(kernel, "%%isolate\n%%time\npass").stdout
+    reply = ok(kernel, "%%experiment run --keep best\n%%isolate --keep best old new\nold, best, new = 2, 3, 4")
+    assert exist(kernel, "new", "best") == ["best"]
+    assert kernel.value("old") == [1]
+    assert "restored: old" in reply.reports("experiment")[0]
+
+
+def test_input_await_and_random_numbers_work(kernel: Kernel) -> None:
+    assert ok(kernel, "%%isolate\nprint(input('name?'))", answers=["Ada"]).stdout == "Ada\n"
+    assert fails(kernel, "%%isolate\ninput()", "StdinNotImplementedError").stdout == ""
+    assert isolated(kernel, "import asyncio\nawait asyncio.sleep(0, 'slept')") == "'slept'"
+    assert isolated(kernel, "random.random()") == str(kernel.value("random.random()"))
+
+
+def test_no_warning_is_shown_and_nothing_is_written_to_the_history(kernel: Kernel) -> None:
+    before = kernel.value("len(In)")
+    assert isolated(kernel, "get_ipython().run_cell('old', store_history=True).result") == "[1]"
+    assert kernel.value("(len(In), In[-1].splitlines()[-1])")[0] == before + 1
+
+
+# -- what comes back ----------------------------------------------------------------------------------------------
+
+
+def test_only_kept_names_come_back(kernel: Kernel) -> None:
+    code = """
+        gone = loss_a = loss_b = 1
+        def double(x): return 2 * x
+        point, lock = Point(), handler.lock
+        class New: pass
+        new = New()
+        model['new'] = old
+    """
+    reply = ok(kernel, "%%isolate --keep 'loss*' double,point lock new model nosuch" + textwrap.dedent(code))
+    assert exist(kernel, "gone", "loss_a", "loss_b", "lock", "New") == ["loss_a", "loss_b"]
+    assert kernel.value("(double(2), type(point) is Point, type(new).__name__)") == (4, True, "New")
+    assert kernel.value("model['new'] is model['old']")
+    (report,) = reply.reports("note")
+    assert report.splitlines() == [
+        "%%isolate --keep: nosuch did not come back: there is no such name",
+        "%%isolate --keep: lock did not come back: TypeError: cannot pickle '_thread.RLock' object",
+    ]
+
+
+def test_a_value_that_only_the_child_can_load_is_named(kernel: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "only_there.py").write_text("class Thing: pass")
+    code = f"sys.path.append({str(tmp_path)!r})\nimport only_there\nthing = only_there.Thing()"
+    reply = ok(kernel, f"%%isolate --keep thing\n{code}")
+    assert "thing did not come back: ModuleNotFoundError" in reply.reports("note")[0]
+
+
+def test_without_cloudpickle_code_of_the_cell_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code = eval("lambda: 1", {"__name__": "__main__"})
+    with (tmp_path / "kept").open("w+b") as file:
+        assert dump(file, {"f": code, "x": 1}, {}) == {
+            "f": "PicklingError: its code is defined in this cell: install cloudpickle, or define it before"
+        }
+        assert dump(file, {"f": code}, {"f": code}) == {}
+
+
+def test_files_that_the_cell_leaves_open_are_written(kernel: Kernel, tmp_path: Path) -> None:
+    isolated(kernel, f"file = open({str(tmp_path / 'text')!r}, 'w'); _ = file.write('text')")
+    assert (tmp_path / "text").read_text() == "text"
+
+
+# -- how it may die -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("ctypes.string_at(0)", r"was killed by SIGSEGV \(Segmentation fault\)"),
+        ("os.abort()", r"was killed by SIGABRT \(Aborted\)"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", r"was killed by SIGKILL \(Killed\)"),
+        ("os._exit(3)", "ended itself with exit code 3"),
+        ("os.closerange(3, 1000); os._exit(0)", "ended itself with exit code 0"),
+    ],
+)
+def test_a_death_is_the_cells_error(code: str, message: str, kernel: Kernel) -> None:
+    reply = fails(kernel, f"%%isolate --keep old\n{code}", "ChildProcessError")
+    assert re.fullmatch(f"the cell's child process {message}; no name came back", reply.message)
+    assert ('.py", line 2 in <module>' in reply.traceback) == (code in ("ctypes.string_at(0)", "os.abort()"))
+    assert reply.displays[-1]["metadata"]["ipygpumem"]["reports"] == ["cell"]
+    goes_on(kernel)
+
+
+def test_the_oom_killer_takes_the_child(kernel: Kernel) -> None:
+    with limited_group(300 * 2**20) as group, Kernel() as kernel:
+        works(kernel, "%load_ext ipygpumem\nheld = bytearray(b'1') * (100 << 20)")
+        move(int(kernel.value("__import__('os').getpid()")), group)
+        reply = fails(kernel, "%%isolate\nrows = []\nwhile True: rows.append(bytearray(b'1') * 2**20)")
+        assert "SIGKILL (Killed): the OOM killer ended it, because its control group's memory was used up" in (
+            reply.message
+        )
+        assert works(kernel, "len(held)").result == str(100 << 20)
+
+
+def test_limits_end_the_cell(kernel: Kernel) -> None:
+    grow = "rows = []\nwhile True: rows.append(bytearray(b'1') * 2**20)"
+    reply = fails(kernel, f"%%isolate --memory 80MiB --keep old\n{grow}", "MemoryError")
+    assert "the limit of 80 MiB (--memory) was reached" in reply.reports("note")[0]
+    assert 60 < sizes(reply.reports("cell")[0], "child process peak") < 100
+    reply = fails(kernel, f"%%isolate --time 0.5 --keep sleeper\n{GRANDCHILD}time.sleep(1000)", "TimeoutError")
+    assert reply.message == "the cell's child process was ended after 500 ms (--time); no name came back"
+    goes_on(kernel)
+
+
+def test_a_child_that_ignores_ctrl_c_is_ended_by_the_second(kernel: Kernel) -> None:
+    code = "signal.signal(signal.SIGINT, lambda *_: os.kill(os.getppid(), signal.SIGINT))\nprint('now')\n"
+    reply = fails(kernel, f"%%isolate\n{code}while True: time.sleep(1)", "KeyboardInterrupt", interrupt_when="now")
+    assert reply.message == "the cell's child process was ended by the second Ctrl-C"
+    goes_on(kernel)
+
+
+def test_processes_of_the_cell_end_with_it(kernel: Kernel) -> None:
+    ok(kernel, f"%%isolate --keep sleeper\n{GRANDCHILD}")
+    pid = kernel.value("sleeper")
+    states = [path.read_text().split()[2] for path in Path(f"/proc/{pid}").glob("stat")]
+    assert states in ([], ["Z"])
+    reply = ok(kernel, "%%isolate\nif os.fork(): _ = os.wait()\nprint('here')")
+    assert reply.stdout.count("here") == 2
+
+
+def test_the_record_has_the_childs_peak(kernel: Kernel) -> None:
+    works(kernel, "import ipygpumem\nlarge = bytearray(b'1') * (100 << 20)")
+    reply = ok(kernel, "%%isolate\nother = bytearray(b'1') * (64 << 20)")
+    record = CellRecord.from_dict(kernel.value("ipygpumem.last().to_dict()"))
+    assert record.child_peak_bytes is not None
+    assert 64 << 20 <= record.child_peak_bytes < 80 << 20
+    assert 64 <= sizes(reply.reports("cell")[0], "child process peak") < 80
+    works(kernel, "del large")
+
+
+# -- what a fork cannot use ---------------------------------------------------------------------------------------
+
+
+def test_libraries_whose_threads_are_lost_are_refused() -> None:
+    """Torch's and scikit-learn's OpenMP threads are ended before the fork; polars has no such call."""
+    code = "torch.randn(300, 300) @ torch.randn(300, 300)\ntorch.randn(2000, 300).exp().sum()\n"
+    with Kernel() as kernel:
+        works(kernel, f"%load_ext ipygpumem\nimport torch\n{code}")
+        ok(kernel, f"%%isolate --time 300\n{code}")
+        works(kernel, "import polars\nframe = polars.DataFrame({'a': [1]})\ndef total(): return frame.sum()")
+        reply = fails(kernel, "%%isolate\ntotal()", None)
+        assert "%%isolate: polars cannot be used in a forked child process" in reply.stderr
+        ok(kernel, "%%isolate\n1")
+
+
+def test_elsewhere_one_line_says_so(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reasons = {"darwin": "other systems' libraries break in a fork", "win32": "Windows has no fork"}
+    for platform, reason in reasons.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "platform", platform)
+            loaded.run_cell("%%isolate\n1")
+        assert f"%%isolate works on Linux only: {reason}" in capsys.readouterr().err
+
+
+def test_it_works_in_a_terminal(tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path)
+    try:
+        terminal.press(b"%%isolate --keep y\rprint(input('na' + 'me? ')); y = 5\ry\x1b\r")
+        terminal.watch(lambda: any("name?" in row for row in terminal.rows))
+        terminal.press(b"Ada\r")
+        terminal.await_prompt()
+        assert {"Ada", "Out[2]: 5"} <= set(terminal.rows)
+        terminal.run("print(y + 1, sep='')")
+        assert "6" in terminal.rows
+    finally:
+        terminal.close()
