@@ -24,6 +24,8 @@ from tests.kernel import Kernel
 from tests.steps import plain, tidied_kernel, works
 from tests.test_budget import TEXT as REFUSED
 
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+
 
 def tried(start: dict[str, Any], fits: Callable[..., bool], **options: Any) -> list[Any]:
     """What a plan tries where ``fits`` says what fits: plain numbers where there is one variable."""

@@ -55,14 +55,12 @@ def offered(shell: Any, line: str, until: int | None = None) -> set[str]:
     return newer | set(older)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("prefix", ["", "%", "%%"])
-def test_tab_never_fails(loaded: InteractiveShell, prefix: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    completers = loaded.strdispatchers["complete_command"]
-    assert list(completers.s_matches(f"%{name}"))
-    for rest in LINES:
-        offered(loaded, f"{prefix}{name}{rest}")
-        offered(loaded, f"{prefix}{name}{rest}\nx = 1", len(f"{prefix}{name}{rest}"))
+def test_tab_never_fails(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in NAMES:
+        assert list(loaded.strdispatchers["complete_command"].s_matches(f"%{name}"))
+        for line in (f"{prefix}{name}{rest}" for prefix in ("", "%", "%%") for rest in LINES):
+            offered(loaded, line)
+            offered(loaded, f"{line}\nx = 1", len(line))
     shown = capsys.readouterr()
     assert "Traceback" not in shown.out + shown.err
     assert "Error" not in shown.out + shown.err

@@ -35,6 +35,7 @@ from ipygpumem.report import export
 from ipygpumem.units import MIB
 from tests.alone import printed
 
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 HOSTILE = "<img src=x onerror=alert(1)>\"'&\x1b[31m\n\ud800\u202e{}%s $x$"
 
 

@@ -20,6 +20,7 @@ from ipygpumem.shell.app import app_of
 from ipygpumem.shell.config import IPyGpuMem
 from tests.alone import alone, printed
 
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 PACKAGE = Path(ipygpumem.__file__).parent
 
 

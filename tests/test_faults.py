@@ -207,7 +207,7 @@ def world(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> World:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("most", [40, pytest.param(400, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("most", [25, pytest.param(400, marks=pytest.mark.thorough)])
 def test_a_fault_stops_no_code_and_loses_no_name(world: World, most: int) -> None:
     calls = [(call, error) for name in PROGRAMS for call in world.calls(name) for error in ERRORS]
     random.Random(most).shuffle(calls)
@@ -234,7 +234,7 @@ CELL = PROGRAMS["an error"].target
 ALL = [pytest.param(target, 0, 1, marks=pytest.mark.thorough) for target in (CELL, BLOCK)]
 
 
-@pytest.mark.parametrize(("target", "first", "step"), [(CELL, 0, 2), (BLOCK, 1, 2), *ALL])
+@pytest.mark.parametrize(("target", "first", "step"), [(CELL, 0, 3), (BLOCK, 1, 3), *ALL])
 def test_a_fault_that_lasts_stops_no_code_and_loses_no_name(world: World, target: str, first: int, step: int) -> None:
     wrong = []
     for kind, name in FOREVER[first::step]:

@@ -29,6 +29,7 @@ from tests.fakes import FakeProbe
 from tests.test_budget import KnowingCuda
 from tests.tracing import interrupted_at
 
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 PACKAGE = Path(ipygpumem.__file__).parent
 ENTERING = "session experiments allocation_file cell scope seeding meter budgets baseline survivors reclaim garbage"
 LEAVING = "experiments scope reclaim caches recovery session arrays survivors"
@@ -103,7 +104,7 @@ def test_an_experiment_whose_start_is_interrupted_is_not_open(app: App, cuda: Kn
         assert sys.meta_path == meta_path
 
 
-@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.thorough)])
 def test_an_interrupted_end_can_be_finished(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:

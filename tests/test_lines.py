@@ -20,6 +20,8 @@ from tests.fakes import FakeProbe, fake_module
 from tests.kernel import Kernel, Reply
 from tests.steps import kernel_with, ok, plain
 
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+
 
 class Lab:
     """Follows functions of the test while a fake probe tells their memory."""

@@ -191,7 +191,7 @@ HOSTILE = (
     "\u202egnp.exe\u2066\u200f\u061c",
     "\ud800lone\udfff",
     "\u2028\u2029\ufeff\u200b",
-    "long" * 2500,
+    "long" * 500,
     "汉" * 300,
 )
 STYLES = (text.PLAIN, *(text.Style(width=width, colour=True, bars=True) for width in (24, 80, 200)))

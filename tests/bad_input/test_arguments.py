@@ -9,6 +9,7 @@ import ipygpumem
 from ipygpumem.errors import GpuMemError
 from ipygpumem.shell.app import app_of
 
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 WRONG = [
     ("%experiment", "a command is missing"),
     ("%experiment bogus", "bogus"),
