@@ -12,10 +12,10 @@ import ipygpumem
 ROOT = Path(ipygpumem.__file__).parent
 MOST_LATE_IMPORTS = 16
 BUDGET = {
-    "__init__": 80,
+    "__init__": 82,
     "api": 919,
     "errors": 96,
-    "estimating": 4134,
+    "estimating": 4140,
     "extras/__init__": 1,
     "extras/cluster": 727,
     "extras/expectations": 128,
@@ -23,6 +23,7 @@ BUDGET = {
     "extras/isolate": 751,
     "extras/lines": 667,
     "extras/moving": 633,
+    "extras/peak": 690,
     "extras/pictures": 377,
     "extras/recorder": 594,
     "extras/tracker": 201,
@@ -36,9 +37,9 @@ BUDGET = {
     "probes": 1931,
     "reclaim": 741,
     "records": 485,
-    "report": 1979,
+    "report": 1989,
     "scope": 761,
-    "shell": 3751,
+    "shell": 3762,
     "units": 140,
 }
 """Maximum number of lines of each room. A number goes up only in a commit that says for which users."""

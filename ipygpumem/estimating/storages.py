@@ -58,6 +58,8 @@ class StorageLife:
     died: int | None = None
     address: int = 0
     """Address of the original tensor's storage on a CUDA device; 0 if there is none."""
+    place: Any = None
+    """Where it was allocated, for the owner of the log."""
 
 
 @dataclass
@@ -127,6 +129,10 @@ class StorageLog:
             life, _ = self._alive.get(storage._cdata, (None, None))
             if life is not None and (not life.role or role == PARAMETERS):
                 life.role = role
+
+    def life(self, key: int) -> StorageLife | None:
+        """Return the life of a storage that is alive, by its identity."""
+        return self._alive.get(key, (None,))[0]
 
     def close(self) -> None:
         """Log no deaths from now on: storages that are alive now are kept by the run."""

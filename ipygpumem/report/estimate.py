@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ipygpumem.estimating.records import PERHAPS, DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.report.layout import Fact, Report, Table, clean, device_label, shape_label
 from ipygpumem.units import format_bytes, format_change, format_seconds
@@ -47,15 +49,20 @@ def _parts(device: DeviceEstimate, title: str) -> Table:
         sizes["set aside for kernels"] = device.spare_bytes
     if device.context_bytes:
         sizes[_CONTEXT.get(device.device, "set aside for a context")] = device.context_bytes
-    rows = [
-        {"size": format_bytes(size), "share": f"{size / device.peak_bytes:.0%}", "at the peak": name}
-        for name, size in device.parts.items()
-        if size
-    ]
+    rows = share_rows(device.parts, device.peak_bytes)
     sizes["already allocated"] = device.before_bytes
     rows += [{"size": format_bytes(size), "at the peak": name} for name, size in sizes.items()]
     rows.append({"size": format_change(device.kept_bytes), "at the peak": "kept"})
     return Table.of(rows, {"size", "share"}, title)
+
+
+def share_rows(parts: Mapping[str, int], peak_bytes: int) -> list[dict[str, str]]:
+    """Return a row for each purpose of the memory at the peak, with its share."""
+    return [
+        {"size": format_bytes(size), "share": f"{size / peak_bytes:.0%}", "at the peak": name}
+        for name, size in parts.items()
+        if size
+    ]
 
 
 def summary_report(summary: ModelSummary) -> Report:

@@ -18,6 +18,7 @@ EXTRAS = {
     "gpumemit": "lines.gpumemit",
     "isolate": "isolate.isolate",
     "memlines": "lines.memlines",
+    "peak": "peak.peak_command",
     "recorder": "recorder.recorder",
 }
 """Module in ``extras`` of each optional command or option, and of the recorder."""
@@ -29,7 +30,7 @@ def loaded(place: str) -> Any:
     return getattr(importlib.import_module(f"ipygpumem.{module}"), name)
 
 
-REWRITTEN = ("experiment", "memlines", "autofit")
+REWRITTEN = ("experiment", "memlines", "peak", "autofit")
 """Cell magics whose first line is turned into a call, so that the body is a plain cell; see rewriting.py."""
 
 MAGICS = {
@@ -127,6 +128,15 @@ The cell sees all your names. Its new names and its changes end with it, except 
     %%memlines [-f FUNCTION...] [--sort line|kept|peak|time|hits]
     -f FUNCTION...                   functions or methods to measure too: -f train Model.forward
     --sort line|kept|peak|time|hits  order of the lines: by number, or most expensive first
+""",
+    "%%peak": """Run a cell, and show what the memory held at its highest moment, by name, origin and purpose.
+
+::
+
+    %%peak [--top N]
+    --top N  number of rows to show (20)
+
+After an out-of-memory error it shows the moment of the failure.
 """,
     "%%autofit": """Rerun a cell with smaller values until it fits in memory; the variable keeps the value that fits.
 

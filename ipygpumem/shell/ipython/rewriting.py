@@ -1,9 +1,10 @@
-"""Rewrites cells that begin with ``%%experiment``, ``%%memlines`` or ``%%autofit``, so that they run as plain cells.
+"""Rewrites cells that begin with ``%%experiment``, ``%%memlines``, ``%%peak`` or ``%%autofit`` to run as plain cells.
 
 A cell magic gets its body as text and must run it itself, which means wrong line numbers, no ``Out`` and no
 top-level ``await``. So a first line ``%%experiment`` is turned into a call before IPython parses the cell: the call
-opens the scope, and the scope closes when the cell ends. ``%%memlines`` works in the same way. So does ``%%autofit``,
-which also gets a loop around the body in the syntax tree; IPython runs it with outputs, ``await`` and tracebacks.
+opens the scope, and the scope closes when the cell ends. ``%%memlines`` and ``%%peak`` work in the same way. So does
+``%%autofit``, which also gets a loop around the body in the syntax tree; IPython runs it with outputs, ``await`` and
+tracebacks.
 """
 
 from __future__ import annotations

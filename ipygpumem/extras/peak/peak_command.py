@@ -1,0 +1,33 @@
+"""``%%peak``."""
+
+from __future__ import annotations
+
+from IPython.core.error import UsageError
+
+from ipygpumem.extras.peak.peak import Peak
+from ipygpumem.extras.peak.report import peak_report
+from ipygpumem.magics.parsing import Options
+from ipygpumem.magics.tensors import take
+from ipygpumem.report.layout import Report
+from ipygpumem.shell.app import App
+from ipygpumem.shell.ipython.caches import shown_since
+
+
+def of_cell(app: App, options: Options) -> list[Report]:
+    """Follow the memory of the running cell until it ends."""
+    running = app.context.cells.running()
+    if not running:
+        raise UsageError("%%peak must be the first line of a cell that you run yourself")
+    cell, peak = running[-1], Peak(lambda: list(app.context.namespace.items()))
+
+    def finish() -> list[Report]:
+        error = shown_since(cell.last_error)
+        return [peak_report(peak.stop(lambda: take(app.context.shell), error), top=options.top)]
+
+    def drop() -> list[Report]:
+        peak.drop()
+        return []
+
+    cell.closers += [drop, finish]  # the last one first; a Ctrl-C that ends it leaves the other
+    peak.start()
+    return []

@@ -1,0 +1,81 @@
+"""The record of ``%%peak``: the memory of each device at its highest moment, and over time."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ipygpumem.records import Record
+
+
+@dataclass(frozen=True)
+class PeakRow(Record):
+    """Blocks of memory that were alive at the moment, with the same name or origin."""
+
+    size_bytes: int
+    role: str
+    """Purpose: ``parameters``, ``gradients``, ``activations`` and so on."""
+    name: str = ""
+    """The notebook's name; empty for memory that had none when the code ended."""
+    module: str = ""
+    """Path of the module whose forward pass allocated it."""
+    operation: str = ""
+    line: str = ""
+    """The user's line that allocated it."""
+    count: int = 1
+    """Number of blocks."""
+
+
+@dataclass(frozen=True)
+class PeakPoint(Record):
+    """Bytes by role at one time."""
+
+    seconds: float
+    parts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class DevicePeak(Record):
+    """Memory of one device at its highest moment, or when memory ran out."""
+
+    device: str
+    source: str
+    """Origin of the figures: ``storages`` of torch, torch's ``allocator``, or ``memray``."""
+    size_bytes: int
+    at_seconds: float | None = None
+    """Time of the moment since the start; None if unknown."""
+    rows: tuple[PeakRow, ...] = ()
+    """The largest first; their sum is ``size_bytes``."""
+    curve: tuple[PeakPoint, ...] = ()
+    """Bytes over time; of close moments, the highest one."""
+    ran_out: bool = False
+    """True if the moment is that of the out-of-memory error."""
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes by role, the largest first."""
+        found: dict[str, int] = {}
+        for row in self.rows:
+            found[row.role] = found.get(row.role, 0) + row.size_bytes
+        return dict(sorted(found.items(), key=lambda part: -part[1]))
+
+
+@dataclass(frozen=True)
+class PeakRecord(Record):
+    """The memory of each device at its highest moment."""
+
+    _report = "extras.peak.report.peak_report"
+
+    devices: tuple[DevicePeak, ...]
+    duration_seconds: float
+    notes: tuple[str, ...] = field(default=())
+
+    def picture(self) -> Any:
+        """Return a matplotlib figure of the bytes over time, by role.
+
+        Raises:
+            PlotError: matplotlib is not installed, or nothing was followed.
+        """
+        return importlib.import_module("ipygpumem.extras.peak.picture").draw(self)

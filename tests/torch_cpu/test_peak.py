@@ -1,0 +1,167 @@
+"""``%%peak`` on the CPU: what lived at the highest moment, by name, origin and purpose; code runs as without it."""
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ipygpumem
+from ipygpumem.extras.peak import following
+from ipygpumem.extras.peak.records import DevicePeak, PeakRecord
+from ipygpumem.units import KIB, MIB
+from tests.kernel import Kernel
+from tests.steps import ok, works
+
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+
+
+class Square(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.clone() ** 2
+
+
+def train(model: nn.Module, data: torch.Tensor, steps: int = 2) -> torch.optim.Adam:
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(data).sum().backward()
+        optimizer.step()
+    return optimizer
+
+
+def ram(found: Any) -> DevicePeak:
+    (device,) = found.record.devices
+    assert device.device == "cpu"
+    assert sum(row.size_bytes for row in device.rows) == device.size_bytes
+    return device
+
+
+def test_a_training_steps_peak_is_split_by_role() -> None:
+    model, data = (
+        nn.Sequential(nn.Linear(256, 1024, bias=False), nn.Linear(1024, 256, bias=False)),
+        torch.ones(512, 256),
+    )
+    with ipygpumem.peak() as found:
+        optimizer = train(model, data)
+    device = ram(found)
+    assert device.parts["parameters"] == 2 * MIB
+    assert device.parts["optimizer state"] == 4 * MIB + 2 * 512  # and the steps of two weights
+    assert device.parts["activations"] == 2 * MIB + 2 * 512  # the first layer's result, the loss, its gradient
+    names = {row.name: row.role for row in device.rows}
+    assert names["model[1].weight"] == "parameters"
+    assert names["data"] == "data"
+    assert names["model[1].weight.grad"] == "gradients"
+    assert device.curve[-1].seconds <= found.record.duration_seconds
+    assert max(sum(point.parts.values()) for point in device.curve) == device.size_bytes
+    assert optimizer.state
+
+
+def test_memory_without_a_name_has_its_module_operation_and_line() -> None:
+    model = nn.Sequential(nn.Identity(), nn.Sequential(Square()))
+    with torch.no_grad(), ipygpumem.peak() as found:
+        model(torch.ones(MIB))
+    rows = [(row.size_bytes, row.name, row.module, row.operation) for row in ram(found).rows]
+    expected = [(4 * MIB, "", "", "ones"), (4 * MIB, "", "model.1.0", "clone"), (4 * MIB, "", "model.1.0", "pow")]
+    assert sorted(rows)[-3:] == sorted(expected)
+    lines = {row.operation: row.line for row in ram(found).rows}
+    assert lines["pow"].endswith("return x.clone() ** 2")
+    assert "model(torch.ones(MIB))" in lines["ones"]
+
+
+def test_many_freed_storages_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "_MOST_LIVES", 50)
+    kept = torch.ones(MIB)
+    with ipygpumem.peak() as found:
+        high = torch.ones(2 * MIB)
+        del high
+        for _ in range(500):
+            torch.ones(KIB)
+    device = ram(found)
+    assert device.size_bytes >= 12 * MIB
+    assert [row.size_bytes for row in device.rows[:2]] == [8 * MIB, 4 * MIB]
+    assert max(sum(point.parts.values()) for point in device.curve) == device.size_bytes
+    assert kept.numel() == MIB
+
+
+def test_an_error_keeps_its_type_and_shows_no_frame_of_ours() -> None:
+    with pytest.raises(RuntimeError, match="size") as caught, ipygpumem.peak() as found:
+        torch.ones(3) @ torch.ones(4)
+    assert [entry.path for entry in caught.traceback if "ipygpumem/extras" in str(entry.path)] == []
+    assert not ram(found).ran_out
+
+
+def test_after_an_out_of_memory_error_the_moment_is_that_of_the_failure() -> None:
+    with contextlib.suppress(RuntimeError), ipygpumem.peak() as found:
+        high = torch.ones(4 * MIB)
+        del high
+        left = torch.ones(MIB)
+        torch.empty(1 << 60)
+    device = ram(found)
+    assert device.ran_out
+    assert (device.rows[0].size_bytes, device.rows[0].name) == (4 * MIB, "left")
+    assert "memory ran out in empty" in found.record.notes[0]
+    assert left.numel() == MIB
+
+
+def test_code_is_compiled_as_without_it() -> None:
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @torch.compile(backend=backend)
+    def step() -> None:
+        optimizer.step()
+
+    compiled(torch.ones(2, 8)).sum().backward()
+    with ipygpumem.peak() as found:
+        compiled(torch.ones(2, 8)).sum().backward()
+        assert len(graphs) == 1
+        step()
+    assert ram(found).size_bytes > 0
+    assert len(graphs) >= 2
+
+
+def test_operators_that_take_functions_run() -> None:
+    with ipygpumem.peak() as found:
+        result = torch.cond(torch.tensor(True), torch.sin, torch.cos, (torch.ones(4),))
+    assert result.shape == (4,)
+    assert ram(found).size_bytes > 0
+
+
+def test_inference_and_subclasses_are_followed() -> None:
+    layer = nn.Linear(256, 256, bias=False)
+    with torch.inference_mode(), ipygpumem.peak() as found:
+        result = layer(torch.ones(4, 256))
+    assert result.is_inference()
+    assert {row.name for row in ram(found).rows} >= {"result", "layer.weight"}
+    nested = torch.nested.nested_tensor([torch.ones(3), torch.ones(5)], layout=torch.jagged)
+    with ipygpumem.peak() as found:
+        doubled = nested * 2
+    names = {row.name for device in found.record.devices for row in device.rows}
+    assert any(name.startswith("doubled") for name in names), names
+    assert doubled.is_nested
+
+
+def test_the_record_is_there_when_the_block_has_ended() -> None:
+    with ipygpumem.peak() as found, pytest.raises(ipygpumem.errors.TraceError, match="has not ended"):
+        _ = found.record
+    assert PeakRecord.from_dict(found.record.to_dict()) == found.record
+
+
+def test_a_cell_with_peak_shows_a_report(notebook: Kernel) -> None:
+    works(notebook, "held = torch.ones(1 << 20)")
+    for magics in ("%%peak\n", "%%experiment one\n%%peak --top 1\n", "%%time\n%%peak\n"):
+        (report,) = ok(notebook, f"{magics}more = torch.ones(1 << 21)\ndel more").reports("peak")
+        assert report.startswith("peak · RAM highest with 12")
+        assert "held" in report or "--top 1" in magics
+        assert "del more" not in report
+    assert "did you mean --top" in notebook.run("%%peak --tops\n1").stderr
+    assert "first line" in notebook.run("%peak").stderr
