@@ -177,3 +177,9 @@ def test_every_field_of_a_record_is_listed_in_order() -> None:
     listed = {name: re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", text, re.MULTILINE) for name, text in sections}
     kinds = {kind.__name__: [field.name for field in dataclasses.fields(kind)] for kind in kinds_of(Record)}  # type: ignore[arg-type]
     assert listed == {name: kinds[name] for name in listed}
+
+
+def test_the_front_page_is_short() -> None:
+    page = read("README.md")
+    assert len(_CODE_BLOCK.sub("", page).split()) <= 700
+    assert page.count("](") <= 15
