@@ -19,12 +19,12 @@ from ipygpumem.records import CellRecord
 from ipygpumem.report.content import freed_report
 from ipygpumem.report.export import save
 from ipygpumem.report.history import history_report, traces_report
-from ipygpumem.report.layout import Report, clean, count, note, sizes
+from ipygpumem.report.layout import Report, clean, count, device_label, listed, note, sizes
 from ipygpumem.report.status import status_report
 from ipygpumem.shell.app import App
 from ipygpumem.shell.ipython.caches import Outputs
 from ipygpumem.shell.ipython.sources import number_of_input
-from ipygpumem.units import format_bytes, format_change, format_seconds
+from ipygpumem.units import MIB, format_bytes, format_change, format_seconds
 
 
 def on(app: App, options: Options) -> list[Report]:
@@ -112,13 +112,21 @@ _LARGEST_SHOWN = 3
 
 
 def of_line(app: App, options: Options) -> list[Report]:
-    """Return a short status, the largest names, and the next commands to try."""
+    """Return a short status, the largest names, what changed since the last look, and the next commands to try."""
     on_or_off, _, measured = _headline(app)
     lines = described(app.experiments)
     used = reclaim.current(app.context.meter.now())
-    named = tensors.largest(app.context.shell).names[:_LARGEST_SHOWN]
-    largest = [f"{clean(row.name)} {format_bytes(row.size_bytes)}" for row in named]
+    named = tensors.largest(app.context.shell).names
+    largest = [f"{clean(row.name)} {format_bytes(row.size_bytes)}" for row in named[:_LARGEST_SHOWN]]
     lines.append(f"largest names: {', '.join(largest) or 'none holds a KiB'}")
+    before = app.last_look
+    app.last_look = {device_label(device): size for device, size in used.items()}
+    app.last_look |= {clean(row.name): row.size_bytes for row in named}
+    if before:
+        changes = {name: app.last_look.get(name, 0) - before.get(name, 0) for name in before | app.last_look}
+        ordered = sorted(changes.items(), key=lambda change: -abs(change[1]))
+        moved = [f"{name} {format_change(change)}" for name, change in ordered if abs(change) >= MIB]
+        lines.append(f"since the last look: {listed(moved) or 'nothing moved by a MiB'}")
     lines.append("next: %gpumem top, status, leaks, history or free; %gpumem? describes them")
     return [Report("note", (on_or_off, measured, *sizes(used)), lines)]
 

@@ -37,6 +37,8 @@ class App:
         self.on_cluster: list[Any] = []
         """Experiments open on engines of a cluster."""
         self.traces = Traces(context.meter, HISTORY_LENGTH)
+        self.last_look: dict[str, int] = {}
+        """Bytes of each device and name at the last ``%gpumem``."""
         self.session = Session(context, self.recovery, self.experiments, self.subscribers)
 
     @functools.cached_property

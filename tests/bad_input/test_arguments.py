@@ -114,6 +114,13 @@ def test_gpumem_alone_shows_a_short_status_a_hint(loaded: InteractiveShell, caps
     assert " · RAM " in head
     assert largest.strip() == "largest names: big 8 MiB, less 2 MiB, x 8.1 KiB"
     assert "next: %gpumem top" in following
+    loaded.run_cell("del less; new = numpy.ones(1 << 22)")
+    capsys.readouterr()
+    loaded.run_line_magic("gpumem", "")
+    changes = capsys.readouterr().out.splitlines()[-2]
+    assert "since the last look: " in changes
+    assert "new +32 MiB, " in changes
+    assert changes.endswith("less -2 MiB")
 
 
 def test_a_wrong_argument_in_python_is_refused_when_it_is_given_and_loses_no_name(loaded: InteractiveShell) -> None:
