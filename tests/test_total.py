@@ -37,6 +37,7 @@ def test_each_object_counts_once_tracked_or_not() -> None:
     assert total().objects_bytes - before == pytest.approx(expected, rel=0.01)
 
 
+@alone
 def test_text_keys_count_that_the_collector_leaves_out() -> None:
     before = total().objects_bytes
     kept = [{"x" * MIB: None}, {"y" * MIB: None, 1: 2}, Counter(["z" * MIB])]
@@ -44,6 +45,7 @@ def test_text_keys_count_that_the_collector_leaves_out() -> None:
     del kept
 
 
+@alone
 def test_locals_of_running_threads_count() -> None:
     ready, go_on = threading.Event(), threading.Event()
 
@@ -61,6 +63,7 @@ def test_locals_of_running_threads_count() -> None:
     thread.join()
 
 
+@alone
 def test_no_code_of_an_object_runs() -> None:
     objects = [type("Odd", (base,), body)() for base in (object, list, dict)]
     with untouched():

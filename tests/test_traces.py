@@ -283,27 +283,31 @@ def test_growth_in_every_iteration_is_said_and_what_holds_it(
     monkeypatch.setattr(holders, "users_modules", lambda: {"helpers": helpers})  # not all modules of tests
     if "range" in step:
         monkeypatch.setattr(top, "Sizes", functools.partial(top.Sizes, limit=3000))
-    in_use, size, names = [0], 12 * MIB, {"kept": kept}
+    in_use = [0]
 
     def add(mib: int) -> None:
         in_use.append(in_use[-1] + mib * MIB)
         script_memory.set(in_use[-1])
 
+    def run(kept: Any, size: int = 12 * MIB) -> None:  # without names that lead to all of pytest
+        names = {"kept": kept}
+        for number in ipygpumem.track(range(5), "epoch"):
+            batch = [bytes(size + number)]
+            exec(step, names | {"number": number, "size": size}, names)
+            kept = names["kept"]
+            add(12)
+        del batch
+
     add(100)
     # The loop has not freed the memory that the look frees.
     monkeypatch.setattr(holders, "live_tensors", lambda garbage: add(-30))
-    for number in ipygpumem.track(range(5), "epoch"):
-        batch = [bytes(size + number)]
-        exec(step, names | {"number": number, "size": size}, names)
-        kept = names["kept"]
-        add(12)
+    run(kept)
     printed = capsys.readouterr().out
     assert re.search(r"^RAM has grown by 12 MiB in each of the last \d iterations$", printed, re.MULTILINE)
     holder = rf"RAM \+12(\.2)? MiB per iteration is held by {re.escape(held)}$"
     no_name = "no name, tensor or array accounts for it: it is probably in"
     assert re.search(f"^{holder if held else no_name}", printed, re.MULTILINE)
     assert "batch" not in printed
-    del batch
 
 
 @pytest.mark.parametrize("wrong", [5, None, object()])
