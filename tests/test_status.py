@@ -28,6 +28,8 @@ from tests.test_nvml import FakeNvml
 from tests.test_nvml import driver as driver  # a fixture
 from tests.test_reconcile import check, sizes
 
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+
 SEGMENTS = [
     {
         "device": 0,
