@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.extras.guard.guard import MemoryGuard
@@ -68,6 +69,15 @@ def test_without_linux_psutil_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert headroom.total_bytes == psutil.virtual_memory().total
 
 
+def test_where_the_memory_left_is_unknown_it_says_so(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("no such file")
+
+    monkeypatch.setattr(psutil, "virtual_memory", fail)
+    with pytest.raises(UsageError, match="the memory left cannot be read here: "):
+        loaded.run_line_magic("gpumem", "guard on")
+
+
 @pytest.mark.parametrize(("cell", "options"), [(FILL, ""), (DICT, ""), (ARRAYS, ""), (FILL, " --touched")])
 def test_a_cell_that_would_use_too_much_ends_in_an_error_each_time(cell: str, options: str, notebook: Kernel) -> None:
     works(notebook, ON + options, "other = [1, 2]")
@@ -87,7 +97,9 @@ def test_a_cell_that_would_use_too_much_ends_in_an_error_each_time(cell: str, op
 def test_in_a_control_group_the_kernel_survives() -> None:
     with limited_group(300 * MIB) as group, Kernel() as kernel:
         move(int(kernel.value("__import__('os').getpid()")), group)
-        works(kernel, "%load_ext ipygpumem", "%gpumem guard on")
+        works(kernel, "%load_ext ipygpumem", f"{ON}\nrows = bytearray(b'1') * (150 * 2**20)")
+        works(kernel, "import numpy")  # OpenBLAS allocates more than is left, and uses little of it
+        works(kernel, "del rows", "%gpumem guard on")
         reply = fails(kernel, FILL)
         assert reply.error in ERRORS
         assert "of the control group's 300 MiB were left" in reply.reports("guard")[0]
@@ -120,12 +132,13 @@ def test_other_errors_of_a_refused_request_are_explained_too(cell: str, notebook
     works(notebook, f"{ON} --touched", cell)
 
 
-def test_code_that_handles_the_error_goes_on(notebook: Kernel) -> None:
-    works(notebook, ON)
+@pytest.mark.parametrize("options", ["", " --touched"])
+def test_code_that_handles_the_error_goes_on(options: str, notebook: Kernel) -> None:
+    works(notebook, ON + options)
     reply = works(
         notebook,
         "sizes = []\nfor _ in range(2):\n    rows = []\n    try:\n        for _ in range(1000): "
-        "rows.append(bytearray(2**20))\n    except MemoryError: sizes.append(len(rows))\nassert len(sizes) == 2",
+        "rows.append(bytearray(b'1') * 2**20)\n    except MemoryError: sizes.append(len(rows))\nassert len(sizes) == 2",
     )
     assert reply.reports("guard") == []
 
@@ -162,18 +175,29 @@ def test_a_child_has_the_users_limit(start: str, notebook: Kernel, tmp_path: Pat
     assert notebook.value("before > 0 and after > 0")
 
 
+def test_cells_that_keep_memory_hardly_exceed_the_limit(loaded: InteractiveShell) -> None:
+    loaded.run_line_magic("gpumem", "guard on --limit 250MiB")
+    (guard,) = MemoryGuard._in_force
+    rooms = [guard._least_in(Figures(8 << 30, size * MIB, 0)) // MIB for size in (100, 250, 266, 400)]
+    assert rooms == [32, 16, 8, 4]
+
+
 def test_a_wait_for_threads_ends_and_the_users_threads_get_their_error(notebook: Kernel) -> None:
-    works(notebook, ON)
     threads = (
-        "from concurrent.futures import ThreadPoolExecutor\nparts = []\ndef work():\n    while True: parts.append("
-        "bytearray(b'1') * 2**16)\nwith ThreadPoolExecutor(2) as pool: pool.submit(work); pool.submit(work).result()"
+        "from concurrent.futures import ThreadPoolExecutor\nparts = []\nboth = threading.Barrier(2)\n"
+        "def work():\n    both.wait()\n    while True: parts.append(bytearray(b'1') * 2**16)\n"
+        "with ThreadPoolExecutor(2) as pool: pool.submit(work); pool.submit(work).result()"
     )
-    assert fails(notebook, threads).error in ERRORS
-    works(notebook, f"{ON} --touched", "parts.clear()")
-    waits = "def work():\n    for _ in range(400): parts.append(bytearray(b'1') * 2**20)\n"
-    reply = fails(notebook, f"{waits}thread = threading.Thread(target=work); thread.start(); threading.Event().wait()")
+    for options in "", " --touched":
+        works(notebook, ON + options)
+        assert fails(notebook, threads).error in ERRORS
+        works(notebook, "parts.clear()")
+    touch = (
+        "data = numpy.zeros(400 * 2**20, 'u1')\ndef work():\n    for at in range(0, len(data), 2**12): data[at] = 1\n"
+    )
+    reply = fails(notebook, f"{touch}thread = threading.Thread(target=work); thread.start(); threading.Event().wait()")
     assert reply.error == "MemoryGuardError"
-    works(notebook, "thread.join(); parts.clear()")
+    works(notebook, "%gpumem guard off", "thread.join(); del data")
 
 
 def test_the_report_comes_though_unwinding_freed_all_and_not_for_others_errors(notebook: Kernel) -> None:
@@ -238,7 +262,13 @@ def test_a_limit_of_the_user_is_kept(notebook: Kernel) -> None:
     works(notebook, "%gpumem guard off", "%gpumem guard on", "limit = " + SOFT)
     assert notebook.value("0 < limit <= 3 * 2**30")
     assert notebook.value(SOFT) == 3 * 2**30
-    works(notebook, "resource.setrlimit(resource.RLIMIT_DATA, (-1, -1))", "%gpumem guard off")
+    none = "resource.setrlimit(resource.RLIMIT_DATA, (-1, -1))"
+    works(notebook, none, ON, own, none, f"limit = {SOFT}")
+    assert notebook.value("limit > 0"), "the guard goes on"
+    works(notebook, "saved = resource.getrlimit(resource.RLIMIT_DATA)")
+    works(notebook, "resource.setrlimit(resource.RLIMIT_DATA, saved)")
+    assert notebook.value(SOFT) == -1, "ours, saved and restored by code, ends with the cell"
+    works(notebook, "%gpumem guard off")
 
 
 def test_the_command_says_its_state_and_its_mistakes(notebook: Kernel) -> None:

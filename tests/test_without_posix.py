@@ -14,6 +14,7 @@ for module in pkgutil.walk_packages(ipygpumem.__path__, "ipygpumem."):
     if ".trainers." not in module.name and "estimating" not in module.name:  # these import trainers and torch
         importlib.import_module(module.name)
 """
+FILL = "rows = []\nwhile True: rows.append(bytearray(2**20))"
 OUT_OF_MEMORY = "def f():\n    held = bytearray(16 << 20)\n    raise MemoryError\nf()"
 CELLS = (
     IMPORT_ALL,
@@ -52,4 +53,7 @@ def test_the_extension_works_without_posix(tmp_path: Path) -> None:
         (text,) = fails(kernel, OUT_OF_MEMORY, "MemoryError").reports("recovery")
         assert re.search(r"freed: RAM 1[67]", text)
         ok(kernel, *CELLS)
+        ok(kernel, "%gpumem guard on --limit 250MiB")
+        assert "the memory guard stopped the cell" in fails(kernel, FILL, "MemoryGuardError").reports("guard")[0]
+        ok(kernel, "del rows", "%gpumem guard off")
         assert kernel.value("(x, n)") == ("old", 2)

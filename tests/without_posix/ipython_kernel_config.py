@@ -5,6 +5,7 @@ Python's own functions stay as they were imported; what ipygpumem looks up from 
 
 import asyncio
 import concurrent.futures
+import mmap
 import multiprocessing.connection
 import os
 import signal
@@ -32,7 +33,7 @@ sched_setaffinity sched_yield sendfile setpgid setpriority setsid sync sysconf s
 SIGNAL = """
 ITIMER_REAL SIGALRM SIGBUS SIGCHLD SIGCONT SIGHUP SIGKILL SIGPIPE SIGPROF SIGQUIT SIGRTMAX SIGRTMIN SIGSTOP SIGTSTP
 SIGTRAP SIGUSR1 SIGUSR2 SIG_BLOCK SIG_SETMASK SIG_UNBLOCK alarm getitimer pause pthread_kill pthread_sigmask setitimer
-siginterrupt sigpending sigwait sigwaitinfo sigtimedwait
+siginterrupt sigpending sigwait sigwaitinfo sigtimedwait SIGURG
 """
 TIME = (
     "CLOCK_BOOTTIME CLOCK_MONOTONIC CLOCK_REALTIME clock_gettime clock_getres clock_settime pthread_getcpuclockid tzset"
@@ -68,7 +69,7 @@ def run_without_terminal(shell: Any, command: str) -> None:
 def take_away() -> None:
     """Do so for good in this process."""
     ZMQInteractiveShell.system = run_without_terminal
-    for module, names in ((os, OS), (signal, SIGNAL), (time, TIME)):
+    for module, names in ((os, OS), (signal, SIGNAL), (time, TIME), (mmap, "MAP_PRIVATE")):
         for name in names.split():
             vars(module).pop(name, None)
     for name in MODULES:

@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from mmap import MAP_PRIVATE, mmap
+from mmap import ACCESS_COPY, mmap
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
@@ -30,6 +30,7 @@ from ipygpumem.introspect import is_instance, text_of
 from ipygpumem.inventory.top import LargestNames, select
 from ipygpumem.magics.tensors import largest
 from ipygpumem.probes import own_limits
+from ipygpumem.probes.host import PAGE_BYTES, malloc_trim
 from ipygpumem.probes.own_limits import resource
 from ipygpumem.reclaim import tracebacks
 from ipygpumem.report.inventory import top_report
@@ -38,8 +39,9 @@ from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.units import MIB, format_bytes
 
-_LEAST_ROOM = 32 * MIB
-"""Bytes that a cell may allocate, however little is left: ``del`` must work. At most a quarter of the memory left."""
+_LEAST_ROOM, _LAST_ROOM = 32 * MIB, 4 * MIB
+"""Bytes that a cell may allocate, however little is left: ``del`` must work. At most a quarter of the memory left, and
+once ``--limit`` is reached half of what is left of the first, but at least the second."""
 _TICK_SECONDS, _TOUCHED_TICK_SECONDS, _LONG_TICK_SECONDS = 0.05, 0.01, 1.0
 """Shortest time between two looks, the same without a limit on allocations, and the longest."""
 _IDLE_SECONDS = 0.1
@@ -59,8 +61,14 @@ _COUNTED = (
 )
 _NATIVE = "DefaultCPUAllocator", "bad_alloc"
 """Parts of native code's messages about host memory."""
-_STARTERS = ("_posixsubprocess", "fork_exec"), ("subprocess", "_fork_exec"), ("os", "posix_spawn"), ("os", "system")
-"""Functions that start processes without ``os.fork``. An audit hook could not be removed, and misses some of them."""
+_WITHOUT_LIMIT = (
+    *(("_posixsubprocess", "fork_exec"), ("subprocess", "_fork_exec"), ("os", "posix_spawn"), ("os", "system")),
+    *(("_imp", "create_dynamic"), ("ctypes", "_dlopen")),
+)
+"""Functions that start processes without ``os.fork``, or load libraries: OpenBLAS ends the process where its large
+buffers, hardly used, are refused. An audit hook could not be removed, and misses some of them."""
+_MARK = 1907
+"""Our limits, divided by the page size, have this remainder. Linux ignores it; code may save and restore them."""
 
 
 class MemoryGuardError(MemoryError):
@@ -84,20 +92,23 @@ class MemoryGuard:
         self._reserve = min(max(total // 16, 32 * MIB), 512 * MIB)
         self._kept = self._reserve * 3 // 2
         """Memory left at which a cell is interrupted, and at which an allocation is refused."""
-        self._touched = touched or resource is None or headroom.now().data_bytes is None
+        self._touched = headroom.now().data_bytes is None or resource is None or touched
         self._lock = threading.Lock()
-        self._users: tuple[int, int] = (-1, -1) if resource is None else resource.getrlimit(resource.RLIMIT_DATA)
-        self._set_to, self._wanted = self._users[0], self._users[0]
-        """The limit that we have set, and the one for the cell's code."""
+        self._users: int = -1 if resource is None else resource.getrlimit(resource.RLIMIT_DATA)[0]
+        """The limit before ours."""
+        self._wanted = -1
+        """The limit for the cell's code."""
         self._cell: Cell | None = None
         self._is_failing = self._struck = False
         self._sleeps = False
         """True while the thread does not look."""
         self._starting = 0
-        """Number of threads that are starting a process."""
-        self._room = self._floor = self._least = self._most_private = 0
-        self._left = 0
-        """Memory left when the cell was interrupted."""
+        """Number of threads that are starting a process or loading a library."""
+        self._room = self._floor = self._least = 0
+        self._most_private = 0
+        """Private pages at which the cell is interrupted; allocations should reach ``--limit`` before."""
+        self._left = -1
+        """Memory left when the cell was interrupted, or was refused new memory with ``--touched``; -1 before that."""
         self._struck_at = 0.0
         """Time of that interrupt; 0 once enough is left again."""
         self._given = self._private = 0
@@ -116,7 +127,7 @@ class MemoryGuard:
         self._undo.callback(worker.remove, self._tick)
         self._replace(self._context.shell, "showtraceback", self._failing)
         self._replace_custom_exceptions(self._context.shell)
-        for module, name in () if self._touched else _STARTERS:
+        for module, name in _WITHOUT_LIMIT:
             if hasattr(sys.modules.get(module), name):
                 self._replace(sys.modules[module], name, self._lifted)
         here = threading.current_thread() is threading.main_thread()
@@ -136,6 +147,7 @@ class MemoryGuard:
 
         @functools.wraps(function)
         def call(*args: Any, **options: Any) -> Any:
+            __tracebackhide__ = True  # IPython leaves this frame out of tracebacks
             with around(options):
                 return function(*args, **options)
 
@@ -171,7 +183,7 @@ class MemoryGuard:
     @property
     def state(self) -> str:
         """The memory left, and how it is guarded."""
-        room = format_bytes(self._room_in(self._headroom.now()))
+        room = format_bytes(self._room_in(self._trimmed()))
         how = "allocations are limited (RLIMIT_DATA), and memory in use is watched"
         if self._touched:
             how = "only memory in use is watched"
@@ -184,29 +196,45 @@ class MemoryGuard:
     # -- the limit ------------------------------------------------------------------------------------------------
 
     def _limit_is_users(self) -> bool:
-        return resource is not None and resource.getrlimit(resource.RLIMIT_DATA)[0] != self._set_to
+        """Return True if other code has set a limit since this guard was switched on."""
+        soft = self._users if resource is None else resource.getrlimit(resource.RLIMIT_DATA)[0]
+        return bool(soft != self._users and soft % PAGE_BYTES != _MARK)
 
     @staticmethod
     def _aborting() -> str:
         return next((name for name in _ABORT if name in sys.modules), "")
 
-    def _set(self, size: int) -> None:
-        """Limit the process's data; -1 restores the user's limit, which is never exceeded."""
-        size = -1 if self._aborting() else size
-        if self._touched or resource is None or self._limit_is_users():
+    def _set(self, size: int, more: int = 0) -> None:
+        """Limit the process's data to ``size + more``; -1 restores the user's limit, which is never exceeded."""
+        if resource is None or self._limit_is_users():
             return
-        bounds = [bound for bound in (size, *self._users) if bound != resource.RLIM_INFINITY]
-        soft = self._users[0] if size == -1 else min(bounds)
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-        self._set_to = soft
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        size = -1 if size == -1 or self._aborting() else (size + more) // PAGE_BYTES * PAGE_BYTES + _MARK
+        soft = min((bound for bound in (size, self._users, hard) if bound != -1), default=-1)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+    def _trimmed(self) -> Figures:
+        """Return the current figures; if nothing is left, free heap, which counts as used, is returned before."""
+        figures = self._headroom.now()
+        if not self._left_in(figures, self._kept) and (trim := malloc_trim()) is not None:
+            trim(0)
+            figures = self._headroom.now()
+        return figures
 
     def _room_in(self, figures: Figures) -> int:
         """Return the bytes that a cell that begins now may allocate."""
-        return max(self._left_in(figures, self._kept), min(_LEAST_ROOM, figures.available_bytes // 4))
+        return max(self._left_in(figures, self._kept), self._least_in(figures))
+
+    def _least_in(self, figures: Figures) -> int:
+        """Return the bytes that it may allocate even if nothing is left."""
+        room = min(_LEAST_ROOM, figures.available_bytes // 4)
+        if self._most is not None:  # else cells that keep what they take would exceed it step by step
+            room = min(room, max((self._most + _LEAST_ROOM - figures.private_bytes) // 2, _LAST_ROOM))
+        return room
 
     def _left_in(self, figures: Figures, reserve: int = 0) -> int:
         left = figures.available_bytes - reserve
-        return left if self._most is None else max(0, min(left, self._most - figures.private_bytes))
+        return max(0, left if self._most is None else min(left, self._most - figures.private_bytes))
 
     def _spare_in(self, figures: Figures) -> int:
         """Return the bytes that the cell may still use before it is interrupted."""
@@ -214,17 +242,20 @@ class MemoryGuard:
         return left if self._most is None else min(left, self._most_private - figures.private_bytes)
 
     def _renew(self, figures: Figures) -> None:
-        """Limit the process to the memory left now."""
+        """Limit the process to the memory left now; with ``--touched`` only once none is left."""
         if figures.data_bytes is None:
             return
+        left = self._left_in(figures, self._kept)
         with self._lock:
-            self._wanted = max(figures.data_bytes + self._left_in(figures, self._kept), self._floor)
+            self._wanted = -1 if self._touched and left else max(figures.data_bytes + left, self._floor)
+            if self._touched and not left:
+                self._left = self._left_in(figures)
             if self._cell is not None and not self._is_failing and not self._starting:
                 self._set(self._wanted)
 
     @contextlib.contextmanager
     def _lifted(self, options: object) -> Iterator[None]:
-        """Restore the user's limit, so that a started process gets it."""
+        """Restore the user's limit, which a started process inherits."""
         with self._lock:
             self._starting += 1
             self._set(-1)
@@ -233,8 +264,8 @@ class MemoryGuard:
         finally:
             with self._lock:
                 self._starting -= 1
-                if self._cell is not None and not self._is_failing and not self._starting:
-                    self._set(self._wanted)
+            with contextlib.suppress(OSError, ValueError):  # closed by another thread
+                self._renew(self._headroom.now())  # a library may have allocated much that it does not use
 
     def abandon(self) -> None:
         """End the guard in a forked child: the watching thread stayed in the parent process."""
@@ -247,18 +278,17 @@ class MemoryGuard:
         """Guard the cell."""
         if cell.nested or (self._cell is not None and not self._cell.over) or self not in self._in_force:
             return
-        if self._spare is None and not self._touched:
+        if self._spare is None:
             small: list[object] = [bytes(size) for size in range(1, 480, 16) for _ in range(100)]
             small += [*map(float, range(100)), *(object() for _ in range(100))]
-            self._spare = small, mmap(-1, _SPARE_BYTES, flags=MAP_PRIVATE)
-        figures = self._headroom.now()
+            self._spare = small, mmap(-1, _SPARE_BYTES, access=ACCESS_COPY)
+        figures = self._trimmed()
         left = figures.available_bytes
-        room = min(_LEAST_ROOM, left // 4)
+        room = self._least_in(figures)
         self._floor, self._least = (figures.data_bytes or 0) + room, min(self._reserve, left // 2)
-        more = 0 if self._touched else _LEAST_ROOM // 2  # allocations should reach their limit first
-        self._most_private = max((self._most or 0) + more, figures.private_bytes + room)
+        self._most_private = max((self._most or 0) + _LEAST_ROOM // 2, figures.private_bytes + room)
         self._room = min(self._reserve, (left - room) // 2)
-        self._cell, self._is_failing, self._refused, self._struck_at = cell, False, "", 0.0
+        self._cell, self._is_failing, self._refused, self._struck_at, self._left = cell, False, "", 0.0, -1
         cell.closers.append(self._code_ended)
         self._renew(figures)
         self._given, self._private = self._wanted - (figures.data_bytes or 0), figures.private_bytes
@@ -277,7 +307,7 @@ class MemoryGuard:
             left = self._spare_in(figures)
             if not (self._touched or self._aborting()) and (figures.data_bytes or 0) - figures.private_bytes < left:
                 least = _TICK_SECONDS  # else pages allocated earlier could use up the memory without meeting the limit
-            pause = min(left / _BYTES_PER_SECOND, _LONG_TICK_SECONDS)
+            pause = min((left + self._least // 2) / _BYTES_PER_SECOND, _LONG_TICK_SECONDS)
             self._sleeps = cell is None and pause < _IDLE_SECONDS
             if left > 0:
                 self._struck_at = 0.0
@@ -311,9 +341,9 @@ class MemoryGuard:
         with self._lock:
             if cell is not None and cell.thread == threading.get_ident():
                 self._is_failing, self._struck = True, False
-                self._set(self._wanted + self._room)
+                self._set(self._wanted, self._room)
             elif not self._is_failing:
-                self._set(self._wanted + self._room // 4)  # other threads may use it up
+                self._set(self._wanted, self._room // 4)  # other threads may use it up
 
     @contextlib.contextmanager
     def _failing(self, options: dict[str, Any]) -> Iterator[None]:
@@ -339,19 +369,22 @@ class MemoryGuard:
             return ""
         _cut(error)
         figures = self._headroom.now()
+        stopped = f"stopped the cell: only {format_bytes(self._left)} of {self._whose} were left"
         if any(is_instance(item, MemoryGuardError) for item in tracebacks.chain(error)):
-            return f"stopped the cell: only {format_bytes(self._left)} of {self._whose} were left"
+            return stopped
         on_host = failure.error.endswith("MemoryError") and failure.error != "OutOfMemoryError"  # that of a device
         on_host |= is_plain or any(text in failure.message for text in _NATIVE)
-        is_limited = not (self._touched or self._aborting() or self._limit_is_users())
+        is_limited = not (self._aborting() or self._limit_is_users())
         if not is_limited or figures.data_bytes is None or not on_host:
             return ""
-        left, asked = self._left_at_refusal(figures.data_bytes), failure.requested_bytes
-        if asked is not None and asked <= left - _LEAST_ROOM:
-            return ""
+        asked = failure.requested_bytes
+        is_silent = asked is None and not is_plain  # Python's own error has no text
+        if self._touched:
+            return "" if self._left < 0 or (is_silent and tracebacks.field(error, "args")) else stopped
+        left = self._left_at_refusal(figures.data_bytes)
         is_plenty = left > max(_LEAST_ROOM, self._given // 8)
-        if asked is None and not is_plain and (is_plenty or tracebacks.field(error, "args")):
-            return ""  # Python's own error has no text
+        if (asked or left) <= left - _LEAST_ROOM or (is_silent and (is_plenty or tracebacks.field(error, "args"))):
+            return ""
         what = "a request" if asked is None else format_bytes(asked)
         perhaps = "perhaps " * (asked is None and is_plenty)
         unused = figures.data_bytes - figures.private_bytes > 4 * self._reserve or (asked or 0) > 2 * _LEAST_ROOM
@@ -395,7 +428,7 @@ class MemoryGuard:
             refused += ". Too little memory is left to measure the names"
         finally:
             self._set(-1)
-        return guard_report(refused, self._room_in(self._headroom.now()), names)
+        return guard_report(refused, self._room_in(self._trimmed()), names)
 
     def shown(self) -> None:
         """Do nothing."""
@@ -428,6 +461,8 @@ def _is_refusal(error: BaseException) -> bool:
 
 def _runs_code(frame: FrameType | None) -> bool:
     """Return True if a cell's code runs at ``frame``: an error in the kernel's event loop would end the kernel."""
+    if frame is not None and frame.f_globals is globals():  # the cell is failing already, or we start its process
+        return False
     while frame is not None and frame.f_code.co_name != "run_code":
         frame = frame.f_back
     return frame is not None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ipygpumem.errors import GpuMemError
+import psutil
+
+from ipygpumem.errors import GpuMemError, describe_error
 from ipygpumem.extras.guard.guard import MemoryGuard
 from ipygpumem.magics.parsing import Options
 from ipygpumem.report.layout import Report, note
@@ -21,7 +23,10 @@ def guard(app: App, options: Options) -> list[Report]:
             observer.close()
         guards = []
     if options.state == "on":
-        guards = [MemoryGuard(app.context, options.limit, touched=options.touched)]
+        try:
+            guards = [MemoryGuard(app.context, options.limit, touched=options.touched)]
+        except (OSError, RuntimeError, psutil.Error) as error:
+            raise GpuMemError(f"%gpumem guard: the memory left cannot be read here: {describe_error(error)}") from error
         session.observers = (*session.observers, *guards)
         for cell in app.context.cells.running()[:1]:
             guards[0].cell_begins(cell)

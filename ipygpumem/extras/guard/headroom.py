@@ -49,7 +49,7 @@ class Headroom:
         """The memory that may run out, in words."""
 
     def _open(self, path: Path) -> int:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY)
         self._files.callback(os.close, descriptor)
         return descriptor
 
