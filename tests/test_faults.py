@@ -193,12 +193,9 @@ class World:
 
 
 @pytest.fixture(autouse=True)
-def _others_out_of_sight(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_modules_of_tests(monkeypatch: pytest.MonkeyPatch, others_out_of_sight: None) -> None:
     # The first look follows what users' modules hold. Here those are all tests that this process has run.
     monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernel import Kernel
-from tests.steps import fails, goes_on, names, open_now, run, works
+from tests.steps import goes_on, names, open_now, run, works
 
 ODD = [
     *("", "# only a comment", "1;", "%%experiment a", "%%experiment a\n# a comment", "\n\n%%experiment a\nx = 1"),
@@ -44,25 +44,6 @@ def test_silent_and_unrecorded_cells_run_in_a_scope(notebook: Kernel) -> None:
     assert notebook.value("y") == "old"
     assert notebook.run("%%experiment b\nz = 1", silent=True).status == "error"
     assert "z" not in names(notebook)
-    goes_on(notebook)
-
-
-ENDS = {"y = (": "SyntaxError", "y = 1\nraise SystemExit(3)": "SystemExit", "y = 1\n%nosuchmagic": None}
-ENDS["y = 1\nraise type('E', (Exception,), {'__str__': lambda s: 1/0})()"] = ""
-
-
-@pytest.mark.parametrize(("body", "error"), ENDS.items())
-def test_an_error_ends_a_cells_scope_but_not_a_started_one(notebook: Kernel, body: str, error: str | None) -> None:
-    works(notebook, "x = 'old'")
-    reply = fails(notebook, f"%%experiment a\nx = 'new'\n{body}", error)
-    assert "/ipygpumem/" not in reply.traceback
-    assert (notebook.value("x"), names(notebook), open_now(notebook)) == ("old", ["x"], [])
-    works(notebook, "%experiment start b")
-    reply = fails(notebook, f"x = 'new'\n{body}", error)
-    assert "/ipygpumem/" not in reply.traceback
-    assert open_now(notebook) == ["b"]
-    works(notebook, "%experiment end")
-    assert (notebook.value("x"), names(notebook)) == ("old", ["x"])
     goes_on(notebook)
 
 
