@@ -10,7 +10,7 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -327,6 +327,8 @@ class AllocationTracker(TorchDispatchMode):
         self._known: Any = WeakIdKeyDictionary()
         self._largest: Any = WeakIdKeyDictionary()  # values of random numbers and positions
         self._given_to_lbfgs = 0
+        self.observe: Callable[[Any, Any, Any, Any], object] | None = None
+        """Called with each operation, its arguments and its result."""
         self.guesses: dict[str, int] = {}
         """Lines that asked for a tensor's value and got a guess, in order, and how often they did."""
         self.upper_bounds: dict[str, None] = {}
@@ -380,6 +382,8 @@ class AllocationTracker(TorchDispatchMode):
             raise _refusal(_UNTOLD if is_unsupported else UNKNOWN, func) from error
         result = self._corrected(func, args, kwargs, arguments, result)
         self._see_value(func, args, kwargs, result)
+        if self.observe is not None:
+            self.observe(func, args, kwargs, result)
         recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments)
         results, name = list(tensors_in(result)), operator_name(func)
         for tensor in filter(is_known, results) if operator is not func or name in _EMPTY else ():

@@ -53,7 +53,7 @@ def effects_of(
     calls: set[str] = set()
     iterators: set[str] = {f"a {type_name(value)}" for value in args if _is_consumed(value)}
     waiting: set[str] = set()
-    for names, value, module, owner in _named_by(code, namespaces):
+    for names, value, module, owner in named_by(code, namespaces):
         top = module.partition(".")[0] or (names[0] if len(names) > 1 else "")
         is_of_os = top in ("os", "posix", "nt") and names[-1] in _OF_OS
         reaches_out = is_of_os or names[-1] in _CALLS or (top in _MODULES and len(names) > 1)
@@ -76,7 +76,7 @@ def effects_of(
 def refuse_numpy(code: types.CodeType | None, namespaces: tuple[dict[str, Any], ...], args: tuple[Any, ...]) -> None:
     """Raise an EstimateError if ``code`` calls NumPy and names nothing that may hold tensors."""
     tops = {type_name(value) for value in args if not is_atom(value)}
-    for _, value, module, _ in _named_by(code, namespaces):
+    for _, value, module, _ in named_by(code, namespaces):
         is_looked_into = type(value) is types.FunctionType and is_users(value.__code__.co_filename)
         if module:
             tops.add(module.partition(".")[0])
@@ -88,7 +88,7 @@ def refuse_numpy(code: types.CodeType | None, namespaces: tuple[dict[str, Any], 
         raise EstimateError("NumPy arrays are not estimated: code really allocates them, and this code names no tensor")
 
 
-def _named_by(
+def named_by(
     code: types.CodeType | None, namespaces: tuple[dict[str, Any], ...]
 ) -> Iterator[tuple[tuple[str, ...], Any, str, Any]]:
     """Yield the dotted names in ``code`` and in the users' functions that it names, with values, modules and owners."""

@@ -301,6 +301,11 @@ class Namespace(dict[str, Any]):
         self._original = original
         self._copies = copies
         self._deleted: set[str] = set()
+        self.changed: dict[str, Callable[[Any], Any]] = {}
+        """Functions that change the values that code binds to a name, by name."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, self.changed[name](value) if name in self.changed else value)
 
     def __missing__(self, name: str) -> Any:
         if name in self._deleted:

@@ -9,7 +9,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from unittest.mock import patch
@@ -174,12 +174,25 @@ class Estimation:
         self._notes.update(dict.fromkeys(effects_of(code, spaces, (*args, *kwargs.values()))))
         return self._of(lambda: of(function)(*of(args), **of(kwargs)))
 
-    def of_code(self, code: types.CodeType, namespace: dict[str, Any]) -> Estimate:
-        """Return the estimate of ``code`` in ``namespace``, which is not changed."""
+    def of_code(self, code: types.CodeType, namespace: dict[str, Any], around: Any = None) -> Estimate:
+        """Return the estimate of ``code`` in ``namespace``, which is not changed.
+
+        The code runs inside the context ``around``, which also observes its operations.
+        """
         __tracebackhide__ = True  # of the user's errors
         refuse_numpy(code, (namespace,), ())
         self._notes.update(dict.fromkeys(effects_of(code, (namespace,))))
-        return self._of(lambda: run_code(code, self.copies.namespace(namespace)))
+        self._follower.observe = around and around.observe
+
+        def run() -> None:
+            with around or nullcontext():
+                run_code(code, self.copies.namespace(namespace))
+
+        return self._of(run)
+
+    def place_of(self, tensor: Any) -> str:
+        """Return the device that a fake tensor is assumed to be on."""
+        return self._devices.named or str(tensor.device)
 
     def _of(self, run: Callable[[], Any]) -> Estimate:
         __tracebackhide__ = True  # of the user's errors

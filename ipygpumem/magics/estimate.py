@@ -13,6 +13,7 @@ from ipygpumem.magics.parsing import Options
 from ipygpumem.report.estimate import estimate_report
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.app import App
+from ipygpumem.shell.registry import EXTRAS, loaded
 
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(\w+)'")
 
@@ -25,6 +26,10 @@ def of_cell(app: App, options: Options, cell: str) -> list[Report]:
     shell = app.context.shell
     module = estimating.loaded()
     try:
+        if options.fit is not None:
+            return loaded(f"extras.{EXTRAS['--fit']}.of_cell")(app, options, _compiled(shell, cell))  # type: ignore[no-any-return]
+        if options.batch is not None:
+            raise EstimateError("%%estimate: --batch names what --fit makes smaller: write --fit 24GiB, too")
         timeout = options.timeout or module.TIMEOUT_SECONDS
         estimation = estimating.estimation(options.device, options.device_memory, timeout)
         result = estimation.of_code(_compiled(shell, cell), app.context.namespace)

@@ -43,6 +43,7 @@ _count = _checked(whole)
 _DETAILS: dict[str, dict[str, Any]] = {
     "--device D": {"offers": ("RAM", "cuda")},
     "--device-memory SIZE": {"of": _checked(checked_bytes, least=MIB)},
+    "--batch NAME": {"offers": "numbers"},
     "--experiment NAME": {"offers": "finished"},
     "--keep NAME...": {"offers": "names"},
     "--kind parameter|gradient|optimizer|buffer|other": {"of": lambda text: text.removesuffix(" state")},

@@ -10,6 +10,7 @@ import importlib
 from typing import Any
 
 EXTRAS = {
+    "--fit": "fit.fit_command",
     "--on": "cluster.on_engines",
     "gpumem guard": "guard.guard_command",
     "gpumem plot": "pictures.plot_command",
@@ -159,10 +160,12 @@ The cell runs at once, in the notebook's process, and its changes are undone. Bu
 
 ::
 
-    %%estimate [--device-memory SIZE] [--device D] [--timeout SECONDS]
+    %%estimate [--device-memory SIZE] [--device D] [--timeout SECONDS] [--fit SIZE] [--batch NAME]
     --device-memory SIZE  check that it fits in this much, instead of the free memory
     --device D            assume all tensors on this device; you need not have it
     --timeout SECONDS     stop after this time and name the line (300)
+    --fit SIZE            find changes with which it fits in this much, or on a device here: --fit cuda:0
+    --batch NAME          the variable with the size of a batch, for --fit
 """,
 }
 """Help texts by magic, shown by ``?``."""

@@ -1,0 +1,1 @@
+"""``%%estimate --fit``: finds changes that make code fit, each estimated by a run of its own."""

@@ -1,0 +1,144 @@
+"""Applies changes to estimated code from outside: at its calls of modules, backward passes and optimizer steps."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.flop_counter import flop_registry
+
+from ipygpumem.introspect import is_instance
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of the code."""
+
+    title: str
+    line: str
+    """The code that a user writes for it."""
+    results: str
+    """Its effect on the code's results."""
+    apply: Callable[[Run], None]
+    """Adds the hooks that make the change to one run."""
+    excludes: str = ""
+    """Changes with the same word here cannot be combined."""
+    passes: int = 1
+    """Forward and backward passes for each of the code's."""
+
+
+class Run:
+    """A ``with`` block in which an estimation's code runs with changes; ``names`` is the copy of its namespace.
+
+    Hooks, by name: ``begin(number, root)`` before the first call of each root with parameters, a module that no other
+    calls; ``call(root, args, kwargs)``, which returns the arguments; ``result()``; ``enter(module, args, kwargs)`` and
+    ``leave(module, args, kwargs, mark)``, with what ``enter`` returned, for all modules outside backward;
+    ``backward()``; ``accumulated()`` after it; ``step(optimizer, args, kwargs)``, which returns the arguments;
+    ``stepped(optimizer)``; ``operation(func, args, kwargs)`` outside backward.
+    """
+
+    def __init__(self, estimation: Any, names: dict[str, Any], changes: Sequence[Change]) -> None:
+        self.place_of, self.mark, self.names = estimation.place_of, estimation.log.mark, names
+        self.flops = 0
+        """Floating-point operations so far, by the formulas of ``torch.utils.flop_counter``."""
+        self._changes = changes
+        self._hooks: dict[str, list[Any]] = defaultdict(list)
+        self._roots: list[Any] = []
+        self._depth = self._backwards = 0
+
+    def on(self, **hooks: Callable[..., Any]) -> None:
+        """Add hooks."""
+        for name, hook in hooks.items():
+            self._hooks[name].append(hook)
+
+    def at_end(self, work: Callable[[], Any]) -> None:
+        """Call ``work`` when the code has run or failed."""
+        self._stack.callback(work)
+
+    def _tell(self, name: str, *args: Any) -> None:
+        for hook in self._hooks[name]:
+            hook(*args)
+
+    def __enter__(self) -> None:
+        self._stack = ExitStack()
+        for change in self._changes:
+            change.apply(self)
+        self.wrap(torch.nn.Module, "__call__", self._call)
+        self.wrap(torch.autograd, "_engine_run_backward", self._backward)
+        self._stack.callback(register_optimizer_step_pre_hook(self._step).remove)
+        self._stack.callback(register_optimizer_step_post_hook(lambda one, *_: self._tell("stepped", one)).remove)
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self._roots, self.names = [], {}  # fake tensors must not outlive the run
+        self._hooks.clear()
+
+    def wrap(self, place: Any, name: str, around: Callable[..., Any]) -> None:
+        """Replace a function by ``around``, which also gets the function itself, during the run."""
+        own = getattr(place, name)
+        call = functools.wraps(own)(lambda *args, **kwargs: around(own, *args, **kwargs))
+        self._stack.enter_context(patch.object(place, name, call))
+
+    def name_of(self, root: Any) -> str:
+        """Return the code's name for a root, or ``model``."""
+        return next((name for name, value in dict.items(self.names) if value is root), "model")
+
+    def _call(self, own: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._backwards or not torch._C._len_torch_dispatch_stack():  # recomputed, or another thread's
+            return own(module, *args, **kwargs)
+        is_root = not self._depth
+        if is_root:
+            is_new = all(seen() is not module for seen in self._roots)
+            if is_new and next(module.parameters(), None) is not None:
+                self._roots.append(weakref.ref(module))
+                self._tell("begin", len(self._roots) - 1, module)
+            for hook in self._hooks["call"]:
+                args, kwargs = hook(module, args, kwargs)
+        marks = [enter(module, args, kwargs) for enter in self._hooks["enter"]]
+        self._depth += 1
+        try:
+            result = own(module, *args, **kwargs)
+        finally:
+            self._depth -= 1
+        for leave, mark in zip(self._hooks["leave"], marks, strict=True):
+            leave(module, args, kwargs, mark)
+        if is_root:
+            self._tell("result")
+        return result
+
+    def _backward(self, own: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._backwards:
+            self._tell("backward")
+        self._backwards += 1
+        try:
+            result = own(*args, **kwargs)
+        finally:
+            self._backwards -= 1
+        if not self._backwards:
+            self._tell("accumulated")
+        return result
+
+    def _step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        for hook in reversed(self._hooks["step"]):  # adapters come before the optimizer that steps them
+            args, kwargs = hook(optimizer, args, kwargs)
+        return args, kwargs
+
+    def observe(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Count an operation."""
+        formula = flop_registry.get(func.overloadpacket)
+        self.flops += formula(*args, **kwargs, out_val=result) if formula is not None else 0
+        if not self._backwards:
+            self._tell("operation", func, args, kwargs)
+
+
+def is_tensor(value: Any) -> bool:
+    """Return True for a tensor with dimensions."""
+    return is_instance(value, torch.Tensor) and value.dim() > 0

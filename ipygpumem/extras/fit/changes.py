@@ -1,0 +1,237 @@
+"""The changes that may make code fit. Each has the line that a user writes, and does the same to the running code."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from ipygpumem.estimating.storages import GRADIENTS
+from ipygpumem.extras.fit.applying import Change, Run, is_tensor
+from ipygpumem.extras.fit.observing import Blocks, Observed
+from ipygpumem.introspect import is_instance
+
+_ROUNDED = "equal up to rounding"
+_RANK = 16
+
+
+def candidates(seen: Observed) -> Iterator[Change]:
+    """Yield the changes that may help the code, cheapest first, without parts of the batch."""
+    kinds = {getattr(torch.optim, name, None) for name in seen.optimizers} - {None}
+    if kinds:
+        line = f"torch.optim.{next(iter(seen.optimizers))}(..., foreach=False)"
+        yield Change("foreach=False", line, _ROUNDED, _plain_loop)
+    if seen.trains:
+        yield from _checkpoints(seen)
+    if seen.has_float32 and not seen.casts:
+        yield _autocast(seen.kind)
+    lean = [getattr(torch.optim, name) for name in ("Adafactor", "SGD") if hasattr(torch.optim, name)]
+    if kinds - {*lean, torch.optim.LBFGS, torch.optim.SparseAdam}:
+        yield from map(_optimizer, lean)
+    if seen.trains and not seen.is_adapted:
+        if seen.hf_path is not None and importlib.util.find_spec("peft") is not None:
+            yield _low_rank(seen, _expression(seen, seen.hf_path))
+        if seen.last:
+            yield _frozen(seen)
+
+
+def _expression(seen: Observed, path: str) -> str:
+    """Return Python code for the module of a path, such as ``model.layers[2]``."""
+    names = path.split(".") if path else []
+    return seen.name + "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in names)
+
+
+def _plain_loop(run: Run) -> None:
+    """Let optimizers update one parameter after another, without temporary lists of tensors."""
+
+    def step(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        for group in optimizer.param_groups:
+            if group.get("foreach") and not group.get("fused"):
+                group["foreach"] = False
+        return args, kwargs
+
+    run.on(step=step)
+
+
+def parts(seen: Observed, name: str | None) -> Iterator[Change]:
+    """Yield the batch in equal parts, whose gradients are accumulated, at least twice as many each time."""
+    passes = 1
+    while 2 * passes <= seen.rows:
+        passes = next(number for number in range(2 * passes, seen.rows + 1) if seen.rows % number == 0)
+        size = seen.rows // passes
+        title = f"{name or 'batch'} {size} instead of {seen.rows}"
+        line = f"{name} = {size}" if name else f"for part in x.split({size}): model(part)"
+        results = "equal"
+        if seen.trains:
+            line = f"for part in x.split({size}): (loss(part) / {passes}).backward()  # then step()"
+            line = f"{name} = {size}  # (loss / {passes}).backward(), step() after {passes} of them" if name else line
+            results = f"{_ROUNDED} (mean loss)"
+        results = "other BatchNorm statistics" if seen.normalizes else results
+        yield Change(title, line, results, functools.partial(_split, seen, name, passes), "batch", passes)
+
+
+def _split(seen: Observed, name: str | None, passes: int, run: Run) -> None:  # noqa: C901  # small functions, one after another
+    """Give roots a part of the rows; they find gradients of an earlier part, as in all passes but the first."""
+    roots: list[Any] = []
+
+    def reduced(value: Any) -> Any:
+        return value // passes
+
+    def part(value: Any) -> Any:
+        if type(value) is dict:
+            return {key: part(item) for key, item in value.items()}
+        return value[: reduced(seen.rows)] if is_tensor(value) and len(value) == seen.rows else value
+
+    def loss(own: Any, given: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        fits = not (is_tensor(given) and is_tensor(target)) or len(target) != passes * len(given)
+        return own(given, target if fits else target[: len(given)], *args, **kwargs)
+
+    def call(root: Any, args: Any, kwargs: Any) -> Any:
+        number = next((number for number, known in enumerate(roots) if known() is root), -1)
+        trained = seen.trained.get(number, ()) if torch.is_grad_enabled() else ()
+        for path, parameter in root.named_parameters() if trained else ():
+            if path in trained and parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+                run.mark(parameter.grad, GRADIENTS)
+        return (args, kwargs) if name else (tuple(map(part, args)), part(kwargs))
+
+    run.on(begin=lambda _, root: roots.append(weakref.ref(root)), call=call)
+    if name is None:
+        for given in vars(functional):
+            if given.endswith(("_loss", "cross_entropy", "_with_logits", "kl_div")) and not given.startswith("_"):
+                run.wrap(functional, given, loss)
+        return
+    if name in run.names:
+        run.names[name] = reduced(run.names[name])
+    run.names.changed[name] = reduced  # type: ignore[attr-defined]  # a Namespace
+
+
+def _checkpoints(seen: Observed) -> Iterator[Change]:
+    """Yield checkpoints of each kind of blocks: they keep only their inputs, and run again in backward."""
+    if seen.hf_path is not None and not seen.is_checkpointed:
+        name, path = _expression(seen, seen.hf_path), seen.hf_path
+
+        def enable(number: int, root: Any) -> None:
+            if number == seen.root:
+                root.get_submodule(path).gradient_checkpointing_enable({"use_reentrant": False})
+
+        line = f'{name}.gradient_checkpointing_enable({{"use_reentrant": False}})'
+        yield Change("gradient_checkpointing_enable()", line, "equal", lambda run: run.on(begin=enable), "checkpoint")
+    for blocks in seen.blocks.values():
+        if not blocks.reason:
+            lists = dict.fromkeys(_expression(seen, path.rpartition(".")[0]) for path in blocks.paths)
+            line = f"for block in [{', '.join(f'*{path}' for path in lists)}]:"
+            line += " block.forward = partial(checkpoint, block.forward, use_reentrant=False)"
+            apply = functools.partial(_checkpoint, seen, blocks)
+            yield Change(f"checkpoint {len(blocks.paths)} {blocks.name}", line, "equal", apply, "checkpoint")
+
+
+def _checkpoint(seen: Observed, blocks: Blocks, run: Run) -> None:
+    def begin(number: int, root: Any) -> None:
+        for path in blocks.paths if number == seen.root else ():
+            block = root.get_submodule(path)
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+
+    run.on(begin=begin)
+
+
+def _autocast(kind: str) -> Change:
+    """Return autocast, from the first call of a root to the backward pass."""
+
+    def apply(run: Run) -> None:
+        opened: list[Any] = []
+
+        def call(root: Any, args: Any, kwargs: Any) -> Any:
+            if not opened and next(root.parameters(), None) is not None:
+                opened.append(torch.autocast(kind, dtype=torch.bfloat16))
+                opened[0].__enter__()
+            return args, kwargs
+
+        def close() -> None:
+            while opened:
+                opened.pop().__exit__(None, None, None)
+
+        run.on(call=call, backward=close, result=lambda: None if torch.is_grad_enabled() else close())
+        run.at_end(close)
+
+    line = f'with torch.autocast("{kind}", dtype=torch.bfloat16): ...  # the forward pass and the loss'
+    return Change("bfloat16 autocast", line, "products in bfloat16", apply)
+
+
+def _optimizer(kind: Any) -> Change:
+    """Return another optimizer, which makes the steps; the code's own finds no gradients, so it makes no state."""
+
+    def apply(run: Run) -> None:
+        steppers: list[tuple[Any, Any]] = []
+        kept: list[tuple[Any, Any]] = []
+
+        def step(optimizer: Any, args: Any, kwargs: Any) -> Any:
+            if is_instance(optimizer, kind):
+                return args, kwargs
+            if all(own is not optimizer for own, _ in steppers):
+                optimizer.state.clear()
+                steppers.append(
+                    (optimizer, kind([{"params": group["params"]} for group in optimizer.param_groups], lr=0.01))
+                )
+            other = next(other for own, other in steppers if own is optimizer)
+            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+            loss = other.step(closure)
+            for parameter in [one for group in other.param_groups for one in group["params"]]:
+                kept.append((parameter, parameter.grad))
+                parameter.grad = None
+            return (args[0], closure and (lambda: loss)), {}
+
+        def stepped(optimizer: Any) -> None:
+            while kept and not is_instance(optimizer, kind):
+                parameter, gradient = kept.pop()
+                parameter.grad = gradient
+
+        run.on(step=step, stepped=stepped)
+
+    name = f"torch.optim.{kind.__name__}"
+    return Change(name, f"{name}(model.parameters(), ...)", "another optimizer", apply, "optimizer")
+
+
+def _low_rank(seen: Observed, name: str) -> Change:
+    """Return adapters of low rank, which are trained in place of the model's own parameters."""
+
+    def apply(run: Run) -> None:
+        new: list[Any] = []
+
+        def begin(number: int, root: Any) -> None:
+            if number == seen.root:
+                peft: Any = importlib.import_module("peft")
+                config = peft.LoraConfig(r=_RANK, target_modules="all-linear")
+                peft.get_peft_model(root.get_submodule(seen.hf_path), config)
+                new.extend(root.parameters())
+
+        def step(optimizer: Any, args: Any, kwargs: Any) -> Any:
+            there = {id(one) for group in optimizer.param_groups for one in group["params"]}
+            if any(id(one) in there for one in new):  # it is this model's
+                missing = [one for one in new if one.requires_grad and id(one) not in there]
+                if missing:
+                    optimizer.add_param_group({"params": missing})
+            return args, kwargs
+
+        run.on(begin=begin, step=step)
+
+    line = f'{name} = get_peft_model({name}, LoraConfig(r={_RANK}, target_modules="all-linear"))'
+    return Change(f"LoRA of rank {_RANK}", line, "trains adapters only", apply, "trained")
+
+
+def _frozen(seen: Observed) -> Change:
+    def begin(number: int, root: Any) -> None:
+        if number == seen.root:
+            root.requires_grad_(False)
+            root.get_submodule(seen.last).requires_grad_(True)
+
+    line = f"{seen.name}.requires_grad_(False); {_expression(seen, seen.last)}.requires_grad_(True)"
+    title, results = "freeze all but the last layer", "trains the last layer only"
+    return Change(title, line, results, lambda run: run.on(begin=begin), "trained")

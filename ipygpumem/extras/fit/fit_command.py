@@ -1,0 +1,215 @@
+"""``%%estimate --fit``: estimates the code with one change after another, then with several."""
+
+from __future__ import annotations
+
+import time
+import types
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from IPython.utils.capture import capture_output
+
+from ipygpumem import estimating
+from ipygpumem.errors import DeviceError, EstimateError, UnitError, describe_error, quoted
+from ipygpumem.estimating.records import DOES_NOT_FIT, FITS, DeviceEstimate, Estimate
+from ipygpumem.extras.fit.applying import Change, Run
+from ipygpumem.extras.fit.changes import candidates, parts
+from ipygpumem.extras.fit.observing import Observed
+from ipygpumem.magics.parsing import Options
+from ipygpumem.probes.accelerators import parse_device
+from ipygpumem.report.estimate import estimate_report
+from ipygpumem.report.layout import Fact, Listing, Report, Table, clean, count, device_label
+from ipygpumem.shell.app import App
+from ipygpumem.units import MIB, checked_bytes, format_bytes
+
+_LITTLE = 0.99
+"""Share of the memory above which a change counts as one without effect."""
+
+
+class Trial(NamedTuple):
+    """An estimate of the code with changes, and its floating-point operations."""
+
+    changes: Sequence[Change]
+    estimate: Estimate
+    flops: int
+
+    @property
+    def fits(self) -> bool:
+        """True if the code then fits for certain."""
+        return self.estimate.verdict == FITS
+
+    @property
+    def device(self) -> DeviceEstimate:
+        """The device that lacks most memory."""
+        known = [device for device in self.estimate.devices if device.room_bytes is not None]
+        return max(known, key=lambda device: device.required_bytes - (device.room_bytes or 0))
+
+    @property
+    def title(self) -> str:
+        """The names of the changes."""
+        return " + ".join(change.title for change in self.changes)
+
+
+def of_cell(app: App, options: Options, code: types.CodeType) -> list[Report]:
+    """Return the reports of a cell's estimate, and of the changes with which it fits."""
+    __tracebackhide__ = True  # of the user's errors
+    running = app.context.cells.running()
+    if running and running[-1].fit is not None:
+        raise EstimateError("%%estimate: --fit does not work below %%autofit")
+    search = Search(app, options, code)
+    base = search.tried(search.first)
+    reports = [estimate_report(base.estimate)]
+    if not base.estimate.verdict:
+        raise EstimateError("--fit: the memory of the device is not known here: give a size, such as --fit 24GiB")
+    if options.batch and not search.seen.rows:
+        raise EstimateError(f"--batch {options.batch}: neither the cell nor the notebook has this name")
+    if base.fits:
+        return [*reports, Report("fit", "fit · it fits without a change")]
+    with app.context.display.working("estimating changes") as progress:
+        search.run(base, progress)
+    return [*reports, search.report(base)]
+
+
+class Search:
+    """The search for changes of one cell."""
+
+    def __init__(self, app: App, options: Options, code: types.CodeType) -> None:
+        self._namespace, self._code, self._batch = app.context.namespace, code, options.batch
+        self._device, self._room_bytes = _goal(options)
+        self._until = time.monotonic() + (options.timeout or estimating.loaded().TIMEOUT_SECONDS)
+        self._number = 0
+        self.seen = Observed(options.batch)
+        self.first = Change("", "", "", self.seen.apply)
+        self.trials: list[Trial] = []
+        """The changes with which the code needs less memory."""
+        self.best: Trial | None = None
+        """The cheapest that fits, or all of them together."""
+        self.useless: list[str] = []
+        self.failed: list[str] = []
+
+    def tried(self, *changes: Change) -> Trial:
+        """Return an estimate with changes."""
+        __tracebackhide__ = True  # of the user's errors
+        self._number += 1
+        estimation = estimating.estimation(self._device, self._room_bytes, max(1.0, self._until - time.monotonic()))
+        run = Run(estimation, estimation.copies.namespace(self._namespace), changes)
+        return Trial(changes, estimation.of_code(self._code, self._namespace, run), run.flops)
+
+    def _quietly(self, *changes: Change) -> Trial | None:
+        """Return an estimate without the code's output, which the first run has shown; None if the code then fails."""
+        title = Trial(changes, Estimate((), 0.0), 0).title
+        if time.monotonic() > self._until:
+            self.failed.append(f"{title}: not tried, since the time is up (--timeout)")
+            return None
+        try:
+            with capture_output():
+                return self.tried(*changes)
+        except Exception as error:
+            self.failed.append(f"{title}: {describe_error(error)}")
+            return None
+
+    def run(self, base: Trial, progress: Any) -> None:
+        """Try each change, then combinations."""
+        waiting = list(candidates(self.seen))
+        for done, change in enumerate(waiting):
+            progress(done / (2 * len(waiting)))
+            self._see(base, [change])
+            if not done:
+                self._see(base, list(parts(self.seen, self._batch)))
+        self.best = next((trial for trial in self.trials if trial.fits), None) or self._combined(progress)
+
+    def _see(self, base: Trial, changes: Sequence[Change]) -> None:
+        """Note the first of some changes with which the code fits, or the last that helps."""
+        found = None
+        for change in changes:
+            trial = self._quietly(change)
+            if trial is None:
+                break
+            found = trial
+            if trial.fits:
+                break
+        if found is not None and found.device.required_bytes < _LITTLE * base.device.required_bytes:
+            self.trials.append(found)
+        elif found is not None:
+            self.useless.append(found.title)
+
+    def _combined(self, progress: Any) -> Trial | None:
+        """Add one change after another until the code fits; then leave out what it fits without."""
+        found: Trial | None = None
+        chosen: list[Change] = []
+        for done, change in enumerate(trial.changes[0] for trial in self.trials):
+            progress(0.5 + done / (2 * len(self.trials)))
+            chosen = [one for one in chosen if not change.excludes or one.excludes != change.excludes] + [change]
+            found = self._quietly(*chosen) or found if len(chosen) > 1 else None
+            if found is not None and found.fits:
+                break
+        for change in chosen[-2::-1] if found is not None and found.fits else ():
+            fewer = [parts(self.seen, self._batch)] if change.excludes == "batch" else []
+            for other in [(), *((one,) for several in fewer for one in several if one.passes < change.passes)]:
+                left = [one for kept in chosen for one in (other if kept is change else (kept,))]
+                trial = self._quietly(*left) if len(left) > 1 else None
+                if trial is not None and trial.fits:
+                    found, chosen = trial, left
+                    break
+        return found
+
+    # -- the report -------------------------------------------------------------------------------------------
+
+    def report(self, base: Trial) -> Report:
+        """Return the table of changes, and the best of them."""
+        best, device = self.best, base.device
+        room = format_bytes(device.room_bytes or 0)
+        tried = count(len(self.trials) + len(self.useless), "change")
+        head = ["fit", f"{device_label(device.device)} {room}"]
+        head += [f"{sum(trial.fits for trial in self.trials)} of {tried} fit"]
+        head += [count(self._number, "estimate")]
+        shown = self.trials if best is None or len(best.changes) < 2 else [*self.trials, best]
+        unsafe = [f"checkpoint {one.name}: {one.reason}" for one in self.seen.blocks.values() if one.reason]
+        facts = [Fact("no effect", [*map(clean, self.useless)])]
+        facts += [Fact("not possible", [*map(clean, self.failed + unsafe)])]
+        write = [f"{trial.title}: {trial.changes[0].line}" for trial in self.trials]
+        lines, note, title = [], [], ""
+        if best is not None and best.fits:
+            title, lines = f"cheapest that fits: {best.title}", [change.line for change in best.changes]
+        else:
+            needs = "" if best is None else f": all of them together need {format_bytes(best.device.required_bytes)}"
+            note = [f"Nothing found for {room}{needs}"]
+        listings = [
+            Listing("write", [*map(clean, write)], code=True),
+            Listing(clean(title), [*map(clean, lines)], code=True),
+        ]
+        table = Table.of([_row(trial, base) for trial in shown], {"peak", "needs"})
+        return Report("fit", head, note, [table], facts, listings)
+
+
+def _row(trial: Trial, base: Trial) -> dict[str, str]:
+    passes = max(change.passes for change in trial.changes)
+    more = trial.flops * passes / base.flops - 1 if base.flops else 0.0
+    costs = [f"{more:+.0%} FLOPs"] * (abs(more) >= 0.005) + [f"{passes} passes"] * (passes > 1)
+    return {
+        "change": clean(trial.title),
+        "peak": format_bytes(trial.device.peak_bytes),
+        "needs": format_bytes(trial.device.required_bytes),
+        "fits": {FITS: "yes", DOES_NOT_FIT: "no"}.get(trial.estimate.verdict, "perhaps"),
+        "results": "; ".join(dict.fromkeys(change.results for change in trial.changes)),
+        "cost": ", ".join(costs),
+    }
+
+
+def _goal(options: Options) -> tuple[str | None, int | None]:
+    """Return the device and the memory that ``--fit`` asks for."""
+    if options.device_memory is not None:
+        raise EstimateError("--fit says how much memory there is: leave out --device-memory")
+    try:
+        return options.device, checked_bytes(options.fit, least=MIB)
+    except UnitError as error:
+        if options.fit[:1].isdigit():
+            raise EstimateError(f"--fit: {error}") from None
+    try:
+        device = parse_device(options.fit)
+    except DeviceError:
+        wrong = f"{quoted(options.fit)} is neither a size, such as 24GiB, nor a device, such as cuda:0"
+        raise EstimateError(f"--fit: {wrong}") from None
+    if options.device is not None:
+        raise EstimateError("--fit names a device: leave out --device")
+    return device, None

@@ -1,0 +1,220 @@
+"""Observes the code's first run: its models, their data, and the blocks whose forward pass can be run twice."""
+
+from __future__ import annotations
+
+import random
+import sys
+import types
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ipygpumem.errors import EstimateError
+from ipygpumem.estimating.effects import closure_of, named_by
+from ipygpumem.estimating.transients import operator_name
+from ipygpumem.extras.fit.applying import Run, is_tensor
+from ipygpumem.heap.arrays import is_of_library
+from ipygpumem.introspect import class_dict, instance_dict, is_atom, is_exactly, is_instance, is_users, name_of
+
+_DEEPEST = 3
+"""Depth to which the attributes of a block's modules are compared."""
+_RANDOM = {"random", "secrets", "uuid"}
+_PLAIN = (torch.dtype, torch.device, torch.Size, slice)
+
+
+class Blocks:
+    """Modules of one type that are repeated in a list; ``reason``: why they must not run twice, or empty."""
+
+    def __init__(self, kind: type) -> None:
+        self.name = name_of(kind)  # the type would keep the cell's names alive
+        self.reason = ""
+        self.paths: list[str] = []
+
+    def refuse(self, reason: str) -> None:
+        """Set the reason, unless there is one."""
+        self.reason = self.reason or reason
+
+
+class Observed:
+    """Findings of the first run; ``batch``: the name that the user gave for the size of a batch."""
+
+    def __init__(self, batch: str | None) -> None:
+        self._batch = batch
+        self.rows = 0
+        """Size of a batch: the value of that name, or the first dimension of the first tensor that a root gets."""
+        self.root, self.name, self.kind, self.most = -1, "model", "cuda", 0
+        """Number and name of the root with the most parameters, their device's type and number."""
+        self.trains = self.casts = self.has_float32 = self.normalizes = self.is_adapted = self.is_checkpointed = False
+        self.hf_path: str | None = None
+        """Path of the transformers model in that root."""
+        self.optimizers: dict[str, None] = {}
+        self.blocks: dict[str, Blocks] = {}
+        self.last = ""
+        """Path of the layer that ran last."""
+        self.trained: dict[int, set[str]] = {}
+        """Paths of the parameters that got gradients, by root."""
+
+    def apply(self, run: Run) -> None:  # noqa: C901  # one small function after another
+        """Add the hooks of the first run; they hold references that are weak, so that it frees what the code frees."""
+        roots: dict[int, Any] = {}
+        watched: dict[int, Blocks] = {}
+        inside: list[Blocks] = []
+        last: list[Any] = []
+
+        def changed(value: Any) -> Any:
+            if type(value) is not int or value < 1:
+                raise EstimateError(f"--batch {self._batch}: its value must be a whole number from 1 on")
+            self.rows = value
+            return value
+
+        def begin(number: int, root: Any) -> None:
+            roots[number] = weakref.ref(root)
+            parameters = list(root.parameters())
+            self.has_float32 |= any(one.dtype is torch.float32 for one in parameters)
+            self.kind = torch.device(run.place_of(parameters[0])).type
+            if (count := sum(one.numel() for one in parameters)) > self.most:
+                self.most, self.root, self.name = count, number, run.name_of(root)
+                self._see_model(root, watched)
+
+        def call(root: Any, args: Any, kwargs: Any) -> Any:
+            first = next(tensors(args, kwargs), None)
+            if not self.rows and not self._batch and first is not None:
+                self.rows = len(first)
+            self.casts |= torch.is_autocast_enabled(self.kind)
+            return args, kwargs
+
+        def enter(module: Any, args: Any, kwargs: Any) -> Any:
+            blocks = watched.get(id(module))
+            if blocks is None or not torch.is_grad_enabled():
+                return None
+            inside.append(blocks)
+            if not _is_plain((args, kwargs)):
+                blocks.refuse("they get objects, which a second run could find changed")
+            return _generators(), _state(module, args, kwargs)
+
+        def leave(module: Any, args: Any, kwargs: Any, mark: Any) -> None:
+            if next(module.children(), None) is None and any(one.dim() > 1 for one in module.parameters()):
+                last[:] = [weakref.ref(module)]
+            if mark is not None:
+                blocks, (drawn, state) = inside.pop(), mark
+                if drawn != _generators():
+                    blocks.refuse("they draw random numbers that torch does not restore")
+                if state != _state(module, args, kwargs):
+                    blocks.refuse("they change attributes, buffers or inputs")
+
+        def operation(func: Any, args: Any, kwargs: Any) -> None:
+            name, why = operator_name(func), ""
+            if kwargs.get("generator") is not None:
+                why = "they draw from a random generator of their own"
+            elif name.endswith(("batch_norm", "batch_norm_legit")) and args[3] is not None and args[5]:
+                why, self.normalizes = "they update running statistics (BatchNorm)", True
+            for blocks in inside if why else ():
+                blocks.refuse(why)
+
+        def backward() -> None:
+            self.trains = True
+            root = roots[self.root]() if self.root in roots else None
+            for path, module in () if root is None else root.named_modules():
+                self.last = path if last and module is last[0]() else self.last
+
+        def accumulated() -> None:
+            for number, root in roots.items():
+                named = root().named_parameters() if root() is not None else ()
+                self.trained.setdefault(number, set()).update(path for path, one in named if one.grad is not None)
+
+        if self._batch:
+            if self._batch in run.names:
+                changed(run.names[self._batch])
+            run.names.changed[self._batch] = changed  # type: ignore[attr-defined]  # a Namespace
+        run.on(begin=begin, call=call, enter=enter, leave=leave, operation=operation, backward=backward)
+        run.on(accumulated=accumulated, stepped=lambda one: self.optimizers.setdefault(name_of(type(one))))
+
+    def _see_model(self, root: Any, watched: dict[int, Blocks]) -> None:
+        """Note the parts of a model, and watch its blocks."""
+        base: Any = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+        named = list(root.named_modules()) if base is not None else []
+        found = ((path, one) for path, one in named if is_instance(one, base) and one.supports_gradient_checkpointing)
+        self.hf_path, model = next(found, (None, None))
+        self.is_checkpointed = model is not None and bool(model.is_gradient_checkpointing)
+        self.is_adapted = any("lora_" in path for path, _ in named)
+        self.blocks = {}
+        watched.clear()
+        for path, container in root.named_modules():
+            is_list = is_instance(container, torch.nn.ModuleList) or is_instance(container, torch.nn.Sequential)
+            is_hfs = self.hf_path is not None and f"{path}.".startswith(f"{self.hf_path}.".lstrip("."))
+            members = (
+                list(container.named_children()) if is_list and not is_hfs else []
+            )  # whose own way knows the blocks
+            for name, module in members:
+                twins = sum(type(other) is type(module) for _, other in members)
+                is_part = next(module.children(), None) is None or next(module.parameters(), None) is None
+                if twins > 1 and not is_part and not is_exactly(module, torch.nn.Sequential, torch.nn.ModuleList):
+                    blocks = watched[id(module)] = self.blocks.setdefault(name_of(type(module)), Blocks(type(module)))
+                    blocks.paths.append(f"{path}.{name}".lstrip("."))
+                    for kind in {type(part) for part in module.modules()}:
+                        blocks.refuse(_hidden_randomness(kind))
+
+
+def tensors(args: Any, kwargs: Any) -> Iterator[Any]:
+    """Yield the tensors with dimensions among arguments, and in arguments that are dicts."""
+    for value in (*args, *kwargs.values()):
+        yield from filter(is_tensor, value.values() if type(value) is dict else (value,))
+
+
+# -- blocks that may run twice ------------------------------------------------------------------------------------
+
+
+def _hidden_randomness(kind: type) -> str:
+    """Return the reason if the code of a user's class names a random generator; empty if it does not."""
+    functions = [one for base in type.mro(kind) for one in class_dict(base).values() if type(one) is types.FunctionType]
+    for function in functions:
+        space = function.__globals__
+        spaces = (closure_of(function), space, getattr(space, "_original", {}))  # of a copied namespace
+        users = is_users(function.__code__.co_filename)
+        for names, value, module, owner in named_by(function.__code__, spaces) if users else ():
+            if _is_generator(value) or _is_generator(owner) or {names[0], *module.split(".")} & _RANDOM:
+                return f"their code names {'.'.join(names)}"
+    return ""
+
+
+def _is_generator(value: Any) -> bool:
+    is_numpys = any(is_of_library(value, "numpy.random", name) for name in ("Generator", "RandomState"))
+    return is_numpys or is_instance(value, random.Random) or is_instance(value, torch.Generator)
+
+
+def _generators() -> Any:
+    """Return the states of Python's and NumPy's global generators."""
+    numpys: Any = getattr(sys.modules.get("numpy"), "random", None)
+    return random.getstate(), None if numpys is None else str(numpys.get_state(legacy=False)["state"])
+
+
+def _state(module: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Return the state that a run of a module could change: attributes of its modules, versions of tensors."""
+    with torch._C.DisableTorchFunction():
+        spaces = ({**dict(enumerate(args)), **kwargs}, *map(vars, module.modules()))
+        return [one for space in spaces for value in space.values() for one in _versions(value)]
+
+
+def _versions(value: Any, depth: int = 0) -> Iterator[Any]:
+    yield value if is_atom(value) else id(value)
+    inner: Any = ()
+    if is_instance(value, torch.Tensor):
+        yield value._version
+    elif type(value) is dict:
+        inner = [*value, *value.values()]
+    elif is_exactly(value, list, tuple, set, deque):
+        inner = list(value)
+    elif not (is_atom(value) or is_instance(value, torch.nn.Module) or is_instance(value, type) or callable(value)):
+        inner = (instance_dict(value) or {}).values()
+    for item in inner if depth < _DEEPEST else ():
+        yield from _versions(item, depth + 1)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return True for tensors and plain values, also in containers."""
+    if is_exactly(value, dict, list, tuple):
+        return all(map(_is_plain, value.values() if type(value) is dict else value))
+    return is_atom(value) or is_instance(value, torch.Tensor) or is_exactly(value, *_PLAIN)

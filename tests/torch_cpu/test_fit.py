@@ -1,0 +1,239 @@
+"""%%estimate --fit: each change against the cell that a user writes by hand, and the blocks that must not run twice."""
+
+import random
+from argparse import Namespace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ipygpumem.errors import EstimateError
+from ipygpumem.estimating.records import Estimate
+from ipygpumem.estimating.running import Estimation
+from ipygpumem.extras.fit.changes import candidates
+from ipygpumem.extras.fit.fit_command import Search
+from ipygpumem.units import MIB
+
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+FILE = "<ipython-input-1-0>"
+NET = """
+import torch
+from functools import partial
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.drop = nn.Linear(256, 1024), nn.Linear(1024, 256), nn.Dropout(0.1)
+
+    def forward(self, x):
+        return x + self.drop(self.down(functional.gelu(self.up(x))))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.head = nn.Sequential(Block(), Block(), Block()), nn.Linear(256, 10)
+
+    def forward(self, x):
+        return self.head(self.blocks(x))
+"""
+CELL = f"""{NET}
+torch.manual_seed(0)
+model = Net()
+{{}}
+optimizer = {{}}
+x, y = torch.randn(256, 16, 256), torch.zeros(4096, dtype=torch.long)
+for _ in range(2):
+    {{}}
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+ADAM, LOSS = "torch.optim.AdamW(model.parameters())", "functional.cross_entropy(model(x).flatten(0, 1), y)"
+PART = "functional.cross_entropy(model(a).flatten(0, 1), b) / 2"
+PLAIN = CELL.format("", ADAM, f"loss = {LOSS}; loss.backward()")
+BY_HAND = {
+    "foreach=False": CELL.format("", ADAM.replace("())", "(), foreach=False)"), f"{LOSS}.backward()"),
+    "batch 128 instead of 256": CELL.format(
+        "", ADAM, f"for a, b in zip(x.split(128), y.split(2048)): ({PART}).backward()"
+    ),
+    "checkpoint 3 Block": CELL.format("LINE", ADAM, f"{LOSS}.backward()"),
+    "bfloat16 autocast": CELL.format(
+        "", ADAM, f"with torch.autocast('cuda', dtype=torch.bfloat16): loss = {LOSS}\n    loss.backward()"
+    ),
+    "torch.optim.Adafactor": CELL.format("", ADAM.replace("AdamW", "Adafactor"), f"{LOSS}.backward()"),
+    "torch.optim.SGD": CELL.format("", ADAM.replace("AdamW", "SGD"), f"{LOSS}.backward()"),
+    "freeze all but the last layer": CELL.format("LINE", ADAM, f"{LOSS}.backward()"),
+}
+
+
+def search(cell: str, fit: str, *, run: bool = True, **options: Any) -> Search:
+    """Return the search for a cell, after it has run or after its first estimate."""
+    given = {"device": "cuda", "device_memory": None, "timeout": None, "batch": None, "fit": fit, **options}
+    app: Any = SimpleNamespace(context=SimpleNamespace(namespace=given.pop("names", {})))
+    found = Search(app, Namespace(**given), compile(cell, FILE, "exec"))
+    base = found.tried(found.first)
+    if run:
+        found.run(base, lambda _: None)
+    return found
+
+
+def estimated(cell: str) -> Estimate:
+    return Estimation("cuda", 1 << 40).of_code(compile(cell, FILE, "exec"), {})
+
+
+def test_each_change_takes_what_the_cell_takes_that_a_user_writes() -> None:
+    found = search(PLAIN, "950MiB")
+    lines = {trial.title: trial.changes[0].line for trial in found.trials}
+    assert lines.keys() | {*found.useless} == BY_HAND.keys()
+    assert found.failed == []
+    for trial in found.trials:
+        (device,) = estimated(BY_HAND[trial.title].replace("LINE", lines[trial.title])).devices
+        assert trial.device.peak_bytes == pytest.approx(device.peak_bytes, rel=0.01), trial.title
+        assert trial.device.required_bytes >= 0.99 * device.required_bytes, trial.title
+
+
+def test_the_first_estimate_is_the_usual_one() -> None:
+    (plain,) = estimated(PLAIN).devices
+    found = search(PLAIN, "1GiB", run=False)
+    (seen,) = found.tried(found.first).estimate.devices
+    assert (seen.peak_bytes, seen.reserved_bytes, seen.parts) == (plain.peak_bytes, plain.reserved_bytes, plain.parts)
+
+
+def test_checkpointed_blocks_get_the_same_gradients() -> None:
+    seen = search(PLAIN, "1GiB", run=False).seen
+    (line,) = (change.line for change in candidates(seen) if "checkpoint" in change.title)
+    gradients = []
+    for change in ("", line):
+        names: dict[str, Any] = {}
+        torch.manual_seed(0)
+        exec(f"{NET}model, x = Net(), torch.randn(8, 256)\n{change}\nmodel(x).sum().backward()", names)
+        gradients.append([parameter.grad for parameter in names["model"].parameters()])
+    assert all(map(torch.equal, *gradients))
+
+
+def test_changes_are_combined_if_none_suffices() -> None:
+    """What the code fits without is left out, and the batch is no smaller than it must be."""
+    found = search(PLAIN, "885MiB")
+    assert [trial.title for trial in found.trials if trial.fits] == []
+    assert found.best is not None
+    assert (found.best.title, found.best.fits) == ("batch 128 instead of 256 + freeze all but the last layer", True)
+    report = found.report(found.tried(found.first))
+    assert report.tables[0].rows[-1][:1] == (found.best.title,)
+    assert report.listings[-1].lines == [change.line for change in found.best.changes]
+
+
+RNG, DICE = np.random.default_rng(0), torch.Generator()
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm, self.calls = nn.Linear(64, 64), nn.BatchNorm1d(64, affine=False), 0
+        self.seen: list[Any] = []
+
+
+class Dropping(Base):
+    def forward(self, x: Any) -> Any:
+        return nn.functional.dropout(self.linear(x), 0.5)
+
+
+class Normalizing(Base):
+    def forward(self, x: Any) -> Any:
+        return self.norm(self.linear(x))
+
+
+class Counting(Base):
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        return self.linear(x)
+
+
+class Collecting(Base):
+    def forward(self, x: Any) -> Any:
+        self.seen.append(1)
+        return self.linear(x)
+
+
+class Diced(Base):
+    def forward(self, x: Any) -> Any:
+        return self.linear(x) * (random.random() < 0.5)
+
+
+class NumPys(Base):
+    def forward(self, x: Any) -> Any:
+        return self.linear(x) * RNG.random()
+
+
+class Generated(Base):
+    def forward(self, x: Any) -> Any:
+        return self.linear(x) + torch.rand(64, generator=DICE)
+
+
+class InPlace(Base):
+    def forward(self, x: Any) -> Any:
+        return self.linear(x.mul_(2))
+
+
+class Caching(Base):
+    def forward(self, x: Any, cache: Any = ()) -> Any:
+        cache.append(1)
+        return self.linear(x)
+
+
+UNSAFE = {
+    Dropping: "",
+    Normalizing: "they update running statistics",
+    Counting: "they change attributes",
+    Collecting: "they change attributes",
+    Diced: "their code names random",
+    NumPys: "their code names RNG",
+    Generated: "their code names DICE",
+    InPlace: "they change attributes, buffers or inputs",
+    Caching: "they get objects",
+}
+BLOCKS = """
+import torch
+from collections import UserList
+from torch import nn
+model = nn.ModuleList(Kind() for _ in range(3))
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = model
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x, UserList()) if Kind.__name__ == "Caching" else block(x)
+        return x
+Whole()(torch.randn(8, 64) * 1).sum().backward()
+"""
+
+
+@pytest.mark.parametrize("kind", UNSAFE)
+def test_blocks_are_checkpointed_only_if_a_second_run_does_the_same(kind: Any) -> None:
+    found = search(BLOCKS, "8MiB", names={"Kind": kind}, run=False, device=None)
+    (blocks,) = found.seen.blocks.values()
+    assert (blocks.name, bool(blocks.reason)) == (kind.__name__, bool(UNSAFE[kind]))
+    assert UNSAFE[kind] in blocks.reason
+
+
+def test_a_named_batch_is_made_smaller_wherever_it_is_set() -> None:
+    cell = PLAIN.replace("x, y =", "n = 256\nx, y =").replace("256, 16", "n, 16").replace("4096", "n * 16")
+    found = search(cell, "950MiB", batch="n")
+    (trial,) = (trial for trial in found.trials if trial.changes[0].excludes == "batch")
+    (device,) = estimated(cell.replace("n = 256", "n = 128")).devices
+    assert trial.changes[0].line.startswith("n = 128  # (loss / 2)")
+    assert device.peak_bytes <= trial.device.peak_bytes <= device.peak_bytes + 8 * MIB  # gradients
+    with pytest.raises(EstimateError, match="must be a whole number"):
+        search(cell.replace("n = 256", "n = 0.5"), "900MiB", batch="n")
+
+
+def test_nothing_found_is_said_with_what_all_changes_need() -> None:
+    found = search(PLAIN, "800MiB")
+    report = found.report(found.tried(found.first))
+    assert (found.best is not None and found.best.fits, len(report.lines)) == (False, 1)
+    assert "Nothing found for 800 MiB: all of them together need" in report.lines[0]
