@@ -68,7 +68,7 @@ def test_an_error_is_shown_as_usual_and_stops_the_next_cells(code: str, kernel: 
 
     def shown(reply: Reply) -> list[str]:
         texts = [str(reply.error), reply.message, reply.stderr, reply.traceback]
-        return [re.sub(r"\[\d+\]|\d+\.py", "#", plain(text)) for text in texts]
+        return [re.sub(r"\[\d+\]|\d+\.py|ipykernel_\d+", "#", plain(text)) for text in texts]
 
     assert shown(here) == shown(plainly)
     number = re.search(r"Cell In\[(\d+)\]", plain(here.traceback))
@@ -92,6 +92,23 @@ def test_magics_around_it_and_inside_work(kernel: Kernel) -> None:
     assert exist(kernel, "new", "best") == ["best"]
     assert kernel.value("old") == [1]
     assert "restored: old" in reply.reports("experiment")[0]
+
+
+def test_an_output_that_cannot_be_shown_is_named(kernel: Kernel) -> None:
+    reply = ok(kernel, "%%isolate\nclass Text(str): pass\ndisplay({'text/plain': Text('x')}, raw=True)\nprint('next')")
+    assert reply.stdout == "next\n"
+    assert "an output was lost: AttributeError" in reply.reports("note")[0]
+
+
+def test_messages_of_widgets_are_passed_on(kernel: Kernel) -> None:
+    """A front-end's view of them would stay empty."""
+    cell = "%%isolate\nfrom comm import create_comm\n_ = create_comm('mine', data={'a': 1}, buffers=[b'bytes'])"
+    kernel._client.execute(cell)
+    while (message := kernel._client.get_iopub_msg(timeout=60))["msg_type"] != "comm_open":
+        assert message["msg_type"] != "error", message
+    assert message["content"]["target_name"] == "mine"
+    assert (message["content"]["data"], bytes(message["buffers"][0])) == ({"a": 1}, b"bytes")
+    goes_on(kernel)
 
 
 def test_input_await_and_random_numbers_work(kernel: Kernel) -> None:
@@ -158,6 +175,7 @@ def test_files_that_the_cell_leaves_open_are_written(kernel: Kernel, tmp_path: P
 @pytest.mark.parametrize(
     ("code", "message"),
     [
+        ("os.kill(os.getpid(), 40)", r"was killed by 40 \(Real-time signal 6\)"),
         ("ctypes.string_at(0)", r"was killed by SIGSEGV \(Segmentation fault\)"),
         ("os.abort()", r"was killed by SIGABRT \(Aborted\)"),
         ("os.kill(os.getpid(), signal.SIGKILL)", r"was killed by SIGKILL \(Killed\)"),
@@ -254,6 +272,11 @@ def test_it_works_in_a_terminal(tmp_path: Path) -> None:
         terminal.press(b"Ada\r")
         terminal.await_prompt()
         assert {"Ada", "Out[2]: 5"} <= set(terminal.rows)
+        terminal.press(b"%%isolate\rprint('wa' + 'its')\rimport time; time.sleep(1000)\x1b\r")
+        terminal.watch(lambda: "waits" in terminal.rows)
+        terminal.press(b"\x03")
+        terminal.await_prompt()
+        assert "KeyboardInterrupt: " in "\n".join(row + " " for row in terminal.rows)
         terminal.run("print(y + 1, sep='')")
         assert "6" in terminal.rows
     finally:

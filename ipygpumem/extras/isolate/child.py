@@ -7,6 +7,7 @@ import builtins
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import getpass
 import io
 import os
@@ -21,8 +22,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from ipygpumem.extras.isolate.packets import Connection, dump
+from ipygpumem.introspect import is_instance, mro_of, name_of, type_name
 from ipygpumem.magics.parsing import Options
 from ipygpumem.probes.host import rss_bytes
+from ipygpumem.probes.own_limits import figure
 from ipygpumem.scope.scope import is_ownable
 from ipygpumem.shell.app import App
 from ipygpumem.shell.registry import EXTRAS, loaded
@@ -70,6 +73,7 @@ def _separate(task: Task, parent: int) -> None:
     with contextlib.suppress(OSError):  # the OOM killer must choose this process, not the kernel's
         Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTTIN, signal.SIGTTOU):  # this process is no terminal's foreground
         signal.signal(number, signal.SIG_IGN)
@@ -86,8 +90,9 @@ def _run(task: Task, own: int) -> None:
     before, errors = dict(shell.user_ns), _Errors(task)
     _redirect(task, errors)
     if task.memory_bytes is not None:
-        limit = _private_bytes() + task.memory_bytes
-        loaded(f"extras.{EXTRAS['gpumem guard']}.guard")(app, Options(state="on", limit=limit, touched=False))
+        private_bytes = figure(Path("/proc/self/status").read_bytes(), b"\nRssAnon:")
+        guard = loaded(f"extras.{EXTRAS['gpumem guard']}.guard")
+        guard(app, Options(state="on", limit=private_bytes + task.memory_bytes, touched=False))
     measurement = app.context.meter.start()
     result = shell.run_cell(task.source, store_history=False)
     if os.getpid() != own:  # the cell forked, and its child came here
@@ -101,11 +106,6 @@ def _run(task: Task, own: int) -> None:
     for name in shell.user_ns.keys() - before.keys():  # files that the cell left open are closed
         del shell.user_ns[name]
     send("done", peak)
-
-
-def _private_bytes() -> int:
-    resident, shared = Path("/proc/self/statm").read_text("ascii").split()[1:3]
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _keep(task: Task, before: dict[str, Any], *, failed: bool) -> tuple[list[str], dict[str, str]]:
@@ -136,7 +136,7 @@ class _Errors:
         for earlier, its in waiting:
             self._send("traceback", *_described(earlier, its))
 
-    def end(self, error: BaseException | None) -> tuple[str, str, list[str]]:
+    def end(self, error: BaseException | None) -> tuple[str, str, str, list[str]]:
         """Show what the cell did not raise; return its own error."""
         shown = [lines for earlier, lines in self._waiting if earlier is error]
         for earlier, lines in () if shown else self._waiting:
@@ -144,12 +144,14 @@ class _Errors:
         return _described(error, *shown)
 
 
-def _described(error: BaseException | None, lines: Sequence[str] = ()) -> tuple[str, str, list[str]]:
-    """Return an error's type, its message and its traceback, for another process."""
-    name, text = type(error).__name__, ""
+def _described(error: BaseException | None, lines: Sequence[str] = ()) -> tuple[str, str, str, list[str]]:
+    """Return an error's type, its nearest built-in base, its message and its traceback, for another process."""
+    name, text = type_name(error), ""
+    names = map(name_of, mro_of(type(error)))
+    base = next(found for found in names if found in vars(builtins) and is_instance(error, vars(builtins)[found]))
     with contextlib.suppress(Exception):  # any of the user's classes may fail
         text = str(error)
-    return name, text, list(lines) or [f"{name}: {text}"]
+    return name, base, text, list(lines) or [f"{name}: {text}"]
 
 
 # -- output ---------------------------------------------------------------------------------------------------
@@ -167,9 +169,10 @@ def _redirect(task: Task, errors: _Errors) -> None:
     publisher, hook, history = shell.display_pub, shell.displayhook, shell.history_manager
 
     def publish(data: Any, metadata: Any = None, source: Any = None, **more: Any) -> None:
-        send("display", {"data": data, "metadata": metadata, **more})
+        send("publish", "publish", {"data": data, "metadata": metadata, **more})
 
-    publisher.publish, publisher.clear_output = publish, lambda wait=False: send("clear", wait)
+    publisher.publish = publish
+    publisher.clear_output = lambda wait=False: send("publish", "clear_output", {"wait": wait})
     hook.start_displayhook = hook.write_output_prompt = hook.finish_displayhook = lambda: None
     hook.write_format_data = lambda data, metadata=None: send("result", data, metadata)
     sys.displayhook = hook
@@ -181,32 +184,29 @@ def _redirect(task: Task, errors: _Errors) -> None:
     shell._showtraceback = lambda kind, error, lines: errors.show(error, lines)
     shell.show_usage_error = lambda error: errors.show(error, [])
     shell.loop_runner = asyncio.run
-    if session := getattr(getattr(shell, "kernel", None), "session", None):
-        session.send = _messages_of(send)
-
-    def ask(kind: str) -> Callable[..., Any]:
-        def asked(prompt: object = "", *_: Any, **__: Any) -> Any:
-            __tracebackhide__ = True
-            send("ask", kind, str(prompt))
-            message = task.connection.receive()
-            if message is None or isinstance(message[0], BaseException):
-                raise EOFError if message is None else message[0]
-            return message[0]
-
-        return asked
-
-    builtins.input, getpass.getpass = ask("input"), ask("getpass")
+    builtins.input, getpass.getpass = (_asking(task.connection, kind) for kind in ("input", "getpass"))
+    if hasattr(shell, "kernel"):
+        shell.kernel.session.send = functools.partial(_pass_on, send)
 
 
-def _messages_of(send: Callable[..., None]) -> Callable[..., None]:
-    """Return a replacement for the kernel session's ``send`` that passes on widgets' messages only."""
+def _pass_on(send: Callable[..., None], stream: Any, kind: Any, content: Any = None, *_: Any, **given: Any) -> None:
+    """Send a message of a widget, instead of the kernel's session."""
+    if isinstance(kind, str) and kind.startswith("comm_"):
+        more = {name: given.get(name) for name in ("metadata", "ident")}
+        send("comm", kind, content, {**more, "buffers": [bytes(item) for item in given.get("buffers") or ()]})
 
-    def pass_on(stream: Any, kind: Any, content: Any = None, *_: Any, **given: Any) -> None:
-        if isinstance(kind, str) and kind.startswith("comm_"):
-            more = {name: given.get(name) for name in ("metadata", "ident")}
-            send("comm", kind, content, {**more, "buffers": [bytes(item) for item in given.get("buffers") or ()]})
 
-    return pass_on
+def _asking(connection: Connection, kind: str) -> Callable[..., Any]:
+    """Return a function that asks the user in the kernel's process."""
+
+    def ask(prompt: object = "", *_: Any, **__: Any) -> Any:
+        connection.send("ask", kind, str(prompt))
+        answer = (connection.receive() or (EOFError(),))[0]
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    return ask
 
 
 class _Stream(io.TextIOBase):
@@ -216,11 +216,6 @@ class _Stream(io.TextIOBase):
 
     def __init__(self, name: str, earlier: Any, send: Callable[..., None]) -> None:
         self._name, self._earlier, self._send = name, earlier, send
-
-    @property
-    def name(self) -> str:
-        """The stream's name, as of the kernel's own streams."""
-        return f"<{self._name}>"
 
     def write(self, text: str) -> int:
         """Send text."""

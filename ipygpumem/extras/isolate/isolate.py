@@ -26,7 +26,6 @@ from ipygpumem.errors import describe_error
 from ipygpumem.extras.isolate import child
 from ipygpumem.extras.isolate.needs import unusable
 from ipygpumem.extras.isolate.packets import Connection
-from ipygpumem.introspect import is_instance
 from ipygpumem.magics.experiment import patterns_of
 from ipygpumem.magics.parsing import Options
 from ipygpumem.probes.cgroup import Kills
@@ -86,17 +85,18 @@ class IsolatedCell:
             kept, stack = (undo.enter_context(os.fdopen(os.memfd_create("isolate"), "w+b")) for _ in range(2))
             for end in (self._connection, self._childs):
                 undo.callback(end.socket.close)
-            undo.enter_context(_interrupts_call(self._interrupted))
             kills, memory = Kills(), self._options.memory
-            self._fork(child.Task(self._app, source, keep, memory, self._childs, kept, stack, random.getstate()))
-            try:
-                self._follow()
-            finally:
-                status = self._end()
+            task = child.Task(self._app, source, keep, memory, self._childs, kept, stack, random.getstate())
+            with _interrupts_call(self._interrupted):
+                self._fork(task)
+                try:
+                    self._follow()
+                finally:
+                    status = self._end()
             if not self._is_done:
                 stack.seek(0)
                 self._error = self._death(status, kills, stack.read().decode("utf-8", "replace"))
-            elif self._names:
+            if self._names:
                 self._take_back(kept)
         return self._error
 
@@ -106,12 +106,16 @@ class IsolatedCell:
                 stream.flush()
         _pause_openmp()
         parent = os.getpid()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the child process handles it
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about threads
                 pid = os.fork()
         except OSError as error:
             raise UsageError(f"%%isolate: the system starts no child process: {describe_error(error)}") from None
+        finally:
+            if os.getpid() == parent:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if pid == 0:
             self._connection.socket.close()
             child.run(task, parent)
@@ -168,11 +172,8 @@ class IsolatedCell:
     def _write(self, name: str, text: str) -> None:
         getattr(sys, name).write(text)
 
-    def _display(self, given: dict[str, Any]) -> None:
-        self._shell.display_pub.publish(**given)
-
-    def _clear(self, wait: bool) -> None:  # as IPython's
-        self._shell.display_pub.clear_output(wait)
+    def _publish(self, method: str, given: dict[str, Any]) -> None:
+        getattr(self._shell.display_pub, method)(**given)
 
     def _result(self, data: Any, metadata: Any) -> None:
         hook = sys.displayhook
@@ -199,15 +200,15 @@ class IsolatedCell:
             answer = error
         self._connection.send(answer)
 
-    def _traceback(self, name: str, text: str, lines: list[str]) -> None:
-        error = _made(name, text, lines)
+    def _traceback(self, *described: Any) -> None:
+        error = _made(*described)
         if type(error) is UsageError:
             self._shell.show_usage_error(error)
         else:
-            self._shell._showtraceback(type(error), error, lines)
+            self._shell._showtraceback(type(error), error, described[-1])
 
-    def _failed(self, name: str, text: str, lines: list[str]) -> None:
-        self._error = _made(name, text, lines)
+    def _failed(self, *described: Any) -> None:
+        self._error = _made(*described)
         if self._options.memory and isinstance(self._error, MemoryError):
             limit = format_bytes(self._options.memory)
             self.notes.append(note(f"%%isolate: the limit of {limit} (--memory) was reached"))
@@ -242,13 +243,15 @@ class IsolatedCell:
         elif number <= 0:
             cause = f"ended itself with exit code {-number}"
         else:
-            cause = f"was killed by {signal.Signals(number).name} ({signal.strsignal(number)})"
+            names = {int(item): item.name for item in signal.Signals}
+            cause = f"was killed by {names.get(number, number)} ({signal.strsignal(number)})"
             lines = re.findall(r"^  File .*", stack.partition(" in run_code")[0], re.MULTILINE)[:-1]
             if number == signal.SIGKILL and kills.new():
                 whose = "the machine's memory" if kills.of_machine else "its control group's memory"
                 cause += f": the OOM killer ended it, because {whose} was used up"
-        text = f"the cell's child process {cause}" + "; no name came back" * bool(self._options.keep)
-        return _made(name, text, [f"{name}: {text}", *lines])
+        lost = "; no name came back" * bool(self._options.keep and not self._names)
+        text = f"the cell's child process {cause}{lost}"
+        return _made(name, name, text, [f"{name}: {text}", *lines])
 
     def _take_back(self, kept: BinaryIO) -> None:
         """Bind the kept names, as if the cell had done so."""
@@ -275,15 +278,14 @@ class _Shown:
         return self._bundle
 
 
-def _made(name: str, text: str, lines: list[str]) -> BaseException:
-    """Return an error with the name, message and traceback of one in the child process."""
+def _made(name: str, base_name: str, text: str, lines: list[str]) -> BaseException:
+    """Return an error with the name, built-in base, message and traceback of one in the child process."""
     error: BaseException = UsageError(text)
     if name == "UsageError":
         return error
-    base: Any = getattr(builtins, name, RuntimeError)
-    group = getattr(builtins, "BaseExceptionGroup", SyntaxError)
-    is_usable = is_instance(base, type) and issubclass(base, (Exception, KeyboardInterrupt))
-    if not is_usable or issubclass(base, (SyntaxError, group)):  # IPython shows these in its own way
+    base: Any = getattr(builtins, base_name)
+    shown_otherwise = SyntaxError, getattr(builtins, "BaseExceptionGroup", SyntaxError)  # by IPython
+    if not issubclass(base, (Exception, KeyboardInterrupt)) or issubclass(base, shown_otherwise):
         base = RuntimeError
     members = {"__str__": lambda self: text, "_render_traceback_": lambda self: lines, "__module__": "builtins"}
     made: BaseException = base.__new__(type(name, (base,), members))
