@@ -24,7 +24,7 @@ BUDGET = {
     "extras/isolate": 751,
     "extras/lines": 667,
     "extras/moving": 633,
-    "extras/peak": 690,
+    "extras/peak": 915,
     "extras/pictures": 377,
     "extras/recorder": 594,
     "extras/tracker": 201,

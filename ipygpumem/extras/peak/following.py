@@ -22,10 +22,14 @@ from ipygpumem.estimating.storages import (
     OPTIMIZER,
     OTHER,
     PARAMETERS,
+    TEMPORARIES,
+    WORKSPACES,
     StorageLife,
     StorageLog,
+    workspace_sizes,
 )
 from ipygpumem.estimating.transients import operator_name
+from ipygpumem.extras.peak.cuda import Block, History
 from ipygpumem.extras.peak.records import DevicePeak
 from ipygpumem.extras.peak.timeline import Clock, Timeline, alive_at, device_peak
 from ipygpumem.heap.arrays import answers_itself
@@ -45,7 +49,7 @@ _FROM_PYTHON = torch.ops.aten.lift_fresh.default
 """Operation on a tensor that torch has made of Python's numbers, without an operation."""
 _LEAST_PLACED = 4096
 """Bytes of the smallest storage whose module and line are kept."""
-_MOST_LIVES = 100_000
+_MOST_LIVES = 50_000
 """Number of storages after which those that were freed are summed up."""
 
 
@@ -68,7 +72,7 @@ class Follower(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, *, keep_history: bool = False) -> None:
         super().__init__()
         self.log = StorageLog()
         self.clock = Clock()
@@ -87,7 +91,12 @@ class Follower(TorchDispatchMode):
         self._last_graph = -1
         self._labels: dict[Any, str] = {}
         self._timelines: dict[str, Timeline] = {}
-        self._folded = 0
+        self._most_lives = _MOST_LIVES
+        self._keeps_history, self._has_history = keep_history, True
+        self._history: History | None = None
+        self.snapshot: Any = None
+        """torch's snapshot of the CUDA allocator at the end, with its history; None without CUDA."""
+        self.notes: dict[str, None] = {}
         self._began = time.perf_counter()
 
     @classmethod
@@ -102,18 +111,27 @@ class Follower(TorchDispatchMode):
         with torch._C.DisableTorchFunction():
             for item, role in roles_of_objects():
                 if is_exactly(item, torch.Tensor, torch.nn.Parameter):
-                    self._exists(item, _ROLES.get(role, ""))
+                    life = self._see(item, before=True)
+                    if life is not None:
+                        life.role = _ROLES.get(role, "")
         self._handles = [
             register_optimizer_step_pre_hook(self._will_step),
             register_optimizer_step_post_hook(self._stepped),
         ]
         self._began = time.perf_counter()
+        if torch.cuda.is_initialized():
+            self._record_cuda()
         self.__enter__()
 
-    def _exists(self, tensor: Any, role: str) -> None:
-        life = self.log.see(tensor, str(tensor.device), before=True)
-        if life is not None:
-            life.role = role
+    def _record_cuda(self) -> None:
+        began_us = time.time_ns() // 1000 - int((time.perf_counter() - self._began) * 1e6)
+        try:
+            self._history = History(began_us, keep=self._keeps_history)
+            for life in self.log.lives:
+                if life.address:
+                    self._history.saw(life)
+        except (RuntimeError, TypeError) as error:  # another allocator, an old torch
+            self._has_history, self.notes[f"CUDA's allocator has no history ({describe_error(error)})"] = False, None
 
     def stop(self) -> None:
         """Stop following; the storages that are alive stay in the log."""
@@ -139,39 +157,52 @@ class Follower(TorchDispatchMode):
             if key in by_key:
                 self._names.setdefault(gradient, f"{by_key[key]}.grad")
         self.log.close()
-        self._fold()
-        failed = self.failed if ran_out else None
-        return [
-            device_peak(
-                device,
-                timeline,
-                self._row,
-                source="storages",
-                moment=None if failed is None else (self._lives(device, failed[0]), failed[1]),
-            )
-            for device, timeline in self._timelines.items()
-        ]
+        self._fold(last=True)
+        found = []
+        for device, timeline in self._timelines.items():
+            blocks = self._history.devices.get(device) if self._history is not None else None
+            failed = self.failed if blocks is None else blocks.failed
+            moment = None
+            if ran_out and failed is not None:
+                lives = [life for life in (blocks or self.log).lives if life.device == device]
+                moment = alive_at(lives, failed[0]), failed[1]
+            source = "storages" if blocks is None else "allocator"
+            found.append(device_peak(device, timeline, self._row, source=source, moment=moment))
+        return found
 
-    def _lives(self, device: str, tick: int) -> list[StorageLife]:
-        return [life for life in alive_at(self.log.lives, tick) if life.device == device]
-
-    def _fold(self) -> None:
+    def _fold(self, *, last: bool = False) -> None:
         """Sum up the storages so far, and drop those that were freed."""
-        by_device: dict[str, list[StorageLife]] = {}
+        by_device: dict[str, tuple[list[StorageLife], Clock, int]] = {}
         for life in self.log.lives:
-            by_device.setdefault(life.device, []).append(life)
-        for device, lives in by_device.items():
+            by_device.setdefault(life.device, ([], self.clock, self.log.clock))[0].append(life)
+        if self._history is not None and (last or not self._keeps_history):
+            self.snapshot = self._history.replay(last=last)
+        for device, blocks in self._history.devices.items() if self._history is not None else ():
+            by_device[device] = blocks.lives, blocks.clock, blocks.tick
+        for device, (lives, clock, tick) in by_device.items():
             if device not in self._timelines:
-                self._timelines[device] = Timeline(self.role, self.clock.seconds)
-            self._timelines[device].add(lives, self._folded)
-        self._folded = self.log.clock
+                self._timelines[device] = Timeline(self.role, clock)
+            self._timelines[device].add(lives, tick)
+        if not last:
+            self.log.lives = [life for life in self.log.lives if life.died is None]
+            for blocks in self._history.devices.values() if self._history is not None else ():
+                blocks.prune()
 
     def role(self, life: StorageLife) -> str:
-        """Return a storage's role."""
-        role = self.log.role(life)
-        return DATA if role == OTHER else role
+        """Return the role of a storage, or of a block and the storage in it."""
+        if type(life.place) is not Block:
+            role = self.log.role(life)
+            return DATA if role == OTHER else role
+        if life.place.storage is not None:
+            return self.role(life.place.storage)
+        sizes = {*workspace_sizes(None), *workspace_sizes((0, 0))}
+        return WORKSPACES if life.died is None and life.size_bytes in sizes else DATA if life.before else TEMPORARIES
 
     def _row(self, life: StorageLife) -> tuple[str, str, str, str, tuple[str, int] | None]:
+        if type(life.place) is Block:
+            if life.place.storage is not None:
+                return self._row(life.place.storage)
+            return self.role(life), "", "", "held by C++" if life.before else "inside an operation", life.place.line
         name = self._names.get(id(life), "")
         place = ("", "", None) if name else life.place or ("", "existed before", None)
         return (self.role(life), name, *place)
@@ -210,8 +241,7 @@ class Follower(TorchDispatchMode):
         for tensor in (result,) if type(result) is torch.Tensor else tensors_in(result):
             if type(tensor) is not torch.Tensor:
                 continue
-            device = self._labels.get(tensor.device) or self._labels.setdefault(tensor.device, str(tensor.device))
-            life = self.log.see(tensor, device, in_backward=graph != -1) if device != "meta" else None
+            life = self._see(tensor, in_backward=graph != -1)
             if life is not None:
                 self.clock.note(self.log.clock, time.perf_counter() - self._began)
                 life.recorded = torch.is_grad_enabled() and any(
@@ -220,9 +250,21 @@ class Follower(TorchDispatchMode):
                 life.place = (
                     self._place(func) if life.size_bytes >= _LEAST_PLACED else ("", self._operation(func), None)
                 )
-        if len(self.log.lives) > _MOST_LIVES:
+        if len(self.log.lives) > self._most_lives:
             self._fold()
-            self.log.lives = [life for life in self.log.lives if life.died is None]
+            self._most_lives = len(self.log.lives) + _MOST_LIVES
+
+    def _see(self, tensor: Any, **more: bool) -> StorageLife | None:
+        """Log a tensor's storage, and return its life if it is new."""
+        device = self._labels.get(tensor.device) or self._labels.setdefault(tensor.device, str(tensor.device))
+        life = None if device == "meta" else self.log.see(tensor, device, **more)
+        if life is not None and device.startswith("cuda") and tensor.layout is torch.strided:
+            life.address = tensor.untyped_storage().data_ptr()
+            if self._history is not None:
+                self._history.saw(life)
+            elif self._has_history and not life.before:
+                self._record_cuda()
+        return life
 
     def _place(self, func: Any) -> Place:
         """Return the running module's path, the operation, and the user's line."""

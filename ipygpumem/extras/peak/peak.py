@@ -52,6 +52,7 @@ class Peak:
                 self._notes.append(f"no names: {problem}")
             ran_out = error is not None and classify(error).kind == "oom"
             devices = follower.read(found, ran_out=ran_out)
+            self._notes += follower.notes
             if ran_out and follower.failed is not None:
                 _, operation, line = follower.failed[2]
                 self._notes.append(f"memory ran out in {operation}" + (f", {line_text(*line)}" if line else ""))

@@ -36,15 +36,16 @@ class Clock:
 class Timeline:
     """The memory of one device over time."""
 
-    def __init__(self, role: Callable[[Any], str], seconds: Callable[[int], float]) -> None:
-        self._role, self._seconds = role, seconds
+    def __init__(self, role: Callable[[Any], str], clock: Clock) -> None:
+        self._role, self._seconds, self._since = role, clock.seconds, 0
         self._points: list[PeakPoint] = []
         self.peak_bytes, self.peak_at = -1, 0
         self.lives: Lives = ()
         """The blocks that were alive at the peak."""
 
-    def add(self, lives: Lives, since: int = 0) -> None:
-        """Add the blocks that were alive from a tick on; earlier ticks were added before."""
+    def add(self, lives: Lives, until: int) -> None:
+        """Add the blocks that were alive since the last call, until a tick."""
+        since, self._since = self._since, until
         now: dict[str, int] = {}
         total, changes = 0, list[tuple[int, int, str]]()
         for life in lives:

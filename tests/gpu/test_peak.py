@@ -1,0 +1,89 @@
+"""``%%peak``: sums equal the allocator's peak to the byte, at the failure too; the user's recording goes on."""
+
+import pytest
+
+from tests.gpu.support import fails, ready, run_ok, script
+from tests.kernel import Kernel
+
+_STEPS = """
+import json, random, torch, ipygpumem
+from torch import nn
+from ipygpumem.extras.peak import following
+torch.backends.cudnn.enabled = False
+following._MOST_LIVES = {most}
+
+def train():
+    model = nn.Sequential(nn.Linear(512, 2000), nn.ReLU(), nn.Linear(2000, 2000), nn.ReLU(), nn.Linear(2000, 10)).cuda()
+    optimizer, data = torch.optim.Adam(model.parameters()), torch.randn(999, 512, device="cuda")
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(data).logsumexp(1).mean().backward()
+        optimizer.step()
+
+def allocate():
+    random.seed(0)
+    held, sizes = [], [10, 1000, 300_000, 1_200_000, 5_000_000, 11 << 20]
+    for _ in range(1500):
+        held.append(torch.empty(random.choice(sizes), device="cuda", dtype=torch.uint8))
+        if random.random() < 0.52:
+            held.pop(random.randrange(len(held)))
+
+found = []
+for work in (train, allocate, train):
+    torch.cuda.reset_peak_memory_stats()
+    with ipygpumem.peak() as peak:
+        work()
+    device = next(device for device in peak.record.devices if device.device == "cuda:0")
+    highest = max(sum(point.parts.values()) for point in device.curve)
+    found.append([device.size_bytes, sum(row.size_bytes for row in device.rows), highest])
+    found[-1] += [torch.cuda.max_memory_allocated(), peak.record.notes, device.parts]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize(
+    ("most", "settings"), [(50_000, ""), (100, ""), (50_000, "expandable_segments:True"), (99, "max_split_size_mb:20")]
+)
+def test_sums_equal_the_allocators_peak(most: int, settings: str) -> None:
+    """Sums of rows and the highest point of the curve equal max_memory_allocated to the byte, also where the history
+    is read in parts, and with settings that change how blocks are split."""
+    found = script(_STEPS.replace("{most}", str(most)), env={"PYTORCH_CUDA_ALLOC_CONF": settings})
+    for size, rows, highest, allocated, notes, _ in found:
+        assert size == rows == highest == allocated
+        assert notes == []
+    parts = found[2][-1]
+    weights = 4 * (512 * 2000 + 2000 * 2000 + 2000 * 10)
+    assert weights <= parts["parameters"] <= weights * 1.2
+    assert 2 * weights <= parts["optimizer state"] <= 2 * weights * 1.2
+    assert {"gradients", "cuBLAS workspaces"} <= parts.keys()
+
+
+def test_after_an_out_of_memory_error_the_failure_is_shown(kernel: Kernel) -> None:
+    """After an out-of-memory error the rows are the blocks at the failure; tensors that were freed before are not."""
+    ready(kernel)
+    cell = "%%peak\nfreed = torch.empty(99 << 20, dtype=torch.uint8, device='cuda')\ndel freed\n"
+    cell += "left = torch.empty(33 << 20, dtype=torch.uint8, device='cuda')\ntorch.empty(1 << 50, device='cuda')"
+    (report,) = fails(kernel, cell).reports("peak")
+    assert "cuda:0 out of memory with" in report
+    (row,) = [line for line in report.splitlines() if line.split()[-1:] == ["left"]]
+    assert row.split()[:2] == ["34", "MiB"] or row.split()[:2] == ["33", "MiB"]
+    assert "99 MiB" not in report
+
+
+_RECORDING = """
+def state():
+    events = torch.cuda.memory._snapshot()["device_traces"][0]
+    return torch._C._cuda_isHistoryEnabled(), sum(event["action"] == "alloc" for event in events)
+"""
+
+
+def test_the_users_recording_goes_on(kernel: Kernel) -> None:
+    """A recording that the user has switched on goes on afterwards with its history; otherwise there is none."""
+    ready(kernel)
+    run_ok(kernel, _RECORDING, "%%peak\nx = torch.ones(9, device='cuda')")
+    assert kernel.value("state()") == (False, 0)
+    run_ok(kernel, "torch.cuda.memory._record_memory_history(); x = torch.ones(9, device='cuda')")
+    (report,) = run_ok(kernel, "%%peak\ny = torch.ones(3 << 20, device='cuda')").reports("peak")
+    assert any(line.split()[-1:] == ["y"] for line in report.splitlines())
+    assert kernel.value("state()") == (True, 2)
+    run_ok(kernel, "torch.cuda.memory._record_memory_history(None)")
