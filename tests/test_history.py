@@ -14,6 +14,7 @@ from ipygpumem.magics.experiment import parse_parameters
 from ipygpumem.records import CellRecord, ExperimentRecord, History, SessionRecord
 from ipygpumem.report import history as reports
 from ipygpumem.report.layout import Table
+from ipygpumem.shell.app import app_of
 from ipygpumem.shell.experiments import checked_parameters
 from ipygpumem.shell.ipython.sources import cell_that_bound
 from ipygpumem.shell.session import describing_line
@@ -226,6 +227,13 @@ def test_names_bound_in_our_magic_below_time_are_the_cells(loaded: InteractiveSh
     loaded.run_cell("x = 0", store_history=True)
     loaded.run_cell(f"%%time\n{line}\nx = 1", store_history=True)
     assert cell_that_bound(loaded, "x") == 2
+
+
+def test_a_cell_that_failed_before_an_assignment_binds_no_name(loaded: InteractiveShell) -> None:
+    for source in ("x = y = z = 0", "x = 1\nfor y in [1]: pass\nz = unknown", "%%time\nx = 2\n1 / 0"):
+        loaded.run_cell(source, store_history=True)
+    failed_at = app_of(loaded).context.cells.failed_at
+    assert [cell_that_bound(loaded, name, failed_at=failed_at) for name in "xyz"] == [3, 2, 1]
 
 
 def test_records_of_older_and_newer_versions_are_read() -> None:

@@ -112,6 +112,7 @@ def _cell_finder(shell: Any, local: Container[str]) -> Callable[[str], int | Non
     def cell_of(root: str) -> int | None:
         if root in local:
             return None
-        return cell_of_output(root) or cell_that_bound(shell, root, undone.get(root, ()))
+        failed_at = {} if app is None else app.context.cells.failed_at
+        return cell_of_output(root) or cell_that_bound(shell, root, undone.get(root, ()), failed_at)
 
     return cell_of

@@ -160,6 +160,12 @@ def frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
                 yield step.tb_frame, step.tb_lineno
 
 
+def cells_line(error: BaseException) -> int | None:
+    """Return the line of a cell at which ``error`` ended it, if any."""
+    own = (step.tb_lineno for step in steps(traceback_of(error)) if not is_shells(step.tb_frame))
+    return next(own, None)
+
+
 def _finished(error: BaseException) -> Iterator[tuple[FrameType, int]]:
     """Yield the frames that ``release`` clears, with their lines; not IPython's own."""
     in_use = _in_use([frame for frame, _ in frames(error)]) - running_here()

@@ -125,6 +125,8 @@ class CellStack:
 
     def __init__(self) -> None:
         self._cells: list[Cell] = []
+        self.failed_at: dict[int | None, int] = {}
+        """Lines at which cells have failed, by execution count."""
         self.missed: Any = None
         """The ``info`` of a running cell whose start hook failed."""
 

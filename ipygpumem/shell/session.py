@@ -13,6 +13,7 @@ from typing import Any
 
 from ipygpumem.introspect import text_of, type_name
 from ipygpumem.meter import own_growth
+from ipygpumem.reclaim import tracebacks
 from ipygpumem.reclaim.reclaim import decrease
 from ipygpumem.records import CellRecord
 from ipygpumem.report import content
@@ -121,6 +122,8 @@ class Session:
     def _free_memory(self, cell: Cell, result: Any) -> None:
         """Free memory held by the cell's error, then memory of experiments that end with the cell."""
         cell.failed = error_of(result) is not None or last_error() != cell.last_error
+        if (error := error_of(result)) is not None and (line := tracebacks.cells_line(error)) is not None:
+            self._context.cells.failed_at[cell.number] = line
         steps: list[Callable[[Cell, Any], object]] = [
             lambda cell, _: self._experiments.code_ended(cell),
             self._settle,

@@ -340,8 +340,12 @@ class MemoryGuard:
         cell = self._cell
         with self._lock:
             if cell is not None and cell.thread == threading.get_ident():
-                self._is_failing, self._struck = True, False
                 self._set(self._wanted, self._room)
+                if not self._is_failing and self._wanted != -1:  # threads may have gone on since the last look
+                    with contextlib.suppress(MemoryError, OSError, ValueError):
+                        self._wanted = max(self._wanted, self._headroom.now().data_bytes or 0)
+                        self._set(self._wanted, self._room)
+                self._is_failing, self._struck = True, False
             elif not self._is_failing:
                 self._set(self._wanted, self._room // 4)  # other threads may use it up
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import linecache
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from IPython.core.inputtransformer2 import TransformerManager
@@ -17,6 +18,7 @@ from ipygpumem.shell.registry import REWRITTEN
 _NUMBERED = re.compile(r"<ipython-input-(\d+)-")
 _RUN_CODE = ("time", "capture", "prun", *REWRITTEN)
 """Magics whose code binds names of the notebook; the code of %timeit runs in a function."""
+_ASSIGNMENTS = ast.Assign, ast.AugAssign, ast.AnnAssign
 
 
 def cell_of_file(shell: Any, filename: str) -> int | None:
@@ -45,10 +47,18 @@ def number_of_input(shell: Any, raw: str) -> int | None:
     return next((number for number in range(len(inputs) - 1, 0, -1) if inputs[number] == wanted), None)
 
 
-def cell_that_bound(shell: Any, name: str, without: Container[int | None] = ()) -> int | None:
-    """Return the last cell whose own code binds ``name``, ignoring the cells in ``without``."""
+def cell_that_bound(
+    shell: Any,
+    name: str,
+    without: Container[int | None] = (),
+    failed_at: Mapping[int | None, int] = MappingProxyType({}),
+) -> int | None:
+    """Return the last cell whose own code binds ``name``, ignoring the cells in ``without``.
+
+    ``failed_at`` has the lines at which cells have failed: the statements from there on have bound nothing.
+    """
     for number, source in _cells(shell):
-        if name in source and number not in without and name in _bound(source):
+        if name in source and number not in without and name in _bound(source, failed_at.get(number)):
             return number
     return None
 
@@ -59,9 +69,12 @@ def _cells(shell: Any) -> list[tuple[int, str]]:
     return [(number, sources[number]) for number in range(len(sources) - 1, 0, -1)]
 
 
-def _bound(source: str) -> set[str]:
+def _bound(source: str, end: int | None = None) -> set[str]:
     try:
         tree = ast.parse(source)
+        if end is not None:  # loops and other blocks may have bound names before they failed
+            ended = [node for node in tree.body if not isinstance(node, _ASSIGNMENTS) or (node.end_lineno or end) < end]
+            tree.body = [node for node in ended if node.lineno <= end]
         found = bindings_of(tree)
         inside = [TransformerManager().transform_cell(code) for code in _code_in_magics(tree)]
     except (SyntaxError, ValueError, RecursionError):  # a cell that never compiled
