@@ -22,15 +22,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from ipygpumem.extras.isolate.packets import Connection, dump
-from ipygpumem.introspect import is_instance, mro_of, name_of, type_name
+from ipygpumem.introspect import mro_of, name_of, type_name
 from ipygpumem.magics.parsing import Options
 from ipygpumem.probes.host import rss_bytes
 from ipygpumem.probes.own_limits import figure
 from ipygpumem.scope.scope import is_ownable
 from ipygpumem.shell.app import App
 from ipygpumem.shell.registry import EXTRAS, loaded
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -67,7 +65,7 @@ def run(task: Task, parent: int) -> NoReturn:
 def _separate(task: Task, parent: int) -> None:
     """Make this process independent of the kernel's sockets, threads and signals."""
     os.setpgid(0, 0)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with the kernel's process
     if os.getppid() != parent:
         os._exit(0)
     with contextlib.suppress(OSError):  # the OOM killer must choose this process, not the kernel's
@@ -81,7 +79,7 @@ def _separate(task: Task, parent: int) -> None:
     faulthandler.enable(task.stack, all_threads=False)
     random.setstate(task.random_state)
     asyncio._set_running_loop(None)
-    asyncio.set_event_loop(None)
+    asyncio.set_event_loop(asyncio.new_event_loop())
 
 
 def _run(task: Task, own: int) -> None:
@@ -147,8 +145,7 @@ class _Errors:
 def _described(error: BaseException | None, lines: Sequence[str] = ()) -> tuple[str, str, str, list[str]]:
     """Return an error's type, its nearest built-in base, its message and its traceback, for another process."""
     name, text = type_name(error), ""
-    names = map(name_of, mro_of(type(error)))
-    base = next(found for found in names if found in vars(builtins) and is_instance(error, vars(builtins)[found]))
+    base = next(name_of(kind) for kind in mro_of(type(error)) if vars(builtins).get(name_of(kind)) is kind)
     with contextlib.suppress(Exception):  # any of the user's classes may fail
         text = str(error)
     return name, base, text, list(lines) or [f"{name}: {text}"]

@@ -11,6 +11,7 @@ import pickle
 import random
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ from ipygpumem.errors import describe_error
 from ipygpumem.extras.isolate import child
 from ipygpumem.extras.isolate.needs import unusable
 from ipygpumem.extras.isolate.packets import Connection
+from ipygpumem.introspect import text_of
 from ipygpumem.magics.experiment import patterns_of
 from ipygpumem.magics.parsing import Options
 from ipygpumem.probes.cgroup import Kills
@@ -36,9 +38,10 @@ from ipygpumem.units import KIB, format_bytes, format_seconds
 
 _PAUSE_SECONDS = 0.1
 """Time without a message after which the child process may have ended."""
-_OPENMP = re.compile(r"/\S*/lib[gi]?omp\d?[-.][^/\n]*$", re.MULTILINE)
-_PAUSE_HARD = 2
-"""OpenMP's ``omp_pause_hard``."""
+_OPENMP = re.compile(r"/\S*/libgomp[-.][^/\n]*$", re.MULTILINE)
+"""GNU's OpenMP; the one of LLVM and Intel handles forks itself."""
+_PAUSE, _PAUSE_HARD = "omp_pause_resource_all", 2
+"""Function and argument that end OpenMP's threads, from version 5 on (GCC 9)."""
 
 
 def of_cell(app: App, options: Options, cell: str) -> list[Report]:
@@ -60,8 +63,8 @@ def of_cell(app: App, options: Options, cell: str) -> list[Report]:
 
 def _with_lines(app: App, cell: str) -> str:
     """Return the body below comments for the lines above it, so that line numbers are those of the cell."""
-    whole = str(getattr(app.context.cells.running()[-1].info, "raw_cell", ""))
-    above, found, _ = whole.rpartition(cell.rstrip())
+    running = [getattr(running.info, "raw_cell", "") for running in app.context.cells.running()]
+    above, found, _ = text_of(running[-1] if running else "").rpartition(cell.rstrip())
     lines = above.splitlines() if found else [""]
     return cell if cell.lstrip().startswith("%%") else "".join(f"#{line}\n" for line in lines) + cell
 
@@ -72,7 +75,8 @@ class IsolatedCell:
     def __init__(self, app: App, options: Options) -> None:
         self._app, self._options, self._shell = app, options, app.context.shell
         self.notes: list[Report] = []
-        self._connection, self._childs = Connection.pair()
+        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection, self._childs = map(Connection, ends)
         self._pid = self._interrupts = 0
         self._is_done = self._is_late = False
         self._error: BaseException | None = None
@@ -84,7 +88,7 @@ class IsolatedCell:
         with contextlib.ExitStack() as undo:
             kept, stack = (undo.enter_context(os.fdopen(os.memfd_create("isolate"), "w+b")) for _ in range(2))
             for end in (self._connection, self._childs):
-                undo.callback(end.socket.close)
+                undo.enter_context(end.socket)
             kills, memory = Kills(), self._options.memory
             task = child.Task(self._app, source, keep, memory, self._childs, kept, stack, random.getstate())
             with _interrupts_call(self._interrupted):
@@ -104,7 +108,7 @@ class IsolatedCell:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # the user's own
                 stream.flush()
-        _pause_openmp()
+        without_threads = _pause_openmp()
         parent = os.getpid()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the child process handles it
         try:
@@ -117,6 +121,8 @@ class IsolatedCell:
             if os.getpid() == parent:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if pid == 0:
+            for library in without_threads:
+                library.omp_set_num_threads(1)
             self._connection.socket.close()
             child.run(task, parent)
         self._childs.socket.close()
@@ -229,8 +235,8 @@ class IsolatedCell:
         with contextlib.suppress(ChildProcessError):
             _, status, usage = os.wait4(self._pid, 0)
             self._peak_bytes = max(self._peak_bytes, usage.ru_maxrss * KIB - self._start_bytes)
-        cell = self._app.context.cells.running()[0]
-        cell.child_peak_bytes = max(cell.child_peak_bytes or 0, self._peak_bytes)
+        for cell in self._app.context.cells.running()[:1]:
+            cell.child_peak_bytes = max(cell.child_peak_bytes or 0, self._peak_bytes)
         return status
 
     def _death(self, status: int, kills: Kills, stack: str) -> BaseException:
@@ -305,10 +311,13 @@ def _interrupts_call(handler: Any) -> Iterator[None]:
         signal.signal(signal.SIGINT, earlier)
 
 
-def _pause_openmp() -> None:
-    """End the threads of OpenMP, which starts them again when needed: in a child process it would wait for them."""
-    for path in set(_OPENMP.findall(Path("/proc/self/maps").read_text("utf-8", "replace"))):
-        with contextlib.suppress(OSError):
-            library = ctypes.CDLL(path)
-            if hasattr(library, "omp_pause_resource_all"):  # OpenMP 5
-                library.omp_pause_resource_all(_PAUSE_HARD)
+def _pause_openmp() -> list[Any]:
+    """End OpenMP's idle threads, for which a child process would wait; return the libraries that cannot do so.
+
+    They start again when needed.
+    """
+    paths = set(_OPENMP.findall(Path("/proc/self/maps").read_text("utf-8", "replace")))
+    libraries = [ctypes.CDLL(path) for path in paths if Path(path).exists()]
+    for library in libraries:
+        getattr(library, _PAUSE, int)(_PAUSE_HARD)
+    return [library for library in libraries if not hasattr(library, _PAUSE)]

@@ -29,12 +29,6 @@ class Connection:
         self._numbers = itertools.count()
         self._parts: dict[bytes, list[bytes]] = {}
 
-    @classmethod
-    def pair(cls) -> tuple[Connection, Connection]:
-        """Return the two ends of a new connection."""
-        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        return cls(one), cls(other)
-
     def send(self, *message: Any) -> None:
         """Send a message."""
         data, number = pickle.dumps(message, _PROTOCOL), next(self._numbers) << 32 | os.getpid()
