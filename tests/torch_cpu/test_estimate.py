@@ -17,7 +17,7 @@ from ipygpumem.estimating import autocast
 from ipygpumem.units import MIB
 from tests.torch_cpu.networks import MODELS, OPTIMIZERS, RealStorages, every_optimizer, training
 
-pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 CARD = "cuda:0"
 
 

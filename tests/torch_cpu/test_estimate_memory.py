@@ -24,7 +24,7 @@ from ipygpumem.probes.allocator import Block, Segment
 from ipygpumem.probes.nvml import DeviceWide, Nvml
 from ipygpumem.units import GIB, KIB, MIB
 
-pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 CARD = "cuda:0"
 WORKSPACE = 32 * MIB
 

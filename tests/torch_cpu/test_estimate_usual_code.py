@@ -25,7 +25,7 @@ from ipygpumem.estimating.records import Estimate
 from tests.kernel import Kernel
 from tests.steps import works
 
-pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 
 USERS = """
 import io, json, logging, random
