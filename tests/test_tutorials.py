@@ -64,6 +64,10 @@ CLAIMS: dict[str, dict[str, tuple[float | str, ...]]] = {
         "widths": (rf"peak +4 +\+[34]{SIZE} +\+[5-7]{SIZE} +\+1[01]{SIZE}.*deleted: width, weights, hidden\n",),
         "record": (r"(\('error',\).*){4}",),
     },
+    "will_it_fit": {
+        "question": (r"does not fit: needs 2\d\d\.\d+ GiB of 24",),
+        "answer": (r" GiB, fits: needs 2[0-3]\.",),
+    },
     "calibrate": {
         "estimate": (r"^estimate · RAM peak [67]\d\d",),  # what the first try took is near it
         "autofit": (r"peak \+[5-8]\d\d.*\n +1024 +\S+ \wiB +out of memory\b.*\n +(512|256) +\S+ \wiB +fits\b",),
@@ -75,7 +79,9 @@ CLAIMS: dict[str, dict[str, tuple[float | str, ...]]] = {
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_a_tutorial_runs_and_what_it_says_of_its_cells_is_so(name: str) -> None:
-    if (needed := {"cluster": "ipyparallel", "calibrate": "sklearn"}.get(name)) and not find_spec(needed):
+    if (
+        needed := {"cluster": "ipyparallel", "calibrate": "sklearn", "will_it_fit": "peft"}.get(name)
+    ) and not find_spec(needed):
         pytest.skip(f"the notebook needs {needed}")
     cells = [cell for cell in read(EXAMPLES / f"{name}.ipynb").cells if cell.cell_type == "code"]
     texts = {}

@@ -120,10 +120,10 @@ def _checkpoints(seen: Observed) -> Iterator[Change]:
 
         def enable(number: int, root: Any) -> None:
             if number == seen.root:
-                root.get_submodule(path).gradient_checkpointing_enable({"use_reentrant": False})
+                getattr(root.get_submodule(path), seen.hf_way)({"use_reentrant": False})
 
-        line = f'{name}.gradient_checkpointing_enable({{"use_reentrant": False}})'
-        yield Change("gradient_checkpointing_enable()", line, "equal", lambda run: run.on(begin=enable), "checkpoint")
+        line = f'{name}.{seen.hf_way}({{"use_reentrant": False}})'
+        yield Change(f"{seen.hf_way}()", line, "equal", lambda run: run.on(begin=enable), "checkpoint")
     for blocks in seen.blocks.values():
         if not blocks.reason:
             lists = dict.fromkeys(_expression(seen, path.rpartition(".")[0]) for path in blocks.paths)

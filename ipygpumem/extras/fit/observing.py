@@ -22,6 +22,8 @@ from ipygpumem.introspect import class_dict, instance_dict, is_atom, is_exactly,
 _DEEPEST = 3
 """Depth to which the attributes of a block's modules are compared."""
 _RANDOM = {"random", "secrets", "uuid"}
+HF_WAYS = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+"""Methods of transformers, the newer first."""
 _PLAIN = (torch.dtype, torch.device, torch.Size, slice)
 
 
@@ -49,7 +51,8 @@ class Observed:
         """Number and name of the root with the most parameters, their device's type and number."""
         self.trains = self.casts = self.has_float32 = self.normalizes = self.is_adapted = self.is_checkpointed = False
         self.hf_path: str | None = None
-        """Path of the transformers model in that root."""
+        self.hf_way = ""
+        """Path of the transformers model in that root, and its method that enables checkpoints."""
         self.optimizers: dict[str, None] = {}
         self.blocks: dict[str, Blocks] = {}
         self.last = ""
@@ -138,7 +141,8 @@ class Observed:
         named = list(root.named_modules()) if base is not None else []
         found = ((path, one) for path, one in named if is_instance(one, base) and one.supports_gradient_checkpointing)
         self.hf_path, model = next(found, (None, None))
-        self.is_checkpointed = model is not None and bool(model.is_gradient_checkpointing)
+        self.hf_way = next((way for way in HF_WAYS if hasattr(model, way)), "")
+        self.is_checkpointed = any(vars(one).get("gradient_checkpointing") for _, one in named)
         self.is_adapted = any("lora_" in path for path, _ in named)
         self.blocks = {}
         watched.clear()

@@ -1,0 +1,61 @@
+"""%%estimate --fit with transformers' models: their own checkpoints, inside a wrapper too, and adapters of peft."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tests.torch_cpu.test_fit import estimated, search
+
+CELL = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class Wrapped(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "num_hidden_layers": 4}
+        self.inner = LlamaForCausalLM(LlamaConfig(vocab_size=100, use_cache=False, **sizes))
+
+    def forward(self, words):
+        return self.inner(words, labels=words).loss
+
+wrapped = Wrapped()
+LINE
+optimizer = torch.optim.AdamW(wrapped.parameters())
+for _ in range(2):
+    wrapped(torch.zeros(8, 512, dtype=torch.long)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.fixture(scope="module")
+def found() -> Any:
+    return search(CELL.replace("LINE", ""), "1300MiB")
+
+
+def test_a_model_in_a_wrapper_is_checkpointed_by_its_own_method(found: Any) -> None:
+    (trial,) = (trial for trial in found.trials if "checkpointing_enable" in trial.title)
+    (change,) = trial.changes
+    assert change.line.startswith("wrapped.inner.")
+    assert hasattr(transformers.PreTrainedModel, change.title.removesuffix("()"))
+    (device,) = estimated(CELL.replace("LINE", change.line)).devices
+    assert trial.device.peak_bytes == pytest.approx(device.peak_bytes, rel=0.01)
+    assert (found.failed, found.seen.blocks) == ([], {})
+
+
+def test_its_checkpoints_are_not_offered_again() -> None:
+    way = "wrapped.inner.gradient_checkpointing_enable()"
+    assert search(CELL.replace("LINE", way), "1GiB", run=False).seen.is_checkpointed
+
+
+@pytest.mark.skipif(not find_spec("peft"), reason="peft is not installed")
+def test_adapters_take_what_those_of_the_written_line_take(found: Any) -> None:
+    (trial,) = (trial for trial in found.trials if "LoRA" in trial.title)
+    line = f"from peft import LoraConfig, get_peft_model\n{trial.changes[0].line}"
+    (device,) = estimated(CELL.replace("LINE", line)).devices
+    assert trial.device.peak_bytes == pytest.approx(device.peak_bytes, rel=0.02)
+    assert torch.is_grad_enabled()
