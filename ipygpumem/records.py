@@ -321,6 +321,17 @@ class FreeingStep(Record):
 
 
 @dataclass(frozen=True)
+class Cause(Record):
+    """Why memory ran out, decided by figures from that moment."""
+
+    kind: Literal["too large", "too much", "limit", "guard", "fragmentation", "process", "names", "shm"]
+    device: str
+    text: str
+    remedy: str = ""
+    """The line that helps, or advice; empty if there is none."""
+
+
+@dataclass(frozen=True)
 class RecoveryRecord(Record):
     """Memory freed after an out-of-memory error or an interrupt."""
 
@@ -337,8 +348,8 @@ class RecoveryRecord(Record):
     steps: tuple[FreeingStep, ...] = ()
     poisoned: bool = False
     """True if the device context is broken: only restarting the kernel helps."""
-    refused_by: str = ""
-    """The budget, or another limit on torch's allocator, that refused the allocation, in words."""
+    cause: Cause | None = None
+    """Why memory ran out; None if it is not clear."""
     incomplete_optimizer: str = ""
     """Type of an optimizer that is still in use with incomplete state."""
     plain: tuple[str, ...] = ()

@@ -260,7 +260,8 @@ SAID = "refused 2.00 GiB of cuda:0, although 23.00 GiB of it were free"
 
 
 def test_a_limit_refused_what_the_device_had_free() -> None:
-    assert refusal(TEXT) == (GIB, None, f"the limit of 1.00 GiB on torch's allocator {SAID}")
+    lift = "torch.cuda.set_per_process_memory_fraction(1.0, 0)"
+    assert refusal(TEXT) == ("cuda:0", GIB, None, f"the limit of 1.00 GiB on torch's allocator {SAID}", lift)
     others = TEXT.replace("1024.00 MiB allowed; ", ""), TEXT.replace("23.00", "1.00"), TEXT.replace("CUDA", "XPU"), ""
     assert [refusal(message) for message in others] == [None] * 4
 
@@ -288,6 +289,8 @@ def test_the_limit_that_refused_is_named(shell: InteractiveShell, use: Any, cell
     record = ipygpumem.last()
     assert record is not None
     assert record.recovery is not None
-    assert record.recovery.refused_by == f"{by} {SAID}"
-    assert ipygpumem.experiments()[-1].notes == (record.recovery.refused_by,) * notes
+    cause = record.recovery.cause
+    assert cause is not None
+    assert (cause.kind, cause.device, cause.text) == ("limit", "cuda:0", f"{by} {SAID}")
+    assert ipygpumem.experiments()[-1].notes == (cause.text,) * notes
     shell.run_line_magic("unload_ext", "ipygpumem")

@@ -72,6 +72,7 @@ def check(reply: Reply, cell: str, shown: str) -> None:
         "docs/experiments.md",
         pytest.param("docs/calibrate.md", marks=pytest.mark.thorough),
         "docs/freeing.md",
+        pytest.param("docs/causes.md", marks=pytest.mark.skipif(sys.platform != "linux", reason="of limits")),
         pytest.param("docs/guard.md", marks=pytest.mark.skipif(sys.platform != "linux", reason="of limits")),
         "docs/helpers.md",
         pytest.param("docs/isolate.md", marks=pytest.mark.skipif(sys.platform != "linux", reason="of fork")),

@@ -1,6 +1,7 @@
 """Device totals through NVML and torch's devices, with stand-ins: right figures, or a reason instead."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,11 +163,18 @@ def test_the_deprecated_package_of_that_name_does_not_warn_in_the_users_cell(
 
 
 def test_a_processs_name_is_reported_only_where_its_number_is_the_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, name = os.getpid(), psutil.Process().name()
     monkeypatch.setattr(nvml, "_FIRST_NAMESPACE", os.readlink("/proc/self/ns/pid"))  # noqa: PTH115  # as text
-    assert nvml.process_name(os.getpid()) == psutil.Process().name()
-    assert nvml.process_name(-1) == ""
+    assert nvml.process_label(own) == f"process {own} ({name})"
+    assert nvml.process_label(-1) == "process -1"
+    waits = [sys.executable, "-c", "input()", "ipykernel_launcher"]
+    with subprocess.Popen(waits, stdin=subprocess.PIPE) as child:
+        assert nvml.process_label(child.pid).endswith(", started by this kernel)")
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        assert nvml.process_label(child.pid).endswith(", of another kernel)")
+        child.communicate(b"\n")
     monkeypatch.setattr(nvml, "_FIRST_NAMESPACE", "pid:[1]")
-    assert nvml.process_name(os.getpid()) == ""
+    assert nvml.process_label(own) == f"process {own}"
 
 
 @pytest.mark.parametrize(

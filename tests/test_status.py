@@ -137,10 +137,10 @@ def test_pages_of_a_segment_that_grows_in_place_are_cache(
     assert max(found.fragments, default=0) / MIB == largest
 
 
-def gap_notes(card: FakeNvml, segment: dict[str, Any], version: str = "2.11.0+cu130", cuda: str | None = "13.0") -> Any:
+def gap_notes(card: FakeNvml, segment: dict[str, Any], version: str = "2.11.0+cu130", hip: str | None = None) -> Any:
     """Return the notes on a device that has one segment, for a torch of that version."""
     torch: Any = sys.modules["torch"]
-    torch.__version__, torch.version = version, SimpleNamespace(cuda=cuda)
+    torch.__version__, torch.version = version, SimpleNamespace(hip=hip)
     torch.cuda.memory_snapshot = lambda: [segment]
     result = found_with(card)
     assert result.failures == {}
@@ -162,7 +162,7 @@ def test_advice_against_gaps_is_what_this_torch_supports(card: FakeNvml, monkeyp
     assert gap_notes(card, GAPS) == ()
     card.memory["GPU-uuid-0"] = (5000, 2000)
     assert gap_notes(card, GAPS, "2.0.1+cu118") == ()
-    assert gap_notes(card, GAPS, cuda=None) == ()
+    assert gap_notes(card, GAPS, hip="6.2") == ()
     assert gap_notes(card, {**GAPS, "is_expandable": True, "segment_type": "large"}) == ()
     assert gap_notes(card, GAPS, "a fork") == ()
     monkeypatch.setattr(sys, "platform", "win32")

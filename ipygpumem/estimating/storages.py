@@ -7,7 +7,6 @@ import gc
 import math
 import os
 import re
-import sys
 import threading
 import weakref
 from bisect import bisect_left, insort
@@ -24,7 +23,7 @@ from ipygpumem.estimating.transients import HOPPERS_PROCESSORS, is_unknown, tran
 from ipygpumem.heap.arrays import SPARSE_PARTS
 from ipygpumem.introspect import is_exactly
 from ipygpumem.probes.accelerators import has_context, in_use, memory_fraction
-from ipygpumem.probes.allocator import Segment, snapshots
+from ipygpumem.probes.allocator import Segment, expandable_setting, settings, snapshots
 from ipygpumem.probes.nvml import memory
 from ipygpumem.units import KIB, MIB, format_bytes
 
@@ -309,25 +308,15 @@ def blocks_in_use() -> dict[str, dict[int, int]]:
 
 def most_split_bytes() -> int:
     """Return the size from which on the allocator does not split blocks, as set by a call or the environment."""
-    found = re.search(r"max_split_size_mb *: *(\d+)", _settings())
+    found = re.search(r"max_split_size_mb *: *(\d+)", settings())
     return int(found[1]) * MIB if found and int(found[1]) else _NO_LIMIT
 
 
 def unfollowed() -> list[str]:
     """Return the allocator settings that change its reserved memory and that estimates do not simulate."""
     return re.findall(
-        r"expandable_segments *: *True|backend *: *(?!native)\w+|roundup_power2_divisions *: *(?:\[|\d+)", _settings()
+        r"expandable_segments *: *True|backend *: *(?!native)\w+|roundup_power2_divisions *: *(?:\[|\d+)", settings()
     )
-
-
-def _settings() -> str:
-    """Return the allocator's settings: made by a call, which newer torch reports, or in the environment."""
-    ask: Any = getattr(getattr(sys.modules.get("torch"), "_C", None), "_accelerator_getAllocatorSettings", str)
-    return str(ask() or next(filter(None, map(os.environ.get, _VARIABLES)), ""))
-
-
-_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Environment variables, newest first; torch before 2.9 does not read that one."""
 
 
 class OutOfRoomError(Exception):
@@ -599,13 +588,12 @@ def with_room(figures: DeviceEstimate, there_bytes: int, room_bytes: int | None)
 def advice(figures: DeviceEstimate) -> str:
     """Return advice to use expandable segments if only fragmentation keeps the code from fitting; else an empty str."""
     enough = figures.peak_bytes + figures.spare_bytes + figures.context_bytes
-    decides = figures.gaps_decide and enough <= (figures.room_bytes or 0)
-    if not decides or not figures.device.startswith("cuda") or "expandable_segments:True" in _settings():
+    decides, setting = figures.gaps_decide and enough <= (figures.room_bytes or 0), expandable_setting()
+    if not decides or not figures.device.startswith("cuda") or not setting:
         return ""
-    variable = _VARIABLES[not hasattr(torch._C, "_accelerator_setAllocatorSettings")]
     return (
-        f"fragmentation decides on {figures.device}: start Python with {variable}=expandable_segments:True, which "
-        f"prevents most of it; then {format_bytes(enough)} should suffice"
+        f"fragmentation decides on {figures.device}: start Python with {setting}, which prevents most of it; then "
+        f"{format_bytes(enough)} should suffice"
     )
 
 

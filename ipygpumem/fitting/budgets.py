@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
-import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -16,15 +15,10 @@ from typing import Any, NamedTuple
 from ipygpumem.errors import BudgetError, DeviceError, UnitError, describe_error, quoted
 from ipygpumem.probes import host, own_limits
 from ipygpumem.probes.accelerators import fractions, loaded_torch, memory_fraction, parse_device, uncounted
+from ipygpumem.probes.allocator import failed_allocation
 from ipygpumem.probes.nvml import checked_device
-from ipygpumem.units import MIB, bytes_in_message, checked_bytes, format_bytes
+from ipygpumem.units import MIB, checked_bytes, format_bytes
 
-_BYTES = r"([\d.]+ (?:bytes|[KMGT]iB))"
-_OUT_OF_MEMORY = re.compile(  # the caching allocator's, since torch 2.1
-    rf"(?:CUDA|HIP) out of memory\. Tried to allocate {_BYTES}\. GPU (\d+) .*? of which {_BYTES} is free\..*?"
-    rf"{_BYTES} allowed; ",
-    re.DOTALL,
-)
 _HOST_SHARE = 0.95
 """Maximum share of the available memory to reserve; with more, the system may kill a process."""
 
@@ -167,29 +161,30 @@ def limits() -> dict[str, int]:
 class Refusal(NamedTuple):
     """A request that a limit on torch's allocator refused, though the device had the memory free."""
 
+    device: str
     limit_bytes: int
     budget: Budget | None
     text: str
+    remedy: str = ""
 
 
 def refusal(message: str) -> Refusal | None:
     """Return the limit on torch's allocator that caused an out-of-memory error; None if the device ran out."""
-    found = _OUT_OF_MEMORY.search(message)
-    if found is None:
+    found = failed_allocation(message)
+    if found is None or found.limit is None or found.limit >= found.total or found.free < found.requested:
         return None
-    requested, free, limit = (bytes_in_message(found[group]) for group in (1, 3, 4))
-    if free < requested:
-        return None
-    device = f"cuda:{found[2]}"
+    device, limit = found.device, found.limit
     by, refuser = f"the limit of {format_bytes(limit)} on torch's allocator", None
     for budget in in_force:
         size = budget.sizes.get(device, budget.sizes.get("gpu", 0))
         if device in budget.limits and abs(size - limit) <= limit // 100:  # torch's text has two decimals
             by, refuser = f"the budget of {budget.of} ({format_bytes(size)})", budget
-    text = f"{by} refused {format_bytes(requested)} of {device}, although {format_bytes(free)} of it were free"
+    free = format_bytes(found.free)
+    text = f"{by} refused {format_bytes(found.requested)} of {device}, although {free} of it were free"
     if refuser is not None and text not in refuser.refusals:
         refuser.refusals.append(text)
-    return Refusal(limit, refuser, text)
+    lift = f"torch.cuda.set_per_process_memory_fraction(1.0, {device[5:]})" if refuser is None else ""
+    return Refusal(device, limit, refuser, text, lift)
 
 
 # -- reserved memory --------------------------------------------------------------------------------------------------

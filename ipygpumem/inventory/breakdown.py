@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ipygpumem.probes import own_limits
 from ipygpumem.probes.allocator import Block, Snapshot
 from ipygpumem.probes.host import HostFigures, OwnPages
-from ipygpumem.probes.nvml import DeviceWide, process_name
+from ipygpumem.probes.nvml import DeviceWide, process_label
 from ipygpumem.probes.pools import POOLS
 from ipygpumem.records import Reading, Record
 from ipygpumem.units import MIB, format_bytes
@@ -209,16 +209,11 @@ def _beside(size: int, reserved: int, wide: DeviceWide | None, why: str) -> list
             hidden = "in use, by no process that the driver lists: the driver itself, or hidden processes"
             return [
                 Part("context and libraries", context, own),
-                *(Part(_process(pid), used, "another process: end it if it is yours") for pid, used in by_size),
+                *(Part(process_label(pid), used, "another process: end it if it is yours") for pid, used in by_size),
                 Part("unknown", rest, hidden),
             ]
         why = "the driver's figures for processes exceed the memory in use: read at a busy moment"
     return [Part("unknown: context, libraries and other processes", size, why)]
-
-
-def _process(pid: int) -> str:
-    name = process_name(pid)
-    return f"process {pid} ({name})" if name else f"process {pid}"
 
 
 # -- pools of other libraries ------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,7 +32,7 @@ from ipygpumem.inventory.leftover import likely_causes
 from ipygpumem.inventory.survey import roles_of_objects
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import TORCH_DEVICES, loaded_torch, uncounted
-from ipygpumem.probes.allocator import Snapshot, snapshots
+from ipygpumem.probes.allocator import Snapshot, expandable_setting, snapshots
 from ipygpumem.probes.host import anonymous_bytes, host_figures
 from ipygpumem.probes.nvml import DeviceWide, Nvml, sees_system_processes
 from ipygpumem.probes.outside import Child, children
@@ -172,23 +171,17 @@ def _device(
         except RuntimeError as error:
             said_first = str(error).partition("\n")[0]
             notes.append(f"this process's context is broken ({said_first}): restart the kernel")
-    if backend == "cuda" and snapshot is not None and _has_a_way_against_gaps(snapshot, reading.total_bytes or 0):
-        notes.append(
-            "many gaps: with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True torch also frees pages between "
-            "tensors; set it before torch first uses CUDA"
-        )
+    has_gaps = backend == "cuda" and snapshot is not None and _has_many_gaps(snapshot, reading.total_bytes or 0)
+    if has_gaps and (setting := expandable_setting()):
+        does = "torch also frees pages between tensors; set it before torch first uses CUDA"
+        notes.append(f"many gaps: with {setting} {does}")
     return [device_parts(reading, snapshot, wide, held, notes, pools)]
 
 
-def _has_a_way_against_gaps(snapshot: Snapshot, total_bytes: int) -> bool:
-    """Return True if there are many gaps, also for the device, and this torch can reduce them by the setting."""
+def _has_many_gaps(snapshot: Snapshot, total_bytes: int) -> bool:
+    """Return True if segments that cannot grow have many gaps, also for the device."""
     can_expand = any(segment.page_bytes is not None for segment in snapshot.segments)
-    if can_expand or sum(snapshot.fragments) < max(_MANY_GAPS * snapshot.reserved_bytes, total_bytes / 100):
-        return False
-    torch = loaded_torch()
-    version = tuple(map(int, re.findall(r"\d+", str(getattr(torch, "__version__", "")))[:2]))
-    built_for_cuda = getattr(getattr(torch, "version", None), "cuda", None) is not None
-    return version >= (2, 1) and built_for_cuda and sys.platform == "linux"
+    return not can_expand and sum(snapshot.fragments) >= max(_MANY_GAPS * snapshot.reserved_bytes, total_bytes / 100)
 
 
 def storages_of(arrays: Iterable[tuple[object, str]]) -> Iterator[Storage]:

@@ -6,11 +6,15 @@ A segment is memory that the allocator got from the driver; it is divided into b
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from ipygpumem.probes.accelerators import in_use
+from ipygpumem.probes.accelerators import in_use, loaded_torch
+from ipygpumem.units import bytes_in_message
 
 _PAGES = {"small": 2 << 20, "large": 20 << 20}
 """Page size of segments that torch may free in part, by the kind of segment."""
@@ -116,3 +120,61 @@ def _segment(data: Mapping[str, Any]) -> Segment:
     pages = _PAGES.get(data.get("segment_type", "")) if data.get("is_expandable") else None  # torch 2.1
     private = tuple(data.get("segment_pool_id", (0, 0))) != (0, 0)
     return Segment(tuple(blocks), private, pages, data.get("segment_type") == "small", int(data.get("stream", 0)))
+
+
+# -- out-of-memory errors, and settings ----------------------------------------------------------------------------
+
+_BYTES = r"[\d.]+ (?:bytes|[KMGT]iB)"
+_MESSAGES = (
+    rf"(?:CUDA|HIP) out of memory\. Tried to allocate (?P<requested>{_BYTES})\. GPU (?P<index>\d+) has a total \w+ of "
+    rf"(?P<total>{_BYTES}) of which (?P<free>{_BYTES}) is free\..*?(?:(?P<limit>{_BYTES}) allowed; )?Of the allocated "
+    rf"memory (?P<allocated>{_BYTES}) is allocated.*? and (?P<unallocated>{_BYTES}) is reserved by PyTorch but",
+    rf"Allocation on device (?P<index>\d+) would exceed allowed memory\..*?\nCurrently allocated +: "
+    rf"(?P<allocated>{_BYTES})\nRequested +: (?P<requested>{_BYTES})\nDevice limit +: (?P<total>{_BYTES})\n"
+    rf"Free .*?: (?P<free>{_BYTES})\nPyTorch limit .*?: (?P<limit>{_BYTES})",
+)
+"""Messages of the caching allocator, since torch 2.1, and of cudaMallocAsync."""
+
+
+class FailedAllocation(NamedTuple):
+    """torch's figures of a failed allocation, rounded to two decimals of their units."""
+
+    device: str
+    requested: int
+    total: int
+    free: int
+    """Free bytes of the device, without the allocator's."""
+    allocated: int
+    limit: int | None = None
+    """The limit on torch's allocator, if there is one."""
+    unallocated: int = 0
+    """Reserved bytes that no tensor uses: torch has just freed all that it could."""
+
+
+def failed_allocation(message: str) -> FailedAllocation | None:
+    """Return the figures in the message of torch's out-of-memory error; None in any other message."""
+    found = next(filter(None, (re.search(pattern, message, re.DOTALL) for pattern in _MESSAGES)), None)
+    if found is None:
+        return None
+    texts = {name: text for name, text in found.groupdict().items() if text and name != "index"}
+    return FailedAllocation(f"cuda:{found['index']}", **{name: bytes_in_message(text) for name, text in texts.items()})
+
+
+_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Environment variables, newest first; torch before 2.9 does not read that one."""
+
+
+def settings() -> str:
+    """Return the allocator's settings: made by a call, which newer torch reports, or in the environment."""
+    ask: Any = getattr(getattr(sys.modules.get("torch"), "_C", None), "_accelerator_getAllocatorSettings", str)
+    return str(ask() or next(filter(None, map(os.environ.get, _VARIABLES)), ""))
+
+
+def expandable_setting() -> str:
+    """Return the setting that lets segments grow and shrink; empty if it is made, or this torch does not have it."""
+    torch: Any = loaded_torch()
+    version = tuple(map(int, re.findall(r"\d+", str(getattr(torch, "__version__", "")))[:2]))
+    is_rocm = getattr(getattr(torch, "version", None), "hip", None) is not None
+    if version < (2, 1) or is_rocm or sys.platform != "linux" or "expandable_segments:True" in settings():
+        return ""
+    return f"{_VARIABLES[not hasattr(torch._C, '_accelerator_setAllocatorSettings')]}=expandable_segments:True"

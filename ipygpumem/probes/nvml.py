@@ -219,12 +219,18 @@ def sees_system_processes() -> bool:
     return True
 
 
-def process_name(pid: int) -> str:
-    """Return the name of a process that the driver lists; empty if it is not visible from here."""
+def process_label(pid: int) -> str:
+    """Return the PID and name of a process that the driver lists, and the kernel to which it belongs, if any."""
+    words = []
     if sees_system_processes():
         with contextlib.suppress(psutil.Error, ValueError):  # it has ended, or is not visible to us
-            return psutil.Process(pid).name()
-    return ""
+            process = psutil.Process(pid)
+            words = [process.name()]
+            if os.getpid() in [parent.pid for parent in process.parents()]:
+                words.append("started by this kernel")
+            elif any(word == "ipykernel" or word.endswith("kernel_launcher") for word in process.cmdline()):
+                words.append("of another kernel")
+    return f"process {pid}" + f" ({', '.join(words)})" * bool(words)
 
 
 # -- memory of one device ----------------------------------------------------------------------------------------------

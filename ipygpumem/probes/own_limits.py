@@ -68,3 +68,13 @@ def limits() -> list[Limit]:
 def nearest() -> Limit | None:
     """Return the limit with the least bytes left, or None if none is set."""
     return min(limits(), key=lambda limit: limit.available_bytes, default=None)
+
+
+def remedy(name: str) -> str:
+    """Return the line that raises the limit ``name`` as far as this process may; in words if it may not."""
+    if resource is None:
+        return ""
+    soft, hard = resource.getrlimit(getattr(resource, name))
+    if soft == hard:
+        return "raise it where the kernel is started (ulimit)"
+    return f"import resource; resource.setrlimit(resource.{name}, ({hard}, {hard}))"

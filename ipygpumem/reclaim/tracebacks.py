@@ -10,14 +10,18 @@ from __future__ import annotations
 import builtins
 import contextlib
 import dis
+import errno
 import gc
 import inspect
 import itertools
 import re
+import shutil
 import sys
+import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, FunctionType, GeneratorType, TracebackType
 from typing import Any, Literal
 
@@ -26,6 +30,7 @@ from ipygpumem.heap.holders.frames import peek, stack, steps
 from ipygpumem.heap.sizes import MOST_SIZED, Sizes, row_of
 from ipygpumem.heap.walk import MOST_AT_START, MOST_OBJECTS, ArraySearch
 from ipygpumem.introspect import is_exactly, is_instance, is_users, module_of, name_of, type_name
+from ipygpumem.probes.outside import MOUNT
 from ipygpumem.records import RetainedArray
 from ipygpumem.units import MIB, bytes_in_message
 
@@ -36,6 +41,7 @@ _OOM_TEXT = re.compile(
     r"|(DEVICE|HOST)_ALLOCATION_FAILED",
     re.IGNORECASE,
 )
+_SHM_REFUSED = re.compile(r"unable to allocate shared memory|unable to write to file </torch_")
 _TEXT_TYPES = {
     *("RuntimeError", "AcceleratorError", "XlaRuntimeError", "JaxRuntimeError"),
     *("CUDARuntimeError", "CUDNNError", "CUBLASError"),
@@ -71,6 +77,8 @@ class Failure:
     message: str
     requested_bytes: int | None = None
     poisoned: bool = False
+    place: Literal["host", "shm", ""] = ""
+    """The memory used up, if the error tells: RAM (no Python code raised the error) or shared memory."""
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -121,7 +129,42 @@ def classify(error: BaseException) -> Failure:
     found = [*ooms, *interrupts, error][0]
     kind: Literal["oom", "interrupt", "error"] = "oom" if ooms else "interrupt" if interrupts else "error"
     poisoned = any(_names(item) & _TEXT_TYPES and _POISON_TEXT.search(_text(item)) for item in items)
-    return Failure(kind, type_name(found), _text(found), _requested(found) if ooms else None, poisoned)
+    place = _place(found) if ooms else ""
+    return Failure(kind, type_name(found), _text(found), _requested(found) if ooms else None, poisoned, place)
+
+
+def _place(error: BaseException) -> Literal["host", "shm", ""]:
+    """Return the memory that an out-of-memory error says was used up."""
+    if _fills_shm(error):
+        return "shm"
+    is_hosts = is_instance(error, MemoryError) and "OutOfMemoryError" not in _names(error)  # CuPy's
+    is_hosts |= "DefaultCPUAllocator" in _text(error) or "bad_alloc" in _text(error)
+    return "host" if is_hosts and not _is_raised(error) else ""
+
+
+def _fills_shm(error: BaseException) -> bool:
+    """Return True if an error says that shared memory was refused, or may come from it and it is full."""
+    if is_instance(error, RuntimeError):
+        if _SHM_REFUSED.search(_text(error)):
+            return True
+        if "killed by signal: Bus error" not in _text(error):
+            return False
+    elif type(error) is not OSError or error.errno != errno.ENOSPC or _is_raised(error):
+        return False
+    with contextlib.suppress(OSError):  # there is no such mount
+        path, places = error.filename if type(error) is OSError else MOUNT, list[str]()
+        if path is None:  # the disk may be full instead
+            path, places = MOUNT, [str(Path.cwd()), tempfile.gettempdir()]
+        usage = shutil.disk_usage(MOUNT)
+        is_here = type(path) is str and f"{path}/".startswith(f"{MOUNT}/")
+        return is_here and usage.free <= usage.total // 16 and all(shutil.disk_usage(one).free > MIB for one in places)
+    return False
+
+
+def _is_raised(error: BaseException) -> bool:
+    """Return True if Python code raised ``error``, or nothing did."""
+    last = [*steps(traceback_of(error))][-1:]
+    return not last or dis.opname[last[0].tb_frame.f_code.co_code[last[0].tb_lasti]] == "RAISE_VARARGS"
 
 
 def _is_cancelled(error: BaseException) -> bool:
@@ -135,7 +178,7 @@ def is_oom(error: BaseException) -> bool:
     names = _names(error)
     if names & _OOM_TYPES:
         return True
-    return bool(names & _TEXT_TYPES) and _OOM_TEXT.search(_text(error)) is not None
+    return (bool(names & _TEXT_TYPES) and _OOM_TEXT.search(_text(error)) is not None) or _fills_shm(error)
 
 
 def _names(error: BaseException) -> set[str]:

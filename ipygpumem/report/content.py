@@ -224,8 +224,8 @@ def _recovery_lines(record: RecoveryRecord) -> list[str]:
             "This error has broken the device's context: nothing on the device can be used or freed any more. "
             "Restart the kernel."
         )
-    if record.refused_by:
-        lines.append(clean(record.refused_by))
+    if record.cause is not None and record.cause.kind != "guard":  # which has a report of its own
+        lines.append(clean(": ".join(filter(None, (record.cause.text, record.cause.remedy)))))
     if record.incomplete_optimizer:
         lines.append(
             f"{clean_name(record.incomplete_optimizer)}: optimizer state is incomplete; the next step() would raise "

@@ -13,7 +13,7 @@ from time import perf_counter, time
 from typing import Any, NamedTuple, Protocol
 
 from ipygpumem.meter.meter import Measurement
-from ipygpumem.records import CellRecord, RecoveryRecord, Usage
+from ipygpumem.records import Cause, CellRecord, RecoveryRecord, Usage
 from ipygpumem.report.layout import Report
 from ipygpumem.scope.bindings import Bindings, bindings_of
 
@@ -88,8 +88,10 @@ class Cell:
         """True if a Ctrl-C arrived after its code had ended."""
         self.interrupted_inside = False
         """True if a Ctrl-C arrived after the code of a nested cell had ended, where nothing can be raised."""
-        self.refusals: dict[str, str] = {}
-        """Messages of its out-of-memory errors → the limit that refused the memory, in words."""
+        self.refusals: dict[str, Cause | None] = {}
+        """Messages of its out-of-memory errors → the limit that refused the memory."""
+        self.guarded = ""
+        """How the memory guard caused its last error; empty if it did not."""
         self.released_by = 0
         """Identity of the error that ended an experiment inside the cell; its frames are released at the cell's end."""
 

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 
 from ipygpumem.fitting.budgets import Budget, refusal
 from ipygpumem.heap.garbage import GcMark
+from ipygpumem.introspect import text_of
 from ipygpumem.probes.cgroup import Kills
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.reclaim import reclaim, tracebacks
 from ipygpumem.reclaim.reclaim import NameSnapshot, steps_that_free
-from ipygpumem.records import FreeingStep, Reading, RecoveryRecord, RetainedArray
+from ipygpumem.records import Cause, FreeingStep, Reading, RecoveryRecord, RetainedArray
 from ipygpumem.report import content
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.ipython.caches import release_stored, stored_errors
+from ipygpumem.shell.ipython.caches import named_objects, release_stored, stored_errors
+from ipygpumem.shell.ipython.sources import cell_that_bound, running_cell
 from ipygpumem.units import MIB, format_bytes
 
 MUCH = 32 * MIB
 """Minimum size to mention memory held by an error's frames, and unnamed arrays that outlive an experiment."""
+_SPARE_BYTES = 8 * MIB
+
+
+class _Spare(mmap.mmap):
+    """Address space, which takes no RAM, for our own work after an error: a limit may have left none."""
 
 
 class Recovery:
@@ -37,6 +45,8 @@ class Recovery:
         self._kills = Kills()
         self.on_oom: Callable[[BaseException, object], None] = lambda error, leaving: None
         """Called with each out-of-memory error before anything is freed, and with the experiment that it leaves."""
+        private = {"flags": mmap.MAP_PRIVATE} if hasattr(mmap, "MAP_PRIVATE") else {}  # not on Windows
+        self._spare = _Spare(-1, _SPARE_BYTES, **private)
         self._named: NameSnapshot | None = None
         """The names after the last recovery; None once a cell has run without one."""
         self._mark: GcMark | None = None
@@ -44,12 +54,24 @@ class Recovery:
 
     def cell_ended(self, cell: Cell, error: BaseException | None) -> list[Report]:
         """Free memory held by the cell's error, if ``release_frames`` says so, and return the report."""
+        if error is None:
+            return self._ended(cell, error)
+        self._keep(1)
+        try:
+            return self._ended(cell, error)
+        finally:
+            self._keep(_SPARE_BYTES)
+
+    def _keep(self, size: int) -> None:
+        with contextlib.suppress(OSError, MemoryError, SystemError):  # only Linux resizes it
+            self._spare.resize(size)
+
+    def _ended(self, cell: Cell, error: BaseException | None) -> list[Report]:
         if error is not None:
             failure = self.saw(error)
-            refused = self._refused(failure, cell)
             releases = cell.released_by == id(error) or self._releases(failure)
             if cell.recovery is None and (releases or failure.poisoned):
-                cell.recovery = replace(self._record(error, failure, release=releases), refused_by=refused)
+                cell.recovery = self._record(error, failure, cell, release=releases)
             elif releases:
                 release_stored(error, self._shell)  # frames that still ran when the inner experiment ended
         if cell.recovery is None:
@@ -65,11 +87,14 @@ class Recovery:
         policy = self._config.release_frames
         return policy == "always" or (policy != "never" and failure.kind in policy.split("+"))
 
-    def _record(self, error: BaseException, failure: tracebacks.Failure, *, release: bool) -> RecoveryRecord:
+    def _record(
+        self, error: BaseException, failure: tracebacks.Failure, cell: Cell | None, *, release: bool
+    ) -> RecoveryRecord:
         """Free the memory held by the frames of ``error``, and return the record."""
         held: tuple[RetainedArray, ...] = ()
         before: dict[str, Reading] = {}
         incomplete_optimizer, plain = None, tuple[str, ...]()
+        cause = self._cause(error, failure, cell) if failure.kind == "oom" else None
         with contextlib.suppress(MemoryError):  # only needed for the report
             before = self._meter.now(detail=True)
             held = tracebacks.held(error, self._shell.user_ns)
@@ -102,6 +127,7 @@ class Recovery:
             steps=tuple(steps),
             poisoned=failure.poisoned,
             plain=plain,
+            cause=cause,
             incomplete_optimizer=incomplete_optimizer[0]
             if incomplete_optimizer is not None and incomplete_optimizer[1]() is not None
             else "",
@@ -138,14 +164,13 @@ class Recovery:
         running = self._cells.running()
         failure = self.saw(error, leaving)
         cell = running[-1] if running else None
-        refused = self._refused(failure, cell)
         if self._releases(failure):
             if cell is not None and cell.recovery is not None:
                 release_stored(error, self._shell)  # announced already, by an experiment inside this one
                 return ""
-            record = self._record(error, failure, release=True)
+            record = self._record(error, failure, cell, release=True)
             if cell is not None:
-                cell.recovery = replace(record, refused_by=refused)
+                cell.recovery = record
         elif cell is not None and self._config.release_frames != "never":
             cell.released_by = id(error)
             return "memory held by the traceback's frames is freed when the cell ends"
@@ -168,15 +193,40 @@ class Recovery:
             self.on_oom(error, leaving)
         return failure
 
-    def _refused(self, failure: tracebacks.Failure, cell: Cell | None) -> str:
-        """Return the budget or other limit that refused the memory, in words; empty if the device did."""
+    def _cause(self, error: BaseException, failure: tracebacks.Failure, cell: Cell | None) -> Cause | None:
+        """Return why memory ran out, if that is clear."""
+        if cell is not None and cell.guarded:
+            text, _, remark = f"the memory guard {cell.guarded}".partition(". ")
+            return None if cell.guarded.startswith("perhaps") else Cause("guard", "cpu", text, remark)
+        try:
+            if (found := self._refused(failure, cell)) is not None:
+                return found
+            from ipygpumem.inventory import causes  # loading the extension must stay fast
+
+            cells = [*self._cells.running(), *([cell] if cell is not None else [])]
+            source = "\n".join(text_of(getattr(one.info, "raw_cell", "")) for one in cells)
+            named = partial(named_objects, self._shell)
+            return causes.find(error, failure, self._shell.user_ns, source, named, self._earlier_cell)
+        except MemoryError:  # only needed for the report
+            return None
+        except Exception as problem:
+            self._context.guard.failed("the cause of an out-of-memory error", problem)
+            return None
+
+    def _earlier_cell(self, name: str) -> str | None:
+        """Return the cell that bound a name, in words; None if it was the running one."""
+        number = cell_that_bound(self._shell, name)
+        return None if number == running_cell(self._shell) else f" from cell {number}" if number else ""
+
+    def _refused(self, failure: tracebacks.Failure, cell: Cell | None) -> Cause | None:
+        """Return the budget or other limit on torch's allocator that refused the memory; None if the device did."""
         refusals = cell.refusals if cell is not None else {}
         # Most such errors name no limit, and with the host out of memory there may be none left for the search.
         if failure.kind == "oom" and " allowed" in failure.message and failure.message not in refusals:
             with contextlib.suppress(MemoryError):  # only needed for the report
                 refused = refusal(failure.message)
-                refusals[failure.message] = refused.text if refused is not None else ""
-        return refusals.get(failure.message, "")
+                refusals[failure.message] = refused and Cause("limit", refused.device, refused.text, refused.remedy)
+        return refusals.get(failure.message)
 
     def release_stored_tracebacks(self) -> int:
         """Release the last error, kept for %debug and %tb; return the number of errors."""

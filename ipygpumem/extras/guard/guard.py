@@ -356,7 +356,10 @@ class MemoryGuard:
             self._make_room()
         if self._is_failing:
             try:
-                self._refused = self._explained(sys.exc_info()[1]) or self._refused
+                explained = self._explained(sys.exc_info()[1])
+                self._refused = explained or self._refused
+                if self._cell is not None:
+                    self._cell.guarded = explained
             except MemoryError:
                 self._refused = "stopped the cell"
             except Exception as error:  # IPython must show the user's error

@@ -1,0 +1,170 @@
+"""Why memory ran out on a card: the report's cause, and its remedy, after which the same request fits."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.gpu.support import other_process, recovery, run_ok, started_kernel
+from tests.kernel import Kernel
+from tests.steps import fails, run
+
+GB = """
+import os, torch, ipygpumem
+def gb(size): return torch.empty(int(size * 2**30), dtype=torch.uint8, device="cuda")
+def cause():
+    found = ipygpumem.last().recovery.cause
+    return found and (found.kind, found.text, found.remedy)
+"""
+pytestmark = pytest.mark.simulated
+
+
+@pytest.fixture
+def on_card(machine: Callable[..., None]) -> Iterator[Kernel]:
+    """A kernel on a card of its own: 24 GiB, of which the driver and the context take 0.65."""
+    machine(gib=24)
+    with started_kernel() as kernel:
+        run_ok(kernel, GB, "gb(0.01); None")
+        yield kernel
+
+
+def cause(kernel: Kernel, cell: str) -> tuple[str, str, str]:
+    """Run a cell that runs out of memory; return its cause, which the report shows."""
+    report = recovery(fails(kernel, cell, "OutOfMemoryError"))
+    found: tuple[str, str, str] = kernel.value("cause()")
+    assert ": ".join(filter(None, found[1:])) in report
+    return found
+
+
+def test_too_much_for_the_card_or_for_what_is_free(on_card: Kernel) -> None:
+    """More than the card has, and more than is free, say how much too much it is."""
+    kind, text, remedy = cause(on_card, "gb(30)")
+    assert (kind, text, remedy) == ("too large", "asked for 30.00 GiB, but cuda:0 has 24.00 GiB in all", "")
+    kind, text, remedy = cause(on_card, "model = gb(12)\nx = gb(18)")
+    assert (kind, remedy) == ("too much", "")
+    assert text == "asked for 18.00 GiB, but 11.35 GiB of cuda:0 were free: 6.65 GiB too much"
+    run_ok(on_card, "class Step:\n    def __call__(self): return inner()", "def inner(): return gb(18) + len(model)")
+    run_ok(on_card, "step = Step()")
+    assert cause(on_card, "step()")[0] == "too much"  # the cell uses the model, though not by its name
+    assert cause(on_card, "exec('model; gb(18)')")[0] == "too much"
+
+
+def test_names_of_earlier_cells_hold_it(on_card: Kernel) -> None:
+    """Names that the cell does not use are named with their cells, one or as many as it takes, and with all aliases;
+    once they are deleted, the cell runs. A name whose memory something else holds is not blamed."""
+    run_ok(on_card, "history = [gb(0.5) for _ in range(8)]", "cache = {'x': gb(3)}; also = cache", "model = gb(10)")
+    kind, text, remedy = cause(on_card, "x = gb(8 + 0 * len(model))")
+    assert (kind, remedy) == ("names", "del history")
+    assert ". 4.00 GiB are still held by history from cell 4, which this cell does not use" in text
+    kind, text, remedy = cause(on_card, "x = gb(12.5 + 0 * len(model))")
+    assert (kind, remedy) == ("names", "del history, cache, also")
+    assert "7.00 GiB are still held by history from cell 4 and cache from cell 5, which" in text
+    run_ok(on_card, remedy, "x = gb(12.5 + 0 * len(model))", "del x")
+    run_ok(on_card, "history = [gb(6)]", "import sys; sys.kept = history[0]")
+    assert cause(on_card, "x = gb(8 + 0 * len(model))")[0] == "too much"
+
+
+def test_gaps_are_too_small_each(on_card: Kernel) -> None:
+    """Enough is free, but in pieces: the setting is offered, with which it fits."""
+    code = "x = gb(20); del x; y = gb(1); z = gb(6); None"
+    run_ok(on_card, code)
+    kind, text, remedy = cause(on_card, "big = gb(15)")
+    assert kind == "fragmentation"
+    assert "and 16.35 GiB of cuda:0 were free, but the largest block had 13.00 GiB: fragmentation" in text
+    variable, _, setting = remedy.rpartition("%env ")[2].partition("=")
+    with started_kernel(**{variable: setting}) as kernel:
+        run_ok(kernel, GB, "gb(0.01); None", code, "big = gb(15)")
+    assert cause(on_card, "big = gb(17)")[0] == "too much"
+
+
+def test_processes_hold_it(on_card: Kernel) -> None:
+    """The process that holds too much is named, a kernel as one; several together if no single one decides."""
+    with other_process(16 * 1024) as process:
+        kind, text, remedy = cause(on_card, "x = gb(10)")
+        assert (kind, remedy) == ("process", "end it if it is yours")
+        assert f". process {process.pid} (python" in text
+        assert ") has 16.40 GiB of it" in text
+    with started_kernel() as other:
+        run_ok(other, GB, "x = gb(16)")
+        kind, text, remedy = cause(on_card, "x = gb(10)")
+        assert (kind, remedy) == ("process", "shut that kernel down")
+        assert f"process {other.value('os.getpid()')} (" in text
+        assert ", of another kernel) has 16.40 GiB of it" in text
+        with other_process(4 * 1024):
+            kind, text, _ = cause(on_card, "x = gb(22)")
+            assert (kind, "2 other processes have 20.80 GiB of it" in text) == ("process", True)
+    run_ok(on_card, "x = gb(22)")
+
+
+def test_limits_refuse_it(on_card: Kernel) -> None:
+    """A budget or another limit on torch's allocator is named if the card had the memory, with both allocators."""
+    assert cause(on_card, "%%experiment a --budget gpu=2GiB\ngb(4)")[0] == "limit"
+    asynchronous = "backend:cudaMallocAsync"
+    with started_kernel(PYTORCH_CUDA_ALLOC_CONF=asynchronous, PYTORCH_ALLOC_CONF=asynchronous) as other:
+        run_ok(other, GB)
+        for kernel in (on_card, other):
+            run_ok(kernel, "torch.cuda.set_per_process_memory_fraction(0.5)")
+            kind, text, remedy = cause(kernel, "x = gb(14)")
+            assert (kind, text.partition(" refused")[0]) == ("limit", "the limit of 12.00 GiB on torch's allocator")
+            run_ok(kernel, remedy, "x = gb(14)", "del x", "%gpumem free")
+            assert cause(kernel, "x = gb(23.8)")[0] == "too much"
+
+
+RANDOM = """
+import random
+first = second = model = None
+def state(seed):
+    global first, second, model, wanted
+    choose = random.Random(seed)
+    for name in ("first", "second", "model"):
+        parts = []
+        for _ in range(choose.randint(0, 6)):
+            parts.append(gb(choose.choice([0.004, 0.02, 0.3, 1, 3])))
+            if choose.random() < 0.5:
+                parts.pop(choose.randrange(len(parts)))
+        globals()[name] = parts
+    wanted = choose.choice([0.3, 1, 4, 8, 12, 20])
+def fill(most, less=0):
+    global count
+    count, kept = 0, []
+    while count < most:
+        kept.append(gb(max(0, wanted + 0 * len(model) - less * (count == most - 1))))
+        count += 1
+"""
+RESET = "first = second = model = None\n%gpumem free"
+EXPANDABLE = "torch._C._accelerator_setAllocatorSettings('expandable_segments:{}')"
+
+
+def test_random_states(on_card: Kernel, figure: Callable[[str], None]) -> None:
+    """In 100 random states (names, gaps, another process, a limit) the cause is never wrong: without it, the same
+    request fits."""
+    kinds = Counter[str]()
+    run_ok(on_card, RANDOM)
+    with started_kernel() as other:
+        run_ok(other, GB)
+        for seed in range(100):
+            choose = random.Random(-seed - 1)
+            run_ok(on_card, RESET)
+            run_ok(other, f"x = None\n%gpumem free\nx = gb({choose.choice([0.1, 4, 14])})")
+            lift = f"torch.cuda.set_per_process_memory_fraction({choose.choice([1.0, 1.0, 1.0, 0.6])})"
+            if run(on_card, f"{lift}\nstate({seed})").error is None:  # else it was too large itself
+                fails(on_card, "fill(1000)", "OutOfMemoryError")
+            kind, text, remedy = on_card.value("cause() or ('none', '', '')")
+            kinds[kind] += 1
+            if on_card.value("model is None"):
+                continue
+            run_ok(on_card, f"{RESET}\nstate({seed})")
+            if kind == "process":
+                run_ok(other, "x = None\n%gpumem free")
+            elif kind == "fragmentation":
+                run_ok(on_card, f"{RESET}\n{EXPANDABLE.format(True)}\nstate({seed})")
+            elif kind in ("names", "limit"):
+                run_ok(on_card, remedy)
+            else:
+                continue
+            reply = run(on_card, f"fill(count + 1, {0.42 * (kind == 'process')})")  # its context, which stays
+            assert reply.error is None, (seed, text, remedy)
+            run_ok(on_card, EXPANDABLE.format(False))
+    figure(", ".join(f"{number} {kind}" for kind, number in kinds.items()))
+    assert {"too much", "fragmentation", "process", "names", "limit"} <= kinds.keys()

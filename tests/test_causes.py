@@ -1,0 +1,216 @@
+"""Why memory ran out: the rule that decides, and causes staged on the host with their remedies."""
+
+import random
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from ipygpumem.inventory.causes import Bound, Holder, Shortage, cause_of
+from ipygpumem.units import GIB, MIB
+from tests.alone import ROOT
+from tests.control_group import limited_group, move
+from tests.kernel import Kernel
+from tests.steps import fails, tidied_kernel, works
+
+CARD = Shortage("cuda:0", 6 * GIB, 24 * GIB, 5 * GIB, setting="A=expandable_segments:True")
+HOST = Shortage("cpu", 6 * GIB, 24 * GIB, 5 * GIB, overcommits=True)
+GAPS = replace(CARD, gap_bytes=2 * GIB, largest_gap_bytes=GIB, expandable_bytes=2 * GIB)
+NAMES = Holder("names", "names", 3 * GIB, 8 * GIB, "del them")
+PROCESS = Holder("process", "process", 4 * GIB, 9 * GIB, "end it")
+BOUND = Bound(GIB, "the limit", "lift it")
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "remedy"),
+    [
+        (CARD, "too much", ""),
+        (replace(CARD, requested_bytes=25 * GIB), "too large", ""),
+        (replace(CARD, requested_bytes=25 * GIB, bounds=(BOUND,)), "too large", ""),
+        (replace(CARD, requested_bytes=None), None, ""),
+        (replace(CARD, free_bytes=None), None, ""),
+        (replace(CARD, free_bytes=7 * GIB), None, ""),
+        (replace(CARD, free_bytes=6 * GIB - MIB), None, ""),  # the message has rounded
+        (GAPS, "fragmentation", "restart the kernel and run first: %env A=expandable_segments:True"),
+        (replace(GAPS, holders=(NAMES,)), "fragmentation", "restart the kernel and run first: %env " + CARD.setting),
+        (replace(GAPS, setting=""), "fragmentation", ""),
+        (replace(GAPS, expandable_bytes=GIB // 2), "fragmentation", ""),
+        (replace(GAPS, gap_bytes=GIB), None, ""),
+        (replace(GAPS, gap_bytes=GIB // 2), "too much", ""),
+        (replace(CARD, holders=(NAMES, PROCESS)), "process", "end it"),
+        (replace(CARD, holders=(NAMES, PROCESS._replace(size_bytes=GIB))), "names", "del them"),
+        (replace(CARD, holders=(NAMES._replace(room_bytes=6 * GIB),)), "too much", ""),
+        (HOST, None, ""),
+        (replace(HOST, overcommits=False), "too much", ""),
+        (replace(HOST, bounds=(BOUND,)), "limit", "lift it"),
+        (replace(HOST, bounds=(BOUND,), holders=(NAMES,)), "limit", "del them"),
+        (replace(HOST, bounds=(BOUND,), requested_bytes=GIB), None, ""),
+        (replace(HOST, bounds=(BOUND,), requested_bytes=None), None, ""),
+        (replace(HOST, bounds=(BOUND._replace(left_bytes=MIB),), requested_bytes=None), "limit", "lift it"),
+    ],
+)
+def test_the_figures_decide(found: Shortage, kind: str | None, remedy: str) -> None:
+    cause = cause_of(found)
+    assert (cause and cause.kind, cause.remedy if cause else "") == (kind, remedy)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cause_is_what_decides(seed: int) -> None:
+    """In random states, the request would fit without the cause, and does not fit with it."""
+    choose = random.Random(seed)
+    for _ in range(1000):
+        asked, free, gaps = (choose.randrange(1, 30) * GIB // 2 for _ in range(3))
+        sizes = [choose.randrange(1, 20) * GIB for _ in range(2)]
+        holders = [replace_room(holder, free, size) for holder, size in zip((NAMES, PROCESS), sizes, strict=True)]
+        bound = Bound(choose.randrange(0, 20) * GIB, "the limit", "")
+        on_host = choose.random() < 0.3
+        found = Shortage(
+            "cpu" if on_host else "cuda:0",
+            asked,
+            choose.randrange(10, 40) * GIB,
+            free,
+            overcommits=on_host,
+            bounds=(bound,) * on_host,
+            gap_bytes=gaps * (not on_host),
+            largest_gap_bytes=gaps // 2,
+            holders=tuple(choose.sample(holders, choose.randint(0, 2))),
+        )
+        cause = cause_of(found)
+        assert found.total_bytes is not None
+        truths = {
+            "too large": asked > found.total_bytes,
+            "limit": on_host and bound.left_bytes < asked <= found.total_bytes,
+            "fragmentation": max(free, found.largest_gap_bytes) < asked < free + found.gap_bytes,
+            "too much": free + found.gap_bytes < asked,
+            "names": NAMES.kind in {one.kind for one in found.holders} and free < asked < free + sizes[0],
+            "process": PROCESS.kind in {one.kind for one in found.holders} and free < asked < free + sizes[1],
+        }
+        assert cause is None or truths[cause.kind], (found, cause)
+
+
+def replace_room(holder: Holder, free: int, size: int) -> Holder:
+    return holder._replace(size_bytes=size, room_bytes=free + size)
+
+
+LIMIT = """
+import os, sys, resource, numpy as np, psutil, ipygpumem
+def limit(name, mib):
+    used = {"RLIMIT_AS": "VmSize", "RLIMIT_DATA": "VmData"}[name]
+    with open("/proc/self/status") as file:
+        kib = next(int(line.split()[1]) for line in file if line.startswith(used))
+    resource.setrlimit(getattr(resource, name), ((kib << 10) + (mib << 20), -1))
+def array(mib): return np.ones(mib << 17)
+def rows():
+    rows = []
+    while True: rows.append(bytes(10000))
+def cause():
+    found = ipygpumem.last().recovery.cause
+    return found and (found.kind, found.text, found.remedy)
+"""
+UNLIMIT = "for name in ('RLIMIT_AS', 'RLIMIT_DATA'): resource.setrlimit(getattr(resource, name), (-1, -1))"
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the host's causes are known on Linux only")
+shared_kernel, notebook = tidied_kernel(LIMIT, UNLIMIT, "history = other = None")
+
+
+def cause(kernel: Kernel, cell: str) -> tuple[str, str, str] | None:
+    """Run a cell that runs out of memory; return its cause, which the report shows."""
+    reports = fails(kernel, cell).reports("recovery")
+    found: tuple[str, str, str] | None = kernel.value("cause()")
+    assert found is None or found[0] == "guard" or ": ".join(filter(None, found[1:])) in reports[0]
+    return found
+
+
+def test_more_than_the_machine_has(notebook: Kernel) -> None:
+    found = cause(notebook, "array(1 << 30)")
+    assert found is not None
+    assert (found[0], found[1].partition(", but the machine has ")[0]) == ("too large", "asked for 1.00 PiB")
+
+
+@pytest.mark.parametrize(("name", "what"), [("RLIMIT_AS", "address space"), ("RLIMIT_DATA", "data")])
+def test_a_limit_of_the_process(name: str, what: str, notebook: Kernel) -> None:
+    works(notebook, "%gpumem free", f"limit('{name}', 400)")
+    for cell, begins in (("array(600)", "asked for 600 MiB, but only "), ("rows()", "almost nothing was left of the ")):
+        found = cause(notebook, cell)
+        assert found is not None
+        kind, text, remedy = found
+        assert kind == "limit"
+        assert text.startswith(begins)
+        assert f" of {what} that this process may use ({name})" in text
+        assert remedy == f"import resource; resource.setrlimit(resource.{name}, (-1, -1))"
+    works(notebook, remedy, "array(600)[0]")
+
+
+def test_names_of_earlier_cells_hold_what_a_limit_leaves(notebook: Kernel) -> None:
+    works(notebook, "%gpumem free", "limit('RLIMIT_AS', 800)", "history = {'losses': [array(300), array(300)]}")
+    works(notebook, "other = array(100)", "def uses(): return array(400) + len(other)")
+    found = cause(notebook, "array(400)[0]")
+    assert found is not None
+    assert (found[0], found[2]) == ("limit", "del history")
+    assert ". 600 MiB are still held by history from cell " in found[1]
+    works(notebook, found[2], "array(400)[0]", "history = other = None", "other = array(600)")
+    found = cause(notebook, "uses()")
+    assert found is not None
+    assert found[2].startswith("import resource")
+
+
+@pytest.mark.parametrize(
+    "cell", ["raise MemoryError", "raise MemoryError('Unable to allocate 64.0 TiB')", "[0] * (1 << 60)"]
+)
+def test_errors_without_a_cause(cell: str, notebook: Kernel) -> None:
+    works(notebook, "limit('RLIMIT_AS', 400)")
+    assert cause(notebook, cell) is None
+
+
+def test_the_guard_names_its_limit_or_the_control_group(notebook: Kernel) -> None:
+    works(notebook, "%gpumem guard on --limit 300MiB")
+    found = cause(notebook, "array(600)")
+    works(notebook, "%gpumem guard off")
+    assert found is not None
+    assert (found[0], "the memory guard refused 600 MiB: " in found[1]) == ("guard", True)
+    assert found[1].endswith("of the limit of 300 MiB were left for this cell")
+    with limited_group(300 * MIB) as group, Kernel() as kernel:
+        move(int(kernel.value("__import__('os').getpid()")), group)
+        works(kernel, "%load_ext ipygpumem", LIMIT, "%gpumem guard on")
+        found = cause(kernel, "array(600)")
+        assert found is not None
+        assert "of the control group's 300 MiB were left" in found[1]
+
+
+SHARED = """
+import sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_line_magic("load_ext", "ipygpumem")
+import ipygpumem
+def cause(cell):
+    assert not shell.run_cell(cell).success
+    found = ipygpumem.last().recovery
+    return found and found.cause and found.cause.kind, found and found.cause and found.cause.text
+fill = "with open('/dev/shm/x', 'wb', buffering=0) as file:\\n    while True: file.write(bytes(1 << 20))"
+loader = '''import torch
+class Images(torch.utils.data.Dataset):
+    def __len__(self): return 20
+    def __getitem__(self, index): return torch.ones(5 << 20)
+kept = [batch for batch in torch.utils.data.DataLoader(Images(), batch_size=1, num_workers=2)]'''
+full = "shm", "0 B of the 64 MiB of shared memory (/dev/shm) were left: too little"
+assert cause(fill) == full, cause(fill)
+other = cause("raise OSError(28, 'No space left on device')"), cause("open('/proc/self/none')")
+assert other == ((None, None), (None, None)), other
+shell.run_cell("import os; os.remove('/dev/shm/x')")
+kind, text = cause(loader)
+assert (kind, text.partition(" of the ")[2].partition(" of ")[0]) == ("shm", "64 MiB"), text
+assert cause("torch.ones(32 << 20).share_memory_()")[0] == "shm"
+"""
+
+
+def test_shared_memory_is_full() -> None:
+    """A file, a DataLoader's batch and a tensor that do not fit into /dev/shm; other errors are not its fault."""
+    unshare = shutil.which("unshare")
+    prepare = 'mount -t tmpfs -o size=64m tmpfs /dev/shm || exit 99\nexec "$@"'
+    command = [str(unshare), "-m", "sh", "-c", prepare, "sh", sys.executable, "-c", SHARED]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False) if unshare else None
+    if done is None or done.returncode == 99 or "unshare failed" in done.stderr:
+        pytest.skip("no file system can be mounted here")
+    assert done.returncode == 0, done.stderr[-2000:]
