@@ -241,7 +241,20 @@ def test_the_record_has_the_childs_peak(kernel: Kernel) -> None:
     assert record.child_peak_bytes is not None
     assert 64 << 20 <= record.child_peak_bytes < 80 << 20
     assert 64 <= sizes(reply.reports("cell")[0], "child process peak") < 80
+    ok(kernel, "%%isolate\nfor place in range(0, len(large), 4096): large[place] = 0")
+    assert 100 << 20 <= kernel.value("ipygpumem.last().child_peak_bytes") < 120 << 20
     works(kernel, "del large")
+
+
+def test_garbage_of_the_kernel_stays_the_kernels(kernel: Kernel) -> None:
+    """Finalizers remove files, end pools, and so on."""
+    works(
+        kernel,
+        "import gc; gc.disable()\nclass Loop:\n    def __del__(self): print('deleted')\n"
+        "loop = Loop(); loop.itself = loop; del loop",
+    )
+    assert ok(kernel, "%%isolate\ngc.collect();").stdout == ""
+    assert ok(kernel, "gc.enable(); gc.collect();").stdout == "deleted\n"
 
 
 # -- what a fork cannot use ---------------------------------------------------------------------------------------
@@ -251,12 +264,9 @@ def test_libraries_whose_threads_are_lost_are_refused() -> None:
     """Torch's and scikit-learn's OpenMP threads are ended before the fork; polars has no such call."""
     code = "torch.randn(300, 300) @ torch.randn(300, 300)\ntorch.randn(2000, 300).exp().sum()\n"
     with Kernel() as kernel:
-        works(kernel, "%load_ext ipygpumem\nimport torch")
-        ok(
-            kernel,
-            f"%%isolate --time 300\n{code}assert torch.get_num_threads() == {kernel.value('torch.get_num_threads()')}",
-        )
-        works(kernel, "from ipygpumem.extras.isolate import isolate\nisolate._PAUSE = 'missing before GCC 9'")
+        works(kernel, f"%load_ext ipygpumem\nimport torch\n{code}threads = torch.get_num_threads()")
+        ok(kernel, f"%%isolate --time 300\n{code}assert torch.get_num_threads() == threads")
+        works(kernel, f"from ipygpumem.extras.isolate import isolate\nisolate._PAUSE = 'missing before GCC 9'\n{code}")
         ok(kernel, f"%%isolate --time 300\n{code}assert torch.get_num_threads() == 1")
         works(kernel, "import polars\nframe = polars.DataFrame({'a': [1]})\ndef total(): return frame.sum()")
         reply = fails(kernel, "%%isolate\ntotal()", None)

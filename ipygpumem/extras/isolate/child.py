@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import faulthandler
 import functools
+import gc
 import getpass
 import io
 import os
@@ -78,6 +79,7 @@ def _separate(task: Task, parent: int) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     faulthandler.enable(task.stack, all_threads=False)
     random.setstate(task.random_state)
+    gc.freeze()  # the kernel's garbage, whose finalizers must not run here
     asyncio._set_running_loop(None)
     asyncio.set_event_loop(asyncio.new_event_loop())
 
@@ -96,6 +98,8 @@ def _run(task: Task, own: int) -> None:
     if os.getpid() != own:  # the cell forked, and its child came here
         os._exit(0)
     peak = next((usage.peak_delta_bytes for usage in app.context.meter.stop(measurement) if usage.device == "cpu"), 0)
+    with contextlib.suppress(OSError, ValueError):  # pages copied on write do not increase RSS
+        peak = max(peak, figure(Path("/proc/self/smaps_rollup").read_bytes(), b"\nPrivate_Dirty:"))
     error = result.error_before_exec or result.error_in_exec
     final = errors.end(error)
     send("kept", *_keep(task, before, failed=error is not None))

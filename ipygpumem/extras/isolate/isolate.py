@@ -87,8 +87,8 @@ class IsolatedCell:
         """Run the cell; return its error."""
         with contextlib.ExitStack() as undo:
             kept, stack = (undo.enter_context(os.fdopen(os.memfd_create("isolate"), "w+b")) for _ in range(2))
-            for end in (self._connection, self._childs):
-                undo.enter_context(end.socket)
+            undo.enter_context(self._connection.socket)
+            undo.enter_context(self._childs.socket)
             kills, memory = Kills(), self._options.memory
             task = child.Task(self._app, source, keep, memory, self._childs, kept, stack, random.getstate())
             with _interrupts_call(self._interrupted):
@@ -224,7 +224,7 @@ class IsolatedCell:
         self.notes += [note(clean(f"%%isolate --keep: {name} did not come back: {why}")) for name, why in lost.items()]
 
     def _done(self, peak_bytes: int) -> None:
-        self._peak_bytes, self._is_done = peak_bytes, True
+        self._is_done, self._peak_bytes = True, peak_bytes
 
     # -- after it ---------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import os
 import pickle
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from types import FunctionType
 from typing import Any, BinaryIO
 
@@ -71,7 +72,8 @@ def dump(file: BinaryIO, values: Mapping[str, object], before: Mapping[str, obje
     except Exception:
         for name, value in values.items():
             try:
-                _pickler(_Nowhere(), known).dump(value)
+                with Path(os.devnull).open("wb") as nothing:
+                    _pickler(nothing, known).dump(value)
             except Exception as error:  # noqa: PERF203  # any of the user's classes may fail
                 failed[name] = describe_error(error)
         file.seek(0)
@@ -87,13 +89,6 @@ def _is_code(value: object) -> bool:
 
 def _home(code: Any) -> object:
     return code.__module__ if type(code) is FunctionType else class_dict(code).get("__module__")
-
-
-class _Nowhere:
-    """A file that keeps nothing."""
-
-    def write(self, data: Any) -> int:
-        return len(data)
 
 
 def _pickler(file: Any, known: Mapping[int, str]) -> Any:
