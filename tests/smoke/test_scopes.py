@@ -9,7 +9,7 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
 from tests.kernel import Kernel
-from tests.steps import ANNOUNCE, exist, fails, ok, open_now, run
+from tests.steps import ANNOUNCE, exist, fails, ok, open_now, plain, run
 
 START, END = "%experiment start a", "%experiment end"
 WAYS = {"cell": ("%%experiment a\n{}",), "start": (START, "{}", END), "time": (START, "%%time\n{}", END)}
@@ -331,7 +331,10 @@ def test_a_traceback_shows_what_it_shows_without_the_extension(kernel: Kernel, b
         error = "TypeError" if "5" in body else "ZeroDivisionError"
         ours, bare = fails(kernel, f"y = 1\n{body}", error), fails(bare_kernel, f"y = 1\n{body}", error)
         # IPython 7 names a cell after the kernel's process.
-        assert re.sub(r"kernel_\d+", "", ours.traceback) == re.sub(r"kernel_\d+", "", bare.traceback), body
+        shown = [re.sub(r"kernel_\d+", "", reply.traceback) for reply in (ours, bare)]
+        if sys.version_info < (3, 11):  # which knows no columns: IPython 8 highlights no expression in our code
+            shown = list(map(plain, shown))
+        assert shown[0] == shown[1], body
 
 
 def test_cells_that_load_or_unload_the_extension_go_on(bare_kernel: Kernel) -> None:
