@@ -77,6 +77,7 @@ def check(reply: Reply, cell: str, shown: str) -> None:
         "docs/helpers.md",
         pytest.param("docs/isolate.md", marks=pytest.mark.skipif(sys.platform != "linux", reason="of fork")),
         "docs/moving.md",
+        "docs/peak.md",
         "docs/probes.md",
         "docs/python.md",
         pytest.param("docs/host-memory.md", marks=pytest.mark.skipif(sys.platform != "linux", reason="of /dev/shm")),

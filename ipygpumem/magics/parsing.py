@@ -72,6 +72,7 @@ _DETAILS: dict[str, dict[str, Any]] = {
     "%experiment end NAME": {"offers": "open"},
     "%experiment keep NAME...": {"offers": "names"},
     "%experiment compare NAME...": {"offers": "finished"},
+    "--save FILE": {"offers": "files"},
     "%gpumem export FILE": {"offers": "files"},
     "%gpumem postmortem FILE": {"offers": "recordings"},
 }

@@ -134,8 +134,9 @@ The cell sees all your names. Its new names and its changes end with it, except 
 
 ::
 
-    %%peak [--top N]
-    --top N  number of rows to show (20)
+    %%peak [--top N] [--save FILE]
+    --top N      number of rows to show (20)
+    --save FILE  write torch's history of CUDA allocations, for pytorch.org/memory_viz
 
 After an out-of-memory error it shows the moment of the failure.
 """,

@@ -87,3 +87,14 @@ def test_the_users_recording_goes_on(kernel: Kernel) -> None:
     assert any(line.split()[-1:] == ["y"] for line in report.splitlines())
     assert kernel.value("state()") == (True, 2)
     run_ok(kernel, "torch.cuda.memory._record_memory_history(None)")
+
+
+def test_the_history_is_saved_for_torchs_viewer(kernel: Kernel) -> None:
+    """--save writes torch's snapshot with its history, and replaces an earlier one."""
+    ready(kernel)
+    for _ in range(2):
+        (report,) = run_ok(kernel, "%%peak --save steps.pickle\nz = torch.ones(9, device='cuda')").reports("peak")
+        assert "steps.pickle" in report
+    run_ok(kernel, "import pickle, os\nwith open('steps.pickle', 'rb') as file: snapshot = pickle.load(file)")
+    run_ok(kernel, "os.remove('steps.pickle')")
+    assert "alloc" in kernel.value("[event['action'] for event in snapshot['device_traces'][0]]")

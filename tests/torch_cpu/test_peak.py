@@ -1,6 +1,8 @@
 """``%%peak`` on the CPU: what lived at the highest moment, by name, origin and purpose; code runs as without it."""
 
 import contextlib
+import importlib.util
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ from torch import nn
 import ipygpumem
 from ipygpumem.extras.peak import following
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord
-from ipygpumem.units import KIB, MIB
+from ipygpumem.units import KIB, MIB, format_bytes
+from tests.alone import printed
 from tests.kernel import Kernel
 from tests.steps import ok, works
 
@@ -32,7 +35,7 @@ def train(model: nn.Module, data: torch.Tensor, steps: int = 2) -> torch.optim.A
 
 
 def ram(found: Any) -> DevicePeak:
-    (device,) = found.record.devices
+    (device,) = [device for device in found.record.devices if device.source == "storages"]
     assert device.device == "cpu"
     assert sum(row.size_bytes for row in device.rows) == device.size_bytes
     return device
@@ -101,7 +104,7 @@ def test_after_an_out_of_memory_error_the_moment_is_that_of_the_failure() -> Non
     device = ram(found)
     assert device.ran_out
     assert (device.rows[0].size_bytes, device.rows[0].name) == (4 * MIB, "left")
-    assert "memory ran out in empty" in found.record.notes[0]
+    assert any(note.startswith("memory ran out in empty in") for note in found.record.notes)
     assert left.numel() == MIB
 
 
@@ -150,6 +153,38 @@ def test_inference_and_subclasses_are_followed() -> None:
     assert doubled.is_nested
 
 
+_OUTSIDE = """
+import json, numpy, torch, ipygpumem
+with ipygpumem.peak() as found:
+    kept = numpy.ones(1 << 19)
+    high = numpy.ones(1 << 20)
+    del high
+    followed = torch.ones(1 << 20)
+print(json.dumps([[device.source, device.size_bytes] for device in found.record.devices] + list(found.record.notes)))
+"""
+
+
+def test_memory_outside_torch_is_that_of_memray_and_tensors_count_once() -> None:
+    torchs, outside = json.loads(printed("-c", _OUTSIDE).splitlines()[-1])
+    assert torchs == ["storages", 4 * MIB]
+    if importlib.util.find_spec("memray") is None:
+        assert "pip install memray" in outside
+    else:
+        assert outside[0] == "memray"
+        assert 12 * MIB <= outside[1] < 13 * MIB
+
+
+def test_the_picture_has_the_roles_and_marks_the_peak() -> None:
+    layer = nn.Linear(256, 1024, bias=False)
+    with ipygpumem.peak() as found:
+        layer(torch.ones(256, 256)).sum().backward()
+    (panel,) = found.record.picture().axes
+    assert set(panel.get_legend_handles_labels()[1]) >= ram(found).parts.keys()
+    assert [text.get_text() for text in panel.texts] == [f"peak {format_bytes(ram(found).size_bytes)}"]
+    with pytest.raises(ipygpumem.errors.PlotError, match="nothing to draw"):
+        PeakRecord((), 1.0).picture()
+
+
 def test_the_record_is_there_when_the_block_has_ended() -> None:
     with ipygpumem.peak() as found, pytest.raises(ipygpumem.errors.TraceError, match="has not ended"):
         _ = found.record
@@ -160,8 +195,14 @@ def test_a_cell_with_peak_shows_a_report(notebook: Kernel) -> None:
     works(notebook, "held = torch.ones(1 << 20)")
     for magics in ("%%peak\n", "%%experiment one\n%%peak --top 1\n", "%%time\n%%peak\n"):
         (report,) = ok(notebook, f"{magics}more = torch.ones(1 << 21)\ndel more").reports("peak")
-        assert report.startswith("peak · RAM highest with 12")
+        assert report.startswith("peak · RAM of tensors highest with 12")
         assert "held" in report or "--top 1" in magics
         assert "del more" not in report
     assert "did you mean --top" in notebook.run("%%peak --tops\n1").stderr
     assert "first line" in notebook.run("%peak").stderr
+    assert "ends in .pickle" in notebook.run("%%peak --save x.txt\n1").stderr
+    ok(notebook, "with open('other.pkl', 'w') as file: file.write('text')")
+    assert "is not a snapshot" in notebook.run("%%peak --save other.pkl\n1").stderr
+    assert "is not a folder" in notebook.run("%%peak --save no/where.pkl\n1").stderr
+    (report,) = ok(notebook, "import os; os.remove('other.pkl')", "%%peak --save other.pkl\n1").reports("peak")
+    assert "nothing was saved" in report

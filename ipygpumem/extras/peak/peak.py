@@ -3,75 +3,128 @@
 from __future__ import annotations
 
 import importlib
+import os
+import pickle
 import sys
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from ipygpumem.api.inventories import inventory_at
-from ipygpumem.errors import GpuMemError, TraceError
+from ipygpumem.errors import FileError, GpuMemError, TraceError, describe_error, ellipsize, quoted
 from ipygpumem.estimating import line_text
-from ipygpumem.extras.peak.records import PeakRecord
+from ipygpumem.extras.peak.records import DevicePeak, PeakRecord
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.survey import names_in
+from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.reclaim.tracebacks import classify
+from ipygpumem.records import open_plain
+from ipygpumem.report.export import place_of, write
+from ipygpumem.units import format_bytes
+
+_NO_TORCH = "torch is not imported: its tensors are followed from the cell after the import on"
+_NO_MEMRAY = "memory outside torch is not shown: pip install memray (Linux and macOS)"
 
 
 class Peak:
-    """Follows the memory of code between ``start`` and ``stop``."""
+    """Follows the memory of code between ``start`` and ``stop``; torch's snapshot goes to the file ``save``."""
 
-    def __init__(self, names: Callable[[], Iterable[tuple[str, object]]]) -> None:
-        self._names = names
+    def __init__(
+        self, names: Callable[[], Iterable[tuple[str, object]]], save: str | os.PathLike[str] | None = None
+    ) -> None:
+        self._names, self._place = names, None if save is None else _checked(save)
         self._follower: Any = None
+        self._host: Any = None
         self._notes: list[str] = []
         self.record: PeakRecord | None = None
         """Its record, once the code has ended."""
 
     def start(self) -> None:
         """Follow the memory from now on."""
-        if loaded_torch() is None:
-            self._notes.append("torch is not imported: tensors are followed from the cell after the import on")
-        else:
-            module = importlib.import_module("ipygpumem.extras.peak.following")
-            self._follower = module.Follower(self._names)
-            self._follower.start()
+        with growth_for("%%peak"):
+            if loaded_torch() is None:
+                self._notes.append(_NO_TORCH)
+            else:
+                module = importlib.import_module("ipygpumem.extras.peak.following")
+                self._follower = module.Follower(self._names, keep_history=self._place is not None)
+                self._follower.start()
+            try:
+                self._host = importlib.import_module("ipygpumem.extras.peak.host").HostTracker()
+            except ImportError:
+                self._notes.append(_NO_MEMRAY)
+            except Exception as error:  # memray's own, such as another running tracker
+                self._notes.append(f"memory outside torch is not shown: {describe_error(error)}")
         self._began = time.perf_counter()
 
     def stop(self, inventory: Callable[[], Inventory], error: BaseException | None = None) -> PeakRecord:
         """Stop, and make the record; ``error`` has ended the code, and ``inventory`` lists the tensors with names."""
         seconds = time.perf_counter() - self._began
-        follower, self._follower = self._follower, None
-        devices = []
-        if follower is not None:
-            follower.stop()
-            found = None
-            try:
-                found = inventory()
-            except GpuMemError as problem:
-                self._notes.append(f"no names: {problem}")
-            ran_out = error is not None and classify(error).kind == "oom"
-            devices = follower.read(found, ran_out=ran_out)
-            self._notes += follower.notes
-            if ran_out and follower.failed is not None:
-                _, operation, line = follower.failed[2]
-                self._notes.append(f"memory ran out in {operation}" + (f", {line_text(*line)}" if line else ""))
-            if follower.error:
-                self._notes.append(f"following torch's storages stopped early: {follower.error}")
+        (follower, host), devices = self.drop(), list[DevicePeak]()
+        with growth_for("%%peak"):
+            if follower is not None:
+                devices += self._read(follower, inventory, error)
+            if host is not None:
+                devices.append(host.read())
         self.record = PeakRecord(tuple(devices), seconds, tuple(self._notes))
         return self.record
 
-    def drop(self) -> None:
-        """Stop without a record; can be called again."""
-        if self._follower is not None:
-            self._follower.stop()
-            self._follower = None
+    def _read(self, follower: Any, inventory: Callable[[], Inventory], error: BaseException | None) -> list[DevicePeak]:
+        found = None
+        try:
+            found = inventory()
+        except GpuMemError as problem:
+            self._notes.append(f"no names: {problem}")
+        ran_out = error is not None and classify(error).kind == "oom"
+        devices: list[DevicePeak] = follower.read(found, ran_out=ran_out)
+        self._notes += follower.notes
+        if ran_out and follower.failed is not None:
+            _, _, (module, operation, line) = follower.failed
+            place = [operation, f"of {module}" * bool(module), f"in {line_text(*line)}" if line else ""]
+            self._notes.append(f"memory ran out in {' '.join(filter(None, place))}")
+        if follower.error:
+            self._notes.append(f"following torch's storages stopped early: {follower.error}")
+        if self._place is not None and follower.snapshot is None:
+            self._notes.append("nothing was saved: no memory of a CUDA device was allocated")
+        elif self._place is not None:
+            size = write(self._place, pickle.dumps(follower.snapshot), is_ours=lambda _: True, force=True)
+            self._notes.append(f"saved: {self._place} ({format_bytes(size)}); pytorch.org/memory_viz shows it")
+        return devices
+
+    def drop(self) -> tuple[Any, Any]:
+        """Stop, and return the followers that ran; can be called again."""
+        found = self._follower, self._host
+        self._follower = self._host = None
+        for part in found[::-1]:
+            if part is not None:
+                part.stop()
+        return found
+
+
+def _checked(save: str | os.PathLike[str]) -> Path:
+    """Return the path of a file for torch's snapshot; an existing file must be one."""
+    place, name = place_of(save), quoted(os.fsdecode(save))
+    if place.suffix.lower() not in (".pickle", ".pkl"):
+        raise FileError(f"{name}: name a file that ends in .pickle, for torch's memory viewer")
+    if not os.access(place.parent, os.W_OK | os.X_OK):
+        raise FileError(f"{ellipsize(place.parent)!r} is not a folder, or cannot be written")
+    if place.exists():
+        try:
+            with open_plain(place) as file:
+                head = file.read(4096)
+        except OSError as error:
+            raise FileError(f"{name}: {ellipsize(error.strerror or error)}") from None
+        if head and not (head[:1] == b"\x80" and (b"segments" in head or b"device_traces" in head)):
+            raise FileError(f"{name} is not a snapshot of allocations, so it is not replaced: name another")
+    return place
 
 
 class PeakBlock:
     """A block of code whose memory is followed; ``record`` has the result once it has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, save: str | os.PathLike[str] | None) -> None:
+        self._save = save
         self._peak: Peak | None = None
 
     @property
@@ -87,7 +140,7 @@ class PeakBlock:
 
     def __enter__(self) -> PeakBlock:
         frame = sys._getframe(1)
-        self._peak = Peak(lambda: names_in(frame))
+        self._peak = Peak(lambda: names_in(frame), self._save)
         self._peak.start()
         return self
 
@@ -97,14 +150,20 @@ class PeakBlock:
             self._peak.stop(lambda: inventory_at(frame), error)
 
 
-def peak() -> PeakBlock:
+def peak(*, save: str | os.PathLike[str] | None = None) -> PeakBlock:
     """Return a ``with`` block that follows the memory of its code; ``record`` then shows its highest moment.
 
     Use it to find out what a peak consists of. It works in scripts as well; ``%%peak`` does the same for a cell.
+
+    Args:
+        save: a .pickle file for torch's history of the CUDA devices, which pytorch.org/memory_viz shows.
+
+    Raises:
+        FileError: when the block begins: ``save`` cannot be written, or is another file.
 
     >>> with ipygpumem.peak() as found:
     ...     total = sum(range(1000))
     >>> found.record.duration_seconds > 0
     True
     """
-    return PeakBlock()
+    return PeakBlock(save)

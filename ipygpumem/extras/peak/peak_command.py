@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from IPython.core.error import UsageError
+from dataclasses import replace
 
+from IPython.core.error import UsageError
+from IPython.display import display
+
+from ipygpumem.errors import PlotError
 from ipygpumem.extras.peak.peak import Peak
 from ipygpumem.extras.peak.report import peak_report
 from ipygpumem.magics.parsing import Options
 from ipygpumem.magics.tensors import take
+from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.app import App
 from ipygpumem.shell.ipython.caches import shown_since
@@ -18,11 +23,18 @@ def of_cell(app: App, options: Options) -> list[Report]:
     running = app.context.cells.running()
     if not running:
         raise UsageError("%%peak must be the first line of a cell that you run yourself")
-    cell, peak = running[-1], Peak(lambda: list(app.context.namespace.items()))
+    cell, peak = running[-1], Peak(lambda: list(app.context.namespace.items()), options.save)
 
     def finish() -> list[Report]:
         error = shown_since(cell.last_error)
-        return [peak_report(peak.stop(lambda: take(app.context.shell), error), top=options.top)]
+        record = peak.stop(lambda: take(app.context.shell), error)
+        if app.context.display.has_images and any(device.curve for device in record.devices):
+            try:
+                with growth_for("%%peak"):
+                    display(record.picture())
+            except PlotError as problem:
+                record = replace(record, notes=(*record.notes, str(problem)))
+        return [peak_report(record, top=options.top)]
 
     def drop() -> list[Report]:
         peak.drop()

@@ -8,35 +8,36 @@ from ipygpumem.report.layout import Report, Table, clean, clean_name, count, dev
 from ipygpumem.units import format_bytes, format_seconds
 
 _ROWS_SHOWN = 20
+_PARTS_OF_RAM = {"storages": " of tensors", "memray": " outside torch"}
 
 
 def peak_report(record: PeakRecord, *, top: int = _ROWS_SHOWN) -> Report:
     """Return the report: for each device the memory at the moment, by role, and by name or origin."""
-    segments = ["peak", *map(_headline, record.devices), f"in {format_seconds(record.duration_seconds)}"]
-    tables = [table for device in record.devices for table in _tables(device, top, several=len(record.devices) > 1)]
+    segments = ["peak", *map(headline, record.devices), f"in {format_seconds(record.duration_seconds)}"]
+    tables = [table for device in record.devices for table in _tables(device, top)]
     return Report("peak", segments, tuple(map(clean, record.notes)), tables)
 
 
-def _headline(device: DevicePeak) -> str:
+def title(device: DevicePeak) -> str:
+    """Return a device's name; RAM has two parts."""
+    return device_label(device.device) + _PARTS_OF_RAM.get(device.source, "") * (device.device == "cpu")
+
+
+def headline(device: DevicePeak) -> str:
+    """Return a device's bytes at the moment, and when that was."""
     what = "out of memory with" if device.ran_out else "highest with"
     when = "" if device.at_seconds is None else f" after {format_seconds(device.at_seconds)}"
-    return f"{device_label(device.device)} {what} {format_bytes(device.size_bytes)}{when}"
+    return f"{title(device)} {what} {format_bytes(device.size_bytes)}{when}"
 
 
-def _tables(device: DevicePeak, top: int, *, several: bool) -> list[Table]:
-    title = device_label(device.device) if several else ""
-    parts = [
-        *share_rows(device.parts, device.size_bytes),
-        {"size": format_bytes(device.size_bytes), "at the peak": "all"},
-    ]
+def _tables(device: DevicePeak, top: int) -> list[Table]:
+    parts = share_rows(device.parts, device.size_bytes)
     rows = [_row(row) for row in device.rows[:top]]
-    rest = device.rows[top:]
-    if rest:
-        size = sum(row.size_bytes for row in rest)
-        rows.append({"size": format_bytes(size), "name or module": count(len(rest), "smaller row")})
-    what = Table.of(rows, {"size", "blocks"}, code={"name or module", "line"})
-    what = Table.of(rows, {"size", "blocks"}, code={"name or module", "line"})
-    return [Table.of(parts, {"size", "share"}, title), what]
+    if rest := device.rows[top:]:
+        size = format_bytes(sum(row.size_bytes for row in rest))
+        rows.append({"size": size, "name or module": count(len(rest), "smaller row")})
+    what = Table.of(rows, {"size", "blocks"}, title(device) * (len(parts) < 2), code={"name or module", "line"})
+    return [Table.of(parts, {"size", "share"}, title(device)), what] if len(parts) > 1 else [what]
 
 
 def _row(row: PeakRow) -> dict[str, str]:

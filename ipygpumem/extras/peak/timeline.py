@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ipygpumem.estimating import line_text
@@ -111,16 +111,17 @@ def device_peak(
         source,
         sum(life.size_bytes for life in lives),
         seconds,
-        _rows(groups.items()),
+        rows_of(groups),
         timeline.curve(),
         ran_out=moment is not None,
     )
 
 
-def _rows(groups: Iterable[tuple[Any, list[int]]]) -> tuple[PeakRow, ...]:
+def rows_of(groups: Mapping[Any, list[int]]) -> tuple[PeakRow, ...]:
+    """Return a row for each role, name, module, operation and line of blocks, the largest first."""
     rows = [
         PeakRow(sum(sizes), role, name, module, operation, line_text(*line) if line else "", len(sizes))
-        for (role, name, module, operation, line), sizes in groups
+        for (role, name, module, operation, line), sizes in groups.items()
         if sum(sizes)
     ]
     return tuple(sorted(rows, key=lambda row: -row.size_bytes))

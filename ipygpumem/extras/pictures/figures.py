@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import itertools
-import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -14,40 +12,18 @@ from ipygpumem.probes.accelerators import parse_device
 from ipygpumem.records import CellRecord, ExperimentRecord, Usage, devices_of, usage_on
 from ipygpumem.report.history import numbered
 from ipygpumem.report.layout import SEPARATOR, clean, count, device_label, in_use, shorten
+from ipygpumem.report.picture import LEGEND, NO_FORMULAS, Picture, count_bytes
 from ipygpumem.units import format_bytes, format_change, format_seconds, whole
 
 try:
     from matplotlib import colormaps, rc_context
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MultipleLocator
 except ImportError:
     raise PlotError("pictures need matplotlib, which is not installed: pip install matplotlib") from None
 
 T = TypeVar("T")
 
-_DPI = 96
-_LEGEND: dict[str, Any] = {"fontsize": "small", "frameon": False}
 _OUT_OF_MEMORY = frozenset({"MemoryError", "OutOfMemoryError", "_ArrayMemoryError"})
-_NO_FORMULAS: Any = {"text.parse_math": False, "text.usetex": False}  # a name may be $x$
-
-
-class Picture(Figure):
-    """A figure in the user's style that notebooks show as an image, without pyplot; ``summary`` is its text."""
-
-    def __init__(self, height: float, summary: Sequence[str], width: float = 9) -> None:
-        super().__init__(figsize=(width, height), dpi=_DPI, layout="constrained")
-        self.summary = "\n  ".join(summary)
-        self.suptitle(summary[0], x=0.01, ha="left", fontsize="medium")
-
-    def _ipython_display_(self) -> None:  # _repr_mimebundle_ would draw it twice with %matplotlib inline
-        from IPython.display import display
-
-        buffer = io.BytesIO()
-        self.savefig(buffer, format="png", dpi=2 * _DPI)
-        data = {"image/png": buffer.getvalue(), "text/plain": self.summary}
-        size = {"width": round(self.get_figwidth() * _DPI)}
-        display(data, metadata={"image/png": size, "ipygpumem": {"reports": ["plot"]}}, raw=True)
 
 
 # -- the session ----------------------------------------------------------------------------------------------
@@ -68,7 +44,7 @@ def session(cells: Collection[CellRecord], *, device: str | None = None, last: i
     }
     headlines = [_use_headline(name, own) for name, own in uses.items()]
     title = f"memory over the session{SEPARATOR}{number}{SEPARATOR}{format_seconds(ends[-1])} of computing"
-    with rc_context(_NO_FORMULAS):
+    with rc_context(NO_FORMULAS):
         heights = [0.4, *[1.8 if len(uses) == 1 else 1.4] * len(uses)]
         figure = Picture(sum(heights) + 0.4 * len(uses) + 1.2, [title, *headlines])
         strip, *panels = figure.subplots(len(heights), height_ratios=heights, sharex=True)
@@ -82,7 +58,7 @@ def session(cells: Collection[CellRecord], *, device: str | None = None, last: i
         panels[-1].tick_params(labelsize="x-small")
         panels[-1].set_xlabel("computing time, without pauses between cells", fontsize="small")
         handles = {label: one for axes in panels for one, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-        figure.legend(handles.values(), handles, loc="outside lower center", ncol=4, **_LEGEND)
+        figure.legend(handles.values(), handles, loc="outside lower center", ncol=4, **LEGEND)
     return figure
 
 
@@ -123,7 +99,7 @@ def _draw_uses(axes: Axes, uses: _Uses) -> None:
         if cell.error in _OUT_OF_MEMORY or (cell.recovery is not None and cell.recovery.kind == "oom"):
             axes.axvline(end, color="tab:red", linestyle="--", linewidth=1, label="out of memory")
     axes.set_ylim(0, 1.1 * max(peaks) or 1)
-    _count_bytes(axes.yaxis)
+    count_bytes(axes.yaxis)
 
 
 def _use_headline(device: str, uses: _Uses) -> str:
@@ -150,7 +126,7 @@ def experiments(
         SEPARATOR.join([name, time, *(f"{_label(device)} {_peak_and_kept(item, device)}" for device in devices)])
         for item, name, time in zip(shown, names, times, strict=True)
     ]
-    with rc_context(_NO_FORMULAS):
+    with rc_context(NO_FORMULAS):
         figure = Picture(0.5 * len(shown) + 1.3, [title, *lines], max(9, 2.5 * (1 + len(devices))))
         panels = figure.subplots(1, 1 + len(devices), sharey=True)
         rows = range(len(shown))
@@ -166,7 +142,7 @@ def experiments(
             axes.margins(x=0.4)
             axes.set_xticks([])
             axes.spines[["top", "right", "bottom"]].set_visible(False)
-        figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside lower center", ncol=3, **_LEGEND)
+        figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside lower center", ncol=3, **LEGEND)
     return figure
 
 
@@ -200,7 +176,7 @@ def devices(reconciliations: Sequence[Reconciliation], *, device: str | None = N
     parts = [[part for part in found.parts if part.size_bytes != 0] for found in shown]
     lines = [f"{_label(one.device)}{SEPARATOR}{format_bytes(one.total_bytes)}, {clean(one.basis)}" for one in shown]
     words = [f"{line}: {', '.join(map(_part_label, own))}" for line, own in zip(lines, parts, strict=True)]
-    with rc_context(_NO_FORMULAS):
+    with rc_context(NO_FORMULAS):
         heights = [inches for own in parts for inches in (0.4, 0.18 * -(-max(1, len(own)) // 2))]
         figure = Picture(sum(heights) + 0.9 * len(parts) + 0.4, ["parts of the memory", *words])
         panels = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
@@ -214,9 +190,9 @@ def devices(reconciliations: Sequence[Reconciliation], *, device: str | None = N
                 axes.barh(0, part.size_bytes or 0, 1, left, label=_part_label(part), **look)
                 left += part.size_bytes or 0
             axes.set(xlim=(0, found.total_bytes or 1), ylim=(-0.5, 0.5), yticks=[])
-            _count_bytes(axes.xaxis)
+            count_bytes(axes.xaxis)
             below.axis("off")
-            below.legend(*axes.get_legend_handles_labels(), loc="upper left", ncol=2, **_LEGEND)
+            below.legend(*axes.get_legend_handles_labels(), loc="upper left", ncol=2, **LEGEND)
     return figure
 
 
@@ -254,14 +230,6 @@ def _chosen(devices: Iterable[str], wanted: str | None, why_not: str) -> list[st
         names = ", ".join(clean(device_label(device)) for device in there) or "none"
         raise PlotError(f"device {clean(str(wanted))!r} {why_not}; there are: {names}")
     return found
-
-
-def _count_bytes(axis: Any) -> None:
-    """Put ticks at multiples of a power of two bytes."""
-    low, high = sorted(axis.get_view_interval())
-    axis.set_major_locator(MultipleLocator(2 ** max(0, math.ceil(math.log2((high - low) / 5)))))
-    axis.set_major_formatter(lambda value, _: format_bytes(round(value)) if value else "0")
-    axis.set_tick_params(labelsize="x-small")
 
 
 def _name(cell: CellRecord) -> str:

@@ -1,0 +1,47 @@
+"""A matplotlib figure for notebooks. matplotlib is optional and slow to import: import this module only to draw."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ipygpumem.errors import PlotError
+from ipygpumem.units import format_bytes
+
+try:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MultipleLocator
+except ImportError:
+    raise PlotError("pictures need matplotlib, which is not installed: pip install matplotlib") from None
+
+_DPI = 96
+LEGEND: dict[str, Any] = {"fontsize": "small", "frameon": False}
+NO_FORMULAS: Any = {"text.parse_math": False, "text.usetex": False}  # a name may be $x$
+
+
+class Picture(Figure):
+    """A figure in the user's style that notebooks show as an image, without pyplot; ``summary`` is its text."""
+
+    def __init__(self, height: float, summary: Sequence[str], width: float = 9) -> None:
+        super().__init__(figsize=(width, height), dpi=_DPI, layout="constrained")
+        self.summary = "\n  ".join(summary)
+        self.suptitle(summary[0], x=0.01, ha="left", fontsize="medium")
+
+    def _ipython_display_(self) -> None:  # _repr_mimebundle_ would draw it twice with %matplotlib inline
+        from IPython.display import display
+
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=2 * _DPI)
+        data = {"image/png": buffer.getvalue(), "text/plain": self.summary}
+        size = {"width": round(self.get_figwidth() * _DPI)}
+        display(data, metadata={"image/png": size, "ipygpumem": {"reports": ["plot"]}}, raw=True)
+
+
+def count_bytes(axis: Any) -> None:
+    """Put ticks at multiples of a power of two bytes."""
+    low, high = sorted(axis.get_view_interval())
+    axis.set_major_locator(MultipleLocator(2 ** max(0, math.ceil(math.log2((high - low) / 5)))))
+    axis.set_major_formatter(lambda value, _: format_bytes(round(value)) if value else "0")
+    axis.set_tick_params(labelsize="x-small")
