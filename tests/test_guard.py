@@ -99,7 +99,10 @@ def test_in_a_control_group_the_kernel_survives() -> None:
         move(int(kernel.value("__import__('os').getpid()")), group)
         works(kernel, "%load_ext ipygpumem", f"{ON}\nrows = bytearray(b'1') * (150 * 2**20)")
         works(kernel, "import numpy")  # OpenBLAS allocates more than is left, and uses little of it
-        works(kernel, "del rows", "%gpumem guard on")
+        for _ in range(3):
+            fails(kernel, "more = [] if 'more' not in globals() else more\nwhile True: more.append(b'1' * 2**18)")
+        works(kernel, "square = numpy.ones((200, 200)); square.dot(square)")  # OpenBLAS needs a buffer of 32 MiB
+        works(kernel, "del rows, more", "%gpumem guard on")
         reply = fails(kernel, FILL)
         assert reply.error in ERRORS
         assert "of the control group's 300 MiB were left" in reply.reports("guard")[0]

@@ -19,7 +19,7 @@ BUDGET = {
     "extras/__init__": 1,
     "extras/cluster": 727,
     "extras/expectations": 128,
-    "extras/guard": 605,
+    "extras/guard": 620,
     "extras/fit": 821,
     "extras/isolate": 751,
     "extras/lines": 667,

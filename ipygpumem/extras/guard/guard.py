@@ -67,6 +67,12 @@ _WITHOUT_LIMIT = (
 )
 """Functions that start processes without ``os.fork``, or load libraries: OpenBLAS ends the process where its large
 buffers, hardly used, are refused. An audit hook could not be removed, and misses some of them."""
+_BUFFERED: dict[str, Callable[[Any], object]] = {
+    "numpy": lambda numpy: numpy.dot(*[numpy.ones((128, 128))] * 2),
+    "scipy.linalg.blas": lambda blas: blas.dgemm(1.0, *[sys.modules["numpy"].ones((256, 256))] * 2),
+}
+"""Modules → a call that allocates the buffer of their OpenBLAS, which ends the process if it is refused later. OpenMP's
+threads end it, too, but forked children would hang once they have been started."""
 _MARK = 1907
 """Our limits, divided by the page size, have this remainder. Linux ignores it; code may save and restore them."""
 
@@ -115,10 +121,12 @@ class MemoryGuard:
         """Bytes that the cell could allocate at its start, and the private pages then."""
         self._refused = ""
         """How the guard caused an error of the cell."""
+        self._buffered: set[str] = set()
         self._spare: object = None
         """Small objects of all sizes and one large one, freed when nothing can be allocated."""
         self._undo = contextlib.ExitStack()
         self._undo.callback(headroom.close)
+        self._allocate_buffers()
         self._join()
 
     def _join(self) -> None:
@@ -422,8 +430,15 @@ class MemoryGuard:
         self._is_failing = False
         if cell.nested or self._cell is not None:
             return ()
+        self._allocate_buffers()
         refused, self._refused = self._refused, ""
         return [self._report(refused)] if refused else ()
+
+    def _allocate_buffers(self) -> None:
+        for name, allocate in _BUFFERED.items():
+            if name in sys.modules and name not in self._buffered:
+                self._buffered.add(name)
+                allocate(sys.modules[name])
 
     def _report(self, refused: str) -> Report:
         """Return why the guard acted, what is free now, and the largest names with the lines that free them."""
