@@ -49,7 +49,7 @@ _DETAILS: dict[str, dict[str, Any]] = {
     "--kind parameter|gradient|optimizer|buffer|other": {"of": lambda text: text.removesuffix(" state")},
     "--limit SIZE": {"of": _checked(checked_bytes, least=64 * MIB)},
     "--max-tries 10": {"of": _checked(whole, least=0)},
-    "--memory SIZE": {"of": _checked(checked_bytes, least=MIB)},
+    "--memory SIZE": {"of": _checked(checked_bytes, least=64 * MIB)},
     "--min SIZE": {"of": _checked(checked_bytes)},
     "--on ENGINES": {"offers": ("all",)},
     "--seed N": {"of": _checked(whole, least=-(2**63), most=2**64 - 1)},

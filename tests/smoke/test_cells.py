@@ -42,6 +42,16 @@ def test_a_cell_magic_changes_nothing_about_the_line(notebook: Kernel, magic: st
     assert len(ok(notebook, "x = 1").reports("cell")) == 1
 
 
+@pytest.mark.skipif(not HAS_POSIX, reason="needs fork")
+def test_a_cell_runs_in_a_child_process(notebook: Kernel) -> None:
+    cell = "%%isolate --keep kept\nimport asyncio\nprint('out')\nkept = await asyncio.sleep(0, [1])\nkept"
+    reply = ok(notebook, cell)
+    assert (reply.stdout, reply.stderr, reply.result, notebook.value("kept")) == ("out\n", "", "[1]", [1])
+    assert re.search(r"----> 2 .*1 / 0", plain(fails(notebook, "%%isolate\n1 / 0", "ZeroDivisionError").traceback))
+    reply = fails(notebook, "%%isolate\nimport os; os.abort()", "ChildProcessError")
+    assert reply.message == "the cell's child process was killed by SIGABRT (Aborted)"
+
+
 def test_blank_and_silent_cells_have_no_line_nor_any_while_reports_are_off(notebook: Kernel) -> None:
     assert ok(notebook, "").displays == ok(notebook, "\n  \n").displays == []
     assert notebook.run("silently = 1", silent=True).displays == []

@@ -86,13 +86,13 @@ def _separate(task: Task, parent: int) -> None:
 
 def _run(task: Task, own: int) -> None:
     app, shell, send = task.app, task.app.context.shell, task.connection.send
-    send("started", rss_bytes())
     before, errors = dict(shell.user_ns), _Errors(task)
     _redirect(task, errors)
     if task.memory_bytes is not None:
         private_bytes = figure(Path("/proc/self/status").read_bytes(), b"\nRssAnon:")
         guard = loaded(f"extras.{EXTRAS['gpumem guard']}.guard")
         guard(app, Options(state="on", limit=private_bytes + task.memory_bytes, touched=False))
+    send("started", rss_bytes())
     measurement = app.context.meter.start()
     result = shell.run_cell(task.source, store_history=False)
     if os.getpid() != own:  # the cell forked, and its child came here
