@@ -235,6 +235,11 @@ KINDS: dict[str, dict[str, Callable[[int], object]]] = {
         "a module": lambda size: lib["torch"].nn.Linear(1000, size // 4000),
         "an optimizer": stepped,
         "a storage": lambda size: lib["torch"].ones(size // 4).untyped_storage(),
+        "many tensors": lambda size: [lib["torch"].ones(number % 180) for number in range(size // 840)],
+        "many parameters": lambda size: [
+            lib["torch"].nn.Parameter(lib["torch"].ones(number % 90)) for number in range(size // 850)
+        ],
+        "many views": lambda size: list(lib["torch"].ones(size // 600)),
         "a sparse tensor": lambda size: lib["torch"].ones(1000, size // 20_000).to_sparse(),
     },
     "spacy": {"a vocabulary": vocabulary},

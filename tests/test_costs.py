@@ -37,6 +37,8 @@ MOST = {
     "with torch, an empty experiment": 2000,
     "with torch, a trivial cell": 184,
     "a guarded cell": 217,
+    "%gpumem tensors, each tensor": 5,
+    "an experiment that leaves tensors, each tensor": 21.5,
 }
 """Calls of our functions, and calls that these lead to. A commit that raises a number says why."""
 
@@ -56,6 +58,7 @@ NAMES = f"""
 globals().update((f"name_{{number}}", found) for number, found in enumerate(objects))
 del objects
 """
+LEAVES = "%%experiment leaves\nleft = [torch.zeros(1) for _ in range(number)]\nkeeper['left'] = left"
 
 
 def calls_in(shell: InteractiveShell, cell: str) -> int:
@@ -119,6 +122,12 @@ def test_no_work_calls_more_functions_than_before() -> None:
     found["with torch, the first experiment"] = calls_in(shell, EMPTY)
     found["with torch, an empty experiment"] = least_calls_in(shell, EMPTY)
     found["with torch, a trivial cell"] = least_calls_in(shell, "1")
+    for name, step in (("%gpumem tensors", "%gpumem tensors"), ("an experiment that leaves tensors", LEAVES)):
+        counts = list[int]()
+        for number in (0, MANY):
+            shell.run_cell(f"keeper, number = {{}}, {number}\nkept = [torch.zeros(1) for _ in range(number)]")
+            counts.append(least_calls_in(shell, step))
+        found[f"{name}, each tensor"] = round((counts[1] - counts[0]) / MANY, 3)
     shell.run_line_magic("gpumem", "guard on")
     found["a guarded cell"] = least_calls_in(shell, "1")
     risen = {name: calls for name, calls in found.items() if calls > MOST[name] * SLACK}

@@ -13,9 +13,12 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
+from itertools import chain, compress, repeat
+from operator import attrgetter, not_
 from typing import Any, NamedTuple
 
+from ipygpumem.heap.bulk import chunks, kinds_of, of_types, one_of_each, type_names, without_types
 from ipygpumem.introspect import class_dict, instance_dict, is_atom, is_instance, module_of, text_of, type_name
 
 NOT_ENTERED = (types.FrameType, types.CodeType, types.TracebackType, types.BuiltinFunctionType)
@@ -31,8 +34,7 @@ _MOST_ELEMENTS = 1_000_000
 """Maximum number of elements of an object array to look at."""
 
 
-@dataclass(frozen=True)
-class Array:
+class Array(NamedTuple):
     """One tensor or array. Arrays with the same ``storage`` share their memory."""
 
     type_name: str
@@ -56,6 +58,22 @@ def describe(value: object) -> Array | None:
     return None
 
 
+def described(items: Sequence[Any]) -> list[tuple[Any, Array]]:
+    """Return the tensors and arrays among ``items`` with their descriptions; plain tensors are read in C."""
+    base, known = library_type("torch", "Tensor"), dict[int, Array]()
+    if base is not None and (tensors := of_types(kinds_of(items, base), items)):
+        torch: Any = sys.modules["torch"]
+        with torch._C.DisableTorchFunction():
+            reader = _reader_of(torch)
+            own, _, keys, sizes, devices = reader.plain(tensors)[0]
+            dtypes = map(reader.text, each(reader.base.dtype.__get__, own))
+            columns = type_names(own), reader.shapes(own), dtypes, devices, sizes, zip(repeat("torch"), keys)
+            arrays = map(partial(tuple.__new__, Array), zip(*columns, strict=True))
+            known = dict(zip(map(id, own), arrays, strict=True))
+    found = [(item, known.get(id(item)) or describe(item)) for item in items]
+    return [(item, array) for item, array in found if array is not None]
+
+
 def library_type(module: str, name: str) -> type | None:
     """Return a class of a library that the user's code has loaded; None if it is not loaded, or is a stand-in."""
     kind = getattr(sys.modules.get(module), name, None)
@@ -75,7 +93,7 @@ def is_array(value: object) -> bool:
 
 def _describe_tensor(torch: Any, tensor: Any) -> Array | None:
     with torch._C.DisableTorchFunction():  # a subclass's own code must not run
-        reader = _READERS.get(id(torch)) or _READERS.setdefault(id(torch), Reader(torch))
+        reader = _reader_of(torch)
         own, is_foreign = reader.own(tensor), reader.is_foreign(tensor)
         if is_foreign and (own is None or own.device == "meta"):  # a wrapper: the tensors inside it own the memory
             return None
@@ -166,7 +184,7 @@ def flat_elements(array: Any) -> list[Any] | None:
     """Return the elements of an object array in one flat list; None for any other array."""
     items = elements(array)
     for _ in range(read_array("ndim", array) - 1) if items is not None else ():
-        items = list(itertools.chain.from_iterable(items or ()))
+        items = list(chain.from_iterable(items or ()))
     return items
 
 
@@ -326,6 +344,31 @@ class Memory(NamedTuple):
     """True if the only storage is the tensor's own."""
 
 
+class PlainTensors(NamedTuple):
+    """Columns of what is known of tensors that have a storage of their own; several may have the same."""
+
+    tensors: list[Any]
+    storages: list[Any]
+    keys: list[int]
+    """Identities of the storages."""
+    sizes: list[int]
+    """Bytes of the storages."""
+    devices: list[str]
+
+    def of(self, chosen: Iterable[object]) -> PlainTensors:
+        """Return the rows for which ``chosen`` is true."""
+        chosen = list(chosen)
+        return PlainTensors(*(list(compress(column, chosen)) for column in self))
+
+
+class _Texts(dict[Any, str]):
+    """Names of dtypes and devices."""
+
+    def __missing__(self, value: object) -> str:
+        text = self[value] = str(value).removeprefix("torch.")
+        return text
+
+
 class Reader:
     """Reads tensors without running a subclass's code; use it inside ``DisableTorchFunction``."""
 
@@ -335,12 +378,14 @@ class Reader:
         self._storage_type: Any = torch.UntypedStorage
         # Cached, because they are called for very many tensors.
         self._strided = torch.strided
-        self._layout = self.base.layout.__get__
-        self._storage, self._is_shared = self.base.untyped_storage, self._storage_type.is_shared
+        self._layout, self._shape = self.base.layout.__get__, self.base.shape.__get__
+        self._storage, self._nbytes = self.base.untyped_storage, self._storage_type.nbytes
+        self._is_shared = self._storage_type.is_shared
         self._getters: dict[str, Callable[[Any], Any]] = {}
         self._foreign: dict[int, bool] = {}
         """Results of ``is_foreign``, by the type's identity."""
-        self._texts: dict[Any, str] = {None: ""}
+        self.text: Callable[[Any], str] = _Texts({None: ""}).__getitem__
+        """Returns the name of a dtype or device."""
         self._shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
         """Interned shapes: few differ."""
 
@@ -353,13 +398,6 @@ class Reader:
             return get(tensor)
         except Exception:  # a sparse or broken tensor
             return None
-
-    def text(self, value: Any) -> str:
-        """Return the name of a dtype or device."""
-        text = self._texts.get(value)
-        if text is None:
-            text = self._texts[value] = str(value).removeprefix("torch.")
-        return text
 
     def keys(self, tensor: object) -> tuple[int, ...]:
         """Return the identities of a tensor's storages, or of the object if it has none."""
@@ -402,6 +440,34 @@ class Reader:
         device = next((memory.device for memory in found if memory.device), "")
         note = next((memory.note for memory in found if memory.note), "")
         return Memory(storages, device, any(memory.shared for memory in found), note)
+
+    def plain(self, tensors: Sequence[Any]) -> tuple[PlainTensors, list[Any]]:
+        """Return the tensors whose only storage is their own, read in C, and the rest."""
+        foreign = {key for key, one in one_of_each(tensors).items() if self.is_foreign(one)}
+        found, rest = PlainTensors([], [], [], [], []), list[Any]()
+        for part in chunks(tensors):
+            own = without_types(foreign, part)
+            storages = each(self._storage, own)
+            devices = list(map(self.text, each(attrgetter("device"), storages)))
+            columns = own, storages, each(attrgetter("_cdata"), storages), each(self._nbytes, storages), devices
+            # A sparse tensor has no storage, and torch.compile may not have decided a size yet.
+            is_plain = [
+                kind is int and text != "meta" for kind, text in zip(map(type, columns[3]), devices, strict=True)
+            ]
+            for column, more in zip(found, columns, strict=True):
+                column.extend(compress(more, is_plain))
+            rest += of_types(foreign, part) if foreign else []
+            rest += compress(own, map(not_, is_plain))
+        return found, rest
+
+    def are_shared(self, storages: Sequence[Any], devices: Sequence[str]) -> list[bool]:
+        """Return for each storage whether other processes may share its host memory."""
+        # An accelerator's storage always says so.
+        return [device == "cpu" and self._is_shared(one) for device, one in zip(devices, storages, strict=True)]
+
+    def resizable(self, storages: Sequence[Any]) -> list[bool]:
+        """Return False for each storage whose memory another library has allocated."""
+        return each(self._storage_type.resizable, storages)
 
     def own(self, tensor: object) -> Memory | None:
         """Return the tensor's own storage; None for a wrapper or another layout."""
@@ -457,12 +523,20 @@ class Reader:
         if self.is_foreign(tensor) and not _is_torchs(type(tensor)):
             return None
         try:
-            sizes = tuple(self.base.shape.__get__(tensor))
+            sizes = tuple(self._shape(tensor))
         except Exception:  # nested tensors have no single shape
             return None
         if not _INTEGERS.issuperset(map(type, sizes)):
             return None
         return self._shapes.setdefault(sizes, sizes)
+
+    def shapes(self, tensors: Sequence[Any]) -> list[tuple[int, ...] | None]:
+        """Return the same for many tensors; if all are plain, read in C."""
+        sizes = [] if any(map(self.is_foreign, one_of_each(tensors).values())) else each(self._shape, tensors)
+        if None in sizes or not sizes or not _INTEGERS.issuperset(map(type, chain.from_iterable(sizes))):
+            return list(map(self.shape, tensors))
+        plain = {size: tuple(size) for size in set(sizes)}
+        return list(map(plain.__getitem__, sizes))
 
 
 def _has_memory(storage: Any) -> bool:
@@ -533,3 +607,7 @@ class Storages:
 
 _READERS: dict[int, Reader] = {}
 """Cached readers, by the identity of the torch module."""
+
+
+def _reader_of(torch: Any) -> Reader:
+    return _READERS.get(id(torch)) or _READERS.setdefault(id(torch), Reader(torch))

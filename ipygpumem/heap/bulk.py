@@ -12,7 +12,7 @@ from itertools import chain, compress
 from operator import not_
 from typing import Any, TypeVar
 
-from ipygpumem.introspect import mro_of
+from ipygpumem.introspect import mro_of, type_name
 
 T = TypeVar("T")
 Progress = Callable[[float], None]
@@ -42,9 +42,22 @@ def of_types(wanted: Collection[int], items: Sequence[T]) -> list[T]:
     return list(compress(items, map(wanted.__contains__, map(id, map(type, items)))))
 
 
+def without_types(unwanted: Collection[int], items: Sequence[T]) -> Sequence[T]:
+    """Return the items whose types are not among ``unwanted``."""
+    return (
+        list(compress(items, map(not_, map(unwanted.__contains__, map(id, map(type, items)))))) if unwanted else items
+    )
+
+
 def one_of_each(items: Sequence[T]) -> dict[int, T]:
     """Return one item of each type, by the type's identity."""
     return dict(zip(map(id, map(type, items)), items, strict=True))
+
+
+def type_names(items: Sequence[object]) -> list[str]:
+    """Return the name of each item's type."""
+    names = {key: type_name(one) for key, one in one_of_each(items).items()}
+    return list(map(names.__getitem__, map(id, map(type, items))))
 
 
 def kinds_of(items: Sequence[object], *bases: type) -> set[int]:

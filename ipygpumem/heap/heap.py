@@ -20,7 +20,7 @@ from operator import is_, not_
 from typing import Any
 
 from ipygpumem.errors import GpuMemError
-from ipygpumem.heap.arrays import Span, StorageKey, describe, elements, flat_elements, library_type, places_of
+from ipygpumem.heap.arrays import Reader, Span, StorageKey, describe, elements, flat_elements, library_type, places_of
 from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.holders.frames import emptied_locals, running_locals
 from ipygpumem.introspect import ATOMS, is_atom, is_instance
@@ -327,11 +327,14 @@ def large_tensors(tensors: Iterable[object], smallest: int) -> dict[StorageKey, 
     by_storage: dict[StorageKey, list[object]] = {}
     if base is None or not (tensors := list(tensors)):
         return by_storage
-    untyped_storage = base.untyped_storage
     with sys.modules["torch"]._C.DisableTorchFunction():
-        for tensor in tensors:
+        plain, rest = Reader(sys.modules["torch"]).plain(tensors)
+        is_large = map(smallest.__le__, plain.sizes)
+        for tensor, key in compress(zip(plain.tensors, plain.keys, strict=True), is_large):
+            by_storage.setdefault(("torch", key), []).append(tensor)
+        for tensor in rest:
             try:
-                storage = untyped_storage(tensor)
+                storage = base.untyped_storage(tensor)
                 if storage.nbytes() >= smallest and storage.device.type != "meta":
                     by_storage.setdefault(("torch", storage._cdata), []).append(tensor)
             except (RuntimeError, NotImplementedError):  # noqa: PERF203  # sparse, or a wrapper

@@ -13,14 +13,36 @@ import math
 import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, islice, repeat
-from operator import attrgetter, is_, not_
+from operator import attrgetter, is_, itemgetter
 from types import FunctionType, MethodDescriptorType, ModuleType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import NOT_ENTERED, Reader, describe, each, holding_objects, library_type, place_of
-from ipygpumem.heap.bulk import CHUNK, by_identity, chunks, held_once, kinds_of, of_types, one_of_each, referents
+from ipygpumem.heap.arrays import (
+    NOT_ENTERED,
+    PlainTensors,
+    Reader,
+    describe,
+    each,
+    holding_objects,
+    is_array,
+    library_type,
+    place_of,
+    read_array,
+    storage_key,
+)
+from ipygpumem.heap.bulk import (
+    CHUNK,
+    by_identity,
+    chunks,
+    held_once,
+    kinds_of,
+    of_types,
+    one_of_each,
+    referents,
+    without_types,
+)
 from ipygpumem.heap.holders.frames import failed, in_traceback
 from ipygpumem.heap.libraries import VISITS_BUFFER, Behind, ObjectPart, Piece, behind, parts_of
 from ipygpumem.heap.walk import Group, Walk
@@ -45,6 +67,11 @@ _SMALL, _HEADER = 512, 8
 _GC_HEADER = 16
 _TWO_BLOCKS = {id(kind) for kind in (list, set, bytearray)}
 """Types whose instance is no multiple of 16 bytes, and whose content is allocated apart."""
+_TENSOR, _STORAGE, _GRAPH, _VIEW = 192, 144, 192, 320
+"""Bytes of torch's C++ objects: of each tensor and storage, and for autograd of a tensor that needs a gradient, and of
+a view, as malloc rounds them."""
+_GAP = 40
+"""Mean number of bytes that malloc leaves unused to align a tensor's data to 64 bytes."""
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _LONG = set(map(id, _CONTAINERS[:-1]))
 _FUNCTION = {id(FunctionType)}
@@ -119,6 +146,8 @@ class Sizes(Walk):
         self._pieces: set[object] = set()
         self._read: set[int] = set()
         """Identities of object arrays whose elements have been counted."""
+        self._left_out: set[object] = set()
+        """Keys of storages, and of small NumPy arrays, whose data is not counted."""
         self._bytes, self._objects, self._also, self._notes = Counter[str](), 0, dict[str, None](), dict[str, None]()
         loaded = list(sys.modules.values())
         modules = of_types(kinds_of(loaded, ModuleType), loaded)
@@ -169,9 +198,15 @@ class Sizes(Walk):
         return self._total()
 
     def leave_out(self, arrays: Iterable[Any]) -> None:
-        """Count neither the large NumPy ``arrays`` themselves nor views of them; their elements count when measured."""
-        for _, start, end in map(place_of, arrays):
-            self._uncounted(start, end)
+        """Do not count the data of ``arrays``; the objects themselves and their elements count when measured."""
+        for array in arrays:
+            if not is_array(array):
+                self._left_out.add(storage_key(array))
+            elif read_array("nbytes", array) < _LARGE:
+                self._left_out.add(("numpy", id(array)))
+            else:
+                _, start, end = place_of(array)
+                self._uncounted(start, end)
 
     def _begin(self, label: str) -> int:
         """Reset the sums of a measurement; return the number of objects that are left for later ones."""
@@ -227,9 +262,14 @@ class Sizes(Walk):
     def kind_of(self, item: object) -> str:
         """Return how objects of the type of ``item`` are handled, and record how they are sized."""
         kind = super().kind_of(item)
-        if kind in ("tensor", "ndarray", "class", "module"):
+        if kind in ("ndarray", "class", "module"):
             return kind
         own, key = type(item), id(type(item))
+        sizer, is_first = _sizer(own)
+        if not is_first:
+            self._sizers[key] = sizer
+        if kind == "tensor":
+            return kind
         flags = type.__dict__["__flags__"].__get__(own)
         if any(is_instance(item, base) for base in NOT_ENTERED) or (kind == "skip" and flags & HAS_REFERENCES):
             return "module"  # not sized, either
@@ -242,9 +282,6 @@ class Sizes(Walk):
             self._dicts.add(key)
         if flags & _MANAGED_DICT and not any(type.__subclasscheck__(base, own) for base in _CONTAINERS):
             self._inline.add(key)
-        sizer, is_first = _sizer(own)
-        if not is_first:
-            self._sizers[key] = sizer
         return kind
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
@@ -312,8 +349,10 @@ class Sizes(Walk):
         apart = self._kinds["class"] | self._kinds["module"] | self._arrays
         plain = fresh
         if not apart.isdisjoint(several):
-            plain = _without(apart, fresh)
-            self._tensors(self.of_kind("tensor", fresh))
+            plain = list(without_types(apart, fresh))
+            tensors = self.of_kind("tensor", fresh)
+            self._add("cpu", self._weight_of(tensors, several))
+            self._tensors(tensors)
             self._ndarrays(self.of_kind("ndarray", fresh))
         self._objects += (len(plain) + len(of_types(self._arrays, fresh))) * self._times
         self._add("cpu", self._weight_of(plain, several))
@@ -360,7 +399,7 @@ class Sizes(Walk):
         if apart:
             odd |= apart
             size += _rounded(Counter(each(sys.getsizeof, of_types(apart, items))), _HEADER)
-        return size + _rounded(Counter(each(sys.getsizeof, _without(odd, items) if odd else items)))
+        return size + _rounded(Counter(each(sys.getsizeof, without_types(odd, items))))
 
     def _piece(self, piece: Piece) -> None:
         """Add memory behind an object."""
@@ -406,6 +445,8 @@ class Sizes(Walk):
         for array in compress(owners, map(_LARGE.__le__, map(read["nbytes"].__get__, owners))):
             _, start, end = place_of(array)
             self._add("cpu", self._uncounted(start, end) - (end - start))
+        for array in owners if self._left_out else ():
+            self._add("cpu", -read_array("nbytes", array) * (("numpy", id(array)) in self._left_out))
         if len(owners) < len(arrays):
             behind_views = by_identity([item for item in bases if item is not None])
             self._take(list(behind_views.values()))
@@ -436,34 +477,38 @@ class Sizes(Walk):
             return
         with torch._C.DisableTorchFunction():
             reader = Reader(torch)
-            foreign = {key for key, one in one_of_each(tensors).items() if reader.is_foreign(one)}
-            plain = [tensor for tensor in tensors if id(type(tensor)) not in foreign] if foreign else tensors
-            storages = each(reader.base.untyped_storage, plain)
-            odd = [tensor for tensor, storage in zip(plain, storages, strict=True) if storage is None]
-            for key, storage in {storage._cdata: storage for storage in storages if storage is not None}.items():
-                self._piece(_of_storage(key, storage, str(storage.device)))
-            for tensor in [*odd, *of_types(foreign, tensors)]:
+            plain, rest = reader.plain(tensors)
+            self._storages(plain)
+            for tensor in rest:
                 found = describe(tensor)
                 if found is not None:
                     self._piece(Piece(found.storage, found.size_bytes, found.device))
-            leaves = [
-                tensor for tensor in plain if reader.read("requires_grad", tensor) and reader.read("is_leaf", tensor)
-            ]
-            gradients = [reader.read("_grad", tensor) for tensor in leaves]
+            trained = list(compress(plain.tensors, each(reader.base.requires_grad.__get__, plain.tensors)))
+            views = sum(map(bool, each(reader.base._is_view, plain.tensors)))
+            gradients = [reader.read("_grad", tensor) for tensor in trained if reader.read("is_leaf", tensor)]
+        self._add("cpu", len(tensors) * _TENSOR + len(trained) * _GRAPH + views * _VIEW)
         self._take([gradient for gradient in gradients if gradient is not None])
         self._enter_later(tensors)
 
-
-def _without(kinds: Collection[int], items: Sequence[Any]) -> list[Any]:
-    """Return the items of other types."""
-    return list(compress(items, map(not_, map(kinds.__contains__, map(id, map(type, items))))))
-
-
-def _of_storage(key: int, storage: Any, device: str) -> Piece:
-    size = storage.nbytes()
-    if device == "meta" or type(size) is not int:  # torch.compile may not have decided it yet
-        return Piece(("torch", key), 0, device)
-    return Piece(("torch", key), size, device, storage.data_ptr() if device == "cpu" and size else 0)
+    def _storages(self, plain: PlainTensors) -> None:
+        """Add tensors' storages: small ones all at once, rounded as malloc does."""
+        columns = zip(plain.sizes, plain.devices, plain.storages, strict=True)
+        found: dict[tuple[object, ...], tuple[int, str, Any]] = dict(
+            zip(zip(repeat("torch"), plain.keys), columns, strict=False)
+        )
+        apart = {key for key, (size, device, _) in found.items() if size >= _LARGE and device == "cpu"}
+        apart |= found.keys() & self._pieces
+        new = found.keys() - self._pieces
+        self._add("cpu", _STORAGE * len(new))
+        for size, device, _ in map(found.__getitem__, new & self._left_out):
+            self._add(device, -size)
+        for key in apart:
+            size, device, storage = found.pop(key)
+            self._piece(Piece(key, size, device, storage.data_ptr() if device == "cpu" else 0))
+        self._pieces.update(found)
+        self._labels.update(dict.fromkeys(found, self._label))
+        for (size, device), number in Counter(map(itemgetter(0, 1), found.values())).items():
+            self._add(device, (_aligned(size + _HEADER) + _GAP if size and device == "cpu" else size) * number)
 
 
 def is_own_class(value: object) -> bool:

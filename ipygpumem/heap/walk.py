@@ -20,6 +20,7 @@ from ipygpumem.heap.arrays import (
     TOOLS,
     Array,
     describe,
+    described,
     elements,
     flat_elements,
     holding_objects,
@@ -133,6 +134,8 @@ class Walk:
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
         """Return the arrays that lead to other objects: by a subclass's attributes, or by elements that are objects."""
         tensors = self.of_kind("tensor", arrays) if self._kinds["tensor"] else []
+        if len(gc.get_referents(*tensors)) == len(tensors):  # only to their classes
+            tensors = []
         found = [tensor for tensor in tensors if len(gc.get_referents(tensor)) > 1]
         ndarrays = self.of_kind("ndarray", arrays)
         with_objects = compress(ndarrays, holding_objects(ndarrays))
@@ -186,7 +189,8 @@ class Walk:
                     from_last = range(start + len(part) - 1, start - 1, -1)
                     places = dict(zip(map(id, reversed(part)), from_last, strict=True))
                     leading.sort(key=lambda item: places[id(item)])
-                    self.paths.update([(id(item), label(places[id(item)])) for item in arrays])
+                    keys = list(map(id, arrays))
+                    self.paths.update(zip(keys, map(label, map(places.__getitem__, keys)), strict=True))
                     self._queue.extend([([item], label(places[id(item)])) for item in leading])
                 if arrays:
                     yield arrays
@@ -290,9 +294,10 @@ class ArraySearch(Walk):
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
         """Return the wrappers, whose memory belongs to the tensors inside; record the other arrays."""
-        pairs = [(item, describe(item)) for item in arrays]
-        self._found += [(item, array) for item, array in pairs if array is not None]
-        return [item for item, array in pairs if array is None]
+        pairs = described(arrays)
+        self._found += pairs
+        known = {id(item) for item, _ in pairs}
+        return [item for item in arrays if id(item) not in known]
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
         """Yield the contents of some objects, without namespaces."""
@@ -378,7 +383,10 @@ class NamedArrays(Walk):
     def named(self, roots: Collection[tuple[str, object]]) -> dict[int, Any]:
         """Return the arrays and other objects behind names, by identity; those on the shortest paths first."""
         names, values = list(map(itemgetter(0), roots)), list(map(itemgetter(1), roots))
-        return {id(item): item for arrays in self.run([(values, names.__getitem__)]) for item in arrays}
+        found = dict[int, Any]()
+        for arrays in self.run([(values, names.__getitem__)]):
+            found.update(by_identity(arrays))
+        return found
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
         """Yield the contents of an object, with their paths."""

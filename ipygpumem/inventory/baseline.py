@@ -108,7 +108,7 @@ class BaselineSnapshot:
     def _shows_old_array(self, item: Any) -> bool:
         """Return True if a tensor shares the memory of an old array, as one from ``torch.from_numpy`` does."""
         base: Any = library_type("torch", "Tensor")
-        if not is_instance(item, base):
+        if not self._spans or not is_instance(item, base):
             return False
         with sys.modules["torch"]._C.DisableTorchFunction():
             storage = base.untyped_storage(item)

@@ -105,7 +105,7 @@ class Contents:
     def _contents(self, item: object) -> list[object]:
         """Return the objects in another one; the dict of its attributes may be newer than these."""
         children = gc.get_referents(item)
-        if any(type(child) is dict and id(child) not in self._known for child in children):
+        if any(id(child) not in self._known for child in of_types({id(dict)}, children)):
             own = instance_dict(item)
             children = [child for child in children if child is not own] + list((own or {}).values())
         return of_types(types_of(children) - _NUMBERS, children)

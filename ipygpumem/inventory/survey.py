@@ -7,6 +7,7 @@ inside operations. The device's reconciliation accounts for them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import sys
 import time
@@ -14,13 +15,13 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from operator import attrgetter
+from itertools import compress, repeat
+from operator import attrgetter, not_
 from types import FrameType, ModuleType
 from typing import Any
 
-from ipygpumem.heap.arrays import Memory, Reader, Storages, describe, is_array, library_type, memory_of, place_of
-from ipygpumem.heap.bulk import Progress, no_progress
+from ipygpumem.heap.arrays import Memory, Reader, Storages, describe, each, is_array, library_type, memory_of, place_of
+from ipygpumem.heap.bulk import Progress, chunks, kinds_of, no_progress, of_types, type_names
 from ipygpumem.heap.heap import Heap, refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.frames import peek
 from ipygpumem.heap.walk import NamedArrays
@@ -98,9 +99,7 @@ class _Survey:
         names = NamedArrays()
         self._named = names.named(roots)
         progress(0.7)
-        parts_of_paths = {key: first_part(path.replace("list(", "")).rstrip(")") for key, path in names.paths.items()}
-        cells = {root: cell_of(root) for root in dict.fromkeys(parts_of_paths.values())}
-        self._labels = Labels(names.paths, {key: cells[root] for key, root in parts_of_paths.items()})
+        self._labels = Labels(names.paths, cells_of(names.paths, cell_of))
         names.drop()
         if not names.complete:
             self.notes.append("the search for names stopped early: some tensors are shown without their names")
@@ -110,10 +109,11 @@ class _Survey:
         self._heap.drop()
         self._named.clear()
 
-    def _all(self, base: type, on_heap: Iterable[object]) -> list[Any]:
+    def _all(self, base: type, on_heap: Sequence[object]) -> list[Any]:
         """Return all instances of a library's class, named ones first; ``on_heap`` are those the collector lists."""
-        named = (item for item in self._named.values() if is_instance(item, base))
-        return list({id(item): item for item in chain(named, on_heap)}.values())
+        named = list(self._named.values())
+        more = compress(on_heap, map(not_, map(self._named.__contains__, map(id, on_heap))))
+        return [*of_types(kinds_of(named, base), named), *more]
 
     def records(self, storages: Storages | None) -> list[TensorRecord]:
         """Return the records of all tensors and arrays, the largest first; add torch's storages to ``storages``."""
@@ -181,15 +181,20 @@ class Labels:
     """The cell that bound the first part of the path."""
 
 
+def cells_of(paths: Mapping[int, str], cell_of: CellOf) -> dict[int, int | None]:
+    """Return the cell that bound the first part of each path, by the array's identity."""
+    heads = [path if path.startswith(("Out[", "list(")) else path.partition("[")[0] for path in paths.values()]
+    cells = {head: cell_of(first_part(head.replace("list(", "")).rstrip(")")) for head in dict.fromkeys(heads)}
+    return dict(zip(paths, map(cells.__getitem__, heads), strict=True))
+
+
 def add_gradients(reader: Reader, tensors: list[Any], labels: Labels) -> list[Any]:
     """Add the gradients, which may not have had a Python object, named after their tensors; return them."""
     known = set(map(id, tensors))
     gradients: list[Any] = []
-    for tensor in list(tensors):
+    for tensor in compress(list(tensors), each(reader.base.requires_grad.__get__, tensors)):
         # A computed tensor has none unless it was told to retain it; reading the attribute would print a warning.
-        if not reader.read("requires_grad", tensor) or not (
-            reader.read("is_leaf", tensor) or reader.read("retains_grad", tensor)
-        ):
+        if not (reader.read("is_leaf", tensor) or reader.read("retains_grad", tensor)):
             continue
         gradient = reader.read("_grad", tensor)
         if gradient is None:
@@ -209,12 +214,18 @@ class TensorList:
 
     def __init__(self, reader: Reader, tensors: Sequence[Any], labels: Labels) -> None:
         self._reader, self._labels = reader, labels
-        self._memories = [(tensor, reader.memory(tensor)) for tensor in tensors]
+        plain, rest = reader.plain(tensors)
+        wholes = [(tensor, reader.memory(tensor)) for tensor in rest]
         self._wholes: dict[int, list[Memory]] = {}
         """The tensors with this storage as a part: sparse and wrapper tensors."""
-        for _, memory in self._memories:
-            for key in () if memory.is_plain else memory.storages:
+        for _, memory in wholes:
+            for key in memory.storages:
                 self._wholes.setdefault(key, []).append(memory)
+        shared = self._wholes.keys() | {key for key, number in Counter(plain.keys).items() if number > 1}
+        is_shared = list(map(shared.__contains__, plain.keys))
+        self._memories = [*wholes, *((tensor, reader.memory(tensor)) for tensor in compress(plain.tensors, is_shared))]
+        self._alone = plain.of(map(not_, is_shared)) if shared else plain
+        """The tensors that share their storage with no other tensor."""
         self._shown: Counter[int] = Counter()
         """Number of arrays on a storage."""
         self._owners: dict[int, int] = {}
@@ -249,12 +260,14 @@ class TensorList:
 
     def _addresses(self) -> Iterator[tuple[int, int]]:
         """Yield the host storages that another library allocated, once each, with their addresses."""
-        found: dict[int, int] = {}
-        for tensor, memory in self._memories:
-            if memory.is_plain and memory.device == "cpu":
-                address = self._reader.address_of_others(tensor)
-                if address is not None:
-                    found.update(dict.fromkeys(memory.storages, address))
+        found, here = dict[int, int](), self._alone.of(map("cpu".__eq__, self._alone.devices))
+        of_others = here.of(map(not_, self._reader.resizable(here.storages)))
+        waiting: list[tuple[Any, Iterable[int]]] = list(zip(of_others.tensors, zip(of_others.keys), strict=True))
+        waiting += [(one, memory.storages) for one, memory in self._memories if memory.is_plain]
+        for tensor, keys in waiting:
+            address = self._reader.address_of_others(tensor)
+            if address is not None:
+                found.update(dict.fromkeys(keys, address))
         yield from found.items()
 
     def records(self, roles: Mapping[int, Role]) -> Iterator[TensorRecord]:
@@ -263,9 +276,57 @@ class TensorList:
         for tensor, memory in self._memories:
             if not self._is_part(memory):  # otherwise it is listed with the whole
                 together.setdefault(tuple(memory.storages) or (id(tensor),), []).append((tensor, memory))
-        for key, found in together.items():
-            tensor, memory = found[0] if len(found) == 1 else min(found, key=self._rank)
-            yield self._record(key, tensor, memory, roles, len(found) - 1)
+        some = [found[0] if len(found) == 1 else min(found, key=self._rank) for found in together.values()]
+        yield from self._records(
+            roles,
+            [tensor for tensor, _ in some],
+            list(together),
+            [memory.device or self._reader.device(tensor) for tensor, memory in some],
+            [sum(memory.storages.values()) for _, memory in some],
+            [len(found) - 1 for found in together.values()],
+            [memory.shared for _, memory in some],
+            [memory.note for _, memory in some],
+        )
+        for tensors, storages, keys, sizes, devices in zip(*map(chunks, self._alone), strict=True):
+            zeros, texts = [0] * len(keys), [""] * len(keys)
+            shared = self._reader.are_shared(storages, devices)
+            yield from self._records(roles, tensors, list(zip(keys)), devices, sizes, zeros, shared, texts)
+
+    def _records(
+        self,
+        roles: Mapping[int, Role],
+        tensors: Sequence[Any],
+        keys: Sequence[tuple[int, ...]],
+        devices: Sequence[str],
+        sizes: Sequence[int],
+        aliases: Sequence[int],
+        shared: Sequence[bool],
+        notes: Sequence[str],
+    ) -> Iterator[TensorRecord]:
+        """Yield the records of tensors on different storages: read column by column in C, as there may be a million."""
+        reader, owners, shown = self._reader, self._owners, self._shown
+        ids = list(map(id, tensors))
+        requires = list(map(bool, each(reader.base.requires_grad.__get__, tensors)))
+        columns = (
+            map(self._labels.paths.get, ids),
+            type_names(tensors),
+            reader.shapes(tensors),
+            map(reader.text, each(reader.base.dtype.__get__, tensors)),
+            devices,
+            sizes,
+            _roles(roles, keys, ids) if roles else repeat("other", len(ids)),
+            requires,
+            [is_so and reader.read("grad_fn", one) is not None for is_so, one in zip(requires, tensors, strict=True)],
+            map(self._labels.cells.get, ids),
+            [more + sum(map(shown.__getitem__, key)) for more, key in zip(aliases, keys, strict=True)]
+            if shown
+            else aliases,
+            shared,
+            ["numpy" if key[0] in owners else "torch" for key in keys],
+            [owners.get(key[0], key[0]) for key in keys],
+            notes,
+        )
+        return map(functools.partial(tuple.__new__, TensorRecord), zip(*columns, strict=True))
 
     def _is_part(self, memory: Memory) -> bool:
         wholes = self._wholes and [whole for key in memory.storages for whole in self._wholes.get(key, ())]
@@ -278,30 +339,6 @@ class TensorList:
         tensor, memory = found
         size = self._reader.read("nbytes", tensor) if memory.is_plain else 0
         return id(tensor) not in self._labels.paths, -(size or 0)
-
-    def _record(
-        self, key: tuple[int, ...], tensor: Any, memory: Memory, roles: Mapping[int, Role], aliases: int
-    ) -> TensorRecord:
-        reader, read, identity = self._reader, self._reader.read, id(tensor)
-        requires = bool(read("requires_grad", tensor))
-        # By position: keywords take twice as long.
-        return TensorRecord(
-            self._labels.paths.get(identity),
-            type_name(tensor),
-            reader.shape(tensor),
-            reader.text(read("dtype", tensor)),
-            memory.device or reader.device(tensor),
-            sum(memory.storages.values()),
-            next((roles[part] for part in (*key, identity) if part in roles), "other") if roles else "other",
-            requires,
-            requires and read("grad_fn", tensor) is not None,
-            self._labels.cells.get(identity),
-            aliases + (sum(self._shown[part] for part in key) if self._shown else 0),
-            memory.shared,
-            "numpy" if key[0] in self._owners else "torch",
-            self._owners.get(key[0], key[0]),
-            memory.note,
-        )
 
 
 def array_records(arrays: Sequence[object], labels: Labels, shown: set[int]) -> list[TensorRecord]:
@@ -346,6 +383,12 @@ def roles_of(reader: Reader, heap: Heap, tensors: Sequence[Any], gradients: Sequ
     for role, tensors_of_role in groups:  # the last role wins
         roles.update((key, role) for tensor in tensors_of_role for key in (id(tensor), *reader.keys(tensor)))
     return roles
+
+
+def _roles(roles: Mapping[int, Role], keys: Iterable[tuple[int, ...]], ids: Iterable[int]) -> list[Role]:
+    """Return the role of each tensor, by the identities of its storages and its own."""
+    parts = ((*key, one) for key, one in zip(keys, ids, strict=True))
+    return [next((roles[part] for part in some if part in roles), "other") for some in parts]
 
 
 def _parameters(tensors: Sequence[Any]) -> Iterator[Any]:

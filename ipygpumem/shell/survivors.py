@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ipygpumem.errors import describe_error
-from ipygpumem.heap.arrays import Array, Span, WatchedArray, describe, storage_key, watch
+from ipygpumem.heap.arrays import Array, Span, WatchedArray, describe, described, watch
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
 from ipygpumem.heap.holders.graphs import live_tensors
@@ -136,10 +136,8 @@ class Survivors:
         """Watch each name's arrays that no earlier name holds, without keeping them alive."""
         entries = [search.held(name, value) for name, value in named]
         found = [entry for entry in entries if entry is not None]
-        described = [(held, [(item, describe(item)) for item in items]) for held, items in found]
         return [
-            WatchedName(held, tuple((watch(item), array) for item, array in pairs if array is not None))
-            for held, pairs in described
+            WatchedName(held, tuple((watch(item), array) for item, array in described(items))) for held, items in found
         ]
 
     def of_experiment(
@@ -213,7 +211,8 @@ class Survivors:
         """Return the rows of arrays and of all other memory that an experiment leaves, largest first."""
         roots, sizes = self.roots(), Sizes(limit=MOST_OLD)
         counted = {array.storage for item in alive for array in item.alive()}
-        sizes.together([item for item in (*heap.tensors, *heap.ndarrays) if storage_key(item) in counted])
+        both = described([*heap.tensors, *heap.ndarrays])
+        sizes.leave_out(item for item, array in both if array.storage in counted)
         rows = list(
             find(
                 heap,
@@ -332,7 +331,7 @@ def _without_name(
     if grown_bytes < MUCH:
         return
     left = grown_bytes * 5 // 4  # the end has freed older memory, too
-    found = {array.storage: (item, array) for item in heap.ndarrays if (array := describe(item)) is not None}
+    found = {array.storage: (item, array) for item, array in described(heap.ndarrays)}
     for item, array in sorted(found.values(), key=lambda pair: -pair[1].size_bytes):
         if smallest <= array.size_bytes <= left and array.storage[0] == "numpy" and not is_known(item, array):
             left -= array.size_bytes

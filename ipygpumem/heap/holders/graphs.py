@@ -12,10 +12,12 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import compress
 from types import SimpleNamespace
 from typing import Any
 
 from ipygpumem.heap.arrays import StorageKey, library_type, storage_key
+from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, without_types
 from ipygpumem.heap.garbage import Garbage, Known
 from ipygpumem.introspect import class_dict, instance_dict, is_instance, name_of, type_name
 
@@ -39,7 +41,8 @@ def requiring_grad(tensors: Iterable[Any]) -> list[Any]:
     """Return the tensors that have a graph or may have a gradient."""
     torch: Any = sys.modules["torch"]
     with torch._C.DisableTorchFunction():
-        return [tensor for tensor in tensors if torch.Tensor.requires_grad.__get__(tensor)]
+        tensors = list(tensors)
+        return list(compress(tensors, map(torch.Tensor.requires_grad.__get__, tensors)))
 
 
 def keepers(tensors: Iterable[Any], wanted: set[StorageKey]) -> tuple[dict[StorageKey, Keeper], bool]:
@@ -97,12 +100,12 @@ def live_tensors(garbage: Garbage) -> list[Any]:
     _let_swap(sys.modules.get("torch.utils"))
     scripted = library_type("torch.jit", "RecursiveScriptModule")
     both = garbage.instances(base, *([] if scripted is None else [scripted]))  # one search of the heap
-    tensors = [item for item in both if is_instance(item, base)]
-    seen = dict[int, Any]()
-    found = [*tensors, *(value for item in both if not is_instance(item, base) for value in of_script(item))]
+    kinds, seen = kinds_of(both, base), dict[int, Any]()
+    tensors: list[Any] = of_types(kinds, both)
+    found = [*tensors, *(value for item in without_types(kinds, both) for value in of_script(item))]
     with sys.modules["torch"]._C.DisableTorchFunction():
         found += [kept for tensor in requiring_grad(tensors) for _, kept in behind(tensor, seen)]
-    return list({id(tensor): tensor for tensor in found}.values())
+    return list(by_identity(found).values())
 
 
 def of_script(module: object) -> Iterator[Any]:
