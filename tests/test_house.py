@@ -20,7 +20,7 @@ BUDGET = {
     "extras/cluster": 727,
     "extras/expectations": 128,
     "extras/guard": 620,
-    "extras/fit": 821,
+    "extras/fit": 828,
     "extras/isolate": 751,
     "extras/lines": 667,
     "extras/moving": 633,

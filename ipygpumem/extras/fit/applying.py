@@ -41,12 +41,12 @@ class Run:
     Hooks, by name: ``begin(number, root)`` before the first call of each root with parameters, a module that no other
     calls; ``call(root, args, kwargs)``, which returns the arguments; ``result()``; ``enter(module, args, kwargs)`` and
     ``leave(module, args, kwargs, mark)``, with what ``enter`` returned, for all modules outside backward;
-    ``backward()``; ``accumulated()`` after it; ``step(optimizer, args, kwargs)``, which returns the arguments;
+    ``backward()``; ``step(optimizer, args, kwargs)``, which returns the arguments;
     ``stepped(optimizer)``; ``operation(func, args, kwargs)`` outside backward.
     """
 
     def __init__(self, estimation: Any, names: dict[str, Any], changes: Sequence[Change]) -> None:
-        self.place_of, self.mark, self.names = estimation.place_of, estimation.log.mark, names
+        self.place_of, self.names = estimation.place_of, names
         self.flops = 0
         """Floating-point operations so far, by the formulas of ``torch.utils.flop_counter``."""
         self._changes = changes
@@ -119,12 +119,9 @@ class Run:
             self._tell("backward")
         self._backwards += 1
         try:
-            result = own(*args, **kwargs)
+            return own(*args, **kwargs)
         finally:
             self._backwards -= 1
-        if not self._backwards:
-            self._tell("accumulated")
-        return result
 
     def _step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         for hook in reversed(self._hooks["step"]):  # adapters come before the optimizer that steps them

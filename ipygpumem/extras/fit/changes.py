@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
-from ipygpumem.estimating.storages import GRADIENTS
+from ipygpumem.estimating.allocation_tracker import tensors_in
 from ipygpumem.extras.fit.applying import Change, Run, is_tensor
 from ipygpumem.extras.fit.observing import Blocks, Observed
 from ipygpumem.introspect import is_instance
@@ -77,9 +78,11 @@ def parts(seen: Observed, name: str | None) -> Iterator[Change]:
         yield Change(title, line, results, functools.partial(_split, seen, name, passes), "batch", passes)
 
 
-def _split(seen: Observed, name: str | None, passes: int, run: Run) -> None:  # noqa: C901  # small functions, one after another
-    """Give roots a part of the rows; they find gradients of an earlier part, as in all passes but the first."""
-    roots: list[Any] = []
+def _split(  # noqa: C901  # one small function after another
+    seen: Observed, name: str | None, passes: int, run: Run
+) -> None:
+    """Give roots a part of the rows, after a whole pass with such a part before each step, as in accumulation."""
+    passed: list[Any] = []
 
     def reduced(value: Any) -> Any:
         return value // passes
@@ -94,15 +97,18 @@ def _split(seen: Observed, name: str | None, passes: int, run: Run) -> None:  # 
         return own(given, target if fits else target[: len(given)], *args, **kwargs)
 
     def call(root: Any, args: Any, kwargs: Any) -> Any:
-        number = next((number for number, known in enumerate(roots) if known() is root), -1)
-        trained = seen.trained.get(number, ()) if torch.is_grad_enabled() else ()
-        for path, parameter in root.named_parameters() if trained else ():
-            if path in trained and parameter.requires_grad and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-                run.mark(parameter.grad, GRADIENTS)
-        return (args, kwargs) if name else (tuple(map(part, args)), part(kwargs))
+        if name is None:
+            args, kwargs = tuple(map(part, args)), part(kwargs)
+        is_first = seen.trains and torch.is_grad_enabled() and all(known() is not root for known in passed)
+        if is_first and next(root.parameters(), None) is not None:
+            passed.append(weakref.ref(root))
+            flops = run.flops
+            alone = tree_map_only(torch.Tensor, _detached, (args, kwargs))  # the code's own graph is needed later
+            _accumulate(root(*alone[0], **alone[1]))
+            run.flops = flops
+        return args, kwargs
 
-    run.on(begin=lambda _, root: roots.append(weakref.ref(root)), call=call)
+    run.on(call=call, stepped=lambda _: passed.clear())
     if name is None:
         for given in vars(functional):
             if given.endswith(("_loss", "cross_entropy", "_with_logits", "kl_div")) and not given.startswith("_"):
@@ -111,6 +117,17 @@ def _split(seen: Observed, name: str | None, passes: int, run: Run) -> None:  # 
     if name in run.names:
         run.names[name] = reduced(run.names[name])
     run.names.changed[name] = reduced  # type: ignore[attr-defined]  # a Namespace
+
+
+def _detached(tensor: Any) -> Any:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _accumulate(result: Any) -> None:
+    """Run backward from a model's loss, or from all its results."""
+    loss = dict.get(result, "loss") if is_instance(result, dict) else None
+    found = [one for one in tensors_in(result if loss is None else loss) if one.requires_grad]
+    torch.autograd.backward(found, [torch.ones_like(one) for one in found])
 
 
 def _checkpoints(seen: Observed) -> Iterator[Change]:

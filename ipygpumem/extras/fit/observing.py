@@ -57,8 +57,6 @@ class Observed:
         self.blocks: dict[str, Blocks] = {}
         self.last = ""
         """Path of the layer that ran last."""
-        self.trained: dict[int, set[str]] = {}
-        """Paths of the parameters that got gradients, by root."""
 
     def apply(self, run: Run) -> None:  # noqa: C901  # one small function after another
         """Add the hooks of the first run; they hold references that are weak, so that it frees what the code frees."""
@@ -123,17 +121,12 @@ class Observed:
             for path, module in () if root is None else root.named_modules():
                 self.last = path if last and module is last[0]() else self.last
 
-        def accumulated() -> None:
-            for number, root in roots.items():
-                named = root().named_parameters() if root() is not None else ()
-                self.trained.setdefault(number, set()).update(path for path, one in named if one.grad is not None)
-
         if self._batch:
             if self._batch in run.names:
                 changed(run.names[self._batch])
             run.names.changed[self._batch] = changed  # type: ignore[attr-defined]  # a Namespace
         run.on(begin=begin, call=call, enter=enter, leave=leave, operation=operation, backward=backward)
-        run.on(accumulated=accumulated, stepped=lambda one: self.optimizers.setdefault(name_of(type(one))))
+        run.on(stepped=lambda one: self.optimizers.setdefault(name_of(type(one))))
 
     def _see_model(self, root: Any, watched: dict[int, Blocks]) -> None:
         """Note the parts of a model, and watch its blocks."""

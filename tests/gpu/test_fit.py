@@ -1,0 +1,43 @@
+"""%%estimate --fit against torch's allocator: the cell written by hand runs on the smallest card on which it fits."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.gpu.support import script
+
+SEARCH = """
+import json
+from bisect import bisect_left
+from dataclasses import replace
+from tests.torch_cpu.test_fit import MIB, PLAIN, search
+
+def smallest(device):
+    sizes = range(512, 4096)
+    return sizes[bisect_left(sizes, True, key=lambda size: replace(device, room_bytes=size * MIB).verdict == "fits")]
+
+found = search(PLAIN, "950MiB")
+print(json.dumps({trial.title: [trial.changes[0].line, smallest(trial.device)] for trial in found.trials}))
+"""
+RUN = """
+import json
+from tests.torch_cpu.test_fit import BY_HAND
+cell = BY_HAND[TITLE].replace("LINE", LINE).replace("= Net()", "= Net().cuda()")
+for data in ("torch.randn(256, 16, 256", "torch.zeros(4096"):
+    assert data in cell
+    cell = cell.replace(data, f"{data}, device='cuda'")
+exec(cell, names := {})
+print(json.dumps([names["torch"].cuda.is_available(), names["torch"].cuda.max_memory_allocated() > 0]))
+"""
+
+
+@pytest.mark.simulated
+def test_each_change_fits_on_a_card_of_the_size_that_is_said(
+    machine: Callable[..., None], figure: Callable[[str], None]
+) -> None:
+    found = script(SEARCH, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert len(found) >= 4
+    for title, (line, mib) in found.items():
+        machine(gib=mib / 1024)
+        assert script(f"TITLE, LINE = {title!r}, {line!r}\n{RUN}") == [True, True], title
+    figure(f"with {', '.join(found)}, a step ran on the smallest card on which it fits")
