@@ -32,7 +32,7 @@ BUDGET = {
     "fitting": 943,
     "heap": 4469,
     "introspect": 207,
-    "inventory": 3068,
+    "inventory": 3073,
     "magics": 1360,
     "meter": 420,
     "probes": 2009,

@@ -157,6 +157,9 @@ def test_advice_against_gaps_is_what_this_torch_supports(card: FakeNvml, monkeyp
     assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in note
     assert "before torch first uses CUDA" in note
     assert gap_notes(card, GAPS, "2.1.2") == (note,)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    assert "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64,expandable_segments:True" in gap_notes(card, GAPS)[0]
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
     assert gap_notes(card, FEW) == ()
     card.memory["GPU-uuid-0"] = (10_100, 2000)  # the gaps are less than a hundredth of the device
     assert gap_notes(card, GAPS) == ()

@@ -38,6 +38,8 @@ _EDGES = 40 * MIB
 _MAPPED = 32 * MIB
 """Size from which malloc maps each block on its own, so that freeing it returns address space."""
 _MOST_NAMES, _MOST_FOLLOWED = 3, 100_000
+_OUT_OF_SIGHT = {"globals", "locals", "vars", "eval", "exec", "user_ns"}
+"""Names in code that may use any name."""
 
 
 class Bound(NamedTuple):
@@ -72,6 +74,8 @@ class Shortage:
     gap_bytes: int = 0
     """Free bytes between torch's tensors."""
     largest_gap_bytes: int = 0
+    idle_bytes: int = 0
+    """Bytes that torch keeps free for other streams and for graphs."""
     expandable_bytes: int = 0
     """Bytes of the gaps that expandable segments would free."""
     setting: str = ""
@@ -103,7 +107,8 @@ def cause_of(found: Shortage) -> Cause | None:
         return None
     if _exceeds(free + found.gap_bytes, asked):
         return _fragmentation(found, asked, free)
-    return _too_much(found, asked, free) if _exceeds(asked, free + found.gap_bytes) else None
+    is_too_much = _exceeds(asked, free + found.gap_bytes + found.idle_bytes)
+    return _too_much(found, asked, free) if is_too_much else None
 
 
 def _full(found: Shortage) -> Cause:
@@ -234,6 +239,7 @@ def _on_card(figures: FailedAllocation, snapshot: Snapshot | None) -> Shortage:
         found,
         gap_bytes=gap_bytes,
         largest_gap_bytes=min(max(pieces, default=0), gap_bytes),
+        idle_bytes=elsewhere,
         expandable_bytes=max(0, sum(max(0, size - _EDGES) for size in pieces) - unknown),
         setting=expandable_setting(),
     )
@@ -329,26 +335,25 @@ def _room(snapshot: Snapshot, free: int, gone: Collection[int]) -> int:
 
 
 def names_used(error: BaseException, namespace: dict[str, Any], source: str) -> set[str] | None:
-    """Return the names that the failed code may use, also through functions and objects; None if there is too much."""
+    """Return the names that the failed code may use, also through functions and objects; None if it may use any."""
     frames = [*(frame for frame, _ in tracebacks.frames(error)), *stack(sys._getframe())]
     waiting: list[Any] = [frame.f_code for frame in frames if frame.f_globals is namespace]
     waiting += [frame.f_code for frame in frames if is_users(frame.f_code.co_filename)]
-    used, seen = set(re.findall(r"\w+", source)) & namespace.keys(), dict[int, object]()
-    waiting += map(namespace.get, used)
+    words, seen = set(re.findall(r"\w+", source)), dict[int, object]()
+    waiting += map(namespace.get, words & namespace.keys())
     while waiting and len(seen) < _MOST_FOLLOWED:
         item = waiting.pop()
         if id(item) in seen or item is namespace:
             continue
         seen[id(item)] = item
         if type(item) is CodeType:
-            new = {*item.co_names, *item.co_freevars} & namespace.keys()
-            used |= new
+            words |= {*item.co_names, *item.co_freevars}
             waiting += [one for one in item.co_consts if type(one) is CodeType]
-            waiting += map(namespace.get, new)
+            waiting += map(namespace.get, item.co_names)
         elif type(item) is FunctionType:
             waiting += [item.__code__] * (item.__globals__ is namespace)
             waiting += [item.__closure__, item.__defaults__, item.__kwdefaults__, item.__dict__]
         elif not is_left_out(item) or is_users_class(item):
             waiting += [one for one in gc.get_referents(item) if gc.is_tracked(one)]
             waiting += [type(item)] * is_users_class(type(item))
-    return None if waiting else used
+    return None if waiting or words & _OUT_OF_SIGHT else words

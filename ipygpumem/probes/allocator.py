@@ -146,7 +146,6 @@ class FailedAllocation(NamedTuple):
     """Free bytes of the device, without the allocator's."""
     allocated: int
     limit: int | None = None
-    """The limit on torch's allocator, if there is one."""
     unallocated: int = 0
     """Reserved bytes that no tensor uses: torch has just freed all that it could."""
 
@@ -171,10 +170,11 @@ def settings() -> str:
 
 
 def expandable_setting() -> str:
-    """Return the setting that lets segments grow and shrink; empty if it is made, or this torch does not have it."""
+    """Return the settings that add growing segments to those in force; empty if they grow, or this torch cannot."""
     torch: Any = loaded_torch()
     version = tuple(map(int, re.findall(r"\d+", str(getattr(torch, "__version__", "")))[:2]))
     is_rocm = getattr(getattr(torch, "version", None), "hip", None) is not None
     if version < (2, 1) or is_rocm or sys.platform != "linux" or "expandable_segments:True" in settings():
         return ""
-    return f"{_VARIABLES[not hasattr(torch._C, '_accelerator_setAllocatorSettings')]}=expandable_segments:True"
+    values = ",".join(filter(None, (settings(), "expandable_segments:True")))
+    return f"{_VARIABLES[not hasattr(torch._C, '_accelerator_setAllocatorSettings')]}={values}"

@@ -60,7 +60,7 @@ def test_what_cublas_keeps(kernel: Kernel) -> None:
 
 
 SPREAD = "parts = [torch.empty(30 << 20, dtype=torch.uint8, device='cuda') for _ in range(12)]\ndel parts[1:-1]"
-ADVICE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+ADVICE = "ALLOC_CONF=expandable_segments:True"
 
 
 def given_back(kernel: Kernel) -> tuple[int, int]:
