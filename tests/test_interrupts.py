@@ -104,15 +104,18 @@ def test_an_experiment_whose_start_is_interrupted_is_not_open(app: App, cuda: Kn
         assert sys.meta_path == meta_path
 
 
-@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.thorough)])
+EVERY_LINE = [pytest.param(first, 8, marks=pytest.mark.thorough) for first in range(1, 9)]
+
+
+@pytest.mark.parametrize(("first", "step"), [(1, 11), *EVERY_LINE])
 def test_an_interrupted_end_can_be_finished(
-    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, step: int
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, first: int, step: int
 ) -> None:
     monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
     monkeypatch.setattr("ipygpumem.shell.experiments.steps_that_free", lambda *_, **__: [])
     opened, space = app_of(loaded).experiments.open, loaded.user_ns
     app_of(loaded).context.config.report = False
-    for line in itertools.count(1, step):
+    for line in itertools.count(first, step):
         space.update(t_old="old", t_keep="old")
         outer = ipygpumem.experiment("outer", report="none").start()
         loaded.run_cell("t_old = 1; t_keep = 1; t_new = []")
