@@ -101,6 +101,15 @@ def least_calls_in(shell: InteractiveShell, cell: str) -> int:
 
 
 @alone
+def test_a_cell_without_peak_loads_nothing_of_it() -> None:
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    shell.run_line_magic("load_ext", "ipygpumem")
+    for cell in ("1", EMPTY, "%gpumem status"):
+        files_in(shell, cell)
+    assert [name for name in sys.modules if name.startswith(("ipygpumem.extras.peak", "memray"))] == []
+
+
+@alone
 def test_no_work_calls_more_functions_than_before() -> None:
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     shell.run_line_magic("load_ext", "ipygpumem")

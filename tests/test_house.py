@@ -24,7 +24,7 @@ BUDGET = {
     "extras/isolate": 751,
     "extras/lines": 667,
     "extras/moving": 633,
-    "extras/peak": 1110,
+    "extras/peak": 1128,
     "extras/pictures": 345,
     "extras/recorder": 594,
     "extras/tracker": 201,

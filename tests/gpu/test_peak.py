@@ -50,7 +50,7 @@ def test_sums_equal_the_allocators_peak(most: int, settings: str) -> None:
     found = script(_STEPS.replace("{most}", str(most)), env={"PYTORCH_CUDA_ALLOC_CONF": settings})
     for size, rows, highest, allocated, notes, _ in found:
         assert size == rows == highest == allocated
-        assert notes == []
+        assert [note for note in notes if "memray" not in note] == []
     parts = found[2][-1]
     weights = 4 * (512 * 2000 + 2000 * 2000 + 2000 * 10)
     assert weights <= parts["parameters"] <= weights * 1.2

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +60,8 @@ def test_a_training_steps_peak_is_split_by_role() -> None:
     assert device.curve[-1].seconds <= found.record.duration_seconds
     assert max(sum(point.parts.values()) for point in device.curve) == device.size_bytes
     assert optimizer.state
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert not following.register_optimizer_step_pre_hook.__globals__["_global_optimizer_pre_hooks"]
 
 
 def test_memory_without_a_name_has_its_module_operation_and_line() -> None:
@@ -71,6 +74,28 @@ def test_memory_without_a_name_has_its_module_operation_and_line() -> None:
     lines = {row.operation: row.line for row in ram(found).rows}
     assert lines["pow"].endswith("return x.clone() ** 2")
     assert "model(torch.ones(MIB))" in lines["ones"]
+
+
+def test_loaded_and_listed_numbers_are_followed(tmp_path: Path) -> None:
+    torch.save({"weight": torch.ones(2 * MIB)}, tmp_path / "state.pt")
+    with ipygpumem.peak() as found:
+        loaded, listed = torch.load(tmp_path / "state.pt"), torch.tensor([1.0] * 2000)
+    sizes = {row.name: row.size_bytes for row in ram(found).rows}
+    assert (sizes['loaded["weight"]'], sizes["listed"]) == (8 * MIB, 8192)
+    assert len(loaded) == listed.dim()
+
+
+@pytest.mark.parametrize("broken", ["Follower.start", "Follower.read", "Follower._place"])
+def test_a_failure_of_ours_becomes_a_note(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise LookupError("ours")
+
+    owner, name = broken.split(".")
+    monkeypatch.setattr(getattr(following, owner), name, fail)
+    with ipygpumem.peak() as found:
+        result = torch.ones(MIB).sum()
+    assert result == MIB
+    assert any("LookupError: ours" in note for note in found.record.notes)
 
 
 def test_many_freed_storages_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:

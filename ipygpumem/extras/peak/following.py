@@ -45,8 +45,9 @@ Names = Callable[[], Iterable[tuple[str, object]]]
 Place = tuple[str, str, tuple[str, int] | None]
 """Path of a module, name of an operation, and file and number of a line."""
 _MODULE_CALL = torch.nn.Module._call_impl.__code__
-_FROM_PYTHON = torch.ops.aten.lift_fresh.default
-"""Operation on a tensor that torch has made of Python's numbers, without an operation."""
+_SET = torch.ops.aten.set_
+_FROM_ELSEWHERE = (torch.ops.aten.lift_fresh.default, _SET.source_Storage, _SET.source_Storage_storage_offset)
+"""Operations in place on a storage that no operation has made: of Python's numbers, or loaded from a file."""
 _LEAST_PLACED = 4096
 """Bytes of the smallest storage whose module and line are kept."""
 _MOST_LIVES = 50_000
@@ -97,7 +98,7 @@ class Follower(TorchDispatchMode):
         self.snapshot: Any = None
         """torch's snapshot of the CUDA allocator at the end, with its history; None without CUDA."""
         self.notes: dict[str, None] = {}
-        self._began = time.perf_counter()
+        self.began = time.perf_counter()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -114,23 +115,23 @@ class Follower(TorchDispatchMode):
                     life = self._see(item, before=True)
                     if life is not None:
                         life.role = _ROLES.get(role, "")
+        self.began = time.perf_counter()
+        if torch.cuda.is_initialized():
+            self._record_cuda()
         self._handles = [
             register_optimizer_step_pre_hook(self._will_step),
             register_optimizer_step_post_hook(self._stepped),
         ]
-        self._began = time.perf_counter()
-        if torch.cuda.is_initialized():
-            self._record_cuda()
         self.__enter__()
 
     def _record_cuda(self) -> None:
-        began_us = time.time_ns() // 1000 - int((time.perf_counter() - self._began) * 1e6)
+        began_us = time.time_ns() // 1000 - int((time.perf_counter() - self.began) * 1e6)
         try:
             self._history = History(began_us, keep=self._keeps_history)
             for life in self.log.lives:
                 if life.address:
                     self._history.saw(life)
-        except (RuntimeError, TypeError) as error:  # another allocator, an old torch
+        except (RuntimeError, TypeError, AttributeError) as error:  # another allocator, an old torch
             self._has_history, self.notes[f"CUDA's allocator has no history ({describe_error(error)})"] = False, None
 
     def stop(self) -> None:
@@ -141,6 +142,8 @@ class Follower(TorchDispatchMode):
             self.__exit__(None, None, None)
         else:
             self.error = self.error or "the code left a dispatch mode open"
+        if self._history is not None:
+            self.snapshot = self._history.replay(last=True)
 
     def read(self, inventory: Inventory | None, *, ran_out: bool) -> list[DevicePeak]:
         """Return each device's peak, or the moment of the failed allocation; names are those of ``inventory``."""
@@ -175,8 +178,8 @@ class Follower(TorchDispatchMode):
         by_device: dict[str, tuple[list[StorageLife], Clock, int]] = {}
         for life in self.log.lives:
             by_device.setdefault(life.device, ([], self.clock, self.log.clock))[0].append(life)
-        if self._history is not None and (last or not self._keeps_history):
-            self.snapshot = self._history.replay(last=last)
+        if not (last or self._history is None or self._keeps_history):
+            self._history.replay(last=False)
         for device, blocks in self._history.devices.items() if self._history is not None else ():
             by_device[device] = blocks.lives, blocks.clock, blocks.tick
         for device, (lives, clock, tick) in by_device.items():
@@ -225,10 +228,10 @@ class Follower(TorchDispatchMode):
         try:
             result = func(*args, **kwargs)
         except Exception as error:
-            self.failed = self.log.clock, time.perf_counter() - self._began, self._place(func)
+            self.failed = self.log.clock, time.perf_counter() - self.began, self._place(func)
             error.__traceback__ = users_part(error.__traceback__)
             raise
-        if func is _FROM_PYTHON or not (args and result is args[0]):  # any other is in place
+        if func in _FROM_ELSEWHERE or not (args and result is args[0]):  # any other is in place
             self._followed(func, args, kwargs, result)
         return result
 
@@ -243,7 +246,7 @@ class Follower(TorchDispatchMode):
                 continue
             life = self._see(tensor, in_backward=graph != -1)
             if life is not None:
-                self.clock.note(self.log.clock, time.perf_counter() - self._began)
+                self.clock.note(self.log.clock, time.perf_counter() - self.began)
                 life.recorded = torch.is_grad_enabled() and any(
                     item.requires_grad for item in tensors_in((args, kwargs))
                 )

@@ -20,8 +20,7 @@ class HostTracker:
     """memray's tracker, until ``stop``; it keeps sums by stack at the high-water mark, not each allocation.
 
     Raises:
-        ImportError: memray is not installed.
-        RuntimeError: another tracker is running.
+        ModuleNotFoundError: memray is not installed.
     """
 
     def __init__(self) -> None:
@@ -31,6 +30,9 @@ class HostTracker:
         destination = self._memray.FileDestination(self._file, overwrite=True, compress_on_exit=False)
         form = self._memray.FileFormat.AGGREGATED_ALLOCATIONS
         self._tracker: Any = self._memray.Tracker(destination=destination, file_format=form)
+
+    def start(self) -> None:
+        """Follow the memory of this process."""
         self._tracker.__enter__()
 
     def stop(self) -> None:

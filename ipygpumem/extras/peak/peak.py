@@ -44,29 +44,38 @@ class Peak:
     def start(self) -> None:
         """Follow the memory from now on."""
         with growth_for("%%peak"):
+            self._host = self._started("host.HostTracker")
             if loaded_torch() is None:
                 self._notes.append(_NO_TORCH)
             else:
-                module = importlib.import_module("ipygpumem.extras.peak.following")
-                self._follower = module.Follower(self._names, keep_history=self._place is not None)
-                self._follower.start()
-            try:
-                self._host = importlib.import_module("ipygpumem.extras.peak.host").HostTracker()
-            except ImportError:
-                self._notes.append(_NO_MEMRAY)
-            except Exception as error:  # memray's own, such as another running tracker
-                self._notes.append(f"memory outside torch is not shown: {describe_error(error)}")
-        self._began = time.perf_counter()
+                self._follower = self._started("following.Follower", self._names, keep_history=self._place is not None)
+        self._began = time.perf_counter() if self._follower is None else self._follower.began
+
+    def _started(self, place: str, *arguments: Any, **options: Any) -> Any:
+        """Return a new follower of tensors or of the host, which has started; None, with a note, if it cannot."""
+        module, _, name = place.partition(".")
+        try:
+            found = getattr(importlib.import_module(f"ipygpumem.extras.peak.{module}"), name)(*arguments, **options)
+            found.start()
+        except ModuleNotFoundError as error:
+            self._notes.append(_NO_MEMRAY if error.name == "memray" else f"tensors: {describe_error(error)}")
+        except Exception as error:  # an old torch, another tracker of memray; the user's code runs all the same
+            what = "memory outside torch" if name == "HostTracker" else "torch's tensors"
+            self._notes.append(f"not followed: {what} ({describe_error(error)})")
+        else:
+            return found
+        return None
 
     def stop(self, inventory: Callable[[], Inventory], error: BaseException | None = None) -> PeakRecord:
         """Stop, and make the record; ``error`` has ended the code, and ``inventory`` lists the tensors with names."""
         seconds = time.perf_counter() - self._began
         (follower, host), devices = self.drop(), list[DevicePeak]()
         with growth_for("%%peak"):
-            if follower is not None:
-                devices += self._read(follower, inventory, error)
-            if host is not None:
-                devices.append(host.read())
+            try:
+                devices += [] if follower is None else self._read(follower, inventory, error)
+                devices += [] if host is None else [host.read()]
+            except Exception as problem:  # must not hide the code's own error
+                self._notes.append(f"the record is not complete: {describe_error(problem)}")
         self.record = PeakRecord(tuple(devices), seconds, tuple(self._notes))
         return self.record
 
@@ -96,7 +105,7 @@ class Peak:
         """Stop, and return the followers that ran; can be called again."""
         found = self._follower, self._host
         self._follower = self._host = None
-        for part in found[::-1]:
+        for part in found:
             if part is not None:
                 part.stop()
         return found
@@ -141,7 +150,11 @@ class PeakBlock:
     def __enter__(self) -> PeakBlock:
         frame = sys._getframe(1)
         self._peak = Peak(lambda: names_in(frame), self._save)
-        self._peak.start()
+        try:
+            self._peak.start()
+        except BaseException:  # an interrupt
+            self._peak.drop()
+            raise
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
