@@ -105,7 +105,7 @@ def _tried(cell: str, mode: str, *, harmless: bool) -> dict[str, str | bool]:
             kernel.run(line)
         reply = kernel.reply_to(cell)
         if reply is None:
-            return {"well": False, "error": "killed or hung"}
+            return {"well": False, "error": "hung" if kernel._manager.is_alive() else "killed"}
         if harmless:
             return {"well": reply.status == "ok", "error": reply.error or ""}
         following = kernel.reply_to("print(len(first), second, len(bytearray(2**20)))")

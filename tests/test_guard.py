@@ -291,6 +291,7 @@ def test_the_command_says_its_state_and_its_mistakes(notebook: Kernel) -> None:
 
 
 def test_off_leaves_nothing_behind(loaded: InteractiveShell) -> None:
+    import _imp
     import os
     import resource
     import signal
@@ -299,7 +300,7 @@ def test_off_leaves_nothing_behind(loaded: InteractiveShell) -> None:
     def state() -> tuple[object, ...]:
         names = ("custom_exceptions", "showtraceback")
         own = [vars(type(loaded)).get(name) for name in names] + [vars(loaded).get(name) for name in names]
-        functions = (subprocess._fork_exec, os.posix_spawn, os.system)  # type: ignore[attr-defined]
+        functions = (subprocess._fork_exec, os.posix_spawn, os.system, _imp.create_dynamic)  # type: ignore[attr-defined]
         limit = resource.getrlimit(resource.RLIMIT_DATA)
         return (*own, *functions, limit, signal.getsignal(signal.SIGURG), threading.active_count())
 
