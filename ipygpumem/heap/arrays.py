@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.bulk import chunks, kinds_of, of_types, one_of_each, type_names, without_types
 from ipygpumem.introspect import class_dict, instance_dict, is_atom, is_instance, module_of, text_of, type_name
 
-NOT_ENTERED = (types.FrameType, types.CodeType, types.TracebackType, types.BuiltinFunctionType)
+NOT_ENTERED = (types.FrameType, types.CodeType, types.TracebackType)
 """Types that no walk enters, because they lead to objects of every owner."""
 
 TOOLS = {"IPython", "ipykernel", "ipygpumem"}

@@ -12,23 +12,34 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain, compress, repeat
+from itertools import compress, repeat
 from operator import not_
 from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
-from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS, flat_elements, library_type, place_of, storage_key
-from ipygpumem.heap.bulk import by_identity, chunks, of_types, one_of_each, types_of
+from ipygpumem.heap.arrays import (
+    NOT_ENTERED,
+    TOOLS,
+    flat_elements,
+    is_of_library,
+    library_type,
+    place_of,
+    storage_key,
+)
+from ipygpumem.heap.bulk import by_identity, chunks, held_once, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.frames import is_users, running_ids
 from ipygpumem.heap.holders.graphs import behind, kept_behind
-from ipygpumem.heap.libraries import bytes_of, hidden_memory, relatives
-from ipygpumem.heap.walk import MOST_KEPT
-from ipygpumem.introspect import is_atom, is_exactly, is_instance, module_dict, module_of
+from ipygpumem.heap.holders.tasks import pending, storage_of_context, without_wakeups
+from ipygpumem.heap.libraries import bytes_of, hidden_memory, relatives, segments
+from ipygpumem.introspect import ATOMS, is_atom, is_exactly, is_instance, is_users_class, module_dict, module_of, mro_of
 
 _BASES = (("ndarray", ("numpy", "ndarray")), ("tensor", ("torch", "Tensor")), ("stream", ("io", "BytesIO")))
 _BUFFERS = {id(bytes), id(bytearray)}
 """Types whose memory a tensor may use."""
+_CONTAINERS, _PLAIN = set(map(id, (object, list, dict, tuple, set, frozenset))), ATOMS - _BUFFERS
+MOST_OWNED = 20_000_000
+"""Maximum number of objects, except numbers and text with one holder."""
 _FUNCTION, _FRAME = {id(FunctionType)}, {id(FrameType)}
 _OF_CONSTANT, _LARGEST_CONSTANT = 100, 512
 """Plain numbers and text of few bytes with as many references from outside are constants, which no user owns."""
@@ -38,51 +49,71 @@ _ALIGNMENT, _PAGE = 64, 4096
 
 
 class Closure:
-    """All objects that ``roots`` lead to, plain numbers and text included; it keeps them alive.
+    """All objects that ``roots`` lead to; it keeps them alive.
 
     Modules, running frames and libraries' classes are left out, because they lead to everything.
 
     Known limit: references that a C library holds without telling the collector count as references from outside.
 
     Attributes:
-        objects: by identity.
+        objects: by identity, without those that are ``alone``, and without numbers and text that have one holder.
+        alone: containers and instances of the user's classes with one holder, so that nothing outside refers to them.
         complete: False if there were too many objects.
     """
 
     def __init__(self, roots: Sequence[object]) -> None:
         self.objects: dict[int, object] = {}
+        self.alone: list[object] = []
         self.complete = True
-        self._kinds: dict[str, set[int]] = {"all": set(), "entered": set(), **{name: set() for name, _ in _BASES}}
+        names = ("all", "entered", "alone", *(name for name, _ in _BASES))
+        self._kinds: dict[str, set[int]] = {name: set() for name in names}
         """Identities of types, by how their objects are handled."""
         self._spaces = {id(module_dict(item)) for item in list(sys.modules.values()) if is_instance(item, ModuleType)}
         """Identities of namespaces of modules."""
+        self._spaces.update(map(id, storage_of_context()))
         self._running = running_ids()
         self._inside: Counter[int] = Counter()
         """Number of references from inside, by an object's identity."""
         self._inside_torch: Counter[int] = Counter()
         """The same, of references in torch's C++ code."""
         nodes = dict[int, Any]()
-        level = list(roots)
+        alone, level = held_once(), list(roots)
+        self.objects.update(by_identity(level))
         while level and self.complete:
-            new = {key: item for key, item in by_identity(level).items() if key not in self.objects}
-            self.complete = len(self.objects) + len(new) <= MOST_KEPT
-            self.objects.update(new)
-            level = []
-            for part in chunks(list(new.values())):
+            self.complete = len(self.objects) + len(self.alone) <= MOST_OWNED
+            parts, level = chunks(level), []
+            for part in parts:
                 references, of_torch = self._referents(part, nodes)
-                self._inside.update(map(id, references))
                 self._inside_torch.update(map(id, of_torch))
-                level += by_identity([*references, *of_torch]).values()
+                for below in chunks(references):
+                    is_alone = list(map(alone.__ge__, map(sys.getrefcount, below)))
+                    singles = list(compress(below, is_alone))
+                    plain = of_types(self._kinds["alone"], singles)
+                    other = of_types(types_of(singles) - self._kinds["alone"] - _PLAIN, singles)
+                    shared = [*compress(below, map(not_, is_alone)), *other]
+                    self._inside.update(map(id, shared))
+                    self.alone += plain
+                    level += plain
+                    level += self._new(shared, self.objects)
+                level += self._new(of_torch, self.objects)
 
     def reach(self, keys: Iterable[int]) -> set[int]:
-        """Return the identities of some objects, and of all that they lead to."""
-        found, level, nodes = set[int](), set(keys), dict[int, Any]()
-        while level:
-            found |= level
-            parts = chunks(list(map(self.objects.__getitem__, level)))
-            both = chain.from_iterable(self._referents(part, nodes) for part in parts)
-            level = (set(map(id, chain.from_iterable(both))) & self.objects.keys()) - found
-        return found
+        """Return the identities of some objects, and of all that they lead to, without plain numbers and text."""
+        level, nodes = [self.objects[key] for key in keys], dict[int, Any]()
+        found = by_identity(level)
+        while level and len(found) <= MOST_OWNED:
+            parts, level = chunks(level), []
+            for part in parts:
+                for references in self._referents(part, nodes):
+                    level += self._new(of_types(types_of(references) - ATOMS, references), found)
+        return set(found)
+
+    @staticmethod
+    def _new(items: Sequence[Any], known: dict[int, Any]) -> list[Any]:
+        """Add the items to the ``known`` ones; return the new ones."""
+        new = {key: item for key, item in by_identity(items).items() if key not in known}
+        known.update(new)
+        return list(new.values())
 
     def held_from_outside(self, ours: Mapping[int, int]) -> set[int]:
         """Return the identities of the objects that something outside refers to, except constants such as ``True``.
@@ -101,6 +132,12 @@ class Closure:
         more = {key: number - every - inside[key] for key, number in counts.items() if number - every != inside[key]}
         held = {key: number for key, number in self._of_tensors(self.tensors(), more).items() if number > 0}
         return {key for key, number in held.items() if number < _OF_CONSTANT or not self._is_small(key)}
+
+    @property
+    def may_share(self) -> bool:
+        """Return True if objects may share memory with objects to which they do not refer."""
+        known = list(self.objects.values())
+        return bool(self.tensors() or relatives(known) or segments(known))
 
     def partners(self, heap: Heap) -> dict[int, object]:
         """Return an object from outside that shares memory with one of this closure, by the latter's identity.
@@ -137,6 +174,10 @@ class Closure:
         """Return the tensors, all or those with some identities."""
         found = of_types(self._kinds["tensor"], list(self.objects.values()))
         return found if keys is None else [tensor for tensor in found if id(tensor) in keys]
+
+    def pending(self) -> list[Any]:
+        """Return the asyncio tasks that are not done."""
+        return pending(list(self.objects.values()))
 
     # -- implementation -------------------------------------------------------------------------------------------
 
@@ -180,7 +221,10 @@ class Closure:
         if not several.isdisjoint(_FUNCTION):
             self._spaces.update(id(function.__globals__) for function in of_types(_FUNCTION, objects))
         self._spaces.update(id(frame.f_globals) for frame in of_types(_FRAME, objects))
+        objects, waking = without_wakeups(objects)
         found, of_torch = gc.get_referents(*objects), list[Any]()
+        # A future leads to no task but one that has led to the future.
+        found += [item.__self__ for item in waking if id(item.__self__) in self.objects]
         if not several.isdisjoint(self._kinds["ndarray"]):
             read: Any = library_type("numpy", "ndarray")
             for array in of_types(self._kinds["ndarray"], objects):
@@ -218,6 +262,8 @@ class Closure:
                     self._kinds["all"].add(key)
                     if is_exactly(item, TracebackType, FrameType) or not is_left_out(item):
                         self._kinds["entered"].add(key)
+                    if all(id(base) in _CONTAINERS or is_users_class(base) for base in mro_of(type(item))):
+                        self._kinds["alone"].add(key)
                     for name, place in _BASES:
                         base = library_type(*place)
                         if base is not None and is_instance(item, base):
@@ -240,6 +286,7 @@ def _is_foreign(address: int) -> bool:
 
 
 def is_left_out(item: object) -> bool:
-    """Return True for modules, frames, code, objects of tools, and classes."""
-    is_foreign = module_of(item).partition(".")[0] in TOOLS or any(is_instance(item, base) for base in NOT_ENTERED)
+    """Return True for modules, frames, code, objects of tools, event loops, and classes."""
+    is_foreign = is_of_library(item, "asyncio", "AbstractEventLoop")
+    is_foreign |= module_of(item).partition(".")[0] in TOOLS or any(is_instance(item, base) for base in NOT_ENTERED)
     return is_foreign or is_instance(item, ModuleType) or is_instance(item, type)

@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextvars import copy_context
 from itertools import chain, compress, count, filterfalse, islice, repeat, starmap
 from operator import is_, not_
 from typing import Any
@@ -82,12 +83,12 @@ class Heap:
         modules: torch modules.
         optimizers: torch optimizers.
         tasks: asyncio tasks.
-        local: objects of the local names of running functions.
+        local: objects of the local names of running functions, and of the current context's variables.
     """
 
     def __init__(self) -> None:
         # Before any list of ours refers to a frame's locals: ``peek`` counts references.
-        self.local: list[object] = list(running_locals())
+        self.local: list[object] = [*running_locals(), *copy_context().values()]
         emptied = emptied_locals()
         # Objects made from here on are ours. This object must not be in its own list, nor in a variable that an inner
         # function shares: that would be a cycle, and it must be freed as soon as it is dropped.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, compress, count, islice, repeat
 from operator import itemgetter
-from types import CellType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
 from typing import Any
 
 from ipygpumem.heap.arrays import (
@@ -30,6 +30,7 @@ from ipygpumem.heap.arrays import (
     slots,
 )
 from ipygpumem.heap.bulk import CHUNK, by_identity, chunks, of_types, one_of_each, types_of
+from ipygpumem.heap.holders.tasks import BUILTIN, storage_of_context, without_wakeups
 from ipygpumem.introspect import (
     ATOMS,
     HAS_REFERENCES,
@@ -95,13 +96,15 @@ class Walk:
         self.complete, self.left, self.paths = True, limit, dict[int, str]()
         self._own, self._is_hasty = classes, is_hasty
         arrays = [(library_type(*_ARRAYS[name]), name) for name in find]
+        loop = library_type("asyncio", "AbstractEventLoop")  # each task leads to it, and it to all tasks
+        self._not_entered = _NOT_ENTERED if loop is None else _NOT_ENTERED | {id(loop)}
         self._bases = [pair for pair in arrays if pair[0]] + [(type, "class"), (ModuleType, "module")]
         self._kinds: dict[str, set[int]] = {name: set() for name in (*_ARRAYS, "leading", "class", "module", "skip")}
         """Identities of types, by how their objects are handled."""
         self._types: set[int] = set()
         self._arrays: set[int] = set()
-        self.seen: set[int] = set()
-        self._kept: list[Sequence[object]] = []
+        self._kept: list[Sequence[object]] = [storage_of_context()]
+        self.seen: set[int] = set(map(id, self._kept[0]))
         """Keeps the objects alive, so that no identity is reused."""
         self._queue: deque[tuple[Sequence[Any], str]] = deque()
         self._long: deque[tuple[Any, str]] = deque()
@@ -127,7 +130,7 @@ class Walk:
             if id(base) in bases:
                 return kind
         may_refer = type.__dict__["__flags__"].__get__(type(item)) & HAS_REFERENCES
-        if not may_refer or not bases.isdisjoint(_NOT_ENTERED) or module_of(item).partition(".")[0] in TOOLS:
+        if not may_refer or not bases.isdisjoint(self._not_entered) or module_of(item).partition(".")[0] in TOOLS:
             return "skip"
         return "leading"
 
@@ -200,6 +203,8 @@ class Walk:
             try:
                 if self._queue:
                     objects, path = self._queue.popleft()
+                    if not BUILTIN.isdisjoint(map(id, map(type, objects))):
+                        objects, _ = without_wakeups(objects)
                     sized: list[Any] = of_types(_SIZED, objects)
                     later = {id(item): item for item, size in zip(sized, map(len, sized), strict=True) if size > _MANY}
                     if later:
@@ -362,6 +367,7 @@ _CONTAINERS: tuple[tuple[type, str], ...] = (
     (frozenset, "set"),
     (FunctionType, "function"),
     (CellType, "cell"),
+    (BuiltinFunctionType, "builtin"),
     (type, "class"),
 )
 
@@ -454,6 +460,8 @@ class NamedArrays(Walk):
             yield [item.__kwdefaults__], lambda position: f"{path}.__kwdefaults__"
         elif category == "cell":
             yield gc.get_referents(item), lambda position: f"{path}.cell_contents"
+        elif category == "builtin":  # such as ``[].append``
+            yield [item.__self__], lambda position: f"{path}.__self__"
         elif category == "frame":
             yield from self._frame(item, path)
 

@@ -11,17 +11,20 @@ from typing import Any
 
 from ipygpumem.heap.arrays import storage_key
 from ipygpumem.heap.bulk import of_types
-from ipygpumem.heap.closure import Closure, is_left_out
+from ipygpumem.heap.closure import MOST_OWNED, Closure, is_left_out
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.frames import peek
-from ipygpumem.heap.holders.search import NOTEBOOK, PathWriter, Root, Roots, Search, explain
+from ipygpumem.heap.holders.search import EVENT_LOOP, NOTEBOOK, PathWriter, Root, Roots, Search, explain
+from ipygpumem.heap.holders.tasks import is_pending
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.sizes import Sizes
-from ipygpumem.introspect import is_exactly, is_instance, is_users_class, module_of, type_name
+from ipygpumem.introspect import is_exactly, is_instance, is_users_class, module_of, target_of, type_name
 from ipygpumem.records import Record, ReferencePath
 
 _MOST_SEARCHED = 2000
 """Maximum number of objects whose holders are searched, the nearest first."""
+_MOST_STEPS = 1_000_000
+"""Maximum number of steps to find the objects that wake tasks."""
 _OF_IPYTHON, _MOST_ALIASES = 3, 4
 """The rank of IPython's own copies, whose variables users should keep; maximum number of names in a row."""
 _LEAST_BYTES = 1 << 12
@@ -90,33 +93,41 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
         is_name: True if the name does not count as a holder.
     """
     with undisturbed():
+        whole = Sizes(limit=MOST_OWNED)
+        size = whole.measure(holding[0])  # before the closure refers to each object: shared ones take longer
+        whole.drop()
         closure = Closure(holding)
         held = closure.held_from_outside({id(holding[0]): references})
-        heap = Heap()  # after counting, because it refers to every object
-        partners = closure.partners(heap)
-        held |= partners.keys()
-        whole = Sizes()
-        size = whole.measure(holding[0])
-        whole.drop()
-        named = _worth_naming(closure, held, size.size_bytes)
-        own_name = name if is_name else ""
-        namespaces = {key: _without(own_name, root) for key, root in roots.namespaces.items()}
-        hidden = roots.hidden | closure.objects.keys() | {id(closure.objects), id(holding)}
-        outside = replace(roots, namespaces=namespaces, hidden=hidden)  # the closure's objects refer to each other
-        groups = _by_holder(closure, named, partners, heap, outside, is_name=is_name)
-        shared = _of_segments(closure, groups, heap, replace(roots, hidden=outside.hidden - closure.objects.keys()))
-        heap.drop()
+        named, groups = _worth_naming(closure, held, size.size_bytes), dict[ReferencePath, set[int]]()
+        if named or closure.may_share:
+            hidden = roots.hidden | {id(closure.objects), id(closure.alone), id(holding)}
+            own_name = name if is_name else ""
+            namespaces = {key: _without(own_name, root) for key, root in roots.namespaces.items()}
+            heap = Heap()  # after counting, because it refers to every object
+            partners = closure.partners(heap)
+            held |= partners.keys()
+            named = _worth_naming(closure, held, size.size_bytes)
+            inside = closure.objects.keys() | set(map(id, closure.alone))  # the closure's objects refer to each other
+            outside = replace(roots, namespaces=namespaces, hidden=hidden | inside)
+            groups = _by_holder(closure, named, partners, heap, outside, is_name=is_name)
+            if is_name and is_pending(holding[0]):  # the loop keeps it, and a done task keeps its error
+                advice = f"{target_of(name)}.cancel(); del {target_of(name)}"
+                by_loop = {one: replace(one, advice=advice) for one in groups if one.path.startswith(EVENT_LOOP)}
+                groups = {by_loop.get(one, one): keys for one, keys in groups.items()}
+            groups = {**_of_segments(closure, groups, heap, replace(roots, hidden=hidden)), **groups}
+            heap.drop()
         sizes, seen, held_parts = Sizes(), set[int](), []
-        for holder, keys in [*shared.items(), *groups.items(), (_SMALL, held - named)]:
+        for holder, keys in [*groups.items(), (_SMALL, held - named)]:
             reached = closure.reach(keys) - seen
             seen |= reached
             part = HeldPart(holder, len(keys), _measure(sizes, closure, keys, reached))
             # A number that the whole process shares is no reason to delete what has it.
             held_parts.append(part if part.size_bytes >= _LEAST_BYTES else replace(part, holder=_SMALL))
-        own = closure.objects.keys() - seen
         freed = size.device_bytes if closure.complete else {}
-        if freed and (seen or closure.tensors()):  # something else holds some of it
-            freed = _measure(sizes, closure, {id(holding[0])}, own)
+        if freed and (groups or closure.tensors()):  # something else holds some of it
+            freed = _measure(sizes, closure, {id(holding[0])}, closure.objects.keys() - seen)
+        elif freed:
+            freed = dict(Counter(freed) - sum((Counter(part.device_bytes) for part in held_parts), Counter()))
         sizes.drop()
     total = sum((Counter(part.device_bytes) for part in held_parts), Counter(freed))
     return Ownership(
@@ -139,15 +150,20 @@ def _worth_naming(closure: Closure, held: set[int], total: int) -> set[int]:
     sizes = Sizes()
     found = {key: sizes.measure(closure.objects[key]).size_bytes for key in closure.objects if key in held}
     sizes.drop()
-    frames = {key for key in found if is_exactly(closure.objects[key], FrameType, TracebackType)}
-    return frames | {key for key, size in found.items() if size * len(found) >= _LEAST_SHARE * total}
+    unsized = {key for key in found if is_exactly(closure.objects[key], FrameType, TracebackType)}
+    waiting = set(map(id, closure.pending()))
+    if waiting and len(found) * len(closure.objects) <= _MOST_STEPS:  # sizes are without the tasks
+        unsized |= {key for key in found if not waiting.isdisjoint(closure.reach([key]))}
+    return unsized | {key for key, size in found.items() if size * len(found) >= _LEAST_SHARE * total}
 
 
 def _measure(sizes: Sizes, closure: Closure, keys: Collection[int], reached: Collection[int]) -> dict[str, int]:
-    """Return the bytes behind some objects, those of frames, and of tensors that only torch's C++ code reaches."""
-    frames: list[Any] = of_types({id(FrameType)}, list(map(closure.objects.__getitem__, reached)))
+    """Return the bytes behind some objects, those of frames, of tasks, and of tensors that only C++ code reaches."""
+    known = [closure.objects[key] for key in closure.objects.keys() & reached]
+    frames: list[Any] = of_types({id(FrameType)}, known)
     local = [value for frame in frames for value in peek(frame).values()]
-    items = [*(closure.objects[key] for key in keys), *local, *closure.tensors(reached)]
+    tasks = [task for task in closure.pending() if id(task) in reached]
+    items = [*(closure.objects[key] for key in keys), *local, *tasks, *closure.tensors(reached)]
     return sizes.measure(items).device_bytes if items else {}
 
 
@@ -181,7 +197,7 @@ def _by_holder(
             names, may_delete = search.roots_of(item), not is_segment(chain[0])
             is_whole = len(chain) == 1 or (is_name and not _is_users(chain[0]))
             one, several = (
-                _named(holder, root, names, may_delete=may_delete and all_of_it)
+                _named(holder, root, names, may_delete=may_delete and all_of_it, is_pending=is_pending(chain[0]))
                 for all_of_it in (is_whole, is_whole or _is_container(chain[0]))
             )
             by_root[label] = one, several, set()
@@ -224,11 +240,14 @@ def _is_container(item: object) -> bool:
     return module_of(item) == "collections" or any(is_instance(item, kind) for kind in _CONTAINERS)
 
 
-def _named(holder: ReferencePath, root: Root, roots: Sequence[Root], *, may_delete: bool) -> ReferencePath:
+def _named(
+    holder: ReferencePath, root: Root, roots: Sequence[Root], *, may_delete: bool, is_pending: bool
+) -> ReferencePath:
     """Return a holder with all names that refer to its object directly, and the line that deletes these variables."""
     variables = [other.code for other in (root, *roots) if other.rank == 0 and other.code]
     if may_delete and root.rank == 0 and variables and all(other.rank < _OF_IPYTHON for other in roots):
-        holder = replace(holder, advice=f"del {', '.join(dict.fromkeys(variables))}")
+        cancel = f"{variables[0]}.cancel(); " * is_pending
+        holder = replace(holder, advice=f"{cancel}del {', '.join(dict.fromkeys(variables))}")
     aliases = list(dict.fromkeys(other.text for other in roots if other.text != root.text))
     more = [f"{len(aliases) - _MOST_ALIASES} more names"] if len(aliases) > _MOST_ALIASES else []
     return replace(holder, path=", ".join([holder.path, *aliases[:_MOST_ALIASES], *more]))

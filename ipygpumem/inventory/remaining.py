@@ -9,14 +9,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress, filterfalse
+from itertools import compress
 from operator import not_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
 from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS
 from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.search import PathWriter, Root, Roots
 from ipygpumem.heap.sizes import MOST_SIZED, Size, Sizes, row_of
 from ipygpumem.introspect import module_of
@@ -54,7 +53,7 @@ def find(
     contents: Contents,
     new: set[int],
     *,
-    threads: Collection[int] = (),
+    elsewhere: Sequence[object],
     counted: Sizes,
     kept: Iterable[object],
     smallest: int,
@@ -67,7 +66,7 @@ def find(
         names: the notebook's names and their objects.
         contents: what names held at the start.
         new: identities of the tracked objects made since, and maybe of some that have died.
-        threads: identities of the threads of the start.
+        elsewhere: other new objects, to which no object of the heap refers.
         counted: has measured everything that is named already.
         kept: new objects of names that stay.
         smallest: minimum bytes of a row.
@@ -89,23 +88,17 @@ def find(
             left -= held.size_bytes
             yield Remaining(held, some, one.name, one.chain, not is_sure)
     if left >= smallest:
-        entries = [*_entries(heap, new, counted.seen), *_untracked_locals(threads)]
-        for held, some in _rows(entries, counted, smallest):
+        for held, some in _rows([*_entries(heap, new, counted.seen), *elsewhere], counted, smallest):
             yield Remaining(held, some, is_old_perhaps=not is_sure)
 
 
-def most_bytes(names: Mapping[str, object], contents: Contents, new: set[int], threads: Collection[int]) -> int:
+def most_bytes(names: Mapping[str, object], contents: Contents, new: set[int], elsewhere: Sequence[object]) -> int:
     """Return an upper bound of what ``find`` can find; costs little if that is little."""
     sizes, tracked = Sizes(), gc.get_objects()
     found = sizes.together([item for one in contents.received(dict(names)) for item in one.items])
     are_new = list(map(new.__contains__, map(id, tracked)))
     sizes.seen.update(compress(map(id, tracked), map(not_, are_new)))
-    return found + sizes.together([*compress(tracked, are_new), *_untracked_locals(threads)])
-
-
-def _untracked_locals(threads: Collection[int]) -> list[object]:
-    """Return the text and numbers of the local names in all threads but some; the age of older threads' is unknown."""
-    return list(filterfalse(gc.is_tracked, running_locals(threads)))
+    return found + sizes.together([*compress(tracked, are_new), *elsewhere])
 
 
 def _measure_old(counted: Sizes, names: Mapping[str, object], new: set[int]) -> None:

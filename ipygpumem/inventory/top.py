@@ -8,11 +8,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import Progress, chunks, no_progress, of_types, one_of_each
 from ipygpumem.heap.heap import refuse_while_traced, undisturbed
+from ipygpumem.heap.holders.tasks import is_pending, pending
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.sizes import Share, Sizes, sizeable
 from ipygpumem.introspect import is_instance, target_of, type_name
@@ -25,6 +27,8 @@ _FEW = 300
 _GROUP, _LITTLE = 1000, 1 << 20
 _SMALLEST = 1 << 10
 """Smallest size in bytes of a listed name."""
+_CONTAINERS, _MOST_TASKS = (list, tuple, set, dict), 1000
+"""Containers in which so many items may be asyncio tasks."""
 _PARTS = 10
 """Maximum number of parts in a record."""
 
@@ -117,13 +121,24 @@ def take(
 
 def _with_remedy(row: NamedSize, named: Mapping[str, object], deletion: str) -> NamedSize:
     """Return a row with the line that frees its memory; ``deletion`` deletes its names."""
-    if not is_segment(named[row.name]):
+    value = named[row.name]
+    if is_pending(value) or _has_pending(value):  # the event loop keeps it
+        is_code = is_pending(value) and deletion.startswith("del ")
+        first = f"{target_of(row.name)}.cancel(); " if is_code else "cancel its tasks, then "
+        return row._replace(remedy=first + deletion)
+    if not is_segment(value):
         first = "close() and unlink() its shared memory, then " * (OUTLIVES in row.notes)
         return row._replace(remedy=first + deletion)
     arrays = [name for name in row.held_by if is_of_library(named[name], "numpy", "ndarray")]
     more, target = tuple(name for name in row.held_by if name not in arrays), target_of(row.name)
     first = f"del {', '.join(map(target_of, arrays))}; " * bool(arrays)  # they would refer to memory that is gone
     return row._replace(remedy=f"{first}{target}.close(); {target}.unlink()", held_by=more)
+
+
+def _has_pending(value: Any) -> bool:
+    """Return True for a container of asyncio tasks that are not done."""
+    kind = next((kind for kind in _CONTAINERS if type(value) is kind), None)
+    return kind is not None and bool(pending(list(islice(value.values() if kind is dict else value, _MOST_TASKS))))
 
 
 def _measured(objects: Mapping[str, object], progress: Progress) -> tuple[list[NamedSize], int, bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from ipygpumem.heap.arrays import Storages
 from ipygpumem.heap.bulk import Progress, no_progress
 from ipygpumem.heap.holders.frames import background_frames, peek
+from ipygpumem.heap.holders.tasks import context_values
 from ipygpumem.introspect import is_name, target_of
 from ipygpumem.inventory import records, survey
 from ipygpumem.inventory.records import Inventory
@@ -49,19 +50,22 @@ def top(app: App, options: Options) -> list[Report]:
 def largest(shell: Any, frame: FrameType | None = None) -> LargestNames:
     """Return the memory that names and outputs hold, and the local names of ``frame`` if given."""
     local = {} if frame is None else survey.locals_of(frame)
-    running = {
+    named = named_objects(shell)
+    variables = {found.code: found for found in context_values(named) if found.code}
+    elsewhere = {code: found.value for code, found in variables.items()} | {
         f'local {name} of {one.f_code.co_name}() in thread "{thread}"': value
         for one, thread in background_frames()
         for name, value in peek(one).items()
     }
+    remedies = {name: variables[name].advice if name in variables else "let the function return" for name in elsewhere}
     app = find_app(shell)
     used = {"cpu": rss_bytes()} if app is None else current(app.context.meter.now())
     with _working(app, "names") as progress:
         return take_largest(
-            named_objects(shell) | local | running,
+            named | local | elsewhere,
             used,
-            cell_of=_cell_finder(shell, local | running),
-            remedy_of=functools.partial(_remedy_of, shell, running),
+            cell_of=_cell_finder(shell, local | elsewhere),
+            remedy_of=functools.partial(_remedy_of, shell, remedies),
             progress=progress,
         )
 
@@ -71,11 +75,12 @@ def _working(app: App | None, what: str) -> AbstractContextManager[Progress]:
     return contextlib.nullcontext(no_progress) if app is None else app.context.display.working(what)
 
 
-def _remedy_of(shell: Any, running: Container[str], names: Sequence[str]) -> str:
+def _remedy_of(shell: Any, elsewhere: Mapping[str, str], names: Sequence[str]) -> str:
     """Return the line that deletes an object's names; ``del`` would leave IPython's copies of an output."""
-    known = [name for name in names if name not in running]
+    known = [name for name in names if name not in elsewhere]
     if len(known) < len(names):
-        return (f"{_remedy_of(shell, (), known)}, and " if known else "") + "let the function return"
+        first = [_remedy_of(shell, {}, known)] * bool(known)
+        return "; ".join(filter(None, [*first, *dict.fromkeys(elsewhere.get(name, "") for name in names)]))
     numbers = [number for number in map(cell_of_output, names) if number is not None]
     plain = [name for name in names if cell_of_output(name) is None]
     if not numbers:  # a script's names are also in the module that IPython keeps of it

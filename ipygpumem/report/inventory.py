@@ -110,7 +110,7 @@ def _row(row: NamedSize, device: str, size: int, used: int) -> dict[str, str]:
         "type": clean(row.type_name),
         "content": content_of(row),
         "cell": "" if row.cell is None else str(row.cell),
-        "to free it": clean(row.remedy + holders * bool(row.held_by)),
+        "to free it": clean((row.remedy + holders * bool(row.held_by)).removeprefix("; ")),
     }
 
 

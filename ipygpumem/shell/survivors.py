@@ -6,8 +6,9 @@ import functools
 import gc
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, replace
-from itertools import chain, compress
+from itertools import chain, compress, filterfalse
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from ipygpumem.errors import describe_error
 from ipygpumem.heap.arrays import Array, Span, WatchedArray, describe, described, watch
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
+from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.heap.holders.search import LAST_ERROR, OF_MODULE, Root, Roots, explain
 from ipygpumem.heap.objects_since import ObjectsSince
@@ -70,7 +72,8 @@ class Baseline:
         self._names = NameSnapshot(context.namespace)
         self.contents = Contents(context.namespace)
         self._made, self._garbage = ObjectsSince(), context.garbage
-        self.threads = frozenset(sys._current_frames())
+        self._threads = frozenset(sys._current_frames())
+        self._in_context = frozenset(map(id, copy_context().values()))
         self._mark = context.garbage.mark()
         context.garbage.list_from_now(self._made)
 
@@ -102,6 +105,14 @@ class Baseline:
     def objects_since(self) -> set[int]:
         """Return the identities of the tracked objects made since; none if they cannot be told apart."""
         return self._made.identities() or set()
+
+    def elsewhere(self) -> list[object]:
+        """Return the text and numbers in local names of new threads, and the new values of context variables.
+
+        The age of the text in older threads is unknown.
+        """
+        values = [value for value in copy_context().values() if id(value) not in self._in_context]
+        return [*filterfalse(gc.is_tracked, running_locals(self._threads)), *values]
 
 
 class HostGrowth(NamedTuple):
@@ -197,7 +208,7 @@ class Survivors:
     def _most_others(self, baseline: Baseline) -> int:
         """Return an upper bound of the memory without arrays that an experiment leaves."""
         with undisturbed():
-            return most_bytes(self._names(), baseline.contents, baseline.objects_since(), baseline.threads)
+            return most_bytes(self._names(), baseline.contents, baseline.objects_since(), baseline.elsewhere())
 
     def _with_others(
         self,
@@ -219,7 +230,7 @@ class Survivors:
                 self._names(),
                 baseline.contents,
                 baseline.objects_since(),
-                threads=baseline.threads,
+                elsewhere=baseline.elsewhere(),
                 counted=sizes,
                 kept=growth.kept,
                 smallest=self._context.config.min_held_bytes,

@@ -243,6 +243,44 @@ def test_no_other_task_is_blamed_for_a_new_one(notebook: Kernel) -> None:
     works(notebook, "for one in asyncio.all_tasks():\n    if 'wait' in repr(one.get_coro()): one.cancel()")
 
 
+def test_advice_about_tasks_and_context_variables_frees_them(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "import asyncio, contextvars, re, weakref\nclass Big(bytearray): pass",
+        "async def sleep(x): await asyncio.sleep(1000)\nasync def wait(x): await asyncio.Event().wait()",
+        "def big(name): return made.setdefault(name, Big(9 << 20))\nmade = weakref.WeakValueDictionary()",
+        "slept = asyncio.create_task(sleep(big('slept'))); waits = asyncio.create_task(wait(big('waits')))\n"
+        "group = [asyncio.create_task(sleep(big('group')))]\n"
+        "new = contextvars.ContextVar('new'); token = new.set(big('new')); inner = contextvars.ContextVar('inner')\n"
+        "inner.set({'k': [big('inner')]});",
+    )
+    (top,) = works(notebook, "await asyncio.sleep(0)\n%gpumem top").reports("top")
+    for name, remedy in (
+        ("slept", "slept.cancel(); del slept"),
+        ("waits", "waits.cancel(); del waits"),
+        ("group", "cancel its tasks, then"),
+        (r"new.get\(\)", "new.set(None);"),
+        (r"inner.get\(\)", "inner.set(None);"),
+    ):
+        assert re.search(rf"9 MiB +\d+% +{name} .*  {re.escape(remedy)}", top), top
+    assert "token" not in top
+    (why,) = works(notebook, "%gpumem why slept").reports("why")
+    assert re.search(r"9 MiB +the event loop.* slept.cancel\(\); del slept$", why, re.MULTILINE), why
+    assert "del waits frees 9 MiB" in works(notebook, "%gpumem why waits").reports("why")[0]
+    assert "let its tasks end, or cancel them" in works(notebook, "%gpumem why group").reports("why")[0]
+    assert re.search(r"del token frees \d+ B", works(notebook, "%gpumem why token").reports("why")[0])
+    (leaks,) = works(notebook, "%gpumem leaks").reports("leaks")
+    for name in ("new", "inner"):
+        assert f"held by context variable {name} · to free it: {name}.set(None);" in leaks
+    (why,) = works(notebook, '%gpumem why inner.get()["k"][0]').reports("why")
+    assert re.search(r'context variable inner\["k"\]\[0\] +inner.get\(\)\["k"\]\[0\] = None', why), why
+    assert notebook.value("sorted(made)") == ["group", "inner", "new", "slept", "waits"]
+    works(notebook, "slept.cancel(); del slept", "waits.cancel(); del waits", "new.set(None);")
+    works(notebook, 'inner.get()["k"][0] = None', "for task in group: task.cancel()", "await asyncio.sleep(0)")
+    works(notebook, "del group, task; import gc; gc.collect()")
+    assert notebook.value("sorted(made)") == []
+
+
 def test_an_object_keeps_the_name_that_the_experiment_gave_it(notebook: Kernel) -> None:
     pytest.importorskip("pandas")
     works(notebook, "import pandas; store = Store()")

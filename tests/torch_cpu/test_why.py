@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import ipygpumem
+from ipygpumem.heap.closure import Closure
 from ipygpumem.units import MIB
 from tests import hostile
 from tests.kernel import Kernel
@@ -56,6 +57,9 @@ CASES = [
     ("b = bytearray(MIB); a = torch.frombuffer(b, dtype=torch.uint8)", 0, 1),
     ("b = [np.zeros(9 + 2**17)[n:] for n in range(9)]; a = [torch.from_numpy(c)[2:] for c in b]", 0, 9),
     ("a = torch.zeros(2**18); b = a.untyped_storage()", 0, 1),
+    ("a = [bytes(MIB)].append", 1, 1),
+    ("b = [bytes(MIB)]; a = {'on': b.append}", 0, 1),
+    ("import contextvars\nv = contextvars.ContextVar('v'); a = v.set(bytes(MIB))", 0, 0),
     ("class A: pass\na = A(); a.big = bytes(MIB); a.me = a; b = a.big", 0, 1),
 ]
 """Code, and the MiB that deleting ``a`` frees, of those that it holds."""
@@ -143,6 +147,21 @@ def test_no_code_of_an_object_runs() -> None:
     with hostile.untouched():
         found = ipygpumem.why(item)
     assert round(found.freed_bytes["cpu"] / MIB) == 1
+
+
+def test_objects_with_one_holder_cost_next_to_nothing() -> None:
+    class Row:
+        pass
+
+    rows = [Row() for _ in range(1000)]
+    for row in rows:
+        row.cells = [object()]  # type: ignore[attr-defined]
+    closure = Closure([[rows, rows[0]]])
+    assert len(closure.objects) < 100 < 2900 < len(closure.alone)
+    del closure, row
+    found = ipygpumem.why(rows)
+    assert found.complete
+    assert found.freed_bytes["cpu"] > 0.9 * found.size_bytes
 
 
 def test_a_script_that_has_run_holds_its_names_too(notebook: Kernel, tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import (
     AsyncGeneratorType,
-    BuiltinFunctionType,
     CellType,
     CodeType,
     CoroutineType,
@@ -36,6 +35,7 @@ from ipygpumem.heap.arrays import StorageKey, elements, is_of_library, is_of_pan
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.frames import peek, running_frames, running_ids
 from ipygpumem.heap.holders.graphs import DETACH, GRADIENT, keepers, requiring_grad
+from ipygpumem.heap.holders.tasks import ContextValue, context_values, is_pending, wakes_task
 from ipygpumem.heap.libraries import is_segment
 from ipygpumem.introspect import (
     class_dict,
@@ -172,6 +172,9 @@ class Search:
         self._modules = {id(module_dict(module)): name for name, module in reversed(_modules())}
         self._running = running_ids()
         self._objects = {id(target): target for target in targets}
+        self._targets = frozenset(self._objects)
+        self._direct: dict[int, Root] = {}
+        """The roots of objects that no other object need refer to: context variables' values, and running locals."""
         self._referrers: dict[int, list[int]] = {}
         """Referrers of each examined object, without roots."""
         self._children: dict[int, list[int]] = {}
@@ -193,11 +196,11 @@ class Search:
         self.unnamed = self._ways([(nowhere, key) for key in tops])
 
     def _run(self, targets: list[int], max_visits: int) -> None:
-        running = {
-            id(value): Root.of_running(frame, thread, name)
-            for frame, thread in (running_frames() if targets else ())
-            for name, value in peek(frame).items()
-        }
+        if targets:
+            self._direct = {id(found.value): Root.of_context(found) for found in context_values(self._roots.names)}
+            for frame, thread in running_frames():
+                local = peek(frame).items()
+                self._direct.update((id(value), Root.of_running(frame, thread, name)) for name, value in local)
         for number in itertools.count():
             level = self._open(targets)
             if not level:
@@ -205,7 +208,7 @@ class Search:
             if number == self._MOST_LEVELS or (number + 1) * self._heap.size > max_visits:
                 self.is_cut = True
                 return
-            self._kept += [(running[key], key) for key in level if key in running]
+            self._kept += [(self._direct[key], key) for key in level if key in self._direct]
             self._look(level)
             self.named = self._ways([(root, key) for root, key in self._kept if root.rank == 0])
 
@@ -226,7 +229,11 @@ class Search:
         objects = {key: self._objects[key] for key in level[: self._WIDEST_LEVEL]}
         referred: set[int] = set()
         for referrer, children in self._heap.referrers(objects):
-            if id(referrer) in self._roots.hidden or id(referrer) in self._running or _wakes_task(referrer):
+            if wakes_task(referrer):
+                children = [key for key in children if key in self._targets]
+            elif type_name(referrer).startswith("hamt"):  # part of a context
+                children = [key for key in children if key not in self._direct]
+            if not children or id(referrer) in self._roots.hidden or id(referrer) in self._running:
                 continue
             referred.update(children)
             for holder, held in _with_own_dict(referrer, children):
@@ -286,7 +293,7 @@ class Search:
             name = text_of((instance_dict(referrer) or {}).get("_name"))
             found = [Root(f'thread "{name}"', 1, "let it end, then join() it")]
         elif is_of_library(referrer, "asyncio", "AbstractEventLoop"):  # every task refers to it, and owns no other one
-            found = [Root("the event loop", 1, "let its tasks end, or cancel them")]
+            found = [Root(EVENT_LOOP, 1, "let its tasks end, or cancel them")]
         return found
 
     def _keys_of(self, namespace: Any, child: object) -> list[object]:
@@ -296,13 +303,6 @@ class Search:
             for key, value in list(dict.items(namespace)):
                 keys.setdefault(id(value), []).append(key)
         return self._keys[id(namespace)].get(id(child), [])
-
-
-def _wakes_task(referrer: Any) -> bool:
-    """Return True for the callback by which a future wakes a task: a future does not own the waiting task."""
-    if type(referrer) is BuiltinFunctionType:
-        return bool(referrer.__name__ == "task_wakeup")
-    return type_name(referrer) == "TaskStepMethWrapper"
 
 
 def _with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[object, list[int]]]:
@@ -345,7 +345,7 @@ _LONGEST_PATH = 240
 _STEP = re.compile(r"[.\[]|: |, ")
 OF_MODULE = 2
 """The rank of modules' global names."""
-NOTEBOOK = "notebook variable "
+NOTEBOOK, EVENT_LOOP = "notebook variable ", "the event loop"
 
 _HANDLE = "call the hook's handle.remove(), if you have kept the handle"
 _REMOVE = "remove it from there"
@@ -389,6 +389,11 @@ class Root:
         return cls(where, OF_MODULE, advice, f"{code}.{key}" if code and is_name(text_of(key)) else "")
 
     @classmethod
+    def of_context(cls, found: ContextValue) -> Root:
+        """Return the root of a context variable."""
+        return cls(f"context variable {found.variable}", 1, found.advice, found.code)
+
+    @classmethod
     def of_running(cls, frame: FrameType, thread: str, name: str) -> Root:
         """Return the root of a local name of a running function."""
         code = frame.f_code
@@ -405,7 +410,8 @@ class _Path:
 
     def __init__(self, root: Root, text: str) -> None:
         self.text, self.code, self.nearest = text, root.code, root.code
-        self.advice = "" if root.advice == _REMOVE else root.advice
+        self.advice = "" if root.advice == _REMOVE or root.code else root.advice
+        self._may_remove = root.advice != _REMOVE
         self.is_lost, self._is_all, self.is_fixed = root.is_all, root.is_all, False
         """Two flags: a step cannot be typed; nothing can be removed from the last step's object, such as a tuple."""
 
@@ -430,6 +436,8 @@ class _Path:
     @property
     def removal(self) -> str:
         """The statement that removes the path's target, or the nearest object that can be removed; may be empty."""
+        if not self._may_remove:
+            return ""  # a library's global
         return self.statement("del {}", self.nearest) if self.is_fixed else self.statement("{} = None")
 
     def advise(self, advice: str, words: str) -> None:
@@ -447,7 +455,7 @@ class PathWriter:
         """Return the path from ``root`` along ``chain``, whose last object may be a graph's tensor."""
         steps = _without_dicts(chain)
         path = _Path(root, root.text or self._name(steps[0]))
-        if not root.text and _is_pending(steps[0]):
+        if not root.text and is_pending(steps[0]):
             name = library_type("asyncio", "Task").get_name(steps[0])  # type: ignore[union-attr]  # it is one of them
             task = f"task for task in asyncio.all_tasks() if task.get_name() == {name!r}"
             path.advice = f"import asyncio; next({task}).cancel()"
@@ -466,16 +474,18 @@ class PathWriter:
             drop = f"{path.code.rpartition('[')[0]}.clear()" if is_in_list else path.statement("{0} = {0}.detach()")
             advice = f"{drop}  # and {DETACH}" if path.removal and not path.is_fixed else ""
             return ReferencePath(_ended(path.text), path.advice or advice)
-        default = root.advice if root.advice or len(steps) == 1 else _REMOVE
-        if not root.advice and (path.is_fixed or root.rank == OF_MODULE):
+        is_inside = root.rank == 1 and bool(root.code) and len(steps) > 1  # in the value of a context variable
+        of_root = "" if is_inside else root.advice
+        default = of_root if of_root or len(steps) == 1 else _REMOVE
+        if not of_root and (path.is_fixed or root.rank == OF_MODULE or is_inside):
             default = path.removal or _REMOVE * (not path.is_fixed)
         return ReferencePath(path=_ended(path.text), advice=path.advice or ("" if is_own else default))
 
     def _name(self, item: object) -> str:
         if is_instance(item, type):
             return f"class {name_of(item)}"  # type: ignore[arg-type]  # is_instance says so
-        if _is_pending(item):
-            return "the event loop"
+        if is_pending(item):
+            return EVENT_LOOP
         kind = type_name(item)
         return f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind} that nothing visible from Python refers to"
 
@@ -544,13 +554,12 @@ class PathWriter:
         return taken
 
     def _task(self, task: object, child: object, path: _Path) -> None:
-        is_pending = _is_pending(task)
         is_failure = is_exactly(child, CoroutineType, TracebackType) or is_instance(child, BaseException)
-        if not is_pending and not is_failure:
+        if not is_pending(task) and not is_failure:
             path.go(".result()", ".result()", is_fixed=True)
             return
-        cancelled = f"{path.statement('{}.cancel()')}; {path.removal}" if path.code and is_pending else path.removal
-        path.advise(cancelled, "")
+        cancel = f"{path.statement('{}.cancel()')}; " if path.code and is_pending(task) else ""
+        path.advise(cancel + path.removal, "")
         path.say(": asyncio task")
 
     def _traceback(self, steps: Sequence[object], path: _Path) -> int:
@@ -639,12 +648,6 @@ def _hooks_of_tensor(tensor: object, hooks: object) -> str:
             if hasattr(base, name) and getattr(base, name).__get__(tensor) is hooks:
                 return f".{name}"
     return ""
-
-
-def _is_pending(item: object) -> bool:
-    """Return True for an asyncio task that is not done."""
-    kind: Any = library_type("asyncio", "Task")
-    return kind is not None and is_instance(item, kind) and not kind.done(item)
 
 
 def _ended(path: str) -> str:

@@ -1,0 +1,89 @@
+"""Reads asyncio tasks and context variables: the event loop and the running code keep these out of Python's sight."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import Context, ContextVar, copy_context
+from itertools import compress, repeat
+from operator import attrgetter, is_
+from types import BuiltinFunctionType
+from typing import Any, NamedTuple
+
+from ipygpumem.heap.arrays import library_type
+from ipygpumem.heap.bulk import kinds_of, of_types
+from ipygpumem.introspect import is_instance, target_of, text_of, type_name
+
+BUILTIN, _NAME_OF, _WAKES = {id(BuiltinFunctionType)}, attrgetter("__name__"), "task_wakeup"
+
+
+def is_pending(item: object) -> bool:
+    """Return True for an asyncio task that is not done."""
+    kind: Any = library_type("asyncio", "Task")
+    return kind is not None and is_instance(item, kind) and not kind.done(item)
+
+
+def pending(items: Sequence[object]) -> list[object]:
+    """Return the asyncio tasks that are not done."""
+    kind = library_type("asyncio", "Task")
+    return [] if kind is None else list(filter(is_pending, of_types(kinds_of(items, kind), items)))
+
+
+def wakes_task(item: Any) -> bool:
+    """Return True for the callback by which a future wakes a task: a future does not own the waiting task."""
+    if type(item) is BuiltinFunctionType:
+        return bool(item.__name__ == _WAKES)
+    return type_name(item) == "TaskStepMethWrapper"
+
+
+def without_wakeups(items: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
+    """Return the items without the callbacks by which futures wake tasks, and these."""
+    if _WAKES not in map(_NAME_OF, of_types(BUILTIN, items)):
+        return items, []
+    waking = list(filter(wakes_task, items))
+    return [item for item in items if not wakes_task(item)], waking
+
+
+# -- context variables ----------------------------------------------------------------------------------------------
+
+
+class ContextValue(NamedTuple):
+    """The value of a variable in the current context."""
+
+    variable: str
+    """Name of the context variable."""
+    value: object
+    code: str
+    """Code for the value; empty if no name of the user refers to the variable."""
+    advice: str
+    """The statement that frees the value; empty if a task's context keeps it too."""
+
+
+def context_values(names: Mapping[str, object]) -> Iterator[ContextValue]:
+    """Yield the values in the current context; ``names`` are the user's."""
+    context, now = copy_context(), dict(names)
+    variables = compress(now.items(), map(is_, map(type, now.values()), repeat(ContextVar)))
+    codes = {id(variable): target_of(name) for name, variable in variables}
+    contexts = list(_contexts_of_tasks())
+    for variable, value in context.items():
+        code = codes.get(id(variable), "")
+        is_shared = any(one.get(variable) is value for one in contexts)
+        # With the semicolon, IPython keeps no output: a token, which refers to the old value.
+        advice = f"{code}.set(None);" if code and not is_shared else ""
+        yield ContextValue(text_of(variable.name), value, f"{code}.get()" if code else "", advice)
+
+
+def storage_of_context() -> list[object]:
+    """Return the mapping that contains the values of the current context."""
+    return gc.get_referents(copy_context())
+
+
+def _contexts_of_tasks() -> Iterator[Context]:
+    """Yield the contexts of pending tasks, except copies of the current one."""
+    current, asyncio, tasks = set(map(id, storage_of_context())), sys.modules.get("asyncio"), set[Any]()
+    with contextlib.suppress(RuntimeError):  # no event loop is running
+        tasks = asyncio.all_tasks() if asyncio is not None else tasks
+    found = {id(item): item for task in tasks for item in gc.get_referents(task) if type(item) is Context}
+    yield from (one for one in found.values() if current.isdisjoint(map(id, gc.get_referents(one))))
