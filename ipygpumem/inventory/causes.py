@@ -23,7 +23,7 @@ from ipygpumem.inventory.findings import storages_of
 from ipygpumem.inventory.top import take
 from ipygpumem.probes import own_limits
 from ipygpumem.probes.accelerators import in_use
-from ipygpumem.probes.allocator import FailedAllocation, Snapshot, expandable_setting, failed_allocation, snapshots
+from ipygpumem.probes.allocator import FailedAllocation, Snapshot, expandable_setting, snapshots
 from ipygpumem.probes.nvml import Nvml, process_label
 from ipygpumem.probes.outside import MOUNT
 from ipygpumem.reclaim import tracebacks
@@ -164,6 +164,7 @@ def _exceeds(one: int, other: int) -> bool:
 def find(
     error: BaseException,
     failure: Failure,
+    figures: FailedAllocation | None,
     namespace: dict[str, Any],
     source: str,
     named: Callable[[], dict[str, object]],
@@ -174,23 +175,22 @@ def find(
     Args:
         error: the error.
         failure: what it is.
+        figures: torch's, in its message.
         namespace: the notebook's names.
         source: the running cells, with magics.
         named: returns the names that may be deleted, with their objects.
         cell_of: returns the earlier cell that bound a name, in words; None if the running one did.
     """
-    figures, snapshot = failed_allocation(failure.message), None
+    snapshot = None
     if figures is not None:
         with suppress(RuntimeError):  # an allocator without snapshots
             snapshot = snapshots("cuda").get(figures.device)
         found = _on_card(figures, snapshot)
-    elif failure.place == "host":
-        found = _on_host(failure.requested_bytes)
     elif failure.place == "shm":
         usage = shutil.disk_usage(MOUNT)
         return cause_of(Shortage("shm", None, usage.total, usage.free))
     else:
-        return None
+        found = _on_host(failure.requested_bytes)
     cause, asked = cause_of(found), found.requested_bytes
     if asked is None or cause is None or cause.kind not in ("too much", "limit"):
         return cause

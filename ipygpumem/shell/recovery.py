@@ -10,6 +10,8 @@ from functools import partial
 from ipygpumem.fitting.budgets import Budget, refusal
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.introspect import text_of
+from ipygpumem.meter.own_growth import growth_for
+from ipygpumem.probes.allocator import failed_allocation
 from ipygpumem.probes.cgroup import Kills
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.reclaim import reclaim, tracebacks
@@ -199,14 +201,16 @@ class Recovery:
             text, _, remark = f"the memory guard {cell.guarded}".partition(". ")
             return None if cell.guarded.startswith("perhaps") else Cause("guard", "cpu", text, remark)
         try:
-            if (found := self._refused(failure, cell)) is not None:
+            found, figures = self._refused(failure, cell), failed_allocation(failure.message)
+            if found is not None or not (figures or failure.place):
                 return found
-            from ipygpumem.inventory import causes  # loading the extension must stay fast
+            with growth_for("the cause of the error"):
+                from ipygpumem.inventory import causes  # loading the extension must stay fast
 
-            cells = [*self._cells.running(), *([cell] if cell is not None else [])]
-            source = "\n".join(text_of(getattr(one.info, "raw_cell", "")) for one in cells)
-            named = partial(named_objects, self._shell)
-            return causes.find(error, failure, self._shell.user_ns, source, named, self._earlier_cell)
+                cells = [*self._cells.running(), *([cell] if cell is not None else [])]
+                source = "\n".join(text_of(getattr(one.info, "raw_cell", "")) for one in cells)
+                named = partial(named_objects, self._shell)
+                return causes.find(error, failure, figures, self._shell.user_ns, source, named, self._earlier_cell)
         except MemoryError:  # only needed for the report
             return None
         except Exception as problem:
