@@ -24,6 +24,13 @@ _POINTER_BYTES = 8
 """Size of a slot; a class may add two of its own, for attributes and weak references."""
 
 
+def loaded(name: str) -> Any:
+    """Return a library that the user's code has completely imported, else None; a test's mock is no library."""
+    module = sys.modules.get(name)
+    is_whole = not getattr(getattr(module, "__spec__", None), "_initializing", False)
+    return module if is_instance(module, ModuleType) and is_whole else None
+
+
 def is_instance(value: object, base: type) -> bool:
     """Return True if the type of ``value`` is ``base`` or derives from it."""
     return type.__subclasscheck__(base, type(value))

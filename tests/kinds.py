@@ -217,6 +217,15 @@ KINDS: dict[str, dict[str, Callable[[int], object]]] = {
         "a series": lambda size: lib["polars"].int_range(size // 8, eager=True),
         "lists": lambda size: lib["polars"].select(lib["polars"].int_range(size // 24).repeat_by(2)),
         "shared columns": shared,
+        "objects": lambda size: lib["polars"].Series(
+            [[number] for number in range(size // 136)], dtype=lib["polars"].Object
+        ),
+    },
+    "polars.datatypes": {
+        "an Enum": lambda size: lib["polars"].Series(["x"], dtype=lib["polars"].Enum(["x", *texts(size // 170, 100)])),
+        "a Categorical": lambda size: (
+            lib["polars"].int_range(size // 100, eager=True).cast(str).cast(lib["polars"].Categorical)
+        ),
     },
     "PIL.Image": {
         "an image": lambda size: lib["PIL.Image"].new("RGB", (1000, size // 4000), "red"),

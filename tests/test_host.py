@@ -11,12 +11,14 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
 
 from ipygpumem.fitting import fit
 from ipygpumem.inventory.breakdown import host_parts
+from ipygpumem.inventory.leftover import likely_causes
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes import cgroup, host, own_limits
 from ipygpumem.probes.cgroup import Group
@@ -415,3 +417,9 @@ def test_an_autofit_that_fits_nothing_names_the_limit_and_contradicts_nothing(li
     assert parse_bytes(needs[1]) > 2 * GIB
     assert re.fullmatch(r"RLIMIT_AS allows this process [\d.]+ \wiB of address space", needs[2])
     assert "which has" not in reply.stderr
+
+
+def test_a_mock_in_place_of_a_library_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", MagicMock())
+    assert type(host.allocated_bytes()) is int
+    assert "pyarrow" not in likely_causes()

@@ -13,10 +13,16 @@ from tests import hostile
 from tests.alone import printed
 
 MIB = 1 << 20
-TOGETHER = ["", "numpy pandas pyarrow polars PIL.Image scipy.sparse xarray"]
+TOGETHER = ["", "numpy pandas pyarrow polars polars.datatypes PIL.Image scipy.sparse xarray"]
 REST = "zarr h5py sklearn spacy lightgbm xgboost", "jax torch"
 TOGETHER += [pytest.param(names, marks=pytest.mark.thorough) for names in REST]
-ROUGH = {"lightgbm: a model", "xgboost: a model", "xgboost: a matrix"}
+ROUGH = {
+    "polars.datatypes: a Categorical",
+    "polars.datatypes: an Enum",
+    "lightgbm: a model",
+    "xgboost: a model",
+    "xgboost: a matrix",
+}
 """Kinds whose size is estimated."""
 QUIET = {"ARROW_DEFAULT_MEMORY_POOL": "system", "_RJEM_MALLOC_CONF": "dirty_decay_ms:0,muzzy_decay_ms:0"}
 """Settings with which pyarrow and polars keep no freed memory."""

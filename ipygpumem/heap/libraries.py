@@ -60,6 +60,8 @@ Behind = Callable[[Any], Iterable[object]]
 
 _SAVED = "estimated by the size of the saved model"
 _BY_VALUES = "estimated by its number of values"
+_CATEGORY, _BY_CATEGORIES = 100, "estimated by its number of categories"
+"""Bytes that polars needs for a category besides a long text."""
 _MAPPED = "a memory map: only its used pages are in RAM"
 
 
@@ -158,13 +160,34 @@ def _polars_series(series: Any) -> Iterable[object]:
 
 
 def _polars_column(column: Any, *key: object) -> Iterator[object]:
-    if "Object" not in str(column.dtype()):  # these have no buffers, and polars would print an error
+    kind = column.dtype()
+    with contextlib.suppress(AttributeError):  # another version of polars
+        yield from _polars_categories(column, kind.categories)
+    if str(kind) == "Object":
+        yield from column.to_list()  # no copies
+    if "Object" not in str(kind):  # these have no buffers, and polars would print an error
         with contextlib.suppress(AttributeError, KeyError):  # another version of polars
-            chunks = [_native(chunk, "PySeries", "_s") for chunk in column.get_chunks()]
-            spans = [span for chunk in chunks for span in buffers(chunk._export_arrow_to_c)]
-            yield from (Piece(("polars", address), size, address=address) for address, size in spans)
+            yield from [Piece(("polars", address), size, address=address) for address, size in _polars_spans(column)]
             return
     yield Piece(key or ("object", id(column)), column.estimated_size())
+
+
+def _polars_categories(column: Any, categories: Any) -> Iterator[object]:
+    """Yield the memory of the texts of a Categorical or Enum, and of the index from texts to codes."""
+    series = sys.modules["polars.series.series"].Series
+    if is_instance(categories, series):  # of an Enum
+        own = _native(categories, "PySeries", "_s")
+        yield own
+        identity, number = tuple(_polars_spans(own)[:1]), own.len()
+    else:
+        identity = categories.name(), categories.namespace()
+        number = (series._from_pyseries(column).to_physical().max() or 0) + 1  # those used by this column, at least
+    yield Piece(("polars", *identity), number * _CATEGORY, note=_BY_CATEGORIES)
+
+
+def _polars_spans(column: Any) -> list[tuple[int, int]]:
+    chunks = [_native(chunk, "PySeries", "_s") for chunk in column.get_chunks()]
+    return [span for chunk in chunks for span in buffers(chunk._export_arrow_to_c)]
 
 
 def _sklearn_tree(tree: Any) -> Iterator[object]:

@@ -67,7 +67,7 @@ _SMALL, _HEADER = 512, 8
 _GC_HEADER = 16
 _TWO_BLOCKS = {id(kind) for kind in (list, set, bytearray)}
 """Types whose instance is no multiple of 16 bytes, and whose content is allocated apart."""
-_TENSOR, _STORAGE, _GRAPH, _VIEW = 192, 144, 192, 320
+TENSOR_BYTES, STORAGE_BYTES, _GRAPH, _VIEW = 192, 144, 192, 320
 """Bytes of torch's C++ objects: of each tensor and storage, and for autograd of a tensor that needs a gradient, and of
 a view, as malloc rounds them."""
 _GAP = 40
@@ -486,7 +486,7 @@ class Sizes(Walk):
             trained = list(compress(plain.tensors, each(reader.base.requires_grad.__get__, plain.tensors)))
             views = sum(map(bool, each(reader.base._is_view, plain.tensors)))
             gradients = [reader.read("_grad", tensor) for tensor in trained if reader.read("is_leaf", tensor)]
-        self._add("cpu", len(tensors) * _TENSOR + len(trained) * _GRAPH + views * _VIEW)
+        self._add("cpu", len(tensors) * TENSOR_BYTES + len(trained) * _GRAPH + views * _VIEW)
         self._take([gradient for gradient in gradients if gradient is not None])
         self._enter_later(tensors)
 
@@ -499,7 +499,7 @@ class Sizes(Walk):
         apart = {key for key, (size, device, _) in found.items() if size >= _LARGE and device == "cpu"}
         apart |= found.keys() & self._pieces
         new = found.keys() - self._pieces
-        self._add("cpu", _STORAGE * len(new))
+        self._add("cpu", STORAGE_BYTES * len(new))
         for size, device, _ in map(found.__getitem__, new & self._left_out):
             self._add(device, -size)
         for key in apart:

@@ -11,10 +11,12 @@ from operator import and_, not_
 from types import MethodDescriptorType
 from typing import NamedTuple
 
+from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import by_identity, chunks, held_once, of_types, one_of_each, referents
 from ipygpumem.heap.heap import undisturbed
 from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.libraries import Behind, Piece, behind, library_of
+from ipygpumem.heap.sizes import STORAGE_BYTES, TENSOR_BYTES
 from ipygpumem.introspect import class_dict
 
 
@@ -48,6 +50,8 @@ class _Count:
         """Types whose size the interpreter knows."""
         self._dicts = set[int]()
         """Types that derive from ``dict``."""
+        self._tensors = set[int]()
+        """Types of tensors, which have C++ objects."""
         self._readers: dict[int, Behind] = {}
         self._read: dict[int, object] = {}
         self._pieces: dict[object, tuple[str, Piece]] = {}
@@ -66,6 +70,7 @@ class _Count:
             size += sum(map(sys.getsizeof, known))
             if len(known) < len(items):
                 size += sum(map(object.__sizeof__, of_types(self._kinds.keys() - self._sized, items)))
+            size += len(of_types(self._tensors, items)) * (TENSOR_BYTES + STORAGE_BYTES) if self._tensors else 0
             if self._readers:
                 self._look_behind(of_types(self._readers, items))
             for below in chunks(referents(items, self._dicts)):
@@ -87,6 +92,8 @@ class _Count:
             self._sized.add(key)
         if type.__subclasscheck__(dict, kind):
             self._dicts.add(key)
+        if (base := library_type("torch", "Tensor")) is not None and type.__subclasscheck__(base, kind):
+            self._tensors.add(key)
         library = library_of(kind)
         reader = None if library == "torch" or library in sys.stdlib_module_names else behind(kind)
         if reader is not None:

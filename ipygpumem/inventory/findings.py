@@ -33,7 +33,7 @@ from ipygpumem.inventory.survey import roles_of_objects
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import TORCH_DEVICES, loaded_torch, uncounted
 from ipygpumem.probes.allocator import Snapshot, expandable_setting, snapshots
-from ipygpumem.probes.host import anonymous_bytes, host_figures
+from ipygpumem.probes.host import HostFigures, anonymous_bytes, host_figures
 from ipygpumem.probes.nvml import DeviceWide, Nvml, sees_system_processes
 from ipygpumem.probes.outside import Child, children
 from ipygpumem.records import Reading
@@ -78,20 +78,22 @@ def reconcile(
     """Return each device's breakdown; failures are recorded, and only an error of ``read`` is raised.
 
     Args:
-        read: reads each device, with detail; called after ``look``, which allocates memory itself.
-        look: returns the storages of the tensors and arrays that Python holds, each once; None to skip them.
+        read: reads each device, with detail.
+        look: returns the storages of the tensors and arrays that Python holds, each once; None to skip them. Called
+            after ``read``, because it takes memory itself.
     """
-    findings = Findings()
+    findings = Findings(read())
+    none_known: list[Child] | None = None
+    found = findings.attempt("child processes", children, none_known)
+    findings.children = found or []
+    below = None if found is None else sum(child.memory_bytes for child in found)
+    shm, no_figures = findings.readings.get("shm"), list[HostFigures]()
+    figures = findings.attempt("cpu", lambda: [host_figures(below, shm.current_bytes if shm else 0)], no_figures)
     held: list[Storage] | None = None
     everything: Total | None = None
     if look is not None:
         held = findings.attempt("tensors and arrays", lambda: list(look()), None)
         everything = findings.attempt("all objects", total, everything)
-    findings.readings = read()
-    none_known: list[Child] | None = None
-    found = findings.attempt("child processes", children, none_known)
-    findings.children = found or []
-    below = None if found is None else sum(child.memory_bytes for child in found)
     blocks: dict[str, Snapshot] = {}
     for backend in ("cuda", "xpu"):
         none: dict[str, Snapshot] = {}
@@ -99,7 +101,7 @@ def reconcile(
     nvml = Nvml()
     for device, reading in findings.readings.items():
         if device == "cpu":
-            ask = functools.partial(_host, below, findings.readings.get("shm"), held, everything)
+            ask = functools.partial(_host, figures, held, everything)
         elif device.partition(":")[0] in TORCH_DEVICES:
             ask = functools.partial(_device, nvml, reading, blocks.get(device), held, findings)
         else:
@@ -116,10 +118,7 @@ def now(meter: Meter) -> Findings:
     return reconcile(functools.partial(meter.now, detail=True), lambda: storages_of(roles_of_objects()))
 
 
-def _host(
-    below: int | None, shm: Reading | None, held: list[Storage] | None, everything: Total | None
-) -> list[Reconciliation]:
-    figures = host_figures(below, shm.current_bytes if shm is not None else 0)
+def _host(figures: list[HostFigures], held: list[Storage] | None, everything: Total | None) -> list[Reconciliation]:
     objects, buffers = Counter[str](), list(held or ())
     if everything is not None:
         objects[PYTHON] = everything.objects_bytes
@@ -129,7 +128,8 @@ def _host(
             elif piece.device == "cpu":
                 objects[f"data of {library}"] += piece.size_bytes
     objects = Counter({name: size for name, size in objects.items() if size >= MIB})
-    return [host_parts(figures, buffers, anonymous_bytes, objects, likely_causes())]
+    causes = likely_causes()
+    return [host_parts(found, buffers, anonymous_bytes, objects, causes) for found in figures]
 
 
 def _cards(nvml: Nvml, findings: Findings) -> list[Reconciliation]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from typing import Any
 
 from ipygpumem.heap.heap import undisturbed
 from ipygpumem.heap.sizes import Sizes
+from ipygpumem.introspect import loaded
 from ipygpumem.inventory.breakdown import MANY_BYTES, MANY_SHARE
 from ipygpumem.probes.host import RamFigures, own_pages
-from ipygpumem.probes.pools import is_loaded
 from ipygpumem.units import MIB, format_bytes
 
 _FEW_BYTES = 4 * MIB
@@ -49,8 +47,8 @@ def ram_of(values: list[object]) -> int:
 def likely_causes(modules: int = 0) -> str:
     """Return the likely causes of memory without a name; ``modules`` is the number of modules imported since."""
     causes = [f"{modules:,} imported modules"] * (modules >= _MANY_MODULES)
-    if "pyarrow" in sys.modules and is_loaded("pyarrow"):
-        pool: Any = sys.modules["pyarrow"].default_memory_pool()
+    if (arrow := loaded("pyarrow")) is not None:
+        pool = arrow.default_memory_pool()
         free = (pool.max_memory() or 0) - pool.bytes_allocated()
         causes += [f"free pages of pyarrow's pool (up to {format_bytes(free)})"] * (free >= MIB)
     return ", ".join([*causes, "data that libraries allocate themselves, their caches, gaps between objects"])

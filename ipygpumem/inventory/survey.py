@@ -25,7 +25,7 @@ from ipygpumem.heap.bulk import Progress, chunks, kinds_of, no_progress, of_type
 from ipygpumem.heap.heap import Heap, refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.frames import peek
 from ipygpumem.heap.walk import NamedArrays
-from ipygpumem.introspect import instance_dict, is_instance, module_dict, type_name
+from ipygpumem.introspect import instance_dict, is_instance, loaded, module_dict, type_name
 from ipygpumem.inventory.records import Inventory, Role, TensorRecord, first_part
 from ipygpumem.probes.accelerators import loaded_torch
 
@@ -448,7 +448,7 @@ def _jax_records(named: Iterable[object], labels: Labels) -> dict[int, TensorRec
 
 def _live_of_jax() -> list[Any]:
     """Return all arrays of JAX's backend, if there is one; asking JAX would create it."""
-    jax: Any = sys.modules.get("jax")
+    jax = loaded("jax")
     has_begun = getattr(sys.modules.get("jax._src.xla_bridge"), "backends_are_initialized", None)
     return list(jax.live_arrays()) if jax is not None and has_begun is not None and has_begun() else []
 

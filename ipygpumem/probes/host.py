@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from ipygpumem.introspect import loaded
 from ipygpumem.probes import Probe, cgroup, own_limits
 from ipygpumem.records import Method, Reading
 from ipygpumem.units import KIB, MIB
@@ -279,7 +280,7 @@ def allocated_bytes() -> int:
 
     New objects may fill pages that earlier ones have left, which RSS does not show.
     """
-    ask, arrow = _mallinfo(), getattr(sys.modules.get("pyarrow"), "total_allocated_bytes", None)
+    ask, arrow = _mallinfo(), getattr(loaded("pyarrow"), "total_allocated_bytes", None)
     figures = ask() if ask is not None else None
     in_malloc = 0 if figures is None else int(figures.arena_to_fsmblks[4] + figures.uordblks)
     return in_malloc + sys.getallocatedblocks() * _BLOCK_BYTES + (arrow() if arrow else 0)

@@ -12,11 +12,10 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from time import perf_counter
-from types import ModuleType
 from typing import Any, get_args
 
 from ipygpumem.errors import ProbeError, describe_error
-from ipygpumem.introspect import is_instance
+from ipygpumem.introspect import loaded
 from ipygpumem.probes import Probe
 from ipygpumem.probes.accelerators import TORCH_DEVICES, CachingAllocatorProbe, has_mps
 from ipygpumem.records import OUTSIDE, Method, Reading
@@ -109,7 +108,7 @@ def finder() -> Callable[[], list[Probe]]:
 
     def find() -> list[Probe]:
         found: list[Probe] = []
-        for name in [name for name in waiting if name in sys.modules and is_loaded(name)]:
+        for name in [name for name in waiting if loaded(name) is not None]:
             waiting.remove(name)
             if name == "torch":
                 from ipygpumem.probes.nvml import Nvml  # loading the extension must stay fast
@@ -123,12 +122,6 @@ def finder() -> Callable[[], list[Probe]]:
         return found
 
     return find
-
-
-def is_loaded(name: str) -> bool:
-    """Return True if the user's code has completely imported a library."""
-    module = sys.modules.get(name)
-    return is_instance(module, ModuleType) and not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
 class PluginProbe(Probe):

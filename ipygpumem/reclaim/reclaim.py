@@ -20,12 +20,11 @@ from ipygpumem.heap import interrupts
 from ipygpumem.heap.arrays import library_type, watch
 from ipygpumem.heap.bulk import one_of_each
 from ipygpumem.heap.garbage import Garbage, GcMark, weak
-from ipygpumem.introspect import is_instance
+from ipygpumem.introspect import is_instance, loaded
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import has_mps, loaded_torch
 from ipygpumem.probes.allocator import snapshots
 from ipygpumem.probes.host import free_heap_bytes, malloc_trim
-from ipygpumem.probes.pools import is_loaded
 from ipygpumem.records import FreeingStep, Reading
 from ipygpumem.scope.scope import ownable
 
@@ -101,7 +100,7 @@ def steps_that_free(
     broken context prevents emptying the devices' caches.
     """
     steps: list[Step] = [("garbage", lambda: _collect(garbage, since()))]
-    if "pyarrow" in sys.modules and is_loaded("pyarrow"):
+    if loaded("pyarrow") is not None:
         steps.append(("pyarrow's pool", release_pyarrow_pool))
     if devices and loaded_torch() is not None:
         steps.append(("device caches", empty_device_caches))
@@ -146,7 +145,7 @@ def empty_device_caches() -> None:
             _call(torch, "_host_emptyCache")  # pinned host memory
     if has_mps(torch):
         torch.mps.empty_cache()
-    cupy: Any = sys.modules["cupy"] if is_loaded("cupy") else None
+    cupy = loaded("cupy")
     if cupy is not None and cupy.cuda.is_available() and not cupy.cuda.get_current_stream().is_capturing():
         cupy.get_default_memory_pool().free_all_blocks()
         cupy.get_default_pinned_memory_pool().free_all_blocks()

@@ -12,6 +12,7 @@ from ipygpumem.heap.arrays import storage_key, watch
 from ipygpumem.heap.bulk import CHUNK
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.search import Roots, explain
+from ipygpumem.heap.total import total
 from ipygpumem.inventory import survey, top
 from ipygpumem.inventory.findings import storages_of
 from ipygpumem.inventory.records import TensorRecord
@@ -251,3 +252,9 @@ def test_a_tensor_of_another_class_is_measured_without_its_code() -> None:
     with hostile.untouched():
         rows = {row.name: row for row in top.take(thing, {}).names}
     assert {name: row.size_bytes >> 22 for name, row in rows.items()} == dict.fromkeys(thing, 1)
+
+
+def test_all_objects_include_those_of_torchs_own_code() -> None:
+    before, count = total().objects_bytes, 5000
+    kept = [torch.zeros(1) for _ in range(count)]
+    assert total().objects_bytes - before > 400 * len(kept)  # Python's have 80 bytes
