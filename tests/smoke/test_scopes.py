@@ -298,7 +298,7 @@ def test_status_and_report_show_what_waits_to_be_restored(notebook: Kernel) -> N
 def test_errors_and_interrupts_leave_an_open_scope_open_and_end_an_experiment_cell(notebook: Kernel) -> None:
     ok(notebook, ANNOUNCE + "old = 1", START, "x = 1")
     odd = "raise type('E', (Exception,), {'__str__': lambda s: 1/0})()"
-    errors = {"z = (": "SyntaxError", "raise SystemExit(3)": "SystemExit", "%nosuchmagic": None, odd: "", "1 / 0": ""}
+    errors = {"z = = 3": "SyntaxError", "raise SystemExit(3)": "SystemExit", "%nosuchmagic": None, odd: "", "1 / 0": ""}
     for body, error in errors.items():
         for head in ("", "%%experiment inner\n"):
             reply = fails(notebook, f"{head}old = 2\ny = 2\n{body}", error)
