@@ -30,7 +30,7 @@ from ipygpumem.introspect import is_instance, text_of
 from ipygpumem.inventory.top import LargestNames, select
 from ipygpumem.magics.tensors import largest
 from ipygpumem.probes import own_limits
-from ipygpumem.probes.host import PAGE_BYTES, malloc_trim
+from ipygpumem.probes.host import PAGE_BYTES, free_heap_bytes, malloc_trim
 from ipygpumem.probes.own_limits import resource
 from ipygpumem.reclaim import tracebacks
 from ipygpumem.report.inventory import top_report
@@ -222,9 +222,10 @@ class MemoryGuard:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
     def _trimmed(self) -> Figures:
-        """Return the current figures; if nothing is left, free heap, which counts as used, is returned before."""
+        """Return the current figures; if little is left, free heap, which counts as used, is returned before."""
         figures = self._headroom.now()
-        if not self._left_in(figures, self._kept) and (trim := malloc_trim()) is not None:
+        left = self._left_in(figures, self._kept)
+        if left < 4 * self._reserve and left < (free_heap_bytes() or 0) and (trim := malloc_trim()) is not None:
             trim(0)
             figures = self._headroom.now()
         return figures
