@@ -5,7 +5,6 @@ from __future__ import annotations
 from IPython.core.error import UsageError
 
 from ipygpumem.errors import describe_error, ellipsize, quoted
-from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.inventory.ownership import take
 from ipygpumem.magics.parsing import Options
 from ipygpumem.report.inventory import left_report, why_report
@@ -22,19 +21,9 @@ def why(app: App, options: Options) -> list[Report]:
         holding = [names[expression] if is_name else app.context.shell.ev(expression)]
     except Exception as error:
         if type(error) is NameError and expression.isidentifier():
-            return [_of_deleted(app, expression)]
+            cell = cell_that_bound(app.context.shell, expression)
+            return [left_report(expression, cell, app.experiments.survivors.left_by(expression, cell))]
         raise UsageError(clean(f"%gpumem why: {quoted(expression)}: {ellipsize(describe_error(error))}")) from None
     with app.context.display.working("what else holds it"):
         found = take(expression, holding, app.experiments.survivors.roots(), 1 + is_name, is_name=is_name)
     return [why_report(found)]
-
-
-def _of_deleted(app: App, name: str) -> Report:
-    """Return the report on a name that is not defined."""
-    survivors = app.experiments.survivors
-    with undisturbed():
-        heap = Heap()
-        survivors.update(heap)
-        found = survivors.explained([item for item in survivors.known if item.held.name == name], heap)
-        heap.drop()
-    return left_report(name, cell_that_bound(app.context.shell, name), found)

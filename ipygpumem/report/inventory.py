@@ -177,7 +177,7 @@ def why_report(found: Ownership) -> Report:
 
 
 def left_report(name: str, cell: int | None, left: Sequence[RetainedArray]) -> Report:
-    """Return the report on a deleted name: its objects that are still alive, if an experiment deleted it."""
+    """Return the report on a deleted name: its object or arrays that are still alive."""
     bound = "" if cell is None else f"; cell {cell} bound it"
     if left:
         return Report("why", f"{clean_name(name)} is not defined{bound}, but part of it is alive", leak_lines(left))

@@ -62,6 +62,9 @@ class Session:
             cell.measurement = context.meter.start()
 
         begins = [partial(observer.cell_begins, cell) for observer in self.observers]
+        source = getattr(info, "raw_cell", None)
+        if type(source) is str and ("del" in source or "reset" in source):
+            begins.append(partial(self._experiments.survivors.watch_before_deletion, source))
         context.guard.each("pre_run_cell", measure, *begins)
         cell.started = perf_counter()
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
+import re
 import sys
+import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from itertools import chain, compress, filterfalse
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 from ipygpumem.errors import describe_error
-from ipygpumem.heap.arrays import Array, Span, WatchedArray, describe, described, watch
+from ipygpumem.heap.arrays import Array, Span, WatchedArray, describe, described, is_array, watch
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
 from ipygpumem.heap.holders.frames import running_locals
@@ -21,8 +25,8 @@ from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.heap.holders.search import LAST_ERROR, OF_MODULE, Root, Roots, explain
 from ipygpumem.heap.objects_since import ObjectsSince
 from ipygpumem.heap.sizes import Size, Sizes, row_of
-from ipygpumem.heap.walk import ArraySearch
-from ipygpumem.introspect import instance_dict, module_dict, text_of, type_name
+from ipygpumem.heap.walk import MOST_AT_START, ArraySearch
+from ipygpumem.introspect import instance_dict, is_atom, is_instance, module_dict, text_of, type_name
 from ipygpumem.inventory.baseline import BaselineSnapshot
 from ipygpumem.inventory.contents import Contents
 from ipygpumem.inventory.remaining import find, most_bytes
@@ -39,6 +43,12 @@ MOST_OLD = 20_000_000
 """Maximum number of objects to examine behind the notebook's names, to know which memory is older."""
 MOST_EXPLAINED = 2000
 """Maximum number of arrays, largest first, whose holders are searched at once."""
+
+_WORD = re.compile(r"\w+")
+_DELETING_ANY = {"reset", "reset_selective"}
+_DELETING = {"del", "xdel", *_DELETING_ANY}
+"""Words of cells that delete names."""
+_MOST_DELETED = 1000
 
 
 @dataclass(frozen=True)
@@ -136,6 +146,8 @@ class Survivors:
         self.known: list[WatchedName] = []
         self.known_others: list[tuple[tuple[int, ...], RetainedArray]] = []
         """The identities of other objects, and their rows."""
+        self._deleted: dict[str, tuple[int, WatchedName | None, Callable[[], object] | None]] = {}
+        """For each name that a cell may have deleted: the cell's number, and the name's arrays and object."""
 
     def baseline(self, remarks: list[str]) -> Baseline:
         """Return a baseline of the current state; a failure is added to ``remarks``."""
@@ -199,6 +211,50 @@ class Survivors:
         for array in arrays:
             array.detach(places)
         self.known += [item for item in alive if any(array.storage not in reported for array in item.alive())]
+        return found
+
+    def watch_before_deletion(self, source: str) -> None:
+        """Watch the objects of a cell's names that it may delete, without keeping them alive."""
+        words, namespace = set(_WORD.findall(source)), self._context.namespace
+        if words.isdisjoint(_DELETING):
+            return
+        names = ownable(namespace if words & _DELETING_ANY else words & namespace.keys())[-_MOST_DELETED:]
+        for name in names:
+            value, search = namespace[name], ArraySearch()
+            search.left = MOST_AT_START // len(names)
+            self._deleted.pop(name, None)
+            if not (is_atom(value) or is_instance(value, type) or is_instance(value, ModuleType)):
+                found = self.watch([(name, value)], search)
+                for array in _of_numpy(found)[0]:
+                    array.detach({array.place})  # user code is about to run
+                self._deleted[name] = self._context.shell.execution_count, (*found, None)[0], _weakly(value)
+        for name in list(self._deleted)[:-_MOST_DELETED]:
+            del self._deleted[name]
+
+    def left_by(self, name: str, cell: int | None) -> tuple[RetainedArray, ...]:
+        """Return the live object of a name that is not defined, or the live arrays that it held.
+
+        Args:
+            name: the name.
+            cell: the last cell that bound it; any object from before is another one.
+        """
+        self._context.garbage.collect()
+        with undisturbed():
+            heap = Heap()
+            self.update(heap)
+            number, item, reference = self._deleted.get(name, (0, None, None))
+            if cell is not None and cell >= number:
+                item = reference = None
+            value = reference() if reference is not None else None
+            known = [one for one in self.known if one.held.name == name] or ([] if item is None else [item])
+            arrays, places = _of_numpy(known, heap)
+            for array in arrays:
+                array.update(places)
+            found = self.explained(known, heap)
+            if value is not None and not found:
+                holder = explain((), heap, self.roots(), more=[value])["object", id(value)]
+                found = (replace(row_of([value], Sizes().measure(value)), name=name, holder=holder),)
+            heap.drop()
         return found
 
     def _names(self) -> dict[str, object]:
@@ -328,11 +384,13 @@ class Survivors:
         return Roots(namespaces, objects, cell_of=lambda filename: cell_of_file(shell, filename), names=namespace)
 
 
-def _of_numpy(watched: Iterable[WatchedName], heap: Heap) -> tuple[list[WatchedArray], Container[tuple[int, int, int]]]:
+def _of_numpy(
+    watched: Iterable[WatchedName], heap: Heap | None = None
+) -> tuple[list[WatchedArray], Container[tuple[int, int, int]]]:
     """Return NumPy arrays, which user code must not find weakly referenced, and the places of the heap's arrays."""
     pairs = [pair for item in watched for pair in item.arrays]
     arrays = [is_alive for is_alive, _ in pairs if isinstance(is_alive, WatchedArray)]
-    return arrays, heap.places() if arrays else ()
+    return arrays, heap.places() if arrays and heap is not None else ()
 
 
 def _without_name(
@@ -347,6 +405,13 @@ def _without_name(
         if smallest <= array.size_bytes <= left and array.storage[0] == "numpy" and not is_known(item, array):
             left -= array.size_bytes
             yield WatchedName(held_without_name(item), ((watch(item), array),))
+
+
+def _weakly(value: object) -> Callable[[], object] | None:
+    """Return a weak reference; None where there are none, and for NumPy arrays, since user code may resize them."""
+    with contextlib.suppress(TypeError):
+        return None if is_array(value) else weakref.ref(value)
+    return None
 
 
 def _perhaps_old(holder: ReferencePath) -> ReferencePath:

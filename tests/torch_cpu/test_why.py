@@ -142,6 +142,34 @@ def test_an_output_a_closure_and_a_deleted_name(notebook: Kernel) -> None:
         assert "Traceback" not in reply.stderr
 
 
+def test_a_name_deleted_in_any_cell_says_what_holds_its_object(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "import numpy, weakref\nclass Net: pass\nnet = Net(); net.big = bytearray(2**20); models = {'n': net}",
+        "block = torch.ones(2**20); kept = [block]; array = numpy.ones(2**18); part = array[1:]",
+        "gone = Net(); gone.me = gone",
+        "rows = [torch.ones(2**19)]; row = rows[0]",
+        "small = numpy.ones(9); small.resize(3); del block, array, gone, rows",
+        "%reset_selective -f ^net$",
+    )
+    for name, size, holder in (
+        ("block", "4 MiB", "kept[0]"),
+        ("array", "2 MiB", "part"),
+        ("rows", "2 MiB", "row"),
+        ("net", "1 MiB", 'models["n"]'),
+    ):
+        (report,) = works(notebook, f"%gpumem why {name}").reports("why")
+        assert re.search(rf"{size} .* held by notebook variable {re.escape(holder)}", report), report
+        assert f"{name} is not defined; cell " in report
+    assert "not known to have left" in works(notebook, "%gpumem why gone").reports("why")[0]
+    works(notebook, "row = 1; del row", "def delete():\n    global part\n    del part", "part = [1]", "delete()")
+    for name in ("row", "part"):  # other objects than those that an earlier cell might have deleted
+        assert "not known to have left" in works(notebook, f"%gpumem why {name}").reports("why")[0]
+    works(notebook, "del kept, models; small.resize(2)")
+    for name in ("block", "net"):
+        assert "not known to have left" in works(notebook, f"%gpumem why {name}").reports("why")[0]
+
+
 def test_no_code_of_an_object_runs() -> None:
     item = hostile.made(hostile.Hostile, bytes(MIB))
     with hostile.untouched():
