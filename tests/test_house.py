@@ -20,7 +20,7 @@ BUDGET = {
     "extras/cluster": 727,
     "extras/expectations": 128,
     "extras/guard": 621,
-    "extras/fit": 828,
+    "extras/fit": 829,
     "extras/isolate": 751,
     "extras/lines": 667,
     "extras/moving": 633,

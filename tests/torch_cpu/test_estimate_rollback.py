@@ -166,6 +166,7 @@ MISTAKES = {
     "%%estimate --fit tpu\nx": "'tpu' is neither a size, such as 24GiB, nor a device, such as cuda:0",
     "%%estimate --fit 2GiB --device-memory 1GiB\nx": "leave out --device-memory",
     "%%estimate --batch n\nx": "--batch names what --fit makes smaller: write --fit 24GiB, too",
+    "%%estimate --fit cuda:0\ny = x * 2": "the memory of the device is not known here: give a size",
     "%%estimate --fit 2GiB --batch n\ny = x * 2": "--batch n: neither the cell nor the notebook has this name",
     "%%estimate\n\n": "the cell is empty",
     "%%estimate\nimport numpy\ny = numpy.ones(3)\nwhile True: y = numpy.sin(y)": "NumPy arrays are not estimated",

@@ -127,6 +127,7 @@ def _accumulate(result: Any) -> None:
     """Run backward from a model's loss, or from all its results."""
     loss = dict.get(result, "loss") if is_instance(result, dict) else None
     found = [one for one in tensors_in(result if loss is None else loss) if one.requires_grad]
+    del result, loss  # code that takes the loss alone frees the rest
     torch.autograd.backward(found, [torch.ones_like(one) for one in found])
 
 
