@@ -454,7 +454,7 @@ class Reader:
             is_plain = [
                 kind is int and text != "meta" for kind, text in zip(map(type, columns[3]), devices, strict=True)
             ]
-            for column, more in zip(found, columns, strict=True):
+            for column, more in zip(list[Any](found), columns, strict=True):
                 column.extend(compress(more, is_plain))
             rest += of_types(foreign, part) if foreign else []
             rest += compress(own, map(not_, is_plain))
