@@ -108,7 +108,7 @@ class Heap:
         """Object arrays, with the identities of the containers and arrays in them; views, with that of their base."""
         # Python 3.12's asyncio shows the collector objects that it has freed and keeps for reuse. Putting one into a
         # list frees it again, and every later collection would loop for ever.
-        for item in (self, self.local, sys.modules.get("_asyncio")):
+        for item in (self, vars(self), self.local, sys.modules.get("_asyncio")):  # Python 3.10 lists the dict, too
             for place in islice(compress(count(), map(is_, self._tracked, repeat(item))), 1):
                 self._tracked[place] = None
         if emptied:
