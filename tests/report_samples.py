@@ -13,6 +13,8 @@ from ipygpumem.extras.lines.memlines import lines_report
 from ipygpumem.extras.lines.statements import Cost, Run
 from ipygpumem.extras.moving.moving import PurgeRecord, purge_report
 from ipygpumem.extras.moving.releasing import ReleaseRecord, release_report
+from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow
+from ipygpumem.extras.peak.report import peak_report
 from ipygpumem.extras.recorder import recorder_commands as postmortem
 from ipygpumem.extras.recorder.recordings import Kernel, Moment, Recording, Verdict
 from ipygpumem.extras.tracker.tracker import TrackerRecord, tracker_report
@@ -129,6 +131,9 @@ def every_report(word: str = "x") -> list[Report]:
         *reports_of_stretches(word, usage, tensor, held, step),
         *reports_of_choices(word, usage),
         *reports_of_engines(word, ended),
+        peak_report(
+            PeakRecord((DevicePeak(word, word, MIB, 0.1, (PeakRow(MIB, *[word] * 5),) * 2),), 1.0, (word,)), top=1
+        ),
     ]
 
 

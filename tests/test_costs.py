@@ -20,7 +20,7 @@ from tests.steps import works
 
 MOST = {
     "a trivial cell": 183,
-    "an empty experiment": 1230,
+    "an empty experiment": 1250,
     "an empty experiment, each object": 0,
     "an empty experiment, each name": 0.005,
     "%gpumem status, each object": 0.02,

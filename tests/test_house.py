@@ -19,7 +19,7 @@ BUDGET = {
     "extras/__init__": 1,
     "extras/cluster": 727,
     "extras/expectations": 128,
-    "extras/guard": 621,
+    "extras/guard": 623,
     "extras/fit": 829,
     "extras/isolate": 751,
     "extras/lines": 667,

@@ -108,7 +108,7 @@ def finder() -> Callable[[], list[Probe]]:
 
     def find() -> list[Probe]:
         found: list[Probe] = []
-        for name in [name for name in waiting if loaded(name) is not None]:
+        for name in [name for name in waiting if name in sys.modules and loaded(name) is not None]:
             waiting.remove(name)
             if name == "torch":
                 from ipygpumem.probes.nvml import Nvml  # loading the extension must stay fast

