@@ -236,7 +236,7 @@ def _recovery_lines(record: RecoveryRecord) -> list[str]:
         reserved.update(step.freed_reserved)
     if any(size > 0 for size in reserved.values()):
         lines.append("freed reserved memory: " + _sizes(reserved))
-    if record.frames:
+    if record.frames and (record.held or record.plain):
         option = f"%config IPyGpuMem.release_frames = '{_KEEPS[record.kind]}'"
         lines.append(f"%debug finds no locals in these frames: {option} keeps them")
     return lines + _failed_steps(record.steps)
