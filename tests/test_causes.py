@@ -159,6 +159,32 @@ def test_names_of_earlier_cells_hold_what_a_limit_leaves(notebook: Kernel) -> No
     assert found[2].startswith("import resource")
 
 
+UNSEEN = {
+    "def text(): return f.query('a == @history[0]')\nimport pandas; f = pandas.DataFrame({'a': [1.0]})": "text()",
+    "class Of(dict): pass\ndef own(self): return len(history)\nOf.own = own; del own; of = Of()": "of.own()",
+    "def direct(): return sys.modules['__main__'].__dict__[''.join(['his', 'tory'])]": "direct()",
+}
+
+
+@pytest.mark.parametrize("before", UNSEEN, ids=["text", "method", "module"])
+def test_a_name_that_the_cell_may_use_is_not_blamed(before: str, notebook: Kernel) -> None:
+    works(notebook, before, "%gpumem free", "limit('RLIMIT_AS', 800)", "history = array(600)")
+    found = cause(notebook, f"{UNSEEN[before]}; array(400)[0]")
+    assert found is None or "history" not in found[1] + found[2]
+
+
+def test_a_shared_mapping_is_not_blamed_nor_an_error_of_another_time(notebook: Kernel) -> None:
+    works(
+        notebook, "import mmap", "limit('RLIMIT_DATA', 350)", "history = np.frombuffer(mmap.mmap(-1, 600 << 20), 'u1')"
+    )
+    works(notebook, "path = os.path.join(os.environ['IPYTHONDIR'], 'a.npy'); np.save(path, np.ones(200 << 17))")
+    works(notebook, "history = np.load(path, mmap_mode='r')", "%gpumem free", "limit('RLIMIT_DATA', 350)")
+    found = cause(notebook, "array(500)[0]")
+    assert found is None or "history" not in found[1] + found[2]
+    works(notebook, "try: array(1 << 30)\nexcept MemoryError as error: kept = error")
+    assert cause(notebook, "raise kept") is None
+
+
 @pytest.mark.parametrize(
     "cell", ["raise MemoryError", "raise MemoryError('Unable to allocate 64.0 TiB')", "[0] * (1 << 60)"]
 )

@@ -208,6 +208,21 @@ def test_the_oom_killer_takes_the_child(kernel: Kernel) -> None:
         assert works(kernel, "len(held)").result == str(100 << 20)
 
 
+def test_an_interrupt_after_the_cells_code_loses_no_name(kernel: Kernel) -> None:
+    late = "class Late:\n    def __reduce__(self):\n        signal.raise_signal(signal.SIGINT); return int, (7,)"
+    works(kernel, late)
+    fails(kernel, "%%isolate --keep late plain\nlate, plain = Late(), 5", "KeyboardInterrupt")
+    assert works(kernel, "late, plain").result == "(7, 5)"
+
+
+def test_a_pool_that_the_cell_deletes_still_works_in_the_kernel(kernel: Kernel) -> None:
+    works(kernel, "import multiprocessing; pool = multiprocessing.get_context('fork').Pool(2); pool.map(abs, [1])")
+    for _ in range(8):
+        works(kernel, "%%isolate\ndel pool")
+        assert works(kernel, "pool.map_async(abs, [-5]).get(60)").result == "[5]"
+    works(kernel, "pool.terminate(); del pool")
+
+
 def test_limits_end_the_cell(kernel: Kernel) -> None:
     grow = "rows = []\nwhile True: rows.append(bytearray(b'1') * 2**20)"
     reply = fails(kernel, f"%%isolate --memory 80MiB --keep old\n{grow}", "MemoryError")

@@ -95,6 +95,18 @@ class StorageLog:
                 self._alive[key] = life, weakref.ref(storage, functools.partial(self._gone, key))
         return life
 
+    def grown(self, tensor: Any, device: str) -> StorageLife | None:
+        """Log the storage of ``tensor`` as a new one if it has grown, and return its life; else None."""
+        life = None
+        for storage in _storages_of(tensor):
+            earlier, reference = self._alive.get(storage._cdata, (None, None))
+            if earlier is not None and storage.nbytes() > earlier.size_bytes:
+                self._died(earlier)
+                life = self._born(storage.nbytes(), device, before=False)
+                life.role = earlier.role
+                self._alive[storage._cdata] = life, reference
+        return life
+
     def hold(self, size_bytes: int, device: str, role: str, *, before: bool = False) -> StorageLife:
         """Log memory that belongs to no tensor and is not freed."""
         life = self._born(size_bytes, device, before=before)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, Literal, NamedTuple
 
@@ -38,7 +39,7 @@ _EDGES = 40 * MIB
 _MAPPED = 32 * MIB
 """Size from which malloc maps each block on its own, so that freeing it returns address space."""
 _MOST_NAMES, _MOST_FOLLOWED = 3, 100_000
-_OUT_OF_SIGHT = {"globals", "locals", "vars", "eval", "exec", "user_ns"}
+_OUT_OF_SIGHT = {"globals", "locals", "vars", "eval", "exec", "user_ns", "__main__", "__globals__", "f_globals"}
 """Names in code that may use any name."""
 
 
@@ -312,8 +313,32 @@ def _freed(holding: list[object], references: list[int], device: str) -> dict[in
         heap.drop()
         own = closure.objects.keys() - closure.reach(held) if closure.complete else ()
         storages = list(storages_of((closure.objects[key], "") for key in own))
-    least = _MAPPED if device == "cpu" else 0
-    return {one.address: one.size_bytes for one in storages if one.device == device and one.size_bytes >= least}
+    least, shared = (_MAPPED, _shared_ranges()) if device == "cpu" else (0, [])
+    return {
+        one.address: one.size_bytes
+        for one in storages
+        if one.device == device
+        and one.size_bytes >= least
+        and not any(start <= one.address < end for start, end in shared)
+    }
+
+
+def _shared_ranges() -> list[tuple[int, int]]:
+    """Return the addresses of shared mappings, which not all limits count."""
+    try:
+        lines = Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    found = (line.split(maxsplit=2)[:2] for line in lines)
+    return [
+        (int(start, 16), int(end, 16)) for span, flags in found if flags[3] == "s" for start, end in [span.split("-")]
+    ]
+
+
+def _plain(constants: tuple[object, ...]) -> list[object]:
+    """Return the texts among a code's constants, also in tuples."""
+    inner = [one for item in constants if type(item) is tuple for one in _plain(item)]
+    return [item for item in constants if type(item) is str] + inner
 
 
 def _room(snapshot: Snapshot, free: int, gone: Collection[int]) -> int:
@@ -335,10 +360,15 @@ def _room(snapshot: Snapshot, free: int, gone: Collection[int]) -> int:
 
 
 def names_used(error: BaseException, namespace: dict[str, Any], source: str) -> set[str] | None:
-    """Return the names that the failed code may use, also through functions and objects; None if it may use any."""
+    """Return the names that the failed code may use; None if it may use any.
+
+    The code of each function of the notebook counts, since libraries may call it: methods that were added to their
+    classes, magics, operators. So do words in its texts, as in ``frame.query("a < @limit")``.
+    """
     frames = [*(frame for frame, _ in tracebacks.frames(error)), *stack(sys._getframe())]
     waiting: list[Any] = [frame.f_code for frame in frames if frame.f_globals is namespace]
     waiting += [frame.f_code for frame in frames if is_users(frame.f_code.co_filename)]
+    waiting += [one for one in gc.get_referrers(namespace) if type(one) is FunctionType]
     words, seen = set(re.findall(r"\w+", source)), dict[int, object]()
     waiting += map(namespace.get, words & namespace.keys())
     while waiting and len(seen) < _MOST_FOLLOWED:
@@ -347,7 +377,7 @@ def names_used(error: BaseException, namespace: dict[str, Any], source: str) -> 
             continue
         seen[id(item)] = item
         if type(item) is CodeType:
-            words |= {*item.co_names, *item.co_freevars}
+            words |= {*item.co_names, *item.co_freevars, *re.findall(r"\w+", repr(_plain(item.co_consts)))}
             waiting += [one for one in item.co_consts if type(one) is CodeType]
             waiting += map(namespace.get, item.co_names)
         elif type(item) is FunctionType:

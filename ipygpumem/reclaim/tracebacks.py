@@ -162,9 +162,9 @@ def _fills_shm(error: BaseException) -> bool:
 
 
 def _is_raised(error: BaseException) -> bool:
-    """Return True if Python code raised ``error``, or nothing did."""
-    last = [*steps(traceback_of(error))][-1:]
-    return not last or dis.opname[last[0].tb_frame.f_code.co_code[last[0].tb_lasti]] == "RAISE_VARARGS"
+    """Return True if Python code raised ``error``, the first time or again, or nothing did."""
+    found = [dis.opname[step.tb_frame.f_code.co_code[step.tb_lasti]] for step in steps(traceback_of(error))]
+    return not found or "RAISE_VARARGS" in found
 
 
 def _is_cancelled(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ from torch import nn
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.records import Estimate
 from ipygpumem.estimating.running import Estimation
-from ipygpumem.extras.fit.changes import candidates
+from ipygpumem.extras.fit.changes import candidates, parts
 from ipygpumem.extras.fit.fit_command import Search
 from ipygpumem.units import MIB
 
@@ -114,6 +114,17 @@ def test_checkpointed_blocks_get_the_same_gradients() -> None:
         exec(f"{NET}model, x = Net(), torch.randn(8, 256)\n{change}\nmodel(x).sum().backward()", names)
         gradients.append([parameter.grad for parameter in names["model"].parameters()])
     assert all(map(torch.equal, *gradients))
+
+
+def test_no_result_is_called_equal_that_dropout_or_tied_weights_change() -> None:
+    begin = "import torch\nfrom torch import nn\n"
+    cell = begin + "nn.Sequential(nn.Linear(64, 64), LAYER)(torch.randn(8, 64)).mean().backward()"
+    cells = [cell.replace("LAYER", layer) for layer in ("nn.ReLU()", "nn.Dropout(0.1)")]
+    changes = [next(parts(search(one, "1GiB", run=False).seen, None)).results for one in cells]
+    assert changes == ["equal if the loss is a mean over independent rows", "other random numbers (dropout)"]
+    tied = f"{begin}a, b = nn.Embedding(9, 9), nn.Linear(9, 9, bias=False)\nb.weight = a.weight\n"
+    cell = f"{tied}nn.Sequential(a, b)(torch.zeros(4, dtype=torch.long)).sum().backward()"
+    assert not any("freeze" in change.title for change in candidates(search(cell, "1GiB", run=False).seen))
 
 
 def test_changes_are_combined_if_none_suffices() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ipygpumem
 from ipygpumem.extras.peak import following
@@ -162,6 +163,29 @@ def test_operators_that_take_functions_run() -> None:
         result = torch.cond(torch.tensor(True), torch.sin, torch.cos, (torch.ones(4),))
     assert result.shape == (4,)
     assert ram(found).size_bytes > 0
+
+
+def test_storages_that_an_operation_grows_are_followed() -> None:
+    with ipygpumem.peak() as found:
+        resized, out = torch.empty(0), torch.empty(0)
+        resized.resize_(1 << 20)
+        torch.cat([torch.ones(1 << 20)] * 2, out=out)
+    assert ram(found).size_bytes >= 16 << 20
+    assert {row.name: row.size_bytes >> 20 for row in ram(found).rows if row.size_bytes > MIB} == {
+        "resized": 4,
+        "out": 8,
+        "": 4,
+    }
+
+
+def test_fake_tensors_of_the_code_stay_what_they_are() -> None:
+    with ipygpumem.peak() as found:
+        with FakeTensorMode():
+            fake = torch.ones(1000, 1000) + 1
+        summary = ipygpumem.summary(nn.Linear(4, 4), torch.ones(2, 4))
+    assert fake.shape == (1000, 1000)
+    assert summary is not None
+    assert ram(found).size_bytes < MIB
 
 
 def test_inference_and_subclasses_are_followed() -> None:

@@ -73,7 +73,8 @@ def parts(seen: Observed, name: str | None) -> Iterator[Change]:
         if seen.trains:
             line = f"for part in x.split({size}): (loss(part) / {passes}).backward()  # then step()"
             line = f"{name} = {size}  # (loss / {passes}).backward(), step() after {passes} of them" if name else line
-            results = f"{_ROUNDED} (mean loss)"
+            results = "equal if the loss is a mean over independent rows"
+        results = "other random numbers (dropout)" if seen.draws else results
         results = "other BatchNorm statistics" if seen.normalizes else results
         yield Change(title, line, results, functools.partial(_split, seen, name, passes), "batch", passes)
 

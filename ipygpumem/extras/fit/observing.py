@@ -50,6 +50,8 @@ class Observed:
         self.root, self.name, self.kind, self.most = -1, "model", "cuda", 0
         """Number and name of the root with the most parameters, their device's type and number."""
         self.trains = self.casts = self.has_float32 = self.normalizes = self.is_adapted = self.is_checkpointed = False
+        self.draws = False
+        """True if a model draws random numbers."""
         self.hf_path: str | None = None
         self.hf_way = ""
         """Path of the transformers model in that root, and its method that enables checkpoints."""
@@ -63,6 +65,7 @@ class Observed:
         roots: dict[int, Any] = {}
         watched: dict[int, Blocks] = {}
         inside: list[Blocks] = []
+        running: list[None] = []
         last: list[Any] = []
 
         def changed(value: Any) -> Any:
@@ -88,6 +91,7 @@ class Observed:
             return args, kwargs
 
         def enter(module: Any, args: Any, kwargs: Any) -> Any:
+            running.append(None)
             blocks = watched.get(id(module))
             if blocks is None or not torch.is_grad_enabled():
                 return None
@@ -97,6 +101,7 @@ class Observed:
             return _generators(), _state(module, args, kwargs)
 
         def leave(module: Any, args: Any, kwargs: Any, mark: Any) -> None:
+            running.pop()
             if next(module.children(), None) is None and any(one.dim() > 1 for one in module.parameters()):
                 last[:] = [weakref.ref(module)]
             if mark is not None:
@@ -108,6 +113,7 @@ class Observed:
 
         def operation(func: Any, args: Any, kwargs: Any) -> None:
             name, why = operator_name(func), ""
+            self.draws |= bool(running) and any(word in name for word in ("dropout", "bernoulli", "rand"))
             if kwargs.get("generator") is not None:
                 why = "they draw from a random generator of their own"
             elif name.endswith(("batch_norm", "batch_norm_legit")) and args[3] is not None and args[5]:
@@ -118,8 +124,13 @@ class Observed:
         def backward() -> None:
             self.trains = True
             root = roots[self.root]() if self.root in roots else None
-            for path, module in () if root is None else root.named_modules():
-                self.last = path if last and module is last[0]() else self.last
+            modules = () if root is None else root.named_modules()
+            named = [] if root is None else list(root.named_parameters(remove_duplicate=False))
+            for path, module in modules:
+                if last and module is last[0]():
+                    own = set(map(id, module.parameters()))
+                    is_tied = any(id(one) in own for at, one in named if not at.startswith(f"{path}.".lstrip(".")))
+                    self.last = "" if is_tied else path  # tied weights are the embedding's, too
 
         if self._batch:
             if self._batch in run.names:

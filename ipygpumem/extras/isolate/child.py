@@ -95,6 +95,8 @@ def _run(task: Task, own: int) -> None:
     send("started", rss_bytes())
     measurement = app.context.meter.start()
     result = shell.run_cell(task.source, store_history=False)
+    late: list[BaseException] = []  # an interrupt from here on must not lose the names to keep
+    signal.signal(signal.SIGINT, lambda *_: late.append(KeyboardInterrupt()))
     if os.getpid() != own:  # the cell forked, and its child came here
         os._exit(0)
     peak = next((usage.peak_delta_bytes for usage in app.context.meter.stop(measurement) if usage.device == "cpu"), 0)
@@ -103,10 +105,11 @@ def _run(task: Task, own: int) -> None:
     error = result.error_before_exec or result.error_in_exec
     final = errors.end(error)
     send("kept", *_keep(task, before, failed=error is not None))
-    if error is not None:
-        send("failed", *final)
+    if error is not None or late:
+        send("failed", *(_described(late[0]) if error is None else final))
     for name in shell.user_ns.keys() - before.keys():  # files that the cell left open are closed
         del shell.user_ns[name]
+    before.clear()  # what this deletes may hold locks that it shares with the kernel, which then ends this process
     send("done", peak)
 
 

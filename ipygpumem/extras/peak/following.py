@@ -46,6 +46,8 @@ Place = tuple[str, str, tuple[str, int] | None]
 """Path of a module, name of an operation, and file and number of a line."""
 _MODULE_CALL = torch.nn.Module._call_impl.__code__
 _SET = torch.ops.aten.set_
+_RESIZE = torch.ops.aten.resize_.default
+_FAKE = "torch._subclasses.fake_tensor"
 _FROM_ELSEWHERE = (torch.ops.aten.lift_fresh.default, _SET.source_Storage, _SET.source_Storage_storage_offset)
 """Operations in place on a storage that no operation has made: of Python's numbers, or loaded from a file."""
 _LEAST_PLACED = 4096
@@ -58,10 +60,10 @@ def _guarded(method: Callable[..., None]) -> Callable[..., None]:
     """Return a method whose failures are noted, and end the following; the user's code goes on."""
 
     @functools.wraps(method)
-    def call(self: Follower, *arguments: Any) -> None:
+    def call(self: Follower, *arguments: Any, **more: Any) -> None:
         if not self.error:
             try:
-                method(self, *arguments)
+                method(self, *arguments, **more)
             except Exception as error:
                 self.error = describe_error(error)
 
@@ -216,6 +218,8 @@ class Follower(TorchDispatchMode):
         """Run one operation."""
         __tracebackhide__ = True  # of the user's errors
         kwargs = kwargs or {}
+        if any(kind.__module__ == _FAKE for kind in types):  # of a mode inside this one, which has no memory
+            return func(*args, **kwargs)
         if types and any(kind is not torch.Tensor and answers_itself(torch, kind) for kind in types):
             return NotImplemented  # a subclass's operation; those on the tensors inside it come here
         if not isinstance(func, torch._ops.OpOverload):  # takes functions, whose operations come here
@@ -231,12 +235,13 @@ class Follower(TorchDispatchMode):
             self.failed = self.log.clock, time.perf_counter() - self.began, self._place(func)
             error.__traceback__ = users_part(error.__traceback__)
             raise
-        if func in _FROM_ELSEWHERE or not (args and result is args[0]):  # any other is in place
-            self._followed(func, args, kwargs, result)
+        may_grow = func is _RESIZE or "out" in kwargs
+        if may_grow or func in _FROM_ELSEWHERE or not (args and result is args[0]):  # any other is in place
+            self._followed(func, args, kwargs, result, may_grow=may_grow)
         return result
 
     @_guarded
-    def _followed(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _followed(self, func: Any, args: Any, kwargs: Any, result: Any, *, may_grow: bool) -> None:
         graph = torch._C._current_graph_task_id()
         if graph > self._last_graph:
             self._last_graph = graph
@@ -245,6 +250,8 @@ class Follower(TorchDispatchMode):
             if type(tensor) is not torch.Tensor:
                 continue
             life = self._see(tensor, in_backward=graph != -1)
+            if may_grow and life is None and tensor.device.type == "cpu":
+                life = self.log.grown(tensor, "cpu")
             if life is not None:
                 self.clock.note(self.log.clock, time.perf_counter() - self.began)
                 life.recorded = torch.is_grad_enabled() and any(
