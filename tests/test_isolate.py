@@ -215,6 +215,13 @@ def test_an_interrupt_after_the_cells_code_loses_no_name(kernel: Kernel) -> None
     assert works(kernel, "late, plain").result == "(7, 5)"
 
 
+def test_a_value_that_cannot_be_loaded_loses_no_other(kernel: Kernel) -> None:
+    code = "class Two(Exception):\n    def __init__(self, a, b): super().__init__(a)\nbad, good = Two(1, 2), 5"
+    reply = works(kernel, f"%%isolate --keep bad good\n{code}")
+    assert "bad did not come back: TypeError" in reply.reports("note")[0]
+    assert works(kernel, "good, 'bad' in globals()").result == "(5, False)"
+
+
 def test_a_pool_that_the_cell_deletes_still_works_in_the_kernel(kernel: Kernel) -> None:
     works(kernel, "import multiprocessing; pool = multiprocessing.get_context('fork').Pool(2); pool.map(abs, [1])")
     for _ in range(8):

@@ -10,7 +10,7 @@ import re
 import threading
 import weakref
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -140,6 +140,17 @@ class StorageLog:
             life, _ = self._alive.get(storage._cdata, (None, None))
             if life is not None and (not life.role or role == PARAMETERS):
                 life.role = role
+
+    def erase(self, tensors: Iterable[Any]) -> None:
+        """Log the storages of tensors as if they had not existed before."""
+        erased = set[int]()
+        for storage in (storage for tensor in tensors for storage in _storages_of(tensor)):
+            life = self.life(storage._cdata)
+            if life is not None and life.before:
+                del self._alive[storage._cdata]
+                self.now[life.device] -= life.size_bytes
+                erased.add(id(life))
+        self.lives = [life for life in self.lives if id(life) not in erased]
 
     def life(self, key: int) -> StorageLife | None:
         """Return the life of a storage that is alive, by its identity."""

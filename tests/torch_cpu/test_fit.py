@@ -116,6 +116,20 @@ def test_checkpointed_blocks_get_the_same_gradients() -> None:
     assert all(map(torch.equal, *gradients))
 
 
+def test_another_optimizer_has_no_state_of_earlier_steps() -> None:
+    begin = "import torch\nfrom torch import nn\nnet = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))\n"
+    begin += "optimizer = torch.optim.AdamW(net.parameters(), foreach=False)\n"
+    step = "net(torch.randn(8, 512)).mean().backward(); optimizer.step(); optimizer.zero_grad()"
+    peaks = []
+    for before in ("", step):
+        names: dict[str, Any] = {}
+        exec(begin + before, names)
+        found = search(f"import torch\n{step}\n{step}", "1GiB", run=False, names=names)
+        (change,) = (one for one in candidates(found.seen) if one.title == "torch.optim.SGD")
+        peaks.append(found.tried(change).device.peak_bytes)
+    assert peaks[0] == peaks[1]
+
+
 def test_no_result_is_called_equal_that_dropout_or_tied_weights_change() -> None:
     begin = "import torch\nfrom torch import nn\n"
     cell = begin + "nn.Sequential(nn.Linear(64, 64), LAYER)(torch.randn(8, 64)).mean().backward()"

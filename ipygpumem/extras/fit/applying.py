@@ -46,7 +46,7 @@ class Run:
     """
 
     def __init__(self, estimation: Any, names: dict[str, Any], changes: Sequence[Change]) -> None:
-        self.place_of, self.names = estimation.place_of, names
+        self.place_of, self.erase, self.names = estimation.place_of, estimation.log.erase, names
         self.flops = 0
         """Floating-point operations so far, by the formulas of ``torch.utils.flop_counter``."""
         self._changes = changes

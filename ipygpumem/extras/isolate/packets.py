@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import itertools
 import os
 import pickle
@@ -20,6 +21,8 @@ from ipygpumem.introspect import class_dict, is_instance
 _MOST_BYTES = 1 << 16
 _HEAD_BYTES = 13
 _PROTOCOL = 5
+_MOST_TRIED = 64 << 20
+"""Bytes of names up to which they are loaded in the child process first."""
 
 
 class Connection:
@@ -69,18 +72,29 @@ def dump(file: BinaryIO, values: Mapping[str, object], before: Mapping[str, obje
     failed: dict[str, str] = {}
     try:
         _pickler(file, known).dump(dict(values))
-    except Exception:
+        _try(file)
+    except Exception:  # any of the user's classes may fail: which one is looked for below
+        is_large = file.tell() > _MOST_TRIED
         for name, value in values.items():
             try:
-                with Path(os.devnull).open("wb") as nothing:
-                    _pickler(nothing, known).dump(value)
-            except Exception as error:  # noqa: PERF203  # any of the user's classes may fail
+                with Path(os.devnull).open("wb") if is_large else io.BytesIO() as own:
+                    _pickler(own, known).dump(value)
+                    if not is_large:
+                        _try(own)
+            except Exception as error:  # noqa: PERF203  # as above
                 failed[name] = describe_error(error)
         file.seek(0)
         file.truncate()
         _pickler(file, known).dump({name: value for name, value in values.items() if name not in failed})
     file.flush()
     return failed
+
+
+def _try(file: Any) -> None:
+    """Load what a file has, as the kernel will do, unless it is large: a value that fails there would lose them all."""
+    if file.tell() <= _MOST_TRIED:
+        file.seek(0)
+        pickle.load(file)  # noqa: S301  # our own
 
 
 def _is_code(value: object) -> bool:
