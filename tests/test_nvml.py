@@ -167,8 +167,9 @@ def test_a_processs_name_is_reported_only_where_its_number_is_the_systems(monkey
     monkeypatch.setattr(nvml, "_FIRST_NAMESPACE", os.readlink("/proc/self/ns/pid"))  # noqa: PTH115  # as text
     assert nvml.process_label(own) == f"process {own} ({name})"
     assert nvml.process_label(-1) == "process -1"
-    waits = [sys.executable, "-c", "input()", "ipykernel_launcher"]
-    with subprocess.Popen(waits, stdin=subprocess.PIPE) as child:
+    waits = [sys.executable, "-c", "print(flush=True); input()", "ipykernel_launcher"]
+    with subprocess.Popen(waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout and child.stdout.readline()  # from here on its command line is its own
         assert nvml.process_label(child.pid).endswith(", started by this kernel)")
         monkeypatch.setattr(os, "getpid", lambda: -1)
         assert nvml.process_label(child.pid).endswith(", of another kernel)")
