@@ -106,13 +106,13 @@ bench-estimates: $(VENV)/.installed build/simgpu/.built
 # The peer without its own requirements, which bring the deprecated package pynvml, with which torch warns.
 torture: $(VENV)/.installed
 	$(INSTALL) --quiet --no-deps 'ipyexperiments==0.1.29'
-	$(BIN)/python -m tests.torture
+	$(BIN)/python -m benchmarks.torture
 
 corners:
-	$(PYTHON) tests/matrix/run.py --corners
+	$(PYTHON) benchmarks/compatibility.py --corners
 
 matrix:
-	$(PYTHON) tests/matrix/run.py
+	$(PYTHON) benchmarks/compatibility.py
 
 # The tests come from the unpacked source distribution, and the package from the wheel.
 dist:

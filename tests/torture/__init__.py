@@ -1,1 +1,1 @@
-"""How notebooks leak, one scenario per way, in real kernels. ``python -m tests.torture`` prints the whole table."""
+"""How notebooks leak, one scenario per way, in real kernels. ``python -m benchmarks.torture`` prints the table."""

@@ -19,8 +19,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
+ROOT = Path(__file__).resolve().parents[1]
+OUTCOMES = ROOT / "tests" / "gpu" / "outcomes"
 KINDS = {"simulated": "simulated card", "hardware": "hardware"}
 """Each kind of card, and its column's title."""
 _LINES_SHOWN = 30
@@ -132,7 +132,7 @@ def main() -> int:
     """Write the page; return 1 if anything failed, broke off, or nothing could run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("page", type=Path)
-    parser.add_argument("--outcomes", type=Path, default=HERE / "outcomes", help="where to keep the run")
+    parser.add_argument("--outcomes", type=Path, default=OUTCOMES, help="where to keep the run")
     parser.add_argument("--results", type=Path, required=True, help="a line of JSON per result, as conftest.py has it")
     parser.add_argument("--suite-exit", type=int, default=0, help="pytest's exit code")
     parser.add_argument("--quickstart-exit", default="left out", help="run_demo.py's exit code, or why it was not run")
@@ -141,7 +141,7 @@ def main() -> int:
     options = parser.parse_args()
     results = _results(options.results)
     if all(result["outcome"] == "skipped" for result in results):
-        print("report.py: this run could check nothing, for want of a GPU or of something to use it with")
+        print("gpu_report.py: this run could check nothing, for want of a GPU or of something to use it with")
         return 1
     code, log = options.quickstart_exit, options.quickstart_log
     quickstart = f"**failed**, exit code {code}" if code.isdecimal() else f"not run: {code}"
@@ -155,12 +155,12 @@ def main() -> int:
     kept.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     runs = {}
     for kind in KINDS:
-        for path in (HERE / "outcomes" / f"{kind}.json", options.outcomes / f"{kind}.json"):  # this run's counts
+        for path in (OUTCOMES / f"{kind}.json", options.outcomes / f"{kind}.json"):  # this run's counts
             if path.is_file():
                 runs[kind] = json.loads(path.read_text(encoding="utf-8"))
     options.page.parent.mkdir(parents=True, exist_ok=True)
     options.page.write_text(page(runs), encoding="utf-8")
-    print(f"report.py: wrote {options.page.name}")
+    print(f"gpu_report.py: wrote {options.page.name}")
     return int(options.suite_exit != 0 or "failed" in quickstart)
 
 

@@ -1,6 +1,6 @@
 """Runs tests/smoke on every supported IPython and Python found here, and writes docs/measured/compatibility.md.
 
-    python tests/matrix/run.py [--corners]
+    python benchmarks/compatibility.py [--corners]
 
 Each combination gets a virtual environment of its own under build/matrix/, with a wheel of the package, NumPy and
 pytest in it; pip picks the ipykernel. The interpreters are those of pyenv and the PATH.
@@ -21,13 +21,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "matrix"
 PAGE = ROOT / "docs" / "measured" / "compatibility.md"
-KNOWN = Path(__file__).with_name("known.md")
+KNOWN = Path(__file__).with_name("compatibility_known.md")
 HEAD = f"""# Compatibility
 
-Written by `make matrix` (`tests/matrix/run.py`): `tests/smoke` in real kernels, with the package installed
+Written by `make matrix` (`benchmarks/compatibility.py`): `tests/smoke` in real kernels, with the package installed
 from a wheel, and the ipykernel and traitlets that pip picks for each IPython; IPython 7.34 with ipykernel
 6.17 is what Google Colab has. IPython 9 needs Python 3.11. {platform.system()} on {platform.machine()}.
 

@@ -1,4 +1,4 @@
-"""``python -m tests.torture [--only NAME]``: run every scenario in every way, print the table, write docs/leaks.md.
+"""``python -m benchmarks.torture [--only NAME]``: run every scenario in every way, write docs/leaks.md.
 
 With ``--only`` no page is written. The exit code is 0 only if every figure of ours is met.
 """
@@ -15,11 +15,11 @@ from ipygpumem.units import format_bytes
 from tests.torture.runner import CELL, OURS, PEER, PLAIN, SPAN, Result, Runner, Way
 from tests.torture.scenarios import GROUPS, SCENARIOS, Scenario
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "leaks.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "leaks.md"
 _HEAD = """\
 # How notebooks leak
 
-`make torture` (`python -m tests.torture`) writes this page. Each entry says what keeps the memory alive, and how
+`make torture` (`python -m benchmarks.torture`) writes this page. Each entry says what keeps the memory alive, and how
 an experiment (`%experiment start` to `end`, or `%%experiment`) frees it. Objects you keep on purpose outside the
 experiment are left alone and reported.
 """
@@ -35,7 +35,7 @@ _PACKAGES = ("ipython", "ipykernel", "numpy", "torch", "matplotlib", "pandas", "
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.torture", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", metavar="NAME", default="", help="only scenarios whose name contains this")
     only = parser.parse_args().only
     scenarios = [scenario for scenario in SCENARIOS if only in scenario.name and not scenario.missing()]
