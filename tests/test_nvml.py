@@ -169,7 +169,7 @@ def test_a_processs_name_is_reported_only_where_its_number_is_the_systems(monkey
     assert nvml.process_label(-1) == "process -1"
     waits = [sys.executable, "-c", "print(flush=True); input()", "ipykernel_launcher"]
     with subprocess.Popen(waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout and child.stdout.readline()  # from here on its command line is its own
+        next(iter(child.stdout or ()))  # from here on its command line is its own
         assert nvml.process_label(child.pid).endswith(", started by this kernel)")
         monkeypatch.setattr(os, "getpid", lambda: -1)
         assert nvml.process_label(child.pid).endswith(", of another kernel)")
