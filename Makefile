@@ -1,12 +1,13 @@
+# make docs        build docs/ as a site in build/site; it works offline, and a broken link is an error
 # make demo        run the quickstart notebook in a real kernel, write build/demo/quickstart.html
 # make test        test every feature; needs neither a browser nor a GPU
-# make check       lint, types, layers
+# make check       lint, types, layers, the site of `make docs`
 # make verify      run everything else as well: browsers, all torture modes, all versions, the whole GPU suite
 #
 # What `make verify` consists of, besides `make test` and `make check`:
 # make thorough    the tests that take long: tutorials, converted notebooks, all cases where `make test` has some
 # make frontends   the tests in JupyterLab and Notebook 7; PICTURES=docs/img takes the pictures
-# make torture     all ways in which notebooks leak, with and without the extension; writes docs/leaks.md
+# make torture     all ways in which notebooks leak, with and without the extension; writes docs/measured/leaks.md
 # make smoke-without-posix  tests/smoke in kernels that lack what Python lacks on Windows (tests/without_posix)
 # make matrix      tests/smoke on every supported IPython and Python found here; writes docs/measured/compatibility.md
 # make gpu-sim     the GPU suite on simulated cards (tests/simulated_gpu), results in build/gpu-sim; with OUT= in docs/
@@ -36,7 +37,7 @@ GPU_MEMORY := cells counters experiments freeing recovery reconcile measuring es
 # The tests start hundreds of kernels. If this were set, each of them would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check verify thorough smoke-without-posix frontends gpu-sim gpu-memory bench bench-estimates torture corners matrix dist clean
+.PHONY: demo docs test check verify thorough smoke-without-posix frontends gpu-sim gpu-memory bench bench-estimates torture corners matrix dist clean
 
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c $(CONSTRAINTS)
 
@@ -47,7 +48,7 @@ $(VENV)/.demo: setup.cfg pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.demo
-	$(INSTALL) --quiet -e '.[demo,test,dev]'
+	$(INSTALL) --quiet -e '.[demo,test,dev,docs]'
 	touch $@
 
 demo: $(VENV)/.demo
@@ -83,7 +84,10 @@ gpu-memory: build/simgpu/.built
 	PYTHON=build/simgpu/python OUT_DIR=build/gpu-memory SUITE_SECONDS=2400 \
 		GPU_TESTS='$(GPU_MEMORY:%=tests/gpu/test_%.py)' tests/gpu/run.sh
 
-check: $(VENV)/.installed
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+check: docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

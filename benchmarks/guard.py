@@ -1,4 +1,4 @@
-"""``python -m benchmarks.guard FILE``: run docs/guard.md's cells in control groups of 1 GiB and print its tables.
+"""``python -m benchmarks.guard FILE``: run cells in control groups of 1 GiB; print tables of docs/out-of-memory.md.
 
 It takes hours, so that results are added to FILE; without ``--runs`` it only prints them. It needs Linux and the right
 to make control groups.

@@ -1,6 +1,6 @@
-"""``python -m benchmarks.torture [--only NAME]``: run every scenario in every way, write docs/leaks.md.
+"""``python -m benchmarks.torture [--only NAME]``: run every scenario in every way and print the table.
 
-With ``--only`` no page is written. The exit code is 0 only if every figure of ours is met.
+Without ``--only`` it writes docs/measured/leaks.md. The exit code is 0 only if every figure of ours is met.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from ipygpumem.units import format_bytes
 from tests.torture.runner import CELL, OURS, PEER, PLAIN, SPAN, Result, Runner, Way
 from tests.torture.scenarios import GROUPS, SCENARIOS, Scenario
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "leaks.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "measured" / "leaks.md"
 _HEAD = """\
 # How notebooks leak
 

@@ -1,4 +1,4 @@
-"""Makes the picture of docs/peak.md: ``python examples/peak.py docs/img``. It runs the page's example."""
+"""Makes the picture of docs/memory.md: ``python examples/peak.py docs/img``. It runs the page's example."""
 
 from __future__ import annotations
 

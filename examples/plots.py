@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/plots.md: ``python examples/plots.py docs/img``.
+"""Makes the pictures of docs/traces.md: ``python examples/plots.py docs/img``.
 
 The session is made up, so that everything is in it on every machine: two devices, experiments, an out-of-memory error.
 """

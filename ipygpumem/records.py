@@ -425,7 +425,7 @@ class History(list[CellRecord]):
         return f"<History of {_count(self, 'cell')}, {sum(cell.duration_seconds for cell in self):.1f} s>"
 
     def to_pandas(self) -> Any:
-        """Return a DataFrame with one row per cell; docs/history.md lists the columns.
+        """Return a DataFrame with one row per cell; docs/traces.md lists the columns.
 
         Raises:
             GpuMemError: pandas is not installed.

@@ -5,19 +5,23 @@ import importlib
 import importlib.util
 import re
 import sys
+from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from ipygpumem.records import Record
 from ipygpumem.shell.config import IPyGpuMem
 from tests.alone import ROOT
 from tests.kernel import Kernel, Reply
 
-PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")))
+_DOCS = [f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md"))]
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *_DOCS)
 
 _CELL = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+_SESSION = re.compile(r"^<!-- session(?:: (\w+))? -->$(.*?)(?=^<!-- (?:end of )?session|\Z)", re.MULTILINE | re.DOTALL)
 _FIGURE = re.compile(r"[+-]?[\d.]+ (?:[KMGTP]iB|B|ms|µs|s)\b|\+0\b|\d+%")
 _LINE = re.compile(r"^(?:cell )?(\d+) · (?:# · )?RAM #(?:, peak #, # now)?$", re.MULTILINE)
 """The line of a cell, which is short if no device moved by a MiB, as small cells do on some machines."""
@@ -65,35 +69,28 @@ def check(reply: Reply, cell: str, shown: str) -> None:
         assert given[-len(expected_lines) :] == expected_lines
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "docs/experiments.md",
-        pytest.param("docs/calibrate.md", marks=pytest.mark.thorough),
-        "docs/freeing.md",
-        pytest.param("docs/causes.md", marks=pytest.mark.skipif(sys.platform != "linux", reason="of limits")),
-        pytest.param("docs/guard.md", marks=pytest.mark.skipif(sys.platform != "linux", reason="of limits")),
-        "docs/helpers.md",
-        pytest.param("docs/isolate.md", marks=pytest.mark.skipif(sys.platform != "linux", reason="of fork")),
-        "docs/moving.md",
-        "docs/peak.md",
-        "docs/probes.md",
-        "docs/python.md",
-        pytest.param("docs/host-memory.md", marks=pytest.mark.skipif(sys.platform != "linux", reason="of /dev/shm")),
-        "docs/top.md",
-        "docs/traces.md",
-    ],
-)
-def test_the_examples_of_a_page_run_and_show_what_it_says(page: str, bare_kernel: Kernel) -> None:
-    for cell, shown in _CELL.findall(read(page)):
+_MARKS = {
+    "linux": (pytest.mark.skipif(sys.platform != "linux", reason="of limits, fork and /dev/shm"),),
+    "thorough": (pytest.mark.thorough,),
+    "": (),
+}
+
+
+def sessions() -> Iterator[ParameterSet]:
+    """Yield the cells of each session: README.md, and the part of a page from ``<!-- session -->`` to the next mark."""
+    yield pytest.param(read("README.md"), id="README.md")
+    for page in _DOCS:
+        for kind, text in _SESSION.findall(read(page)):
+            heading = (_HEADING.search(text) or _HEADING.search(read(page)) or [""])[0]
+            yield pytest.param(text, id=f"{page}: {heading.strip('# ')}", marks=_MARKS[kind])
+
+
+@pytest.mark.parametrize("session", [*sessions()])
+def test_the_examples_of_a_session_run_and_show_what_the_page_says(session: str, bare_kernel: Kernel) -> None:
+    cells = _CELL.findall(session)
+    assert cells
+    for cell, shown in cells:
         check(bare_kernel.run(cell), cell, shown)
-
-
-def test_the_example_of_the_records_runs(kernel: Kernel) -> None:
-    kernel.run("import ipygpumem")
-    ((cell, _),) = _CELL.findall(read("docs/records.md"))
-    assert kernel.run(cell).result == "True"
 
 
 def anchors(page: Path) -> set[str]:
@@ -137,9 +134,11 @@ def test_modules_functions_and_files_that_a_page_names_are_there(page: str) -> N
     assert sorted(name for name in set(_FILE.findall(text)) if not (ROOT / name).exists()) == []
 
 
-def test_the_index_of_the_documentation_has_every_page() -> None:
-    pages = {path.name for path in ROOT.glob("docs/*.md")} - {"README.md"}
-    assert pages - set(_LINK.findall(read("docs/README.md"))) == set()
+def test_the_index_of_the_documentation_has_every_page_in_order() -> None:
+    pages = re.findall(r"^\| \[.+?\]\(([\w-]+\.md)\) \|", read("docs/README.md"), re.MULTILINE)
+    assert {*pages, "README.md"} == {path.name for path in ROOT.glob("docs/*.md")}
+    assert len(pages) < 15
+    assert re.findall(r"^  - (?:.+: )?([\w-]+\.md)$", read("mkdocs.yml"), re.MULTILINE) == ["README.md", *pages]
 
 
 def test_the_page_of_a_package_index_has_no_link_that_leads_nowhere_there() -> None:
@@ -174,7 +173,7 @@ def test_every_field_of_a_record_is_listed_in_order() -> None:
         "inventory.breakdown",
     ):
         importlib.import_module(f"ipygpumem.{module}")
-    sections = re.findall(r"^## `(\w+)`\n(.*?)(?=^## |\Z)", read("docs/records.md"), re.MULTILINE | re.DOTALL)
+    sections = re.findall(r"^### `(\w+)`\n(.*?)(?=^### |\Z)", read("docs/python.md"), re.MULTILINE | re.DOTALL)
     assert len(sections) > 10
     listed = {name: re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", text, re.MULTILINE) for name, text in sections}
     kinds = {kind.__name__: [field.name for field in dataclasses.fields(kind)] for kind in kinds_of(Record)}  # type: ignore[arg-type]

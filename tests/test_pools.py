@@ -321,7 +321,7 @@ def test_a_second_probe_of_a_name_takes_the_first_ones_place(meter: Meter) -> No
 
 @pytest.mark.usefixtures("others_out_of_sight")
 def test_a_probe_or_its_failure_is_in_the_status(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
-    """What its line after a cell is stands in docs/probes.md, whose cells run as tests."""
+    """What its line after a cell is stands in docs/memory.md, whose cells run as tests."""
 
     def status() -> str:
         capsys.readouterr()

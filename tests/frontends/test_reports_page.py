@@ -1,4 +1,4 @@
-"""The cells of docs/reports.md in JupyterLab: every report in both themes and at narrow widths, and its picture."""
+"""The cells of docs/README.md in JupyterLab: every report in both themes and at narrow widths, and its picture."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RUNS = {"growth": 4}
 """How often the cell of a picture is run."""
 
 
-PAGE = Path(__file__).parents[2] / "docs/reports.md"
+PAGE = Path(__file__).parents[2] / "docs/README.md"
 
 _PART = re.compile(r"^```python\n(?P<cell>.*?)^```$|^!\[.+?\]\(img/(?P<picture>[\w-]+)\.png\)", re.M | re.DOTALL)
 
@@ -42,7 +42,7 @@ class Shown:
 
 def gallery(*, died: bool = False) -> list[Shown]:
     """Return the cells of the page, or those of its last section, where the kernel ``died``."""
-    text = PAGE.read_text("utf-8").split("\n## When the kernel died\n")[died]
+    text = PAGE.read_text("utf-8").split("\n### When the kernel died\n")[died]
     found: list[Shown] = []
     for part in _PART.finditer(text):
         if part["cell"] is not None:

@@ -22,7 +22,7 @@ ON_DEVICE = [each for each in SCENARIOS if "torch" in each.needs or each.on_gpu 
 
 @pytest.mark.parametrize("scenario", ON_DEVICE, ids=lambda scenario: scenario.name)
 def test_a_row_of_leaks(scenario: Scenario, runner: Runner) -> None:
-    """Of the tensors on the GPU of each row of docs/leaks.md all come back, or exactly what nothing outside holds."""
+    """All GPU tensors of each row of docs/measured/leaks.md are freed, or exactly those that nothing outside holds."""
     if scenario.missing():
         pytest.skip(scenario.missing())
     result = runner.run(scenario)

@@ -275,8 +275,8 @@ def test_a_missing_library_is_one_line_that_says_what_to_install() -> None:
 @pytest.mark.parametrize("heading", ["Hugging Face", "Lightning"])
 def test_the_example_of_the_page_runs(heading: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "trainers.md").read_text("utf-8")
-    code = page.split(f"\n## {heading}\n")[1].split("```python\n")[1].split("```")[0]
+    page = (ROOT / "docs" / "traces.md").read_text("utf-8")
+    code = page.split(f"\n### {heading}\n")[1].split("```python\n")[1].split("```")[0]
     *_, last = code.strip().rsplit("\n", 1)
     names: dict[str, Any] = {}
     exec(code, names)

@@ -231,7 +231,7 @@ def test_what_global_binds_belongs_to_the_notebook(notebook: Kernel, make: str) 
     assert works(notebook, "%gpumem leaks").reports("leaks") == ["no leak of at least 1 MiB was found"]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="the frame of a coroutine is not entered on 3.10: docs/top.md")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="3.10 does not enter the frame of a coroutine: docs/memory.md")
 def test_no_other_task_is_blamed_for_a_new_one(notebook: Kernel) -> None:
     works(
         notebook,
@@ -245,7 +245,7 @@ def test_no_other_task_is_blamed_for_a_new_one(notebook: Kernel) -> None:
     works(notebook, "for one in asyncio.all_tasks():\n    if 'wait' in repr(one.get_coro()): one.cancel()")
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="the frame of a coroutine is not entered on 3.10: docs/top.md")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="3.10 does not enter the frame of a coroutine: docs/memory.md")
 def test_advice_about_tasks_and_context_variables_frees_them(notebook: Kernel) -> None:
     works(
         notebook,

@@ -1,4 +1,4 @@
-"""The recipes of docs/export.md: loggers that subscribe."""
+"""The recipes of docs/traces.md: loggers that subscribe."""
 
 import importlib
 import re
@@ -13,8 +13,8 @@ from tests.alone import ROOT
 
 
 def recipe(title: str) -> str:
-    """Return the code below a line of docs/export.md that begins with ``title``."""
-    text = (ROOT / "docs" / "export.md").read_text("utf-8").split("## Loggers")[1]
+    """Return the code below a line of docs/traces.md that begins with ``title``."""
+    text = (ROOT / "docs" / "traces.md").read_text("utf-8").split("### Loggers")[1]
     found = re.search(rf"^{title}.*?```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert found
     return found[1]
