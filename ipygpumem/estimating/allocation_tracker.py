@@ -146,34 +146,11 @@ def _grouped_mm(first: Any, second: Any, offs: Any = None, bias: Any = None, out
     return first.new_empty((*groups, rows, wide), dtype=kind)[..., :columns]
 
 
-def _bag_backward(gradient: Any, indices: Any, offsets: Any, bags: Any, *rest: Any) -> Any:
-    """Return an embedding bag's gradient; a sparse one has a row for each index."""
-    if not rest[5]:
-        return _ATEN._embedding_bag_backward.default(gradient, indices, offsets, bags, *rest)
-    shape = (rest[2], gradient.shape[-1])
-    values = gradient.new_empty((indices.numel(), gradient.shape[-1]))
-    return torch.sparse_coo_tensor(indices.reshape(1, -1), values, shape, check_invariants=False)
-
-
-def _coalesce(given: Any) -> Any:
-    shape = (given.sparse_dim(), 0), (0, *given.shape[given.sparse_dim() :])
-    indices, values = given.new_empty(shape[0], dtype=torch.long, layout=torch.strided), given._values()[:0]
-    return torch.sparse_coo_tensor(indices, values, given.shape, check_invariants=False)
-
-
-def _sparse_mask(_: Any, mask: Any) -> Any:
-    parts = mask._indices().clone(), mask._values().clone()
-    return torch.sparse_coo_tensor(*parts, mask.shape, check_invariants=False)._coalesced_(True)
-
-
 _ALIGNED = 16
 _FUSED_SGD = getattr(_ATEN, "_fused_sgd_", None)
 _ASK_FOR_CTC = [getattr(_ATEN, name, None) for name in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss")]
 _EMPTY = frozenset({"empty_like", "new_empty", "new_empty_strided"})
 _STAND_INS = {
-    _ATEN.sparse_mask.default: _sparse_mask,
-    _ATEN._coalesce.default: _coalesce,
-    _ATEN._embedding_bag_backward.default: _bag_backward,
     **({_ATEN._grouped_mm.default: _grouped_mm} if hasattr(_ATEN, "_grouped_mm") else {}),
     _ATEN._thnn_fused_lstm_cell.default: lambda gates, _, state, *__: (
         torch.empty_like(state),
@@ -190,28 +167,6 @@ _STAND_INS = {
     **{getattr(_FUSED_SGD, kind, None): lambda *_, **__: None for kind in ("default", "tensor_lr")},
 }
 """Replacements of operations whose results torch cannot infer, or infers for the CPU only."""
-
-_SUMS = frozenset({_ATEN.add.Tensor, _ATEN.sub.Tensor, _ATEN.cat.default})
-"""Operators whose results have the entries of all arguments."""
-_AT_MOST = frozenset({_ATEN._coalesce.default, *_SUMS})
-"""Operators whose results may have fewer entries than estimated, because several may have the same index."""
-
-
-def _is_sparse(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo
-
-
-def _with_entries(func: Any, arguments: list[Any], result: Any) -> Any:
-    """Return an operation's sparse result with the number of entries that its arguments have."""
-    given = [tensor._nnz() for tensor in arguments if _is_sparse(tensor)]
-    if not given or any(result is tensor for tensor in arguments) or result._nnz():
-        return result
-    entries = sum(given) if func in _SUMS else max(given)
-    dense = result.shape[result.sparse_dim() :]
-    indices = torch.empty((result.sparse_dim(), entries), dtype=torch.long, device=result.device)
-    values = torch.empty((entries, *dense), dtype=result.dtype, device=result.device)
-    made = torch.sparse_coo_tensor(indices, values, result.shape, check_invariants=False)
-    return made._coalesced_(True) if func is _ATEN._coalesce.default else made
 
 
 @contextmanager
@@ -380,7 +335,7 @@ class AllocationTracker(TorchDispatchMode):
                 return self._answer(func, args[0])
             is_unsupported = isinstance(error, fake_tensor.UnsupportedOperatorException)
             raise _refusal(_UNTOLD if is_unsupported else UNKNOWN, func) from error
-        result = self._corrected(func, args, kwargs, arguments, result)
+        result = self._corrected(func, args, kwargs, result)
         self._see_value(func, args, kwargs, result)
         if self.observe is not None:
             self.observe(func, args, kwargs, result)
@@ -401,8 +356,6 @@ class AllocationTracker(TorchDispatchMode):
     def _operator(self, func: Any, args: Any, arguments: list[Any]) -> Any:
         """Return the function to run for an operation; note the line if its result is the largest possible."""
         operator = _STAND_INS.get(func, func)
-        if operator is func and any(map(_is_sparse, arguments)) and arguments[0].layout is torch.strided:
-            operator = func if not func._schema.is_mutable else lambda first, *_, **__: first  # such as add_()
         largest = LARGEST.get(func.name()) if func is not _INDEX or any(map(is_mask, args[1])) else None
         if largest is not None and not all(map(is_known, arguments)):
             operator = largest
@@ -422,7 +375,7 @@ class AllocationTracker(TorchDispatchMode):
             self._handles += [handle] if handle is not None else []
         return False
 
-    def _corrected(self, func: Any, args: Any, kwargs: Any, arguments: list[Any], result: Any) -> Any:
+    def _corrected(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
         """Return a result, corrected where fake tensors differ from the device's kernels."""
         if func is _ATEN.mkldnn_rnn_layer.default:
             names = [argument.name for argument in func._schema.arguments]
@@ -434,16 +387,8 @@ class AllocationTracker(TorchDispatchMode):
             return tree_map_only(torch.Tensor, lambda tensor: tensor.new_empty(tensor.shape), result)
         if func is _ATEN.log_sigmoid_forward.default and self._devices.is_elsewhere:
             return result[0], result[1].new_empty(0)  # CUDA saves nothing for backward
-        if _is_sparse(result):
-            name = str(func)
-            is_made_of_parts = "sparse_coo_tensor" in name or name.startswith(
-                ("aten.empty", "aten.zeros", "aten.detach", "aten._embedding_bag")
-            )
-            if not any(map(_is_sparse, arguments)) and not is_made_of_parts:
-                raise _refusal(UNKNOWN, func)
-            if func in _AT_MOST:
-                self._note(f"{user_line()}: every entry of a sparse tensor is assumed to have its own index")
-            return _with_entries(func, arguments, result)
+        if isinstance(result, torch.Tensor) and result.layout is torch.sparse_coo:
+            raise _refusal("an estimate cannot follow sparse tensors", func)
         return result
 
     # -- guesses: 1, 1.0 or False, or the value that passes an ``assert`` or ``raise`` ------------------------------

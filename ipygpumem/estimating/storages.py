@@ -20,7 +20,6 @@ from psutil import Process
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.records import DeviceEstimate, Note
 from ipygpumem.estimating.transients import HOPPERS_PROCESSORS, is_unknown, transient_sizes
-from ipygpumem.heap.arrays import SPARSE_PARTS
 from ipygpumem.introspect import is_exactly
 from ipygpumem.probes.accelerators import has_context, in_use, memory_fraction
 from ipygpumem.probes.allocator import Segment, expandable_setting, settings, snapshots
@@ -84,7 +83,7 @@ class StorageLog:
         recorded: bool = False,
         in_backward: bool = False,
     ) -> StorageLife | None:
-        """Log the storage of ``tensor``, and return its life if it is new; a sparse tensor has several."""
+        """Log the storage of ``tensor``, and return its life if it is new."""
         life = None
         for storage in _storages_of(tensor):
             key = storage._cdata
@@ -176,10 +175,7 @@ def _storages_of(tensor: Any) -> list[Any]:
     if hasattr(type(tensor), "__tensor_flatten__"):
         inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
         return [storage for part in inner if isinstance(part, torch.Tensor) for storage in _storages_of(part)]
-    if tensor.layout is torch.strided:
-        return [tensor.untyped_storage()]
-    parts = SPARSE_PARTS.get(str(tensor.layout).removeprefix("torch."), ())  # none for oneDNN's layout
-    return [getattr(tensor, name)().untyped_storage() for name in parts]
+    return [tensor.untyped_storage()] if tensor.layout is torch.strided else []  # none for oneDNN's layout
 
 
 # -- memory that operators allocate next to their results -------------------------------------------------------------

@@ -32,10 +32,6 @@ class RealStorages(TorchDispatchMode):
         return result
 
     def _see(self, tensor: torch.Tensor) -> None:
-        if tensor.layout is torch.sparse_coo:
-            self._see(tensor._indices())
-            self._see(tensor._values())
-            return
         storage = tensor.untyped_storage()
         key, size = storage._cdata, -(-storage.nbytes() // 512) * 512
         if key not in self._alive:
