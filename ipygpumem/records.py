@@ -207,9 +207,12 @@ class Usage(Record):
     peak_bytes: int
     total_bytes: int | None
     method: Method
+    """How the peak was measured: by Linux's ``kernel``, torch's ``allocator``, or ``sampled`` (a lower bound)."""
     reserved_bytes: int | None = None
     used_bytes: int | None = None
+    """In use on the whole device, by every process."""
     other_bytes: int | None = None
+    """In use by other processes; None if unknown."""
     note: str = ""
 
     @property
@@ -236,6 +239,7 @@ class CellRecord(Record):
     error: str | None
     """Name of the exception's type, or None."""
     usages: tuple[Usage, ...]
+    """Memory kept after everything that ended with the cell was freed; their peaks are those of the cell's code."""
     source_digest: str = ""
     """Equal for cells with the same source, ignoring surrounding white space."""
     source_line: str = ""
@@ -294,6 +298,7 @@ class RetainedArray(Record):
     dtype: str
     device: str
     size_bytes: int
+    """Size of the whole storage, which a view keeps alive; shared storages count once."""
     arrays: int = 1
     function: str = ""
     line: int = 0
@@ -339,8 +344,10 @@ class RecoveryRecord(Record):
     error: str
     message: str
     requested_bytes: int | None
-    free: dict[str, int]  # of each device when the cell had failed, before anything was released
+    free: dict[str, int]
+    """Free bytes of each device when the cell had failed, before anything was freed."""
     held: tuple[RetainedArray, ...]
+    """Objects held by the traceback's frames, the largest first, without those that your variables hold too."""
     frames: int
     freed: dict[str, int]
     now: dict[str, int]
@@ -364,10 +371,13 @@ class EngineRecord(Record):
     engine: int
     host: str = ""
     pid: int = 0
-    cards: dict[str, str] = field(default_factory=dict)  # names of those that torch used there, by device
-    free: dict[str, int] = field(default_factory=dict)  # bytes at the end, by device
+    cards: dict[str, str] = field(default_factory=dict)
+    """Names of the GPUs that torch used there, by device."""
+    free: dict[str, int] = field(default_factory=dict)
+    """Free bytes of each device at the end."""
     version: str = ""
-    error: str = ""  # the error of its code, or why there is no record
+    error: str = ""
+    """Name of the error that ended one of its cells, or why there is no record."""
     record: ExperimentRecord | None = None
 
 
@@ -389,6 +399,7 @@ class ExperimentRecord(Record):
     deleted: tuple[str, ...]
     restored: tuple[str, ...]
     kept: tuple[str, ...]
+    """Names that stayed, because you asked or a cell declares them ``global``."""
     survivors: tuple[RetainedArray, ...]
     """Deleted names whose arrays are still alive, because something outside the scope refers to them."""
     steps: tuple[FreeingStep, ...] = ()
@@ -399,7 +410,8 @@ class ExperimentRecord(Record):
     """Number of out-of-memory errors that ended one of its cells, or left it or an experiment inside it."""
     budget: dict[str, int] = field(default_factory=dict)
     """Allowed bytes by device; refusals are in ``notes``."""
-    engines: tuple[EngineRecord, ...] = ()  # of an experiment on a cluster; the sizes are sums over them
+    engines: tuple[EngineRecord, ...] = ()
+    """One per engine of a cluster; then all sizes are sums, and the time is that of the slowest."""
     span_seconds: float = 0.0
     """Time from its start to the end of its code, including pauses between its cells."""
 

@@ -1,6 +1,5 @@
 """README.md and docs/: their examples run, their links lead somewhere, their tables are complete."""
 
-import dataclasses
 import importlib
 import importlib.util
 import re
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from ipygpumem.records import Record
+import ipygpumem
 from ipygpumem.shell.config import IPyGpuMem
 from tests.alone import ROOT
 from tests.kernel import Kernel, Reply
@@ -160,24 +159,15 @@ def test_every_option_is_listed_with_its_default() -> None:
     assert rows == defaults
 
 
-def kinds_of(record: type) -> list[type]:
-    return [kind for each in record.__subclasses__() for kind in (each, *kinds_of(each))]
-
-
-def test_every_field_of_a_record_is_listed_in_order() -> None:
-    for module in (
-        "extras.moving.moving",
-        "extras.moving.releasing",
-        "extras.tracker.tracker",
-        "probes.nvml",
-        "inventory.breakdown",
-    ):
-        importlib.import_module(f"ipygpumem.{module}")
-    sections = re.findall(r"^### `(\w+)`\n(.*?)(?=^### |\Z)", read("docs/python.md"), re.MULTILINE | re.DOTALL)
-    assert len(sections) > 10
-    listed = {name: re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", text, re.MULTILINE) for name, text in sections}
-    kinds = {kind.__name__: [field.name for field in dataclasses.fields(kind)] for kind in kinds_of(Record)}  # type: ignore[arg-type]
-    assert listed == {name: kinds[name] for name in listed}
+def test_the_reference_of_the_functions_and_records_is_that_of_the_docstrings() -> None:
+    spec = importlib.util.spec_from_file_location("api", ROOT / "docs/site/api.py")
+    assert spec
+    assert spec.loader
+    api = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(api)
+    assert read("docs/python.md").partition(api.MARK)[2] == api.reference(), "run docs/site/api.py"
+    named = {name for names in api.FUNCTIONS.values() for name in names.split()}
+    assert named == {name for name in ipygpumem.__all__ if not name.endswith("_ipython_extension")}
 
 
 def test_the_front_page_is_short() -> None:

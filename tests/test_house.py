@@ -37,7 +37,7 @@ BUDGET = {
     "meter": 420,
     "probes": 2009,
     "reclaim": 790,
-    "records": 496,
+    "records": 508,
     "report": 2033,
     "scope": 761,
     "shell": 3920,
