@@ -10,6 +10,7 @@ import errno
 import functools
 import importlib
 import importlib.util
+import json
 import os
 import socket
 import stat
@@ -65,15 +66,16 @@ class Record:
         return _decoder(cls)(dict(data))  # type: ignore[arg-type, no-any-return]  # classes are hashable, and make instances
 
     def __str__(self) -> str:
-        return self._repr_mimebundle_().get("text/plain", repr(self))
+        return self._repr_mimebundle_()[0].get("text/plain", repr(self))
 
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+    def _repr_mimebundle_(self, **_: object) -> tuple[dict[str, str], dict[str, Any]]:
         if not self._report:
-            return {}
+            return {}, {}
         module, _dot, name = self._report.rpartition(".")
         report = getattr(importlib.import_module(f"ipygpumem.{module}"), name)(self)
         html: Any = importlib.import_module("ipygpumem.report.html")
-        return {"text/plain": html.text.render([report]), "text/html": html.render([report], bars=False)}
+        data = {"text/plain": html.text.render([report]), "text/html": html.render([report], bars=False)}
+        return data, {"ipygpumem": {"reports": [report.kind], **packed([self])}}
 
 
 @functools.cache  # of the classes of the model; an export holds thousands of records
@@ -83,6 +85,8 @@ def _hints(record: type) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if value is None or type(value) in (int, str, float):
+        return value
     if isinstance(value, Record):
         return value.to_dict()
     if isinstance(value, (tuple, list)):
@@ -100,6 +104,11 @@ def _decoder(hint: Any) -> Callable[[Any], Any]:
         by_type = {one: _decoder(one) for one in inner if type(one) is type}
         decode = _decoder(inner[0])
         return lambda value: by_type.get(type(value), decode)(value)
+    if origin is tuple and inner[1:] != (...,):
+        decoders = [_decoder(one) for one in inner]
+        return lambda value: tuple(
+            [one(item) for one, item in zip(decoders, _checked(value, list, tuple), strict=True)]
+        )
     if origin in (tuple, Sequence):
         decode, most = _decoder(inner[0]), getattr(inner[0], "_most", 0)
         return lambda value: tuple(map(decode, _bounded(_checked(value, list, tuple), most)))
@@ -108,15 +117,18 @@ def _decoder(hint: Any) -> Callable[[Any], Any]:
         return lambda value: {key: decode(item) for key, item in _bounded(_checked(value, dict), MOST_DEVICES).items()}
     if origin is Literal:
         return lambda value: _one_of(value, inner)
-    if hint is Any:
-        return lambda value: value
-    if hint is float:
-        return lambda value: float(_number(_checked(value, float, int)))
-    if hint is int:
-        return lambda value: _number(_checked(value, int))
-    if hint in (str, bool, types.NoneType):
-        return lambda value: _checked(value, hint)
-    return lambda value: _record(hint, _checked(value, dict))
+    return _DECODERS.get(hint) or (lambda value: _record(hint, _checked(value, dict)))
+
+
+_DECODERS: dict[Any, Callable[[Any], Any]] = {
+    Any: lambda value: value,
+    float: lambda value: float(_number(_checked(value, float, int))),
+    int: lambda value: _number(_checked(value, int)),
+    **{
+        kind: functools.partial(lambda kind, value: _checked(value, kind), kind) for kind in (str, bool, types.NoneType)
+    },
+    Record: lambda value: _record(class_of(_checked(value, dict).get("kind")), value),
+}
 
 
 def _record(kind: type, values: dict[str, Any]) -> Any:
@@ -418,6 +430,60 @@ class ExperimentRecord(Record):
 
 # -- the records of a session ---------------------------------------------------------------------------------
 
+SCHEMA = 1
+"""Incremented when older readers would misunderstand a file; an additional field does not change it."""
+_MODULES = {
+    "CellRecord": "records",
+    "ExperimentRecord": "records",
+    "TraceRecord": "records",
+    "FreeingStep": "records",
+    "RetainedArray": "records",
+    "Estimate": "estimating.records",
+    "ModelSummary": "estimating.records",
+    "Inventory": "inventory.records",
+    "InventoryDiff": "inventory.records",
+    "LargestNames": "inventory.top",
+    "Ownership": "inventory.ownership",
+    "Reconciliation": "inventory.breakdown",
+    "Try": "fitting.fit",
+    "TrackerRecord": "extras.tracker.tracker",
+    "PeakRecord": "extras.peak.records",
+    "PurgeRecord": "extras.moving.moving",
+    "ReleaseRecord": "extras.moving.releasing",
+}
+"""Modules of the records that outputs carry, by kind; loaded when one is read."""
+_MOST_PACKED = 256 * 1024
+"""Maximum bytes of the records in an output's metadata, as JSON."""
+_ENCODER, _DECODER = json.JSONEncoder(ensure_ascii=False), json.JSONDecoder(parse_constant=str)
+
+
+def is_kind(kind: object) -> bool:
+    """Return True for the name of a class of records that outputs carry."""
+    return type(kind) is str and kind in _MODULES
+
+
+def class_of(kind: Any) -> type[Record]:
+    """Return the class of the records of a kind; ValueError if it is unknown."""
+    if not is_kind(kind):
+        raise ValueError("a record of an unknown kind")
+    return getattr(importlib.import_module(f"ipygpumem.{_MODULES[kind]}"), kind)  # type: ignore[no-any-return]
+
+
+def packed(records: Iterable[Record]) -> dict[str, Any]:
+    """Return records as the metadata of an output holds them; those that are too large are only counted."""
+    found, left_out, room = list[Any](), dict[str, int](), _MOST_PACKED
+    for record in records:
+        kind = type(record).__name__
+        # Surrogates that are no text would break the message, and NaN the notebook's file.
+        data = _ENCODER.encode({"kind": kind, **record.to_dict()}).encode("utf-8", "replace")
+        if len(data) <= room:
+            found.append(_DECODER.decode(data.decode()))
+            room -= len(data)
+        else:
+            left_out[kind] = left_out.get(kind, 0) + 1
+    return {"schema": SCHEMA, "records": found, **({"left_out": left_out} if left_out else {})}
+
+
 _PLAIN = ("execution_count", "cell_id", "experiment")
 _TEXTS = ("error", "source_line", "source_digest")
 _SIZES = ("before", "after", "peak", "delta", "peak_delta", "total", "reserved", "used", "other")
@@ -476,7 +542,7 @@ def usage_on(usages: Iterable[Usage], device: str) -> Usage | None:
 
 @dataclass(frozen=True, repr=False)
 class SessionRecord(Record):
-    """The records of a session at the time of its export."""
+    """The records of a session at the time of its export, or those in a notebook's outputs."""
 
     saved_at: float
     """Unix time."""
@@ -485,6 +551,10 @@ class SessionRecord(Record):
     traces: tuple[TraceRecord, ...] = ()
     host: str = ""
     pid: int = 0
+    results: tuple[Record, ...] = ()
+    """Records of commands, such as estimates and peaks; only those of a notebook's file."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Number of records that were too large for the notebook's file, by kind."""
 
     @classmethod
     def of(
@@ -492,6 +562,11 @@ class SessionRecord(Record):
     ) -> SessionRecord:
         """Return the record of this process."""
         return cls(time.time(), tuple(cells), tuple(experiments), tuple(traces), socket.gethostname(), os.getpid())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as a dictionary of plain values, with the kinds of ``results``."""
+        results = tuple({"kind": type(record).__name__, **record.to_dict()} for record in self.results)
+        return {**super().to_dict(), "results": results}
 
     @property
     def history(self) -> History:

@@ -20,6 +20,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 from ipygpumem.errors import FileError
 from ipygpumem.records import (
+    _MODULES,
     CellRecord,
     EngineRecord,
     ExperimentRecord,
@@ -30,10 +31,13 @@ from ipygpumem.records import (
     SessionRecord,
     TraceRecord,
     Usage,
+    packed,
 )
 from ipygpumem.report import export
 from ipygpumem.units import MIB
-from tests.alone import printed
+from tests.alone import ROOT, printed
+from tests.notebooks import notebook, write
+from tests.report_samples import every_report
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 HOSTILE = "<img src=x onerror=alert(1)>\"'&\x1b[31m\n\ud800\u202e{}%s $x$"
@@ -94,6 +98,14 @@ HOSTILE_SESSION = SessionRecord(
     (cell(1, source_line=HOSTILE, error=HOSTILE, cell_id=HOSTILE, experiment=HOSTILE, success=False),),
     (experiment(HOSTILE, parameters={"a": HOSTILE}, deleted=(HOSTILE,), notes=(HOSTILE,)), experiment("=1+1")),
 )
+
+
+def in_notebook(*ours: Any) -> bytes:
+    """Return the file of a notebook with a cell, and these values as the metadata of its outputs."""
+    outputs = [{"output_type": "display_data", "data": {}, "metadata": {"ipygpumem": item}} for item in ours]
+    theirs = [{"output_type": "stream"}, {"metadata": {"jupyter": 3, "ipygpumem_like": {"records": 1}}}]
+    cells = [{"cell_type": "markdown"}, {"cell_type": "code", "outputs": theirs + outputs}]
+    return json.dumps({"nbformat": 4, "metadata": {"ipygpumem": 3}, "cells": cells}).encode()
 
 
 def names(folder: Path) -> list[str]:
@@ -237,10 +249,17 @@ def test_an_interrupted_write_leaves_no_file_behind(tmp_path: Path, monkeypatch:
     [
         (b'{"format": "ipygpumem", "schema": 1, "cells": [', "not JSON"),
         (b"[" * 100_000, "not JSON"),
-        (b'{"format": "ipygpumem", "schema": "1"}', "not an export"),
+        (b'{"format": "ipygpumem", "schema": "1"}', "neither an export"),
         (b'{"format": "ipygpumem", "schema": 99}', "schema 99 and this ipygpumem reads up to 1: upgrade"),
         (b'{"format": "ipygpumem", "schema": 1, "saved_at": 0, "cells": [1], "experiments": []}', "damaged"),
         (b"\xff\xfe", "not text"),
+        (b'{"nbformat": 4}', "damaged, or not a notebook"),
+        (b'{"nbformat": 4, "cells": [{"outputs": 3}]}', "damaged, or not a notebook"),
+        (in_notebook(3), "damaged, or not a notebook"),
+        (in_notebook({"schema": 1, "records": [{}]}), "damaged, or not a notebook"),
+        (in_notebook({"schema": 1, "records": [{"kind": "CellRecord"}]}), "damaged, or not a notebook"),
+        (in_notebook({"schema": 1, "records": [{"kind": "Estimate"}]}), "damaged"),
+        (in_notebook({"schema": 99}), "schema 99 and this ipygpumem reads up to 1: upgrade"),
         (None, "No such file"),
     ],
 )
@@ -254,6 +273,57 @@ def refused_by_load(path: Any, words: str) -> None:
     with pytest.raises(FileError, match=words) as caught:
         ipygpumem.load(path)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_records_in_the_outputs_of_a_notebook_are_read(tmp_path: Path) -> None:
+    records = [cell(2, started_at=9.0), experiment(), *WHOLE_SESSION.traces, cell(1)]
+    later = {**packed([]), "records": [{"kind": "RecordOfTomorrow"}], "more": 1}
+    large = packed([experiment(cells=(cell(),) * 1000), cell(3, started_at=10.0)])
+    content = in_notebook(packed(records[:2]), packed(records[2:]), later, large, {"reports": ["plot"]})
+    (tmp_path / "x.ipynb").write_bytes(content)
+    found = ipygpumem.load(tmp_path / "x.ipynb")
+    assert found.cells == (cell(1), records[0], cell(3, started_at=10.0))
+    assert (found.experiments, found.traces) == ((experiment(),), WHOLE_SESSION.traces)
+    assert found.left_out == {"ExperimentRecord": 1}
+    assert found.saved_at == (tmp_path / "x.ipynb").stat().st_mtime
+    (tmp_path / "empty.ipynb").write_bytes(in_notebook())
+    assert ipygpumem.load(tmp_path / "empty.ipynb").cells == ()
+
+
+def test_each_kind_of_record_with_a_report_is_read_back() -> None:
+    records = [record for report in every_report("x\ud800") for record in report.records]
+    found = SessionRecord(0.0, (), (), results=tuple(records))
+    assert {type(record).__name__ for record in records} >= _MODULES.keys() - {"CellRecord"}
+    assert SessionRecord.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    clean = json.dumps(packed(records), ensure_ascii=False).encode()  # as a front-end does
+    assert [item["kind"] for item in json.loads(clean)["records"]] == [type(record).__name__ for record in records]
+
+
+STEPS = (
+    "%load_ext ipygpumem",
+    "import ipygpumem, numpy",
+    "%%experiment one --note lr=0.1\nx = numpy.ones(1 << 20)",
+    "for _ in ipygpumem.track(range(3)): pass",
+    "%gpumem quiet on\n%config IPyGpuMem.report = False",
+    "def f():\n    held = numpy.ones(1 << 20)\n    raise MemoryError\nf()",
+    "ipygpumem.tensors()",
+)
+
+
+def test_an_executed_notebook_has_the_figures_of_its_reports(tmp_path: Path) -> None:
+    cells = notebook(*STEPS)
+    cells.cells[5].metadata.tags = ["raises-exception"]
+    write(cells, tmp_path / "x.ipynb")
+    command = ("-m", "nbconvert", "--to", "notebook", "--execute", "--inplace", "x.ipynb")
+    printed(*command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    found = ipygpumem.load(tmp_path / "x.ipynb")
+    assert [record.execution_count for record in found.cells] == [2, 3, 4, 6]
+    assert found.cells[-1].recovery is not None  # also where the cells' lines are hidden
+    (one,) = found.experiments
+    assert (one.parameters, one.cells) == ({"lr": 0.1}, found.cells[1:2])
+    assert [trace.iteration for trace in found.traces] == [1, 2, 3]  # the last of several updates of one display
+    (inventory,) = found.results
+    assert type(inventory).__name__ == "Inventory"
 
 
 def nested(levels: int) -> str:

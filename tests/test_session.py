@@ -51,7 +51,7 @@ class Recorder:
         self.shown: list[Report] = []
         self.scales = Scales()
 
-    def show(self, reports: list[Report], *, display_id: str | None = None) -> None:
+    def show(self, reports: list[Report], cell: object = None, *, display_id: str | None = None) -> None:
         self.shown += reports
 
 

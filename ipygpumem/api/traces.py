@@ -295,7 +295,10 @@ def export(path: str | os.PathLike[str], *, force: bool = False) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> SessionRecord:
-    """Return the session exported to a .json file; needs neither IPython nor the extension.
+    """Return the session exported to a .json file, or the records in a notebook's outputs.
+
+    Use it to compare sessions, or notebooks that papermill or nbconvert have run: each report that they show has its
+    figures in its output's metadata, in a ``.ipynb`` file. It needs neither IPython nor the extension.
 
     Raises:
         FileError: the file cannot be read, was not exported by ipygpumem, or was written by a newer version.

@@ -26,7 +26,7 @@ def autofit_report(tries: Sequence[Try], notes: Sequence[str], plan: Plan) -> Re
         larger = "larger values" if plan.failed is None else f"a value below {plan.failed:g}"
         lines.append(f"all tries are used up: {larger} may fit, too")
     tables = [_table(tries, plan)] if len(tries) > 1 else []
-    return Report("autofit", parts, tuple(map(clean, lines)), tables)
+    return Report("autofit", parts, tuple(map(clean, lines)), tables, records=tries)
 
 
 def _table(tries: Sequence[Try], plan: Plan) -> Table:

@@ -40,7 +40,7 @@ def cell_report(record: CellRecord, scales: layout.Scales | None = None) -> Repo
 def trace_report(record: TraceRecord, note: str = "") -> Report:
     """Return the one-line report of a trace."""
     head = " ".join(filter(None, ("trace", clean_name(record.label))))
-    return Report("trace", [head, *[clean(note)] * bool(note), *trace_segments(record)])
+    return Report("trace", [head, *[clean(note)] * bool(note), *trace_segments(record)], records=[record])
 
 
 def trace_segments(record: TraceRecord) -> list[LineSegment | str]:
@@ -126,7 +126,7 @@ def experiment_reports(record: ExperimentRecord, style: str, scales: layout.Scal
     if style == "compact":
         parts = ["{device} consumed {consumed}, freed {freed}".format_map(row) for row in rows]
         parts = [part + f", peak {row['peak']}" * bool(row["peak"]) for part, row in zip(parts, rows, strict=True)]
-        return [Report("experiment", [*head, *map(LineSegment, parts, bars)], notes)]
+        return [Report("experiment", [*head, *map(LineSegment, parts, bars)], notes, records=[record])]
     title = "still alive, because something outside the experiment refers to it"
     listings = [layout.Listing(title, leak_lines(record.survivors))]
     tables = [Table.of(rows, {"consumed", "freed", "peak"}, bars=bars)]
@@ -138,7 +138,7 @@ def experiment_reports(record: ExperimentRecord, style: str, scales: layout.Scal
     }
     facts = [layout.Fact(title, list(map(clean_name, found)), code=True) for title, found in names.items()]
     facts.append(layout.Fact("freed by", _step_list(record.steps, record.freed)))
-    return [Report("experiment", head, notes, tables, facts, listings)]
+    return [Report("experiment", head, notes, tables, facts, listings, records=[record])]
 
 
 def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
@@ -300,7 +300,7 @@ def freed_report(
         what = f"reserved {format_bytes(reserved)}" if reserved and size <= 0 else format_bytes(max(0, size))
         found += [f"{device_label(device)} {what}"] * (size > 0 or device not in OUTSIDE)
     lines = (*[f"freed by: {by_step}"] * bool(by_step), *notes, *_failed_steps(steps))
-    return Report("note", f"{title}: {', '.join(found) or 'nothing'}", lines)
+    return Report("note", f"{title}: {', '.join(found) or 'nothing'}", lines, records=steps)
 
 
 # -- leaks ----------------------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ def leaks_report(
     lines += [SEPARATOR.join([f"{format_bytes(i[0])} on {i[1]}", *map(clean, i[2:4])]) for i in kept[:_ROWS_SHOWN]]
     more = kept[_ROWS_SHOWN:]
     lines += [f"and {len(more)} more: {format_bytes(sum(item[0] for item in more))}"] * bool(more)
-    return Report("leaks", found, [*lines, *notes])
+    return Report("leaks", found, [*lines, *notes], records=held)
 
 
 def leak_lines(held: Sequence[RetainedArray]) -> list[str]:

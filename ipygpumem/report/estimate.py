@@ -29,7 +29,7 @@ def estimate_report(estimate: Estimate) -> Report:
         "at most, since these lines are assumed to select all that they can": estimate.upper_bounds,
     }
     facts = [Fact(what, tuple(map(clean, values)), most=_GUESSES_SHOWN) for what, values in lines.items()]
-    return Report("estimate", segments, tuple(map(clean, estimate.notes)), tables, facts)
+    return Report("estimate", segments, tuple(map(clean, estimate.notes)), tables, facts, records=[estimate])
 
 
 def _verdict(device: DeviceEstimate, is_bound: bool) -> str:
@@ -75,7 +75,8 @@ def summary_report(summary: ModelSummary) -> Report:
         f"{format_bytes(total.activation_bytes)} of activations",
     )
     rows = [_row(row, share_of) for row in summary.rows]
-    return Report("summary", segments, (), [Table.of(rows, {"parameters", "weights", "activations", "share"})])
+    table = Table.of(rows, {"parameters", "weights", "activations", "share"})
+    return Report("summary", segments, (), [table], records=[summary])
 
 
 def _row(row: ModuleRow, share_of: int) -> dict[str, str]:

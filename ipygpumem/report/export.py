@@ -16,15 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ipygpumem.errors import FileError, ellipsize, quoted
+from ipygpumem.errors import FileError, describe_error, ellipsize, quoted
 from ipygpumem.introspect import type_name
 from ipygpumem.probes import host
-from ipygpumem.records import MOST_DEVICES, USAGE_BYTES, SessionRecord, open_plain
+from ipygpumem.records import MOST_DEVICES, SCHEMA, USAGE_BYTES, SessionRecord, is_kind, open_plain
 from ipygpumem.report.layout import clean
 from ipygpumem.units import format_bytes
 
-SCHEMA = 1
-"""Incremented when older readers would misunderstand a file; an additional field does not change it."""
 _NAME = "ipygpumem"
 _HEAD_BYTES = 4096
 _MOST_BYTES = 2**29
@@ -54,14 +52,16 @@ _LAST_TIME = 9e9
 """Largest Unix time in seconds that pandas can hold, rounded down: the year 2255."""
 
 
-def from_json(text: str, name: str) -> SessionRecord:
-    """Return the record that ``to_json`` wrote; ``FileError`` describes a fault in the text."""
+def from_json(text: str, name: str, saved_at: float = 0.0) -> SessionRecord:
+    """Return the record that ``to_json`` wrote, or those of a notebook; ``FileError`` describes a fault in the text."""
     try:
         data: Any = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise FileError(f"{name} is not JSON, or only a part of it ({ellipsize(error)})") from None
+    if type(data) is dict and "nbformat" in data:
+        data = _of_notebook(data, name, saved_at)
     if type(data) is not dict or data.get("format") != _NAME or type(data.get("schema")) is not int:
-        raise FileError(f"{name} is not an export of ipygpumem: %gpumem export writes one")
+        raise FileError(f"{name} is neither an export of ipygpumem (%gpumem export writes one) nor a notebook")
     if data["schema"] > SCHEMA:
         raise FileError(
             f"{name} has schema {quoted(data['schema'])} and this ipygpumem reads up to {SCHEMA}: upgrade it"
@@ -77,6 +77,26 @@ def from_json(text: str, name: str) -> SessionRecord:
     if any(abs(run.started_at) > _LAST_TIME for run in runs):
         raise FileError(f"{name} is damaged: it contains an invalid time")
     return record
+
+
+def _of_notebook(notebook: dict[str, Any], name: str, saved_at: float) -> dict[str, Any]:
+    """Return the records in a notebook's outputs as an export; the metadata of other programs is ignored."""
+    found: dict[str, Any] = {"format": _NAME, "schema": 0, "saved_at": saved_at, "results": [], "left_out": {}}
+    found |= {kind: [] for kind in _LISTS.values()}
+    try:
+        for output in (output for cell in notebook["cells"] for output in cell.get("outputs", ())):
+            ours = output.get("metadata", {}).get(_NAME, {})
+            found["schema"] = max(found["schema"], ours.get("schema", 0))
+            for record in ours.get("records", ()):
+                if is_kind(record["kind"]):  # else of a newer version
+                    found[_LISTS.get(record["kind"], "results")].append(record)
+            for kind, number in ours.get("left_out", {}).items():
+                found["left_out"][kind] = found["left_out"].get(kind, 0) + number
+        for records in (found[kind] for kind in _LISTS.values()):
+            records.sort(key=lambda record: record["started_at"])  # cells may have run in any order
+    except (AttributeError, KeyError, TypeError) as error:
+        raise FileError(f"{name} is damaged, or not a notebook ({describe_error(error)})") from None
+    return found
 
 
 def _refuse_constant(text: str) -> None:
@@ -108,6 +128,8 @@ _FORMATS: dict[str, tuple[Callable[[SessionRecord], str], str]] = {
     ".csv": (to_csv, ",".join(COLUMNS)),
 }
 """Renderers of a session by suffix, with the beginning of every file that they write."""
+_LISTS = {"CellRecord": "cells", "ExperimentRecord": "experiments", "TraceRecord": "traces"}
+"""Lists of an export by the kind of their records."""
 SUFFIXES = tuple(_FORMATS)
 
 
@@ -127,7 +149,7 @@ def save(path: str | os.PathLike[str], record: SessionRecord, *, force: bool = F
 
 
 def load(path: str | os.PathLike[str]) -> SessionRecord:
-    """Return the session stored in a .json file."""
+    """Return the session stored in a .json file, or the records in a notebook."""
     place = place_of(path)
     name = clean(ellipsize(place))
     try:
@@ -135,13 +157,13 @@ def load(path: str | os.PathLike[str]) -> SessionRecord:
             size = os.fstat(file.fileno()).st_size
             if size > _MOST_BYTES:
                 raise FileError(f"{name} has {format_bytes(size)}: too large for an export")
-            text = file.read(size).decode("utf-8")
+            text, saved_at = file.read(size).decode("utf-8"), os.fstat(file.fileno()).st_mtime
     except UnicodeDecodeError:
         raise FileError(f"{name} is not text") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or ellipsize(error)
         raise FileError(f"{name} cannot be read: {why}") from None
-    return from_json(text, clean(ellipsize(os.fsdecode(path))))
+    return from_json(text, clean(ellipsize(os.fsdecode(path))), saved_at)
 
 
 def place_of(path: str | os.PathLike[str]) -> Path:

@@ -166,12 +166,15 @@ def loop_report(rows: Sequence[TraceRecord], total: int | None, remarks: Sequenc
         {label: str(record.iteration), "time": format_seconds(record.duration_seconds), **own}
         for record, own in zip(rows, _figures(rows, first), strict=True)
     ]
-    return Report("track", [f"{label} {number}", format_seconds(seconds)], remarks, [_table(shown, title=title)])
+    head = [f"{label} {number}", format_seconds(seconds)]
+    return Report("track", head, remarks, [_table(shown, title=title)], records=rows)
 
 
 def iteration_report(record: TraceRecord) -> Report:
     """Return one line for one iteration, for front-ends that cannot update a table."""
-    return Report("track", [f"{clean_name(record.label)} {record.iteration}", *trace_segments(record)])
+    return Report(
+        "track", [f"{clean_name(record.label)} {record.iteration}", *trace_segments(record)], records=[record]
+    )
 
 
 # -- experiments ----------------------------------------------------------------------------------------------

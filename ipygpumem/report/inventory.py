@@ -40,7 +40,8 @@ def groups_report(inventory: Inventory, by: str, groups: Sequence[TensorGroup], 
 def _report(inventory: Inventory, table: Table) -> Report:
     head = [f"tensors and arrays: {count(len(inventory.tensors), 'storage')}", *sizes(inventory.device_bytes)]
     notes = [f"{row.name or row.type_name}: {row.note}" for row in inventory.tensors[:10] if row.note]
-    return Report("tensors", SEPARATOR.join(head), list(map(clean, [*inventory.notes, *notes])), [table])
+    notes = list(map(clean, [*inventory.notes, *notes]))
+    return Report("tensors", SEPARATOR.join(head), notes, [table], records=[inventory])
 
 
 def difference_report(difference: InventoryDiff, *, top: int = 20) -> Report:
@@ -48,7 +49,7 @@ def difference_report(difference: InventoryDiff, *, top: int = 20) -> Report:
     places = clean(f"from {difference.before or 'before'} to {difference.after or 'after'}")
     changes = sizes(difference.changed_bytes, format_change) or ["no change"]
     headline = SEPARATOR.join(["tensors and arrays", places, *changes])
-    return Report("difference", headline, (), changed_tables(difference, top))
+    return Report("difference", headline, (), changed_tables(difference, top), records=[difference])
 
 
 def changed_tables(difference: InventoryDiff, top: int) -> list[Table]:
@@ -96,7 +97,7 @@ def top_report(found: LargestNames, *, top: int = 20) -> Report:
         sizes = format_bytes(sum(size for _, _, size in rest))
         table.append({"size": sizes, "name": f"and {len(rest):,} more"})
     notes = list(map(clean, [*found.notes, *lines]))
-    return Report("top", head, notes, [Table.of(table, {"cell", "size", "share"})])
+    return Report("top", head, notes, [Table.of(table, {"cell", "size", "share"})], records=[found])
 
 
 def _row(row: NamedSize, device: str, size: int, used: int) -> dict[str, str]:
@@ -173,7 +174,7 @@ def why_report(found: Ownership) -> Report:
         lines.append(
             "there are too many objects to follow all: figures are lower bounds, and any of it may have more holders"
         )
-    return Report("why", head, lines, [Table.of(rows, {"still held"}, code={"freed by"})])
+    return Report("why", head, lines, [Table.of(rows, {"still held"}, code={"freed by"})], records=[found])
 
 
 def left_report(name: str, cell: int | None, left: Sequence[RetainedArray]) -> Report:

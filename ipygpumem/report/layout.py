@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ipygpumem.records import OUTSIDE, Usage
+from ipygpumem.records import OUTSIDE, Record, Usage
 from ipygpumem.units import MIB, format_bytes, format_change
 
 SEPARATOR = " · "
@@ -101,6 +101,7 @@ class Report:
     """One report: a headline, whole or in parts, and its details; tables, facts and listings without content drop out.
 
     ``kind`` identifies the report for front-ends and tests. ``is_trouble`` gives it a border in another colour.
+    ``records`` have its figures, and are saved with the notebook.
     """
 
     kind: str
@@ -110,6 +111,7 @@ class Report:
     facts: Sequence[Fact] = ()
     listings: Sequence[Listing] = ()
     is_trouble: bool = False
+    records: Sequence[Record] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tables", [table for table in self.tables if table.rows])

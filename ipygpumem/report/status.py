@@ -31,7 +31,7 @@ def status_report(
     noted += [(item.device, note) for item in reconciliations for note in item.notes]
     tables = [_readings_table(readings), *map(_parts_table, reconciliations), _children_table(children, cells)]
     notes = [clean(f"{device_label(device)}: {note}") for device, note in noted]
-    return Report("status", headline.split(SEPARATOR), (*map(clean, lines), *notes), tables)
+    return Report("status", headline.split(SEPARATOR), (*map(clean, lines), *notes), tables, records=reconciliations)
 
 
 def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> Table:

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.heap.bulk import Progress
+from ipygpumem.records import CellRecord, packed
 from ipygpumem.report import html, text
 from ipygpumem.report.layout import Report, Scales
 from ipygpumem.shell.error_isolation import report_internal_error
@@ -37,8 +38,15 @@ class Display:
         """True if the front-end shows images and HTML, as a terminal does not."""
         return hasattr(self._shell, "kernel")
 
-    def show(self, reports: Sequence[Report], *, display_id: str | None = None, is_new: bool = False) -> None:
-        """Show ``reports`` in one display, if there are any.
+    def show(
+        self,
+        reports: Sequence[Report],
+        cell: CellRecord | None = None,
+        *,
+        display_id: str | None = None,
+        is_new: bool = False,
+    ) -> None:
+        """Show ``reports`` in one display, if there are any; its metadata has their records, and that of ``cell``.
 
         With a ``display_id``, it replaces the display with that id, or gets that id if it ``is_new``.
         """
@@ -52,13 +60,16 @@ class Display:
         else:  # a forked child must not send the kernel's messages
             sys.stdout.write(text.render(reports) + "\n")
             return
-        metadata = {"ipygpumem": {"reports": [report.kind for report in reports]}}
+        metadata: dict[str, Any] = {"reports": [report.kind for report in reports]}
+        if self.has_images:  # the notebook's file has the metadata
+            records = [record for report in reports for record in report.records]
+            metadata |= packed(records if cell is None else [cell, *records])
         where = {} if display_id is None else {"transient": {"display_id": display_id}, "update": not is_new}
         publisher = self._shell.display_pub
         if type(publisher).__name__ == "ZMQDisplayPublisher" and _nothing_to_flush():
-            type(publisher).publish(_WithoutFlush(publisher), data=data, metadata=metadata, **where)
+            type(publisher).publish(_WithoutFlush(publisher), data=data, metadata={"ipygpumem": metadata}, **where)
         else:
-            publisher.publish(data=data, metadata=metadata, **where)
+            publisher.publish(data=data, metadata={"ipygpumem": metadata}, **where)
 
     @contextmanager
     def working(self, what: str) -> Iterator[Progress]:

@@ -203,7 +203,7 @@ class Session:
             if cell.interrupted:
                 reports += self._interrupted(result)
             try:
-                self._context.display.show(reports)
+                self._context.display.show(reports, None if cell.nested else cell.record)
                 break
             except KeyboardInterrupt:
                 cell.interrupted = True

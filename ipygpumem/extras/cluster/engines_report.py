@@ -143,7 +143,8 @@ def engines_report(record: ExperimentRecord) -> Report:
     names = {what: tuple(map(clean_name, getattr(record, what))) for what in NAMES}
     facts = [Fact(what, found, code=True) for what, found in names.items()]
     tables = [_figures_table(own, sampled), _engines_table(record.engines, own)]
-    return Report("engines", segments, tuple(map(clean, record.notes)), tables, facts, is_trouble=bool(failed))
+    notes = tuple(map(clean, record.notes))
+    return Report("engines", segments, notes, tables, facts, is_trouble=bool(failed), records=[record])
 
 
 def _figures_table(engines: Mapping[int, Values], sampled: Collection[tuple[str, str]] = ()) -> Table:

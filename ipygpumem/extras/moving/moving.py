@@ -93,7 +93,8 @@ def purge_report(record: PurgeRecord) -> Report:
         if device in record.after
     ]
     tables = [Table.of(rows, {"reserved before", "after"})]
-    return Report("purge", f"purge: {moved}{end}", list(map(clean, record.notes)), tables, is_trouble=record.is_on_host)
+    head, notes = f"purge: {moved}{end}", list(map(clean, record.notes))
+    return Report("purge", head, notes, tables, is_trouble=record.is_on_host, records=[record])
 
 
 def offload(*given: object) -> Offload:

@@ -174,7 +174,8 @@ def release_report(record: ReleaseRecord) -> Report:
     names = layout.listed([clean_name(name) for name in record.names])
     notes = [*map(clean, record.notes), *(f"left: {line}" for line in content.leak_lines(record.left))]
     report = content.freed_report(f"released {names}", record.steps, record.freed, notes)
-    return replace(report, kind="release", tables=[content.held_table("freed tensors and arrays", record.freed_parts)])
+    tables = [content.held_table("freed tensors and arrays", record.freed_parts)]
+    return replace(report, kind="release", tables=tables, records=[record])
 
 
 _Part = tuple[Callable[[list[Array]], RetainedArray], list[tuple[Callable[[], bool], Array]]]

@@ -15,7 +15,7 @@ def peak_report(record: PeakRecord, *, top: int = _ROWS_SHOWN) -> Report:
     """Return the report: for each device the memory at the moment, by role, and by name or origin."""
     segments = ["peak", *map(headline, record.devices), f"in {format_seconds(record.duration_seconds)}"]
     tables = [table for device in record.devices for table in _tables(device, top)]
-    return Report("peak", segments, tuple(map(clean, record.notes)), tables)
+    return Report("peak", segments, tuple(map(clean, record.notes)), tables, records=[record])
 
 
 def title(device: DevicePeak) -> str:

@@ -172,9 +172,8 @@ def tracker_report(record: TrackerRecord, *, top: int) -> Report:
     """Return the ``top`` largest tensors that were added, as many that were removed, and each device's totals."""
     changes = sizes(record.changed_bytes, format_change) or ["no change"]
     headline = layout.SEPARATOR.join(filter(None, [f"tracker {record.number}", record.after, *changes]))
-    return Report(
-        "tracker", clean(headline), list(map(clean, (*_totals(record), *record.notes))), changed_tables(record, top)
-    )
+    lines = list(map(clean, (*_totals(record), *record.notes)))
+    return Report("tracker", clean(headline), lines, changed_tables(record, top), records=[record])
 
 
 def _totals(record: TrackerRecord) -> Iterator[str]:
