@@ -1,15 +1,13 @@
-"""The callbacks in Hugging Face's and Lightning's trainers, and the one for fastai by its documented events."""
+"""The callbacks in Hugging Face's and Lightning's trainers."""
 
 from __future__ import annotations
 
-import importlib
+import gc
 import pickle
-import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -192,16 +190,6 @@ class Lightning:
         return [figures for _, metrics in self.log.rows if (figures := on_card(metrics))]
 
 
-@pytest.fixture
-def fast(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Our callback for fastai, with a base class that does nothing."""
-    for name in ("fastai", "fastai.callback", "fastai.callback.core"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    vars(sys.modules["fastai.callback.core"])["Callback"] = type("Callback", (), {"run": True, "learn": None})
-    monkeypatch.delitem(sys.modules, "ipygpumem.extras.trainers.fastai", raising=False)
-    return importlib.import_module("ipygpumem.extras.trainers.fastai").FastaiMemoryCallback
-
-
 @pytest.fixture(params=[HuggingFace, Lightning], ids=lambda kind: kind.__name__)
 def library(request: pytest.FixtureRequest) -> Any:
     return request.param
@@ -340,7 +328,7 @@ def test_a_trainer_whose_training_has_failed_can_go(card: Card, tmp_path: Path) 
         trained.train()
     traceback.clear_frames(raised.tb)
     del trained
-    importlib.import_module("gc").collect()
+    gc.collect()
     assert [reference() for reference in seen] == [None, None]
 
 
@@ -354,31 +342,3 @@ def test_every_process_can_monitor_its_figures_and_the_first_alone_logs_them(
     assert monitor.best_score == 32.0
     found = [(step, row["epoch"], row[PEAK]) for step, row in trained.log.rows if PEAK in row]
     assert found == ([(1, 0, 33.0), (3, 1, 32.0)] if first else [])
-
-
-def test_fastais_events_give_columns_before_the_time_and_a_record_of_each_epoch(card: Card, fast: Any) -> None:
-    """The events come in fastai's order. No build of fastai installs next to torch for the CPU."""
-    callback, recorder = fast(), SimpleNamespace(metric_names=["epoch", "train", "valid", "time"], add_time=True)
-    callback.learn = SimpleNamespace(recorder=recorder, epoch=0)
-    for _ in range(2):  # added twice, or a second training
-        callback.before_fit()
-    names = list(recorder.metric_names)
-    assert names[3:5] + names[-1:] == ["mem/cpu/kept_mib", "mem/cpu/peak_mib", "time"]
-    assert len(names) == len(set(names))
-
-    def epoch(*log: float) -> list[Any]:
-        recorder.log = list(log)
-        callback.before_train()
-        card.move(1, 32)
-        callback.after_validate()
-        callback.after_epoch()
-        callback.learn.epoch += 1
-        return list(recorder.log)
-
-    assert dict(zip(names, epoch(0, 1.0, 1.0), strict=False))[PEAK] == 32.0
-    assert len(epoch(1, 1.0)) == 2, "a cancelled validation has no value, and moves no figure below another name"
-    assert records() == [("epoch", 1, 32), ("epoch", 2, 32)]
-    callback.before_train()
-    callback.before_fit()  # an error has ended the epoch
-    callback.after_validate()
-    assert len(records()) == 2

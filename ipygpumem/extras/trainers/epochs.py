@@ -45,8 +45,9 @@ class Epochs:
         figures = {}
         for usage in usages:
             if usage.peak_bytes:
-                kept, peak = names_of(usage.device)
-                figures.update({kept: usage.delta_bytes / MIB, peak: usage.peak_delta_bytes / MIB})
+                name = f"mem/{usage.device.replace(':', '_')}"
+                figures[f"{name}/kept_mib"] = usage.delta_bytes / MIB
+                figures[f"{name}/peak_mib"] = usage.peak_delta_bytes / MIB
         return figures
 
     def close(self) -> None:
@@ -55,12 +56,6 @@ class Epochs:
             traces, span, *_ = self._open
             traces.meter.drop(span)
         self._open = None
-
-
-def names_of(device: str) -> tuple[str, str]:
-    """Return the names of a device's two figures of an epoch."""
-    start = f"mem/{device.replace(':', '_')}"
-    return f"{start}/kept_mib", f"{start}/peak_mib"
 
 
 def harmless(hook: Callable[..., None]) -> Callable[..., None]:
