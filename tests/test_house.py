@@ -38,7 +38,7 @@ BUDGET = {
     "probes": 2009,
     "reclaim": 790,
     "records": 583,
-    "report": 2062,
+    "report": 2108,
     "scope": 761,
     "shell": 3931,
     "units": 140,

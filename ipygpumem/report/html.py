@@ -8,12 +8,14 @@ pages.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from ipygpumem.report import text
 from ipygpumem.report.layout import SEPARATOR, Bar, Report, Table, clean, listed
 
+_TOGETHER = re.compile(r"(?<=\d) (?=(?:[KMGTP]?i?B|[mnµ]?s|min|h)\b)|(?<=\d) (?=× \d)|(?<=\d ×) (?=\d)")
 _OPEN_LINES = 5
 """Maximum number of lines of a listing that is shown unfolded."""
 
@@ -24,8 +26,18 @@ _LINE = (
     f'<div style="{_CODE}; font-size: 0.85em; line-height: 1.6; '
     'margin-left: 5px; margin-left: var(--jp-code-padding, 5px)">{}</div>'
 )
-_PART = '<span style="display: inline-block; max-width: 100%; overflow-wrap: break-word; opacity: 0.85">{}</span>'
-_FIRST = '<b style="font-weight: 600">{}</b>'
+# A text in parts breaks between them. A separator stands in a margin to the left of its part; at the start of a line
+# this margin lies outside the frame, which hides it.
+_PARTS = (
+    '<span style="display: inline-flex; flex-wrap: wrap; align-items: baseline; overflow: hidden; max-width: {}%; '
+    'vertical-align: top">{}</span>'
+)
+_PART = (
+    '<span style="display: flex; max-width: 100%; margin: 0 1.3em 0 -1.3em">'
+    '<span style="flex: 0 0 1.3em; text-align: center; opacity: 0.75">· </span>'
+    '<span style="min-width: 0; overflow-wrap: anywhere; opacity: {}">{}</span></span>'
+)
+_FIRST = '<{0} style="min-width: 0; overflow-wrap: anywhere; margin-right: 1.3em{1}">{2}</{0}>'
 
 _ACCENT = ("#1e88e5", "var(--jp-brand-color1, var(--vscode-focusBorder, #1e88e5))")
 _TROUBLE = ("#e67e22", "var(--jp-warn-color1, var(--vscode-editorWarning-foreground, #e67e22))")
@@ -52,10 +64,13 @@ _CELL = (
     '<{kind} style="flex: {width}; box-sizing: content-box; text-align: {side}; line-height: 1.4; '
     'padding: 0.1em {gap}em 0.1em 0; border: none{more}">{content}</{kind}>'
 )
+_HEADING = "; font-weight: 500; font-family: inherit; opacity: 0.75"
 _LETTER = 0.64
 """Upper bound of a digit's width, in em, because JupyterLab's sanitizer does not accept ch; DejaVu's is 0.636."""
 _GAP = 1.1
 """Gap between columns."""
+_SPLIT = 48
+"""Letters from which on a table says once what is equal in all rows."""
 _WIDE = 24
 """Minimum letters of a column that takes the rest of a line, and wraps."""
 _BESIDE = 11
@@ -80,23 +95,32 @@ def render(reports: Iterable[Report], *, bars: bool = True) -> str:
 
 
 def _escaped(text: str) -> str:
-    return escape(clean(text))
+    """Return a text for HTML, in which no line ends between a number and its unit."""
+    return _TOGETHER.sub("\N{NO-BREAK SPACE}", escape(clean(text)))
+
+
+def _parts(first: str, *rest: str, is_head: bool = False) -> str:
+    """Return drawn parts with separators between them; a headline's first part is bold."""
+    kind, look, opacity, width = ("b", "; font-weight: 600", 0.85, 95) if is_head else ("span", "", 1, 100)
+    return _PARTS.format(
+        width, " ".join([_FIRST.format(kind, look, first), *(_PART.format(opacity, it) for it in rest)])
+    )
+
+
+def _line(line: str) -> str:
+    return _parts(*map(_escaped, line.split(SEPARATOR))) if SEPARATOR in line else _escaped(line)
 
 
 def _report(report: Report, *, bars: bool) -> str:
-    parts = [
-        f"{html_bar(bar)} {_escaped(text)}" if bars and bar is not None else _escaped(text)
-        for text, bar in report.segments
-    ]
-    # The headline breaks between parts, with the separator at the end of a line, and inside a part that is too long.
-    last, dot = len(parts) - 1, SEPARATOR.rstrip()
-    rest = [_PART.format(part + dot * (number < last)) for number, part in enumerate(parts) if number]
-    head = " ".join([_FIRST.format(parts[0]) + dot * bool(rest), *rest])
+    parts: list[str] = []
+    for line, bar in report.segments:
+        first, *rest = map(_escaped, line.split(SEPARATOR))
+        parts += [f"{html_bar(bar)} {first}" if bars and bar is not None else first, *rest]
     if report.tables or report.facts or report.listings or (report.lines and report.kind != "cell"):
-        return _FRAME.format(*(_TROUBLE if report.is_trouble else _ACCENT), head, "\n".join(_body(report, bars=bars)))
-    if len(parts) == 1 and not report.lines:
-        head = _escaped(report.headline)
-    return _LINE.format("<br>".join([head, *map(_escaped, report.lines)]))
+        colours = _TROUBLE if report.is_trouble else _ACCENT
+        return _FRAME.format(*colours, _parts(*parts, is_head=True), "\n".join(_body(report, bars=bars)))
+    head = _parts(*parts, is_head=True) if len(parts) > 1 or report.lines else parts[0]
+    return _LINE.format("<br>".join([head, *map(_line, report.lines)]))
 
 
 def _body(report: Report, *, bars: bool) -> Iterator[str]:
@@ -107,10 +131,12 @@ def _body(report: Report, *, bars: bool) -> Iterator[str]:
         values = [_NAME.format(_escaped(value)) if fact.code else _escaped(value) for value in fact.values]
         yield f'<div><span style="opacity: 0.75">{_escaped(fact.title)}:</span> {listed(values, fact.most)}</div>'
     for line in report.lines:
-        yield f'<div style="overflow-wrap: break-word">{_escaped(line)}</div>'
+        yield f'<div style="overflow-wrap: break-word">{_line(line)}</div>'
     for listing in report.listings:
         look = f"overflow-wrap: break-word; padding-left: 1em{f'; white-space: pre-wrap; {_CODE}' * listing.code}"
-        lines = "\n".join([f'<div style="{look}">{_escaped(line)}</div>' for line in listing.lines])
+        lines = "\n".join(
+            [f'<div style="{look}">{_escaped(line) if listing.code else _line(line)}</div>' for line in listing.lines]
+        )
         title = listing.title if listing.code else f"{listing.title}: {len(listing.lines)}"
         is_short = listing.code or len(listing.lines) <= _OPEN_LINES
         yield _fold(title, lines, shown=is_short and not listing.folded)
@@ -124,6 +150,14 @@ def _table(table: Table, *, bars: bool) -> str:
     """Return a table; the bars follow the last column of numbers."""
     grid = [list(map(clean, row)) for row in (table.columns, *table.rows)]
     letters = [max(map(text.columns, texts)) for texts in zip(*grid, strict=True)]
+    if sum(letters) > _SPLIT:
+        fewer, equal = table.split()
+        if equal:
+            return f"{_table(fewer, bars=bars)}\n<div>{_escaped(equal)}</div>"
+    # Letters of short headings may be wider than digits, which numbers are made of.
+    letters = [
+        size + (size < 9 and name not in table.numbers) for name, size in zip(table.columns, letters, strict=True)
+    ]
     looks = [
         _look(size, number=name in table.numbers, code=name in table.code, is_second=place == 1)
         for place, (name, size) in enumerate(zip(table.columns, letters, strict=True))
@@ -157,7 +191,9 @@ def _look(letters: int, *, number: bool, code: bool, is_second: bool) -> tuple[s
 
 
 def _row(row: Sequence[str], looks: Sequence[tuple[str, str, str]], indent: str, *, is_head: bool) -> str:
-    kind, style, line = ("th", "; font-weight: 500; opacity: 0.75", 0.4) if is_head else ("td", "", 0.12)
+    kind, style, line = (
+        ("th", "; font-weight: 500; font-family: inherit; opacity: 0.75", 0.4) if is_head else ("td", "", 0.12)
+    )
     cells = [
         _CELL.format(kind=kind, gap=_GAP, width=width, side=side, more=more + style, content=content)
         for content, (width, side, more) in zip(row, looks, strict=True)
@@ -173,4 +209,4 @@ def html_bar(bar: Bar) -> str:
         if size
     )
     tick = "; border-right: 2px solid rgba(128, 128, 128, 0.9)" if bar.is_whole else ""
-    return _TRACK.format(label=_escaped(bar.label), pieces=pieces, tick=tick)
+    return _TRACK.format(label=escape(clean(bar.label)), pieces=pieces, tick=tick)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ipygpumem.records import OUTSIDE, Record, Usage
@@ -74,6 +75,18 @@ class Table:
         names = dict.fromkeys(name for row in rows for name in row)
         columns = tuple(name for name in names if any(row.get(name) for row in rows))
         return cls(title, columns, tuple(tuple(row.get(name, "") for name in columns) for row in rows), numbers, **more)
+
+    def split(self) -> tuple[Table, str]:
+        """Return the table without columns of texts that are equal in all rows, and these texts in one line."""
+        differ = [
+            name in self.numbers or len(self.rows) < 2 or len({row[place] for row in self.rows}) > 1
+            for place, name in enumerate(self.columns)
+        ]
+        if all(differ) or not any(differ):
+            return self, ""
+        columns, *rows = [tuple(itertools.compress(row, differ)) for row in (self.columns, *self.rows)]
+        equal = [f"{name} {text}" for name, text, it in zip(self.columns, self.rows[0], differ, strict=True) if not it]
+        return replace(self, columns=columns, rows=rows), f"in every row: {', '.join(equal)}"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import itertools
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ipygpumem.report.layout import SEPARATOR, Bar, Report, Table, clean, listed
 
@@ -202,12 +202,9 @@ def _table(table: Table, style: Style) -> list[str]:
         if fitting is not None:
             break
     else:
-        equal = [not number and len(body) > 1 == len({row[at] for row in body}) for at, number in enumerate(numeric)]
-        if any(equal):
-            kept = [tuple(itertools.compress(row, [not it for it in equal])) for row in (head, *body)]
-            shared = ", ".join(map(" ".join, itertools.compress(zip(head, body[0], strict=True), equal)))
-            fewer = _table(replace(table, columns=kept[0], rows=kept[1:]), style)
-            return [*fewer, *_hanging(f"in every row: {shared}", style.width)]
+        fewer, equal = table.split()
+        if equal:
+            return [*_table(fewer, style), *_hanging(clean(equal), style.width)]
         lines = []
         for row in body:
             named = [f"{name}{_NO_BREAK}{text}" for name, text in zip(head, row, strict=True) if text]
