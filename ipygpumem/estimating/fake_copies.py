@@ -16,7 +16,7 @@ import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -41,6 +41,8 @@ from ipygpumem.introspect import (
 )
 
 _HOST = torch.device("cpu")
+_OURS = next(map(sys.getrefcount, [object()])) + 1
+"""References that ``settle`` finds to an original of which nothing else leads to it: its own, and ``_originals``."""
 _SHARED_MODULES = {"IPython", "ipykernel", "ipygpumem", "numpy", "pandas", "matplotlib", "logging", "threading"}
 _SHARED_MODULES |= {"torch.distributed.device_mesh", "torch.distributed.tensor._dtensor_spec"}
 
@@ -58,9 +60,14 @@ class FakeCopies:
         """True while a copy is made, whose operations are not logged."""
         self.originals_bytes: dict[str, int] = {}
         """Bytes of the originals, by device."""
-        self.optimizers: list[Any] = []
+        self.optimizers: list[weakref.ref[Any]] = []
         self._memo: dict[int, Any] = {}
-        self._originals: list[Any] = []
+        self._originals: dict[int, Any] = {}
+        """Originals of the copies: their identity is unique only while they are alive."""
+        self._copied: defaultdict[int, int] = defaultdict(int)
+        """Numbers of references to an original that are copied, by its identity."""
+        self._new: set[int] = set()
+        """Identities of the originals to which a reference was copied since the last ``settle``."""
         # Weak references: a copy that code drops, such as an old gradient, must be freed.
         self._tensors: dict[int, Any] = {}
         self._storages: dict[int, Any] = {}
@@ -68,9 +75,23 @@ class FakeCopies:
 
     def forget(self) -> None:
         """Drop all copies."""
-        for kept in (self._memo, self._originals, self._tensors, self._storages, self._namespaces, self.optimizers):
+        for held in (self._memo, self._originals, self._copied, self._new):
+            held.clear()
+        for kept in (self._tensors, self._storages, self._namespaces, self.optimizers):
             kept.clear()
         self.restorer = None
+
+    def settle(self) -> None:
+        """Forget the copies of originals whose references are all copied: they die when code drops them.
+
+        A copy is kept if something else leads to its original, such as a name that the code may look up later.
+        """
+        new = [key for key in self._new if key in self._memo]
+        counts = map(sys.getrefcount, [self._originals[key] for key in new])
+        for key, count in zip(new, counts, strict=True):
+            if self._copied[key] >= count - _OURS:
+                del self._memo[key], self._originals[key], self._copied[key]
+        self._new.clear()
 
     def share(self, value: Any) -> Any:
         """Save the state of ``value`` that code may change, and return ``value``."""
@@ -90,20 +111,27 @@ class FakeCopies:
             return value
         if is_instance(value, type):
             return self.share(value)
-        if id(value) in self._memo:
-            return self._memo[id(value)]
         if is_instance(value, torch.Tensor):
             known = self._tensors.get(id(value))
             copy = known() if known is not None else None
             return self._tensor(value) if copy is None else copy
-        for kind, make in _MAKERS:
-            if is_instance(value, kind):
-                return make(self, value)
-        return self._instance(value)
+        if id(value) not in self._memo:
+            make = next((make for kind, make in _MAKERS if is_instance(value, kind)), FakeCopies._instance)
+            copy = make(self, value)
+            if id(value) not in self._memo:
+                return copy
+        self._copied[id(value)] += 1
+        self._new.add(id(value))
+        return self._memo[id(value)]
+
+    def _lent(self, value: Any) -> Any:
+        """Return the copy of ``value`` for an object that may be copied more than once, or that keeps nothing alive."""
+        copy = self.of(value)
+        self._copied[id(value)] -= 1
+        return copy
 
     def _keep(self, value: Any, copy: Any) -> Any:
-        self._memo[id(value)] = copy
-        self._originals.append(value)  # its id is unique only while it is alive
+        self._memo[id(value)], self._originals[id(value)] = copy, value
         return copy
 
     # -- tensors ----------------------------------------------------------------------------------------------
@@ -140,7 +168,7 @@ class FakeCopies:
         if isinstance(copy, torch.nn.Parameter):
             self._log.mark(copy, PARAMETERS)
         self._tensors[id(tensor)] = weakref.ref(copy)
-        self._originals.append(tensor)
+        self._originals[id(tensor)] = tensor
         if tensor.is_leaf and tensor.grad is not None:
             copy.grad = self.of(tensor.grad)
 
@@ -236,7 +264,7 @@ class FakeCopies:
         self._keep(value, copy)
         self._fill(value, copy)
         if is_instance(value, torch.optim.Optimizer):
-            self.optimizers.append(copy)
+            self.optimizers.append(weakref.ref(copy))
         elif is_instance(value, torch.utils.data.DataLoader):
             vars(copy).update(NO_PROCESSES)
         elif is_instance(value, torch.nn.Module) and vars(copy).get("_compiled_call_impl") is not None:
@@ -266,15 +294,15 @@ class FakeCopies:
         if not in_notebook and not value.__closure__ and not value.__defaults__ and not value.__dict__:
             return self._keep(value, value)
         space = self._namespaces.get(id(value.__globals__), value.__globals__)
-        cells = tuple(types.CellType() for _ in value.__closure__ or ())
+        new = [cell for cell in value.__closure__ or () if id(cell) not in self._memo]  # else of another function, too
+        for cell in new:
+            self._keep(cell, types.CellType())
+        cells = tuple(map(self.of, value.__closure__ or ()))
         copy = types.FunctionType(value.__code__, space, value.__name__, None, cells or None)
         self._keep(value, copy)
-        for cell, original in zip(cells, value.__closure__ or (), strict=True):
-            self._keep(original, cell)
-            try:
-                cell.cell_contents = self.of(original.cell_contents)
-            except ValueError:  # an empty cell
-                continue
+        for cell in new:
+            with suppress(ValueError):  # an empty cell
+                self._memo[id(cell)].cell_contents = self.of(cell.cell_contents)
         copy.__defaults__, copy.__kwdefaults__ = self.of(value.__defaults__), self.of(value.__kwdefaults__)
         copy.__dict__.update(self.of(value.__dict__))
         copy.__module__, copy.__qualname__, copy.__doc__ = value.__module__, value.__qualname__, value.__doc__
@@ -282,7 +310,7 @@ class FakeCopies:
 
     def _weak_reference(self, value: Any) -> Any:
         target = value() if type(value) is weakref.ref else None
-        return self._keep(value, value if target is None else weakref.ref(self.of(target)))
+        return self._keep(value, value if target is None else weakref.ref(self._lent(target)))
 
 
 def _can_be_copied(kind: type, module: str) -> bool:
@@ -310,8 +338,11 @@ class Namespace(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         if name in self._deleted:
             raise KeyError(name)
-        self[name] = copy = self._copies.of(self._original[name])
-        return copy
+        with self._copies.lock:
+            if not super().__contains__(name):  # another thread may have copied it
+                self[name] = self._copies.of(self._original[name])
+                self._copies.settle()
+            return super().__getitem__(name)
 
     def __delitem__(self, name: str) -> None:
         self._deleted.add(name)
@@ -362,7 +393,7 @@ _MAKERS: tuple[tuple[type, Callable[[FakeCopies, Any], Any]], ...] = (
     *((kind, FakeCopies._container) for kind in (dict, list, deque, set)),
     *((kind, FakeCopies._items) for kind in (tuple, frozenset)),
     (types.FunctionType, FakeCopies._function),
-    (types.MethodType, lambda self, value: types.MethodType(self.of(value.__func__), self.of(value.__self__))),
+    (types.MethodType, lambda self, value: types.MethodType(self.of(value.__func__), self._lent(value.__self__))),
     (weakref.ReferenceType, FakeCopies._weak_reference),
     *((kind, FakeCopies.share) for kind in (types.ModuleType, types.CodeType)),
 )

@@ -265,8 +265,9 @@ class Estimation:
                 stack.enter_context(patch.object(builtins, run.__name__, loading(run)))
             stack.enter_context(self._modes())
             result = self._result_of(code)
-            for optimizer in self.copies.optimizers:
-                self._follower.stepped(optimizer)
+            for known in self.copies.optimizers:
+                if (optimizer := known()) is not None:
+                    self._follower.stepped(optimizer)
             self.log.close()
             del result  # kept until here, as the code's caller would keep it
 

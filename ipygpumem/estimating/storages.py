@@ -71,6 +71,8 @@ class StorageLog:
     now: dict[str, int] = field(default_factory=dict)
     peak: dict[str, int] = field(default_factory=dict)
     """Bytes alive by device, and their maximum so far."""
+    erased: set[int] = field(default_factory=set)
+    """Addresses of storages that are to count as freed before the start."""
     _alive: dict[int, tuple[StorageLife, Any]] = field(default_factory=dict)
 
     def see(
@@ -141,15 +143,16 @@ class StorageLog:
                 life.role = role
 
     def erase(self, tensors: Iterable[Any]) -> None:
-        """Log the storages of tensors as if they had not existed before."""
-        erased = set[int]()
+        """Log the storages of tensors as if they had been freed before the start."""
+        gone = set[int]()
         for storage in (storage for tensor in tensors for storage in _storages_of(tensor)):
             life = self.life(storage._cdata)
             if life is not None and life.before:
                 del self._alive[storage._cdata]
                 self.now[life.device] -= life.size_bytes
-                erased.add(id(life))
-        self.lives = [life for life in self.lives if id(life) not in erased]
+                gone.add(id(life))
+                self.erased.add(life.address)
+        self.lives = [life for life in self.lives if id(life) not in gone]
 
     def life(self, key: int) -> StorageLife | None:
         """Return the life of a storage that is alive, by its identity."""
@@ -531,7 +534,7 @@ def read(log: StorageLog, device: str, label: str) -> tuple[DeviceEstimate, int]
     born = [(life.born, True, number) for number, life in enumerate(own) if life.size_bytes]
     died = [(life.died, False, number) for number, life in enumerate(own) if life.size_bytes and life.died]
     moments = sorted([*born, *died])
-    segments = _segments_in_use(label)
+    segments, freed_bytes = _segments_in_use(label, log.erased)
     there = {block.address for segment in segments for block in segment.blocks}
     replay = Replay(
         [(number, sizes[number] if is_born else 0) for _, is_born, number in moments],
@@ -558,20 +561,33 @@ def read(log: StorageLog, device: str, label: str) -> tuple[DeviceEstimate, int]
     if label != "cpu":
         reserved = allocator.most_reserved_bytes - replay.others_bytes
         needed = replay.least_bytes(peak, reserved)
-    return DeviceEstimate(label, before, peak, allocated, reserved, needed, parts), replay.there_bytes
+    return DeviceEstimate(label, before, peak, allocated, reserved, needed, parts), replay.there_bytes + freed_bytes
 
 
-def _segments_in_use(device: str) -> list[Segment]:
-    """Return the segments of a CUDA device with a block in use; the allocator can free the rest."""
+def _segments_in_use(device: str, erased: set[int]) -> tuple[list[Segment], int]:
+    """Return the segments of a CUDA device with a block in use, since the allocator can free the rest.
+
+    Blocks at the addresses ``erased`` count as free. The second result is the size of the segments that have no other
+    block in use.
+    """
     if not torch.cuda.is_initialized():
-        return []
+        return [], 0
     try:
         found = snapshots("cuda").get(device)
     except RuntimeError:  # another allocator
-        return []
-    segments = found.segments if found is not None else ()
-    used = [segment for segment in segments if any(block.state != "inactive" for block in segment.blocks)]
-    return [] if any(segment.page_bytes for segment in used) else used
+        return [], 0
+    segments, freed_bytes = list[Segment](), 0
+    for segment in found.segments if found is not None else ():
+        if all(block.state == "inactive" for block in segment.blocks):
+            continue
+        if segment.page_bytes:
+            return [], 0
+        gone = [replace(block, state="inactive") if block.address in erased else block for block in segment.blocks]
+        if any(block.state != "inactive" for block in gone):
+            segments.append(replace(segment, blocks=tuple(gone)))
+        else:
+            freed_bytes += sum(block.size_bytes for block in gone)
+    return segments, freed_bytes
 
 
 # -- available memory -------------------------------------------------------------------------------------------------

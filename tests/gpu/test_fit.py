@@ -41,3 +41,33 @@ def test_each_change_fits_on_a_card_of_the_size_that_is_said(
         machine(gib=mib / 1024)
         assert script(f"TITLE, LINE = {title!r}, {line!r}\n{RUN}") == [True, True], title
     figure(f"with {', '.join(found)}, a step ran on the smallest card on which it fits")
+
+
+AFTER_STEPS = """
+import json
+import torch
+from ipygpumem.extras.fit.changes import candidates
+from tests.torch_cpu.test_fit import search
+begin = "import torch\\nfrom torch.nn import Linear, Sequential\\n"
+begin += "net = Sequential(*(Linear(2048, 2048) for _ in range(4))).cuda()\\n"
+begin += "optimizer = torch.optim.AdamW(net.parameters())\\n"
+step = "net(torch.randn(8, 2048, device='cuda')).mean().backward(); optimizer.step(); optimizer.zero_grad()"
+rows = []
+for before in ("", step):
+    names = {}
+    exec(begin + before, names)
+    found = search(f"import torch\\n{step}\\n{step}", "cuda:0", run=False, names=names, device=None)
+    (change,) = (one for one in candidates(found.seen) if one.title == "torch.optim.SGD")
+    device = found.tried(change).device
+    rows.append([device.peak_bytes, device.required_bytes, device.room_bytes])
+    del names, found
+    torch.cuda.empty_cache()
+print(json.dumps(rows))
+"""
+
+
+@pytest.mark.simulated
+def test_the_old_optimizers_state_is_free_for_another(machine: Callable[..., None]) -> None:
+    machine()
+    before, after = script(AFTER_STEPS)
+    assert before == after

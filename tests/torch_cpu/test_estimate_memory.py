@@ -11,6 +11,7 @@ from torch import nn
 
 import ipygpumem
 from ipygpumem.estimating.records import DeviceEstimate
+from ipygpumem.estimating.running import Estimation
 from ipygpumem.estimating.storages import (
     Allocator,
     OutOfRoomError,
@@ -316,3 +317,30 @@ def test_a_size_for_the_host_has_to_hold_the_whole_process() -> None:
     small, large = (ipygpumem.estimate(lambda: torch.ones(9), device_memory=size) for size in (rss // 2, rss * 2))
     assert (small.fits, large.fits) == (False, True)
     assert "other memory of this process" in str(large)
+
+
+FREEING = {
+    "optimizer.state.clear()": True,
+    "cache.clear()": True,
+    "del holder": True,
+    "nested['a'] = None; del alias": False,  # the name ``again`` still leads to the list
+    "alias.clear(); assert not again": True,
+}
+
+
+@pytest.mark.parametrize("line", FREEING)
+def test_code_frees_an_object_unless_another_name_leads_to_it(line: str) -> None:
+    """The copies of lists, dicts and other objects die with their last reference, as the originals would."""
+    names: dict[str, Any] = {}
+    exec(
+        "import torch\nnet = torch.nn.Linear(512, 512, bias=False)\n"
+        "optimizer = torch.optim.SGD([net.weight], momentum=1)\n"
+        "net(torch.ones(1, 512)).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
+        "alias = [torch.ones(512, 512)]\nagain, nested = alias, {'a': [alias, {}]}\n"
+        "cache = {1: [torch.ones(512, 512)]}\n"
+        "class Holder: pass\nholder = Holder()\nholder.held = {'x': [torch.ones(512, 512)]}",
+        names,
+    )
+    cell = f"optimizer, alias, cache, holder, nested\n{line}\nx = torch.empty(512, 512)"
+    (device,) = Estimation("cuda", GIB).of_code(compile(cell, "<cell>", "exec"), names).devices
+    assert device.peak_bytes == device.before_bytes + (0 if FREEING[line] else MIB), line

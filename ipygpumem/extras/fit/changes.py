@@ -196,8 +196,6 @@ def _optimizer(kind: Any) -> Change:
                 return args, kwargs
             if all(own is not optimizer for own, _ in steppers):
                 run.erase(tensors_in(list(optimizer.state.values())))  # of earlier steps: the other one never had it
-                for state in optimizer.state.values():
-                    state.clear()
                 optimizer.state.clear()
                 steppers.append(
                     (optimizer, kind([{"params": group["params"]} for group in optimizer.param_groups], lr=0.01))
