@@ -21,7 +21,7 @@ BUDGET = {
     "extras/expectations": 128,
     "extras/guard": 623,
     "extras/fit": 844,
-    "extras/isolate": 764,
+    "extras/isolate": 798,
     "extras/lines": 667,
     "extras/moving": 634,
     "extras/peak": 1135,

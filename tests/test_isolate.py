@@ -1,5 +1,6 @@
 """Cells in a child process: what they show, what comes back, and how they may die."""
 
+import os
 import re
 import sys
 import textwrap
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from ipygpumem.extras.isolate.packets import dump
+from ipygpumem.extras.isolate.packets import dump, load
 from ipygpumem.records import CellRecord
 from tests.control_group import limited_group, move
 from tests.kernel import Kernel, Reply
@@ -216,10 +217,44 @@ def test_an_interrupt_after_the_cells_code_loses_no_name(kernel: Kernel) -> None
 
 
 def test_a_value_that_cannot_be_loaded_loses_no_other(kernel: Kernel) -> None:
-    code = "class Two(Exception):\n    def __init__(self, a, b): super().__init__(a)\nbad, good = Two(1, 2), 5"
-    reply = works(kernel, f"%%isolate --keep bad good\n{code}")
-    assert "bad did not come back: TypeError" in reply.reports("note")[0]
-    assert works(kernel, "good, 'bad' in globals()").result == "(5, False)"
+    code = """
+        class Two(Exception):
+            def __init__(self, a, b): super().__init__(a)
+        class Once:
+            def __setstate__(self, state): raise SystemExit
+        bad, worse, good, shared = Two(1, 2), Once(), bytearray(b'1') * (100 << 20), [old]
+        worse.a = 1
+    """
+    reply = works(kernel, f"%%isolate --keep bad worse old good shared{textwrap.dedent(code)}")
+    lost = "\n".join(reply.reports("note"))
+    assert [line.split(": ")[1:3] for line in lost.splitlines()] == [
+        ["bad did not come back", "TypeError"],
+        ["worse did not come back", "SystemExit"],
+    ]
+    assert works(kernel, "len(good) >> 20, shared[0] is old, {'bad', 'worse'} & {*globals()}").result == (
+        "(100, True, set())"
+    )
+    works(kernel, "del good, shared")
+
+
+def test_large_values_are_not_in_memory_twice() -> None:
+    """The file is freed while it is loaded."""
+    with os.fdopen(os.memfd_create("test"), "w+b") as file:
+        dump(file, {"large": bytearray(b"1") * (48 << 20), "small": list(range(10_000))}, {})
+        blocks, values = os.fstat(file.fileno()).st_blocks, dict[str, object]()
+        load(file, values, 1)
+        assert os.fstat(file.fileno()).st_blocks < blocks // 8
+        assert values.keys() == {"large"}
+
+
+def test_a_second_ctrl_c_ends_the_loading_of_a_name(kernel: Kernel) -> None:
+    """The names before it come back."""
+    strike = "signal.raise_signal(signal.SIGINT); signal.raise_signal(signal.SIGINT)"
+    works(kernel, f"class Slow:\n    def __setstate__(self, state):\n        {strike}\n        time.sleep(10**6)")
+    code = "slow, first, last = Slow(), 1, 2\nslow.a = 1"
+    reply = fails(kernel, f"%%isolate --keep first slow last\n{code}", "KeyboardInterrupt")
+    assert reply.message == "the cell's child process was ended by the second Ctrl-C"
+    assert exist(kernel, "first", "slow", "last") == ["first"]
 
 
 def test_a_pool_that_the_cell_deletes_still_works_in_the_kernel(kernel: Kernel) -> None:

@@ -104,7 +104,8 @@ def _run(task: Task, own: int) -> None:
         peak = max(peak, figure(Path("/proc/self/smaps_rollup").read_bytes(), b"\nPrivate_Dirty:"))
     error = result.error_before_exec or result.error_in_exec
     final = errors.end(error)
-    send("kept", *_keep(task, before, failed=error is not None))
+    if task.keep:
+        _keep(task, before, failed=error is not None)
     if error is not None or late:
         send("failed", *(_described(late[0]) if error is None else final))
     for name in shell.user_ns.keys() - before.keys():  # files that the cell left open are closed
@@ -113,17 +114,23 @@ def _run(task: Task, own: int) -> None:
     send("done", peak)
 
 
-def _keep(task: Task, before: dict[str, Any], *, failed: bool) -> tuple[list[str], dict[str, str]]:
-    """Write the kept names; return them, and those that cannot come back with the reasons."""
+def _keep(task: Task, before: dict[str, Any], *, failed: bool) -> None:
+    """Write the names to keep, until the kernel's process can load all of them, and send why some are lost."""
     now = task.app.context.namespace
     bound = [name for name, value in list(now.items()) if is_ownable(name) and value is not before.get(name, now)]
     names = list[str]()
     for pattern in task.keep:
         names += [pattern] if pattern.isidentifier() else [name for name in bound if fnmatchcase(name, pattern)]
-    there = {name: now[name] for name in dict.fromkeys(names) if name in now}
-    missing = {} if failed else {name: "there is no such name" for name in names if name not in there}
-    lost = dump(task.kept, there, before) if there else {}
-    return [name for name in there if name not in lost], {**missing, **lost}
+    values = {name: now[name] for name in dict.fromkeys(names) if name in now}
+    lost = {} if failed else {name: "there is no such name" for name in names if name not in values}
+    while True:
+        lost |= dump(task.kept, values, before)
+        values = {name: value for name, value in values.items() if name not in lost}
+        task.connection.send("kept", list(values), lost)
+        lost = {}
+        if (answer := task.connection.receive()) is None or answer[0] is None:
+            return
+        del values[answer[0]]
 
 
 class _Errors:

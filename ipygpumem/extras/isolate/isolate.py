@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import getpass
 import os
-import pickle
 import random
 import re
 import signal
@@ -19,14 +18,14 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO
+from typing import Any
 
 from IPython.core.error import UsageError
 
 from ipygpumem.errors import describe_error
 from ipygpumem.extras.isolate import child
 from ipygpumem.extras.isolate.needs import unusable
-from ipygpumem.extras.isolate.packets import Connection
+from ipygpumem.extras.isolate.packets import Connection, load
 from ipygpumem.introspect import text_of
 from ipygpumem.magics.experiment import patterns_of
 from ipygpumem.magics.parsing import Options
@@ -78,9 +77,9 @@ class IsolatedCell:
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection, self._childs = map(Connection, ends)
         self._pid = self._interrupts = 0
-        self._is_done = self._is_late = False
+        self._is_done = self._is_late = self._is_loading = False
         self._error: BaseException | None = None
-        self._names: list[str] = []
+        self._values: dict[str, object] = {}
         self._start_bytes = self._peak_bytes = 0
 
     def run(self, source: str, keep: list[str]) -> BaseException | None:
@@ -91,6 +90,7 @@ class IsolatedCell:
             undo.enter_context(self._childs.socket)
             kills, memory = Kills(), self._options.memory
             task = child.Task(self._app, source, keep, memory, self._childs, kept, stack, random.getstate())
+            self._file = kept
             with _interrupts_call(self._interrupted):
                 self._fork(task)
                 try:
@@ -100,8 +100,7 @@ class IsolatedCell:
             if not self._is_done:
                 stack.seek(0)
                 self._error = self._death(status, kills, stack.read().decode("utf-8", "replace"))
-            if self._names:
-                self._take_back(kept)
+        self._take_back()
         return self._error
 
     def _fork(self, task: child.Task) -> None:
@@ -135,10 +134,12 @@ class IsolatedCell:
     # -- while the child process runs -------------------------------------------------------------------------
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
-        """Pass a Ctrl-C on to the child process; the second one ends it."""
+        """Pass a Ctrl-C on to the child process; the second one ends it, and the loading of the kept names."""
         self._interrupts += 1
         if self._pid:
             self._signal(signal.SIGINT if self._interrupts == 1 else signal.SIGKILL)
+        if self._is_loading and self._interrupts > 1:
+            raise KeyboardInterrupt
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -220,8 +221,22 @@ class IsolatedCell:
             self.notes.append(note(f"%%isolate: the limit of {limit} (--memory) was reached"))
 
     def _kept(self, names: list[str], lost: dict[str, str]) -> None:
-        self._names = names
+        """Load the kept names; if one fails, the child process writes the rest again."""
+        self._values, failing = {}, None
+        try:
+            self._is_loading = True
+            try:
+                load(self._file, self._values, len(names))
+            finally:
+                self._is_loading = False
+        except BaseException as error:  # any of the user's classes may fail
+            failing = names[len(self._values)]
+            lost = {**lost, failing: describe_error(error)}
+            if self._interrupts < 2:  # they are loaded again, because names may share objects
+                self._values = {}
         self.notes += [note(clean(f"%%isolate --keep: {name} did not come back: {why}")) for name, why in lost.items()]
+        with contextlib.suppress(OSError):  # it has ended
+            self._connection.send(failing)
 
     def _done(self, peak_bytes: int) -> None:
         self._is_done, self._peak_bytes = True, peak_bytes
@@ -255,23 +270,16 @@ class IsolatedCell:
             if number == signal.SIGKILL and kills.new():
                 whose = "the machine's memory" if kills.of_machine else "its control group's memory"
                 cause += f": the OOM killer ended it, because {whose} was used up"
-        lost = "; no name came back" * bool(self._options.keep and not self._names)
+        lost = "; no name came back" * bool(self._options.keep and not self._values)
         text = f"the cell's child process {cause}{lost}"
         return _made(name, name, text, [f"{name}: {text}", *lines])
 
-    def _take_back(self, kept: BinaryIO) -> None:
+    def _take_back(self) -> None:
         """Bind the kept names, as if the cell had done so."""
-        kept.seek(0)
-        try:
-            values = pickle.load(kept)  # noqa: S301  # from our own child process
-        except Exception as error:  # any of the user's classes may fail
-            names = ", ".join(self._names)
-            self.notes.append(note(clean(f"%%isolate --keep: {names} did not come back: {describe_error(error)}")))
-            return
         for experiment in self._app.experiments.here()[-1:]:
-            experiment.scope.note(Bindings(assigned=set(values)))
-            experiment.scope.save(set(values))
-        self._app.context.namespace.update(values)
+            experiment.scope.note(Bindings(assigned=set(self._values)))
+            experiment.scope.save(set(self._values))
+        self._app.context.namespace.update(self._values)
 
 
 class _Shown:

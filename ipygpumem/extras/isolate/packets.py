@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import io
 import itertools
 import os
 import pickle
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import FunctionType
 from typing import Any, BinaryIO
@@ -21,8 +22,9 @@ from ipygpumem.introspect import class_dict, is_instance
 _MOST_BYTES = 1 << 16
 _HEAD_BYTES = 13
 _PROTOCOL = 5
-_MOST_TRIED = 64 << 20
-"""Bytes of names up to which they are loaded in the child process first."""
+_PIECE_BYTES = 16 << 20
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+"""Modes of the system's ``fallocate``."""
 
 
 class Connection:
@@ -58,7 +60,7 @@ def of_notebook(name: str) -> object:
 
 
 def dump(file: BinaryIO, values: Mapping[str, object], before: Mapping[str, object]) -> dict[str, str]:
-    """Pickle named values together, so that they keep sharing objects.
+    """Pickle named values one after the other, with one memo, so that they keep sharing objects.
 
     Args:
         file: file to write.
@@ -69,32 +71,49 @@ def dump(file: BinaryIO, values: Mapping[str, object], before: Mapping[str, obje
         The reason by name for each value that cannot be pickled, which the file lacks.
     """
     known = {id(value): name for name, value in before.items() if _is_code(value)}
+
+    def write(to: BinaryIO, names: Iterable[str]) -> None:
+        pickler = _pickler(to, known)
+        for name in names:
+            pickler.dump((name, values[name]))
+
     failed: dict[str, str] = {}
+    file.seek(0)
+    file.truncate()
     try:
-        _pickler(file, known).dump(dict(values))
-        _try(file)
+        write(file, values)
     except Exception:  # any of the user's classes may fail: which one is looked for below
-        is_large = file.tell() > _MOST_TRIED
-        for name, value in values.items():
+        for name in values:
             try:
-                with Path(os.devnull).open("wb") if is_large else io.BytesIO() as own:
-                    _pickler(own, known).dump(value)
-                    if not is_large:
-                        _try(own)
+                with Path(os.devnull).open("wb") as nowhere:
+                    write(nowhere, [name])
             except Exception as error:  # noqa: PERF203  # as above
                 failed[name] = describe_error(error)
         file.seek(0)
         file.truncate()
-        _pickler(file, known).dump({name: value for name, value in values.items() if name not in failed})
+        write(file, [name for name in values if name not in failed])
     file.flush()
     return failed
 
 
-def _try(file: Any) -> None:
-    """Load what a file has, as the kernel will do, unless it is large: a value that fails there would lose them all."""
-    if file.tell() <= _MOST_TRIED:
-        file.seek(0)
-        pickle.load(file)  # noqa: S301  # our own
+def load(file: BinaryIO, values: dict[str, object], count: int) -> None:
+    """Add ``count`` named values of a file in memory to ``values``; what was read is freed."""
+    consumed = _Consumed(file.fileno(), closefd=False)
+    consumed.seek(0)
+    unpickler = pickle.Unpickler(io.BufferedReader(consumed, _MOST_BYTES * 16))  # noqa: S301  # our own
+    for _ in range(count):
+        name, value = unpickler.load()
+        values[name] = value
+
+
+class _Consumed(io.FileIO):
+    """File whose pages are freed once they are read, so that its content is not in memory twice."""
+
+    def readinto(self, buffer: Any) -> int:
+        """Read a piece."""
+        size = super().readinto(memoryview(buffer)[:_PIECE_BYTES])
+        ctypes.CDLL(None).fallocate(self.fileno(), _KEEP_SIZE | _PUNCH_HOLE, *map(ctypes.c_longlong, (0, self.tell())))
+        return size
 
 
 def _is_code(value: object) -> bool:
