@@ -29,7 +29,7 @@ BUDGET = {
     "extras/recorder": 594,
     "extras/tracker": 201,
     "extras/trainers": 266,
-    "fitting": 943,
+    "fitting": 953,
     "heap": 4647,
     "introspect": 214,
     "inventory": 3128,

@@ -21,7 +21,7 @@ from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.records import DeviceEstimate, Note
 from ipygpumem.estimating.transients import HOPPERS_PROCESSORS, is_unknown, transient_sizes
 from ipygpumem.introspect import is_exactly
-from ipygpumem.probes.accelerators import has_context, in_use, memory_fraction
+from ipygpumem.probes.accelerators import has_context, in_use, limit_bytes
 from ipygpumem.probes.allocator import Segment, expandable_setting, settings, snapshots
 from ipygpumem.probes.nvml import memory
 from ipygpumem.units import KIB, MIB, format_bytes
@@ -640,8 +640,8 @@ def free_bytes(name: str) -> int | None:
     try:
         found, cuda, index = memory(torch.device(name)), in_use("cuda"), torch.device(name).index or 0
         free, reserved = found.free_bytes, found.reserved_bytes
-        if free is not None and reserved is not None and found.total_bytes and cuda is not None:
-            allowed = int(memory_fraction(cuda, index) * found.total_bytes) - reserved
+        if free is not None and reserved is not None and cuda is not None:
+            allowed = limit_bytes(cuda, index) - reserved
             free = min(free, allowed + (0 if has_context(index) else _CONTEXT_BYTES))  # which no limit counts
         if free is None or not reserved:
             return free

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.errors import BudgetError, DeviceError, UnitError, describe_error, quoted
 from ipygpumem.probes import host, own_limits
-from ipygpumem.probes.accelerators import fractions, loaded_torch, memory_fraction, parse_device, uncounted
+from ipygpumem.probes.accelerators import fractions, limit_bytes, loaded_torch, memory_fraction, parse_device, uncounted
 from ipygpumem.probes.allocator import failed_allocation
 from ipygpumem.probes.nvml import checked_device
 from ipygpumem.units import MIB, checked_bytes, format_bytes
@@ -261,15 +261,20 @@ def leave_free(size: int | str, device: object = "cuda") -> MemoryReservation:
     with cuda.device(name):
         cuda.synchronize()
         cuda.empty_cache()
-    allowed = int(memory_fraction(cuda, index) * cuda.get_device_properties(index).total_memory) - cuda.memory_reserved(
-        index
-    )
+    allowed = limit_bytes(cuda, index) - cuda.memory_reserved(index)
     free = min(int(cuda.mem_get_info(name)[0]), max(0, allowed))
     if free < leave_bytes:
         raise DeviceError(f"{name} has only {format_bytes(free)} free: {left} cannot stay free")
-    rest = (free - leave_bytes) // (2 * MIB) * 2 * MIB  # torch's allocator asks the driver for multiples of 2 MiB
-    text = f"{format_bytes(rest)} reserved until free(), so that {left} stay free"
-    return _tensor(torch, name, rest, text)
+    rest = (free - leave_bytes) // _BLOCK_BYTES * _BLOCK_BYTES
+    for size in range(rest, max(-1, rest - _MOST_TABLES_BYTES), -_BLOCK_BYTES):
+        reserved = None  # frees the last one
+        with contextlib.suppress(DeviceError, RuntimeError):  # torch's OutOfMemoryError is one
+            text = f"{format_bytes(size)} reserved until free(), so that {left} stay free"
+            reserved = _tensor(torch, name, size, text)
+            torch.empty(leave_bytes, dtype=torch.uint8, device=name)
+            cuda.empty_cache()
+            return reserved
+    raise DeviceError(f"{name} has less free than it reports: {left} cannot stay free")
 
 
 def _torch_with(name: str) -> Any:
@@ -295,6 +300,11 @@ def _tensor(torch: Any, name: str, size_bytes: int, text: str) -> MemoryReservat
 
     return MemoryReservation(name, size_bytes, text, drop)
 
+
+_BLOCK_BYTES = 2 * MIB
+"""torch's allocator asks the driver for multiples of this."""
+_MOST_TABLES_BYTES = 128 * MIB
+"""The driver's own tables of reserved memory are surely smaller; they come out of its free memory."""
 
 _host_limits: list[int] = []
 """The system's limit on this process's address space, then our limits in force."""

@@ -104,6 +104,11 @@ def memory_fraction(cuda: Any, index: int) -> float:
     return fractions.get(index, 1.0) if ask is None else float(ask(index))
 
 
+def limit_bytes(cuda: Any, index: int) -> int:
+    """Return torch's limit on its allocator: a share of what the runtime can use, which is less than NVML's total."""
+    return int(memory_fraction(cuda, index) * cuda.get_device_properties(index).total_memory)
+
+
 def uncounted() -> str:
     """Return why torch counts nothing on CUDA devices; empty if it does. As in torch, any value counts as set."""
     name = "PYTORCH_NO_CUDA_MEMORY_CACHING"

@@ -115,6 +115,16 @@ def test_exactly_so_much_stays_free(bare_kernel: Kernel, mib: int) -> None:
     assert bare_kernel.value("(inside, after)") == ((True, False), True)
 
 
+@pytest.mark.simulated
+def test_what_the_driver_takes_for_its_tables_is_not_free(machine: Callable[..., None]) -> None:
+    """Where the driver takes memory of its own for each block, so much less is reserved, and a request of n fits."""
+    machine(gib=24, page_tables=2)
+    with Kernel() as kernel:
+        ready(kernel)
+        run_ok(kernel, f"{_FITS}n = 64 << 20\nwith ipygpumem.leave_free(n): inside = fits(n), fits(n + (4 << 20))")
+        assert kernel.value("inside") == (True, False)
+
+
 def test_what_stays_free_is_what_torchs_own_limit_leaves(bare_kernel: Kernel) -> None:
     """Where the user has given torch a share of the card, `leave_free` leaves so much of the share, which it does not
     change."""

@@ -173,8 +173,11 @@ print(json.dumps([*found, torch.cuda.memory_reserved()]))
     assert script(code) == [768 * MIB, 0, 0]
 
 
-def test_a_budget_bounds_what_an_estimate_has_room_for() -> None:
-    """Under a budget the room is what the budget leaves: without what else is in use, with what the code works on."""
+@pytest.mark.parametrize("more", [0, 616])
+def test_a_budget_bounds_what_an_estimate_has_room_for(machine: Callable[..., None], more: int) -> None:
+    """Under a budget the room is what the budget leaves: without what else is in use, with what the code works on.
+    NVML may report a larger card than torch's limit is a share of."""
+    machine(gib=24, nvml_more_mib=more)
     code = """
 import json, torch, ipygpumem
 x, other, found = torch.ones(1 << 26, device="cuda"), torch.ones(1 << 27, device="cuda"), []

@@ -115,12 +115,14 @@ static int pooled(int place, size_t bytes) {
     if (p->reserved > p->reserved_high) p->reserved_high = p->reserved;
     return 1;
 }
+/* The driver's tables for a block: nothing unless asked for. */
+static size_t with_tables(size_t bytes) { return bytes + bytes / 4096 * setting("SIM_PAGE_TABLES", 0); }
 void *take(int place, size_t bytes, enum kind kind) {
     void *start = 0;
     pthread_mutex_lock(&lock);
     if (kind == PINNED) {
         if (!posix_memalign(&start, 4096, bytes ? bytes : 1)) memset(start, 0, bytes); /* pinned pages are resident */
-    } else if (kind == POOLED ? pooled(place, bytes) : counted(place, bytes)) {
+    } else if (kind == POOLED ? pooled(place, bytes) : counted(place, with_tables(bytes))) {
         start = mmap(0, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (start == MAP_FAILED) {
             perror("simulated GPU: mmap");
@@ -135,7 +137,7 @@ int give_back(void *start, enum kind kind) {
     range gone;
     pthread_mutex_lock(&lock);
     int found = forget(start, kind, &gone);
-    if (found && kind == PLAIN) counted(gone.place, -(long)gone.bytes);
+    if (found && kind == PLAIN) counted(gone.place, -(long)with_tables(gone.bytes));
     if (found && kind == POOLED) pools[gone.place].used -= gone.bytes;
     if (found && kind != PINNED) munmap(start, gone.bytes ? gone.bytes : 1);
     pthread_mutex_unlock(&lock);

@@ -72,7 +72,9 @@ static unsigned long used(handle h) {
     if (is_slice(h) || !mig()) return used_at(place_of(h));
     return used_at(card_of(h)) + used_at(card_of(h) + MAX_CARDS);
 }
-static unsigned long total(handle h) { return is_slice(h) ? place_bytes() : card_bytes(); }
+static unsigned long total(handle h) {
+    return (is_slice(h) ? place_bytes() : card_bytes()) + setting("SIM_NVML_MORE_MIB", 0) * MIB;
+}
 API int nvmlDeviceGetMemoryInfo(handle h, memory *m) {
     NEED_INIT;
     *m = (memory){total(h), total(h) - used(h), used(h)};
