@@ -61,7 +61,7 @@ def check(reply: Reply, cell: str, shown: str) -> None:
     if shown:
         expected_lines = without_figures(shown)
         given = without_figures("\n".join([reply.result or "", *reply.reports()]))
-        if cell.startswith("%gpumem"):  # only if it moved memory, a line follows its report
+        if cell.startswith(("%gpumem", "%experiment compare")):  # only if it moved memory, a line follows its report
             expected_lines, given = (
                 [text for text in lines if not text.isdigit()] for lines in (expected_lines, given)
             )
