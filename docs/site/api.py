@@ -56,22 +56,22 @@ def reference() -> str:
 def _function(name: str, thing: Any) -> str:
     if inspect.ismodule(thing):
         members = {f"{name}.{each}": inspect.getdoc(getattr(thing, each)) for each in thing.__all__}
-        return f"\n#### `{name}`\n\n{_text(thing)}\n{_table(members)}"
+        return f"\n#### `{name}`\n\n{_text(thing)}\n{_table('function', members)}"
     methods = {}
     if inspect.isclass(thing):
         methods = {
             f"{name}.{each}": inspect.getdoc(value) for each, value in vars(thing).items() if _is_public(each, value)
         }
-    return f"\n#### `{name}`\n\n```text\n{_signature(name, thing)}\n```\n\n{_text(thing)}\n{_table(methods)}"
+    return f"\n#### `{name}`\n\n```text\n{_signature(name, thing)}\n```\n\n{_text(thing)}\n{_table('method', methods)}"
 
 
 def _is_public(name: str, value: object) -> bool:
     return not name.startswith("_") and inspect.isfunction(value)
 
 
-def _table(meanings: dict[str, Any]) -> str:
+def _table(kind: str, meanings: dict[str, Any]) -> str:
     rows = [f"| `{_escaped(name)}` | {_cell(text or '')} |\n" for name, text in meanings.items()]
-    return "".join(["\n| | |\n| --- | --- |\n", *rows]) if rows else ""
+    return "".join([f"\n| {kind} | meaning |\n| --- | --- |\n", *rows]) if rows else ""
 
 
 def _signature(name: str, thing: Any) -> str:
@@ -87,7 +87,7 @@ def _record(kind: type) -> str:
     names = textwrap.fill(", ".join(name for name, _, _ in fields), 100)
     meanings = {f"{name}: {hint}": text for name, hint, text in fields if text}
     meanings |= {name: inspect.getdoc(value) for name, value in vars(kind).items() if isinstance(value, property)}
-    return f"\n### `{kind.__name__}`\n\n```text\n{names}\n```\n\n{_text(kind)}\n{_table(meanings)}"
+    return f"\n### `{kind.__name__}`\n\n```text\n{names}\n```\n\n{_text(kind)}\n{_table('field', meanings)}"
 
 
 def _fields(kind: type) -> list[tuple[str, str, str]]:
