@@ -22,7 +22,7 @@ from benchmarks import environment
 from benchmarks.report import table
 
 _PAGE = Path(__file__).parent.parent / "docs" / "measured" / "hardware.md"
-_SECONDS, _AT_ONCE, _ROUNDS, _STEPS = 100, 3, 3, 5
+_SECONDS, _AT_ONCE, _ROUNDS, _STEPS = 60, 5, 3, 5
 _MIB, _GIB = 2**20, 2**30
 _ESTIMATED = (
     "LLaMA 8B, LoRA (peft), checkpointing, 1 × 4096",

@@ -171,7 +171,12 @@ API error cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int prio
 API error cudaStreamCreate(cudaStream_t *s) { return cudaStreamCreateWithPriority(s, 0, 0); }
 API error cudaStreamDestroy(cudaStream_t s) { free(s); return 0; }
 API error cudaStreamGetPriority(cudaStream_t s, int *p) { *p = (long)s > 2 ? ((stream *)s)->priority : 0; return 0; }
-API error cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { *least = 0; *greatest = -5; return 0; }
+API error cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    here(); /* makes a context */
+    *least = 0;
+    *greatest = -5;
+    return 0;
+}
 API error cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode) {
     WORKS;
     if ((long)s <= 2 || capture_of(s) >= 0) return fail(cudaErrorStreamCaptureUnsupported);
