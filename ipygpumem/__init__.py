@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ipygpumem.extras.expectations.expect import expect
     from ipygpumem.extras.moving.moving import offload, purge
     from ipygpumem.extras.moving.releasing import release
+    from ipygpumem.extras.panel.panel import panel
     from ipygpumem.extras.peak.peak import peak
     from ipygpumem.extras.pictures import plot as plot
     from ipygpumem.extras.tracker.tracker import tracker
@@ -36,6 +37,7 @@ _PLACES = {
     "extras.expectations.expect": ("expect",),
     "extras.moving.moving": ("offload", "purge"),
     "extras.moving.releasing": ("release",),
+    "extras.panel.panel": ("panel",),
     "extras.peak.peak": ("peak",),
     "extras.tracker.tracker": ("tracker",),
     "fitting.budgets": ("allocate", "leave_free"),
@@ -47,7 +49,7 @@ _PLACES = {
 __all__ = ["load_ipython_extension", "plot", "unload_ipython_extension"]
 __all__ += ["autofit", "budget", "estimate", "summary"]
 __all__ += ["clear_tracebacks", "offload", "purge", "release"]
-__all__ += ["diff", "peak", "tensors", "top", "track", "tracker", "why"]
+__all__ += ["diff", "panel", "peak", "tensors", "top", "track", "tracker", "why"]
 __all__ += ["Trace", "expect", "export", "load", "preload", "register_probe", "trace", "traces"]
 __all__ += ["allocate", "leave_free", "memory"]
 __all__ += ["experiment", "experiments", "history", "last", "subscribe"]

@@ -111,6 +111,30 @@ def test_devices_are_matched_by_uuid_or_have_a_reason(driver: FakeNvml, monkeypa
     assert "nvidia-ml-py is not installed" in Nvml().device(cuda_with("a"), 0, processes=False, has_context=True).note
 
 
+def test_loads_are_those_of_the_visible_cards_in_cudas_order(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rates(handle: str) -> Any:
+        if handle != "GPU-b":
+            raise NVMLError("Not Supported")  # as on a MIG slice
+        return SimpleNamespace(gpu=87)
+
+    monkeypatch.setattr(driver, "nvmlDeviceGetUtilizationRates", rates, raising=False)
+    monkeypatch.setattr(driver, "nvmlDeviceGetName", lambda handle: "one model")
+    nvml, used = Nvml(), cuda_with("b", "gone")
+    used.device_count = lambda: 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    for _ in range(2):  # the second time with the handles of the first
+        found = nvml.loads(None)
+        assert {index: (card.wide.used_bytes, card.utilization) for index, card in found.items()} == {
+            0: (300, 87),
+            1: (700, None),
+        }
+        assert {index: card.utilization for index, card in nvml.loads(used).items()} == {0: 87}
+    driver.mig.add("GPU-b")
+    assert Nvml().loads(None) == {}
+    driver.fail_init = True
+    assert Nvml().loads(None) == {}
+
+
 @pytest.mark.parametrize("error", [NVMLError("Not Supported"), NVMLLibraryMismatchError("another version")], ids=str)
 def test_without_processes_use_is_reported(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """As in some sandboxes, and with drivers that are older than the package."""

@@ -17,7 +17,7 @@ MARK = "<!-- written by docs/site/api.py from here on -->\n"
 
 FUNCTIONS = {
     "Measure": "last history experiment experiments trace Trace traces track tracker peak expect subscribe",
-    "Find what uses memory": "top why tensors diff memory",
+    "Find what uses memory": "top why tensors diff memory panel",
     "Free memory": "release purge offload clear_tracebacks",
     "Will it fit?": "estimate summary autofit budget",
     "Export, test, extend": "export load plot allocate leave_free preload register_probe",

@@ -149,7 +149,7 @@ def _measured(objects: Mapping[str, object], progress: Progress) -> tuple[list[N
     firsts = {names[0]: objects[names[0]] for names in same.values()}
     wanted = set(map(id, sizeable(list(firsts.values()))))
     named = {name: value for name, value in firsts.items() if id(value) in wanted}
-    chosen, complete = _without_little(named), True
+    chosen, complete = _without_little(named, progress), True
     rows, held_by = list[NamedSize](), dict[str, list[str]]()
     sizes = Sizes(named, progress=lambda: progress(len(rows) / len(chosen)))
     for name in _in_order(chosen):
@@ -181,11 +181,11 @@ def _measured(objects: Mapping[str, object], progress: Progress) -> tuple[list[N
     return found, len(named) - len(found), complete
 
 
-def _without_little(named: Mapping[str, object]) -> dict[str, object]:
+def _without_little(named: Mapping[str, object], progress: Progress) -> dict[str, object]:
     """Return the names without those of large groups that hold little memory together."""
     if len(named) <= _FEW:
         return dict(named)
-    together, chosen, names = Sizes(named), dict[str, object](), list(named)
+    together, chosen, names = Sizes(named, progress=lambda: progress(0)), dict[str, object](), list(named)
     for group in chunks(names, _GROUP):
         values = [named[name] for name in group]
         if together.together(values) >= _LITTLE:

@@ -47,8 +47,11 @@ def top(app: App, options: Options) -> list[Report]:
     return [top_report(found, top=options.n)]
 
 
-def largest(shell: Any, frame: FrameType | None = None) -> LargestNames:
-    """Return the memory that names and outputs hold, and the local names of ``frame`` if given."""
+def largest(shell: Any, frame: FrameType | None = None, progress: Progress | None = None) -> LargestNames:
+    """Return the memory that names and outputs hold, and the local names of ``frame`` if given.
+
+    ``progress`` replaces the progress bar; it may raise to stop.
+    """
     local = {} if frame is None else survey.locals_of(frame)
     named = named_objects(shell)
     variables = {found.code: found for found in context_values(named) if found.code}
@@ -60,13 +63,13 @@ def largest(shell: Any, frame: FrameType | None = None) -> LargestNames:
     remedies = {name: variables[name].advice if name in variables else "let the function return" for name in elsewhere}
     app = find_app(shell)
     used = {"cpu": rss_bytes()} if app is None else current(app.context.meter.now())
-    with _working(app, "names") as progress:
+    with contextlib.nullcontext(progress) if progress is not None else _working(app, "names") as report:
         return take_largest(
             named | local | elsewhere,
             used,
             cell_of=_cell_finder(shell, local | elsewhere),
             remedy_of=functools.partial(_remedy_of, shell, remedies),
-            progress=progress,
+            progress=report,
         )
 
 

@@ -53,6 +53,15 @@ class Card:
     wide: DeviceWide
 
 
+@dataclass(frozen=True)
+class CardLoad:
+    """The driver's figures of a card visible to CUDA, without other processes."""
+
+    wide: DeviceWide
+    utilization: int | None
+    """Percentage of the driver's last sampling period in which a kernel ran; None if unknown, as on a MIG slice."""
+
+
 class Nvml:
     """A lazy connection to NVML; the library is loaded by the first query."""
 
@@ -61,6 +70,8 @@ class Nvml:
         self.missing = ""
         """Why there is no connection, after a failed attempt."""
         self._handles: dict[int, Any] = {}
+        self._before_use: list[Any] | None = None
+        """The handles of the visible cards, as found before CUDA was initialised."""
 
     def device(self, module: Any, index: int, *, processes: bool, has_context: bool) -> DeviceWide:
         """Return NVML's figures for the device ``index`` of ``torch.cuda``; other processes only on request.
@@ -87,6 +98,31 @@ class Nvml:
             except library.NVMLError as error:  # a failing card must not hide the rest
                 cards.append(Card(index, model, DeviceWide(note=f"NVML: {error}")))
         return cards
+
+    def loads(self, cuda: Any | None) -> dict[int, CardLoad]:
+        """Return memory and utilization of each card by its CUDA index, without those that cannot be identified.
+
+        ``cuda`` is ``torch.cuda`` once it is initialised, else None.
+        """
+        library, found = self._load(), dict[int, CardLoad]()
+        for index in () if library is None else range(self._count(cuda)):
+            with contextlib.suppress(library.NVMLError, LookupError):
+                if cuda is not None and index not in self._handles:
+                    self._handles[index] = _find(library, cuda.get_device_properties(index))
+                handle = (self._before_use or [])[index] if cuda is None else self._handles[index]
+                found[index] = CardLoad(_wide(library, handle, processes=False, has_context=False), None)
+                utilization = int(library.nvmlDeviceGetUtilizationRates(handle).gpu)
+                found[index] = CardLoad(found[index].wide, utilization)
+        return found
+
+    def _count(self, cuda: Any | None) -> int:
+        if cuda is not None:
+            return int(cuda.device_count())
+        if self._before_use is None:
+            self._before_use = []
+            with contextlib.suppress(LookupError):
+                self._before_use = self._of_visible(lambda library, card: card)
+        return len(self._before_use)
 
     def visible(self) -> list[DeviceWide]:
         """Return NVML's figures for each card visible to CUDA in this process, in CUDA's order; empty without a driver.
@@ -129,7 +165,7 @@ class Nvml:
         """Disconnect from NVML."""
         if self._library is not None:
             self._library.nvmlShutdown()
-            self._library = None
+            self._library = self._before_use = None
         self._handles.clear()
 
 

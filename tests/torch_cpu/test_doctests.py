@@ -37,7 +37,7 @@ def test_examples_of_scripts_run(name: str, tmp_path: Path, monkeypatch: pytest.
     assert run(name)
 
 
-@pytest.mark.parametrize("name", ["shell.python", "extras.pictures.plot"])
+@pytest.mark.parametrize("name", ["shell.python", "extras.panel.panel", "extras.pictures.plot"])
 def test_examples_of_notebooks(
     name: str, loaded: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

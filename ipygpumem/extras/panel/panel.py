@@ -1,0 +1,238 @@
+"""``ipygpumem.panel``: its thread sends figures while cells run; between cells it frees when asked to."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from time import perf_counter, thread_time
+from typing import Any
+
+from ipygpumem.errors import GpuMemError, describe_error
+from ipygpumem.extras.panel import snapshot
+from ipygpumem.magics.gpumem import free
+from ipygpumem.magics.parsing import Options
+from ipygpumem.magics.tensors import largest
+from ipygpumem.meter.own_growth import growth_for
+from ipygpumem.probes.accelerators import in_use
+from ipygpumem.probes.nvml import Nvml
+from ipygpumem.report.layout import Report, note
+from ipygpumem.shell.app import App, current_app
+from ipygpumem.shell.cell import Cell
+from ipygpumem.shell.ipython.sources import running_cell
+
+_PAUSE_SECONDS = 0.5
+_KEPT = 241
+"""Rows for the two minutes that a view draws."""
+_LOOK_SHARE, _LOOK_SECONDS = 0.05, 0.1
+"""Maximum CPU time to find the largest names after a cell: a share of the cell's time, or this if that is more."""
+
+
+def panel() -> Panel:
+    """Return a live panel: memory of the host and of each GPU, the running cell, and the largest names.
+
+    Use it during long cells: write it as a cell's last line, and dock the output next to the notebook (in JupyterLab:
+    right-click, Create New View for Output). It moves while cells run, at most twice a second, and adds nothing to
+    their outputs. There is one panel, which may be shown several times.
+
+    Where there can be none, because this is a terminal or anywidget is not installed, one line says so instead.
+
+    Raises:
+        NotLoadedError: the extension is not loaded in this IPython, or there is no IPython.
+
+    >>> shown = ipygpumem.panel()
+    >>> shown.close()
+    """
+    app = current_app()
+    if not app.context.display.has_images:
+        return Panel(None, "the panel needs a notebook: in a terminal, %gpumem status shows its figures")
+    if importlib.util.find_spec("anywidget") is None:
+        return Panel(None, "the panel needs anywidget: run %pip install anywidget, then this cell again")
+    feed = next((one for one in app.session.observers if type(one) is Feed), None)
+    return Panel(feed or Feed(app))
+
+
+class Panel:
+    """Handle of the live panel: display it to show the panel, and ``close`` it."""
+
+    def __init__(self, feed: Feed | None, reason: str = "the panel is closed") -> None:
+        # A strong one would lead from Out to the whole extension, and our reports would count that.
+        self._feed = (lambda: None) if feed is None else weakref.ref(feed)
+        self._reason = reason
+
+    def _open(self) -> Feed | None:
+        feed = self._feed()
+        return None if feed is None or feed.is_closed else feed
+
+    def close(self) -> None:
+        """Close the panel and all its views; afterwards it costs nothing."""
+        if (feed := self._open()) is not None:
+            feed.close()
+
+    def __repr__(self) -> str:
+        return f"<{self._reason if self._open() is None else 'the panel: this front-end shows no widgets'}>"
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        feed = self._open()
+        if feed is None:
+            return {"text/plain": self._reason}
+        found = feed.widget._repr_mimebundle_(**options)
+        data, metadata = found if type(found) is tuple else (found, {})
+        return data | {"text/plain": repr(self)}, metadata
+
+
+class Feed:
+    """Feeds all views of one shell's panel; observes cells only to find the largest names after them."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._nvml = Nvml()
+        self._rows: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+        self._state: dict[str, Any] = {}
+        self._sent: object = None
+        """The figures last sent, without times; None to send in any case."""
+        self._names: dict[str, Any] = {}
+        self._look_seconds = 0.0
+        self._message = self._failure = ""
+        self.is_closed = False
+        feed = weakref.ref(self)
+
+        def state() -> dict[str, Any]:
+            found = feed()
+            return {} if found is None else {"rows": list(found._rows), "state": found._state}
+
+        def receive(content: Any) -> None:
+            if (found := feed()) is not None:
+                found.receive(content)
+
+        with growth_for("the panel's widgets"):
+            from ipygpumem.extras.panel.widget import PanelWidget  # loads ipywidgets
+
+            self.widget = PanelWidget(state, receive)
+        app.session.observers = (*app.session.observers, self)
+        app.context.meter.worker.add(self._tick)
+
+    # -- the figures, in the meter's thread ---------------------------------------------------------------------------
+
+    def _tick(self) -> float:
+        try:
+            self._send()
+        except MemoryError:  # the cell is about to use all of it: the next one may succeed
+            pass
+        except Exception as error:
+            if not self.is_closed:  # else closed in this moment
+                self._failure = f"the panel stopped ({describe_error(error)}); ipygpumem.panel() opens a new one"
+                self._app.context.meter.worker.remove(self._tick)
+        return _PAUSE_SECONDS
+
+    def _send(self) -> None:
+        """Send the figures to all views if they changed."""
+        context = self._app.context
+        readings = context.meter.glance().values()
+        figures = snapshot.devices(readings, self._nvml.loads(in_use("cuda")))
+        running = context.cells.outermost()
+        cell, seconds = self._last_cell()
+        if running is not None:
+            cell, seconds = running_cell(context.shell), perf_counter() - running.started
+        state = {"is_running": running is not None, "cell": cell, "message": self._message, "largest": self._names}
+        if (figures, state) == self._sent:
+            return
+        now = time.time()
+        row = {"time": now, "cell": cell if running is not None else None, "devices": figures}
+        self._rows.append(row)
+        self._state = {**state, "time": now, "seconds": seconds}
+        self.widget.send({"rows": [row], "state": self._state})
+        self._sent = (figures, state)
+
+    def _last_cell(self) -> tuple[int | None, float]:
+        """Return the number of the last finished cell and the seconds it took."""
+        cells = self._app.session.history
+        return (cells[-1].execution_count, cells[-1].duration_seconds) if cells else (None, 0.0)
+
+    # -- messages from the views, in the main thread or in a subshell's -----------------------------------------------
+
+    def receive(self, content: Any) -> None:
+        """Follow a message of a view: how many of a page are open, or a click."""
+        kind, worker = content.get("kind"), self._app.context.meter.worker
+        if kind == "close":
+            self.close()
+        elif kind == "free":
+            self._free(content.get("cell"))
+        elif kind == "views" and content.get("count"):
+            self._sent = None
+            worker.add(self._tick)
+            worker.wake(self._tick)
+        elif kind == "views":  # other pages answer if they show it
+            worker.remove(self._tick)
+            self.widget.send({"ask": True})
+
+    def _free(self, cell: int | None) -> None:
+        """Free as ``%gpumem free`` does, which deletes no name; not while a cell runs, whose frames may be needed.
+
+        A click is late if a cell ran first, and ``cell`` is no longer the last one. In a subshell it also arrives while
+        a cell runs, and is passed to the main thread, where cells run, too.
+        """
+        loop = getattr(self._app.context.shell.kernel, "io_loop", None)
+        if self._app.context.cells.outermost() is not None:
+            self._message = "not freed: a cell is running"
+        elif cell != self._last_cell()[0]:
+            self._message = "not freed: a cell ran after the click"
+        elif loop is not None and threading.current_thread() is not threading.main_thread():
+            loop.add_callback(self._free, cell)
+            return
+        else:
+            try:
+                self._message = free(self._app, Options())[0].headline
+            except (Exception, KeyboardInterrupt) as error:
+                self._message = f"not freed: {describe_error(error)}"
+        self._app.context.meter.worker.wake(self._tick)
+
+    # -- the hooks of a cell observer ---------------------------------------------------------------------------------
+
+    def cell_begins(self, cell: Cell) -> None:
+        """Do nothing: the thread sees the cell."""
+
+    def cell_ended(self, cell: Cell) -> Sequence[Report]:
+        """Find the largest names, unless that takes too long for this cell; report a failure of the thread."""
+        if not cell.nested:
+            self._message = ""
+            self._find_largest(cell)
+        failure, self._failure = self._failure, ""
+        return [note(failure)] * bool(failure)
+
+    def _find_largest(self, cell: Cell) -> None:
+        most = max(_LOOK_SECONDS, _LOOK_SHARE * (perf_counter() - cell.started))
+        if self._look_seconds > most:
+            self._look_seconds *= 0.9  # the heap may be smaller by now
+            return
+        started = thread_time()
+
+        def check(share: float) -> None:
+            if thread_time() - started > most:
+                raise TimeoutError
+
+        try:
+            found = largest(self._app.context.shell, progress=check).names
+        except TimeoutError:
+            self._look_seconds = 2 * most
+        except GpuMemError:  # torch traces the code
+            pass
+        else:
+            self._look_seconds = thread_time() - started
+            self._names = {"cell": cell.number, "names": snapshot.names(found)}
+
+    def shown(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Stop the thread's job and close all views."""
+        if self.is_closed:
+            return
+        self.is_closed, app = True, self._app
+        app.context.meter.worker.remove(self._tick)
+        app.session.observers = tuple(one for one in app.session.observers if one is not self)
+        self.widget.close()
+        self._nvml.close()

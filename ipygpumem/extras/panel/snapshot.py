@@ -1,0 +1,63 @@
+"""The figures of a panel at one moment, as plain data for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ipygpumem.inventory.top import NamedSize
+from ipygpumem.probes.nvml import CardLoad
+from ipygpumem.records import Reading
+from ipygpumem.report.layout import clean_name, device_label
+from ipygpumem.units import KIB
+
+_STEP = 64 * KIB
+"""Sizes are multiples of this, less than the last digit shown: smaller changes send no message."""
+_NAMES = 5
+_LEAST_SHARE = 0.01
+"""Smallest share of a name's bytes for which its device is shown: a model on a card has some KiB in RAM."""
+
+Figures = dict[str, int]
+
+
+def devices(readings: Iterable[Reading], cards: Mapping[int, CardLoad]) -> dict[str, Figures]:
+    """Return each device's known figures: those of the process by device, and the driver's of each visible card.
+
+    A card that the process does not use yet has only the driver's.
+    """
+    found: dict[str, Figures] = {}
+    for reading in readings:
+        is_plain = reading.reserved_bytes is None and reading.used_bytes is None
+        sizes = {
+            "own" if is_plain else "allocated": reading.current_bytes,
+            "reserved": reading.reserved_bytes,
+            "total": reading.total_bytes,
+        }
+        sizes |= {} if is_plain else {"used": reading.used_bytes}
+        found[device_label(reading.device)] = _rounded(sizes)
+    for index, card in cards.items():
+        figures = found.setdefault(f"cuda:{index}", {})
+        figures |= _rounded({"used": card.wide.used_bytes, "total": card.wide.total_bytes})
+        if card.utilization is not None:
+            figures["load"] = card.utilization
+    return found
+
+
+def _rounded(sizes: Mapping[str, int | None]) -> Figures:
+    return {name: round(size / _STEP) * _STEP for name, size in sizes.items() if size is not None}
+
+
+def names(rows: Sequence[NamedSize]) -> list[dict[str, Any]]:
+    """Return the largest names with their sizes and devices."""
+    return [
+        {
+            "name": clean_name(row.name),
+            "size": row.size_bytes,
+            "devices": " + ".join(
+                device_label(device)
+                for device, size in row.device_bytes.items()
+                if size >= row.size_bytes * _LEAST_SHARE
+            ),
+        }
+        for row in rows[:_NAMES]
+    ]

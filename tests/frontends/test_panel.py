@@ -1,0 +1,208 @@
+"""The live panel in JupyterLab: it moves while a cell runs, and what its button, its views and a reload do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.frontends.conftest import needs
+from tests.frontends.lab import DARK, LIGHT, Notebook, Server
+from tests.frontends.looks import Pictures, contrasts, misfits
+from tests.notebooks import notebook
+
+if TYPE_CHECKING:
+    from playwright.sync_api import BrowserContext, Locator
+
+pytestmark = [pytest.mark.frontends, pytest.mark.timeout(600)]
+
+LOAD, OPEN = "%load_ext ipygpumem", "import ipygpumem\n\nshown = ipygpumem.panel()\nshown"
+BUSY = """import pathlib, time
+
+hold = bytearray(300 * 2**20)
+globals()["<b>bold</b>"] = bytearray(20 * 2**20)
+while not pathlib.Path("go").exists():
+    time.sleep(0.1)"""
+READS = "feed = shown._feed()\nfeed._tick in feed._app.context.meter.worker._due"
+WCAG_AA = 4.5
+PANEL = ".ipygpumem-panel"
+
+
+@pytest.fixture
+def opened(lab: Notebook) -> Notebook:
+    """JupyterLab with an open panel, a cell that runs until the file ``go`` exists, and one more."""
+    needs("anywidget")
+    lab.open(notebook(LOAD, OPEN, BUSY, READS, "%unload_ext ipygpumem"))
+    lab.run(0, 1)
+    lab.page.locator(PANEL).wait_for()
+    return lab
+
+
+def starts(lab: Notebook, cell: int = 2) -> Locator:
+    """Run the cell and return the panel once it shows that it runs."""
+    lab.enter(cell)
+    lab.press()
+    panel = lab.page.locator(PANEL)
+    panel.get_by_text(re.compile("running for")).first.wait_for()
+    return panel
+
+
+def ends(lab: Notebook, cell: int = 2) -> None:
+    (lab._server.folder / "go").touch()
+    lab.wait(cell)
+    (lab._server.folder / "go").unlink()
+
+
+def rss_of(panel: Locator) -> float:
+    return float(panel.locator(".own .figure").first.inner_text().split()[0])
+
+
+def test_it_moves_while_a_cell_runs_and_frees_only_afterwards(opened: Notebook) -> None:
+    before = rss_of(opened.page.locator(PANEL))
+    panel = starts(opened)
+    opened.page.wait_for_function(f"parseFloat(document.querySelector('.own .figure').innerText) > {before + 290}")
+    button = panel.get_by_role("button", name="Free memory")
+    assert button.is_disabled()
+    assert opened.outputs(2).count() == 0
+    ends(opened)
+    panel.get_by_text("cell 3 · took").wait_for()
+    panel.get_by_text("after cell 3").wait_for()
+    assert panel.locator(".name code").all_inner_texts() == ["hold", "<b>bold</b>"]
+    button.click()
+    panel.get_by_text(re.compile("^freed: RAM")).wait_for()
+    assert opened.outputs(2).count() == 1  # the cell's line
+
+
+def test_an_interrupt_and_a_second_view_leave_it_alive(opened: Notebook) -> None:
+    starts(opened)
+    opened.command("notebook:interrupt-kernel")
+    opened.wait(2)
+    assert "KeyboardInterrupt" in opened.cell(2).inner_text()
+    opened.page.get_by_text("cell 3 · took").wait_for()
+    opened.enter(1)
+    opened.command("notebook:create-output-view")
+    opened.page.locator(PANEL).nth(1).wait_for()
+    opened.page.evaluate("[...jupyterapp.shell.widgets('main')].at(-1).dispose()")
+    opened.page.wait_for_function(f"document.querySelectorAll('{PANEL}').length === 1")
+    panel = starts(opened)
+    ends(opened)
+    panel.get_by_text("cell 4 · took").wait_for()
+    opened.run(3)
+    assert opened.outputs(3).first.inner_text().endswith("True")
+    opened.enter(1)
+    opened.command("notebook:clear-cell-output")
+    panel.wait_for(state="detached")
+    opened.run(3)
+    assert opened.outputs(3).first.inner_text().endswith("False")
+    opened.run(1)
+    panel.get_by_text("cell 7 · took").wait_for()
+    panel.get_by_role("button", name="Close the panel").click()
+    panel.wait_for(state="detached")
+
+
+def test_a_reloaded_page_shows_the_history_until_the_extension_is_unloaded(opened: Notebook) -> None:
+    starts(opened)
+    ends(opened)
+    opened.page.get_by_text("after cell 3").wait_for()
+    with opened.page.expect_response(lambda reply: reply.request.method == "PUT" and "/api/contents/" in reply.url):
+        opened.command("docmanager:save")
+    opened.reload()
+    opened.page.get_by_text("after cell 3").wait_for()
+    band = opened.page.locator(f"{PANEL} path.cells")
+    opened.page.wait_for_function("path => path.getAttribute('d') !== ''", arg=band.element_handle())
+    opened.run(4)
+    opened.page.locator(PANEL).wait_for(state="detached")
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_it_is_legible_and_fits_narrow_pages(opened: Notebook, theme: str) -> None:
+    opened.command("application:toggle-left-area")
+    starts(opened)
+    ends(opened)
+    opened.page.get_by_text("after cell 3").wait_for()
+    opened.theme(theme)
+    panel = opened.page.locator(PANEL)
+    assert [text for text in contrasts(panel.locator(".grid")) if text["contrast"] < WCAG_AA] == []
+    for width in (900, 520, 380, 330):
+        opened.resize(width, 900)
+        assert misfits(panel) == []
+
+
+TRAINING = (
+    LOAD,
+    "import ipygpumem\n\nipygpumem.panel()",
+    """import torch
+from torch import nn
+
+model = nn.Sequential(*[nn.Linear(4096, 4096, device="cuda") for _ in range(24)])
+optimizer = torch.optim.AdamW(model.parameters())
+images = torch.rand(2048, 3, 64, 64)""",
+    """import pathlib, time
+
+for step in range(1000):
+    batch = torch.rand(16384, 4096, device="cuda")
+    loss = model(batch).sum()
+    time.sleep(0.8)
+    loss.backward()
+    time.sleep(0.8)
+    optimizer.step()
+    del loss
+    if pathlib.Path("go").exists():
+        break""",
+)
+SIMULATED = Path(__file__).parents[2] / "build/simgpu/python"
+
+
+@pytest.fixture
+def simulated(browser: BrowserContext, tmp_path: Path) -> Iterator[Notebook]:
+    """JupyterLab whose kernel has a simulated card, and the widget libraries of this environment."""
+    needs("anywidget", "jupyterlab")
+    if not SIMULATED.exists():
+        pytest.skip("no simulated card here: `make build/simgpu/.built` makes it")
+    libraries = tmp_path / "libraries"
+    libraries.mkdir()
+    for name in ("anywidget", "ipywidgets", "psygnal", "widgetsnbextension", "jupyterlab_widgets"):
+        found = distribution(name)
+        for top in {file.parts[0] for file in found.files or () if ".." not in file.parts}:
+            (libraries / top).symlink_to(Path(str(found.locate_file(top))))
+    server = Server(tmp_path)
+    spec = {
+        "argv": [str(SIMULATED), "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "display_name": "Python 3 (ipykernel)",
+        "language": "python",
+        "env": {
+            "PYTHONPATH": os.pathsep.join([str(libraries), str(Path(__file__).parents[2])]),
+            "SIM_TABLE": str(tmp_path / "machine"),
+        },
+    }
+    folder = tmp_path / "data/kernels/python3"
+    folder.mkdir(parents=True)
+    (folder / "kernel.json").write_text(json.dumps(spec))
+    page = Notebook(server, browser, width=900, height=1100)
+    yield page
+    page.close()
+    server.close()
+
+
+def test_a_card_while_it_trains_in_both_themes(simulated: Notebook, pictures: Pictures) -> None:
+    simulated.open(notebook(*TRAINING), "training.ipynb")
+    simulated.command("application:toggle-left-area")
+    simulated.run(0, 1, 2, seconds=200)
+    panel = starts(simulated, 3)
+    panel.get_by_text("after cell 3").wait_for()
+    assert panel.locator(".key").all_inner_texts()[1:] != []
+    for _ in range(10):
+        simulated.page.wait_for_timeout(1000)  # the picture needs a curve
+    for theme, name in ((LIGHT, "panel"), (DARK, "panel-dark")):
+        simulated.theme(theme)
+        pictures.take(panel, name)
+    labels = [text.split("\n")[0] for text in panel.locator(".key").all_inner_texts()]
+    assert labels == ["RSS", "allocated", "reserved", "used by all"]
+    (simulated._server.folder / "go").touch()
+    simulated.wait(3)
