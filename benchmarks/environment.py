@@ -27,7 +27,10 @@ def describe() -> list[str]:
 
 
 def _version(package: str) -> str:
-    return metadata.version(package) if util.find_spec(package) else NOT_INSTALLED
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed, from its folder" if util.find_spec(package) else NOT_INSTALLED
 
 
 def _processor() -> str:
