@@ -81,11 +81,10 @@ def print_reports(cell: NotebookNode, **event: object) -> None:
             print(output.data["text/plain"], flush=True)
 
 
-def write_page(notebook: NotebookNode, path: Path) -> None:
-    """Write an executed notebook as one HTML file that needs nothing else."""
+def as_page(notebook: NotebookNode, name: str) -> str:
+    """Return a notebook as HTML that needs nothing else."""
     exporter = HTMLExporter(extra_loaders=[DictLoader({"page.html.j2": _PAGE})], template_file="page.html.j2")
-    page, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": f"ipygpumem: {path.stem}"}})
-    path.write_text(page, encoding="utf-8")
+    return str(exporter.from_notebook_node(notebook, {"metadata": {"name": f"ipygpumem: {name}"}})[0])
 
 
 def main(arguments: list[str]) -> int:
@@ -97,7 +96,7 @@ def main(arguments: list[str]) -> int:
     notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
     problem = execute(notebook)
     page = out_dir / f"{name}.html"
-    write_page(notebook, page)
+    page.write_text(as_page(notebook, name), encoding="utf-8")
     nbformat.write(notebook, out_dir / f"{name}.ipynb")
     if problem is not None:
         print(problem, file=sys.stderr)

@@ -2,8 +2,10 @@
 
 import posixpath
 import re
+import runpy
 from pathlib import Path
 
+import nbformat
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -20,7 +22,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for link in _UPWARDS.findall(page.content_string):
             target = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page.src_uri), link))
             if not target.startswith("docs/") and files.get_file_from_path(_place(target)) is None:
-                files.append(File.generated(config, _place(target), abs_src_path=str(ROOT / target)))
+                files.append(_added(config, target))
     return files
 
 
@@ -44,4 +46,13 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
 
 def _place(target: str) -> str:
     """Return a file's place in the site; Markdown outside docs/ is shown as text."""
-    return f"repository/{target}{'.txt' if target.endswith('.md') else ''}"
+    return "repository/" + re.sub(r"\.md$", ".md.txt", re.sub(r"\.ipynb$", ".html", target))
+
+
+def _added(config: MkDocsConfig, target: str) -> File:
+    if not target.endswith(".ipynb"):
+        return File.generated(config, _place(target), abs_src_path=str(ROOT / target))
+    as_page = runpy.run_path(str(ROOT / "examples/run_demo.py"))["as_page"]
+    page = as_page(nbformat.read(ROOT / target, as_version=4), Path(target).stem)
+    page = re.sub(r'href="\.\./docs/([\w/-]+)\.md', r'href="../../\1.html', page)
+    return File.generated(config, _place(target), content=re.sub(r'href="([\w-]+)\.ipynb"', r'href="\1.html"', page))
