@@ -95,7 +95,7 @@ class _Count:
         if (base := library_type("torch", "Tensor")) is not None and type.__subclasscheck__(base, kind):
             self._tensors.add(key)
         library = library_of(kind)
-        reader = None if library == "torch" or library in sys.stdlib_module_names else behind(kind)
+        reader = None if library in {"torch", "ipygpumem"} | sys.stdlib_module_names else behind(kind)
         if reader is not None:
             self._readers[key] = reader
 
