@@ -153,10 +153,11 @@ def _table(table: Table, *, bars: bool) -> str:
     if sum(letters) > _SPLIT:
         fewer, equal = table.split()
         if equal:
-            return f"{_table(fewer, bars=bars)}\n<div>{_escaped(equal)}</div>"
-    # Letters of short headings may be wider than digits, which numbers are made of.
+            return f'{_table(fewer, bars=bars)}\n<div style="opacity: 0.75">{_escaped(equal)}</div>'
+    # Short words may have wide letters only, and numbers have none.
     letters = [
-        size + (size < 9 and name not in table.numbers) for name, size in zip(table.columns, letters, strict=True)
+        max(size, text.columns(name) + 1) if name in table.numbers else size + (size < 9)
+        for name, size in zip(table.columns, letters, strict=True)
     ]
     looks = [
         _look(size, number=name in table.numbers, code=name in table.code, is_second=place == 1)
@@ -191,9 +192,7 @@ def _look(letters: int, *, number: bool, code: bool, is_second: bool) -> tuple[s
 
 
 def _row(row: Sequence[str], looks: Sequence[tuple[str, str, str]], indent: str, *, is_head: bool) -> str:
-    kind, style, line = (
-        ("th", "; font-weight: 500; font-family: inherit; opacity: 0.75", 0.4) if is_head else ("td", "", 0.12)
-    )
+    kind, style, line = ("th", _HEADING, 0.4) if is_head else ("td", "", 0.12)
     cells = [
         _CELL.format(kind=kind, gap=_GAP, width=width, side=side, more=more + style, content=content)
         for content, (width, side, more) in zip(row, looks, strict=True)

@@ -54,12 +54,20 @@ def session(cells: Collection[CellRecord], *, device: str | None = None, last: i
         for axes, own, headline in zip(panels, uses.values(), headlines, strict=True):
             axes.set_title(headline, loc="left", fontsize="small")
             _draw_uses(axes, own)
-        panels[-1].xaxis.set_major_formatter(lambda seconds, _: format_seconds(seconds) if seconds > 0 else "0")
+        panels[-1].xaxis.set_major_formatter(_tick)
         panels[-1].tick_params(labelsize="x-small")
         panels[-1].set_xlabel("computing time, without pauses between cells", fontsize="small")
         handles = {label: one for axes in panels for one, label in zip(*axes.get_legend_handles_labels(), strict=True)}
         figure.legend(handles.values(), handles, loc="outside lower center", ncol=4, **LEGEND)
     return figure
+
+
+def _tick(seconds: float, _place: int | None) -> str:
+    return format_seconds(seconds).replace(".00 s", " s").replace(" min 0 s", " min") if seconds > 0 else "0"
+
+
+_ROOM = 0.03
+"""Smallest share of the width that has room for a few letters."""
 
 
 def _draw_strip(axes: Axes, spans: Sequence[tuple[CellRecord, float, float]]) -> None:
@@ -70,11 +78,12 @@ def _draw_strip(axes: Axes, spans: Sequence[tuple[CellRecord, float, float]]) ->
             own = list(group)
             begin, end = own[0][1], own[-1][2]
             (bar,) = axes.barh(0.5, end - begin, 0.8, begin, facecolor="C4", alpha=0.3, edgecolor="white")
-            label = axes.annotate(shorten(name, 100), (begin, 0.5), (3, 0), textcoords="offset points", **words)
-            label.set_clip_path(bar)
+            if end - begin > _ROOM * axes.get_xlim()[1]:
+                label = axes.annotate(shorten(name, 100), (begin, 0.5), (3, 0), textcoords="offset points", **words)
+                label.set_clip_path(bar)
     axes.broken_barh([(start, end - start) for _, start, end in spans], (1, 1), facecolors=["0.875", "0.95"])
     for cell, start, end in spans:
-        if end - start > 0.03 * axes.get_xlim()[1]:
+        if end - start > _ROOM * axes.get_xlim()[1]:
             text = _name(cell) if cell.success else f"× {_name(cell)}"
             axes.text((start + end) / 2, 1.5, text, ha="center", **words)
 
