@@ -1,5 +1,7 @@
 # make docs        build docs/ as a site in build/site; it works offline, and a broken link is an error
 # make demo        run the quickstart notebook in a real kernel, write build/demo/quickstart.html
+# make notebooks   run the notebooks in examples/ and save them with their outputs; NOTEBOOKS="quickstart cluster": only these
+# make pictures    make the pictures and the film in docs/img; needs chromium, an idle machine and root
 # make test        test every feature; needs neither a browser nor a GPU
 # make check       lint, types, layers, the site of `make docs`
 # make verify      run everything else as well: browsers, all torture modes, all versions, the whole GPU suite
@@ -29,6 +31,9 @@ BENCH := build/bench
 
 JOBS ?= 2
 PICTURES ?=
+NOTEBOOKS ?= $(basename $(notdir $(wildcard examples/*.ipynb)))
+# The notebooks about a GPU, which run on a simulated card.
+ON_CARD := gpu_memory
 OUT ?= build/gpu-sim
 
 # The tests of memory figures: what is measured, freed, recovered, listed and estimated on a device.
@@ -37,7 +42,7 @@ GPU_MEMORY := cells counters experiments freeing recovery reconcile measuring es
 # The tests start hundreds of kernels. If this were set, each of them would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo docs test check verify thorough smoke-without-posix frontends gpu-sim gpu-memory bench bench-estimates torture corners matrix dist clean
+.PHONY: demo docs notebooks pictures test check verify thorough smoke-without-posix frontends gpu-sim gpu-memory bench bench-estimates torture corners matrix dist clean
 
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c $(CONSTRAINTS)
 
@@ -53,6 +58,14 @@ $(VENV)/.installed: $(VENV)/.demo
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/run_demo.py build/demo
+
+notebooks: $(VENV)/.installed $(if $(filter $(ON_CARD),$(NOTEBOOKS)),build/simgpu/.built)
+	$(BIN)/python examples/write_outputs.py $(filter-out $(ON_CARD),$(NOTEBOOKS))
+	SIM_TABLE=$$(mktemp) PYTHONPATH=. build/simgpu/python examples/write_outputs.py $(filter $(ON_CARD),$(NOTEBOOKS))
+
+pictures:
+	$(MAKE) frontends PICTURES=docs/img
+	for script in plots peak host_memory; do $(BIN)/python examples/$$script.py docs/img || exit 1; done
 
 # Tests that import torch or a trainer run in processes of their own, because each search of the heap takes longer there.
 test: $(VENV)/.installed

@@ -1,5 +1,6 @@
-"""``make demo``: the quickstart in a real kernel."""
+"""``make demo``: the quickstart in a real kernel; the outputs that are committed."""
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -36,7 +37,16 @@ def test_the_page_holds_the_reports_and_needs_no_network(demo: tuple[Path, str])
     assert not re.findall(r"<script|<link|\bsrc=|@import", page)
 
 
-def test_notebooks_are_committed_without_outputs() -> None:
-    cells = [(path.name, cell) for path in EXAMPLES.glob("*.ipynb") for cell in read(path).cells]
-    assert len({name for name, _ in cells}) > 4
-    assert [(name, cell.id) for name, cell in cells if cell.get("outputs") or cell.get("execution_count")] == []
+# `make notebooks` writes will_it_fit only where peft is installed.
+@pytest.mark.parametrize("path", [*EXAMPLES.glob("*.ipynb")], ids=lambda path: path.stem)
+def test_a_notebook_is_committed_with_the_outputs_of_its_code(path: Path) -> None:
+    content = read(path)
+    cells = [cell for cell in content.cells if cell.cell_type == "code"]
+    shown = [cell for cell in cells if cell.outputs]
+    if path.stem == "will_it_fit" and not shown:
+        return
+    code = "\n\n".join(cell.source for cell in cells)
+    assert content.metadata["outputs_of"] == hashlib.sha256(code.encode()).hexdigest()[:16], "run `make notebooks`"
+    assert len(shown) >= 0.7 * len(cells)
+    text = path.read_text("utf-8")
+    assert re.findall(r"/(?:home|root|tmp|usr|work|Users|opt)/|ipykernel_\d|iopub\.execute", text) == []
