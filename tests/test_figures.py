@@ -63,7 +63,7 @@ def nothing_of_the_users_is_touched() -> Iterator[None]:
 def test_hostile_names_are_cleaned_and_are_no_formulas() -> None:
     names = (HOSTILE, "$\\frac{x}$ 100%", "x" * 300, "Ümlaut 中文", "")
     runs = [experiment(name, parameters={"a": name}) for name in names]
-    found = [figures.session(made_up(40, names)), figures.experiments(runs)]
+    found = [figures.session(made_up(20, names)), figures.experiments(runs)]
     for figure in (*found, figures.devices([reconciliation(HOSTILE)])):
         shown = texts(figure)
         assert not any(item.get_parse_math() for item in figure.findobj(Text) if item.get_text())

@@ -26,7 +26,7 @@ BUDGET = {
     "extras/moving": 634,
     "extras/panel": 338,
     "extras/peak": 1135,
-    "extras/pictures": 354,
+    "extras/pictures": 355,
     "extras/recorder": 594,
     "extras/tracker": 201,
     "extras/trainers": 266,

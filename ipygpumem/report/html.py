@@ -69,7 +69,7 @@ _LETTER = 0.64
 """Upper bound of a digit's width, in em, because JupyterLab's sanitizer does not accept ch; DejaVu's is 0.636."""
 _GAP = 1.1
 """Gap between columns."""
-_SPLIT = 48
+_SPLIT = 64
 """Letters from which on a table says once what is equal in all rows."""
 _WIDE = 24
 """Minimum letters of a column that takes the rest of a line, and wraps."""

@@ -171,6 +171,17 @@ class Notebook:
         """Press keys, by default those that run a cell and go to the next."""
         self.page.keyboard.press(keys)
 
+    def write(self, index: int, source: str) -> None:
+        """Change a cell's text."""
+        script = """([index, source]) => {
+            const notebook = window.jupyterapp.shell.currentWidget.content;
+            notebook.widgets[index].model.sharedModel.setSource(source);
+        }"""
+        self.page.evaluate(script, [index, source])
+
+    def is_idle(self) -> bool:
+        return bool(self.page.evaluate(_IDLE))
+
     def wait(self, index: int, *, seconds: float = 60) -> None:
         self.page.wait_for_function(
             """index => {

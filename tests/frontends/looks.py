@@ -6,10 +6,11 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy
 from PIL import Image
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator
+    from playwright.sync_api import Locator, Page
 
 _CONTRASTS = """root => {
     const context = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
@@ -85,6 +86,29 @@ _SQUEEZED = """root => [...root.querySelectorAll('td, th')]
 """The quantities in a table that are broken over two lines."""
 
 
+_DANGLING = """root => {
+    const found = [];
+    const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+    let last = null;  // the last separator that is shown
+    for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+        if (!node.parentElement.checkVisibility()) continue;
+        for (const {index, 0: word} of node.data.matchAll(/\\S+/g)) {
+            const range = document.createRange();
+            range.setStart(node, index);
+            range.setEnd(node, index + word.length);
+            const rect = range.getBoundingClientRect();
+            if (last && rect.top > last.bottom) found.push('· before ' + word);
+            last = null;
+            let frame = node.parentElement;
+            while (frame !== root && getComputedStyle(frame).overflow !== 'hidden') frame = frame.parentElement;
+            if (word === '·' && rect.right > frame.getBoundingClientRect().left + 1) last = rect;
+        }
+    }
+    return found;
+}"""
+"""The separators that are the last of a line."""
+
+
 def contrasts(element: Locator) -> list[dict[str, Any]]:
     """Return ``text``, ``contrast`` and ``size`` (in pixels) of every visible text in an element."""
     found: list[dict[str, Any]] = element.evaluate(_CONTRASTS)
@@ -92,12 +116,28 @@ def contrasts(element: Locator) -> list[dict[str, Any]]:
 
 
 def misfits(element: Locator) -> list[str]:
-    """Return the texts that stick out to the right, and the quantities in tables that are broken."""
-    found: list[str] = element.evaluate(_STICK_OUT) + element.evaluate(_SQUEEZED)
+    """Return the texts that stick out to the right, broken quantities in tables, and separators at a line's end."""
+    found: list[str] = []
+    for script in (_STICK_OUT, _SQUEEZED, _DANGLING):
+        found += element.evaluate(script)
     return found
 
 
-COLOURS = 96
+def indexed(picture: Image.Image, like: Image.Image | None = None) -> Image.Image:
+    """Return a picture in the 256 commonest colours of ``like``: those stay exact, and letters' edges come close."""
+    like = like or picture
+    counted = like.getcolors(like.width * like.height) or []
+    commonest: list[Any] = sorted(colour for _, colour in sorted(counted, reverse=True)[:256])
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([channel for colour in commonest for channel in colour])
+    found = picture.quantize(palette=palette, dither=Image.Dither.NONE)  # which only comes close for all
+    weights = 2 ** numpy.array([16, 8, 0])
+    colours, codes = numpy.array(picture) @ weights, numpy.array(commonest) @ weights
+    places = numpy.minimum(numpy.searchsorted(codes, colours), len(codes) - 1)
+    pixels = numpy.where(codes[places] == colours, places, numpy.array(found)).astype("uint8")
+    exact = Image.fromarray(pixels, "P")
+    exact.putpalette(found.getpalette() or [])
+    return exact
 
 
 class Pictures:
@@ -112,4 +152,39 @@ class Pictures:
         element.page.mouse.move(0, 0)  # what is under the mouse looks different
         picture = Image.open(io.BytesIO(element.screenshot(animations="disabled"))).convert("RGB")
         self.folder.mkdir(parents=True, exist_ok=True)
-        picture.quantize(COLOURS, dither=Image.Dither.NONE).save(self.folder / f"{name}.png", optimize=True)
+        indexed(picture).save(self.folder / f"{name}.png", optimize=True)
+
+    def film(self, page: Page) -> Film:
+        return Film(page, self.folder)
+
+
+class Film:
+    """Pictures of a page one after the other, as an animation."""
+
+    def __init__(self, page: Page, folder: Path | None) -> None:
+        self._page = page
+        self._folder = folder
+        self._frames: list[Image.Image] = []
+        self._milliseconds: list[int] = []
+
+    def take(self, seconds: float, *, longer: bool = True) -> None:
+        """Show the page as it looks now for a time; a picture like the last one makes that one ``longer``, or not."""
+        if self._folder is None:
+            return
+        frame = Image.open(io.BytesIO(self._page.screenshot(animations="disabled", caret="hide"))).convert("RGB")
+        if not self._frames or frame.tobytes() != self._frames[-1].tobytes():
+            self._frames.append(frame)
+            self._milliseconds.append(int(1000 * seconds))
+        elif longer:
+            self._milliseconds[-1] += int(1000 * seconds)
+
+    def save(self, name: str) -> None:
+        if self._folder is None:
+            return
+        tall = Image.new("RGB", (self._frames[0].width, sum(frame.height for frame in self._frames)))
+        for number, frame in enumerate(self._frames):
+            tall.paste(frame, (0, number * frame.height))
+        first, *more = [indexed(frame, tall) for frame in self._frames]  # in the same colours: only changes are stored
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{name}.gif"
+        first.save(path, save_all=True, append_images=more, duration=self._milliseconds, loop=0, optimize=True)

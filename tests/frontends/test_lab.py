@@ -1,4 +1,4 @@
-"""What people do in JupyterLab and in the classic Notebook, version 7; the picture at the top of README.md."""
+"""What people do in JupyterLab and in the classic Notebook, version 7; the film at the top of README.md."""
 
 from __future__ import annotations
 
@@ -68,34 +68,45 @@ def test_an_experiment_and_an_error_in_the_classic_notebook(classic: Notebook) -
     assert classic.complaints == []
 
 
-CELLS = (
+STORY = (
     "%load_ext ipygpumem",
-    "import torch\nfrom torch import nn\n\nimages, labels = torch.rand(2048, 3, 128, 128), torch.randint(10, (2048,))",
-    """%%experiment baseline --keep loss --note lr=1e-3 bs=512
-model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 128 * 128, 1024), nn.ReLU(), nn.Linear(1024, 10))
-optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-for batch, truth in zip(images.split(512), labels.split(512)):
-    loss = nn.functional.cross_entropy(model(batch), truth)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-loss = loss.item()""",
+    "import numpy as np\n\nimages = np.random.rand(2000, 128, 128)",
     """def similarity(images):
-    flat = images.flatten(1) - images.mean()
-    return (flat[:, None] - flat).square().sum(2)
+    centred = images.reshape(2000, -1) - images.mean()
+    return (centred[:, None] * centred).sum(axis=2)
 
 similarity(images)""",
+    """%%experiment contrast --keep score
+sharp = np.clip(images * 2 - 0.5, 0, 1)
+score = float(sharp.std())
+score""",
 )
+"""The cells of the film at the top of README.md."""
 
 
-def test_the_window_of_the_readme(lab: Notebook, pictures: Pictures) -> None:
-    lab.page.set_viewport_size({"width": 1000, "height": 1090})
-    lab.open(notebook(*CELLS), "training.ipynb")
+def test_the_film_of_the_readme(lab: Notebook, pictures: Pictures) -> None:
+    lab.page.set_viewport_size({"width": 900, "height": 780})
+    lab.open(notebook(""), "session.ipynb")
     lab.command("application:toggle-left-area")
-    lab.run(*range(len(CELLS)), seconds=200)
-    experiment, failure = lab.reports(2).last.inner_text(), lab.reports(3).last.inner_text()
-    assert "deleted: model, optimizer, batch, truth" in experiment
-    assert "flat" in failure
-    assert misfits(lab.reports(2).last) == misfits(lab.reports(3).last) == []
-    lab.cell(2).evaluate("cell => cell.scrollIntoView({block: 'start'})")
-    pictures.take(lab.page.locator("body > .lm-Widget, #main").first, "report")
+    lab.command("statusbar:toggle")
+    film = pictures.film(lab.page)
+    for index, source in enumerate(STORY):
+        lab.enter(index)
+        lines = source.splitlines()
+        for end in range(1, len(lines) + 1):
+            lab.write(index, "\n".join(lines[:end]))
+            film.take(0.25)
+        film.take(0.4)
+        lab.press()
+        film.take(0.5)
+        while not lab.is_idle():
+            film.take(0.2, longer=False)
+        lab.wait(index)
+        seen, edge = (index, "start") if index == 2 else (index + 1, "end")
+        lab.cell(seen).evaluate(f"cell => cell.scrollIntoView({{block: '{edge}'}})")
+        film.take((1, 2.5, 4, 4.5)[index])
+    failure, experiment = lab.reports(2).last, lab.reports(3).last
+    assert "centred" in failure.inner_text()
+    assert "deleted: sharp" in experiment.inner_text()
+    assert misfits(failure) == misfits(experiment) == []
+    film.save("demo")

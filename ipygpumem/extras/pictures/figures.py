@@ -66,8 +66,8 @@ def _tick(seconds: float, _place: int | None) -> str:
     return format_seconds(seconds).replace(".00 s", " s").replace(" min 0 s", " min") if seconds > 0 else "0"
 
 
-_ROOM = 0.03
-"""Smallest share of the width that has room for a few letters."""
+_LETTER = 0.01
+"""Upper bound of a letter's share of the width."""
 
 
 def _draw_strip(axes: Axes, spans: Sequence[tuple[CellRecord, float, float]]) -> None:
@@ -78,12 +78,13 @@ def _draw_strip(axes: Axes, spans: Sequence[tuple[CellRecord, float, float]]) ->
             own = list(group)
             begin, end = own[0][1], own[-1][2]
             (bar,) = axes.barh(0.5, end - begin, 0.8, begin, facecolor="C4", alpha=0.3, edgecolor="white")
-            if end - begin > _ROOM * axes.get_xlim()[1]:
-                label = axes.annotate(shorten(name, 100), (begin, 0.5), (3, 0), textcoords="offset points", **words)
-                label.set_clip_path(bar)
+            letters = int((end - begin) / _LETTER / axes.get_xlim()[1]) - 1
+            if letters > 2:
+                label = shorten(name, letters)
+                axes.annotate(label, (begin, 0.5), (3, 0), textcoords="offset points", **words).set_clip_path(bar)
     axes.broken_barh([(start, end - start) for _, start, end in spans], (1, 1), facecolors=["0.875", "0.95"])
     for cell, start, end in spans:
-        if end - start > _ROOM * axes.get_xlim()[1]:
+        if end - start > 3 * _LETTER * axes.get_xlim()[1]:
             text = _name(cell) if cell.success else f"× {_name(cell)}"
             axes.text((start + end) / 2, 1.5, text, ha="center", **words)
 
