@@ -51,6 +51,18 @@ def test_segments_count_whether_touched_mapped_or_only_open() -> None:
         assert shm_of(probe) == 32 * MIB, "without a name, but still there"
         segment.close()
         assert shm_of(probe) == 0
+        segment = SharedMemory(create=True, size=32 * MIB)
+        segment.buf[:] = bytes(32 * MIB)
+        again = SharedMemory(segment.name)
+        assert shm_of(probe) == 32 * MIB
+        segment.close()
+        assert shm_of(probe) == 32 * MIB
+        again.close()
+        assert shm_of(probe) == 32 * MIB, "closed, but not unlinked"
+        note = next(reading.note for reading in probe.read() if reading.device == "shm")
+        assert note.startswith("32 MiB stay until you unlink them: ")
+        exec(note.partition(": ")[2])
+        assert shm_of(probe) == 0
 
 
 @pytest.mark.parametrize("is_named", [True, False])

@@ -7,13 +7,13 @@ know what one name owns.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import sys
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import compress, repeat
-from operator import not_
+from itertools import accumulate, compress
+from operator import itemgetter, not_
 from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
@@ -21,9 +21,10 @@ from ipygpumem.heap.arrays import (
     NOT_ENTERED,
     TOOLS,
     flat_elements,
+    is_array,
     is_of_library,
     library_type,
-    place_of,
+    read_array,
     storage_key,
 )
 from ipygpumem.heap.bulk import by_identity, chunks, held_once, of_types, one_of_each, types_of
@@ -31,21 +32,28 @@ from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.frames import is_users, running_ids
 from ipygpumem.heap.holders.graphs import behind, kept_behind
 from ipygpumem.heap.holders.tasks import pending, storage_of_context, without_wakeups
-from ipygpumem.heap.libraries import bytes_of, hidden_memory, relatives, segments
-from ipygpumem.introspect import ATOMS, is_atom, is_exactly, is_instance, is_users_class, module_dict, module_of, mro_of
+from ipygpumem.heap.libraries import BUFFERS, Piece, bytes_of, segments, sharing_kinds, with_memory
+from ipygpumem.introspect import (
+    ATOMS,
+    is_atom,
+    is_exactly,
+    is_instance,
+    is_users_class,
+    module_dict,
+    module_of,
+    mro_of,
+    type_name,
+)
 
 _BASES = (("ndarray", ("numpy", "ndarray")), ("tensor", ("torch", "Tensor")), ("stream", ("io", "BytesIO")))
-_BUFFERS = {id(bytes), id(bytearray)}
-"""Types whose memory a tensor may use."""
-_CONTAINERS, _PLAIN = set(map(id, (object, list, dict, tuple, set, frozenset))), ATOMS - _BUFFERS
+_CONTAINERS, _PLAIN = set(map(id, (object, list, dict, tuple, set, frozenset))), ATOMS - BUFFERS
 MOST_OWNED = 20_000_000
 """Maximum number of objects, except numbers and text with one holder."""
+_MOST_PARTNERS = 20
+"""Maximum number of objects that share the memory of one object to look at."""
 _FUNCTION, _FRAME = {id(FunctionType)}, {id(FrameType)}
 _OF_CONSTANT, _LARGEST_CONSTANT = 100, 512
 """Plain numbers and text of few bytes with as many references from outside are constants, which no user owns."""
-
-_ALIGNMENT, _PAGE = 64, 4096
-"""Alignment of torch's own memory; large arrays of NumPy start 16 bytes behind a page, and memory maps with one."""
 
 
 class Closure:
@@ -137,37 +145,50 @@ class Closure:
     def may_share(self) -> bool:
         """Return True if objects may share memory with objects to which they do not refer."""
         known = list(self.objects.values())
-        return bool(self.tensors() or relatives(known) or segments(known))
+        arrays = of_types(self._kinds["ndarray"], known)
+        bases = [read_array("base", array) for array in arrays]
+        is_foreign = any(base is not None and not is_array(base) for base in bases)
+        return is_foreign or bool(self.tensors() or of_types(sharing_kinds(), known) or segments(known))
 
-    def partners(self, heap: Heap) -> dict[int, object]:
-        """Return an object from outside that shares memory with one of this closure, by the latter's identity.
+    def partners(self, heap: Heap, held: Collection[int]) -> dict[int, list[tuple[Piece, list[object]]]]:
+        """Return the memory that this closure shares with objects from outside, with these objects.
 
-        A tensor that a graph from outside has saved is its own partner.
+        The keys are the identities of the objects in this closure. Libraries share memory without references between
+        their objects, so addresses are compared. A tensor that a graph from outside has saved is its own partner.
+
+        Args:
+            heap: the live objects.
+            held: objects of this closure that are held from outside. A tensor's storage is a partner of these only,
+                because torch keeps its Python object while the tensor lives.
         """
-
-        def outside(items: Iterable[Any]) -> list[Any]:
-            return [item for item in items if id(item) not in self.objects]
-
-        by_memory = dict[object, object]()
-        hiding, own = relatives(self.objects.values()), self.tensors()
-        if own or hiding:
-            tensors, nodes = outside(heap.tensors), dict[int, Any]()
-            kept = [item for leaves in (True, False) for item in kept_behind(tensors, nodes, leaves=leaves)]
-            by_memory = {storage_key(item): item for item in (*kept, *tensors)}
-            by_memory.pop(None, None)
-            by_memory |= {key: item for item in outside(heap.of_types(hiding)) for key in hidden_memory(item)}
-        keys: list[tuple[object, set[Any]]] = [(item, {storage_key(item)}) for item in own]
-        keys += [(item, hidden_memory(item)) for item in of_types(hiding, list(self.objects.values()))]
-        found = {id(item): by_memory[key] for item, memory in keys for key in memory & by_memory.keys()}
-        shared = {id(item): address for item in own if (address := _shared_address(item))}
-        numpy: Any = sys.modules.get("numpy")
-        if shared and numpy is not None:
-            buffers = [item for item in outside(heap.of_types(_BUFFERS)) if sys.getsizeof(item) >= _LARGEST_CONSTANT]
-            pairs = [*zip(buffers, map(numpy.frombuffer, buffers, repeat("u1")), strict=True)]
-            pairs += [(array, array) for array in outside(heap.ndarrays)]
-            places = [(item, place_of(array)) for item, array in pairs]
-            for item, (_, start, end) in places:
-                found |= {key: item for key, address in shared.items() if start <= address < end}
+        every = with_memory(list(self.objects.values()))
+        own = {(piece.address or piece.key, piece.size_bytes): (item, piece) for item, piece in every}.values()
+        more = heap.of_types(sharing_kinds() | BUFFERS) if own else []
+        outside, tensors = (
+            [item for item in items if id(item) not in self.objects]
+            for items in ((*more, *heap.ndarrays), heap.tensors if own else ())
+        )
+        others, nodes, by_key = with_memory([*outside, *tensors]), dict[int, Any](), dict[object, list[object]]()
+        for item, piece in others:
+            by_key.setdefault(piece.key, []).append(item)
+        kept = [item for leaves in (True, False) for item in kept_behind(tensors, nodes, leaves=leaves)]
+        saved = set(map(storage_key, kept))
+        spans = [(one.address, one.address + one.size_bytes, place) for place, (_, one) in enumerate(others)]
+        spans = sorted(span for span in spans if span[0])
+        starts, furthest = list(map(itemgetter(0), spans)), list(accumulate(map(itemgetter(1), spans), max))
+        found: dict[int, list[tuple[Piece, list[object]]]] = {}
+        for item, piece in own:
+            same, place = (
+                by_key.get(piece.key, [])[:_MOST_PARTNERS],
+                bisect_left(starts, piece.address + piece.size_bytes),
+            )
+            while place > 0 and furthest[place - 1] > piece.address > 0 and len(same) < _MOST_PARTNERS:
+                place -= 1
+                same += [others[spans[place][2]][0]] * (spans[place][1] > piece.address)
+            same = [one for one in same if id(item) in held or type_name(one) != "UntypedStorage"]
+            same += [item] * (piece.key in saved)
+            if same:
+                found.setdefault(id(item), []).append((piece, same))
         return found
 
     def tensors(self, keys: Collection[int] | None = None) -> list[Any]:
@@ -211,7 +232,7 @@ class Closure:
             for same in on_storage.values():
                 storage = torch.Tensor.untyped_storage(same[0])
                 has_name = id(storage) not in self.objects and sys.getrefcount(storage) > unnamed
-                if has_name or counts_storage(storage._cdata) > len(same) + 1 or _is_foreign(_shared_address(same[0])):
+                if has_name or counts_storage(storage._cdata) > len(same) + 1:
                     more[id(same[0])] = 1
         return more
 
@@ -269,20 +290,6 @@ class Closure:
                         if base is not None and is_instance(item, base):
                             self._kinds[name].add(key)
         return several
-
-
-def _shared_address(tensor: Any) -> int:
-    """Return the address of host memory that torch shares or shared with another library; else 0."""
-    torch: Any = sys.modules["torch"]
-    with torch._C.DisableTorchFunction(), contextlib.suppress(Exception):  # some have no storage
-        storage = torch.Tensor.untyped_storage(tensor)
-        return 0 if storage.resizable() or storage.device.type != "cpu" else int(storage.data_ptr())
-    return 0
-
-
-def _is_foreign(address: int) -> bool:
-    """Return True for an address of shared memory that torch has not allocated, as far as alignment tells."""
-    return address > 0 and (address % _ALIGNMENT > 0 or address % _PAGE == 0 or "jax" in sys.modules)
 
 
 def is_left_out(item: object) -> bool:

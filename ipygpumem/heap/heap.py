@@ -21,7 +21,17 @@ from operator import is_, not_
 from typing import Any
 
 from ipygpumem.errors import GpuMemError
-from ipygpumem.heap.arrays import Reader, Span, StorageKey, describe, elements, flat_elements, library_type, places_of
+from ipygpumem.heap.arrays import (
+    Reader,
+    Span,
+    StorageKey,
+    describe,
+    elements,
+    flat_elements,
+    is_array,
+    library_type,
+    places_of,
+)
 from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.holders.frames import emptied_locals, running_locals
 from ipygpumem.introspect import ATOMS, is_atom, is_instance
@@ -302,9 +312,12 @@ def _contents(arrays: Sequence[Any]) -> list[object]:
 
 
 def _identities_inside(array: object) -> set[int]:
-    viewed = library_type("numpy", "ndarray").__dict__["base"].__get__(array)
-    if viewed is not None:
-        return {id(viewed)}
+    bases, read = set[int](), library_type("numpy", "ndarray").__dict__["base"].__get__
+    while is_array(array) and (viewed := read(array)) is not None:
+        bases.add(id(viewed))
+        array = viewed
+    if bases:
+        return bases
     return {id(item) for item in flat_elements(array) or () if not is_atom(item)}
 
 

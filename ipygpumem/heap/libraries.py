@@ -7,6 +7,7 @@ to which no Python object refers need a function here, and objects whose parts h
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import io
 import mmap
@@ -14,22 +15,30 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter, methodcaller
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import is_of_library, library_type, slots
+from ipygpumem.heap.arrays import (
+    Reader,
+    each,
+    is_array,
+    is_of_library,
+    library_type,
+    owner_of,
+    place_of,
+    read_array,
+    slots,
+)
 from ipygpumem.heap.arrow import buffers
 from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each, types_of
-from ipygpumem.heap.holders.frames import in_traceback
+from ipygpumem.heap.holders.frames import SUSPENDED, in_traceback, locals_of
 from ipygpumem.heap.holders.graphs import of_script
 from ipygpumem.introspect import (
     ATOMS,
     class_dict,
     instance_dict,
-    is_atom,
     is_exactly,
     is_instance,
     key_text,
@@ -39,7 +48,7 @@ from ipygpumem.introspect import (
     text_of,
     type_name,
 )
-from ipygpumem.probes.outside import BLOCK_BYTES, MOUNT
+from ipygpumem.probes.outside import linked_bytes
 
 
 class Piece(NamedTuple):
@@ -107,7 +116,8 @@ VISITS_BUFFER = len(gc.get_referents(io.BytesIO(b"text"))) > 1
 
 def _ctypes_data(data: Any) -> Iterator[object]:
     if sys.modules["_ctypes"].Array._b_base_.__get__(data) is None:  # else part of another
-        yield _of(data, sys.modules["ctypes"].sizeof(data))
+        ctypes = sys.modules["_ctypes"]
+        yield _of(data, ctypes.sizeof(data))._replace(address=ctypes.addressof(data))
 
 
 def _h5py_file(item: Any) -> Iterator[object]:
@@ -167,7 +177,8 @@ def _polars_column(column: Any, *key: object) -> Iterator[object]:
         yield from column.to_list()  # no copies
     if "Object" not in str(kind):  # these have no buffers, and polars would print an error
         with contextlib.suppress(AttributeError, KeyError):  # another version of polars
-            yield from [Piece(("polars", address), size, address=address) for address, size in _polars_spans(column)]
+            for address, size in _polars_spans(column):  # the start of a column is shorter, at the same address
+                yield Piece(("polars", address, size), size, address=address)
             return
     yield Piece(key or ("object", id(column)), column.estimated_size())
 
@@ -209,19 +220,9 @@ def is_segment(item: object) -> bool:
     """Return True for shared memory that this process has created: it outlives its object until it is unlinked."""
     if not is_of_library(item, *_SEGMENT):
         return False
-    flags = (instance_dict(item) or {}).get("_flags")
-    return type(flags) is int and flags & os.O_CREAT > 0 and linked_bytes(segment_name(item)) != 0
-
-
-def segment_name(segment: object) -> str:
-    """Return the name of shared memory."""
-    return text_of((instance_dict(segment) or {}).get("_name")).lstrip("/")
-
-
-def linked_bytes(segment: str) -> int | None:
-    """Return the bytes of shared memory that has not been unlinked; None where the system does not show them."""
-    file = Path(MOUNT, segment)
-    return None if sys.platform != "linux" else file.stat().st_blocks * BLOCK_BYTES if file.exists() else 0
+    own = instance_dict(item) or {}
+    flags, name = own.get("_flags"), text_of(own.get("_name")).lstrip("/")
+    return type(flags) is int and flags & os.O_CREAT > 0 and linked_bytes(name) != 0
 
 
 def segments(items: Sequence[object]) -> list[object]:
@@ -281,30 +282,68 @@ def behind(kind: type) -> Behind | None:
     return None
 
 
-def relatives(objects: Iterable[object]) -> set[int]:
-    """Return the identities of all types whose instances may share hidden memory with one of the objects."""
-    tables = [
-        (module.partition(".")[0], library_type(module, name)) for module, name, _ in (*_BY_INSTANCE, *_BY_METHOD)
-    ]
-    here = one_of_each(list(objects)).values()
-    own = {library for library, base in tables if base is not None and any(is_instance(item, base) for item in here)}
-    kinds = [base for library, base in tables if library in own and base is not None]
+def sharing_kinds() -> set[int]:
+    """Return the identities of all types whose instances may share memory with objects to which they do not refer."""
+    places = [(module, name) for module, name, _ in (*_BY_INSTANCE, *_BY_METHOD)]
+    found = [library_type(*place) for place in places if place[0].partition(".")[0] in _SHARING]
+    kinds = [base for base in found if base is not None]
     for kind in kinds:  # the list grows
         kinds += type.__subclasses__(kind)
     return set(map(id, kinds))
 
 
-def hidden_memory(item: Any) -> set[object]:
-    """Return identities of the memory behind an object."""
+_SHARING = {"_ctypes", "h5py", "io", "jax", "polars", "pyarrow", "torch"}
+"""Libraries whose objects may show the memory of others."""
+_LEAST_SHARED = 512
+"""Smaller plain bytes are constants, or not worth a search."""
+
+
+def with_memory(items: Sequence[Any]) -> list[tuple[Any, Piece]]:
+    """Return each piece of memory behind the ``items`` that others may share, with its item.
+
+    NumPy arrays that view others among the items are left out.
+    """
+    array_type, base = library_type("numpy", "ndarray"), library_type("torch", "Tensor")
+    found = [(item, piece) for item in of_types(sharing_kinds(), items) for piece in _pieces(item)]
+    arrays = [] if array_type is None else of_types(kinds_of(items, array_type), items)
+    known = set(map(id, arrays))
+    for array in arrays:
+        viewed = read_array("base", array)
+        if not is_array(viewed) or id(viewed) not in known:
+            owner = owner_of(array)
+            _, start, end = place_of(owner if is_array(owner) else array)
+            found.append((array, Piece(("numpy", id(owner)), end - start, address=start)))
+    for data in () if array_type is None else of_types(BUFFERS, items):
+        if sys.getsizeof(data) >= _LEAST_SHARED:
+            _, start, end = place_of(sys.modules["numpy"].frombuffer(data, "u1"))
+            found.append((data, Piece(("object", id(data)), end - start, address=start)))
+    if base is not None and (tensors := of_types(kinds_of(items, base), items)):
+        torch: Any = sys.modules["torch"]
+        with torch._C.DisableTorchFunction():
+            reader = Reader(torch)
+            plain, rest = reader.plain(tensors)
+            places = each(torch.UntypedStorage.data_ptr, plain.storages)
+            for tensor, key, size, device, place in zip(plain.tensors, *plain[2:], places, strict=True):
+                found.append((tensor, Piece(("torch", key), size, device, place if device == "cpu" and place else 0)))
+            for tensor in rest:
+                memory = reader.memory(tensor)
+                found += [(tensor, Piece(("torch", key), size, memory.device)) for key, size in memory.storages.items()]
+    return found
+
+
+BUFFERS = {id(bytes), id(bytearray)}
+"""Types whose memory an object of a library may show."""
+
+
+def _pieces(item: Any) -> list[Piece]:
+    """Return the memory behind an object."""
     function = behind(type(item))
     try:
         found = list(function(item)) if function is not None else []
     except Exception:  # closed, or an unknown version of the library
-        return set()
-    pieces = [
-        {part.key} if type(part) is Piece else {id(part)} if is_atom(part) else hidden_memory(part) for part in found
-    ]
-    return set[object]().union(*pieces)
+        return []
+    inside = [[part] if type(part) is Piece else [piece for _, piece in with_memory([part])] for part in found]
+    return list(chain.from_iterable(inside))
 
 
 def library_of(kind: type) -> str:
@@ -362,8 +401,19 @@ def parts_of(value: Any) -> Iterator[ObjectPart]:
         yield from _named(class_dict(value))
     elif is_instance(value, BaseException):
         yield from (ObjectPart("variables", [name], [item]) for name, item in in_traceback(value))
+    elif is_exactly(value, *SUSPENDED):
+        yield from (ObjectPart("variables", [name], [item]) for name, item in locals_of(value).items())
+    elif is_exactly(value, functools._lru_cache_wrapper):
+        results = value.cache_info().currsize
+        yield ObjectPart("items", ["cached results"], cached(value), results)
     elif not is_exactly(value, FunctionType, ModuleType):
         yield from _attributes(value)
+
+
+def cached(cache: object) -> list[object]:
+    """Return what an ``lru_cache`` refers to, without the function and its own attributes."""
+    own = instance_dict(cache) or {}
+    return [item for item in gc.get_referents(cache) if item is not own and item is not own.get("__wrapped__")]
 
 
 def _by_type(items: list[object], length: int) -> Iterator[ObjectPart]:

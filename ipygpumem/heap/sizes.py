@@ -197,6 +197,13 @@ class Sizes(Walk):
         self.left += rest
         return self._total()
 
+    def of_pieces(self, pieces: Sequence[Piece]) -> dict[str, int]:
+        """Return the bytes by device of some memory, as far as no earlier call counted it."""
+        rest = self._begin("")
+        self._take(pieces)
+        self.left += rest
+        return dict(self._bytes)
+
     def leave_out(self, arrays: Iterable[Any]) -> None:
         """Do not count the data of ``arrays``; the objects themselves and their elements count when measured."""
         for array in arrays:

@@ -309,7 +309,7 @@ def _freed(holding: list[object], references: list[int], device: str) -> dict[in
         closure = Closure(holding)
         held = closure.held_from_outside(dict(zip(map(id, holding), references, strict=True)))
         heap = Heap()  # after counting, because it refers to every object
-        held |= closure.partners(heap).keys()
+        held |= closure.partners(heap, held).keys()
         heap.drop()
         own = closure.objects.keys() - closure.reach(held) if closure.complete else ()
         storages = list(storages_of((closure.objects[key], "") for key in own))

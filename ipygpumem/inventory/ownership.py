@@ -6,6 +6,7 @@ import gc
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -16,9 +17,9 @@ from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.frames import peek
 from ipygpumem.heap.holders.search import EVENT_LOOP, NOTEBOOK, PathWriter, Root, Roots, Search, explain
 from ipygpumem.heap.holders.tasks import is_pending
-from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
+from ipygpumem.heap.libraries import OUTLIVES, Piece, is_segment, segments
 from ipygpumem.heap.sizes import Sizes
-from ipygpumem.introspect import is_exactly, is_instance, is_users_class, module_of, target_of, type_name
+from ipygpumem.introspect import is_atom, is_exactly, is_instance, is_users_class, module_of, target_of, type_name
 from ipygpumem.records import Record, ReferencePath
 
 _MOST_SEARCHED = 2000
@@ -98,14 +99,17 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
         whole.drop()
         closure = Closure(holding)
         held = closure.held_from_outside({id(holding[0]): references})
-        named, groups = _worth_naming(closure, held, size.size_bytes), dict[ReferencePath, set[int]]()
+        named, groups = _worth_naming(closure, held, size.size_bytes), dict[ReferencePath, set[int | Piece]]()
         if named or closure.may_share:
             hidden = roots.hidden | {id(closure.objects), id(closure.alone), id(holding)}
             own_name = name if is_name else ""
             namespaces = {key: _without(own_name, root) for key, root in roots.namespaces.items()}
             heap = Heap()  # after counting, because it refers to every object
-            partners = closure.partners(heap)
-            held |= partners.keys()
+            partners = closure.partners(heap, held)
+            # Of a tensor that a graph has saved, the object itself is held.
+            held |= {
+                key for key, found in partners.items() if any(same[-1] is closure.objects[key] for _, same in found)
+            }
             named = _worth_naming(closure, held, size.size_bytes)
             inside = closure.objects.keys() | set(map(id, closure.alone))  # the closure's objects refer to each other
             outside = replace(roots, namespaces=namespaces, hidden=hidden | inside)
@@ -117,10 +121,14 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
             groups = {**_of_segments(closure, groups, heap, replace(roots, hidden=hidden)), **groups}
             heap.drop()
         sizes, seen, held_parts = Sizes(), set[int](), []
-        for holder, keys in [*groups.items(), (_SMALL, held - named)]:
-            reached = closure.reach(keys) - seen
+        rest: tuple[ReferencePath, Collection[int | Piece]] = _SMALL, held - named
+        for holder, keys in [*groups.items(), rest]:
+            pieces = [key for key in keys if type(key) is Piece]
+            own = {key for key in keys if type(key) is int}
+            reached = closure.reach(own) - seen
             seen |= reached
-            part = HeldPart(holder, len(keys), _measure(sizes, closure, keys, reached))
+            shared = Counter(sizes.of_pieces(pieces)) if pieces else Counter[str]()
+            part = HeldPart(holder, len(keys), dict(Counter(_measure(sizes, closure, own, reached)) + shared))
             # A number that the whole process shares is no reason to delete what has it.
             held_parts.append(part if part.size_bytes >= _LEAST_BYTES else replace(part, holder=_SMALL))
         freed = size.device_bytes if closure.complete else {}
@@ -173,22 +181,34 @@ def _without(name: str, root: Callable[[object], Root | None]) -> Callable[[obje
 
 
 def _by_holder(
-    closure: Closure, held: set[int], partners: Mapping[int, object], heap: Heap, roots: Roots, *, is_name: bool
-) -> dict[ReferencePath, set[int]]:
-    """Return the objects' identities by the root that holds them or a partner, and the path to one; variables first."""
+    closure: Closure,
+    held: set[int],
+    partners: Mapping[int, Sequence[tuple[Piece, list[object]]]],
+    heap: Heap,
+    roots: Roots,
+    *,
+    is_name: bool,
+) -> dict[ReferencePath, set[int | Piece]]:
+    """Return the held objects' identities, and memory of others that partners share, by holder; variables first."""
     nearest = [key for key in closure.objects if key in held]
-    searched, rest = nearest[:_MOST_SEARCHED], set(nearest[_MOST_SEARCHED:])
-    sharing = [partners[key] for key in searched if key in partners]
-    search = Search([*(closure.objects[key] for key in searched), *sharing], heap, roots)
+    rest = set[int | Piece](nearest[_MOST_SEARCHED:])
+    searched: dict[int | Piece, Sequence[object]] = {
+        key: [closure.objects[key], *(one for _, same in partners.get(key, ()) for one in same)]
+        for key in nearest[:_MOST_SEARCHED]
+    }
+    known = closure.reach(held)
+    not_held = [key for key in partners if key not in known and not is_atom(closure.objects[key])]
+    searched.update(islice((pair for key in not_held for pair in partners[key]), _MOST_SEARCHED))
+    search = Search([item for items in searched.values() for item in items], heap, roots)
     writer = PathWriter(roots)
-    by_root: dict[str, tuple[ReferencePath, ReferencePath, set[int]]] = {}
+    by_root: dict[str, tuple[ReferencePath, ReferencePath, set[int | Piece]]] = {}
     """Each holder, with the advice for one object and for several, and the objects."""
-    for key in searched:
-        both = closure.objects[key], partners.get(key, closure.objects[key])
-        ways = ((item, search.chain(item, ways)) for ways in (search.named, search.unnamed) for item in both)
-        item, found = next((way for way in ways if way[1] is not None), (both[0], None))
+    for key, items in searched.items():
+        ways = ((item, search.chain(item, ways)) for ways in (search.named, search.unnamed) for item in items)
+        item, found = next((way for way in ways if way[1] is not None), (items[0], None))
         if found is None:
-            rest.add(key)
+            # An object to which nothing visible refers, such as an array in a tensor, belongs to its partner here.
+            rest.update([key] * (type(key) is int or search.is_cut))
             continue
         root, chain = found
         label = root.text or str(id(chain[0]))
@@ -208,7 +228,7 @@ def _by_holder(
             rest -= neighbours
     chosen = [(one if len(keys) == 1 else several, keys) for one, several, keys in by_root.values()]
     groups = dict(sorted(chosen, key=lambda pair: not pair[0].path.startswith(NOTEBOOK)))
-    keys = [(storage_key(tensor), id(tensor)) for tensor in closure.tensors(rest)]
+    keys = [(storage_key(tensor), id(tensor)) for tensor in closure.tensors({key for key in rest if type(key) is int})]
     of_graphs = {storage: key for storage, key in keys if storage is not None}
     for storage, holder in explain(of_graphs, heap, roots).items() if of_graphs else ():
         groups.setdefault(holder, set()).add(of_graphs[storage])
@@ -217,10 +237,10 @@ def _by_holder(
 
 
 def _of_segments(
-    closure: Closure, groups: Mapping[ReferencePath, set[int]], heap: Heap, roots: Roots
-) -> dict[ReferencePath, set[int]]:
+    closure: Closure, groups: Mapping[ReferencePath, set[int | Piece]], heap: Heap, roots: Roots
+) -> dict[ReferencePath, set[int | Piece]]:
     """Return the shared memory, which stays until it is unlinked, and the line that frees it after all views of it."""
-    found = dict[ReferencePath, set[int]]()
+    found = dict[ReferencePath, set[int | Piece]]()
     inside = segments(list(closure.objects.values()))
     holders = explain((), heap, roots, more=inside) if inside else {}
     for segment in inside:

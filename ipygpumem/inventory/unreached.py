@@ -12,13 +12,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import compress, islice
 from operator import attrgetter
-from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, types_of
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.frames import failed, peek
-from ipygpumem.heap.libraries import loaded_classes
+from ipygpumem.heap.holders.frames import SUSPENDED, code_of, failed, locals_of
+from ipygpumem.heap.libraries import cached, loaded_classes
 from ipygpumem.heap.sizes import Size, Sizes
 from ipygpumem.introspect import (
     class_dict,
@@ -34,7 +34,6 @@ from ipygpumem.reclaim.tracebacks import frames, names_in
 
 _MOST = 2000
 """Maximum number of large objects to measure that only libraries hold."""
-_SUSPENDED = {GeneratorType: "gi", CoroutineType: "cr", AsyncGeneratorType: "ag"}
 _SIZED = {id(kind) for kind in (list, dict, set, str, bytes, bytearray)}
 """Types whose objects are large by themselves if they hold much."""
 Unreached = tuple[object, Size]
@@ -79,7 +78,7 @@ def find(
 
 def _places(heap: Heap) -> Iterator[Any]:
     """Yield the user's functions and their caches, generators and errors."""
-    items = heap.instances(FunctionType, functools._lru_cache_wrapper, *_SUSPENDED, BaseException)
+    items = heap.instances(FunctionType, functools._lru_cache_wrapper, *SUSPENDED, BaseException)
     functions = of_types({id(FunctionType)}, items)
     files = list(map(attrgetter("__code__.co_filename"), functions))
     own = {file for file in set(files) if is_users(file)}
@@ -87,16 +86,9 @@ def _places(heap: Heap) -> Iterator[Any]:
     yield from users
     known = set(map(id, users))
     caches = of_types({id(functools._lru_cache_wrapper)}, items)
-    yield from (item for item in caches if id(_wrapped(item)) in known)
-    for item in of_types(set(map(id, _SUSPENDED)), items):
-        prefix = next(prefix for kind, prefix in _SUSPENDED.items() if type(item) is kind)
-        if is_users(getattr(item, f"{prefix}_code").co_filename):
-            yield item
+    yield from (item for item in caches if id((instance_dict(item) or {}).get("__wrapped__")) in known)
+    yield from (item for item in of_types(set(map(id, SUSPENDED)), items) if is_users(code_of(item).co_filename))
     yield from failed(of_types(kinds_of(items, BaseException), items))
-
-
-def _wrapped(cache: object) -> object:
-    return (instance_dict(cache) or {}).get("__wrapped__")
 
 
 def _contents(place: Any) -> list[object]:
@@ -107,11 +99,7 @@ def _contents(place: Any) -> list[object]:
         cells = gc.get_referents(*(place.__closure__ or ()))
         defaults = *(place.__defaults__ or ()), *(place.__kwdefaults__ or {}).values()
         return [*cells, *defaults, *(instance_dict(place) or {}).values()]
-    if is_exactly(place, *_SUSPENDED):
-        frame = getattr(place, f"{_SUSPENDED[type(place)]}_frame")
-        return list(peek(frame).values()) if frame is not None else []
-    skipped = {id(_wrapped(place)), id(instance_dict(place))}
-    return [item for item in gc.get_referents(place) if id(item) not in skipped]
+    return list(locals_of(place).values()) if is_exactly(place, *SUSPENDED) else cached(place)
 
 
 def large_objects(heap: Heap, smallest: int) -> list[object]:

@@ -42,6 +42,8 @@ def leaks(app: App, options: Options) -> list[Report]:
         found, beyond, kept, is_all = _look(app, smallest, progress)
     kept += _sized(caches(), smallest)
     notes = [] if is_all else ["too many autograd graphs to examine: they are not listed"]
+    segments = app.context.meter.now().get("shm")
+    notes += [f"shared memory: {segments.note}"] if segments is not None and segments.note else []
     return [leaks_report(sorted(found, key=lambda held: -held.size_bytes), smallest, beyond, kept, notes)]
 
 

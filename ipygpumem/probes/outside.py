@@ -11,14 +11,16 @@ import functools
 import os
 import re
 import stat
+import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from ipygpumem.probes import Probe
 from ipygpumem.probes.host import PAGE_BYTES, rss_bytes
 from ipygpumem.records import Reading
-from ipygpumem.units import KIB, MIB
+from ipygpumem.units import KIB, MIB, format_bytes
 
 MOUNT = "/dev/shm"  # noqa: S108  # nothing is written there
 BLOCK_BYTES = 512
@@ -30,6 +32,8 @@ NOT_SHARED_OUT = "RSS, in which shared pages count fully: PSS cannot be read"
 """Note on a figure of processes whose PSS cannot be read."""
 
 
+_CLOCK_SECONDS = 0.1
+"""The clock of files may be as much behind."""
 _State = tuple[int, bytes, int]
 """Used blocks of the mount, pages of address space if there are any, and number of open files."""
 
@@ -38,7 +42,8 @@ class OutsideProbe(Probe):
     """Shared memory segments of this process, ``shm``, and the PSS of all its descendants, ``children``.
 
     Segments are files in /dev/shm and memfds that the process has mapped or open. Their pages count whether the process
-    has touched them or not; touched ones are part of its RSS, too.
+    has touched them or not; touched ones are part of its RSS, too. A segment made since the probe was, and seen open at
+    a boundary of a span, counts until it is unlinked.
     """
 
     sampled = False
@@ -47,6 +52,10 @@ class OutsideProbe(Probe):
         self._mount, self._device = _open_mount()
         self._memfds = _device_of_memfds()
         self._lists_children = Path(f"/proc/self/task/{os.getpid()}/children").exists()
+        self._began, self._named = time.time() - _CLOCK_SECONDS, dict[int, str]()
+        """Names by inode of the segments that this process has opened and that may outlive it."""
+        self._left: dict[str, int] = {}
+        """Bytes by name of those that it has closed, but not unlinked."""
         self._state: _State | None = None
         self._children_state: list[object] = []
         self._shm: tuple[Reading, ...] = ()
@@ -86,7 +95,7 @@ class OutsideProbe(Probe):
         size, in_memfds = self._scan(used)
         self._state = None if in_memfds else state  # memfds grow unseen
         if size or self._shm:
-            self._shm = (Reading("shm", size, size, "sampled", limit or None),)
+            self._shm = (Reading("shm", size, size, "sampled", limit or None, note=_left_note(self._left)),)
 
     def _scan(self, used: int) -> tuple[int, int]:
         """Return the bytes of all segments, and those of memfds among them."""
@@ -98,6 +107,14 @@ class OutsideProbe(Probe):
                 if stat.S_ISREG(found.st_mode) and found.st_dev in (self._device, self._memfds):
                     kind = files if found.st_dev == self._device else memfds
                     kind[found.st_ino] = found.st_blocks * BLOCK_BYTES
+                    if kind is files and found.st_nlink and found.st_ctime >= self._began:
+                        self._named[found.st_ino] = str(Path(entry.path).readlink()).removeprefix(f"{MOUNT}/")
+        closed = {inode: name for inode, name in self._named.items() if inode not in files and "/" not in name}
+        left = {inode: linked_bytes(name, inode) for inode, name in closed.items()}
+        self._named = {inode: name for inode, name in self._named.items() if left.get(inode, 1)}
+        mapped = self._mapped() if any(left.values()) else {}
+        self._left = {closed[inode]: size for inode, size in left.items() if size and inode not in mapped}
+        files.update({inode: size for inode, size in left.items() if size})
         in_files, in_memfds = sum(files.values()), sum(memfds.values())
         rest = used - in_files
         if rest > 0:  # other processes', or mapped ones whose file is closed
@@ -143,6 +160,24 @@ class OutsideProbe(Probe):
         if self._mount is not None:
             os.close(self._mount)
         self._mount = None
+
+
+def linked_bytes(segment: str, inode: int | None = None) -> int | None:
+    """Return the bytes of shared memory that has not been unlinked; None where the system does not show them."""
+    if sys.platform != "linux":
+        return None
+    with contextlib.suppress(OSError):
+        found = Path(MOUNT, segment).stat()
+        return found.st_blocks * BLOCK_BYTES if inode in (None, found.st_ino) else 0
+    return 0
+
+
+def _left_note(segments: Mapping[str, int]) -> str:
+    """Return the line that frees segments to which no object refers; empty if there are none."""
+    lines = "; ".join(f"SharedMemory({name!r}).unlink()" for name in segments)
+    size = format_bytes(sum(segments.values()))
+    module = "multiprocessing.shared_memory"
+    return f"{size} stay until you unlink them: from {module} import SharedMemory; {lines}" if segments else ""
 
 
 def _open_mount() -> tuple[int | None, int]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import ExperimentError, GpuMemError, describe_error, quoted
 from ipygpumem.fitting import budgets
-from ipygpumem.heap import interrupts, libraries
+from ipygpumem.heap import interrupts
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import is_atom, is_instance, named_objects, text_of, type_name
@@ -476,8 +476,6 @@ class Experiment:
         self._survivors: tuple[RetainedArray, ...] = ()
         self._is_closed = self._is_freed = False
         """True once its names are deleted, restored or kept; and once their memory is freed."""
-        self._segments = list[str]()
-        """Shared memory of its names that is not unlinked at its end."""
         self._names_by_object = dict[int, str]()
         """Its names by the identities of their objects."""
         self._usages = tuple[Usage, ...]()
@@ -680,8 +678,6 @@ class Experiment:
         named = [(name, value) for name, value in values if not is_atom(value)]
         named += [(f"Out[{key}]", value) for key, value in outputs.items()]
         self._names_by_object = {id(value): name for name, value in named}
-        if "multiprocessing.shared_memory" in sys.modules:
-            self._segments = list(map(libraries.segment_name, libraries.segments([value for _, value in named])))
         ours = set(own)
         for name, value in named_objects(namespace) if named else ():
             if is_ownable(name) and name not in ours:
@@ -804,11 +800,8 @@ class Experiment:
         least = self._context.config.min_held_bytes
         if "polars" in sys.modules and kept.get("cpu", 0) >= least:
             notes.append("polars' allocator returns the pages of deleted frames within seconds")
-        left = {name: libraries.linked_bytes(name) or 0 for name in self._segments}
-        if (size := sum(left.values())) >= least:
-            lines = "; ".join(f"SharedMemory({name!r}).unlink()" for name in left if left[name])
-            lines = f"from multiprocessing.shared_memory import SharedMemory; {lines}"
-            notes.append(f"{format_bytes(size)} of shared memory stay until you unlink them: {lines}")
+        if kept.get("shm", 0) >= least and (left := self._context.meter.now()["shm"].note):
+            notes.append(f"shared memory: {left}")
         if max(kept.get("cpu", 0), kept.get("children", 0)) >= least:
             notes += self._of_host(kept, least)
         if self.budget is not None:

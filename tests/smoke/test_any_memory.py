@@ -51,9 +51,10 @@ def test_shared_memory_is_freed_by_the_advice_of_each_report(notebook: Kernel) -
     fails(notebook, "SharedMemory(name)", "FileNotFoundError")
     make = "lost = SharedMemory(create=True, size=9 << 20); lost.buf[:] = bytes(9 << 20); name = lost.name"
     (text,) = works(notebook, f"%%experiment y --keep name\n{make}").reports("experiment")
-    found = re.search(r"9 MiB of shared memory stay until you unlink them: (.+)$", text, re.MULTILINE)
-    assert found is not None, text
-    works(notebook, found[1])
+    stays = r"^ *shared memory: 9 MiB stay until you unlink them: (.+)$"
+    for found in [text, *works(notebook, "%gpumem leaks").reports("leaks")]:
+        assert re.search(stays, found, re.MULTILINE), found
+    works(notebook, re.search(stays, text, re.MULTILINE)[1])
     fails(notebook, "SharedMemory(name)", "FileNotFoundError")
 
 

@@ -8,7 +8,8 @@ import threading
 from collections.abc import Container, Iterator, Sequence
 from itertools import compress, repeat
 from operator import is_not
-from types import FrameType, TracebackType
+from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType, TracebackType
+from typing import Any
 
 from ipygpumem import introspect
 from ipygpumem.introspect import text_of
@@ -99,6 +100,22 @@ def peek(frame: FrameType) -> dict[str, object]:
     if _is_ours_alone(frame, names):
         names.clear()
     return values
+
+
+_SUSPENDED: dict[type, str] = {GeneratorType: "gi", CoroutineType: "cr", AsyncGeneratorType: "ag"}
+SUSPENDED = tuple(_SUSPENDED)
+"""Types of generators and coroutines."""
+
+
+def code_of(suspended: Any) -> CodeType:
+    """Return the code of a generator or coroutine."""
+    return getattr(suspended, f"{_SUSPENDED[type(suspended)]}_code")  # type: ignore[no-any-return]  # every one has it
+
+
+def locals_of(suspended: Any) -> dict[str, object]:
+    """Return the objects that the local names of a generator or coroutine refer to; none once it has ended."""
+    frame = getattr(suspended, f"{_SUSPENDED[type(suspended)]}_frame")
+    return {} if frame is None else peek(frame)
 
 
 _traceback_of = BaseException.__dict__["__traceback__"].__get__

@@ -31,7 +31,16 @@ from types import (
 )
 from typing import Any
 
-from ipygpumem.heap.arrays import StorageKey, elements, is_of_library, is_of_pandas, library_type, slots, storage_key
+from ipygpumem.heap.arrays import (
+    StorageKey,
+    elements,
+    is_array,
+    is_of_library,
+    is_of_pandas,
+    library_type,
+    slots,
+    storage_key,
+)
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.frames import peek, running_frames, running_ids
 from ipygpumem.heap.holders.graphs import DETACH, GRADIENT, keepers, requiring_grad
@@ -672,10 +681,10 @@ def _went_into(path: _Path, parent: Any, child: object) -> bool:
         path.go(item, item, is_fixed=is_instance(parent, tuple))
     elif is_instance(parent, set) or is_instance(parent, frozenset):
         path.go(" (in a set)")
-    elif is_instance(parent, library_type("numpy", "ndarray") or list) and parent.base is child:
-        pass  # a view: its own path says enough
     elif elements(parent) is not None:
         path.go(" (in an array of objects)")
+    elif is_array(parent):
+        pass  # a view: its own path says enough
     else:
         return False
     return True
