@@ -595,6 +595,10 @@ class Storages:
     def __contains__(self, key: int) -> bool:
         return key in self._keys
 
+    def alive(self, keys: Iterable[int]) -> Iterator[bool]:
+        """Return for each of some storages, all of them added before, whether it is alive."""
+        return map(not_, map(sys.modules["torch"].UntypedStorage._expired, keys))
+
     def close(self) -> None:
         """Free all references."""
         while self._keys:

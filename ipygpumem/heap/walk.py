@@ -333,14 +333,14 @@ class ArraySearch(Walk):
 
     def held(
         self, name: str, value: object, *, function: str = "", line: int = 0
-    ) -> tuple[RetainedArray, list[object]] | None:
-        """Return the memory held by ``name``, and the arrays; None if no array is new."""
+    ) -> tuple[RetainedArray, list[tuple[object, Array]]] | None:
+        """Return the memory held by ``name``, and the arrays with their descriptions; None if no array is new."""
         pairs = list(self.find(value))
         if not pairs:
             return None
         arrays = [array for _, array in pairs]
         held = summed(name, type_name(value), arrays, alone=describe(value) is not None)
-        return replace(held, function=function, line=line), [item for item, _ in pairs]
+        return replace(held, function=function, line=line), pairs
 
 
 def summed(name: str, kind: str, arrays: Sequence[Array], *, alone: bool) -> RetainedArray:
@@ -405,7 +405,8 @@ class NamedArrays(Walk):
             self._categories[id(type(item))] = category
         if category == "sequence":
             base: Any = next(base for base in (list, tuple, deque) if is_instance(item, base))
-            yield list(islice(base.__iter__(item), _LONGEST)), lambda position: f"{path}[{position}]"
+            label = (path.replace("%", "%%") + "[%d]").__mod__  # in C: there may be a million items
+            yield list(islice(base.__iter__(item), _LONGEST)), label
         elif category == "dict":
             yield from self._dict(item, path)
         elif category == "set":

@@ -21,7 +21,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from ipygpumem.heap.arrays import Memory, Reader, Storages, describe, each, is_array, library_type, memory_of, place_of
-from ipygpumem.heap.bulk import Progress, chunks, kinds_of, no_progress, of_types, type_names
+from ipygpumem.heap.bulk import Progress, chunks, kinds_of, no_progress, of_types, type_names, without_types
 from ipygpumem.heap.heap import Heap, refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.frames import peek
 from ipygpumem.heap.walk import NamedArrays
@@ -270,14 +270,14 @@ class TensorList:
                 found.update(dict.fromkeys(keys, address))
         yield from found.items()
 
-    def records(self, roles: Mapping[int, Role]) -> Iterator[TensorRecord]:
-        """Yield one record per storage or set of storages; ``roles`` maps some storages to roles."""
+    def records(self, roles: Mapping[int, Role]) -> list[TensorRecord]:
+        """Return one record per storage or set of storages; ``roles`` maps some storages to roles."""
         together: dict[tuple[int, ...], list[tuple[Any, Memory]]] = {}
         for tensor, memory in self._memories:
             if not self._is_part(memory):  # otherwise it is listed with the whole
                 together.setdefault(tuple(memory.storages) or (id(tensor),), []).append((tensor, memory))
         some = [found[0] if len(found) == 1 else min(found, key=self._rank) for found in together.values()]
-        yield from self._records(
+        found = self._records(
             roles,
             [tensor for tensor, _ in some],
             list(together),
@@ -290,7 +290,8 @@ class TensorList:
         for tensors, storages, keys, sizes, devices in zip(*map(chunks, self._alone), strict=True):
             zeros, texts = [0] * len(keys), [""] * len(keys)
             shared = self._reader.are_shared(storages, devices)
-            yield from self._records(roles, tensors, list(zip(keys)), devices, sizes, zeros, shared, texts)
+            found += self._records(roles, tensors, list(zip(keys)), devices, sizes, zeros, shared, texts)
+        return found
 
     def _records(
         self,
@@ -302,8 +303,8 @@ class TensorList:
         aliases: Sequence[int],
         shared: Sequence[bool],
         notes: Sequence[str],
-    ) -> Iterator[TensorRecord]:
-        """Yield the records of tensors on different storages: read column by column in C, as there may be a million."""
+    ) -> list[TensorRecord]:
+        """Return the records of tensors on different storages: read column by column in C; there may be a million."""
         reader, owners, shown = self._reader, self._owners, self._shown
         ids = list(map(id, tensors))
         requires = list(map(bool, each(reader.base.requires_grad.__get__, tensors)))
@@ -326,7 +327,7 @@ class TensorList:
             [owners.get(key[0], key[0]) for key in keys],
             notes,
         )
-        return map(functools.partial(tuple.__new__, TensorRecord), zip(*columns, strict=True))
+        return list(map(functools.partial(tuple.__new__, TensorRecord), zip(*columns, strict=True)))
 
     def _is_part(self, memory: Memory) -> bool:
         wholes = self._wholes and [whole for key in memory.storages for whole in self._wholes.get(key, ())]
@@ -395,10 +396,10 @@ def _parameters(tensors: Sequence[Any]) -> Iterator[Any]:
     base = library_type("torch.nn", "Parameter")
     if base is None:
         return
-    for tensor in tensors:
-        if is_instance(tensor, base):
-            yield tensor
-        elif type(tensor) is not base.__base__ and (instance_dict(tensor) or {}).get("_is_param") is True:
+    own = kinds_of(tensors, base)
+    yield from of_types(own, tensors)
+    for tensor in without_types(own | {id(base.__base__)}, tensors):
+        if (instance_dict(tensor) or {}).get("_is_param") is True:
             yield tensor  # torch's mark on a subclass's parameters
 
 

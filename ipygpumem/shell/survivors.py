@@ -10,14 +10,27 @@ import sys
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, compress, filterfalse
+from operator import attrgetter, itemgetter, not_
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 from ipygpumem.errors import describe_error
-from ipygpumem.heap.arrays import Array, Span, WatchedArray, describe, described, is_array, watch
+from ipygpumem.heap.arrays import (
+    Array,
+    Reader,
+    Span,
+    Storages,
+    WatchedArray,
+    describe,
+    described,
+    is_array,
+    library_type,
+    watch,
+)
+from ipygpumem.heap.bulk import kinds_of, of_types
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
 from ipygpumem.heap.holders.frames import running_locals
@@ -53,16 +66,35 @@ _MOST_DELETED = 1000
 
 @dataclass(frozen=True)
 class WatchedName:
-    """A name with its arrays, and for each array a function that returns True while its memory is alive."""
+    """A name with its arrays, none of which it keeps alive."""
 
     held: RetainedArray
     arrays: tuple[tuple[Callable[[], bool], Array], ...]
+    """Arrays with functions that return True while their memory is alive."""
+    tensors: tuple[Array, ...] = ()
+    storages: Storages = field(default_factory=Storages)
+    """Those of ``tensors``, of which there may be very many."""
     is_old_perhaps: bool = False
     """True if its memory may be older than the experiment, because the baseline was incomplete."""
 
+    @classmethod
+    def of(cls, held: RetainedArray, pairs: Sequence[tuple[object, Array]]) -> WatchedName:
+        """Watch the described arrays of a name."""
+        base, storages, items = library_type("torch", "Tensor"), Storages(), [item for item, _ in pairs]
+        if base is not None and (tensors := of_types(kinds_of(items, base), items)):
+            with sys.modules["torch"]._C.DisableTorchFunction():
+                storages.add_of(Reader(sys.modules["torch"]), tensors)
+        stored = [array.storage[0] == "torch" and array.storage[1] in storages for _, array in pairs]
+        others = tuple((watch(item), array) for item, array in compress(pairs, map(not_, stored)))
+        return cls(held, others, tuple(array for _, array in compress(pairs, stored)), storages)
+
     def alive(self) -> list[Array]:
         """Return the arrays that are still alive, largest first."""
-        return sorted((array for is_alive, array in self.arrays if is_alive()), key=lambda array: -array.size_bytes)
+        found = [array for is_alive, array in self.arrays if is_alive()]
+        if self.tensors:
+            keys = map(itemgetter(1), map(attrgetter("storage"), self.tensors))
+            found += compress(self.tensors, self.storages.alive(keys))
+        return sorted(found, key=attrgetter("size_bytes"), reverse=True)
 
 
 class Baseline:
@@ -110,7 +142,8 @@ class Baseline:
         """Return the identities of the objects that known ones have received since, and of those in new containers."""
         made, tracked = self.objects_since(), gc.get_objects()
         inside = gc.get_referents(*compress(tracked, map(made.__contains__, map(id, tracked))))
-        return set(map(id, [*inside, *chain.from_iterable(one.items for one in self.contents.received(names))]))
+        received = self.contents.received(names, made)
+        return set(map(id, [*inside, *chain.from_iterable(one.items for one in received)]))
 
     def objects_since(self) -> set[int]:
         """Return the identities of the tracked objects made since; none if they cannot be told apart."""
@@ -159,9 +192,7 @@ class Survivors:
         """Watch each name's arrays that no earlier name holds, without keeping them alive."""
         entries = [search.held(name, value) for name, value in named]
         found = [entry for entry in entries if entry is not None]
-        return [
-            WatchedName(held, tuple((watch(item), array) for item, array in described(items))) for held, items in found
-        ]
+        return [WatchedName.of(held, pairs) for held, pairs in found]
 
     def of_experiment(
         self,
@@ -191,7 +222,7 @@ class Survivors:
         for key, tensors in large_tensors(live_tensors(context.garbage), smallest).items():
             tensor = describe(tensors[0]) if key not in named else None
             if tensor is not None and not known(tensors[0], tensor):
-                alive.append(WatchedName(held_without_name(tensors[0]), ((watch(tensors[0]), tensor),)))
+                alive.append(WatchedName.of(held_without_name(tensors[0]), [(tensors[0], tensor)]))
         on_host = size_of(array for item in alive for array in item.alive() if array.device == "cpu")
         unnamed = growth.size_bytes - on_host
         if not alive and (unnamed < smallest or (unnamed < MUCH and self._most_others(baseline) < smallest)):
@@ -404,7 +435,7 @@ def _without_name(
     for item, array in sorted(found.values(), key=lambda pair: -pair[1].size_bytes):
         if smallest <= array.size_bytes <= left and array.storage[0] == "numpy" and not is_known(item, array):
             left -= array.size_bytes
-            yield WatchedName(held_without_name(item), ((watch(item), array),))
+            yield WatchedName.of(held_without_name(item), [(item, array)])
 
 
 def _weakly(value: object) -> Callable[[], object] | None:
