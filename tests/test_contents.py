@@ -117,3 +117,14 @@ def received(change: str) -> list[tuple[str, list[str], list[object]]]:
 )
 def test_objects_added_to_old_ones_are_found(change: str, expected: list[tuple[str, list[str], list[object]]]) -> None:
     assert received(change) == expected
+
+
+def test_a_new_object_at_the_address_of_an_old_one_is_new_if_the_collector_knows() -> None:
+    kept, new = list[Made](), Made()
+    names: dict[str, object] = {"kept": kept, "old": new}  # as if the old one had died, and this one were made there
+    contents = Contents(names)
+    del names["old"]
+    kept.append(new)
+    assert list(contents.received(names)) == []
+    (found,) = contents.received(names, {id(new)})
+    assert found.items == [new]

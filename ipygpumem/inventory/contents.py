@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from itertools import compress, islice, repeat
 from operator import not_
 from types import ModuleType
@@ -44,8 +44,8 @@ class Received(NamedTuple):
 class Contents:
     """The objects within a few steps of a notebook's names, by identity; keeps none of them alive.
 
-    An object that takes the place of a dead one counts as old. An old object that was deeper inside, or had no name,
-    counts as new once it is within reach.
+    An object that takes the place of a dead one counts as old, unless the collector's lists tell that it is new. An old
+    object that was deeper inside, or had no name, counts as new once it is within reach.
     """
 
     def __init__(self, namespace: dict[str, Any]) -> None:
@@ -81,8 +81,13 @@ class Contents:
         values = [now[name] for name in ownable(islice(now, self._older, None))]
         return list(compress(values, map(not_, map(self._known.__contains__, map(id, values)))))
 
-    def received(self, namespace: dict[str, Any]) -> Iterator[Received]:
-        """Yield the new objects in each object that was within reach, each once."""
+    def received(self, namespace: dict[str, Any], made: Set[int] = frozenset()) -> Iterator[Received]:
+        """Yield the new objects in each object that was within reach, each once.
+
+        Args:
+            namespace: the names now.
+            made: identities of the tracked objects made since, as far as the collector's lists tell.
+        """
         now = dict(namespace)
         names = {id(now[name]): name for name in reversed(ownable(now))}
         values = [now[name] for name in names.values()]
@@ -93,11 +98,11 @@ class Contents:
             following = dict[int, object]()
             for item in level:
                 children = self._contents(item)
-                new, way = self._new_in(item, children), ways[id(item)]
+                new, way = self._new_in(item, children, made), ways[id(item)]
                 if new:
                     yield Received(names[id(way[0])], way, new)
                 for child in _leading(children) if id(item) in self._parents else ():
-                    if id(child) in self._known and id(child) not in ways:
+                    if self._is_old(child, made) and id(child) not in ways:
                         ways[id(child)] = (*way, child)
                         following[id(child)] = child
             level = list(following.values())
@@ -110,9 +115,12 @@ class Contents:
             children = [child for child in children if child is not own] + list((own or {}).values())
         return of_types(types_of(children) - _NUMBERS, children)
 
-    def _new_in(self, item: Any, children: list[object]) -> list[object]:
+    def _is_old(self, item: object, made: Set[int]) -> bool:
+        return id(item) in self._known and (id(item) not in made or type(item) is dict)  # a dict's age is uncertain
+
+    def _new_in(self, item: Any, children: list[object], made: Set[int]) -> list[object]:
         if id(item) in self._parents:
-            return [child for child in children if id(child) not in self._known]
+            return [child for child in children if not self._is_old(child, made)]
         length, last = self._ends.get(id(item), (0, 0))
         if not length or not _ORDERED.issuperset(types_of([item])) or len(item) <= length:
             return []

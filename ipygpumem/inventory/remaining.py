@@ -73,7 +73,7 @@ def find(
         size_bytes: the memory to find; once so much has been found, the search ends.
     """
     counted.together(list(kept))
-    received = list(contents.received(dict(names)))
+    received = list(contents.received(dict(names), new))
     if new:  # a tracked object that is not among them is older, however deep inside it was
         received = [
             one._replace(items=[item for item in one.items if id(item) in new or not gc.is_tracked(item)])
@@ -95,7 +95,7 @@ def find(
 def most_bytes(names: Mapping[str, object], contents: Contents, new: set[int], elsewhere: Sequence[object]) -> int:
     """Return an upper bound of what ``find`` can find; costs little if that is little."""
     sizes, tracked = Sizes(), gc.get_objects()
-    found = sizes.together([item for one in contents.received(dict(names)) for item in one.items])
+    found = sizes.together([item for one in contents.received(dict(names), new) for item in one.items])
     are_new = list(map(new.__contains__, map(id, tracked)))
     sizes.seen.update(compress(map(id, tracked), map(not_, are_new)))
     return found + sizes.together([*compress(tracked, are_new), *elsewhere])
