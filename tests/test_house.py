@@ -31,7 +31,7 @@ BUDGET = {
     "extras/tracker": 201,
     "extras/trainers": 266,
     "fitting": 953,
-    "heap": 4755,
+    "heap": 4762,
     "introspect": 214,
     "inventory": 3147,
     "magics": 1365,

@@ -1,5 +1,7 @@
 """The names that hold the most memory: objects of any kind, what they consist of, and what frees them."""
 
+import functools
+from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
@@ -68,7 +70,23 @@ def test_an_error_holds_the_locals_of_its_functions() -> None:
         fail()
     row = take(error=caught.value)["error"]
     assert row.size_bytes == pytest.approx(MIB, rel=0.01)
-    assert content_of(row) == "1 variables: big 1 MiB"
+    assert content_of(row) == "1 variable: big 1 MiB"
+
+
+def test_a_cache_shows_its_results_and_a_generator_its_locals() -> None:
+    @functools.cache
+    def cached(size: int) -> bytes:
+        return bytes(size)
+
+    def run(big: bytes) -> Iterator[bytes]:
+        yield big
+
+    running = run(bytes(MIB))
+    next(running)
+    rows = take(cached=cached, running=running, results=[cached(MIB), cached(2 * MIB)])
+    assert rows["cached"].size_bytes == pytest.approx(3 * MIB, rel=0.01)
+    assert content_of(rows["cached"]) == "2 cached results"
+    assert content_of(rows["running"]) == "1 variable: big 1 MiB"
 
 
 def test_a_class_of_the_users_is_listed_with_its_attributes() -> None:

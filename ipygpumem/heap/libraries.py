@@ -7,7 +7,6 @@ to which no Python object refers need a function here, and objects whose parts h
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import io
 import mmap
@@ -399,15 +398,18 @@ def parts_of(value: Any) -> Iterator[ObjectPart]:
         yield from _by_type(list(islice(sequence.__iter__(value), _MOST_ITEMS)), sequence.__len__(value))
     elif is_instance(value, type):
         yield from _named(class_dict(value))
-    elif is_instance(value, BaseException):
-        yield from (ObjectPart("variables", [name], [item]) for name, item in in_traceback(value))
-    elif is_exactly(value, *SUSPENDED):
-        yield from (ObjectPart("variables", [name], [item]) for name, item in locals_of(value).items())
-    elif is_exactly(value, functools._lru_cache_wrapper):
-        results = value.cache_info().currsize
-        yield ObjectPart("items", ["cached results"], cached(value), results)
     elif not is_exactly(value, FunctionType, ModuleType):
         yield from _attributes(value)
+
+
+def _variables(value: Any) -> Iterator[ObjectPart]:
+    """Yield the local variables that a generator, coroutine or exception keeps."""
+    names = locals_of(value).items() if is_exactly(value, *SUSPENDED) else in_traceback(value)
+    yield from (ObjectPart("variables", [name], [item]) for name, item in names)
+
+
+def _cached_results(cache: Any) -> Iterator[ObjectPart]:
+    yield ObjectPart("items", ["cached results"], cached(cache), cache.cache_info().currsize)
 
 
 def cached(cache: object) -> list[object]:
@@ -476,10 +478,15 @@ def _xarray_variables(dataset: Any) -> Iterator[ObjectPart]:
 
 
 _WITH_PARTS: tuple[tuple[str, str, Callable[[Any], Iterator[ObjectPart]]], ...] = (
+    ("builtins", "BaseException", _variables),
+    ("functools", "_lru_cache_wrapper", _cached_results),
     ("pandas", "DataFrame", _pandas_columns),
     ("polars.dataframe.frame", "DataFrame", _polars_columns),
     ("pyarrow", "RecordBatch", _arrow_table_columns),
     ("pyarrow", "Table", _arrow_table_columns),
+    ("types", "AsyncGeneratorType", _variables),
+    ("types", "CoroutineType", _variables),
+    ("types", "GeneratorType", _variables),
     ("xarray", "Dataset", _xarray_variables),
 )
 

@@ -127,9 +127,9 @@ def content_of(row: NamedSize) -> str:
         texts = [f"{part.items:,} {part.name}" + _size(part) * (row.part_count > 1) for part in shown]
     else:
         texts = [part.name + _size(part) for part in shown]
-    head = f"{row.part_count} {kind if kind != 'keys' or len(kinds) > 1 else kinds.pop()}: "
+    head = count(row.part_count, kind[:-1]) if kind != "keys" or len(kinds) > 1 else f"{row.part_count} {kinds.pop()}"
     more = ", …" if len(large) > len(shown) else ""
-    return (head if kind in ("columns", "variables", "keys") else "") + ", ".join(map(clean_name, texts)) + more
+    return (f"{head}: " if kind in ("columns", "variables", "keys") else "") + ", ".join(map(clean_name, texts)) + more
 
 
 def kind_of(row: NamedSize) -> str:
