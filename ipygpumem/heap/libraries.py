@@ -413,7 +413,7 @@ def _cached_results(cache: Any) -> Iterator[ObjectPart]:
 
 
 def cached(cache: object) -> list[object]:
-    """Return what an ``lru_cache`` refers to, without the function and its own attributes."""
+    """Return the objects in an ``lru_cache``, without the function and its own attributes."""
     own = instance_dict(cache) or {}
     return [item for item in gc.get_referents(cache) if item is not own and item is not own.get("__wrapped__")]
 

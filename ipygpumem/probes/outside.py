@@ -55,7 +55,7 @@ class OutsideProbe(Probe):
         self._began, self._named = time.time() - _CLOCK_SECONDS, dict[int, str]()
         """Names by inode of the segments that this process has opened and that may outlive it."""
         self._left: dict[str, int] = {}
-        """Bytes by name of those that it has closed, but not unlinked."""
+        """Bytes by name of the closed ones that are not unlinked."""
         self._state: _State | None = None
         self._children_state: list[object] = []
         self._shm: tuple[Reading, ...] = ()

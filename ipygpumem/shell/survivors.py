@@ -73,7 +73,7 @@ class WatchedName:
     """Arrays with functions that return True while their memory is alive."""
     tensors: tuple[Array, ...] = ()
     storages: Storages = field(default_factory=Storages)
-    """Those of ``tensors``, of which there may be very many."""
+    """Storages of ``tensors``; there may be very many."""
     is_old_perhaps: bool = False
     """True if its memory may be older than the experiment, because the baseline was incomplete."""
 
