@@ -168,12 +168,12 @@ class Closure:
             [item for item in items if id(item) not in self.objects]
             for items in ((*more, *heap.ndarrays), heap.tensors if own else ())
         )
-        others, nodes, by_key = with_memory([*outside, *tensors]), dict[int, Any](), dict[object, list[object]]()
-        for item, piece in others:
+        found_outside, nodes, by_key = with_memory([*outside, *tensors]), dict[int, Any](), dict[object, list[object]]()
+        for item, piece in found_outside:
             by_key.setdefault(piece.key, []).append(item)
         kept = [item for leaves in (True, False) for item in kept_behind(tensors, nodes, leaves=leaves)]
         saved = set(map(storage_key, kept))
-        spans = [(one.address, one.address + one.size_bytes, place) for place, (_, one) in enumerate(others)]
+        spans = [(one.address, one.address + one.size_bytes, place) for place, (_, one) in enumerate(found_outside)]
         spans = sorted(span for span in spans if span[0])
         starts, furthest = list(map(itemgetter(0), spans)), list(accumulate(map(itemgetter(1), spans), max))
         found: dict[int, list[tuple[Piece, list[object]]]] = {}
@@ -184,7 +184,7 @@ class Closure:
             )
             while place > 0 and furthest[place - 1] > piece.address > 0 and len(same) < _MOST_PARTNERS:
                 place -= 1
-                same += [others[spans[place][2]][0]] * (spans[place][1] > piece.address)
+                same += [found_outside[spans[place][2]][0]] * (spans[place][1] > piece.address)
             same = [one for one in same if id(item) in held or type_name(one) != "UntypedStorage"]
             same += [item] * (piece.key in saved)
             if same:

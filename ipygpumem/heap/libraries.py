@@ -292,15 +292,15 @@ def sharing_kinds() -> set[int]:
 
 
 _SHARING = {"_ctypes", "h5py", "io", "jax", "polars", "pyarrow", "torch"}
-"""Libraries whose objects may show the memory of others."""
+"""Libraries whose objects may show the memory of other objects."""
 _LEAST_SHARED = 512
 """Smaller plain bytes are constants, or not worth a search."""
 
 
 def with_memory(items: Sequence[Any]) -> list[tuple[Any, Piece]]:
-    """Return each piece of memory behind the ``items`` that others may share, with its item.
+    """Return each piece of memory behind the ``items`` that other objects may share, with its item.
 
-    NumPy arrays that view others among the items are left out.
+    Views of arrays among the items are left out.
     """
     array_type, base = library_type("numpy", "ndarray"), library_type("torch", "Tensor")
     found = [(item, piece) for item in of_types(sharing_kinds(), items) for piece in _pieces(item)]

@@ -189,7 +189,7 @@ def _by_holder(
     *,
     is_name: bool,
 ) -> dict[ReferencePath, set[int | Piece]]:
-    """Return the held objects' identities, and memory of others that partners share, by holder; variables first."""
+    """Return the held objects' identities, and memory that partners share, by holder; variables first."""
     nearest = [key for key in closure.objects if key in held]
     rest = set[int | Piece](nearest[_MOST_SEARCHED:])
     searched: dict[int | Piece, Sequence[object]] = {

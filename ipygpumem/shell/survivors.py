@@ -85,8 +85,8 @@ class WatchedName:
             with sys.modules["torch"]._C.DisableTorchFunction():
                 storages.add_of(Reader(sys.modules["torch"]), tensors)
         stored = [array.storage[0] == "torch" and array.storage[1] in storages for _, array in pairs]
-        others = tuple((watch(item), array) for item, array in compress(pairs, map(not_, stored)))
-        return cls(held, others, tuple(array for _, array in compress(pairs, stored)), storages)
+        rest = tuple((watch(item), array) for item, array in compress(pairs, map(not_, stored)))
+        return cls(held, rest, tuple(array for _, array in compress(pairs, stored)), storages)
 
     def alive(self) -> list[Array]:
         """Return the arrays that are still alive, largest first."""
