@@ -25,7 +25,7 @@ BUDGET = {
     "extras/lines": 667,
     "extras/moving": 634,
     "extras/panel": 338,
-    "extras/peak": 1135,
+    "extras/peak": 1286,
     "extras/pictures": 355,
     "extras/recorder": 594,
     "extras/tracker": 201,

@@ -135,12 +135,12 @@ class StorageLog:
         life.died = self.clock
         self.now[life.device] -= life.size_bytes
 
-    def mark(self, tensor: Any, role: str) -> None:
-        """Set the role of a logged storage, unless it has one; PARAMETERS replaces any other."""
+    def mark(self, tensor: Any, role: str, place: Any = None) -> None:
+        """Set role and place of a logged storage, unless it has another role; PARAMETERS replaces any."""
         for storage in _storages_of(tensor):
             life, _ = self._alive.get(storage._cdata, (None, None))
-            if life is not None and (not life.role or role == PARAMETERS):
-                life.role = role
+            if life is not None and (life.role in ("", role) or role == PARAMETERS):
+                life.role, life.place = role, place or life.place
 
     def erase(self, tensors: Iterable[Any]) -> None:
         """Log the storages of tensors as if they had been freed before the start."""

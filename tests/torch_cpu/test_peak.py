@@ -13,7 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ipygpumem
 from ipygpumem.extras.peak import following
-from ipygpumem.extras.peak.records import DevicePeak, PeakRecord
+from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow
+from ipygpumem.extras.peak.report import layers, peak_report
 from ipygpumem.units import KIB, MIB, format_bytes
 from tests.alone import printed
 from tests.kernel import Kernel
@@ -54,15 +55,84 @@ def test_a_training_steps_peak_is_split_by_role() -> None:
     assert device.parts["parameters"] == 2 * MIB
     assert device.parts["optimizer state"] == 4 * MIB + 2 * 512  # and the steps of two weights
     assert device.parts["activations"] == 2 * MIB + 2 * 512  # the first layer's result, the loss, its gradient
-    names = {row.name: row.role for row in device.rows}
-    assert names["model[1].weight"] == "parameters"
-    assert names["data"] == "data"
-    assert names["model[1].weight.grad"] == "gradients"
+    sizes = {(row.role, row.module or row.name): row.size_bytes for row in device.rows}
+    assert sizes["parameters", "model.1"] == sizes["gradients", "model.1"] == MIB
+    assert sizes["optimizer state", "model.1"] == 2 * MIB + 512
+    assert sizes["data", "data"] == MIB // 2
     assert device.curve[-1].seconds <= found.record.duration_seconds
     assert max(sum(point.parts.values()) for point in device.curve) == device.size_bytes
     assert optimizer.state
     assert torch._C._len_torch_dispatch_stack() == 0
     assert not following.register_optimizer_step_pre_hook.__globals__["_global_optimizer_pre_hooks"]
+
+
+def test_each_block_of_a_transformer_has_a_row() -> None:
+    block = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
+    model, data = nn.TransformerEncoder(block, 12, enable_nested_tensor=False), torch.ones(8, 32, 64)
+    with ipygpumem.peak() as found:
+        train(model, data)
+    groups = layers(ram(found).rows, 20)
+    sizes = {".".join(key): sum(row.size_bytes for row in rows) for key, rows in groups.items() if type(key[-1]) is str}
+    assert {f"model.layers.{number}" for number in range(12)} <= sizes.keys()
+    shown = sorted((sum(row.size_bytes for row in rows) for rows in groups.values()), reverse=True)[:20]
+    assert sum(shown) >= 0.9 * ram(found).size_bytes
+
+
+def test_a_long_list_of_layers_is_summed_by_its_parts() -> None:
+    parts = [(role, f"net.blocks.{n}.{part}") for n in range(40) for part in ("a", "b") for role in ("x", "y")]
+    rows = [PeakRow(MIB, role, module=module) for role, module in parts]
+    rows.append(PeakRow(3 * MIB, "data", operation="ones", line="line 1: f()"))
+    device = DevicePeak("cpu", "storages", 163 * MIB, rows=tuple(rows))
+    text = str(PeakRecord((device,), 1.0))
+    assert "80 MiB          net.blocks.*.a (40 layers)" in text
+    assert "3 MiB   data   ones, line 1: f()" in text
+    assert set(layers(rows, 100)) >= {("net", "blocks", "7", "a"), ("net", "blocks", "39", "b")}
+    assert len(peak_report(PeakRecord((device,), 1.0), top=1).tables[-1].rows) == 2  # and the smaller ones
+
+
+def test_a_value_that_the_code_replaces_has_its_name() -> None:
+    value = torch.ones(MIB)
+    with ipygpumem.peak() as found:
+        value = value.repeat(2)
+    assert {row.name: row.size_bytes for row in ram(found).rows} == {"value": 8 * MIB, "value (earlier value)": 4 * MIB}
+    assert value.numel() == 2 * MIB
+
+
+class Keeping(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x.exp())
+        return x + 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * ctx.saved_tensors[0]
+
+
+def test_tensors_saved_by_a_custom_function_are_activations() -> None:
+    x = torch.ones(MIB, requires_grad=True)
+    with ipygpumem.peak() as found:
+        Keeping.apply(x).sum().backward()
+    assert ("activations", "exp") in {(row.role, row.operation) for row in ram(found).rows}
+    with ipygpumem.peak() as found:
+        held = Keeping.apply(x.detach())
+    assert "activations" not in ram(found).parts
+    assert held.numel() == MIB
+
+
+class Unhashable(nn.Linear):
+    def __eq__(self, other: object) -> bool:
+        raise LookupError("users")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_modules_are_never_hashed_or_compared() -> None:
+    layer = Unhashable(256, 256)
+    with ipygpumem.peak() as found:
+        layer(torch.ones(256, 256))
+    assert {row.module for row in ram(found).rows} >= {"layer"}
+    assert [note for note in found.record.notes if "stopped" in note] == []
 
 
 def test_memory_without_a_name_has_its_module_operation_and_line() -> None:
@@ -193,7 +263,7 @@ def test_inference_and_subclasses_are_followed() -> None:
     with torch.inference_mode(), ipygpumem.peak() as found:
         result = layer(torch.ones(4, 256))
     assert result.is_inference()
-    assert {row.name for row in ram(found).rows} >= {"result", "layer.weight"}
+    assert {row.name or row.module for row in ram(found).rows} >= {"result", "layer"}
     nested = torch.nested.nested_tensor([torch.ones(3), torch.ones(5)], layout=torch.jagged)
     with ipygpumem.peak() as found:
         doubled = nested * 2
@@ -211,6 +281,26 @@ with ipygpumem.peak() as found:
     followed = torch.ones(1 << 20)
 print(json.dumps([[device.source, device.size_bytes] for device in found.record.devices] + list(found.record.notes)))
 """
+
+
+_IMPORTS = """
+import json, sys, ipygpumem
+with ipygpumem.peak() as found:
+    import torch
+    followed = torch.ones(1 << 20)
+(device,) = [device for device in found.record.devices if device.source == "storages"]
+assert device.at_seconds > 0
+assert "exec_module" not in vars(torch.__loader__)
+with ipygpumem.peak():
+    pass
+print(json.dumps([[row.name, row.size_bytes] for row in device.rows] + [type(one).__name__ for one in sys.meta_path]))
+"""
+
+
+def test_torch_imported_in_the_code_itself_is_followed() -> None:
+    row, *finders = json.loads(printed("-c", _IMPORTS).splitlines()[-1])
+    assert row == ["followed", 4 * MIB]
+    assert "AfterImport" not in finders
 
 
 def test_memory_outside_torch_is_that_of_memray_and_tensors_count_once() -> None:

@@ -34,7 +34,7 @@ from ipygpumem.extras.peak.records import DevicePeak
 from ipygpumem.extras.peak.timeline import Clock, Timeline, alive_at, device_peak
 from ipygpumem.heap.arrays import answers_itself
 from ipygpumem.heap.holders.frames import peek, stack
-from ipygpumem.introspect import is_exactly, is_users, type_name
+from ipygpumem.introspect import instance_dict, is_exactly, is_instance, is_users, type_name
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.survey import roles_of_objects
 
@@ -42,9 +42,11 @@ BUFFERS, DATA = "buffers", "data"
 _ROLES = {"parameter": PARAMETERS, "gradient": GRADIENTS, "optimizer state": OPTIMIZER, "buffer": BUFFERS}
 Names = Callable[[], Iterable[tuple[str, object]]]
 """Returns the names that the user's code sees now."""
-Place = tuple[str, str, tuple[str, int] | None]
-"""Path of a module, name of an operation, and file and number of a line."""
+Place = tuple[str, str, str, tuple[str, int] | None]
+"""The user's name, the path of a module, the name of an operation, and file and number of a line."""
+_BEFORE: Place = ("", "", "existed before", None)
 _MODULE_CALL = torch.nn.Module._call_impl.__code__
+_FUNCTION_CALL = torch.autograd.Function.apply.__func__.__code__
 _SET = torch.ops.aten.set_
 _RESIZE = torch.ops.aten.resize_.default
 _FAKE = "torch._subclasses.fake_tensor"
@@ -87,10 +89,6 @@ class Follower(TorchDispatchMode):
         self._paths: dict[int, tuple[weakref.ref[Any], str]] = {}
         """Modules that ran and those inside them, with their paths, by identity."""
         self._operations: dict[Any, str] = {}
-        self._gradients: dict[int, int] = {}
-        """Identities of the parameters' storages, by the identity of their gradient's life."""
-        self._names: dict[int, str] = {}
-        """Names of the lives that are alive at the end, by identity."""
         self._last_graph = -1
         self._labels: dict[Any, str] = {}
         self._timelines: dict[str, Timeline] = {}
@@ -117,6 +115,9 @@ class Follower(TorchDispatchMode):
                     life = self._see(item, before=True)
                     if life is not None:
                         life.role = _ROLES.get(role, "")
+            for name, value in self._user_names():
+                if is_exactly(value, torch.Tensor, torch.nn.Parameter):
+                    self.log.mark(value, "", (name, "", "", None))
         self.began = time.perf_counter()
         if torch.cuda.is_initialized():
             self._record_cuda()
@@ -149,18 +150,7 @@ class Follower(TorchDispatchMode):
 
     def read(self, inventory: Inventory | None, *, ran_out: bool) -> list[DevicePeak]:
         """Return each device's peak, or the moment of the failed allocation; names are those of ``inventory``."""
-        by_key: dict[int, str] = {}
-        for record in inventory.tensors if inventory is not None else ():
-            life = self.log.life(record.storage) if record.library == "torch" else None
-            if life is None:
-                continue
-            if record.name is not None:
-                by_key[record.storage] = self._names[id(life)] = record.name
-            if record.kind != "other" and (not life.role or record.kind == "parameter"):
-                life.role = _ROLES[record.kind]
-        for gradient, key in self._gradients.items():
-            if key in by_key:
-                self._names.setdefault(gradient, f"{by_key[key]}.grad")
+        self._name(inventory)
         self.log.close()
         self._fold(last=True)
         found = []
@@ -174,6 +164,23 @@ class Follower(TorchDispatchMode):
             source = "storages" if blocks is None else "allocator"
             found.append(device_peak(device, timeline, self._row, source=source, moment=moment))
         return found
+
+    def _name(self, inventory: Inventory | None) -> None:
+        """Give the storages that are alive the names and roles of an inventory, or the modules that they belong to."""
+        for record in inventory.tensors if inventory is not None else ():
+            life = self.log.life(record.storage) if record.library == "torch" else None
+            if life is not None:
+                if record.kind != "other" and (not life.role or record.kind == "parameter"):
+                    life.role = _ROLES[record.kind]
+                if record.name is not None and not _is_owned(life):
+                    life.place = (record.name, "", "", None)
+        for name, value in self._user_names():
+            if is_instance(value, torch.nn.Module):
+                self._know(value, name)
+        for _, value in self._user_names():
+            if is_instance(value, torch.optim.Optimizer):
+                self._will_step(value)
+                self._stepped(value)
 
     def _fold(self, *, last: bool = False) -> None:
         """Sum up the storages so far, and drop those that were freed."""
@@ -208,9 +215,8 @@ class Follower(TorchDispatchMode):
             if life.place.storage is not None:
                 return self._row(life.place.storage)
             return self.role(life), "", "", "held by C++" if life.before else "inside an operation", life.place.line
-        name = self._names.get(id(life), "")
-        place = ("", "", None) if name else life.place or ("", "existed before", None)
-        return (self.role(life), name, *place)
+        name, *place = life.place or _BEFORE
+        return self.role(life), name + " (earlier value)" * bool(name and life.before and life.died), *place
 
     # -- what torch calls ------------------------------------------------------------------------------------------
 
@@ -232,7 +238,7 @@ class Follower(TorchDispatchMode):
         try:
             result = func(*args, **kwargs)
         except Exception as error:
-            self.failed = self.log.clock, time.perf_counter() - self.began, self._place(func)
+            self.failed = self.log.clock, time.perf_counter() - self.began, self._place(func)[0]
             error.__traceback__ = users_part(error.__traceback__)
             raise
         may_grow = func is _RESIZE or "out" in kwargs
@@ -254,11 +260,13 @@ class Follower(TorchDispatchMode):
                 life = self.log.grown(tensor, "cpu")
             if life is not None:
                 self.clock.note(self.log.clock, time.perf_counter() - self.began)
-                life.recorded = torch.is_grad_enabled() and any(
-                    item.requires_grad for item in tensors_in((args, kwargs))
-                )
-                life.place = (
-                    self._place(func) if life.size_bytes >= _LEAST_PLACED else ("", self._operation(func), None)
+                inputs, given = (args, kwargs), None
+                life.place = "", "", self._operation(func), None
+                if life.size_bytes >= _LEAST_PLACED:
+                    life.place, given = self._place(func)
+                    inputs = given or inputs
+                life.recorded = (inputs is given or torch.is_grad_enabled()) and any(
+                    item.requires_grad for item in tensors_in(inputs)
                 )
         if len(self.log.lives) > self._most_lives:
             self._fold()
@@ -276,61 +284,86 @@ class Follower(TorchDispatchMode):
                 self._record_cuda()
         return life
 
-    def _place(self, func: Any) -> Place:
-        """Return the running module's path, the operation, and the user's line."""
-        line = inner = outer = None
+    def _place(self, func: Any) -> tuple[Place, Any]:
+        """Return the running module's path, the operation, and the user's line; and a custom function's arguments."""
+        line = inner = outer = given = None
         for frame in stack(sys._getframe(1)):
             code = frame.f_code
             if code is _MODULE_CALL:
                 inner, outer = inner or frame, frame
+            elif code is _FUNCTION_CALL:
+                given = peek(frame)["args"]
             elif line is None and is_users(code.co_filename):
                 line = code.co_filename, frame.f_lineno
             if not code.co_flags & inspect.CO_OPTIMIZED:  # the cell or script
                 break
-        return "" if inner is None else self._path(inner, outer), self._operation(func), line
+        path = self._path(peek(inner)["self"], peek(outer)["self"]) if inner and outer else ""
+        return ("", path, self._operation(func), line), given
 
     def _operation(self, func: Any) -> str:
         return self._operations.get(func) or self._operations.setdefault(func, operator_name(func))
 
-    def _path(self, inner: Any, outer: Any) -> str:
-        """Return the path of the module that a frame runs; its outermost module is searched if it is new.
+    def _path(self, module: Any, whole: Any) -> str:
+        """Return the path of a running module; the outermost one is searched if it is new.
 
         Hooks of modules would tell it too, but torch's compiler cannot compile them.
         """
-        module = peek(inner)["self"]
         reference, path = self._paths.get(id(module), (None, ""))
-        if reference is not None and reference() is module:
-            return path
-        whole, path = peek(outer)["self"], type_name(module)
-        label = next((name for name, value in self._user_names() if value is whole), type_name(whole))
-        for name, part in torch.nn.Module.named_modules(whole):
-            self._paths[id(part)] = weakref.ref(part), f"{label}.{name}".rstrip(".")
-            path = self._paths[id(part)][1] if part is module else path
-        self._paths[id(module)] = weakref.ref(module), path
-        for role, tensors in ((PARAMETERS, torch.nn.Module.parameters), (BUFFERS, torch.nn.Module.buffers)):
-            for tensor in tensors(whole):
-                self.log.mark(tensor, role)
+        if reference is None or reference() is not module:
+            self._paths[id(module)] = weakref.ref(module), type_name(module)
+            self._know(whole, next((name for name, value in self._user_names() if value is whole), type_name(whole)))
+            path = self._paths[id(module)][1]
         return path
+
+    def _know(self, whole: Any, label: str) -> None:
+        """Note the modules inside one by their paths, and what their tensors are for."""
+        for path, module in reversed(_modules_in(whole, label)):  # of several paths, the first one
+            self._paths[id(module)] = weakref.ref(module), path
+            parts, place = instance_dict(module) or {}, ("", path, "", None)
+            for kind, role in (("_buffers", BUFFERS), ("_parameters", PARAMETERS)):
+                for tensor in parts.get(kind, {}).values():
+                    if tensor is not None:
+                        self.log.mark(tensor, role, place)
 
     @_guarded
     def _will_step(self, optimizer: Any, *_: Any) -> None:
         if torch.compiler.is_compiling():
             return
         for parameter in (item for group in optimizer.param_groups for item in group["params"]):
-            gradient = parameter.grad
-            if gradient is not None and gradient.layout is torch.strided:
-                life = self.log.life(gradient.untyped_storage()._cdata)
-                if life is not None:
-                    life.role = life.role or GRADIENTS
-                    self._gradients[id(life)] = parameter.untyped_storage()._cdata
+            if parameter.grad is not None:
+                self.log.mark(parameter.grad, GRADIENTS, self._owner(parameter))
 
     @_guarded
     def _stepped(self, optimizer: Any, *_: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        for state in optimizer.state.values():
+        for parameter, state in optimizer.state.items():
             for tensor in tensors_in(state):
-                self.log.mark(tensor, OPTIMIZER)
+                self.log.mark(tensor, OPTIMIZER, self._owner(parameter))
+
+    def _owner(self, parameter: Any) -> Place | None:
+        """Return the place of a parameter's module, if it is known."""
+        is_plain = is_exactly(parameter, torch.nn.Parameter, torch.Tensor) and parameter.layout is torch.strided
+        life = self.log.life(parameter.untyped_storage()._cdata) if is_plain else None
+        return life.place if life is not None and _is_owned(life) else None
+
+
+def _is_owned(life: StorageLife) -> bool:
+    """Return True for memory that belongs to a module, in contrast to results of its operations."""
+    return bool(life.place and life.place[1] and not life.place[2])
+
+
+def _modules_in(whole: Any, label: str) -> list[tuple[str, Any]]:
+    """Return a module and those inside it with their paths; torch would hash them, which not all allow."""
+    found, seen, waiting = list[tuple[str, Any]](), set[int](), [(label, whole)]
+    while waiting:
+        path, module = waiting.pop()
+        if module is not None and id(module) not in seen:
+            seen.add(id(module))
+            found.append((path, module))
+            inner = (instance_dict(module) or {}).get("_modules", {})
+            waiting += [(f"{path}.{name}", part) for name, part in reversed(inner.items())]
+    return found
 
 
 _COMPILER = torch._C._dynamo.eval_frame

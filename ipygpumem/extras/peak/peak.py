@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.abc
+import importlib.util
 import os
 import pickle
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ipygpumem.api.inventories import inventory_at
@@ -24,7 +27,6 @@ from ipygpumem.records import open_plain
 from ipygpumem.report.export import place_of, write
 from ipygpumem.units import format_bytes
 
-_NO_TORCH = "torch is not imported: its tensors are followed from the cell after the import on"
 _NO_MEMRAY = "memory outside torch is not shown: pip install memray (Linux and macOS)"
 
 
@@ -38,6 +40,7 @@ class Peak:
         self._follower: Any = None
         self._host: Any = None
         self._notes: list[str] = []
+        self._waiting: AfterImport | None = None
         self.record: PeakRecord | None = None
         """Its record, once the code has ended."""
 
@@ -45,11 +48,19 @@ class Peak:
         """Follow the memory from now on."""
         with growth_for("%%peak"):
             self._host = self._started("host.HostTracker")
+            self._began = time.perf_counter()
             if loaded_torch() is None:
-                self._notes.append(_NO_TORCH)
+                self._waiting = AfterImport("torch", self._follow)
             else:
-                self._follower = self._started("following.Follower", self._names, keep_history=self._place is not None)
-        self._began = time.perf_counter() if self._follower is None else self._follower.began
+                self._follow()
+
+    def _follow(self) -> None:
+        found = self._started("following.Follower", self._names, keep_history=self._place is not None)
+        if found is not None and self._waiting is not None:  # torch was imported by now
+            found.began = self._began
+        elif found is not None:
+            self._began = found.began
+        self._follower = found
 
     def _started(self, place: str, *arguments: Any, **options: Any) -> Any:
         """Return a new follower of tensors or of the host, which has started; None, with a note, if it cannot."""
@@ -89,7 +100,7 @@ class Peak:
         devices: list[DevicePeak] = follower.read(found, ran_out=ran_out)
         self._notes += follower.notes
         if ran_out and follower.failed is not None:
-            _, _, (module, operation, line) = follower.failed
+            _, _, (_, module, operation, line) = follower.failed
             place = [operation, f"of {module}" * bool(module), f"in {line_text(*line)}" if line else ""]
             self._notes.append(f"memory ran out in {' '.join(filter(None, place))}")
         if follower.error:
@@ -103,12 +114,44 @@ class Peak:
 
     def drop(self) -> tuple[Any, Any]:
         """Stop, and return the followers that ran; can be called again."""
+        if self._waiting is not None:
+            self._waiting.stop()
         found = self._follower, self._host
         self._follower = self._host = None
         for part in found:
             if part is not None:
                 part.stop()
         return found
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Calls a function once this thread has imported a module."""
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self._name, self._then, self._thread = name, then, threading.get_ident()
+        sys.meta_path.insert(0, self)
+
+    def stop(self) -> None:
+        """Remove the finder."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, *_: object) -> Any:
+        """Return the module's spec, whose loader calls the function."""
+        if name != self._name or threading.get_ident() != self._thread:
+            return None
+        self.stop()
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            loader, load = spec.loader, spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                del loader.exec_module
+                load(module)
+                self._then()
+
+            loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 def _checked(save: str | os.PathLike[str]) -> Path:

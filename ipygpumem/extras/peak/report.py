@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow
 from ipygpumem.report.estimate import share_rows
 from ipygpumem.report.layout import Report, Table, clean, clean_name, count, device_label
@@ -9,10 +12,13 @@ from ipygpumem.units import format_bytes, format_seconds
 
 _ROWS_SHOWN = 20
 _PARTS_OF_RAM = {"storages": " of tensors", "memray": " outside torch"}
+_COLUMNS = ("parameters", "gradients", "optimizer state", "activations")
+"""Roles of memory that modules have."""
+_WHAT = "name, layer or operation"
 
 
 def peak_report(record: PeakRecord, *, top: int = _ROWS_SHOWN) -> Report:
-    """Return the report: for each device the memory at the moment, by role, and by name or origin."""
+    """Return the report: for each device the memory at the moment, by role, and by layer, name or origin."""
     segments = ["peak", *map(headline, record.devices), f"in {format_seconds(record.duration_seconds)}"]
     tables = [table for device in record.devices for table in _tables(device, top)]
     return Report("peak", segments, tuple(map(clean, record.notes)), tables, records=[record])
@@ -32,20 +38,89 @@ def headline(device: DevicePeak) -> str:
 
 def _tables(device: DevicePeak, top: int) -> list[Table]:
     parts = share_rows(device.parts, device.size_bytes)
-    rows = [_row(row) for row in device.rows[:top]]
-    if rest := device.rows[top:]:
-        size = format_bytes(sum(row.size_bytes for row in rest))
-        rows.append({"size": size, "name or module": count(len(rest), "smaller row")})
-    what = Table.of(rows, {"size", "blocks"}, title(device) * (len(parts) < 2), code={"name or module", "line"})
+    groups = sorted(layers(device.rows, top).items(), key=lambda group: -_size(group[1]))
+    by_role = any(len({row.role for row in rows}) > 1 for _, rows in groups)
+    rows = [_row(key, rows, by_role=by_role) for key, rows in groups[:top]]
+    if rest := groups[top:]:
+        size = format_bytes(sum(_size(found) for _, found in rest))
+        rows.append({"size": size, _WHAT: count(len(rest), "smaller row")})
+    what = Table.of(rows, {"size", *_COLUMNS}, title(device) * (len(parts) < 2), code={_WHAT})
     return [Table.of(parts, {"size", "share"}, title(device)), what] if len(parts) > 1 else [what]
 
 
-def _row(row: PeakRow) -> dict[str, str]:
+def _row(key: Key, rows: Sequence[PeakRow], *, by_role: bool) -> dict[str, str]:
+    roles: dict[str, int] = {}
+    for row in rows:
+        roles[row.role] = roles.get(row.role, 0) + row.size_bytes
+    path = [part for part in key if isinstance(part, str)]
+    what = ".".join(path)
+    if "*" in path:
+        what += f" ({len({_parts(row)[path.index('*')] for row in rows})} layers)"
+    if len(path) < len(key):
+        what = rows[0].name or ": ".join(filter(None, [what, ", ".join(filter(None, key[-1]))]))
+    columns = [role for role in _COLUMNS if by_role]
     return {
-        "size": format_bytes(row.size_bytes),
-        "blocks": str(row.count) if row.count > 1 else "",
-        "role": row.role,
-        "name or module": clean_name(row.name or row.module),
-        "operation": clean(row.operation),
-        "line": clean_name(row.line),
+        "size": format_bytes(_size(rows)),
+        **{role: format_bytes(roles[role]) if role in roles else "" for role in columns},
+        "role": "".join(roles) if len(roles) == 1 and not roles.keys() & set(columns) else "",
+        _WHAT: clean_name(what),
     }
+
+
+# -- layers -----------------------------------------------------------------------------------------------------------
+
+Key = tuple[Any, ...]
+"""Parts of a module's path, and below them the name, operation and line of a row that is not the module's own."""
+
+
+def layers(rows: Sequence[PeakRow], most: int) -> dict[Key, list[PeakRow]]:
+    """Return rows in groups: the largest layer is split into its parts again and again, up to ``most`` groups.
+
+    The items of a list, such as a transformer's blocks, are split together. A list with too many items becomes one
+    layer ``blocks.*``, so that its parts are sums over all items.
+    """
+    groups, whole = _split(rows, ()), set[Key]()
+    least = _size(rows) / most  # of a layer that is split; rows of a fifth are counted
+    while True:
+        sizes = {key: _size(found) for key, found in groups.items() if key not in whole}
+        key = max(sizes, key=sizes.__getitem__, default=())
+        if not key or sizes[key] < least:
+            return groups
+        family = [other for other in groups if other == key or (_is_item(key) and _is_item(other, key[:-1]))]
+        rest = {other: found for other, found in groups.items() if other not in family}
+        parts = {part: found for item in family for part, found in _split(groups[item], item).items()}
+        count = sum(5 * _size(found) >= least for found in (*rest.values(), *parts.values()))
+        if count > most and all(_is_item(part, key) for part in parts):
+            parts = {(*key, "*"): groups[key]}
+        elif count > most or not any(_has_parts(item, parts) for item in family):
+            parts = {item: groups[item] for item in family}
+        groups = rest | parts
+        whole.update(item for item in family if item in parts)
+
+
+def _split(rows: Sequence[PeakRow], key: Key) -> dict[Key, list[PeakRow]]:
+    """Return the rows of a layer by its parts; its own memory stays under its key."""
+    found: dict[Key, list[PeakRow]] = {}
+    for row in rows:
+        found.setdefault((*key, *_parts(row)[len(key) :][:1]), []).append(row)
+    return found
+
+
+def _has_parts(key: Key, parts: Iterable[Key]) -> bool:
+    """Return True if a layer has inner layers, or several operations."""
+    inner = [part for part in parts if part[:-1] == key]
+    return len(inner) > 1 or any(isinstance(part[-1], str) for part in inner)
+
+
+def _is_item(key: Key, of: Key | None = None) -> bool:
+    """Return True for an item of a list of modules."""
+    return isinstance(key[-1], str) and key[-1].isdigit() and of in (None, key[:-1])
+
+
+def _parts(row: PeakRow) -> Key:
+    path = row.module.split(".") if row.module else []
+    return (*path, *[(row.name, row.operation, row.line)] * bool(row.name or row.operation))
+
+
+def _size(rows: Sequence[PeakRow]) -> int:
+    return sum(row.size_bytes for row in rows)
