@@ -33,6 +33,7 @@ MOST = {
     "a look at what grows, each name": 0.07,
     "a recovery, each object": 0.002,
     "a recovery, each name": 0.002,
+    "a recovery, each frame": 120,
     "with torch, the first experiment": 2300,
     "with torch, an empty experiment": 2000,
     "with torch, a trivial cell": 184,
@@ -47,6 +48,7 @@ MOST_FILES = {"a trivial cell": 26, "an empty experiment": 47}
 SLACK = 1.1
 """Python's own functions call each other in another way in each version."""
 MANY, TENSORS = 40_000, 4_000
+DEEP = "def deep(left):\n    rows = [left] * 2000\n    if not left: raise MemoryError\n    deep(left - 1)\ndeep(NUMBER)"
 EMPTY, RECOVERY = "%%experiment empty\npass", "raise MemoryError"
 LOOK = """
 from ipygpumem.shell import holders, trends
@@ -129,6 +131,8 @@ def test_no_work_calls_more_functions_than_before() -> None:
         for name, step in steps.items():
             found[f"{name}, each {thing}"] = round((least_calls_in(shell, step) - bare[name]) / MANY, 3)
     shell.run_cell("%reset -f")
+    several, many = (least_calls_in(shell, DEEP.replace("NUMBER", str(number))) for number in (150, 300))
+    found["a recovery, each frame"] = (many - several) / 150
     shell.run_cell("import torch")
     found["with torch, the first experiment"] = calls_in(shell, EMPTY)
     found["with torch, an empty experiment"] = least_calls_in(shell, EMPTY, 20)

@@ -1,10 +1,12 @@
 """The memory guard: its figures, and real kernels that run out of memory and go on."""
 
+import functools
 import re
 import resource
 import sys
 import threading
 import time
+import traceback
 import types
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from ipygpumem.extras.guard.guard import MemoryGuard
+from ipygpumem.extras.guard.guard import MemoryGuard, _shortened
 from ipygpumem.extras.guard.headroom import Figures, Headroom
 from ipygpumem.probes.host import PAGE_BYTES
 from ipygpumem.shell.app import app_of
@@ -246,6 +248,39 @@ def test_a_cell_that_begins_during_a_look_is_watched(loaded: InteractiveShell, m
 
     monkeypatch.setattr(guard._headroom, "now", look)
     assert guard._tick() is not None
+
+
+def test_the_search_for_names_stops_before_memory_runs_out(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A linked list takes more to measure than what is left, from free heap that counts as used for the limit."""
+    loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
+    (guard,) = MemoryGuard._in_force
+    app_of(loaded).context.meter.worker.remove(guard._tick)
+    figures, loaded.user_ns["rows"] = guard._headroom.now(), [[]]
+    for sizes, has_names in (([64, 60], True), ([64, 20], False)):
+        later = iter(figures._replace(available_bytes=size * MIB) for size in (*sizes, *[60] * 1000))
+        monkeypatch.setattr(guard._headroom, "now", functools.partial(next, later))
+        guard._least, guard._refused = 60 * MIB, "refused 1 MiB"
+        (report,) = guard.cell_ended(Cell(None, nested=False, thread=0))
+        assert ("Too little memory is left to measure the names" in str(report)) != has_names
+
+
+def test_long_tracebacks_are_shortened_while_they_are_shown() -> None:
+    """IPython takes several MiB for a thousand frames, and each frame keeps its locals until the recovery."""
+
+    def deep(left: int) -> int:
+        return deep(left - 1) if left else 1 // left
+
+    def lines(error: BaseException) -> list[int]:
+        return [line for _, line in traceback.walk_tb(error.__traceback__)]
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        deep(200)
+    before = lines(caught.value)
+    with _shortened(caught.value):
+        assert lines(caught.value) == before[:25] + before[-25:]
+    assert lines(caught.value) == before
 
 
 def test_a_cell_that_awaits_does_not_end_the_kernel(notebook: Kernel) -> None:

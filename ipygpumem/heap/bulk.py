@@ -18,6 +18,9 @@ T = TypeVar("T")
 Progress = Callable[[float], None]
 """Called with the finished share of the work."""
 
+OBSERVERS: list[Callable[[], object]] = []
+"""Called again and again while objects are followed: the memory guard raises ``MemoryError`` there."""
+
 CHUNK = 4000
 """Chunk size; keeps a chunk in the processor's cache."""
 

@@ -27,7 +27,7 @@ from ipygpumem.heap.arrays import (
     read_array,
     storage_key,
 )
-from ipygpumem.heap.bulk import by_identity, chunks, held_once, of_types, one_of_each, types_of
+from ipygpumem.heap.bulk import OBSERVERS, by_identity, chunks, held_once, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.frames import is_users, running_ids
 from ipygpumem.heap.holders.graphs import behind, kept_behind
@@ -90,6 +90,8 @@ class Closure:
         while level and self.complete:
             self.complete = len(self.objects) + len(self.alone) <= MOST_OWNED
             parts, level = chunks(level), []
+            for observe in OBSERVERS:
+                observe()
             for part in parts:
                 references, of_torch = self._referents(part, nodes)
                 self._inside_torch.update(map(id, of_torch))

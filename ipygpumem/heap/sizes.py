@@ -184,7 +184,8 @@ class Sizes(Walk):
         shares.sort(key=attrgetter("size_bytes"), reverse=True)
         self.left += rest
         self._find_sharers()
-        self._measured.append((label, self._counted))
+        if label:
+            self._measured.append((label, self._counted))
         found = {device: size for device, size in self._bytes.items() if size > 0}
         return Size(found, self._objects, tuple(shares), tuple(self._also), tuple(self._notes), self.complete)
 
@@ -225,7 +226,7 @@ class Sizes(Walk):
     def _find_sharers(self) -> None:
         """Record the labels of earlier objects that share more than a little with this one."""
         for label, own in self._measured if self._met else ():
-            common = [self._met[key] for key in own & self._met.keys()] if label else []
+            common = [self._met[key] for key in own & self._met.keys()]
             kinds = set(map(id, map(type, common)))
             arrays = map(describe, of_types(self._arrays, common))
             size = sum(array.size_bytes for array in arrays if array is not None)

@@ -29,7 +29,7 @@ from ipygpumem.heap.arrays import (
     slot_descriptors,
     slots,
 )
-from ipygpumem.heap.bulk import CHUNK, by_identity, chunks, of_types, one_of_each, types_of
+from ipygpumem.heap.bulk import CHUNK, OBSERVERS, by_identity, chunks, of_types, one_of_each, types_of
 from ipygpumem.heap.holders.tasks import BUILTIN, storage_of_context, without_wakeups
 from ipygpumem.introspect import (
     ATOMS,
@@ -56,7 +56,8 @@ _LONGEST = 10_000_000
 """Maximum number of items of one container."""
 _MANY = 20_000
 """Containers with more items come last: a list of a million must not hide its neighbours."""
-_AT_ONCE = 500
+_AT_ONCE, _MOST_INSIDE = 500, 100_000
+"""Maximum number of objects that are entered at once, and of items in them, whose list takes memory."""
 _FEW, _LEVELS = 100, 3
 """Containers with more items are checked at once, this many levels deep, for anything but numbers and text."""
 
@@ -200,13 +201,20 @@ class Walk:
 
     def _inside(self) -> Iterator[Group]:
         while self._queue or self._long:
+            for observe in OBSERVERS:
+                observe()
             try:
                 if self._queue:
                     objects, path = self._queue.popleft()
                     if not BUILTIN.isdisjoint(map(id, map(type, objects))):
                         objects, _ = without_wakeups(objects)
                     sized: list[Any] = of_types(_SIZED, objects)
-                    later = {id(item): item for item, size in zip(sized, map(len, sized), strict=True) if size > _MANY}
+                    sizes = list(map(len, sized))
+                    later = {id(item): item for item, size in zip(sized, sizes, strict=True) if size > _MANY}
+                    if len(objects) > 1 and sum(sizes) > _MOST_INSIDE:
+                        middle = len(objects) // 2
+                        self._queue.extendleft([(objects[middle:], path), (objects[:middle], path)])
+                        continue
                     if later:
                         self._long.extend((item, path) for item in later.values() if self._may_lead_on(item))
                         objects = [item for item in objects if id(item) not in later]
@@ -214,7 +222,7 @@ class Walk:
                 else:
                     item, path = self._long.popleft()
                     yield from self.enter([item], path)
-            except RuntimeError:  # noqa: PERF203  # a thread changes the container: skip the rest
+            except RuntimeError:  # a thread changes the container: skip the rest
                 self.complete = False
 
     def _sift(self, items: Sequence[Any], *, with_paths: bool) -> tuple[list[Any], list[Any]]:

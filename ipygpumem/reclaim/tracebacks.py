@@ -26,6 +26,7 @@ from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, Functi
 from typing import Any, Literal
 
 from ipygpumem.errors import UnitError
+from ipygpumem.heap.bulk import chunks
 from ipygpumem.heap.holders.frames import peek, stack, steps
 from ipygpumem.heap.sizes import MOST_SIZED, Sizes, row_of
 from ipygpumem.heap.walk import MOST_AT_START, MOST_OBJECTS, ArraySearch
@@ -279,13 +280,14 @@ def _with_others(
     every, sizes = Sizes(limit=MOST_SIZED // 4), Sizes(limit=MOST_SIZED // 4)
     every.pass_over(*errors)
     sizes.pass_over(*errors)
-    if every.together([value for _, value, _ in places]) < arrays + _LEAST:
+    groups = [(every.together([value for _, value, _ in group]), group) for group in chunks(places, _GROUP)]
+    if sum(size for size, _ in groups) < arrays + _LEAST:
         return search.found
     sizes.together([search.behind, own])
     if not sizes.complete:
         return search.found  # the rest may be the notebook's
     rows = {(row.name, row.function, row.line): row for row in search.found}
-    for name, value, place in places:
+    for name, value, place in itertools.chain.from_iterable(group for size, group in groups if size >= _LEAST):
         size, key = sizes.measure(value), (name, *place.values())
         row = rows.get(key)
         if size.size_bytes >= _LEAST + (row.size_bytes if row is not None else 0):
@@ -294,8 +296,8 @@ def _with_others(
     return list(rows.values())
 
 
-_LEAST = MIB
-"""Minimum bytes of a local's memory besides arrays."""
+_LEAST, _GROUP = MIB, 50
+"""Minimum bytes of a local's memory besides arrays, and number of locals that are measured together first."""
 
 
 class _FrameSearch(ArraySearch):

@@ -22,10 +22,11 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from mmap import ACCESS_COPY, mmap
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, ClassVar
 
 from ipygpumem.extras.guard.headroom import Figures, Headroom
+from ipygpumem.heap.bulk import OBSERVERS
 from ipygpumem.introspect import is_instance, text_of
 from ipygpumem.inventory.top import LargestNames, select
 from ipygpumem.magics.tensors import largest
@@ -40,10 +41,13 @@ from ipygpumem.shell.context import ShellContext
 from ipygpumem.units import MIB, format_bytes
 
 _LEAST_ROOM, _LAST_ROOM = 32 * MIB, 4 * MIB
-"""Bytes that a cell may allocate, however little is left: ``del`` must work. At most a quarter of the memory left, and
-once ``--limit`` is reached half of what is left of the first, but at least the second."""
-_TICK_SECONDS, _TOUCHED_TICK_SECONDS, _LONG_TICK_SECONDS = 0.05, 0.01, 1.0
-"""Shortest time between two looks, the same without a limit on allocations, and the longest."""
+"""Bytes that a cell may allocate, however little is left: ``del`` must work. At most half of what is left above half of
+the reserve, but an eighth of the memory left, because cells that keep what they take come one after the other. Once
+``--limit`` is reached half of what is left of the first, but at least the second."""
+_TICK_SECONDS, _TOUCHED_TICK_SECONDS, _LONG_TICK_SECONDS = 0.05, 0.002, 1.0
+"""Shortest time between two looks, the same where the limit on allocations does not help, and the longest."""
+_SEARCH_TICK_SECONDS = 0.001
+"""Shortest time between two looks while objects are examined."""
 _IDLE_SECONDS = 0.1
 """Shortest time between two looks between cells; with less time the next cell wakes the thread."""
 _BYTES_PER_SECOND = 4 << 30
@@ -55,6 +59,8 @@ _ABORT = ("polars",)
 _SPARE_BYTES = 8 * MIB
 """Address space, which takes no RAM. Not ``malloc``'s, which would keep larger blocks after it was freed."""
 _ROWS = 5
+_ENTRIES = 25
+"""Entries shown at either end of a traceback."""
 _COUNTED = (
     "The guard counts memory from its allocation, even if it is never used: %gpumem guard on --touched counts only "
     "memory in use, %gpumem guard off turns it off"
@@ -119,6 +125,8 @@ class MemoryGuard:
         """Time of that interrupt; 0 once enough is left again."""
         self._given = self._private = 0
         """Bytes that the cell could allocate at its start, and the private pages then."""
+        self._looked_at = 0.0
+        """Time of the last look while objects are examined."""
         self._refused = ""
         """How the guard caused an error of the cell."""
         self._buffered: set[str] = set()
@@ -133,6 +141,8 @@ class MemoryGuard:
         worker = self._context.meter.worker
         worker.add(self._tick)
         self._undo.callback(worker.remove, self._tick)
+        OBSERVERS.append(self._look)
+        self._undo.callback(OBSERVERS.remove, self._look)
         self._replace(self._context.shell, "showtraceback", self._failing)
         self._replace_custom_exceptions(self._context.shell)
         for module, name in _WITHOUT_LIMIT:
@@ -236,7 +246,8 @@ class MemoryGuard:
 
     def _least_in(self, figures: Figures) -> int:
         """Return the bytes that it may allocate even if nothing is left."""
-        room = min(_LEAST_ROOM, figures.available_bytes // 4)
+        left = figures.available_bytes
+        room = min(_LEAST_ROOM, max((left - min(self._reserve // 2, _LEAST_ROOM)) // 2, left // 8))
         if self._most is not None:  # else cells that keep what they take would exceed it step by step
             room = min(room, max((self._most + _LEAST_ROOM - figures.private_bytes) // 2, _LAST_ROOM))
         return room
@@ -296,7 +307,8 @@ class MemoryGuard:
         figures = self._trimmed()
         left = figures.available_bytes
         room = self._least_in(figures)
-        self._floor, self._least = (figures.data_bytes or 0) + room, min(self._reserve, left // 2)
+        self._floor = (figures.data_bytes or 0) + room
+        self._least = min(self._reserve, max(left // 2, left - 2 * room))
         self._most_private = max((self._most or 0) + _LEAST_ROOM // 2, figures.private_bytes + room)
         self._room = min(self._reserve, (left - room) // 2)
         self._cell, self._is_failing, self._refused, self._struck_at, self._left = cell, False, "", 0.0, -1
@@ -311,7 +323,7 @@ class MemoryGuard:
         cell = self._cell
         least = _TOUCHED_TICK_SECONDS
         if self._is_failing:
-            return least
+            return _TICK_SECONDS
         try:
             figures = self._headroom.now()
             self._renew(figures)
@@ -331,6 +343,14 @@ class MemoryGuard:
         except Exception as error:
             self._context.guard.failed("the memory guard", error)
             return None
+
+    def _look(self) -> None:
+        """End our own search after the cell before it uses up the memory: the limit does not count free heap."""
+        is_after = self._cell is None or self._is_failing
+        if is_after and time.monotonic() - self._looked_at > _SEARCH_TICK_SECONDS:
+            left, self._looked_at = self._headroom.now().available_bytes, time.monotonic()
+            if left < self._least // 2:
+                raise MemoryError("too little memory is left to examine objects")
 
     def _strike(self, cell: Cell, left: int) -> None:
         """Raise the error in the cell's thread; a signal also ends its wait for threads and processes."""
@@ -375,7 +395,8 @@ class MemoryGuard:
                 self._refused = "stopped the cell"
             except Exception as error:  # IPython must show the user's error
                 self._context.guard.failed("the memory guard", error)
-        yield
+        with _shortened(sys.exc_info()[1] if self._is_failing else None):
+            yield
         self._is_failing &= options.get("running_compiled_code", False)  # else the cell goes on, as after %run
 
     def _explained(self, error: BaseException | None) -> str:
@@ -385,7 +406,6 @@ class MemoryGuard:
         failure, is_plain = tracebacks.classify(error), _is_refusal(error)
         if failure.kind != "oom" and not is_plain:
             return ""
-        _cut(error)
         figures = self._headroom.now()
         stopped = f"stopped the cell: only {format_bytes(self._left)} of {self._whose} were left"
         if any(is_instance(item, MemoryGuardError) for item in tracebacks.chain(error)):
@@ -447,7 +467,7 @@ class MemoryGuard:
         """Return why the guard acted, what is free now, and the largest names with the lines that free them."""
         figures, names = self._headroom.now(), None
         try:
-            self._set((figures.data_bytes or 0) + figures.available_bytes // 2)  # the search must not end the process
+            self._set((figures.data_bytes or 0) + figures.available_bytes // 2)
             names = select(largest(self._context.shell), min_bytes=MIB)
         except MemoryError:
             refused += ". Too little memory is left to measure the names"
@@ -468,13 +488,29 @@ def guard_report(refused: str, room_bytes: int, names: LargestNames | None) -> R
     return Report("guard", head, remarks, tables, is_trouble=True)
 
 
-def _cut(error: BaseException) -> None:
-    """Remove the signal handler's frame from the end of the traceback."""
-    trace = tracebacks.traceback_of(error)
-    while trace is not None and (last := trace.tb_next) is not None:
-        if last.tb_frame.f_code is MemoryGuard._raise.__code__:
-            trace.tb_next = None
-        trace = trace.tb_next
+@contextlib.contextmanager
+def _shortened(error: BaseException | None) -> Iterator[None]:
+    """Leave out the middle of long tracebacks while IPython shows them: a deep recursion would use up the reserve.
+
+    The signal handler's frame at the end is removed for good.
+    """
+    removed = list[tuple[TracebackType, TracebackType]]()
+    for one in () if error is None else tracebacks.chain(error):
+        entries, trace = [], tracebacks.traceback_of(one)
+        while trace is not None:
+            entries.append(trace)
+            trace = trace.tb_next
+        if entries[1:] and entries[-1].tb_frame.f_code is MemoryGuard._raise.__code__:
+            entries.pop()
+            entries[-1].tb_next = None
+        if len(entries) > 2 * _ENTRIES:
+            removed.append((entries[_ENTRIES - 1], entries[_ENTRIES]))
+            entries[_ENTRIES - 1].tb_next = entries[-_ENTRIES]
+    try:
+        yield
+    finally:
+        for last, following in removed:
+            last.tb_next = following
 
 
 def _is_refusal(error: BaseException) -> bool:
