@@ -115,8 +115,8 @@ Engines.NAME = struck
 
 
 CELL, SPAN = "%%experiment a --on all\nx = 1", "%experiment start a --on all"
-MOMENTS = [(CELL, "ask"), (CELL, "wait"), (CELL, "run"), (SPAN, "replies")]
-REST = [(CELL, "replies"), (CELL, "forget"), (SPAN, "ask"), (SPAN, "wait")]
+MOMENTS = [(CELL, "run"), (SPAN, "replies")]
+REST = [(CELL, place) for place in ("ask", "wait", "replies", "forget")] + [(SPAN, "ask"), (SPAN, "wait")]
 MOMENTS += [pytest.param(*moment, marks=pytest.mark.thorough) for moment in REST]
 
 

@@ -24,7 +24,6 @@ FEATURES = [
     "%%autofit n=2\nold + n",
     "%%memlines\nold + 1",
     "try:\n    with ipygpumem.experiment('failed'): numpy.ones(1 << 55)\nexcept MemoryError: pass",
-    "%%estimate\nold + 1",  # last: with torch loaded, each look at the heap takes longer
 ]
 
 

@@ -2,10 +2,12 @@
 
 import pytest
 
-from tests.steps import tidied_kernel
+from tests.kernel import Kernel
+from tests.steps import tidied_kernel, works
 
 SETUP = """
 import gc, sys, weakref
+gc.unfreeze()
 import torch, ipygpumem
 from torch import nn
 torch.set_num_threads(2)
@@ -19,6 +21,25 @@ def alive():
 
 shared_kernel, notebook = tidied_kernel("%reset -f", "%reload_ext ipygpumem\n" + SETUP, timeout=600)
 """A kernel with torch and the extension loaded, nothing open, and ``watch()`` and ``alive()``."""
+
+
+_FREEZE = """
+import ctypes, pandas
+gc.collect()
+gc.freeze()
+for space in (globals(), Out, get_ipython().user_ns_hidden):  # moves these back
+    ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(space))
+    ctypes.pythonapi.PyObject_GC_Track(ctypes.py_object(space))
+"""
+
+
+@pytest.fixture
+def small_heap(notebook: Kernel) -> None:
+    """Let looks at the notebook's heap pass over what libraries made on import: most of a test's time.
+
+    Not for tests of freeing, and some tests of each kind look at everything.
+    """
+    works(notebook, _FREEZE)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import textwrap
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
@@ -185,6 +186,26 @@ def test_a_mistake_in_a_cell_is_one_line(estimating: Kernel) -> None:
         assert reply.stderr.count("\n") == 1, reply.stderr
 
 
+def test_estimates_alone_find_the_largest_batch_for_a_card_that_is_not_here(estimating: Kernel) -> None:
+    cell = "%%autofit n={}\n%%estimate --device cuda {}\n"
+    code = "layer = torch.nn.Linear(8192, 8192)\nwith torch.no_grad():\n    y = layer(torch.zeros(n << 10, 8192))"
+    reply = works(estimating, cell.format(16, "--device-memory 1600MiB") + code)
+    assert estimating.value("n, 'layer' in globals()") == (8, False)
+    shown, fitted = reply.reports("estimate") + reply.reports("autofit")
+    assert "fits: needs" in shown
+    assert "n=8 fits" in fitted
+    works(estimating, f"def step(n):\n    {code.replace(chr(10), chr(10) + '    ')}")
+    call = "ipygpumem.autofit(lambda n: ipygpumem.estimate(step, n, {}), n=16).value"
+    assert estimating.value(call.format("device='cuda', device_memory='1600MiB'")) == 8
+    assert works(estimating, "%%autofit n=8\nipygpumem.estimate(step, n, device_memory='1TiB')").result is not None
+    reply = estimating.run(cell.format(2, "--device-memory 400MiB") + code)
+    needs = reply.reports("estimate")[0].partition(" needs ")[2].partition(" \u00b7 ")[0]
+    size, _, room = needs.partition(" of ")
+    text = f"UsageError: %%autofit: even n=1 does not fit: it needs {size} of cuda:0, which has {room}"
+    assert (reply.status, text in reply.stderr) == ("error", True)
+    assert "pass --device-memory" in estimating.run(cell.format(1, "") + code).stderr
+
+
 @pytest.fixture
 def users(estimating: Kernel, tmp_path: Path) -> Kernel:
     """A kernel with a fresh module of the user's that holds model, optimizer, lists and caches."""
@@ -310,6 +331,7 @@ def test_buffers_and_files_are_put_back(tmp_path: Path) -> None:
         before = state()
         ipygpumem.estimate(step)
         assert state() == before
+        assert weakref.getweakrefs(objects) == [], "NumPy would not resize it"
 
 
 @alone  # the first estimate of a process imports torch's compiler, which changes some

@@ -5,6 +5,8 @@ import pytest
 from tests.kernel import Kernel
 from tests.steps import works
 
+pytestmark = pytest.mark.usefixtures("small_heap")
+
 BEFORE = """
 import collections, copy, dataclasses, functools, types
 import numpy as np, pandas as pd

@@ -32,6 +32,7 @@ def test_torchs_cpu_allocator_refusing_is_an_oom_with_its_size(notebook: Kernel)
     assert works(notebook, "train(1 << 20)").result == "'trained'"
 
 
+@pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize(
     ("code", "rows"),
     [
@@ -116,23 +117,3 @@ def test_model_optimizer_and_graph_of_a_failed_try_are_gone_when_the_next_begins
     (report,) = reply.reports("autofit")
     assert "batch_size=32 fits · 4 tries" in report
     assert report.count("out of memory, asked for 1.00 PiB") == 3
-
-
-def test_estimates_alone_find_the_largest_batch_for_a_card_that_is_not_here(notebook: Kernel) -> None:
-    cell = "%%autofit n={}\n%%estimate --device cuda {}\n"
-    code = "model = nn.Linear(8192, 8192)\nwith torch.no_grad():\n    y = model(torch.zeros(n << 10, 8192))"
-    reply = works(notebook, cell.format(16, "--device-memory 1600MiB") + code)
-    assert notebook.value("n, 'model' in globals()") == (8, False)
-    shown, fitted = reply.reports("estimate") + reply.reports("autofit")
-    assert "fits: needs" in shown
-    assert "n=8 fits" in fitted
-    works(notebook, f"def step(n):\n    {code.replace(chr(10), chr(10) + '    ')}")
-    call = "ipygpumem.autofit(lambda n: ipygpumem.estimate(step, n, {}), n=16).value"
-    assert notebook.value(call.format("device='cuda', device_memory='1600MiB'")) == 8
-    assert works(notebook, "%%autofit n=8\nipygpumem.estimate(step, n, device_memory='1TiB')").result is not None
-    reply = notebook.run(cell.format(2, "--device-memory 400MiB") + code)
-    needs = reply.reports("estimate")[0].partition(" needs ")[2].partition(" \u00b7 ")[0]
-    size, _, room = needs.partition(" of ")
-    text = f"UsageError: %%autofit: even n=1 does not fit: it needs {size} of cuda:0, which has {room}"
-    assert (reply.status, text in reply.stderr) == ("error", True)
-    assert "pass --device-memory" in notebook.run(cell.format(1, "") + code).stderr

@@ -1,10 +1,13 @@
 """Models, survivors, outputs, seeds, compiled code and odd tensors in scopes, with torch on the CPU."""
 
+import pytest
+
 from tests.hostile import SOURCE
 from tests.kernel import Kernel
 from tests.steps import kernel_with, recovery, works
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_survivors_are_those_that_something_outside_refers_to_with_their_sizes(notebook: Kernel) -> None:
     works(notebook, "leaked = []\nouter = torch.ones(1 << 20)\nwatched.clear()")
     reply = works(
@@ -70,6 +73,7 @@ def test_results_saved_by_a_graph_are_reported_with_their_experiment(notebook: K
     notebook.run("del rows, losses")
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_what_the_notebooks_own_optimizer_needs_is_no_leak_and_that_of_a_model_that_leaks_is(notebook: Kernel) -> None:
     step = "{0}(torch.ones(1, 1024)).sum().backward(); {1}.step()"
     works(notebook, "ours = nn.Linear(1024, 1024); adam = torch.optim.Adam(ours.parameters()); adams = []")
@@ -120,6 +124,7 @@ def test_a_model_that_was_compiled_in_an_experiment_dies_with_it_and_torch_compl
     assert works(shared, "gc.collect(); torch._dynamo.reset(); gc.collect();").stderr == ""
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_no_code_of_a_tensor_subclass_runs_at_exit_in_status_or_after_an_oom(notebook: Kernel) -> None:
     works(notebook, SOURCE + "\nwatched.clear()", "old = [*tensors().values()]\nleaked = []", "%experiment start a")
     works(notebook, "mine = tensors(); one, *box = mine.values(); old = 1; leaked.append(mine)")
@@ -160,6 +165,7 @@ zoo["freed"].untyped_storage().resize_(0)
 """
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_every_kind_of_tensor_can_be_in_a_scope_that_ends(notebook: Kernel) -> None:
     works(notebook, "x = 'old'\nleaked = []", "%experiment start a")
     works(notebook, "x = 'new'\n" + ZOO, timeout=600)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 import ipygpumem
 from ipygpumem.heap.closure import Closure
 from ipygpumem.units import MIB
@@ -116,6 +118,7 @@ def test_what_it_says_comes_true(notebook: Kernel) -> None:
     assert notebook.value("alive()") == []
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_an_output_a_closure_and_a_deleted_name(notebook: Kernel) -> None:
     works(notebook, "import pandas\nframe = pandas.DataFrame({'x': range(2**18)})\nframe")
     (report,) = works(notebook, "%gpumem why frame").reports("why")
@@ -153,6 +156,7 @@ def test_an_output_a_closure_and_a_deleted_name(notebook: Kernel) -> None:
         assert "Traceback" not in reply.stderr
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_a_name_deleted_in_any_cell_says_what_holds_its_object(notebook: Kernel) -> None:
     works(
         notebook,
@@ -203,6 +207,7 @@ def test_objects_with_one_holder_cost_next_to_nothing() -> None:
     assert found.freed_bytes["cpu"] > 0.9 * found.size_bytes
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_a_script_that_has_run_holds_its_names_too(notebook: Kernel, tmp_path: Path) -> None:
     script = tmp_path / "made.py"
     script.write_text("rows = [bytearray(2**20) for _ in range(8)]\n")
