@@ -27,7 +27,7 @@ from tests.steps import exist, fails, ok, plain, run, tidied_kernel, works
 MIB = 2**20
 ON = "%gpumem guard on --limit 250MiB"
 FILL = "rows = []\nwhile True:\n    rows.append('x' * 1000 + str(len(rows)))"
-DICT = "class Point:\n    def __init__(self, x): self.x = x\nkept = {}\nwhile True:\n    kept[len(kept)] = Point('x' * 400 + str(len(kept)))"
+DICT = "class P:\n    def __init__(self, x): self.x = x\nd = {}\nwhile True:\n    d[len(d)] = P(f'{len(d):400}')"
 ARRAYS = "import numpy\narrays = []\nwhile True:\n    arrays.append(numpy.ones(2**17))"
 ERRORS = ("MemoryError", "MemoryGuardError")
 SOFT = "__import__('resource').getrlimit(__import__('resource').RLIMIT_DATA)[0]"

@@ -4,6 +4,7 @@ import ast
 import contextlib
 import itertools
 import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -257,6 +258,14 @@ def test_an_experiments_time_is_that_of_its_cells_and_its_span_stands_apart(
     assert record.span_seconds >= record.duration_seconds == pytest.approx(30, abs=10)
     shell.run_cell("shown()")
     assert "experiment captured · 1 cell · 30" in capsys.readouterr().out
+
+
+def test_a_cells_time_begins_after_our_own_work(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine makes that work long: processes that the cell starts would begin after its end."""
+    begun, own = list[float](), ExperimentManager.cell_begins
+    monkeypatch.setattr(ExperimentManager, "cell_begins", lambda *args: (own(*args), begun.append(time.time())))
+    loaded.run_cell("1")
+    assert ipygpumem.history()[-1].started_at >= begun[-1]
 
 
 def test_a_step_that_did_nothing_gets_no_credit(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:

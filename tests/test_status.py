@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from ipygpumem.inventory import findings
 from ipygpumem.inventory.breakdown import Part, Reconciliation, Storage
 from ipygpumem.inventory.findings import Findings
-from ipygpumem.probes import allocator, nvml
+from ipygpumem.probes import allocator, nvml, outside
 from ipygpumem.probes.accelerators import CachingAllocatorProbe
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.nvml import DeviceWide, Nvml
@@ -336,6 +337,16 @@ def test_in_a_container_the_drivers_ids_are_not_those_of_children(monkeypatch: p
     found = Findings(children=[child(100.5, 8)])
     found.note_processes("cuda:0", DeviceWide(other_processes=((8, 64 * MIB),)))
     assert found.children == [child(100.5, 8)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the time of a start is psutil's elsewhere")
+def test_a_pause_between_two_clocks_shifts_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter((1000.5, 1000.0, 1000.25))  # another process ran after the first and the third reading of the other
+    clocks = SimpleNamespace(clock_gettime=lambda _: 100.0, CLOCK_BOOTTIME=7, time=lambda: next(now))
+    monkeypatch.setattr(outside, "time", clocks)
+    found = outside._started_at(os.getpid())
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    assert found == pytest.approx(900 + (ticks + 0.5) / os.sysconf("SC_CLK_TCK"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the time of a start is psutil's elsewhere")

@@ -274,8 +274,8 @@ def _started_at(pid: int) -> float | None:
     """Return the start time of a process; None without /proc. psutil's figure is a second off on Linux."""
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-        # The middle of the clock tick in which it started.
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - (ticks + 0.5) / os.sysconf("SC_CLK_TCK")
+        # The shortest of several readings: other processes may run between the two clocks.
+        boot = min(-time.clock_gettime(time.CLOCK_BOOTTIME) + time.time() for _ in range(3))
+        return boot + (ticks + 0.5) / os.sysconf("SC_CLK_TCK")  # the middle of the tick in which it started
     except (OSError, ValueError, IndexError, AttributeError):
         return None
-    return time.time() - age

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
 from ipygpumem.introspect import text_of, type_name
@@ -66,7 +66,7 @@ class Session:
         if type(source) is str and ("del" in source or "reset" in source):
             begins.append(partial(self._experiments.survivors.watch_before_deletion, source))
         context.guard.each("pre_run_cell", measure, *begins)
-        cell.started = perf_counter()
+        cell.started_at, cell.started = time(), perf_counter()  # our own work may have taken long
 
     def cell_ends(self, result: Any) -> None:
         """Free, record and report the cell that ``result`` ends."""
