@@ -20,7 +20,7 @@ BUDGET = {
     "extras/cluster": 728,
     "extras/expectations": 128,
     "extras/guard": 659,
-    "extras/fit": 844,
+    "extras/fit": 929,
     "extras/isolate": 798,
     "extras/lines": 667,
     "extras/moving": 634,

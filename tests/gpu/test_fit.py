@@ -23,7 +23,7 @@ RUN = """
 import json
 from tests.torch_cpu.test_fit import BY_HAND
 cell = BY_HAND[TITLE].replace("LINE", LINE).replace("= Net()", "= Net().cuda()")
-for data in ("torch.randn(256, 16, 256", "torch.zeros(4096"):
+for data in ("torch.randn(8, 512, 256", "torch.zeros(4096"):
     assert data in cell
     cell = cell.replace(data, f"{data}, device='cuda'")
 exec(cell, names := {})

@@ -1,6 +1,7 @@
 """%%estimate --fit: each change against the cell that a user writes by hand, and the blocks that must not run twice."""
 
 import random
+import re
 from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any
@@ -102,6 +103,50 @@ def test_the_first_estimate_is_the_usual_one() -> None:
     assert (seen.peak_bytes, seen.reserved_bytes, seen.parts) == (plain.peak_bytes, plain.reserved_bytes, plain.parts)
 
 
+IN_AN_OBJECT = NET.replace("import torch\n", "from torch.optim import AdamW\n", 1)
+IN_AN_OBJECT += """
+class Training:
+    def __init__(self):
+        self.net = Net()
+        self.steps = {"first": AdamW([*self.net.parameters()][2:])}
+
+    def run(self, x, y):
+        functional.cross_entropy(self.net(x).flatten(0, 1), y).backward()
+        self.steps["first"].step()
+
+from torch import randn, zeros, long
+block = group = part = parts = "the user's"
+batch = {"x": randn(8, 16, 256), "y": zeros(128, dtype=long)}
+training = Training()
+training.run(**batch)
+"""
+IN_A_FUNCTION = IN_AN_OBJECT.replace("training = Training()\n", "def start(**batch): Training().run(**batch)\n")
+IN_A_FUNCTION = IN_A_FUNCTION.replace("training.run", "start")
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.parametrize(
+    ("cell", "comments"),
+    [(PLAIN, ""), (IN_AN_OBJECT, ""), (IN_A_FUNCTION, "Net|AdamW"), (PLAIN.replace("l(x)", "l(x * 1)"), "split")],
+)
+def test_each_line_runs_and_takes_no_name(cell: str, comments: str) -> None:
+    """Each suggested line can be pasted below the cell; it is a comment if no name leads to what it changes."""
+    cell = cell.replace("8, 512", "8, 16").replace("4096", "128")
+    seen = search(cell, "1GiB", run=False).seen
+    lines = [change.line for change in (*candidates(seen), *parts(seen, None))]
+    assert len(lines) > 6
+    taken: dict[str, Any] = {}
+    exec(cell, taken)
+    for line in lines:
+        names = dict(taken)
+        exec(line, names)
+        new = {name for name in names if names[name] is not taken.get(name)} - {"__warningregistry__"}
+        assert new <= {"optimizer", "torch", "functools", *{"block", "group", "part", "parts"} - {*taken}} | {
+            *("block_", "group_", "parts_")
+        }, line
+        assert line.startswith("# ") is bool(comments and re.search(comments, line)), line
+
+
 def test_checkpointed_blocks_get_the_same_gradients() -> None:
     seen = search(PLAIN, "1GiB", run=False).seen
     (line,) = (change.line for change in candidates(seen) if "checkpoint" in change.title)
@@ -112,6 +157,27 @@ def test_checkpointed_blocks_get_the_same_gradients() -> None:
         exec(f"{NET}model, x = Net(), torch.randn(8, 256)\n{change}\nmodel(x).sum().backward()", names)
         gradients.append([parameter.grad for parameter in names["model"].parameters()])
     assert all(map(torch.equal, *gradients))
+
+
+def test_split_batches_and_plain_loops_are_equal_up_to_rounding() -> None:
+    begin = NET.replace("nn.Dropout(0.1)", "nn.Identity()")
+    begin += "torch.manual_seed(0)\nmodel = Net()\nx, y = torch.randn(64, 8, 256), torch.arange(512) % 10\n"
+    begin += "optimizer = torch.optim.AdamW(model.parameters(), foreach=True)\n"
+    whole = "functional.cross_entropy(model(x).flatten(0, 1), y).backward()"
+    seen = search(f"{begin}{whole}\noptimizer.step()", "1GiB", run=False).seen
+    *_, split = parts(seen, None)
+    assert (split.results, split.passes) == ("equal if the loss is a mean over independent rows", 64)
+    loop = split.line.replace("...", f"({whole.replace('.backward()', ' / 64)')}.backward()", 1)
+    loop = loop.replace("(x)", "(parts[0])").replace(", y)", ", parts[1])")
+    plain = next(candidates(seen))
+    assert (plain.title, plain.results) == ("foreach=False", "equal up to rounding")
+    found = []
+    for step in (whole, loop, f"{plain.line}\n{whole}"):
+        exec(f"{begin}{step}\noptimizer.step()", names := dict[str, Any]())
+        found.append([one for weight in names["model"].parameters() for one in (weight.grad, weight)])
+    for other in found[1:]:
+        for first, second in zip(found[0], other, strict=True):
+            torch.testing.assert_close(second, first, rtol=1e-3, atol=1e-5)
 
 
 def test_another_optimizer_has_no_state_of_earlier_steps() -> None:
@@ -137,6 +203,26 @@ def test_no_result_is_called_equal_that_dropout_or_tied_weights_change() -> None
     tied = f"{begin}a, b = nn.Embedding(9, 9), nn.Linear(9, 9, bias=False)\nb.weight = a.weight\n"
     cell = f"{tied}nn.Sequential(a, b)(torch.zeros(4, dtype=torch.long)).sum().backward()"
     assert not any("freeze" in change.title for change in candidates(search(cell, "1GiB", run=False).seen))
+
+
+@pytest.mark.parametrize("enough", [2, 64, 1 << 10, 1 << 20])
+def test_few_sizes_of_a_batch_are_estimated(enough: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,024 rows, the largest part that fits takes four estimates, not ten."""
+    asked: list[int] = []
+
+    def tried(_: Search, *changes: Any) -> Any:
+        asked.append(changes[0].passes)
+        device = SimpleNamespace(required_bytes=2 + (asked[-1] < enough))
+        return SimpleNamespace(fits=asked[-1] >= enough, device=device, passes=asked[-1], title="")
+
+    monkeypatch.setattr(Search, "tried", tried)
+    found = search("", "1GiB", run=False)
+    found.seen.rows = 1 << 10
+    base: Any = SimpleNamespace(device=SimpleNamespace(required_bytes=4))
+    del asked[:]
+    found._see(base, list(parts(found.seen, None)))
+    assert [trial.passes for trial in found.trials] == [min(enough, 1 << 10)]  # type: ignore[attr-defined]
+    assert len(asked) <= 4
 
 
 def test_changes_are_combined_if_none_suffices() -> None:
@@ -251,8 +337,19 @@ def test_a_named_batch_is_made_smaller_wherever_it_is_set() -> None:
     (device,) = estimated(cell.replace("n = 8", "n = 4")).devices
     assert trial.changes[0].line.startswith("n = 4  # (loss / 2)")
     assert device.peak_bytes <= trial.device.peak_bytes <= device.peak_bytes + 8 * MIB  # gradients
-    with pytest.raises(EstimateError, match="must be a whole number"):
-        search(cell.replace("n = 8", "n = 0.5"), "900MiB", batch="n")
+
+
+def test_a_named_batch_may_be_a_tensor() -> None:
+    found = search(PLAIN, "950MiB", batch="x", run=False)
+    (base, change) = (found.tried(found.first), next(parts(found.seen, "x")))
+    (device,) = estimated(BY_HAND["batch 4 instead of 8"]).devices
+    assert change.title == "x 4 instead of 8"
+    assert found.tried(change).device.peak_bytes == pytest.approx(device.peak_bytes, rel=0.01)
+    assert found.tried(change).device.peak_bytes < base.device.peak_bytes
+    loader = "from torch.utils.data import DataLoader\nx = DataLoader(range(8))"
+    for wrong in ("x = 0.5", "x = 0", "x = torch.ones(())", loader):
+        with pytest.raises(EstimateError, match=r"^--batch x: it must be a whole number .* leave --batch out\)$"):
+            search(f"import torch\n{wrong}", "900MiB", batch="x", run=False)
 
 
 def test_nothing_found_is_said_with_what_all_changes_need() -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
+import types
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.flop_counter import flop_registry
 
-from ipygpumem.introspect import is_instance
+from ipygpumem.introspect import instance_dict, is_exactly, is_instance
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Change:
 
     title: str
     line: str
-    """The code that a user writes for it."""
+    """The code that a user writes for it: safe to run below the code, or comments."""
     results: str
     """Its effect on the code's results."""
     apply: Callable[[Run], None]
@@ -42,7 +44,8 @@ class Run:
     calls; ``call(root, args, kwargs)``, which returns the arguments; ``result()``; ``enter(module, args, kwargs)`` and
     ``leave(module, args, kwargs, mark)``, with what ``enter`` returned, for all modules outside backward;
     ``backward()``; ``step(optimizer, args, kwargs)``, which returns the arguments;
-    ``stepped(optimizer)``; ``operation(func, args, kwargs)`` outside backward.
+    ``stepped(optimizer)``; ``operation(func, args, kwargs)`` outside backward; ``loss(given, target)`` of torch's loss
+    functions, which returns the target.
     """
 
     def __init__(self, estimation: Any, names: dict[str, Any], changes: Sequence[Change]) -> None:
@@ -73,6 +76,9 @@ class Run:
             change.apply(self)
         self.wrap(torch.nn.Module, "__call__", self._call)
         self.wrap(torch.autograd, "_engine_run_backward", self._backward)
+        for name in vars(functional) if self._hooks["loss"] else ():
+            if name.endswith(("_loss", "cross_entropy", "_with_logits", "kl_div")) and not name.startswith("_"):
+                self.wrap(functional, name, self._loss)
         self._stack.callback(register_optimizer_step_pre_hook(self._step).remove)
         self._stack.callback(register_optimizer_step_post_hook(lambda one, *_: self._tell("stepped", one)).remove)
 
@@ -87,9 +93,18 @@ class Run:
         call = functools.wraps(own)(lambda *args, **kwargs: around(own, *args, **kwargs))
         self._stack.enter_context(patch.object(place, name, call))
 
-    def name_of(self, root: Any) -> str:
-        """Return the code's name for a root, or ``model``."""
-        return next((name for name, value in dict.items(self.names) if value is root), "model")
+    def name_of(self, wanted: Any) -> str:
+        """Return an expression for an object, from a name of the code, such as ``trainer.model``; "" if there is none.
+
+        It follows attributes and keys, twice at most.
+        """
+        level = [(name, value) for name, value in dict.items(self.names) if not name.startswith("_")]
+        for _ in range(3):
+            for name, value in level:
+                if value is wanted:
+                    return name
+            level = [(f"{name}{step}", inner) for name, value in level for step, inner in _inside(value)]
+        return ""
 
     def _call(self, own: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         if self._backwards or not torch._C._len_torch_dispatch_stack():  # recomputed, or another thread's
@@ -114,6 +129,12 @@ class Run:
             self._tell("result")
         return result
 
+    def _loss(self, own: Any, given: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_tensor(given) and is_tensor(target):
+            for hook in self._hooks["loss"]:
+                target = hook(given, target)
+        return own(given, target, *args, **kwargs)
+
     def _backward(self, own: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._backwards:
             self._tell("backward")
@@ -134,6 +155,24 @@ class Run:
         self.flops += formula(*args, **kwargs, out_val=result) if formula is not None else 0
         if not self._backwards:
             self._tell("operation", func, args, kwargs)
+
+
+def _inside(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the objects in an object's attributes, or in a dict, with the code that follows a name for it."""
+    if type(value) is dict:
+        yield from ((f"[{key!r}]", inner) for key, inner in value.items() if is_exactly(key, str, int))
+    elif not is_instance(value, types.ModuleType) and not is_instance(value, type):
+        attributes = instance_dict(value) or {}
+        modules = attributes.get("_modules") if is_instance(value, torch.nn.Module) else None
+        yield from ((at(name), inner) for name, inner in {**attributes, **(modules or {})}.items())
+
+
+def at(path: str) -> str:
+    """Return the code that follows a module's name for one inside it, such as ``.layers[2]``."""
+    names = path.split(".") if path else []
+    if not all(name.isdigit() or name.isidentifier() for name in names):
+        return f".get_submodule({path!r})"
+    return "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in names)
 
 
 def is_tensor(value: Any) -> bool:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
@@ -25,28 +24,24 @@ _RANK = 16
 
 def candidates(seen: Observed) -> Iterator[Change]:
     """Yield the changes that may help the code, cheapest first, without parts of the batch."""
-    kinds = {getattr(torch.optim, name, None) for name in seen.optimizers} - {None}
+    kinds = {getattr(torch.optim, kind, None) for kind in seen.optimizers.values()} - {None}
     if kinds:
-        line = f"torch.optim.{next(iter(seen.optimizers))}(..., foreach=False)"
+        group, groups = seen.free("group"), [f"{name or kind}.param_groups" for name, kind in seen.optimizers.items()]
+        each = groups[0] if len(groups) < 2 else f"[*{', *'.join(groups)}]"
+        line = seen.code(f'for {group} in {each}: {group}["foreach"] = False', owners=seen.optimizers)
         yield Change("foreach=False", line, _ROUNDED, _plain_loop)
     if seen.trains:
         yield from _checkpoints(seen)
     if seen.has_float32 and not seen.casts:
-        yield _autocast(seen.kind)
+        yield _autocast(seen)
     lean = [getattr(torch.optim, name) for name in ("Adafactor", "SGD") if hasattr(torch.optim, name)]
     if kinds - {*lean, torch.optim.LBFGS, torch.optim.SparseAdam}:
-        yield from map(_optimizer, lean)
+        yield from (_optimizer(seen, kind) for kind in lean)
     if seen.trains and not seen.is_adapted:
         if seen.hf_path is not None and importlib.util.find_spec("peft") is not None:
-            yield _low_rank(seen, _expression(seen, seen.hf_path))
+            yield _low_rank(seen, seen.of_root(seen.hf_path))
         if seen.last:
             yield _frozen(seen)
-
-
-def _expression(seen: Observed, path: str) -> str:
-    """Return Python code for the module of a path, such as ``model.layers[2]``."""
-    names = path.split(".") if path else []
-    return seen.name + "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in names)
 
 
 def _plain_loop(run: Run) -> None:
@@ -67,15 +62,18 @@ def parts(seen: Observed, name: str | None) -> Iterator[Change]:
     while 2 * passes <= seen.rows:
         passes = next(number for number in range(2 * passes, seen.rows + 1) if seen.rows % number == 0)
         size = seen.rows // passes
-        title = f"{name or 'batch'} {size} instead of {seen.rows}"
-        line = f"{name} = {size}" if name else f"for part in x.split({size}): model(part)"
+        splits = [f"{given or 'batch'}.split({rows // passes})" for given, rows in seen.given.items()]
+        one, several = len(splits) == 1, seen.free("part" if len(splits) == 1 else "parts")
+        line = f"for {several} in {splits[0] if one else 'zip(' + ', '.join(splits) + ')'}: ..."
+        line = f"{name} = {size}" if seen.is_size else line
         results = "equal"
         if seen.trains:
-            line = f"for part in x.split({size}): (loss(part) / {passes}).backward()  # then step()"
-            line = f"{name} = {size}  # (loss / {passes}).backward(), step() after {passes} of them" if name else line
+            line += f"  # (loss / {passes}).backward() for each part, then one step()"
             results = "equal if the loss is a mean over independent rows"
         results = "other random numbers (dropout)" if seen.draws else results
         results = "other BatchNorm statistics" if seen.normalizes else results
+        owners = [name or ""] if seen.is_size else [*seen.given]
+        line, title = seen.code(line, owners=owners), f"{name or 'batch'} {size} instead of {seen.rows}"
         yield Change(title, line, results, functools.partial(_split, seen, name, passes), "batch", passes)
 
 
@@ -86,19 +84,18 @@ def _split(  # noqa: C901  # one small function after another
     passed: list[Any] = []
 
     def reduced(value: Any) -> Any:
-        return value // passes
+        return value // passes if seen.is_size else value[: len(value) // passes]
 
     def part(value: Any) -> Any:
         if type(value) is dict:
             return {key: part(item) for key, item in value.items()}
-        return value[: reduced(seen.rows)] if is_tensor(value) and len(value) == seen.rows else value
+        return reduced(value) if is_tensor(value) and len(value) == seen.rows else value
 
-    def loss(own: Any, given: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-        fits = not (is_tensor(given) and is_tensor(target)) or len(target) != passes * len(given)
-        return own(given, target if fits else target[: len(given)], *args, **kwargs)
+    def loss(given: Any, target: Any) -> Any:
+        return target[: len(given)] if len(target) == passes * len(given) else target
 
     def call(root: Any, args: Any, kwargs: Any) -> Any:
-        if name is None:
+        if not seen.is_size:
             args, kwargs = tuple(map(part, args)), part(kwargs)
         is_first = seen.trains and torch.is_grad_enabled() and all(known() is not root for known in passed)
         if is_first and next(root.parameters(), None) is not None:
@@ -110,14 +107,12 @@ def _split(  # noqa: C901  # one small function after another
         return args, kwargs
 
     run.on(call=call, stepped=lambda _: passed.clear())
-    if name is None:
-        for given in vars(functional):
-            if given.endswith(("_loss", "cross_entropy", "_with_logits", "kl_div")) and not given.startswith("_"):
-                run.wrap(functional, given, loss)
-        return
-    if name in run.names:
-        run.names[name] = reduced(run.names[name])
-    run.names.changed[name] = reduced  # type: ignore[attr-defined]  # a Namespace
+    if not seen.is_size:
+        run.on(loss=loss)
+    if name is not None:
+        if name in run.names:
+            run.names[name] = reduced(run.names[name])
+        run.names.changed[name] = reduced  # type: ignore[attr-defined]  # a Namespace
 
 
 def _detached(tensor: Any) -> Any:
@@ -135,19 +130,21 @@ def _accumulate(result: Any) -> None:
 def _checkpoints(seen: Observed) -> Iterator[Change]:
     """Yield checkpoints of each kind of blocks: they keep only their inputs, and run again in backward."""
     if seen.hf_path is not None and not seen.is_checkpointed:
-        name, path = _expression(seen, seen.hf_path), seen.hf_path
+        path = seen.hf_path
 
         def enable(number: int, root: Any) -> None:
             if number == seen.root:
                 getattr(root.get_submodule(path), seen.hf_way)({"use_reentrant": False})
 
-        line = f'{name}.{seen.hf_way}({{"use_reentrant": False}})'
+        line = seen.code(f'{seen.of_root(path)}.{seen.hf_way}({{"use_reentrant": False}})', owners=[seen.name])
         yield Change(f"{seen.hf_way}()", line, "equal", lambda run: run.on(begin=enable), "checkpoint")
     for blocks in seen.blocks.values():
         if not blocks.reason:
-            lists = dict.fromkeys(_expression(seen, path.rpartition(".")[0]) for path in blocks.paths)
-            line = f"for block in [{', '.join(f'*{path}' for path in lists)}]:"
-            line += " block.forward = partial(checkpoint, block.forward, use_reentrant=False)"
+            block, each = seen.free("block"), ", ".join(blocks.code)
+            each = each[1:] if each.startswith("*") and len(blocks.code) == 1 else f"[{each}]"
+            line = f"for {block} in {each}: {block}.forward = functools.partial("
+            line += f"torch.utils.checkpoint.checkpoint, {block}.forward, use_reentrant=False)"
+            line = seen.code(line, "functools", "torch.utils.checkpoint", owners=[seen.name])
             apply = functools.partial(_checkpoint, seen, blocks)
             yield Change(f"checkpoint {len(blocks.paths)} {blocks.name}", line, "equal", apply, "checkpoint")
 
@@ -161,7 +158,7 @@ def _checkpoint(seen: Observed, blocks: Blocks, run: Run) -> None:
     run.on(begin=begin)
 
 
-def _autocast(kind: str) -> Change:
+def _autocast(seen: Observed) -> Change:
     """Return autocast, from the first call of a root to the backward pass."""
 
     def apply(run: Run) -> None:
@@ -169,7 +166,7 @@ def _autocast(kind: str) -> Change:
 
         def call(root: Any, args: Any, kwargs: Any) -> Any:
             if not opened and next(root.parameters(), None) is not None:
-                opened.append(torch.autocast(kind, dtype=torch.bfloat16))
+                opened.append(torch.autocast(seen.kind, dtype=torch.bfloat16))
                 opened[0].__enter__()
             return args, kwargs
 
@@ -180,11 +177,12 @@ def _autocast(kind: str) -> Change:
         run.on(call=call, backward=close, result=lambda: None if torch.is_grad_enabled() else close())
         run.at_end(close)
 
-    line = f'with torch.autocast("{kind}", dtype=torch.bfloat16): ...  # the forward pass and the loss'
+    line = f'with torch.autocast("{seen.kind}", dtype=torch.bfloat16): ...  # the forward pass and the loss'
+    line = seen.code(line, "torch", owners=())
     return Change("bfloat16 autocast", line, "products in bfloat16", apply)
 
 
-def _optimizer(kind: Any) -> Change:
+def _optimizer(seen: Observed, kind: Any) -> Change:
     """Return another optimizer, which makes the steps; the code's own finds no gradients, so it makes no state."""
 
     def apply(run: Run) -> None:
@@ -215,8 +213,11 @@ def _optimizer(kind: Any) -> Change:
 
         run.on(step=step, stepped=stepped)
 
-    name = f"torch.optim.{kind.__name__}"
-    return Change(name, f"{name}(model.parameters(), ...)", "another optimizer", apply, "optimizer")
+    title = f"torch.optim.{kind.__name__}"
+    names = [name or own for name, own in seen.optimizers.items()]
+    lines = [f'{name} = {title}([one for group in {name}.param_groups for one in group["params"]])' for name in names]
+    line = seen.code("; ".join(lines), "torch", owners=seen.optimizers)
+    return Change(title, line, "another optimizer", apply, "optimizer")
 
 
 def _low_rank(seen: Observed, name: str) -> Change:
@@ -242,7 +243,8 @@ def _low_rank(seen: Observed, name: str) -> Change:
 
         run.on(begin=begin, step=step)
 
-    line = f'{name} = get_peft_model({name}, LoraConfig(r={_RANK}, target_modules="all-linear"))'
+    line = f'{name} = peft.get_peft_model({name}, peft.LoraConfig(r={_RANK}, target_modules="all-linear"))'
+    line = seen.code(f"{line}  # before the optimizer is made", "peft", owners=[seen.name])
     return Change(f"LoRA of rank {_RANK}", line, "trains adapters only", apply, "trained")
 
 
@@ -252,6 +254,7 @@ def _frozen(seen: Observed) -> Change:
             root.requires_grad_(False)
             root.get_submodule(seen.last).requires_grad_(True)
 
-    line = f"{seen.name}.requires_grad_(False); {_expression(seen, seen.last)}.requires_grad_(True)"
+    line = f"{seen.of_root()}.requires_grad_(False); {seen.of_root(seen.last)}.requires_grad_(True)"
+    line = seen.code(line, owners=[seen.name])
     title, results = "freeze all but the last layer", "trains the last layer only"
     return Change(title, line, results, lambda run: run.on(begin=begin), "trained")

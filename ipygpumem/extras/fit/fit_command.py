@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import types
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -78,7 +79,7 @@ class Search:
         self._device, self._room_bytes = _goal(options)
         self._until = time.monotonic() + (options.timeout or estimating.loaded().TIMEOUT_SECONDS)
         self._number = 0
-        self.seen = Observed(options.batch)
+        self.seen = Observed(options.batch, app.context.namespace)
         self.first = Change("", "", "", self.seen.apply)
         self.trials: list[Trial] = []
         """The changes with which the code needs less memory."""
@@ -119,15 +120,15 @@ class Search:
         self.best = next((trial for trial in self.trials if trial.fits), None) or self._combined(progress)
 
     def _see(self, base: Trial, changes: Sequence[Change]) -> None:
-        """Note the first of some changes with which the code fits, or the last that helps."""
-        found = None
-        for change in changes:
-            trial = self._quietly(change)
-            if trial is None:
-                break
-            found = trial
-            if trial.fits:
-                break
+        """Note the first of some changes with which the code fits, or the last; each needs less than the one before."""
+        trials: dict[int, Trial | None] = {}
+
+        def fits(number: int) -> bool:
+            trial = trials[number] = self._quietly(changes[number])
+            return trial is not None and trial.fits
+
+        number = bisect_left(range(len(changes)), True, key=fits)
+        found = trials.get(min(number, len(changes) - 1))
         if found is not None and found.device.required_bytes < _LITTLE * base.device.required_bytes:
             self.trials.append(found)
         elif found is not None:
@@ -167,19 +168,26 @@ class Search:
         unsafe = [f"checkpoint {one.name}: {one.reason}" for one in self.seen.blocks.values() if one.reason]
         facts = [Fact("no effect", [*map(clean, self.useless)])]
         facts += [Fact("not possible", [*map(clean, self.failed + unsafe)])]
-        write = [f"{trial.title}: {trial.changes[0].line}" for trial in self.trials]
         lines, note, title = [], [], ""
         if best is not None and best.fits:
-            title, lines = f"cheapest that fits: {best.title}", [change.line for change in best.changes]
+            title, lines = f"cheapest that fits: {best.title}", _lines(best.changes)
         else:
             needs = "" if best is None else f": all of them together need {format_bytes(best.device.required_bytes)}"
             note = [f"Nothing found for {room}{needs}"]
         listings = [
-            Listing("write", [*map(clean, write)], code=True),
+            Listing(
+                "write", [*map(clean, _lines([trial.changes[0] for trial in self.trials], titled=True))], code=True
+            ),
             Listing(clean(title), [*map(clean, lines)], code=True),
         ]
         table = Table.of([_row(trial, base) for trial in shown], {"peak", "needs"})
         return Report("fit", head, note, [table], facts, listings)
+
+
+def _lines(changes: Sequence[Change], *, titled: bool = False) -> list[str]:
+    """Return the code of changes, each line once, below its title."""
+    lines = [line for change in changes for line in ([f"# {change.title}"] * titled + change.line.split("\n"))]
+    return lines if titled else list(dict.fromkeys(lines))
 
 
 def _row(trial: Trial, base: Trial) -> dict[str, str]:

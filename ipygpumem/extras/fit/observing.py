@@ -7,7 +7,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.effects import closure_of, named_by
 from ipygpumem.estimating.transients import operator_name
-from ipygpumem.extras.fit.applying import Run, is_tensor
+from ipygpumem.extras.fit.applying import Run, at, is_tensor
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.introspect import class_dict, instance_dict, is_atom, is_exactly, is_instance, is_users, name_of
 
@@ -34,6 +34,8 @@ class Blocks:
         self.name = name_of(kind)  # the type would keep the cell's names alive
         self.reason = ""
         self.paths: list[str] = []
+        self.code: dict[str, None] = {}
+        """Code for the whole lists that consist of them, and for the remaining ones."""
 
     def refuse(self, reason: str) -> None:
         """Set the reason, unless there is one."""
@@ -41,21 +43,29 @@ class Blocks:
 
 
 class Observed:
-    """Findings of the first run; ``batch``: the name that the user gave for the size of a batch."""
+    """Findings of the first run.
 
-    def __init__(self, batch: str | None) -> None:
-        self._batch = batch
+    ``batch`` is the name that the user gave for a batch or its size, ``taken`` has the names of the notebook.
+    """
+
+    def __init__(self, batch: str | None, taken: Iterable[str]) -> None:
+        self._batch, self._taken = batch, set(taken)
         self.rows = 0
         """Size of a batch: the value of that name, or the first dimension of the first tensor that a root gets."""
-        self.root, self.name, self.kind, self.most = -1, "model", "cuda", 0
-        """Number and name of the root with the most parameters, their device's type and number."""
+        self.is_size = False
+        """True if the user's name is that of the size, not of a tensor."""
+        self.given: dict[str, int] = {}
+        """Names of the tensors with these rows that the roots and loss functions got, and their first dimensions."""
+        self.root, self.name, self.what, self.kind, self.most = -1, "", "model", "cuda", 0
+        """Number, name and type of the root with the most parameters, their device's type and number."""
         self.trains = self.casts = self.has_float32 = self.normalizes = self.is_adapted = self.is_checkpointed = False
         self.draws = False
         """True if a model draws random numbers."""
         self.hf_path: str | None = None
         self.hf_way = ""
         """Path of the transformers model in that root, and its method that enables checkpoints."""
-        self.optimizers: dict[str, None] = {}
+        self.optimizers: dict[str, str] = {}
+        """Types of the optimizers by name."""
         self.blocks: dict[str, Blocks] = {}
         self.last = ""
         """Path of the layer that ran last."""
@@ -69,10 +79,19 @@ class Observed:
         last: list[Any] = []
 
         def changed(value: Any) -> Any:
-            if type(value) is not int or value < 1:
-                raise EstimateError(f"--batch {self._batch}: its value must be a whole number from 1 on")
-            self.rows = value
+            self.is_size = type(value) is int
+            if not (self.is_size and value > 0) and not (is_tensor(value) and len(value)):
+                raise EstimateError(
+                    f"--batch {self._batch}: it must be a whole number from 1 on, or a tensor whose first dimension is "
+                    "the batch (for a DataLoader leave --batch out)"
+                )
+            self.rows = value if self.is_size else len(value)
             return value
+
+        def given(tensor: Any) -> Any:
+            if self.rows and len(tensor) % self.rows == 0 and not self.trains and "" not in self.given:
+                self.given[run.name_of(tensor)] = len(tensor)
+            return tensor
 
         def begin(number: int, root: Any) -> None:
             roots[number] = weakref.ref(root)
@@ -80,13 +99,15 @@ class Observed:
             self.has_float32 |= any(one.dtype is torch.float32 for one in parameters)
             self.kind = torch.device(run.place_of(parameters[0])).type
             if (count := sum(one.numel() for one in parameters)) > self.most:
-                self.most, self.root, self.name = count, number, run.name_of(root)
+                self.most, self.root = count, number
+                self.name, self.what = run.name_of(root), name_of(type(root))
                 self._see_model(root, watched)
 
         def call(root: Any, args: Any, kwargs: Any) -> Any:
-            first = next(tensors(args, kwargs), None)
-            if not self.rows and not self._batch and first is not None:
-                self.rows = len(first)
+            for tensor in tensors(args, kwargs):
+                self.rows = self.rows or len(tensor) * (not self._batch)
+                if len(tensor) == self.rows:
+                    given(tensor)
             self.casts |= torch.is_autocast_enabled(self.kind)
             return args, kwargs
 
@@ -137,7 +158,22 @@ class Observed:
                 changed(run.names[self._batch])
             run.names.changed[self._batch] = changed  # type: ignore[attr-defined]  # a Namespace
         run.on(begin=begin, call=call, enter=enter, leave=leave, operation=operation, backward=backward)
-        run.on(stepped=lambda one: self.optimizers.setdefault(name_of(type(one))))
+        run.on(loss=lambda _, target: given(target))
+        run.on(stepped=lambda one: self.optimizers.setdefault(run.name_of(one), name_of(type(one))))
+        run.at_end(lambda: self._taken.update(dict.keys(run.names)))
+
+    def code(self, line: str, *imports: str, owners: Iterable[str]) -> str:
+        """Return a line with the imports that it needs, or as a comment if no name leads to one of its ``owners``."""
+        lines = [*(f"import {module}" for module in imports if module not in self._taken), line]
+        return "\n".join(lines) if all(owners) else f"# {line}"
+
+    def free(self, name: str) -> str:
+        """Return a name that the notebook and the code do not use."""
+        return name if name not in self._taken else self.free(f"{name}_")
+
+    def of_root(self, path: str = "") -> str:
+        """Return the code for the root, or for a module inside it; comments call a root without a name by its type."""
+        return (self.name or self.what) + at(path)
 
     def _see_model(self, root: Any, watched: dict[int, Blocks]) -> None:
         """Note the parts of a model, and watch its blocks."""
@@ -153,15 +189,16 @@ class Observed:
         for path, container in root.named_modules():
             is_list = is_instance(container, torch.nn.ModuleList) or is_instance(container, torch.nn.Sequential)
             is_hfs = self.hf_path is not None and f"{path}.".startswith(f"{self.hf_path}.".lstrip("."))
-            members = (
-                list(container.named_children()) if is_list and not is_hfs else []
-            )  # whose own way knows the blocks
-            for name, module in members:
-                twins = sum(type(other) is type(module) for _, other in members)
+            members = dict(container.named_children()) if is_list and not is_hfs else {}  # else its own way knows them
+            kinds = {name: type(module) for name, module in members.items()}
+            for name, module in members.items():
+                twins = sum(kind is kinds[name] for kind in kinds.values())
                 is_part = next(module.children(), None) is None or next(module.parameters(), None) is None
                 if twins > 1 and not is_part and not is_exactly(module, torch.nn.Sequential, torch.nn.ModuleList):
-                    blocks = watched[id(module)] = self.blocks.setdefault(name_of(type(module)), Blocks(type(module)))
+                    blocks = watched[id(module)] = self.blocks.setdefault(name_of(kinds[name]), Blocks(kinds[name]))
                     blocks.paths.append(f"{path}.{name}".lstrip("."))
+                    is_whole = twins == len(kinds)
+                    blocks.code["*" * is_whole + self.of_root(path if is_whole else blocks.paths[-1])] = None
                     for kind in {type(part) for part in module.modules()}:
                         blocks.refuse(_hidden_randomness(kind))
 
