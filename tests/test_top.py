@@ -1,10 +1,12 @@
 """The names that hold the most memory: objects of any kind, what they consist of, and what frees them."""
 
 import functools
+import mmap
 from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
+import numpy
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -87,6 +89,14 @@ def test_a_cache_shows_its_results_and_a_generator_its_locals() -> None:
     assert rows["cached"].size_bytes == pytest.approx(3 * MIB, rel=0.01)
     assert content_of(rows["cached"]) == "2 cached results"
     assert content_of(rows["running"]) == "1 variable: big 1 MiB"
+
+
+def test_a_memory_map_counts_its_pages_in_ram() -> None:
+    mapped = mmap.mmap(-1, 8 * MIB)
+    mapped[: 2 * MIB] = bytes(2 * MIB)
+    row = take(mapped=mapped, array=numpy.frombuffer(mapped, "u1"))["mapped"]
+    assert row.size_bytes == pytest.approx(2 * MIB, rel=0.01)
+    assert row.notes == ("the pages in RAM of a memory map of 8 MiB",)
 
 
 def test_a_class_of_the_users_is_listed_with_its_attributes() -> None:

@@ -47,7 +47,9 @@ from ipygpumem.introspect import (
     text_of,
     type_name,
 )
+from ipygpumem.probes.host import resident_bytes
 from ipygpumem.probes.outside import linked_bytes
+from ipygpumem.units import format_bytes
 
 
 class Piece(NamedTuple):
@@ -145,7 +147,11 @@ def _lightgbm_booster(booster: Any) -> Iterator[object]:
 
 def _memory_map(mapped: Any) -> Iterator[object]:
     if not mmap.mmap.closed.__get__(mapped):  # type: ignore[attr-defined]  # typeshed has a property
-        yield _of(mapped, mmap.mmap.__len__(mapped), _MAPPED)
+        size, note = mmap.mmap.__len__(mapped), _MAPPED
+        with contextlib.suppress(KeyError, OSError):  # without NumPy, its address is unknown
+            resident = resident_bytes(place_of(sys.modules["numpy"].frombuffer(mapped, "u1"))[1], size)
+            size, note = resident, f"the pages in RAM of a memory map of {format_bytes(size)}" * (resident < size)
+        yield _of(mapped, size, note)
 
 
 _PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}
@@ -211,8 +217,10 @@ OUTLIVES = "shared memory, which only close() and unlink() free"
 
 
 def _shared_memory(segment: Any) -> Iterator[object]:
-    if is_segment(segment):
-        yield Piece(("segment", id(segment)), 0, note=OUTLIVES)  # its map has the bytes
+    if is_segment(segment):  # its pages need not be those that this process has touched
+        own = instance_dict(segment) or {}
+        mapped, size = own.get("_mmap"), linked_bytes(_segment_name(own))
+        yield _of(mapped, mmap.mmap.__len__(mapped) if size is None else size, OUTLIVES)
 
 
 def is_segment(item: object) -> bool:
@@ -220,8 +228,12 @@ def is_segment(item: object) -> bool:
     if not is_of_library(item, *_SEGMENT):
         return False
     own = instance_dict(item) or {}
-    flags, name = own.get("_flags"), text_of(own.get("_name")).lstrip("/")
-    return type(flags) is int and flags & os.O_CREAT > 0 and linked_bytes(name) != 0
+    flags = own.get("_flags")
+    return type(flags) is int and flags & os.O_CREAT > 0 and linked_bytes(_segment_name(own)) != 0
+
+
+def _segment_name(attributes: Mapping[str, object]) -> str:
+    return text_of(attributes.get("_name")).lstrip("/")
 
 
 def segments(items: Sequence[object]) -> list[object]:

@@ -363,6 +363,7 @@ _AT_ONCE = 1 << 17
 _PRESENT, _FILE_OR_SHARED = 0x80, 0x20
 """Bits 63 and 61 of an entry, in its highest byte."""
 _ANONYMOUS = bytes(int(value & _PRESENT != 0 and value & _FILE_OR_SHARED == 0) for value in range(256))
+_RESIDENT = bytes(int(value & _PRESENT != 0) for value in range(256))
 _SMALL = 16 * PAGE_BYTES
 """Smaller ranges count as present: reading the entries of many small ones would cost too much."""
 
@@ -373,22 +374,31 @@ def anonymous_bytes(ranges: Iterable[tuple[int, int]]) -> list[int]:
     The rest are pages never written to, of a mapped file, or swapped out. The kernel reports each page in
     ``/proc/self/pagemap`` (see admin-guide/mm/pagemap); ``OSError`` if it cannot be read.
     """
+    return _in_pagemap(ranges, _ANONYMOUS)
+
+
+def resident_bytes(address: int, size: int) -> int:
+    """Return the bytes in RAM of a range, also those of a mapped file; ``OSError`` if they cannot be read."""
+    return _in_pagemap([(address, size)], _RESIDENT)[0]
+
+
+def _in_pagemap(ranges: Iterable[tuple[int, int]], wanted: bytes) -> list[int]:
     descriptor = _open("/proc/self/pagemap", os.O_RDONLY)
     if descriptor is None:
         raise OSError("/proc/self/pagemap cannot be read")
     try:
-        return [size if size < _SMALL else _present(descriptor, address, size) for address, size in ranges]
+        return [size if size < _SMALL else _present(descriptor, address, size, wanted) for address, size in ranges]
     finally:
         os.close(descriptor)
 
 
-def _present(descriptor: int, address: int, size: int) -> int:
+def _present(descriptor: int, address: int, size: int, table: bytes) -> int:
     first, last = address // PAGE_BYTES, -(-(address + size) // PAGE_BYTES)
     pages = 0
     for start in range(first, last, _AT_ONCE):
         wanted = min(_AT_ONCE, last - start)
         highest = os.pread(descriptor, wanted * _ENTRY, start * _ENTRY)[_ENTRY - 1 :: _ENTRY]
-        pages += highest.translate(_ANONYMOUS).count(1)
+        pages += highest.translate(table).count(1)
     return min(size, pages * PAGE_BYTES)
 
 
