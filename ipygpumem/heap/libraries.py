@@ -218,9 +218,9 @@ OUTLIVES = "shared memory, which only close() and unlink() free"
 
 def _shared_memory(segment: Any) -> Iterator[object]:
     if is_segment(segment):  # its pages need not be those that this process has touched
-        own = instance_dict(segment) or {}
-        mapped, size = own.get("_mmap"), linked_bytes(_segment_name(own))
-        yield _of(mapped, mmap.mmap.__len__(mapped) if size is None else size, OUTLIVES)
+        own: dict[str, Any] = instance_dict(segment) or {}
+        size = linked_bytes(_segment_name(own))
+        yield _of(own["_mmap"], mmap.mmap.__len__(own["_mmap"]) if size is None else size, OUTLIVES)
 
 
 def is_segment(item: object) -> bool:
