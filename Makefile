@@ -99,6 +99,7 @@ gpu-memory: build/simgpu/.built
 
 docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo 'the documentation: build/site/index.html'
 
 check: docs
 	$(BIN)/ruff check .
