@@ -116,17 +116,6 @@ def test_limits_refuse_it(on_card: Kernel) -> None:
 RANDOM = """
 import random
 first = second = model = None
-def state(seed):
-    global first, second, model, wanted
-    choose = random.Random(seed)
-    for name in ("first", "second", "model"):
-        parts = []
-        for _ in range(choose.randint(0, 6)):
-            parts.append(gb(choose.choice([0.004, 0.02, 0.3, 1, 3])))
-            if choose.random() < 0.5:
-                parts.pop(choose.randrange(len(parts)))
-        globals()[name] = parts
-    wanted = choose.choice([0.3, 1, 4, 8, 12, 20])
 def fill(most, less=0):
     global count
     count, kept = 0, []
@@ -134,6 +123,19 @@ def fill(most, less=0):
         kept.append(gb(max(0, wanted + 0 * len(model) - less * (count == most - 1))))
         count += 1
 """
+STATE = """
+choose = random.Random({})
+for name in ("first", "second", "model"):
+    parts = []
+    for _ in range(choose.randint(0, 6)):
+        parts.append(gb(choose.choice([0.004, 0.02, 0.3, 1, 3])))
+        if choose.random() < 0.5:
+            parts.pop(choose.randrange(len(parts)))
+    globals()[name] = parts
+del parts
+wanted = choose.choice([0.3, 1, 4, 8, 12, 20])
+"""
+"""No function: a function of the notebook that mentions names may be called by anything, so they are not blamed."""
 FREE = "torch.cuda.empty_cache()"
 RESET = f"first = second = model = None\n{FREE}"
 EXPANDABLE = "torch._C._accelerator_setAllocatorSettings('expandable_segments:{}')"
@@ -151,17 +153,17 @@ def test_random_states(on_card: Kernel, figure: Callable[[str], None]) -> None:
             run_ok(on_card, RESET)
             run_ok(other, f"x = None\n{FREE}\nx = gb({choose.choice([0.1, 4, 14])})")
             lift = f"torch.cuda.set_per_process_memory_fraction({choose.choice([1.0, 1.0, 1.0, 0.6])})"
-            if run(on_card, f"{lift}\nstate({seed})").error is None:  # else it was too large itself
+            if run(on_card, lift + STATE.format(seed)).error is None:  # else it was too large itself
                 fails(on_card, "fill(1000)", "OutOfMemoryError")
             kind, text, remedy = on_card.value("cause() or ('none', '', '')")
             kinds[kind] += 1
             if on_card.value("model is None"):
                 continue
-            run_ok(on_card, f"{RESET}\nstate({seed})")
+            run_ok(on_card, RESET + STATE.format(seed))
             if kind == "process":
                 run_ok(other, f"x = None\n{FREE}")
             elif kind == "fragmentation":
-                run_ok(on_card, f"{RESET}\n{EXPANDABLE.format(True)}\nstate({seed})")
+                run_ok(on_card, f"{RESET}\n{EXPANDABLE.format(True)}{STATE.format(seed)}")
             elif kind in ("names", "limit"):
                 run_ok(on_card, remedy)
             else:
