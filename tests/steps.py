@@ -19,7 +19,7 @@ ANNOUNCE = "import time\n" + inspect.getsource(announce)
 class SharedKernel:
     """One kernel for all tests of a module, tidied before each; one that a test broke is replaced."""
 
-    def __init__(self, *tidy: str, timeout: float = 15) -> None:
+    def __init__(self, *tidy: str, timeout: float) -> None:
         """``tidy`` are the cells before each test; the kernel is well where the last one succeeds in time."""
         self._tidy = tidy
         self._timeout = timeout
@@ -61,7 +61,7 @@ def kernel_with(*cells: str) -> Any:
     return fixture
 
 
-def tidied_kernel(*tidy: str, timeout: float = 15) -> tuple[Any, Any]:
+def tidied_kernel(*tidy: str, timeout: float = 60) -> tuple[Any, Any]:
     """Return two fixtures, ``shared_kernel`` of a module and ``notebook``: its kernel after these cells."""
 
     @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import re
 import resource
 import sys
 import threading
-import time
 import traceback
 import types
 from pathlib import Path
@@ -23,6 +22,7 @@ from ipygpumem.shell.cell import Cell
 from tests.control_group import limited_group, move, v1_system, v2_system
 from tests.kernel import Kernel
 from tests.steps import exist, fails, ok, plain, run, tidied_kernel, works
+from tests.waiting import wait_for
 
 MIB = 2**20
 ON = "%gpumem guard on --limit 250MiB"
@@ -345,7 +345,4 @@ def test_off_leaves_nothing_behind(loaded: InteractiveShell) -> None:
         loaded.run_cell("1")
         assert state() != before
         loaded.run_line_magic(*end)
-        deadline = time.monotonic() + 10
-        while state() != before and time.monotonic() < deadline:
-            time.sleep(0.01)  # the thread ends
-        assert state() == before
+        wait_for(lambda: state() == before)  # the thread ends
