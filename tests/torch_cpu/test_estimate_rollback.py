@@ -188,16 +188,16 @@ def test_a_mistake_in_a_cell_is_one_line(estimating: Kernel) -> None:
 
 def test_estimates_alone_find_the_largest_batch_for_a_card_that_is_not_here(estimating: Kernel) -> None:
     cell = "%%autofit n={}\n%%estimate --device cuda {}\n"
-    code = "layer = torch.nn.Linear(8192, 8192)\nwith torch.no_grad():\n    y = layer(torch.zeros(n << 10, 8192))"
-    reply = works(estimating, cell.format(16, "--device-memory 1600MiB") + code)
-    assert estimating.value("n, 'layer' in globals()") == (8, False)
+    code = "layer = torch.nn.Linear(8192, 8192)\nwith torch.no_grad():\n    y = layer(torch.zeros(n << 12, 8192))"
+    reply = works(estimating, cell.format(4, "--device-memory 1600MiB") + code)
+    assert estimating.value("n, 'layer' in globals()") == (2, False)
     shown, fitted = reply.reports("estimate") + reply.reports("autofit")
     assert "fits: needs" in shown
-    assert "n=8 fits" in fitted
+    assert "n=2 fits" in fitted
     works(estimating, f"def step(n):\n    {code.replace(chr(10), chr(10) + '    ')}")
-    call = "ipygpumem.autofit(lambda n: ipygpumem.estimate(step, n, {}), n=16).value"
-    assert estimating.value(call.format("device='cuda', device_memory='1600MiB'")) == 8
-    assert works(estimating, "%%autofit n=8\nipygpumem.estimate(step, n, device_memory='1TiB')").result is not None
+    call = "ipygpumem.autofit(lambda n: ipygpumem.estimate(step, n, {}), n=4).value"
+    assert estimating.value(call.format("device='cuda', device_memory='1600MiB'")) == 2
+    assert works(estimating, "%%autofit n=2\nipygpumem.estimate(step, n, device_memory='1TiB')").result is not None
     reply = estimating.run(cell.format(2, "--device-memory 400MiB") + code)
     needs = reply.reports("estimate")[0].partition(" needs ")[2].partition(" \u00b7 ")[0]
     size, _, room = needs.partition(" of ")
