@@ -104,6 +104,19 @@ def least_calls_in(shell: InteractiveShell, cell: str, runs: int = 3) -> int:
     return min(calls_in(shell, cell) for _ in range(runs))
 
 
+LATE = {"difflib", "psutil", "ipygpumem.inventory", "numpy"}
+"""Modules that are loaded when they are needed: psutil takes as long as a third of ours."""
+
+
+@alone
+def test_loading_the_extension_loads_few_modules() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] in LATE]:
+        del sys.modules[name]  # the tests' own
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    shell.run_line_magic("load_ext", "ipygpumem")
+    assert LATE.isdisjoint(sys.modules)
+
+
 @alone
 def test_a_cell_without_peak_loads_nothing_of_it() -> None:
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 import shlex
 from collections.abc import Callable, Iterable
@@ -209,6 +208,8 @@ def parse(magic: str, line: str) -> tuple[Command, Options]:
 
 def _meant(word: str, known: Iterable[str]) -> str:
     """Return a suggestion of the known word most similar to an unknown one, or an empty text."""
+    import difflib  # takes long
+
     like = difflib.get_close_matches(word[:40].lower(), known, 1)
     return f" (did you mean {like[0]}?)" if like else ""
 

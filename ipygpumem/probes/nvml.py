@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
-
 from ipygpumem.errors import DeviceError, describe_error
 from ipygpumem.probes import host
 from ipygpumem.probes.accelerators import current_device, has_context, in_use, loaded_torch, parse_device, uncounted
@@ -257,6 +255,8 @@ def sees_system_processes() -> bool:
 
 def process_label(pid: int) -> str:
     """Return the PID and name of a process that the driver lists, and the kernel to which it belongs, if any."""
+    import psutil  # takes long
+
     words = []
     if sees_system_processes():
         with contextlib.suppress(psutil.Error, ValueError):  # it has ended, or is not visible to us

@@ -7,7 +7,6 @@ its cells in its own thread, over the same names. On an engine of a cluster its 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import math
 import re
@@ -654,6 +653,8 @@ class Experiment:
         """Keep all names if a name in ``keep`` is misspelt: it may mean the trained model."""
         slips = self.scope.misspelt_keep()
         if slips:
+            import difflib  # takes long
+
             (*close,) = difflib.get_close_matches(slips[0], self.scope.own_names(), 1)
             meant = f" (did you mean {close[0]}?)" if close else ""
             self.slip = f"keep: no name matches {quoted(slips[0])}{meant}: nothing was deleted, all names are kept"
