@@ -259,8 +259,10 @@ def watch(item: object) -> Callable[[], bool]:
     """
     if is_of_library(item, "torch", "Tensor"):
         torch: Any = sys.modules["torch"]
-        with contextlib.suppress(Exception), torch._C.DisableTorchFunction():  # some have no storage
-            return _WeakStorage(torch.Tensor.untyped_storage(item)).is_alive
+        with torch._C.DisableTorchFunction():
+            storages = Storages()
+            if not storages.add_of(_reader_of(torch), [item]):  # some have no storage
+                return storages.any_alive
     if is_array(item):
         item = owner_of(item)
         return WatchedArray(item) if is_array(item) else watch(item)
@@ -307,21 +309,6 @@ class WatchedArray:
         """Check whether the array is still at one of ``places``; a new array at the same place is mistaken for it."""
         if self._reference is None:
             self._is_alive = self.place in places
-
-
-class _WeakStorage:
-    """A weak reference to a torch storage; torch's own has a finaliser and cannot itself be referenced weakly."""
-
-    def __init__(self, storage: Any) -> None:
-        self._kind: Any = type(storage)
-        self._key = storage._weak_ref()
-
-    def is_alive(self) -> bool:
-        return not self._kind._expired(self._key)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_key"):
-            self._kind._free_weak_ref(self._key)
 
 
 # -- tensor storages ------------------------------------------------------------------------------------------------
@@ -598,6 +585,10 @@ class Storages:
     def alive(self, keys: Iterable[int]) -> Iterator[bool]:
         """Return for each of some storages, all of them added before, whether it is alive."""
         return map(not_, map(sys.modules["torch"].UntypedStorage._expired, keys))
+
+    def any_alive(self) -> bool:
+        """Return True if one of the storages is alive."""
+        return any(self.alive(self._keys))
 
     def close(self) -> None:
         """Free all references."""

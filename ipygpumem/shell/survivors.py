@@ -191,8 +191,7 @@ class Survivors:
     def watch(named: Iterable[tuple[str, object]], search: ArraySearch) -> list[WatchedName]:
         """Watch each name's arrays that no earlier name holds, without keeping them alive."""
         entries = [search.held(name, value) for name, value in named]
-        found = [entry for entry in entries if entry is not None]
-        return [WatchedName.of(held, pairs) for held, pairs in found]
+        return [WatchedName.of(*entry) for entry in entries if entry is not None]
 
     def of_experiment(
         self,
