@@ -284,7 +284,7 @@ def test_a_ctrl_c_does_not_reach_another_clients_task_before_our_cell(other: Ker
 
 
 def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_path: Path) -> None:
-    start_cluster(kernel, tmp_path, 3)
+    start_cluster(kernel, tmp_path, 2)
     works(kernel, "%%experiment first --on all\nx = 1")
     for engine in record(kernel)["engines"]:
         (usage,) = [usage for usage in engine["record"]["usages"] if usage["device"] == "cpu"]
@@ -292,13 +292,13 @@ def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_p
     reply = kernel.run(f"%%experiment deadly --on all\nimport os\nif {ID} == 1: os._exit(1)\nx = bytearray(2**25)")
     assert reply.error == "CompositeError"
     found = record(kernel)
-    assert [engine["error"] for engine in found["engines"]] == ["", "died", ""]
-    assert [engine["record"] is None for engine in found["engines"]] == [False, True, False]
+    assert [engine["error"] for engine in found["engines"]] == ["", "died"]
+    assert [engine["record"] is None for engine in found["engines"]] == [False, True]
     (text,) = reply.reports("engines")
-    assert "· on 3 engines ·" in text
+    assert "· on 2 engines ·" in text
     assert "1 failed" in text
     works(kernel, "%%experiment rest --on all\nx = 1")
-    assert [engine["engine"] for engine in record(kernel)["engines"]] == [0, 2]
+    assert [engine["engine"] for engine in record(kernel)["engines"]] == [0]
     kernel.run("cluster.stop_cluster_sync()")
 
 

@@ -379,7 +379,11 @@ def needed(kind: str) -> None:
             pytest.skip(f"{library} is not installed")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+SAMPLE = "text", "a dict of numbers", "a user's class", "a pandas str column", "a polars frame", "a PIL image"
+REST = [pytest.param(kind, marks=pytest.mark.thorough) for kind in KINDS if kind not in SAMPLE]
+
+
+@pytest.mark.parametrize("kind", [*SAMPLE, *REST])
 def test_each_kind_that_outlives_its_experiment_is_named(notebook: Kernel, kind: str) -> None:
     needed(kind)
     make, mib = KINDS[kind]

@@ -59,7 +59,7 @@ if sys.version_info >= (3, 12):
     BINDING += ["type x = int", "def x[T](a: T) -> T:\n    return a"]
 
 
-@pytest.mark.parametrize("way", ["cell", "start"])
+@pytest.mark.parametrize("way", ["cell", pytest.param("start", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("code", BINDING)
 def test_a_new_name_goes_and_an_old_one_names_its_object_again(notebook: Kernel, code: str, way: str) -> None:
     whole_scope(notebook, way, code)

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -296,8 +297,9 @@ def test_a_driver_that_breaks_off_leaves_the_room_open(monkeypatch: pytest.Monke
     assert (device.device, device.peak_bytes, device.room_bytes) == ("cuda:0", MIB, None)
     wide = DeviceWide(total_bytes=9 * MIB, used_bytes=4 * MIB)
     monkeypatch.setattr(Nvml, "device", lambda *_, **__: wide)
-    answers = {"device_count": 1, "memory_reserved": 3 * MIB, "memory_allocated": MIB, "memory_snapshot": []}
-    answers["get_per_process_memory_fraction"] = 1
+    answers: dict[str, Any] = {"device_count": 1, "memory_reserved": 3 * MIB, "memory_allocated": MIB}
+    answers |= {"memory_snapshot": [], "get_per_process_memory_fraction": 1}
+    answers["get_device_properties"] = SimpleNamespace(total_memory=9 * MIB)
     for name, value in {"is_initialized": True, **answers}.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value, **__: value)
     # What the allocator keeps counts as free.
