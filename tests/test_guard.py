@@ -303,6 +303,9 @@ def test_a_limit_of_the_user_is_kept(notebook: Kernel) -> None:
     none = "resource.setrlimit(resource.RLIMIT_DATA, (-1, -1))"
     works(notebook, none, ON, own, none, f"limit = {SOFT}")
     assert notebook.value("limit > 0"), "the guard goes on"
+    works(notebook, "%gpumem guard off", own, ON, none, f"limit = {SOFT}")
+    assert notebook.value("limit > 0"), "a lifted limit is none of the user's"
+    assert notebook.value(SOFT) == -1
     works(notebook, "saved = resource.getrlimit(resource.RLIMIT_DATA)")
     works(notebook, "resource.setrlimit(resource.RLIMIT_DATA, saved)")
     assert notebook.value(SOFT) == -1, "ours, saved and restored by code, ends with the cell"

@@ -214,8 +214,9 @@ class MemoryGuard:
     # -- the limit ------------------------------------------------------------------------------------------------
 
     def _limit_is_users(self) -> bool:
-        """Return True if other code has set a limit since this guard was switched on."""
+        """Return True if other code has set a limit since this guard was switched on; it may also lift the user's."""
         soft = self._users if resource is None else resource.getrlimit(resource.RLIMIT_DATA)[0]
+        self._users = -1 if soft == -1 else self._users
         return bool(soft != self._users and soft % PAGE_BYTES != _MARK)
 
     @staticmethod
