@@ -188,6 +188,7 @@ def test_files_that_the_cell_leaves_open_are_written(kernel: Kernel, tmp_path: P
         ("os.kill(os.getpid(), signal.SIGKILL)", r"was killed by SIGKILL \(Killed\)"),
         ("os._exit(3)", "ended itself with exit code 3"),
         ("os.closerange(3, 1000); os._exit(0)", "ended itself with exit code 0"),
+        ("class End:\n    def __reduce__(self): return os._exit, (6,)\nold = End()", "ended itself with exit code 6"),
     ],
 )
 def test_a_death_is_the_cells_error(code: str, message: str, kernel: Kernel) -> None:
@@ -251,7 +252,7 @@ def test_a_second_ctrl_c_ends_the_loading_of_a_name(kernel: Kernel) -> None:
     """The names before it come back."""
     strike = "signal.raise_signal(signal.SIGINT); signal.raise_signal(signal.SIGINT)"
     works(kernel, f"class Slow:\n    def __setstate__(self, state):\n        {strike}\n        time.sleep(10**6)")
-    code = "slow, first, last = Slow(), 1, 2\nslow.a = 1"
+    code = "slow, first, last = Slow(), bytes(70 << 20), 2\nslow.a = 1"  # the child process does not load as much
     reply = fails(kernel, f"%%isolate --keep first slow last\n{code}", "KeyboardInterrupt")
     assert reply.message == "the cell's child process was ended by the second Ctrl-C"
     assert exist(kernel, "first", "slow", "last") == ["first"]
