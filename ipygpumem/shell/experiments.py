@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 Parameters = dict[str, int | float | str]
 
 PARAMETER = re.compile(r"[^\W\d][\w.-]{0,79}")
-_ATTEMPTS = 5
 _CLOCK_SECONDS = 0.02
 """Error of the times at which processes start."""
+_ATTEMPTS = 5
 """Maximum number of attempts to end an experiment: finalisers may raise, or a Ctrl-C may interrupt, each of them."""
 _MEASURES_LINES = re.compile(r"^%%memlines", re.MULTILINE)
 """Matches cells that are not instrumented: it would skew line costs."""
