@@ -61,7 +61,7 @@ demo: $(VENV)/.demo
 
 notebooks: $(VENV)/.installed $(if $(filter $(ON_CARD),$(NOTEBOOKS)),build/simgpu/.built)
 	$(BIN)/python examples/write_outputs.py $(filter-out $(ON_CARD),$(NOTEBOOKS))
-	SIM_TABLE=$$(mktemp) PYTHONPATH=. build/simgpu/python examples/write_outputs.py $(filter $(ON_CARD),$(NOTEBOOKS))
+	$(if $(filter $(ON_CARD),$(NOTEBOOKS)),SIM_TABLE=$$(mktemp) PYTHONPATH=$(CURDIR) build/simgpu/python examples/write_outputs.py $(ON_CARD))
 
 pictures:
 	$(MAKE) frontends PICTURES=docs/img
