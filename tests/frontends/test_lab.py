@@ -56,7 +56,7 @@ def classic(browser: BrowserContext, tmp_path: Path) -> Iterator[Notebook]:
 
 def test_an_experiment_and_an_error_in_the_classic_notebook(classic: Notebook) -> None:
     fails = "%%experiment second\npart = [0] * 2**20\npart[2**21]"
-    classic.open(notebook("%load_ext ipygpumem", "x = [0]", "%%experiment first\nx = 1", fails))
+    classic.open(notebook("%load_ext ipygpumem", "x = bytearray(2**24)", "%%experiment first\nx = 1", fails))
     classic.complaints.clear()  # Notebook 7.6 stumbles over its own settings while it starts
     classic.run(0, 1)
     classic.reports(1).get_by_text("cell 2", exact=True).wait_for()
