@@ -52,6 +52,15 @@ def test_a_terminal_gets_a_bar_that_never_moves_back_and_disappears(monkeypatch:
     assert shown.split("\r")[-2].strip() == ""
 
 
+def test_a_bar_is_full_when_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise tqdm's widget takes the work for failed, and stays."""
+    bars: list[Any] = []
+    new = display._new_bar
+    monkeypatch.setattr(display, "_new_bar", lambda *given: bars.append(new(*given)) or bars[-1])
+    work(monkeypatch, 0.5)
+    assert [bar.n for bar in bars] == [1.0]
+
+
 def test_work_goes_on_where_the_bar_fails_and_that_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     assert work(monkeypatch, 0.5, 0.6).count("the progress bar") == 1

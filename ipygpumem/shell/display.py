@@ -93,6 +93,7 @@ class Display:
         finally:
             if bar is not None:
                 with suppress(Exception):  # as above
+                    bar.n = bar.total  # else tqdm's widget takes the work for failed, and stays
                     bar.close()
 
     def _has_bars(self) -> bool:
