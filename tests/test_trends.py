@@ -151,3 +151,6 @@ def test_a_real_cell_that_leaks_is_said_unasked_and_one_that_does_not_is_not(ker
         assert text.endswith("RAM +32 MiB per run is held by kept (dict of tuple)")
     assert reports("iter([bytearray(2**25)])", 4)[-1].endswith("is held by Out (list of list_iterator)")
     assert all(len(text.splitlines()) == 1 for text in reports("scratch = bytearray(2**25)", 5))
+    kernel.run("import json; json.kept = {}")
+    in_library = reports("json.kept[len(json.kept)] = {'text': ['x' * 2**25]}; scratch = 0", 4)
+    assert in_library[-1].endswith("RAM +32 MiB per run is held by module json, global kept (str)")

@@ -122,8 +122,8 @@ class Growing:
     wants_look: bool = False
     """True if a look at all names would find something new."""
     devices: dict[str, DeviceRuns] = field(default_factory=dict)
-    before: tuple[LargestNames, Inventory, Contents] | None = None
-    """All names with their contents, and arrays without a name, at the first look."""
+    before: tuple[LargestNames, Inventory, Contents, set[int]] | None = None
+    """All names, arrays without a name, contents of names, and identities of large objects, at the first look."""
     runs: int = 0
     """Number of runs since then."""
     _looks: int = 0
