@@ -88,7 +88,7 @@ def test_an_interrupt_and_a_second_view_leave_it_alive(opened: Notebook) -> None
     opened.enter(1)
     opened.command("notebook:create-output-view")
     opened.page.locator(PANEL).nth(1).wait_for()
-    opened.page.evaluate("[...jupyterapp.shell.widgets('main')].at(-1).dispose()")
+    opened.page.evaluate("[...jupyterapp.shell.widgets('main')].at(-1).close()")
     opened.page.wait_for_function(f"document.querySelectorAll('{PANEL}').length === 1")
     panel = starts(opened)
     ends(opened)
