@@ -142,11 +142,13 @@ from torch import nn
 
 model = nn.Sequential(*[nn.Linear(4096, 4096, device="cuda") for _ in range(24)])
 optimizer = torch.optim.AdamW(model.parameters())
-images = torch.rand(2048, 3, 64, 64)""",
+images = torch.rand(8192, 4096)
+model(images[:512].cuda()).sum().backward()
+optimizer.step()""",
     """import pathlib, time
 
 for step in range(1000):
-    batch = torch.rand(16384, 4096, device="cuda")
+    batch = images.cuda()
     loss = model(batch).sum()
     time.sleep(0.8)
     loss.backward()
@@ -197,7 +199,7 @@ def test_a_card_while_it_trains_in_both_themes(simulated: Notebook, pictures: Pi
     panel = starts(simulated, 3)
     panel.get_by_text("after cell 3").wait_for()
     assert panel.locator(".key").all_inner_texts()[1:] != []
-    for _ in range(10):
+    for _ in range(16):
         simulated.page.wait_for_timeout(1000)  # the picture needs a curve
     for theme, name in ((LIGHT, "panel"), (DARK, "panel-dark")):
         simulated.theme(theme)

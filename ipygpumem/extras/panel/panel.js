@@ -185,7 +185,7 @@ export default () => {
       for (const name of new Set(shown.flatMap((row) => Object.keys(row.devices)))) {
         if (!devices.has(name)) {
           devices.set(name, new Device(grid, name));
-          grid.append(names);
+          if (devices.size === 1) grid.append(names);
         }
         devices.get(name).show(shown, chosen, now, span, at);
       }
