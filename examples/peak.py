@@ -1,10 +1,11 @@
-"""Makes the picture of docs/memory.md: ``python examples/peak.py docs/img``. It runs the page's example."""
+"""Makes the pictures of docs/memory.md: ``python examples/peak.py docs/img``. It runs the page's example."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
 from torch import nn
 
@@ -22,4 +23,7 @@ with ipygpumem.peak() as found:
         loss.backward()
         optimizer.step()
 
-found.record.picture().savefig(Path(sys.argv[1]) / "peak.png")
+folder = Path(sys.argv[1])
+found.record.picture().savefig(folder / "peak.png")
+with plt.style.context("dark_background"):
+    found.record.picture().savefig(folder / "peak-dark.png")

@@ -96,6 +96,14 @@ def test_a_value_that_the_code_replaces_has_its_name() -> None:
         value = value.repeat(2)
     assert {row.name: row.size_bytes for row in ram(found).rows} == {"value": 8 * MIB, "value (earlier value)": 4 * MIB}
     assert value.numel() == 2 * MIB
+    model = nn.Linear(1024, 1024)
+    model(torch.ones(1024)).sum().backward()
+    with ipygpumem.peak() as found:
+        model = nn.Sequential(nn.Linear(1024, 1024))
+    rows = {(row.role, row.name or row.module): row.size_bytes for row in ram(found).rows if row.size_bytes > MIB}
+    earlier = "model (earlier value)"
+    assert rows.keys() >= {("parameters", earlier), ("gradients", earlier), ("parameters", "model.0")}
+    assert model[0].in_features == 1024
 
 
 class Keeping(torch.autograd.Function):

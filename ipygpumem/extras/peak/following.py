@@ -31,7 +31,7 @@ from ipygpumem.estimating.storages import (
 from ipygpumem.estimating.transients import operator_name
 from ipygpumem.extras.peak.cuda import Block, History
 from ipygpumem.extras.peak.records import DevicePeak
-from ipygpumem.extras.peak.timeline import Clock, Timeline, alive_at, device_peak
+from ipygpumem.extras.peak.timeline import Clock, Timeline, alive_at
 from ipygpumem.heap.arrays import answers_itself
 from ipygpumem.heap.holders.frames import peek, stack
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance, is_users, type_name
@@ -48,6 +48,8 @@ _BEFORE: Place = ("", "", "existed before", None)
 _MODULE_CALL = torch.nn.Module._call_impl.__code__
 _FUNCTION_CALL = torch.autograd.Function.apply.__func__.__code__
 _SET = torch.ops.aten.set_
+_device_name = functools.lru_cache(64)(str)
+_operation = functools.lru_cache(4096)(operator_name)
 _RESIZE = torch.ops.aten.resize_.default
 _FAKE = "torch._subclasses.fake_tensor"
 _FROM_ELSEWHERE = (torch.ops.aten.lift_fresh.default, _SET.source_Storage, _SET.source_Storage_storage_offset)
@@ -88,9 +90,9 @@ class Follower(TorchDispatchMode):
         self._user_names = names
         self._paths: dict[int, tuple[weakref.ref[Any], str]] = {}
         """Modules that ran and those inside them, with their paths, by identity."""
-        self._operations: dict[Any, str] = {}
+        self._replaced: set[Place | None] = set()
+        """Places of tensors whose names had other values when the code ended."""
         self._last_graph = -1
-        self._labels: dict[Any, str] = {}
         self._timelines: dict[str, Timeline] = {}
         self._most_lives = _MOST_LIVES
         self._keeps_history, self._has_history = keep_history, True
@@ -118,6 +120,7 @@ class Follower(TorchDispatchMode):
             for name, value in self._user_names():
                 if is_exactly(value, torch.Tensor, torch.nn.Parameter):
                     self.log.mark(value, "", (name, "", "", None))
+            self._know_names()
         self.began = time.perf_counter()
         if torch.cuda.is_initialized():
             self._record_cuda()
@@ -162,7 +165,7 @@ class Follower(TorchDispatchMode):
                 lives = [life for life in (blocks or self.log).lives if life.device == device]
                 moment = alive_at(lives, failed[0]), failed[1]
             source = "storages" if blocks is None else "allocator"
-            found.append(device_peak(device, timeline, self._row, source=source, moment=moment))
+            found.append(timeline.peak(device, self._row, source=source, moment=moment))
         return found
 
     def _name(self, inventory: Inventory | None) -> None:
@@ -174,6 +177,12 @@ class Follower(TorchDispatchMode):
                     life.role = _ROLES[record.kind]
                 if record.name is not None and not _is_owned(life):
                     life.place = (record.name, "", "", None)
+        self._know_names()
+        replaced = (life for life in self.log.lives if life.before and life.died is not None)
+        self._replaced = {life.place for life in replaced if life.role == PARAMETERS or (life.place and life.place[0])}
+
+    def _know_names(self) -> None:
+        """Note the modules and optimizers that have names."""
         for name, value in self._user_names():
             if is_instance(value, torch.nn.Module):
                 self._know(value, name)
@@ -215,8 +224,10 @@ class Follower(TorchDispatchMode):
             if life.place.storage is not None:
                 return self._row(life.place.storage)
             return self.role(life), "", "", "held by C++" if life.before else "inside an operation", life.place.line
-        name, *place = life.place or _BEFORE
-        return self.role(life), name + " (earlier value)" * bool(name and life.before and life.died), *place
+        name, module, *place = life.place or _BEFORE
+        if life.before and life.place in self._replaced:
+            name, module = f"{name or module.partition('.')[0]} (earlier value)", ""
+        return self.role(life), name, module, *place
 
     # -- what torch calls ------------------------------------------------------------------------------------------
 
@@ -261,7 +272,7 @@ class Follower(TorchDispatchMode):
             if life is not None:
                 self.clock.note(self.log.clock, time.perf_counter() - self.began)
                 inputs, given = (args, kwargs), None
-                life.place = "", "", self._operation(func), None
+                life.place = "", "", _operation(func), None
                 if life.size_bytes >= _LEAST_PLACED:
                     life.place, given = self._place(func)
                     inputs = given or inputs
@@ -274,7 +285,7 @@ class Follower(TorchDispatchMode):
 
     def _see(self, tensor: Any, **more: bool) -> StorageLife | None:
         """Log a tensor's storage, and return its life if it is new."""
-        device = self._labels.get(tensor.device) or self._labels.setdefault(tensor.device, str(tensor.device))
+        device = _device_name(tensor.device)
         life = None if device == "meta" else self.log.see(tensor, device, **more)
         if life is not None and device.startswith("cuda") and tensor.layout is torch.strided:
             life.address = tensor.untyped_storage().data_ptr()
@@ -298,10 +309,7 @@ class Follower(TorchDispatchMode):
             if not code.co_flags & inspect.CO_OPTIMIZED:  # the cell or script
                 break
         path = self._path(peek(inner)["self"], peek(outer)["self"]) if inner and outer else ""
-        return ("", path, self._operation(func), line), given
-
-    def _operation(self, func: Any) -> str:
-        return self._operations.get(func) or self._operations.setdefault(func, operator_name(func))
+        return ("", path, _operation(func), line), given
 
     def _path(self, module: Any, whole: Any) -> str:
         """Return the path of a running module; the outermost one is searched if it is new.
@@ -324,6 +332,11 @@ class Follower(TorchDispatchMode):
                 for tensor in parts.get(kind, {}).values():
                     if tensor is not None:
                         self.log.mark(tensor, role, place)
+                    if is_exactly(tensor, torch.nn.Parameter):
+                        with torch._C.DisableTorchFunction():
+                            gradient = tensor.grad
+                        if gradient is not None:
+                            self.log.mark(gradient, GRADIENTS, place)
 
     @_guarded
     def _will_step(self, optimizer: Any, *_: Any) -> None:

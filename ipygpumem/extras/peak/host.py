@@ -46,10 +46,10 @@ class HostTracker:
         with self._folder, self._memray.FileReader(self._file) as reader:
             for record in reader.get_high_watermark_allocation_records(merge_threads=True):
                 stack = record.stack_trace(max_stacks=_MOST_FRAMES)
-                inner = [file for _, file, _ in stack[:2]]
-                if any(map(is_ours, inner)) or (inner and inner[0].startswith(torch)):
-                    continue  # allocated by an operation, whose storages are followed, or by us
-                line = next(((file, number) for _, file, number in stack if is_users(file)), None)
+                user = next((at for at, (_, file, _) in enumerate(stack) if is_users(file)), len(stack))
+                if any(is_ours(file) for _, file, _ in stack[:user]) or (stack and stack[0][1].startswith(torch)):
+                    continue  # allocated by us, or by an operation, whose storages are followed
+                line = stack[user][1:] if stack[user:] else None
                 row = "outside torch", "", "", stack[0][0] if stack else "", line
                 groups.setdefault(row, []).append(record.size)
         return DevicePeak("cpu", "memray", sum(map(sum, groups.values())), rows=rows_of(groups))

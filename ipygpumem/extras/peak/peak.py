@@ -47,12 +47,12 @@ class Peak:
     def start(self) -> None:
         """Follow the memory from now on."""
         with growth_for("%%peak"):
-            self._host = self._started("host.HostTracker")
             self._began = time.perf_counter()
             if loaded_torch() is None:
                 self._waiting = AfterImport("torch", self._follow)
             else:
                 self._follow()
+            self._host = self._started("host.HostTracker")  # the last one: it would see our own imports
 
     def _follow(self) -> None:
         found = self._started("following.Follower", self._names, keep_history=self._place is not None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow
@@ -14,6 +14,7 @@ _ROWS_SHOWN = 20
 _PARTS_OF_RAM = {"storages": " of tensors", "memray": " outside torch"}
 _COLUMNS = ("parameters", "gradients", "optimizer state", "activations")
 """Roles of memory that modules have."""
+_LONGEST_LABEL = 80
 _WHAT = "name, layer or operation"
 
 
@@ -40,6 +41,7 @@ def _tables(device: DevicePeak, top: int) -> list[Table]:
     parts = share_rows(device.parts, device.size_bytes)
     groups = sorted(layers(device.rows, top).items(), key=lambda group: -_size(group[1]))
     by_role = any(len({row.role for row in rows}) > 1 for _, rows in groups)
+    top = min(top, sum(1000 * _size(rows) >= device.size_bytes for _, rows in groups))
     rows = [_row(key, rows, by_role=by_role) for key, rows in groups[:top]]
     if rest := groups[top:]:
         size = format_bytes(sum(_size(found) for _, found in rest))
@@ -56,8 +58,10 @@ def _row(key: Key, rows: Sequence[PeakRow], *, by_role: bool) -> dict[str, str]:
     what = ".".join(path)
     if "*" in path:
         what += f" ({len({_parts(row)[path.index('*')] for row in rows})} layers)"
-    if len(path) < len(key):
-        what = rows[0].name or ": ".join(filter(None, [what, ", ".join(filter(None, key[-1]))]))
+    own = {(row.name, row.operation, row.line) for row in rows if row.name or row.operation}
+    if len(own) == 1:
+        whole = ": ".join(filter(None, [what, ", ".join(filter(None, *own))]))
+        what = whole if not what or len(whole) <= _LONGEST_LABEL else what
     columns = [role for role in _COLUMNS if by_role]
     return {
         "size": format_bytes(_size(rows)),
@@ -74,25 +78,24 @@ Key = tuple[Any, ...]
 
 
 def layers(rows: Sequence[PeakRow], most: int) -> dict[Key, list[PeakRow]]:
-    """Return rows in groups: the largest layer is split into its parts again and again, up to ``most`` groups.
+    """Return rows in groups: the largest layer is split into its parts while ``most`` groups have 95 % of the bytes.
 
     The items of a list, such as a transformer's blocks, are split together. A list with too many items becomes one
     layer ``blocks.*``, so that its parts are sums over all items.
     """
-    groups, whole = _split(rows, ()), set[Key]()
-    least = _size(rows) / most  # of a layer that is split; rows of a fifth are counted
+    groups, whole, total = _split(rows, ()), set[Key](), _size(rows)
     while True:
         sizes = {key: _size(found) for key, found in groups.items() if key not in whole}
         key = max(sizes, key=sizes.__getitem__, default=())
-        if not key or sizes[key] < least:
+        if not key or sizes[key] < total / most:
             return groups
         family = [other for other in groups if other == key or (_is_item(key) and _is_item(other, key[:-1]))]
         rest = {other: found for other, found in groups.items() if other not in family}
         parts = {part: found for item in family for part, found in _split(groups[item], item).items()}
-        count = sum(5 * _size(found) >= least for found in (*rest.values(), *parts.values()))
-        if count > most and all(_is_item(part, key) for part in parts):
+        is_long = _below(rest | parts, most) > max(0.05 * total, _below(groups, most))
+        if is_long and all(_is_item(part, key) for part in parts):
             parts = {(*key, "*"): groups[key]}
-        elif count > most or not any(_has_parts(item, parts) for item in family):
+        elif is_long or not any(_has_parts(item, parts) for item in family):
             parts = {item: groups[item] for item in family}
         groups = rest | parts
         whole.update(item for item in family if item in parts)
@@ -104,6 +107,11 @@ def _split(rows: Sequence[PeakRow], key: Key) -> dict[Key, list[PeakRow]]:
     for row in rows:
         found.setdefault((*key, *_parts(row)[len(key) :][:1]), []).append(row)
     return found
+
+
+def _below(groups: Mapping[Key, Sequence[PeakRow]], most: int) -> int:
+    """Return the bytes of all groups but the ``most`` largest ones."""
+    return sum(sorted(map(_size, groups.values()), reverse=True)[most:])
 
 
 def _has_parts(key: Key, parts: Iterable[Key]) -> bool:
