@@ -210,6 +210,8 @@ def test_the_report_comes_though_unwinding_freed_all_and_not_for_others_errors(n
     reply = fails(notebook, "found = [numpy.ones(2**21) for _ in range(60)]")
     assert re.search("the memory guard (refused 16 MiB|stopped the cell)", "".join(reply.reports()))
     assert "memory guard" not in "".join(fails(notebook, "raise MemoryError('mine')").reports())
+    reply = fails(notebook, "raise MemoryError('Unable to allocate 9.00 GiB')")
+    assert "the memory guard perhaps refused 9.00 GiB" in reply.reports("guard")[0]
 
 
 def test_beside_polars_no_allocation_is_refused(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -271,6 +271,7 @@ def test_limits_end_the_cell(kernel: Kernel) -> None:
     reply = fails(kernel, f"%%isolate --memory 80MiB --keep old\n{grow}", "MemoryError")
     assert "the limit of 80 MiB (--memory) was reached" in reply.reports("note")[0]
     assert 60 < sizes(reply.reports("cell")[0], "child process peak") < 110
+    assert fails(kernel, "%%isolate --memory 80MiB\nraise MemoryError", "MemoryError").reports("note") == []
     assert "%debug" not in "".join(reply.reports()), "the frames were those of the child process"
     reply = fails(kernel, f"%%isolate --time 0.5 --keep sleeper\n{GRANDCHILD}time.sleep(1000)", "TimeoutError")
     assert reply.message == "the cell's child process was ended after 500 ms (--time); no name came back"

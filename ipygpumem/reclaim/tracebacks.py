@@ -140,7 +140,7 @@ def _place(error: BaseException) -> Literal["host", "shm", ""]:
         return "shm"
     is_hosts = is_instance(error, MemoryError) and "OutOfMemoryError" not in _names(error)  # CuPy's
     is_hosts |= "DefaultCPUAllocator" in _text(error) or "bad_alloc" in _text(error)
-    return "host" if is_hosts and not _is_raised(error) else ""
+    return "host" if is_hosts and not is_raised(error) else ""
 
 
 def _fills_shm(error: BaseException) -> bool:
@@ -150,7 +150,7 @@ def _fills_shm(error: BaseException) -> bool:
             return True
         if "killed by signal: Bus error" not in _text(error):
             return False
-    elif type(error) is not OSError or error.errno != errno.ENOSPC or _is_raised(error):
+    elif type(error) is not OSError or error.errno != errno.ENOSPC or is_raised(error):
         return False
     with contextlib.suppress(OSError):  # there is no such mount
         path, places = error.filename if type(error) is OSError else MOUNT, list[str]()
@@ -162,7 +162,7 @@ def _fills_shm(error: BaseException) -> bool:
     return False
 
 
-def _is_raised(error: BaseException) -> bool:
+def is_raised(error: BaseException) -> bool:
     """Return True if Python code raised ``error``, the first time or again, or nothing did."""
     found = [dis.opname[step.tb_frame.f_code.co_code[step.tb_lasti]] for step in steps(traceback_of(error))]
     return not found or "RAISE_VARARGS" in found

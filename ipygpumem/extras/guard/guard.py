@@ -425,7 +425,8 @@ class MemoryGuard:
         if (asked or left) <= left - _LEAST_ROOM or (is_silent and (is_plenty or tracebacks.field(error, "args"))):
             return ""
         what = "a request" if asked is None else format_bytes(asked)
-        perhaps = "perhaps " * (asked is None and is_plenty)
+        is_raised = tracebacks.is_raised(error) if is_plain else failure.place != "host"
+        perhaps = "perhaps " * (is_raised or (asked is None and is_plenty))
         unused = figures.data_bytes - figures.private_bytes > 4 * self._reserve or (asked or 0) > 2 * _LEAST_ROOM
         remark = f". {_COUNTED}" if perhaps or is_plain or unused else ""
         return f"{perhaps}refused {what}: {format_bytes(max(0, left))} of {self._whose} were left for this cell{remark}"

@@ -104,6 +104,8 @@ def _run(task: Task, own: int) -> None:
         peak = max(peak, figure(Path("/proc/self/smaps_rollup").read_bytes(), b"\nPrivate_Dirty:"))
     error = result.error_before_exec or result.error_in_exec
     final = errors.end(error)
+    if any(cell.guarded and not cell.guarded.startswith("perhaps") for cell in app.context.cells.running()):
+        send("limited")
     if task.keep:
         _keep(task, before, failed=error is not None)
     if error is not None or late:

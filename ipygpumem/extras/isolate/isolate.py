@@ -216,7 +216,9 @@ class IsolatedCell:
 
     def _failed(self, *described: Any) -> None:
         self._error = _made(*described)
-        if self._options.memory and isinstance(self._error, MemoryError):
+
+    def _limited(self) -> None:
+        if self._options.memory:
             limit = format_bytes(self._options.memory)
             self.notes.append(note(f"%%isolate: the limit of {limit} (--memory) was reached"))
 
