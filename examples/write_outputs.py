@@ -28,7 +28,7 @@ _HOST = re.compile(rf"\b{re.escape(socket.gethostname())}\b")
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 _CELL_FILE = re.compile(r"/tmp/ipykernel_\d+/\d+\.py")
 _TAG = re.compile("<[^>]+>")
-_DURATION = re.compile(r"[\d.]+ (ns|µs|us|ms|s|min|h)\b")
+_DURATION = re.compile(r"(?:\d[\d.]*\s(?:ns|µs|ms|s|min|h)\b\s?)+")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 TOLERANCE = 0.1
 """Share by which sizes may differ from those of the last run."""
