@@ -124,20 +124,26 @@ def misfits(element: Locator) -> list[str]:
 
 
 def indexed(picture: Image.Image, like: Image.Image | None = None) -> Image.Image:
-    """Return a picture in the 256 commonest colours of ``like``: those stay exact, and letters' edges come close."""
-    like = like or picture
-    counted = like.getcolors(like.width * like.height) or []
-    commonest: list[Any] = sorted(colour for _, colour in sorted(counted, reverse=True)[:256])
-    palette = Image.new("P", (1, 1))
-    palette.putpalette([channel for colour in commonest for channel in colour])
-    found = picture.quantize(palette=palette, dither=Image.Dither.NONE)  # which only comes close for all
+    """Return a picture in 256 colours of ``like``: those of areas stay exact, and those of letters' edges come close."""
     weights = 2 ** numpy.array([16, 8, 0])
-    colours, codes = numpy.array(picture) @ weights, numpy.array(commonest) @ weights
-    places = numpy.minimum(numpy.searchsorted(codes, colours), len(codes) - 1)
-    pixels = numpy.where(codes[places] == colours, places, numpy.array(found)).astype("uint8")
+    codes = numpy.array(like or picture) @ weights
+    areas = codes[:, 1:][codes[:, 1:] == codes[:, :-1]]
+    colours = numpy.array(sorted([*dict.fromkeys(_commonest(areas)[:128] + _commonest(codes))][:256]))
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([code >> shift & 255 for code in colours.tolist() for shift in (16, 8, 0)])
+    found = picture.quantize(palette=palette, dither=Image.Dither.NONE)  # which only comes close for all
+    codes = numpy.array(picture) @ weights
+    places = numpy.minimum(numpy.searchsorted(colours, codes), len(colours) - 1)
+    pixels = numpy.where(colours[places] == codes, places, numpy.array(found)).astype("uint8")
     exact = Image.fromarray(pixels, "P")
     exact.putpalette(found.getpalette() or [])
     return exact
+
+
+def _commonest(codes: Any) -> list[int]:
+    values, counts = numpy.unique(codes, return_counts=True)
+    found: list[int] = values[counts.argsort()[::-1]].tolist()
+    return found
 
 
 class Pictures:
