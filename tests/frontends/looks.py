@@ -124,7 +124,7 @@ def misfits(element: Locator) -> list[str]:
 
 
 def indexed(picture: Image.Image, like: Image.Image | None = None) -> Image.Image:
-    """Return a picture in 256 colours of ``like``: those of areas stay exact, and those of letters' edges come close."""
+    """Return a picture in 256 colours of ``like``: those of areas stay exact, those of letters' edges come close."""
     weights = 2 ** numpy.array([16, 8, 0])
     codes = numpy.array(like or picture) @ weights
     areas = codes[:, 1:][codes[:, 1:] == codes[:, :-1]]
