@@ -29,7 +29,7 @@ RUNS = {"growth": 4}
 
 PAGE = Path(__file__).parents[2] / "docs/README.md"
 
-_PART = re.compile(r"^```python\n(?P<cell>.*?)^```$|^!\[.+?\]\(img/(?P<picture>[\w-]+)\.png\)", re.M | re.DOTALL)
+_PART = re.compile(r"^```python\n(?P<cell>.*?)^```$|^!\[[^]]+\]\(img/(?P<picture>[\w-]+)\.png\)", re.M | re.DOTALL)
 
 
 @dataclass
