@@ -20,6 +20,7 @@ import torch
 from torch._subclasses import fake_tensor
 from torch.nn import functional
 from torch.utils import _device
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import fused, user_line
@@ -28,6 +29,7 @@ from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storages import StorageLog
 from ipygpumem.estimating.transients import HOPPERS_PROCESSORS
+from ipygpumem.introspect import is_users
 from ipygpumem.probes.nvml import Nvml
 
 
@@ -84,10 +86,37 @@ def patched(note: Note, devices: Devices, following: Callable[[], AbstractContex
     casts = CudaAutocast()
     with ExitStack() as stack:
         stack.callback(casts.close)
-        for place, name, value in _changes(note, devices, casts, following):
-            stack.enter_context(patch.object(place, name, value))
+        made = [patch.object(*change) for change in _changes(note, devices, casts, following)]
+        for one in made:
+            stack.enter_context(one)
+        stack.enter_context(_libraries_imported_without(made))
         if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+@contextmanager
+def _libraries_imported_without(made: list[Any]) -> Iterator[None]:
+    """Import libraries with torch's own functions and tensors: what they take at their import, they keep for good."""
+    basics: Any = importlib._bootstrap_external._LoaderBasics  # type: ignore[attr-defined]  # of all Python files
+    own, importing = basics.exec_module, set[int]()
+
+    def exec_module(loader: Any, module: Any) -> None:
+        if importing or is_users(loader.path):
+            own(loader, module)
+            return
+        importing.add(id(module))
+        for one in reversed(made):
+            one.__exit__(None, None, None)
+        try:
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                own(loader, module)
+        finally:
+            for one in made:
+                one.__enter__()
+            importing.clear()
+
+    with patch.object(basics, "exec_module", exec_module):
         yield
 
 

@@ -4,6 +4,7 @@ import array
 import collections
 import contextlib
 import functools
+import importlib
 import io
 import mmap
 import multiprocessing
@@ -371,6 +372,28 @@ def test_fake_tensors_leave_modules_and_caches(tmp_path: Path, monkeypatch: pyte
     found = ipygpumem.estimate(lambda: __import__("importedhere").mask * textwrap.mask(3))  # type: ignore[attr-defined]
     assert found.notes == ()
     assert type(__import__("importedhere").mask) is type(mask(3)) is torch.Tensor
+
+
+@pytest.mark.usefixtures("no_modules_of_users")
+def test_a_library_that_code_imports_first_keeps_torchs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither fake tensors in its defaults, nor functions that an estimate replaces."""
+    (tmp_path / "imported_lib.py").write_text(
+        "import torch, imported_part\nfrom torch import save\n"
+        "def scaled(x, scale=torch.tensor(2)):\n    return x * scale\n"
+    )
+    (tmp_path / "imported_part.py").write_text("from torch import Tensor\nitem = Tensor.tolist\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("ipygpumem.estimating.patches.is_users", lambda file: False)
+    monkeypatch.setattr("ipygpumem.estimating.rollback.is_users_module", lambda module: False)
+
+    def step() -> None:
+        lib = importlib.import_module("imported_lib")
+        assert lib.scaled(torch.ones(2)).shape == (2,)
+
+    assert ipygpumem.estimate(step).notes == ()
+    lib, part = (sys.modules.pop(name) for name in ("imported_lib", "imported_part"))
+    assert (lib.save, part.item) == (torch.save, torch.Tensor.tolist)
+    assert lib.scaled(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
 def test_holders_of_fake_tensors_and_too_large_arrays_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
