@@ -111,7 +111,7 @@ class Training:
         self.steps = {"first": AdamW([*self.net.parameters()][2:])}
 
     def run(self, x, y):
-        functional.cross_entropy(self.net(x).flatten(0, 1), y).backward()
+        functional.cross_entropy(input=self.net(x).flatten(0, 1), target=y).backward()
         self.steps["first"].step()
 
 from torch import randn, zeros, long
@@ -120,6 +120,13 @@ batch = {"x": randn(8, 16, 256), "y": zeros(128, dtype=long)}
 training = Training()
 training.run(**batch)
 """
+WITH_LOSS = PLAIN.replace(LOSS, "model(x, y)").replace("zeros(4096", "zeros(8, 512")
+WITH_LOSS = WITH_LOSS.replace(
+    "x):\n        return self.head(self.blocks(x))", "x, y):\n        x = self.head(self.blocks(x))"
+)
+WITH_LOSS = WITH_LOSS.replace(
+    "(x))\n\n", "(x))\n        return functional.cross_entropy(x.flatten(0, 1), y.flatten())\n\n"
+)
 IN_A_FUNCTION = IN_AN_OBJECT.replace("training = Training()\n", "def start(**batch): Training().run(**batch)\n")
 IN_A_FUNCTION = IN_A_FUNCTION.replace("training.run", "start")
 
@@ -127,7 +134,13 @@ IN_A_FUNCTION = IN_A_FUNCTION.replace("training.run", "start")
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 @pytest.mark.parametrize(
     ("cell", "comments"),
-    [(PLAIN, ""), (IN_AN_OBJECT, ""), (IN_A_FUNCTION, "Net|AdamW"), (PLAIN.replace("l(x)", "l(x * 1)"), "split")],
+    [
+        (PLAIN, ""),
+        (WITH_LOSS, ""),
+        (IN_AN_OBJECT, ""),
+        (IN_A_FUNCTION, "Net|AdamW"),
+        (PLAIN.replace("l(x)", "l(x * 1)"), "split"),
+    ],
 )
 def test_each_line_runs_and_takes_no_name(cell: str, comments: str) -> None:
     """Each suggested line can be pasted below the cell; it is a comment if no name leads to what it changes."""

@@ -129,11 +129,16 @@ class Run:
             self._tell("result")
         return result
 
-    def _loss(self, own: Any, given: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    def _loss(self, own: Any, *args: Any, **kwargs: Any) -> Any:
+        given, target = [*args, *(kwargs.get(name) for name in ("input", "target")[len(args) :])][:2]
         if is_tensor(given) and is_tensor(target):
             for hook in self._hooks["loss"]:
                 target = hook(given, target)
-        return own(given, target, *args, **kwargs)
+            if len(args) > 1:
+                args = (given, target, *args[2:])
+            else:
+                kwargs["target"] = target
+        return own(*args, **kwargs)
 
     def _backward(self, own: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._backwards:

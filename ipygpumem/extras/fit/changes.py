@@ -6,7 +6,7 @@ import functools
 import importlib
 import importlib.util
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ def candidates(seen: Observed) -> Iterator[Change]:
         yield from (_optimizer(seen, kind) for kind in lean)
     if seen.trains and not seen.is_adapted:
         if seen.hf_path is not None and importlib.util.find_spec("peft") is not None:
-            yield _low_rank(seen, seen.of_root(seen.hf_path))
+            yield _low_rank(seen)
         if seen.last:
             yield _frozen(seen)
 
@@ -62,9 +62,9 @@ def parts(seen: Observed, name: str | None) -> Iterator[Change]:
     while 2 * passes <= seen.rows:
         passes = next(number for number in range(2 * passes, seen.rows + 1) if seen.rows % number == 0)
         size = seen.rows // passes
-        splits = [f"{given or 'batch'}.split({rows // passes})" for given, rows in seen.given.items()]
-        one, several = len(splits) == 1, seen.free("part" if len(splits) == 1 else "parts")
-        line = f"for {several} in {splits[0] if one else 'zip(' + ', '.join(splits) + ')'}: ..."
+        splits = ", ".join(f"{given or 'batch'}.split({rows // passes})" for given, rows in seen.given.items())
+        is_one = len(seen.given) == 1
+        line = f"for {seen.free('part' if is_one else 'parts')} in {splits if is_one else f'zip({splits})'}: ..."
         line = f"{name} = {size}" if seen.is_size else line
         results = "equal"
         if seen.trains:
@@ -72,8 +72,8 @@ def parts(seen: Observed, name: str | None) -> Iterator[Change]:
             results = "equal if the loss is a mean over independent rows"
         results = "other random numbers (dropout)" if seen.draws else results
         results = "other BatchNorm statistics" if seen.normalizes else results
-        owners = [name or ""] if seen.is_size else [*seen.given]
-        line, title = seen.code(line, owners=owners), f"{name or 'batch'} {size} instead of {seen.rows}"
+        line = line if seen.is_size else seen.code(line, owners=seen.given)
+        title = f"{name or 'batch'} {size} instead of {seen.rows}"
         yield Change(title, line, results, functools.partial(_split, seen, name, passes), "batch", passes)
 
 
@@ -101,7 +101,8 @@ def _split(  # noqa: C901  # one small function after another
         if is_first and next(root.parameters(), None) is not None:
             passed.append(weakref.ref(root))
             flops = run.flops
-            alone = tree_map_only(torch.Tensor, _detached, (args, kwargs))  # the code's own graph is needed later
+            own = (args, kwargs)  # whose graph the code needs later
+            alone = tree_map_only(torch.Tensor, lambda one: one.detach().requires_grad_(one.requires_grad), own)
             _accumulate(root(*alone[0], **alone[1]))
             run.flops = flops
         return args, kwargs
@@ -115,10 +116,6 @@ def _split(  # noqa: C901  # one small function after another
         run.names.changed[name] = reduced  # type: ignore[attr-defined]  # a Namespace
 
 
-def _detached(tensor: Any) -> Any:
-    return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
 def _accumulate(result: Any) -> None:
     """Run backward from a model's loss, or from all its results."""
     loss = dict.get(result, "loss") if is_instance(result, dict) else None
@@ -130,14 +127,11 @@ def _accumulate(result: Any) -> None:
 def _checkpoints(seen: Observed) -> Iterator[Change]:
     """Yield checkpoints of each kind of blocks: they keep only their inputs, and run again in backward."""
     if seen.hf_path is not None and not seen.is_checkpointed:
-        path = seen.hf_path
-
-        def enable(number: int, root: Any) -> None:
-            if number == seen.root:
-                getattr(root.get_submodule(path), seen.hf_way)({"use_reentrant": False})
-
-        line = seen.code(f'{seen.of_root(path)}.{seen.hf_way}({{"use_reentrant": False}})', owners=[seen.name])
-        yield Change(f"{seen.hf_way}()", line, "equal", lambda run: run.on(begin=enable), "checkpoint")
+        line = seen.code(f'{seen.of_root(seen.hf_path)}.{seen.hf_way}({{"use_reentrant": False}})', owners=[seen.name])
+        apply = _to_root(
+            seen, lambda root: getattr(root.get_submodule(seen.hf_path), seen.hf_way)({"use_reentrant": False})
+        )
+        yield Change(f"{seen.hf_way}()", line, "equal", apply, "checkpoint")
     for blocks in seen.blocks.values():
         if not blocks.reason:
             block, each = seen.free("block"), ", ".join(blocks.code)
@@ -145,17 +139,18 @@ def _checkpoints(seen: Observed) -> Iterator[Change]:
             line = f"for {block} in {each}: {block}.forward = functools.partial("
             line += f"torch.utils.checkpoint.checkpoint, {block}.forward, use_reentrant=False)"
             line = seen.code(line, "functools", "torch.utils.checkpoint", owners=[seen.name])
-            apply = functools.partial(_checkpoint, seen, blocks)
+            apply = _to_root(seen, functools.partial(_checkpoint, blocks))
             yield Change(f"checkpoint {len(blocks.paths)} {blocks.name}", line, "equal", apply, "checkpoint")
 
 
-def _checkpoint(seen: Observed, blocks: Blocks, run: Run) -> None:
-    def begin(number: int, root: Any) -> None:
-        for path in blocks.paths if number == seen.root else ():
-            block = root.get_submodule(path)
-            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+def _checkpoint(blocks: Blocks, root: Any) -> None:
+    for block in map(root.get_submodule, blocks.paths):
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
-    run.on(begin=begin)
+
+def _to_root(seen: Observed, work: Callable[[Any], object]) -> Callable[[Run], None]:
+    """Return a change that calls ``work`` with the root with the most parameters before its first call."""
+    return lambda run: run.on(begin=lambda number, root: work(root) if number == seen.root else None)
 
 
 def _autocast(seen: Observed) -> Change:
@@ -220,7 +215,7 @@ def _optimizer(seen: Observed, kind: Any) -> Change:
     return Change(title, line, "another optimizer", apply, "optimizer")
 
 
-def _low_rank(seen: Observed, name: str) -> Change:
+def _low_rank(seen: Observed) -> Change:
     """Return adapters of low rank, which are trained in place of the model's own parameters."""
 
     def apply(run: Run) -> None:
@@ -243,18 +238,18 @@ def _low_rank(seen: Observed, name: str) -> Change:
 
         run.on(begin=begin, step=step)
 
+    name = seen.of_root(seen.hf_path or "")
     line = f'{name} = peft.get_peft_model({name}, peft.LoraConfig(r={_RANK}, target_modules="all-linear"))'
     line = seen.code(f"{line}  # before the optimizer is made", "peft", owners=[seen.name])
     return Change(f"LoRA of rank {_RANK}", line, "trains adapters only", apply, "trained")
 
 
 def _frozen(seen: Observed) -> Change:
-    def begin(number: int, root: Any) -> None:
-        if number == seen.root:
-            root.requires_grad_(False)
-            root.get_submodule(seen.last).requires_grad_(True)
+    def freeze(root: Any) -> None:
+        root.requires_grad_(False)
+        root.get_submodule(seen.last).requires_grad_(True)
 
     line = f"{seen.of_root()}.requires_grad_(False); {seen.of_root(seen.last)}.requires_grad_(True)"
     line = seen.code(line, owners=[seen.name])
     title, results = "freeze all but the last layer", "trains the last layer only"
-    return Change(title, line, results, lambda run: run.on(begin=begin), "trained")
+    return Change(title, line, results, _to_root(seen, freeze), "trained")

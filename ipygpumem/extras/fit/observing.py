@@ -158,7 +158,7 @@ class Observed:
                 changed(run.names[self._batch])
             run.names.changed[self._batch] = changed  # type: ignore[attr-defined]  # a Namespace
         run.on(begin=begin, call=call, enter=enter, leave=leave, operation=operation, backward=backward)
-        run.on(loss=lambda _, target: given(target))
+        run.on(loss=lambda _, target: target if running else given(target))  # else a model got it
         run.on(stepped=lambda one: self.optimizers.setdefault(run.name_of(one), name_of(type(one))))
         run.at_end(lambda: self._taken.update(dict.keys(run.names)))
 
