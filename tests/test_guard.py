@@ -14,7 +14,7 @@ import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from ipygpumem.extras.guard.guard import MemoryGuard, _shortened
+from ipygpumem.extras.guard.guard import MemoryGuard, _runs_code, _shortened
 from ipygpumem.extras.guard.headroom import Figures, Headroom
 from ipygpumem.probes.host import PAGE_BYTES
 from ipygpumem.shell.app import app_of
@@ -235,6 +235,14 @@ def test_the_thread_goes_on_looking_after_an_error(loaded: InteractiveShell, mon
     assert pause < 0.1
     guard._is_failing, guard._struck = False, True
     guard._raise(0, sys._getframe())  # memory has been freed meanwhile
+
+
+def test_no_error_is_raised_while_an_isolated_cell_is_awaited() -> None:
+    """It would lose a message of the child process, for which both would wait forever."""
+    for module, runs in {"__main__": True, "ipygpumem.extras.isolate.packets": False}.items():
+        space = {"look": lambda: _runs_code(sys._getframe(1)), "__name__": module}
+        exec("def receive(): return look()\ndef run_code(): return receive()", space)
+        assert space["run_code"]() == runs  # type: ignore[operator]
 
 
 def test_a_cell_that_begins_during_a_look_is_watched(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:

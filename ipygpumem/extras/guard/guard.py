@@ -523,10 +523,15 @@ def _is_refusal(error: BaseException) -> bool:
 
 
 def _runs_code(frame: FrameType | None) -> bool:
-    """Return True if a cell's code runs at ``frame``: an error in the kernel's event loop would end the kernel."""
+    """Return True if a cell's code runs at ``frame``: an error in the kernel's event loop would end the kernel.
+
+    While ``%%isolate`` waits for its child process, an error would lose a message; the system ends the child first.
+    """
     if frame is not None and frame.f_globals is globals():  # the cell is failing already, or we start its process
         return False
     while frame is not None and frame.f_code.co_name != "run_code":
+        if text_of(frame.f_globals.get("__name__")).startswith("ipygpumem.extras.isolate."):
+            return False
         frame = frame.f_back
     return frame is not None
 
