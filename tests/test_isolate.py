@@ -210,6 +210,19 @@ def test_the_oom_killer_takes_the_child(kernel: Kernel) -> None:
         assert works(kernel, "len(held)").result == str(100 << 20)
 
 
+def test_a_name_that_takes_much_memory_is_loaded_after_the_child(kernel: Kernel) -> None:
+    """The kernel's process is refused the memory while the child process has it, too."""
+    works(
+        kernel,
+        "pid = os.getpid()\ndef when_alone():\n    children = open(f'/proc/{pid}/task/{pid}/children').read()\n"
+        "    if os.getpid() == pid and children: raise MemoryError\n    return 'loaded'\n"
+        "class Large:\n    def __reduce__(self): return when_alone, ()",
+    )
+    reply = works(kernel, "%%isolate --keep large shared small\nlarge, shared, small = Large(), [old], 3")
+    assert reply.reports("note") == []
+    assert works(kernel, "large, shared[0] is old, small").result == "('loaded', False, 3)"
+
+
 def test_an_interrupt_after_the_cells_code_loses_no_name(kernel: Kernel) -> None:
     late = "class Late:\n    def __reduce__(self):\n        signal.raise_signal(signal.SIGINT); return int, (7,)"
     works(kernel, late)

@@ -130,9 +130,13 @@ def _keep(task: Task, before: dict[str, Any], *, failed: bool) -> None:
         values = {name: value for name, value in values.items() if name not in lost}
         task.connection.send("kept", list(values), lost)
         lost = {}
-        if (answer := task.connection.receive()) is None or answer[0] is None:
+        failing, is_last = task.connection.receive() or (None, True)
+        if failing is None:
             return
-        del values[answer[0]]
+        value = values.pop(failing)
+        if is_last:  # memory does not suffice for it while this process lives
+            dump(task.kept, {**values, failing: value}, before)
+            return
 
 
 class _Errors:

@@ -80,6 +80,8 @@ class IsolatedCell:
         self._is_done = self._is_late = self._is_loading = False
         self._error: BaseException | None = None
         self._values: dict[str, object] = {}
+        self._later: list[str] = []
+        """Names to load once the child process has ended, the one that took too much memory last."""
         self._start_bytes = self._peak_bytes = 0
 
     def run(self, source: str, keep: list[str]) -> BaseException | None:
@@ -100,6 +102,11 @@ class IsolatedCell:
             if not self._is_done:
                 stack.seek(0)
                 self._error = self._death(status, kills, stack.read().decode("utf-8", "replace"))
+            elif self._later:  # in the memory that the child process has given back
+                failing, error = self._load(self._later)
+                if error is not None:
+                    self.notes.append(_lost(failing, describe_error(error)))
+                self._error = error if isinstance(error, KeyboardInterrupt) else self._error
         self._take_back()
         return self._error
 
@@ -224,7 +231,20 @@ class IsolatedCell:
 
     def _kept(self, names: list[str], lost: dict[str, str]) -> None:
         """Load the kept names; if one fails, the child process writes the rest again."""
-        self._values, failing = {}, None
+        failing, error = self._load(names)
+        if isinstance(error, MemoryError) and self._interrupts < 2:
+            self._later = [*(name for name in names if name != failing), failing]
+        elif error is not None:
+            lost = {**lost, failing: describe_error(error)}
+        if error is not None and self._interrupts < 2:  # they are loaded again, because names may share objects
+            self._values = {}
+        self.notes += [_lost(name, why) for name, why in lost.items()]
+        with contextlib.suppress(OSError):  # it has ended
+            self._connection.send(failing or None, bool(self._later))
+
+    def _load(self, names: list[str]) -> tuple[str, BaseException | None]:
+        """Load the kept names; return the one that fails, and its error."""
+        self._values = {}
         try:
             self._is_loading = True
             try:
@@ -232,13 +252,8 @@ class IsolatedCell:
             finally:
                 self._is_loading = False
         except BaseException as error:  # any of the user's classes may fail
-            failing = names[len(self._values)]
-            lost = {**lost, failing: describe_error(error)}
-            if self._interrupts < 2:  # they are loaded again, because names may share objects
-                self._values = {}
-        self.notes += [note(clean(f"%%isolate --keep: {name} did not come back: {why}")) for name, why in lost.items()]
-        with contextlib.suppress(OSError):  # it has ended
-            self._connection.send(failing)
+            return names[len(self._values)], error
+        return "", None
 
     def _done(self, peak_bytes: int) -> None:
         self._is_done, self._peak_bytes = True, peak_bytes
@@ -282,6 +297,10 @@ class IsolatedCell:
             experiment.scope.note(Bindings(assigned=set(self._values)))
             experiment.scope.save(set(self._values))
         self._app.context.namespace.update(self._values)
+
+
+def _lost(name: str, why: str) -> Report:
+    return note(clean(f"%%isolate --keep: {name} did not come back: {why}"))
 
 
 class _Shown:
