@@ -81,6 +81,7 @@ def test_columns_that_polars_objects_share_are_counted_once() -> None:
     size = Sizes().measure(frame).size_bytes
     assert size == pytest.approx((8 + 16 + 100) << 15, rel=0.01)
     assert Sizes().measure([frame, *more[:-1]]).size_bytes < 1.01 * size
+    assert Sizes().measure([frame.head(9), frame]).size_bytes == pytest.approx(size, rel=0.01)
     assert Sizes().measure([frame, table]).size_bytes < 1.01 * size + (108 << 15)  # views of texts are polars' own
     named = Sizes({"frame": frame, "part": more[1]})
     assert (named.measure(frame, "frame").size_bytes, named.measure(more[1], "part").also_in) == (size, ("frame",))
