@@ -25,7 +25,7 @@ BUDGET = {
     "extras/lines": 667,
     "extras/moving": 634,
     "extras/panel": 338,
-    "extras/peak": 1279,
+    "extras/peak": 1282,
     "extras/pictures": 355,
     "extras/recorder": 594,
     "extras/tracker": 200,

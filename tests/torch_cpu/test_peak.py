@@ -164,16 +164,20 @@ def test_loaded_and_listed_numbers_are_followed(tmp_path: Path) -> None:
     assert len(loaded) == listed.dim()
 
 
-@pytest.mark.parametrize("broken", ["Follower.start", "Follower.read", "Follower._place"])
+@pytest.mark.parametrize("broken", ["Follower.start", "Follower.read", "Follower._place", "Follower._know"])
 def test_a_failure_of_ours_becomes_a_note(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise LookupError("ours")
 
     owner, name = broken.split(".")
+    layer = nn.Linear(8, 8)
     monkeypatch.setattr(getattr(following, owner), name, fail)
     with ipygpumem.peak() as found:
         result = torch.ones(MIB).sum()
+        with pytest.raises(RuntimeError, match="size"):
+            torch.ones(3) @ torch.ones(4)
     assert result == MIB
+    assert layer.in_features == 8
     assert any("LookupError: ours" in note for note in found.record.notes)
 
 

@@ -154,20 +154,18 @@ class History:
 
     def saw(self, storage: StorageLife) -> None:
         """Note the storage of a tensor."""
-        if storage.device not in self.devices:
-            self.devices[storage.device] = Blocks(storage.device, (), self._began_us)
-        self.devices[storage.device].saw(storage)
+        self._blocks(storage.device).saw(storage)
+
+    def _blocks(self, device: str) -> Blocks:
+        return self.devices.get(device) or self.devices.setdefault(device, Blocks(device, (), self._began_us))
 
     def replay(self, *, last: bool) -> Any:
         """Replay the events since the last call, and return torch's snapshot."""
         snapshot = torch.cuda.memory._snapshot()
         self._switch(on=False)
         for index, events in enumerate(snapshot["device_traces"]):
-            device = f"cuda:{index}"
-            if events and device not in self.devices:
-                self.devices[device] = Blocks(device, (), self._began_us)
             if events:
-                self.devices[device].replay(events)
+                self._blocks(f"cuda:{index}").replay(events)
         for blocks in self.devices.values():
             blocks.settle()
         if not last:

@@ -181,6 +181,7 @@ class Follower(TorchDispatchMode):
         replaced = (life for life in self.log.lives if life.before and life.died is not None)
         self._replaced = {life.place for life in replaced if life.role == PARAMETERS or (life.place and life.place[0])}
 
+    @_guarded
     def _know_names(self) -> None:
         """Note the modules and optimizers that have names."""
         for name, value in self._user_names():
@@ -249,13 +250,17 @@ class Follower(TorchDispatchMode):
         try:
             result = func(*args, **kwargs)
         except Exception as error:
-            self.failed = self.log.clock, time.perf_counter() - self.began, self._place(func)[0]
+            self._raised(func)
             error.__traceback__ = users_part(error.__traceback__)
             raise
         may_grow = func is _RESIZE or "out" in kwargs
         if may_grow or func in _FROM_ELSEWHERE or not (args and result is args[0]):  # any other is in place
             self._followed(func, args, kwargs, result, may_grow=may_grow)
         return result
+
+    @_guarded
+    def _raised(self, func: Any) -> None:
+        self.failed = self.log.clock, time.perf_counter() - self.began, self._place(func)[0]
 
     @_guarded
     def _followed(self, func: Any, args: Any, kwargs: Any, result: Any, *, may_grow: bool) -> None:
