@@ -30,7 +30,7 @@ _CELL_FILE = re.compile(r"/tmp/ipykernel_\d+/\d+\.py")
 _TAG = re.compile("<[^>]+>")
 _DURATION = re.compile(r"(?:\d[\d.]*\s(?:ns|µs|ms|s|min|h)\b\s?)+")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-TOLERANCE = 0.1
+TOLERANCE = 0.01
 """Share by which sizes may differ from those of the last run."""
 SLACK = 4
 """The same for small numbers, in their unit."""
