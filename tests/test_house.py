@@ -24,7 +24,7 @@ BUDGET = {
     "extras/isolate": 836,
     "extras/lines": 667,
     "extras/moving": 634,
-    "extras/panel": 338,
+    "extras/panel": 354,
     "extras/peak": 1282,
     "extras/pictures": 355,
     "extras/recorder": 594,

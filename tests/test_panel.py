@@ -5,6 +5,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextvars import ContextVar
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -202,6 +203,21 @@ def test_the_panel_is_closed_with_the_extension(notebook: InteractiveShell) -> N
     _, feed, widget = opened(notebook)
     notebook.run_line_magic("unload_ext", "ipygpumem")
     assert (feed.is_closed, widget.is_open, notebook.jobs) == (True, False, {})  # type: ignore[attr-defined]
+
+
+def test_the_thread_sends_as_part_of_the_request_and_keeps_no_other_context(notebook: InteractiveShell) -> None:
+    request, large = ContextVar[Any]("request"), ContextVar[Any]("large")
+    notebook.kernel.get_parent = lambda: request.get()  # type: ignore[attr-defined]  # as in ipykernel 7.0
+    tokens = request.set({"header": {}}), large.set(bytearray(10))
+    _, feed, widget = opened(notebook)
+    widget.send = lambda message: widget.sent.append(request.get())
+    thread = threading.Thread(target=feed._tick)
+    thread.start()
+    thread.join()
+    assert widget.sent == [{"header": {}}]
+    assert list(feed._request) == [request]
+    request.reset(tokens[0])
+    large.reset(tokens[1])
 
 
 def test_a_failure_stops_the_panel_with_one_line(

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextvars import Context, copy_context
 from time import perf_counter, thread_time
 from typing import Any
 
@@ -84,6 +85,20 @@ class Panel:
         return data | {"text/plain": repr(self)}, metadata
 
 
+def _context_of_request(kernel: Any) -> Context:
+    """Return a context in which another thread can send messages as part of the running request.
+
+    ipykernel 7.0 finds the request in a context variable only. Other variables may have values of user code, which must
+    not stay alive.
+    """
+    request: object = kernel.get_parent() if hasattr(kernel, "get_parent") else {}
+    context = Context()
+    for variable, value in copy_context().items():
+        if value is request:
+            context.run(variable.set, value)
+    return context
+
+
 class Feed:
     """Feeds all views of one shell's panel; observes cells only to find the largest names after them."""
 
@@ -98,6 +113,7 @@ class Feed:
         self._look_seconds = 0.0
         self._message = self._failure = ""
         self.is_closed = False
+        self._request = _context_of_request(app.context.shell.kernel)
         feed = weakref.ref(self)
 
         def state() -> dict[str, Any]:
@@ -119,7 +135,7 @@ class Feed:
 
     def _tick(self) -> float:
         try:
-            self._send()
+            self._request.run(self._send)
         except MemoryError:  # the cell is about to use all of it: the next one may succeed
             pass
         except Exception as error:
