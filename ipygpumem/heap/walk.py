@@ -183,6 +183,8 @@ class Walk:
         """Yield the arrays among objects and behind them, in groups; those in long containers last."""
         for items, label in chain(groups, self._inside()):
             for start, part in zip(count(0, CHUNK), chunks(items)):
+                for observe in OBSERVERS:
+                    observe()
                 if self.left <= 0 < start:
                     self.complete = False
                     break
@@ -201,8 +203,6 @@ class Walk:
 
     def _inside(self) -> Iterator[Group]:
         while self._queue or self._long:
-            for observe in OBSERVERS:
-                observe()
             try:
                 if self._queue:
                     objects, path = self._queue.popleft()
