@@ -259,7 +259,7 @@ def watch(item: object) -> Callable[[], bool]:
     """
     if is_of_library(item, "torch", "Tensor"):
         torch: Any = sys.modules["torch"]
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # modes of the user see nothing
             storages = Storages()
             if not storages.add_of(_reader_of(torch), [item]):  # some have no storage
                 return storages.any_alive
