@@ -15,7 +15,8 @@ PIB = 1024 * TIB
 _MOST = 2**63
 _MANY = 10**9
 
-_SIZE = re.compile(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*(?:([kmgtp])(ib?|b?)|(b|bytes?))?\s*", re.IGNORECASE)
+UNIT = r"(?:([kmgtp])(ib?|b?)|(b|bytes?))"
+_SIZE = re.compile(rf"\s*(-?[0-9]+\.?[0-9]*|-?\.[0-9]+)\s*{UNIT}?\s*", re.IGNORECASE)
 _WHOLE = re.compile(r"\s*[+-]?[0-9]{1,25}\s*")
 
 
@@ -76,6 +77,8 @@ def _size(text: str) -> tuple[float, str, str, str]:
     match = _SIZE.fullmatch(text) if len(text) <= 100 else None  # a longer text could take long to match
     if match is None:
         raise UnitError(f"{quoted(text)} is not a size: write a number and a unit, such as 8GiB or 512 MiB")
+    if match[1].startswith("-"):
+        raise UnitError(f"a size cannot be negative: {quoted(text)}")
     letter, rest, unit = ((match[group] or "").lower() for group in (2, 3, 4))
     return float(match[1]), letter, rest, unit
 
@@ -95,7 +98,7 @@ def checked_bytes(size: object, least: int = 0) -> int:
     if size >= _MOST:
         raise UnitError(f"no device has more than {format_bytes(_MOST)}: write a smaller size")
     if size < least:
-        raise UnitError(f"{format_bytes(size)} is too little: write a size such as 8GiB")
+        raise UnitError(f"{format_bytes(size)} is too little: write a size of {format_bytes(least)} or more")
     return size
 
 

@@ -225,7 +225,8 @@ def test_sizes_are_read() -> None:
     assert parse_budget("cuda=8GiB,CUDA:1=4GiB") == {"gpu": 8 * GIB, "cuda:1": 4 * GIB}
     for text, said in (
         ("", "no device is named"),
-        ("gpu", "'' is not a size"),
+        ("8", "'8' must be a device and a size: write for instance gpu=8GiB"),
+        ("gpu=", "'' is not a size"),
         ("gpu=lots", "'lots' is not a size"),
         ("ram=4GiB", r"RAM cannot be limited; write gpu=SIZE, or use leave_free\(SIZE, 'RAM'\)"),
         ("HOST=4GiB", "RAM cannot be limited"),

@@ -30,11 +30,11 @@ BUDGET = {
     "extras/recorder": 594,
     "extras/tracker": 200,
     "extras/trainers": 202,
-    "fitting": 953,
+    "fitting": 956,
     "heap": 4779,
     "introspect": 214,
     "inventory": 3147,
-    "magics": 1360,
+    "magics": 1382,
     "meter": 420,
     "probes": 2089,
     "reclaim": 791,
@@ -42,7 +42,7 @@ BUDGET = {
     "report": 2108,
     "scope": 761,
     "shell": 3990,
-    "units": 140,
+    "units": 143,
 }
 """Maximum number of lines of each room. A number goes up only in a commit that says for which users."""
 

@@ -69,7 +69,7 @@ def test_text_as_bytes(text: str, count: int) -> None:
     assert parse_bytes(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1 GiB", "1 lightyear", "1..5 GiB", "1,5 GiB", "9" * 101 + "B"])
+@pytest.mark.parametrize("text", ["", "GiB", "1 lightyear", "1..5 GiB", "1,5 GiB", "9" * 101 + "B"])
 def test_a_text_that_is_no_size_says_so(text: str) -> None:
     with pytest.raises(UnitError, match="is not a size"):
         parse_bytes(text)

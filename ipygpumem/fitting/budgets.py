@@ -28,7 +28,10 @@ in_force: list[Budget] = []
 
 def parse_budget(text: str) -> dict[str, int]:
     """Parse sizes such as ``gpu=8GiB,cuda:1=4GiB``."""
-    return checked(dict(part.partition("=")[::2] for part in filter(None, text.split(","))))
+    parts = [part.partition("=") for part in text.split(",") if part]
+    if wrong := next((name for name, equals, _ in parts if not equals), ""):
+        raise BudgetError(f"budget: {quoted(wrong)} must be a device and a size: write for instance gpu=8GiB")
+    return checked({name: size for name, _, size in parts})
 
 
 def checked(sizes: Mapping[str, object]) -> dict[str, int]:

@@ -19,7 +19,7 @@ from ipygpumem.report.layout import clean
 from ipygpumem.scope.scope import is_ownable
 from ipygpumem.shell.app import App
 from ipygpumem.shell.registry import EXTRAS, MAGICS
-from ipygpumem.units import MIB, checked_bytes, finite, number_in, whole
+from ipygpumem.units import MIB, UNIT, checked_bytes, finite, number_in, whole
 
 Options = argparse.Namespace
 """The words and options of a line, each as an attribute."""
@@ -45,7 +45,6 @@ _DETAILS: dict[str, dict[str, Any]] = {
     "--batch NAME": {"offers": "numbers"},
     "--experiment NAME": {"offers": "finished"},
     "--keep NAME...": {"offers": "names"},
-    "--kind parameter|gradient|optimizer|buffer|other": {"of": lambda text: text.removesuffix(" state")},
     "--limit SIZE": {"of": _checked(checked_bytes, least=64 * MIB)},
     "--max-tries 10": {"of": _checked(whole, least=0)},
     "--memory SIZE": {"of": _checked(checked_bytes, least=64 * MIB)},
@@ -105,9 +104,17 @@ class Argument:
         self.attribute: str = details.get("to", plain)
         self.also: tuple[str, ...] = details.get("also", ())
         """Alternative names, not offered as completions."""
-        self.of: Callable[[str], object] = details.get("of", str)
+        self.of: Callable[[str], object] = details.get("of", self._choice if self.choices else str)
         self.default: object = details.get("default")
         self.offers: str | tuple[str, ...] = details.get("offers", self.choices)
+
+    def _choice(self, text: str) -> str:
+        """Return a choice that a user has written."""
+        word = text.removesuffix(" state")  # of a kind of tensors, as reports show it
+        if word not in self.choices:
+            hint = f"{_meant(word, self.choices)}; use {', '.join(self.choices)}"
+            raise argparse.ArgumentTypeError(f"invalid choice: {quoted(text)}{hint}")
+        return word
 
 
 class Command(NamedTuple):
@@ -219,7 +226,7 @@ def _options(command: Command, words: list[str]) -> Options:
         raise UsageError(clean(f"{command.name}: {quoted(words[0])} is not an option; this command takes none"))
     if command.name not in _PARSERS:
         _PARSERS[command.name] = _parser_of(command)
-    options, unknown = _PARSERS[command.name].parse_known_args(words)
+    options, unknown = _PARSERS[command.name].parse_known_args(_with_joined_sizes(command, words))
     if unknown:
         there_are = [argument.name for argument in command.arguments if argument.name]
         hint = f"use {', '.join(there_are)}" if there_are else "this command has no options"
@@ -229,6 +236,22 @@ def _options(command: Command, words: list[str]) -> Options:
         if argument.is_text:
             setattr(options, argument.attribute, " ".join(getattr(options, argument.attribute)))
     return options
+
+
+def _with_joined_sizes(command: Command, words: list[str]) -> list[str]:
+    """Return the words with each size as one: ``8 GiB`` is two words, and argparse takes ``-8GiB`` for an option."""
+    sizes = {argument.name for argument in command.arguments if argument.name and "SIZE" in argument.value}
+    joined, option = list[str](), ""
+    for word in words:
+        last = joined[-1] if joined else ""
+        if option in sizes and last == option and re.match(r"-[0-9.]", word):
+            joined[-1] += f"={word}"
+        elif option in sizes and re.search(r"(^|=)-?[0-9.]*[1-9][0-9.]*$", last) and re.fullmatch(UNIT, word, re.I):
+            joined[-1] += word
+        else:
+            option = word.partition("=")[0] if word.startswith("-") else option
+            joined.append(word)
+    return joined
 
 
 _PARSERS: dict[str, _Parser] = {}
@@ -248,7 +271,6 @@ def _parser_of(command: Command) -> _Parser:
                 *argument.also,
                 nargs=None if argument.name else "*" if argument.is_many or argument.is_text else "?",
                 type=argument.of,
-                choices=argument.choices or None,
                 default=argument.default,
             )
     return parser

@@ -7,6 +7,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import GpuMemError
+from ipygpumem.magics.parsing import parse
 from ipygpumem.shell.app import app_of
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
@@ -44,18 +45,26 @@ WRONG = [
     ("%experiment strat a", "(did you mean start?)"),
     ("%gpumem tensors --tpo 3", "(did you mean --top?)"),
     ("%%experiment a --sed 3\nx = 1", "(did you mean --seed?)"),
+    ("%gpumem quiet onn", "invalid choice: 'onn' (did you mean on?); use on, off"),
+    ("%%experiment a --report ful\nx = 1", "--report: invalid choice: 'ful' (did you mean full?)"),
+    ("%gpumem tensors --kind optimiser", "(did you mean optimizer?)"),
+    ("%gpumem top --min -1MiB", "--min: a size cannot be negative: '-1MiB'"),
+    ("%gpumem top --min=-1 MiB", "--min: a size cannot be negative: '-1MiB'"),
+    ("%gpumem top --min -1", "a size cannot be negative"),
+    ("%gpumem top --min 5 MB/s", "'5' has no unit"),
+    ("%%experiment a --budget gpu=1 MiB 3 GiB\nx = 1", "'3GiB' must be a device and a size: write for instance gpu="),
     *((f"{line} 0", "0 is not a whole number ") for line in ("%gpumem history -n", "%gpumem plot -n", "%gpumemit -r")),
     *((f"%gpumem tensors --top {value}", "is not a whole number ") for value in ("-1", "1.5", "9" * 5000, "x")),
     *((f"%%estimate --timeout {value}\nx = 1", "not a number from 0.001 to 1e+09") for value in ("0", "1e400", "x")),
     *((f"%gpumem {line} --min 24", "'24' has no unit: write 24GiB, or 24 bytes") for line in ("tensors", "leaks")),
     ("%%estimate --device-memory 24B\nx = 1", "24 B is too little"),
-    ("%experiment start a --budget gpu=-1GiB", ""),
+    ("%experiment start a --budget gpu=-1GiB", "a size cannot be negative: '-1GiB'"),
     *((f"%%autofit n={value}\nx = n", "autofit reduces finite numbers below 2**63") for value in ("-inf", "9" * 5000)),
     ("%%autofit batch_size=8 --min inf\nx = batch_size", "the minimum of batch_size is inf"),
     ("%%isolate --keep 'x y'\n1", "'x y' is neither a name nor a glob"),
     ("%%isolate --time 0\n1", "--time: 0 is not a number from 0.001"),
     ("%%isolate --memory 3\n1", "--memory: '3' has no unit"),
-    ("%%isolate --memory 3KiB\n1", "3 KiB is too little"),
+    ("%%isolate --memory 3 KiB\n1", "3 KiB is too little: write a size of 64 MiB or more"),
     ("%%isolate x\n1", "'x' is not an option; use --keep, --memory, --time"),
     ("%gpumem recorder", "a command is missing; use on, off, status"),
     ("%gpumem on off", "takes none"),
@@ -103,6 +112,18 @@ def test_a_wrong_line_gets_a_line_and_opens_nothing(loaded: InteractiveShell, mo
     for line, part in WRONG:
         assert part in refused(loaded, line), line
         assert open_and_names(loaded) == ([], ["work"]), line
+
+
+def test_a_size_may_have_a_space_before_its_unit() -> None:
+    for magic, line, found in (
+        ("%%isolate", "--memory 512 MiB --keep m b", {"memory": 512 << 20, "keep": ["m", "b"]}),
+        ("%gpumem", "top --min 5 mb -n 20 m", {"min": 5_000_000, "n": 20, "names": ["m"]}),
+        ("%gpumem", "top --min=1.5 GiB", {"min": 3 << 29}),
+        ("%gpumem", "top --min 0 m", {"min": 0, "names": ["m"]}),
+        ("%%estimate", "--fit 8 GiB --device-memory 1 G", {"fit": "8GiB", "device_memory": 1 << 30}),
+        ("%%experiment", "a --budget gpu=8 GiB cuda:1=4GiB", {"budget": ["gpu=8GiB", "cuda:1=4GiB"]}),
+    ):
+        assert vars(parse(magic, line)[1]).items() >= found.items(), line
 
 
 def test_gpumem_alone_shows_a_short_status_a_hint(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
