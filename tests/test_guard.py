@@ -3,6 +3,7 @@
 import functools
 import re
 import resource
+import signal
 import sys
 import threading
 import traceback
@@ -258,6 +259,38 @@ def test_a_cell_that_begins_during_a_look_is_watched(loaded: InteractiveShell, m
 
     monkeypatch.setattr(guard._headroom, "now", look)
     assert guard._tick() is not None
+
+
+def test_a_look_that_was_due_at_off_reads_no_closed_file(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
+    (guard,) = MemoryGuard._in_force
+    app_of(loaded).context.meter.worker.remove(guard._tick)
+    figures, held = guard._headroom.now(), []
+    monkeypatch.setattr(guard._headroom, "now", lambda: (held.append(guard._lock.locked()), figures)[1])
+    guard._tick()
+    assert held == [True], "off waits until the files have been read"
+    monkeypatch.undo()
+    loaded.run_line_magic("gpumem", "guard off")
+    assert guard._tick() is None
+    guard._strike(Cell(None, nested=False, thread=threading.get_ident()), 0)
+    assert not guard._struck
+    assert "failed" not in capsys.readouterr().err
+
+
+def test_an_interrupt_waits_until_the_guard_is_on_or_off(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for line, place in {"guard on": "_join", "guard off": "_code_ended"}.items():
+        with monkeypatch.context() as patch:
+            step = getattr(MemoryGuard, place)
+            patch.setattr(MemoryGuard, place, lambda self, step=step: (signal.raise_signal(signal.SIGINT), step(self)))
+            with pytest.raises(KeyboardInterrupt):
+                loaded.run_line_magic("gpumem", line)
+        on = [guard for guard in app_of(loaded).session.observers if isinstance(guard, MemoryGuard)]
+        assert list(MemoryGuard._in_force) == on
+        assert len(on) == (line == "guard on")
 
 
 def test_the_search_for_names_stops_before_memory_runs_out(

@@ -138,6 +138,8 @@ class MemoryGuard:
         self._join()
 
     def _join(self) -> None:
+        _observe_forks()
+        self._in_force.add(self)
         worker = self._context.meter.worker
         worker.add(self._tick)
         self._undo.callback(worker.remove, self._tick)
@@ -152,8 +154,6 @@ class MemoryGuard:
         if here and hasattr(signal, "SIGURG") and signal.getsignal(signal.SIGURG) is signal.SIG_DFL:
             signal.signal(signal.SIGURG, self._raise)
             self._undo.callback(lambda: self._can_wake() and signal.signal(signal.SIGURG, signal.SIG_DFL))
-        _observe_forks()
-        self._in_force.add(self)
 
     def _can_wake(self) -> bool:
         """Return True if the signal is still ours; by default it is ignored."""
@@ -195,7 +195,8 @@ class MemoryGuard:
     def close(self) -> None:
         """Undo everything."""
         self._code_ended()
-        self._in_force.discard(self)
+        with self._lock:  # the thread may be reading the files that are closed next
+            self._in_force.discard(self)
         self._undo.close()
 
     @property
@@ -326,7 +327,10 @@ class MemoryGuard:
         if self._is_failing:
             return _TICK_SECONDS
         try:
-            figures = self._headroom.now()
+            with self._lock:
+                if self not in self._in_force:
+                    return None
+                figures = self._headroom.now()
             self._renew(figures)
             left = self._spare_in(figures)
             if not (self._touched or self._aborting()) and (figures.data_bytes or 0) - figures.private_bytes < left:
@@ -355,12 +359,15 @@ class MemoryGuard:
 
     def _strike(self, cell: Cell, left: int) -> None:
         """Raise the error in the cell's thread; a signal also ends its wait for threads and processes."""
-        self._struck, self._left = True, left
-        if self._can_wake() and cell.thread == threading.main_thread().ident:
-            signal.pthread_kill(cell.thread, signal.SIGURG)
-        elif _runs_code(sys._current_frames().get(cell.thread)):
-            error = ctypes.py_object(MemoryGuardError)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(cell.thread), error)
+        with self._lock:
+            if cell is not self._cell:  # its code has ended
+                return
+            self._struck, self._left = True, left
+            if self._can_wake() and cell.thread == threading.main_thread().ident:
+                signal.pthread_kill(cell.thread, signal.SIGURG)
+            elif _runs_code(sys._current_frames().get(cell.thread)):
+                error = ctypes.py_object(MemoryGuardError)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(cell.thread), error)
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
         struck, self._struck = self._struck, False

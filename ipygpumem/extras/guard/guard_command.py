@@ -6,6 +6,7 @@ import psutil
 
 from ipygpumem.errors import GpuMemError, describe_error
 from ipygpumem.extras.guard.guard import MemoryGuard
+from ipygpumem.heap import interrupts
 from ipygpumem.magics.parsing import Options
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.app import App
@@ -17,17 +18,21 @@ def guard(app: App, options: Options) -> list[Report]:
     guards = [observer for observer in session.observers if type(observer) is MemoryGuard]
     if options.state != "on" and (options.limit or options.touched):
         raise GpuMemError("%gpumem guard: write on before its options: %gpumem guard on --limit 8GiB")
-    if options.state is not None:
-        session.observers = tuple(observer for observer in session.observers if observer not in guards)
-        for observer in guards:
-            observer.close()
-        guards = []
-    if options.state == "on":
-        try:
-            guards = [MemoryGuard(app.context, options.limit, touched=options.touched)]
-        except (OSError, RuntimeError, psutil.Error) as error:
-            raise GpuMemError(f"%gpumem guard: the memory left cannot be read here: {describe_error(error)}") from error
-        session.observers = (*session.observers, *guards)
-        for cell in app.context.cells.running()[:1]:
-            guards[0].cell_begins(cell)
+    with interrupts.deferred() as struck:  # half a guard could not be switched off
+        if options.state is not None:
+            session.observers = tuple(observer for observer in session.observers if observer not in guards)
+            for observer in guards:
+                observer.close()
+            guards = []
+        if options.state == "on":
+            try:
+                guards = [MemoryGuard(app.context, options.limit, touched=options.touched)]
+            except (OSError, RuntimeError, psutil.Error) as error:
+                reason = describe_error(error)
+                raise GpuMemError(f"%gpumem guard: the memory left cannot be read here: {reason}") from error
+            session.observers = (*session.observers, *guards)
+            for cell in app.context.cells.running()[:1]:
+                guards[0].cell_begins(cell)
+    if struck:
+        raise KeyboardInterrupt
     return [note(guards[0].state if guards else "the guard is off: %gpumem guard on starts it")]
