@@ -41,7 +41,7 @@ BUDGET = {
     "records": 583,
     "report": 2108,
     "scope": 761,
-    "shell": 3990,
+    "shell": 4022,
     "units": 143,
 }
 """Maximum number of lines of each room. A number goes up only in a commit that says for which users."""

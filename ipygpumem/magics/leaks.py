@@ -72,7 +72,7 @@ def _look(
         expected = _of_training(heap, {key for item in known for key in _storages(item)})
         # State that the user's live optimizer needs is no leak.
         known = [item for item in known if item.held.name or not expected.issuperset(_storages(item))]
-        found = app.experiments.survivors.explained(known, heap)
+        found = [row for _, row in app.experiments.survivors.explained(known, heap)]
         progress(0.7)
         listed = {key for item in known for key in _storages(item)}
         graphs = [one for one in retained.graphs if sum(one.shares.values()) >= smallest]

@@ -738,8 +738,8 @@ class Experiment:
         try:
             search = ArraySearch()
             namespace, values = self._context.namespace, self._baseline.contents.unknown(self._context.namespace)
-            stay = [namespace.get(name) for name in (*self.scope.outcome.kept, *self.scope.shared())]
-            arrays = [array for value in stay for _, array in search.find(value)]
+            keepers = (*self.scope.outcome.kept, *self.scope.shared())
+            arrays = [array for name in keepers for _, array in search.find(namespace.get(name))]
             kept = {array.storage for array in arrays}
             grown = _growth(self._at_end or ())
             if grown >= self._context.config.min_held_bytes:  # before anything was freed
@@ -751,6 +751,8 @@ class Experiment:
             self._survivors = self._experiments.survivors.of_experiment(
                 self._watched,
                 known=lambda item, array: array.storage in kept or self._baseline.was_there(item, array),
+                kept=kept,
+                keepers=keepers,
                 baseline=self._baseline,
                 growth=HostGrowth(grown, values, self._names_by_object, self.remarks),
                 first_cell=min((cell.execution_count or 0 for cell in self._cells), default=None),

@@ -22,6 +22,7 @@ from ipygpumem.heap.arrays import (
     Array,
     Reader,
     Span,
+    StorageKey,
     Storages,
     WatchedArray,
     describe,
@@ -95,6 +96,13 @@ class WatchedName:
             keys = map(itemgetter(1), map(attrgetter("storage"), self.tensors))
             found += compress(self.tensors, self.storages.alive(keys))
         return sorted(found, key=attrgetter("size_bytes"), reverse=True)
+
+    def divided(self, storages: Container[StorageKey]) -> Iterator[WatchedName]:
+        """Yield the arrays in ``storages``, then all other arrays; each part has its own holder."""
+        for inside in (True, False):
+            arrays = tuple(pair for pair in self.arrays if (pair[1].storage in storages) is inside)
+            tensors = tuple(array for array in self.tensors if (array.storage in storages) is inside)
+            yield replace(self, arrays=arrays, tensors=tensors)
 
 
 class Baseline:
@@ -198,6 +206,8 @@ class Survivors:
         watched: Iterable[WatchedName],
         known: Callable[[object, Array], bool],
         *,
+        kept: Container[StorageKey],
+        keepers: Container[str],
         baseline: Baseline,
         growth: HostGrowth,
         first_cell: int | None = None,
@@ -207,6 +217,8 @@ class Survivors:
         Args:
             watched: the arrays of the experiment's names.
             known: returns True for a tensor allocated before, or kept on purpose.
+            kept: the storages kept on purpose; they are left out unless something else refers to them, too.
+            keepers: the names that keep them.
             baseline: the objects at its start.
             growth: RAM that is searched for objects of any kind if arrays do not explain it.
             first_cell: number of the experiment's first cell; the running one unless given.
@@ -214,7 +226,8 @@ class Survivors:
         context = self._context
         smallest = context.config.min_held_bytes
         first = running_cell(context.shell) if first_cell is None else first_cell
-        items = [item for item in watched if size_of(item.alive()) >= smallest]
+        parts = [part for item in watched for part in item.divided(kept)] if kept else watched
+        items = [item for item in parts if size_of(item.alive()) >= smallest]
         new = baseline.surely_new(self._names()) if items and not baseline.is_complete else None
         alive = [self._with_cell(item, first, new) for item in items]
         named = {array.storage for item in alive for array in item.alive()}
@@ -222,7 +235,8 @@ class Survivors:
             tensor = describe(tensors[0]) if key not in named else None
             if tensor is not None and not known(tensors[0], tensor):
                 alive.append(WatchedName.of(held_without_name(tensors[0]), [(tensors[0], tensor)]))
-        on_host = size_of(array for item in alive for array in item.alive() if array.device == "cpu")
+        arrays_alive = [array for item in alive for array in item.alive() if array.storage not in kept]
+        on_host = size_of(array for array in arrays_alive if array.device == "cpu")
         unnamed = growth.size_bytes - on_host
         if not alive and (unnamed < smallest or (unnamed < MUCH and self._most_others(baseline) < smallest)):
             return ()
@@ -232,11 +246,12 @@ class Survivors:
             heap = Heap()
             progress(0.5)
             alive += _without_name(heap, smallest, unnamed, lambda item, a: a.storage in named or known(item, a))
-            found = self.explained(alive, heap)
+            explained = self.explained(alive, heap, keepers)
+            arrays, places = _of_numpy(alive, heap)
+            alive, found = [item for item, _ in explained], tuple(row for _, row in explained)
             if unnamed >= smallest:
                 progress(0.6)
                 found = self._with_others(found, heap, alive, baseline, growth, first)
-            arrays, places = _of_numpy(alive, heap)
             heap.drop()
         for array in arrays:
             array.detach(places)
@@ -280,7 +295,7 @@ class Survivors:
             arrays, places = _of_numpy(known, heap)
             for array in arrays:
                 array.update(places)
-            found = self.explained(known, heap)
+            found = tuple(row for _, row in self.explained(known, heap))
             if value is not None and not found:
                 holder = explain((), heap, self.roots(), more=[value])["object", id(value)]
                 found = (replace(row_of([value], Sizes().measure(value)), name=name, holder=holder),)
@@ -376,24 +391,35 @@ class Survivors:
         cell = cell_of_output(name) or cell_that_bound(self._context.shell, name, range(first_cell))
         return replace(item, held=replace(item.held, cell=cell), is_old_perhaps=is_old_perhaps)
 
-    def explained(self, watched: Sequence[WatchedName], heap: Heap) -> tuple[RetainedArray, ...]:
-        """Return the live arrays of each name, largest first, with the holder of the largest one."""
+    def explained(
+        self, watched: Sequence[WatchedName], heap: Heap, keepers: Container[str] = ()
+    ) -> list[tuple[WatchedName, RetainedArray]]:
+        """Return the live arrays of each name, largest first, with the holder of the largest one.
+
+        Those to which only the names ``keepers`` lead are left out.
+        """
         alive = sorted(((item, item.alive()) for item in watched), key=lambda pair: -size_of(pair[1]))
         alive = [(item, arrays) for item, arrays in alive if arrays]
-        holders = explain([arrays[0].storage for _, arrays in alive[:MOST_EXPLAINED]], heap, self.roots())
+        holders = explain([arrays[0].storage for _, arrays in alive[:MOST_EXPLAINED]], heap, self.roots(keepers))
         found = []
         for item, arrays in alive:
             holder = holders.get(arrays[0].storage)
+            if holder is not None and holder.path.startswith(_KEPT.text):
+                continue
             if holder is not None and item.is_old_perhaps:
                 holder = _perhaps_old(holder)
-            found.append(replace(item.held, size_bytes=size_of(arrays), arrays=len(arrays), holder=holder))
-        return tuple(found)
+            row = replace(item.held, size_bytes=size_of(arrays), arrays=len(arrays), holder=holder)
+            found.append((item, row))
+        return found
 
-    def roots(self) -> Roots:
-        """Return the namespaces and objects from which the user can reach objects."""
+    def roots(self, keepers: Container[str] = ()) -> Roots:
+        """Return the namespaces and objects from which the user can reach objects, the names ``keepers`` last."""
         shell, namespace = self._context.shell, self._context.namespace
         outputs = namespace.get("_oh")
-        namespaces: dict[int, Callable[[object], Root]] = {id(namespace): _variable, id(shell.user_ns_hidden): _hidden}
+        namespaces: dict[int, Callable[[object], Root]] = {
+            id(namespace): lambda key: _KEPT if keepers and text_of(key) in keepers else _variable(key),
+            id(shell.user_ns_hidden): _hidden,
+        }
         if type(outputs) is dict:
             namespaces[id(outputs)] = _output
         for name, waiting in self._waiting():
@@ -459,6 +485,10 @@ def held_without_name(item: object) -> RetainedArray:
     if array is None:  # it was readable a moment ago
         return RetainedArray("", type_name(item), None, "", "", 0)
     return RetainedArray("", array.type_name, array.shape, array.dtype, array.device, array.size_bytes)
+
+
+_KEPT = Root("a name to keep", 5, "")
+"""Root of the names kept on purpose; any other root is shown instead."""
 
 
 def _variable(key: object) -> Root:

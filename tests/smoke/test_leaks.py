@@ -45,6 +45,18 @@ def test_a_survivor_is_reported_at_the_end_of_its_experiment_and_later(notebook:
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
 
 
+def test_objects_that_only_kept_names_hold_are_no_leak(notebook: Kernel) -> None:
+    works(notebook, "cache = []")
+    make = f"%%experiment a --keep best\nm1 = [{BIG}, {BIG}]\nbest = m1"
+    assert "still alive" not in works(notebook, make).reports("experiment")[0]
+    assert leaks(notebook) == "no leak of at least 1 MiB was found"
+    for also in (f"{make}\ncache.append(m1)", f"{make}[0]\ncache.append(m1[1])"):
+        works(notebook, "cache.clear()")
+        (report,) = works(notebook, also).reports("experiment")
+        assert "held by notebook variable cache" in report
+        assert "best" not in report.partition("still alive")[2]
+
+
 @pytest.mark.parametrize(
     ("code", "path"),
     [
