@@ -519,5 +519,5 @@ def test_a_traceback_shows_the_users_frames_and_no_way_through_ours(notebook: Ke
 def test_a_cell_that_does_not_use_the_variable_or_binds_it_is_reported(notebook: Kernel) -> None:
     unused = works(notebook, "%%autofit size=4\nwork(1)").reports("autofit")[0]
     assert "the cell does not use size" in unused
-    bound = works(notebook, "%%autofit size=4\nsize = 3").reports("autofit")[0]
+    bound = works(notebook, "%%autofit size=4\nglobals()['size'] = 3").reports("autofit")[0]
     assert "the cell has set size itself" in bound

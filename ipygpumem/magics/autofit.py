@@ -31,6 +31,7 @@ from ipygpumem.shell.ipython.rewriting import FIT_NAME, first_lines
 from ipygpumem.units import format_bytes
 
 _MISSING = object()
+_SETS_ITSELF = "the cell sets {} itself, which replaces the value to try: delete that line"
 
 
 def of_cell(app: App, options: Options) -> list[Report]:
@@ -105,6 +106,8 @@ class CellFit:
             body = re.sub(r"\A(?:%%.*\n)+", "", self._source)
             with contextlib.suppress(SyntaxError):  # the body of %%bash, or an error that the magic will show
                 self._bindings = bindings_of(ast.parse(TransformerManager().transform_cell(body)))
+        for name in plan.values.keys() & self._bindings.assigned:
+            raise AutofitError(_SETS_ITSELF.format(name))
         self._before = {name: namespace.get(name, _MISSING) for name in plan.values}
         self._given: Values = {}
         self._scope: Scope | None = None
@@ -221,8 +224,7 @@ class CellFit:
             else:
                 self._namespace[name] = value
         if self._undone:
-            name = self._undone[0]
-            raise AutofitError(f"the cell sets {name} itself, which replaces the value to try: delete that line")
+            raise AutofitError(_SETS_ITSELF.format(self._undone[0]))
         self._fit.check()
 
     # -- at the end of the cell -------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.app import App
 from ipygpumem.shell.ipython.caches import shown_since
+from ipygpumem.shell.ipython.rewriting import first_lines
 
 
 def of_cell(app: App, options: Options) -> list[Report]:
@@ -23,6 +24,8 @@ def of_cell(app: App, options: Options) -> list[Report]:
     running = app.context.cells.running()
     if not running:
         raise UsageError("%%peak must be the first line of a cell that you run yourself")
+    if not first_lines(str(getattr(running[-1].info, "raw_cell", "")))[1].strip():
+        raise UsageError("%%peak: the cell is empty: write the code to measure below the line with %%peak")
     cell, peak = running[-1], Peak(lambda: list(app.context.namespace.items()), options.save)
 
     def finish() -> list[Report]:
