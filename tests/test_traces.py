@@ -7,6 +7,7 @@ import re
 import sys
 import weakref
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ import ipygpumem
 from ipygpumem.api import shell as shell_of_calls
 from ipygpumem.errors import TraceError
 from ipygpumem.inventory import top
+from ipygpumem.meter import traces
 from ipygpumem.shell import holders
 from ipygpumem.units import MIB
 from tests.alone import printed
@@ -335,3 +337,30 @@ def test_in_a_notebook_it_is_one_table_that_is_updated(kernel: Kernel) -> None:
     assert "&lt;b&gt;step" in html
     assert reply.stdout == "mine\n"
     assert kernel.value("[len(ipygpumem.traces()), ipygpumem.traces()[-1].iteration]") == [30, 30]
+
+
+@pytest.mark.parametrize(
+    ("cuda", "why"), [("None", "this build of torch has no accelerator"), ("'12.4'", "there is no NVIDIA driver here")]
+)
+def test_preload_looks_for_an_accelerator_before_it_imports_torch(
+    loaded: InteractiveShell,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    cuda: str,
+    why: str,
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('imported')")
+    lines = f"__version__ = '2.5'\ncuda: Optional[str] = {cuda}\nhip: Optional[str] = None\n"
+    (tmp_path / "torch" / "version.py").write_text(lines)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(traces, "has_driver", lambda: False)
+    loaded.run_line_magic("gpumem", "preload")
+    assert f"{why}: there is nothing to preload" in capsys.readouterr().out
+    monkeypatch.setattr(traces, "has_driver", lambda: True)
+    assert traces.why_none() == ("" if "driver" in why else why)
+    monkeypatch.setattr(sys, "platform", "darwin")  # whose GPU torch finds without being built for it
+    assert traces.why_none() == ""

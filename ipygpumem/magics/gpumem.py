@@ -14,6 +14,7 @@ from ipygpumem.magics import tensors
 from ipygpumem.magics.experiment import described, there_are
 from ipygpumem.magics.parsing import Options
 from ipygpumem.meter.traces import preload as create
+from ipygpumem.meter.traces import why_none
 from ipygpumem.reclaim import reclaim
 from ipygpumem.records import CellRecord
 from ipygpumem.report.content import freed_report
@@ -62,7 +63,7 @@ def preload(app: App, options: Options) -> list[Report]:
     """Create the context of torch's accelerator, so that no cell pays for it, and report its cost."""
     record = create(app.context.meter)
     if record is None:
-        return [note("torch sees no accelerator here: there is nothing to preload")]
+        return [note(f"{why_none() or 'torch sees no accelerator here'}: there is nothing to preload")]
     parts = [f"{record.label} is ready", format_seconds(record.duration_seconds)]
     for usage in record.usages:
         if usage.device == "cpu":

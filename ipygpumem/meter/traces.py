@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
+import re
+import sys
 import time
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 from ipygpumem.errors import DeviceError, describe_error
 from ipygpumem.meter.meter import Meter
-from ipygpumem.probes.accelerators import has_mps
+from ipygpumem.probes.accelerators import has_mps, loaded_torch
 from ipygpumem.probes.host import HostProbe
+from ipygpumem.probes.nvml import has_driver
 from ipygpumem.probes.outside import OutsideProbe
 from ipygpumem.probes.pools import finder
 from ipygpumem.records import TraceRecord
 
 _MOST = 10_000
+_BUILT_FOR = re.compile(r"^(cuda|hip|rocm|xpu)\b[^=\n]*= *(.+)$", re.MULTILINE)
+"""Lines of torch's ``version.py``: the version of each platform that it was built for, or ``None``."""
 
 
 class Traces:
@@ -41,6 +48,8 @@ def preload(meter: Meter) -> TraceRecord | None:
     """Create the context now, and return its cost, labelled as the device; None without an accelerator."""
     if importlib.util.find_spec("torch") is None:
         raise DeviceError("preload needs torch, which is not installed")
+    if why_none():
+        return None
     torch: Any = importlib.import_module("torch")
     name = next((name for name in ("cuda", "xpu", "mps") if _is_available(torch, name)), None)
     if name is None:
@@ -52,6 +61,21 @@ def preload(meter: Meter) -> TraceRecord | None:
         meter.drop(span)
         raise DeviceError(f"{name} cannot be used ({describe_error(error)})") from None
     return TraceRecord(name, started_at, time.perf_counter() - started, None, meter.stop(span))
+
+
+def why_none() -> str:
+    """Return why there is no accelerator, without importing torch, which takes long; empty if torch must be asked."""
+    spec = None if loaded_torch() is not None or sys.platform == "darwin" else importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    with contextlib.suppress(OSError):
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+        kinds = {kind for kind, value in _BUILT_FOR.findall(text) if value != "None"}
+        if not kinds and _BUILT_FOR.search(text):
+            return "this build of torch has no accelerator"
+        if kinds == {"cuda"} and not has_driver():
+            return "there is no NVIDIA driver here"
+    return ""
 
 
 def _is_available(torch: Any, name: str) -> bool:

@@ -7,6 +7,7 @@ does not report a figure, it is None and ``note`` says why: never a wrong number
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import warnings
 from collections.abc import Callable, Collection
@@ -165,6 +166,14 @@ class Nvml:
             self._library.nvmlShutdown()
             self._library = self._before_use = None
         self._handles.clear()
+
+
+def has_driver() -> bool:
+    """Return True if NVIDIA's driver is installed; creates no context."""
+    with contextlib.suppress(OSError):
+        return bool(ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1"))
+    with contextlib.closing(Nvml()) as nvml:  # libcuda may be where only torch looks for it
+        return nvml._load() is not None
 
 
 def _handles(library: Any) -> list[Any]:
