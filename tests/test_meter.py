@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -132,6 +133,17 @@ def test_jobs_run_when_they_are_due_in_one_thread_that_ends_with_the_last_of_the
     worker.remove(every_millisecond)
     worker.remove(every_hour)
     wait_for(lambda: not threads())
+
+
+def test_a_thread_that_could_not_start_is_started_with_the_next_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, ran = Worker(), threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError, match="new thread"):
+            worker.add(ran.set)
+    worker.add(ran.set)
+    assert ran.wait(10)
+    worker.close()
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signal masks on this system")

@@ -36,10 +36,10 @@ class Worker:
         with self._changed:
             if job in self._due:
                 return
-            self._due[job] = 0.0
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="ipygpumem-sampler", daemon=True)
-                self._thread.start()
+                (thread := threading.Thread(target=self._run, name="ipygpumem-sampler", daemon=True)).start()
+                self._thread = thread  # later: without memory for its stack the start fails, and the next job tries
+            self._due[job] = 0.0
             self._changed.notify()
 
     def wake(self, job: Job) -> None:
