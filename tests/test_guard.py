@@ -293,6 +293,19 @@ def test_an_interrupt_waits_until_the_guard_is_on_or_off(
         assert len(on) == (line == "guard on")
 
 
+def test_ipython_stores_a_cells_source_without_the_limit(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts its history thread again after a fork: the stack may be larger than what is left for the cell."""
+    found, before = [], resource.getrlimit(resource.RLIMIT_DATA)
+    loaded.user_ns["look"] = look = lambda *_: found.append(resource.getrlimit(resource.RLIMIT_DATA))
+    monkeypatch.setattr(loaded.history_manager, "store_inputs", look)
+    loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
+    loaded.run_cell("look()", store_history=True)
+    stored, inside = found
+    assert stored == before != inside
+
+
 def test_the_search_for_names_stops_before_memory_runs_out(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ BUDGET = {
     "extras/__init__": 1,
     "extras/cluster": 728,
     "extras/expectations": 128,
-    "extras/guard": 678,
+    "extras/guard": 680,
     "extras/fit": 929,
     "extras/isolate": 836,
     "extras/lines": 667,

@@ -146,6 +146,8 @@ class MemoryGuard:
         OBSERVERS.append(self._look)
         self._undo.callback(OBSERVERS.remove, self._look)
         self._replace(self._context.shell, "showtraceback", self._failing)
+        if history := getattr(self._context.shell, "history_manager", None):  # starts its thread again after a fork
+            self._replace(history, "store_inputs", self._lifted)
         self._replace_custom_exceptions(self._context.shell)
         for module, name in _WITHOUT_LIMIT:
             if hasattr(sys.modules.get(module), name):
