@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ipygpumem.errors import EstimateError, describe_error
+from ipygpumem.errors import DeviceError, EstimateError, describe_error
 from ipygpumem.heap.holders.frames import stack, steps
 from ipygpumem.introspect import is_ours, is_users
 from ipygpumem.meter.own_growth import growth_for
@@ -44,8 +44,8 @@ def estimation(*args: Any) -> Any:
 def _torch_may_be_broken() -> Iterator[None]:
     try:
         yield
-    except EstimateError:
-        raise
+    except (EstimateError, DeviceError) as error:
+        raise EstimateError(str(error)) from None
     except Exception as error:
         torch = f"torch {getattr(sys.modules.get('torch'), '__version__', '')}".rstrip()
         why = f"it is too old for fake tensors, or broken ({describe_error(error)})"

@@ -163,12 +163,13 @@ def test_a_cell_is_estimated_and_leaves_nothing(estimating: Kernel) -> None:
 
 MISTAKES = {
     "%%estimate --device-memory much\nx": "'much' is not a size",
-    "%%estimate --device tpu\nx": "'tpu' is not a device: write RAM or a name such as cuda:0",
+    "%%estimate --device tpu\nx": "UsageError: 'tpu' is not a device: write RAM or a name such as cuda:0",
     "%%estimate --fit 24XB\nx": "--fit: '24XB' is not a size",
     "%%estimate --fit tpu\nx": "'tpu' is neither a size, such as 24GiB, nor a device, such as cuda:0",
     "%%estimate --fit 2GiB --device-memory 1GiB\nx": "leave out --device-memory",
     "%%estimate --batch n\nx": "--batch names what --fit makes smaller: write --fit 24GiB, too",
     "%%estimate --fit cuda:0\ny = x * 2": "the memory of the device is not known here: give a size",
+    "%%estimate --device cuda --fit 8GiB\nnumber = 3": "--fit: the cell makes no tensor to fit",
     "%%estimate --fit 2GiB --batch n\ny = x * 2": "--batch n: neither the cell nor the notebook has this name",
     "%%estimate\n\n": "the cell is empty",
     "%%estimate\nimport numpy\ny = numpy.ones(3)\nwhile True: y = numpy.sin(y)": "NumPy arrays are not estimated",

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating.records import Estimate
+from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.estimating.running import Estimation
+from ipygpumem.extras.fit.applying import Change
 from ipygpumem.extras.fit.changes import candidates, parts
-from ipygpumem.extras.fit.fit_command import Search
+from ipygpumem.extras.fit.fit_command import Search, Trial
 from ipygpumem.units import MIB
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
@@ -88,7 +89,7 @@ def estimated(cell: str) -> Estimate:
 def test_each_change_takes_what_the_cell_takes_that_a_user_writes() -> None:
     found = search(PLAIN, "950MiB")
     lines = {trial.title: trial.changes[0].line for trial in found.trials}
-    assert lines.keys() | {*found.useless} == BY_HAND.keys()
+    assert lines.keys() | {trial.title for trial in found.useless} == BY_HAND.keys()
     assert found.failed == []
     for trial in found.trials:
         (device,) = estimated(BY_HAND[trial.title].replace("LINE", lines[trial.title])).devices
@@ -247,6 +248,28 @@ def test_changes_are_combined_if_none_suffices() -> None:
     report = found.report(found.tried(found.first))
     assert report.tables[0].rows[-1][:1] == (found.best.title,)
     assert report.listings[-1].lines == [change.line for change in found.best.changes]
+
+
+def test_combinations_have_each_change_that_lowers_the_needed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change may help a little, or only below another; one that makes it worse, or fails, is left out."""
+    needs = {"plain loop": 100, "checkpoint": 80, "autocast": 101, "Adafactor": 99, "SGD": 99.5, "freeze": 0}
+    changes = [Change(title, "", "", print, "optimizer" * (title in ("Adafactor", "SGD"))) for title in needs]
+
+    def tried(_: Search, *changes: Any) -> Any:
+        titles = [change.title for change in changes]
+        if len(titles) > 1 and "freeze" in titles:
+            raise RuntimeError(titles)
+        need = 100 + sum(needs[title] - 100 for title in titles if title and title != "freeze")
+        need -= ("plain loop" in titles and "checkpoint" in titles) + ("freeze" in titles) * 3
+        figures = DeviceEstimate("cuda:0", 0, 0, 0, 0, round(need * 10), room_bytes=10)
+        return Trial(changes, Estimate((figures,), 0.0), 0)
+
+    monkeypatch.setattr(Search, "tried", tried)
+    monkeypatch.setattr("ipygpumem.extras.fit.fit_command.candidates", lambda _: changes)
+    found = search("", "1GiB")
+    assert [trial.title for trial in found.useless] == ["plain loop", "autocast"]
+    assert found.best is not None
+    assert found.best.title == "checkpoint + Adafactor + plain loop"
 
 
 RNG, DICE = np.random.default_rng(0), torch.Generator()

@@ -23,9 +23,6 @@ from ipygpumem.report.layout import Fact, Listing, Report, Table, clean, count, 
 from ipygpumem.shell.app import App
 from ipygpumem.units import MIB, checked_bytes, format_bytes
 
-_LITTLE = 0.99
-"""Share of the memory above which a change counts as one without effect."""
-
 
 class Trial(NamedTuple):
     """An estimate of the code with changes, and its floating-point operations."""
@@ -61,7 +58,8 @@ def of_cell(app: App, options: Options, code: types.CodeType) -> list[Report]:
     base = search.tried(search.first)
     reports = [estimate_report(base.estimate)]
     if not base.estimate.verdict:
-        raise EstimateError("--fit: the memory of the device is not known here: give a size, such as --fit 24GiB")
+        why = "the memory of the device is not known here: give a size, such as --fit 24GiB"
+        raise EstimateError(f"--fit: {why if base.estimate.devices else 'the cell makes no tensor to fit'}")
     if options.batch and not search.seen.rows:
         raise EstimateError(f"--batch {options.batch}: neither the cell nor the notebook has this name")
     if base.fits:
@@ -85,7 +83,8 @@ class Search:
         """The changes with which the code needs less memory."""
         self.best: Trial | None = None
         """The cheapest that fits, or all of them together."""
-        self.useless: list[str] = []
+        self.useless: list[Trial] = []
+        """The other changes; a combination with one of them may need less."""
         self.failed: list[str] = []
 
     def tried(self, *changes: Change) -> Trial:
@@ -117,7 +116,7 @@ class Search:
             self._see(base, [change])
             if not done:
                 self._see(base, list(parts(self.seen, self._batch)))
-        self.best = next((trial for trial in self.trials if trial.fits), None) or self._combined(progress)
+        self.best = next((trial for trial in self.trials if trial.fits), None) or self._combined(base, progress)
 
     def _see(self, base: Trial, changes: Sequence[Change]) -> None:
         """Note the first of some changes with which the code fits, or the last; each needs less than the one before."""
@@ -129,22 +128,23 @@ class Search:
 
         number = bisect_left(range(len(changes)), True, key=fits)
         found = trials.get(min(number, len(changes) - 1))
-        if found is not None and found.device.required_bytes < _LITTLE * base.device.required_bytes:
-            self.trials.append(found)
-        elif found is not None:
-            self.useless.append(found.title)
+        if found is not None:
+            (self.trials if found.device.required_bytes < base.device.required_bytes else self.useless).append(found)
 
-    def _combined(self, progress: Any) -> Trial | None:
-        """Add one change after another until the code fits; then leave out what it fits without."""
-        found: Trial | None = None
-        chosen: list[Change] = []
-        for done, change in enumerate(trial.changes[0] for trial in self.trials):
-            progress(0.5 + done / (2 * len(self.trials)))
-            chosen = [one for one in chosen if not change.excludes or one.excludes != change.excludes] + [change]
-            found = self._quietly(*chosen) or found if len(chosen) > 1 else None
-            if found is not None and found.fits:
+    def _combined(self, base: Trial, progress: Any) -> Trial | None:
+        """Add each change that lowers the memory until the code fits; then leave out unnecessary ones."""
+        found, chosen = base, list[Change]()
+        alone = [*self.trials, *self.useless]  # another change may have lowered the peak that hid a useless one
+        for done, single in enumerate(alone):
+            progress(0.5 + done / (2 * len(alone)))
+            (change,) = single.changes
+            more = [one for one in chosen if not change.excludes or one.excludes != change.excludes] + [change]
+            trial = single if len(more) < 2 else self._quietly(*more)
+            if trial is not None and trial.device.required_bytes < found.device.required_bytes:
+                found, chosen = trial, more
+            if found.fits:
                 break
-        for change in chosen[-2::-1] if found is not None and found.fits else ():
+        for change in chosen[-2::-1] if found.fits else ():
             fewer = [parts(self.seen, self._batch)] if change.excludes == "batch" else []
             for other in [(), *((one,) for several in fewer for one in several if one.passes < change.passes)]:
                 left = [one for kept in chosen for one in (other if kept is change else (kept,))]
@@ -152,7 +152,7 @@ class Search:
                 if trial is not None and trial.fits:
                     found, chosen = trial, left
                     break
-        return found
+        return found if len(chosen) > 1 else None
 
     # -- the report -------------------------------------------------------------------------------------------
 
@@ -166,7 +166,7 @@ class Search:
         head += [count(self._number, "estimate")]
         shown = self.trials if best is None or len(best.changes) < 2 else [*self.trials, best]
         unsafe = [f"checkpoint {one.name}: {one.reason}" for one in self.seen.blocks.values() if one.reason]
-        facts = [Fact("no effect", [*map(clean, self.useless)])]
+        facts = [Fact("no effect", [clean(trial.title) for trial in self.useless])]
         facts += [Fact("not possible", [*map(clean, self.failed + unsafe)])]
         lines, note, title = [], [], ""
         if best is not None and best.fits:
