@@ -1,8 +1,12 @@
 """``%%peak`` on the CPU: what lived at the highest moment, by name, origin and purpose; code runs as without it."""
 
 import contextlib
+import gc
 import importlib.util
 import json
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _python_dispatch as dispatch
 
 import ipygpumem
 from ipygpumem.extras.peak import following
@@ -340,6 +345,66 @@ def test_the_record_is_there_when_the_block_has_ended() -> None:
     with ipygpumem.peak() as found, pytest.raises(ipygpumem.errors.TraceError, match="has not ended"):
         _ = found.record
     assert PeakRecord.from_dict(found.record.to_dict()) == found.record
+
+
+class Passing(dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **kwargs or {})
+
+
+def test_blocks_may_end_in_any_order_and_modes_of_others_stay() -> None:
+    def job() -> Iterator[Any]:
+        held = nn.Linear(1, 1)
+        kept.append(weakref.ref(held))
+        with ipygpumem.peak() as found:
+            yield found
+        yield found
+
+    kept, theirs = list[Any](), Passing()
+    jobs = [job() for _ in range(3)]
+    blocks = [next(job) for job in jobs]
+    theirs.__enter__()
+    for at in (1, 0, 2):
+        next(jobs[at])
+        torch.ones(MIB)
+        jobs[at].close()
+        stack = dispatch._get_current_dispatch_mode_stack()
+        assert stack[-1] is theirs
+    assert stack == [theirs]
+    theirs.__exit__(None, None, None)
+    assert not dispatch.is_in_torch_dispatch_mode()
+    assert [ram(block).size_bytes // (4 * MIB) for block in blocks] == [1, 0, 1]
+    assert not any("early" in note for block in blocks for note in block.record.notes)
+    gc.collect()
+    assert [held() for held in kept] == [None] * 3
+
+
+def test_a_block_that_ends_in_another_thread_says_so_and_keeps_nothing() -> None:
+    with ThreadPoolExecutor(1) as thread:
+        held = nn.Linear(1, 1)
+        kept, block = weakref.ref(held), ipygpumem.peak()
+        thread.submit(lambda _: block.__enter__(), held).result()
+        block.__exit__(None, None, None)
+        thread.submit(torch.ones, 1).result()
+        assert any("another thread" in note for note in block.record.notes)
+        del held
+        gc.collect()
+        assert kept() is None
+        thread.submit(lambda: dispatch._get_current_dispatch_mode().__exit__(None, None, None)).result()
+    assert not dispatch.is_in_torch_dispatch_mode()
+
+
+def test_a_finished_block_keeps_none_of_the_codes_values() -> None:
+    def run() -> tuple[Any, Any]:
+        held = nn.Linear(1, 1)
+        with ipygpumem.peak() as found:
+            torch.ones(1)
+        return found, weakref.ref(held)
+
+    found, kept = run()
+    gc.collect()
+    assert kept() is None
+    assert ram(found).rows
 
 
 def test_a_cell_with_peak_shows_a_report(notebook: Kernel) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ipygpumem.errors import describe_error
 from ipygpumem.estimating import users_part
@@ -144,16 +144,31 @@ class Follower(TorchDispatchMode):
         """Stop following; the storages that are alive stay in the log."""
         for handle in self._handles:
             handle.remove()
-        if _get_current_dispatch_mode() is self:
-            self.__exit__(None, None, None)
-        else:
-            self.error = self.error or "the code left a dispatch mode open"
+        self._leave()
         if self._history is not None:
             self.snapshot = self._history.replay(last=True)
+
+    def _leave(self) -> None:
+        """Leave torch's stack of modes; those that were entered later, and have not ended, stay on it."""
+        if not any(mode is self for mode in _get_current_dispatch_mode_stack()):
+            self.error = self.error or "the block ended in another thread, or inside an operation"
+            return
+        later = list[Any]()
+        try:
+            while (last := _get_current_dispatch_mode_stack()[-1]) is not self:
+                TorchDispatchMode.__exit__(last, None, None, None)  # not its own, which may do more than leave
+                later.append(last)
+            self.__exit__(None, None, None)
+        except (IndexError, AttributeError) as error:  # a mode that has not come by its __enter__
+            self.error = self.error or f"a dispatch mode is still open ({describe_error(error)})"
+        finally:
+            for mode in reversed(later):
+                TorchDispatchMode.__enter__(mode)
 
     def read(self, inventory: Inventory | None, *, ran_out: bool) -> list[DevicePeak]:
         """Return each device's peak, or the moment of the failed allocation; names are those of ``inventory``."""
         self._name(inventory)
+        self._user_names = tuple  # none: they hold the frame
         self.log.close()
         self._fold(last=True)
         found = []

@@ -118,6 +118,7 @@ class Peak:
             self._waiting.stop()
         found = self._follower, self._host
         self._follower = self._host = None
+        self._names = tuple  # none: they hold the frame
         for part in found:
             if part is not None:
                 part.stop()
