@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -26,14 +26,35 @@ _MOST_SEARCHED = 2000
 """Maximum number of objects whose holders are searched, the nearest first."""
 _MOST_STEPS = 1_000_000
 """Maximum number of steps to find the objects that wake tasks."""
+_MOST_ALONE = 100
+"""Maximum number of objects to measure one by one."""
 _OF_IPYTHON, _MOST_ALIASES = 3, 4
 """The rank of IPython's own copies, whose variables users should keep; maximum number of names in a row."""
 _LEAST_BYTES = 1 << 12
 """Minimum bytes of a holder's part for advice."""
+_MOST_PLACES = 4
+"""Maximum number of places in one variable to name."""
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _PARTS_SHOWN, _LEAST_SHARE = 5, 0.01
 _SMALL = ReferencePath("smaller objects, which something else uses too", "")
 _UNSEEN = ReferencePath("something that cannot be seen from Python: a running function or compiled code", "")
+
+
+@dataclass
+class _Row:
+    """One holder, with the advice for one object and for several, and the objects that it holds."""
+
+    one: ReferencePath
+    several: ReferencePath
+    more: int
+    """Number of further references of the same root to one object."""
+    keys: set[int | Piece] = field(default_factory=set)
+
+    @property
+    def holder(self) -> ReferencePath:
+        """The holder with the number of its references."""
+        found = self.one if len(self.keys) == 1 else self.several
+        return replace(found, path=f"{found.path}, and {self.more:,} more there") if self.more else found
 
 
 @dataclass(frozen=True)
@@ -46,6 +67,8 @@ class HeldPart(Record):
     """Number of objects to which it refers; they lead to the rest."""
     device_bytes: dict[str, int]
     """Bytes by device that no earlier part counts."""
+    is_shared: bool = False
+    """True if an earlier part counts memory that this holder keeps alive too."""
 
     @property
     def size_bytes(self) -> int:
@@ -120,24 +143,30 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
                 groups = {by_loop.get(one, one): keys for one, keys in groups.items()}
             groups = {**_of_segments(closure, groups, heap, replace(roots, hidden=hidden)), **groups}
             heap.drop()
-        sizes, seen, held_parts = Sizes(), set[int](), []
+        sizes, seen, counted, held_parts = Sizes(), set[int](), set[int | Piece](), dict[ReferencePath, HeldPart]()
         rest: tuple[ReferencePath, Collection[int | Piece]] = _SMALL, held - named
         for holder, keys in [*groups.items(), rest]:
             pieces = [key for key in keys if type(key) is Piece]
             own = {key for key in keys if type(key) is int}
-            reached = closure.reach(own) - seen
+            every = closure.reach(own)
+            reached, is_shared = every - seen, not counted.isdisjoint([*keys, *every])
             seen |= reached
             shared = Counter(sizes.of_pieces(pieces)) if pieces else Counter[str]()
-            part = HeldPart(holder, len(keys), dict(Counter(_measure(sizes, closure, own, reached)) + shared))
+            more = Counter(_measure(sizes, closure, own, reached)) + shared
             # A number that the whole process shares is no reason to delete what has it.
-            held_parts.append(part if part.size_bytes >= _LEAST_BYTES else replace(part, holder=_SMALL))
+            is_large = more.total() >= _LEAST_BYTES
+            counted.update([*pieces, *(every & named)] if is_large else ())
+            shown = holder if is_large or is_shared else _SMALL
+            known = held_parts.get(shown, HeldPart(shown, 0, {}))
+            objects, more = known.objects + (len(own) or len(keys)), more + Counter(known.device_bytes)
+            held_parts[shown] = HeldPart(shown, objects, dict(more), is_shared and shown is not _SMALL)
         freed = size.device_bytes if closure.complete else {}
         if freed and (groups or closure.tensors()):  # something else holds some of it
             freed = _measure(sizes, closure, {id(holding[0])}, closure.objects.keys() - seen)
         elif freed:
-            freed = dict(Counter(freed) - sum((Counter(part.device_bytes) for part in held_parts), Counter()))
+            freed = dict(Counter(freed) - sum((Counter(part.device_bytes) for part in held_parts.values()), Counter()))
         sizes.drop()
-    total = sum((Counter(part.device_bytes) for part in held_parts), Counter(freed))
+    total = sum((Counter(part.device_bytes) for part in held_parts.values()), Counter(freed))
     return Ownership(
         name,
         is_name,
@@ -145,7 +174,11 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
         dict(total) if closure.complete else size.device_bytes,
         freed,
         tuple((part.name, part.size_bytes) for part in size.parts[:_PARTS_SHOWN]),
-        tuple(sorted((part for part in held_parts if part.size_bytes), key=lambda part: -part.size_bytes)),
+        tuple(
+            sorted(
+                (one for one in held_parts.values() if one.size_bytes or one.is_shared), key=lambda one: -one.size_bytes
+            )
+        ),
         closure.complete and size.complete,
         not is_left_out(holding[0]),
     )
@@ -155,12 +188,17 @@ def _worth_naming(closure: Closure, held: set[int], total: int) -> set[int]:
     """Return the objects held from outside, without those that are a small part of ``total``, such as a dtype."""
     if len(held) > _MOST_SEARCHED:
         return held
-    sizes = Sizes()
-    found = {key: sizes.measure(closure.objects[key]).size_bytes for key in closure.objects if key in held}
+    found, sizes = dict.fromkeys((key for key in closure.objects if key in held), 0), Sizes()
+    is_quick = len(found) * len(closure.objects) <= _MOST_STEPS
+    for key in found:  # alone, because each may hold most of it
+        if is_quick and len(found) <= _MOST_ALONE:
+            sizes.drop()
+            sizes = Sizes()
+        found[key] = sizes.measure(closure.objects[key]).size_bytes
     sizes.drop()
     unsized = {key for key in found if is_exactly(closure.objects[key], FrameType, TracebackType)}
     waiting = set(map(id, closure.pending()))
-    if waiting and len(found) * len(closure.objects) <= _MOST_STEPS:  # sizes are without the tasks
+    if waiting and is_quick:  # sizes are without the tasks
         unsized |= {key for key in found if not waiting.isdisjoint(closure.reach([key]))}
     return unsized | {key for key, size in found.items() if size * len(found) >= _LEAST_SHARE * total}
 
@@ -199,35 +237,47 @@ def _by_holder(
     known = closure.reach(held)
     not_held = [key for key in partners if key not in known and not is_atom(closure.objects[key])]
     searched.update(islice((pair for key in not_held for pair in partners[key]), _MOST_SEARCHED))
-    search = Search([item for items in searched.values() for item in items], heap, roots)
+    search = Search([item for items in searched.values() for item in items], heap, roots, for_all=True)
     writer = PathWriter(roots)
-    by_root: dict[str, tuple[ReferencePath, ReferencePath, set[int | Piece]]] = {}
-    """Each holder, with the advice for one object and for several, and the objects."""
+    by_root: dict[str, list[_Row]] = {}
+    """The holders by their root, one for each place in which it holds an object."""
     for key, items in searched.items():
-        ways = ((item, search.chain(item, ways)) for ways in (search.named, search.unnamed) for item in items)
-        item, found = next((way for way in ways if way[1] is not None), (items[0], None))
-        if found is None:
+        chains = [way for item in items if (way := search.chain(item, search.unnamed)) is not None]
+        ways = search.ways_to(items) or [([root], steps, 1) for root, steps in chains[:1]]
+        if not ways:
             # An object to which nothing visible refers, such as an array in a tensor, belongs to its partner here.
             rest.update([key] * (type(key) is int or search.is_cut))
-            continue
-        root, chain = found
-        label = root.text or str(id(chain[0]))
-        if label not in by_root:
-            holder = writer.holder(root, chain)
-            names, may_delete = search.roots_of(item), not is_segment(chain[0])
-            is_whole = len(chain) == 1 or (is_name and not _is_users(chain[0]))
-            one, several = (
-                _named(holder, root, names, may_delete=may_delete and all_of_it, is_pending=is_pending(chain[0]))
-                for all_of_it in (is_whole, is_whole or _is_container(chain[0]))
-            )
-            by_root[label] = one, several, set()
-        by_root[label][2].add(key)
-        if rest and len(chain) > 1:  # the container of one searched object may hold many more
-            neighbours = rest.intersection(map(id, gc.get_referents(chain[-2])))
-            by_root[label][2].update(neighbours)
-            rest -= neighbours
-    chosen = [(one if len(keys) == 1 else several, keys) for one, several, keys in by_root.values()]
-    groups = dict(sorted(chosen, key=lambda pair: not pair[0].path.startswith(NOTEBOOK)))
+        for names, steps, number in ways:
+            root, rows = names[0], by_root.setdefault(names[0].text or str(id(steps[0])), [])
+            row = next((row for row in rows if key not in row.keys), None)
+            if row is None and len(rows) == _MOST_PLACES:
+                rows[-1].more += number
+                continue
+            if row is None:
+                holder = writer.holder(root, steps)
+                every = search.roots_of(steps[0])
+                is_copied = any(other.rank == _OF_IPYTHON for other in every)
+                is_output = any(other.advice.startswith("%xdel") for other in every)
+                may_delete = not is_segment(steps[0]) and (is_output or not is_copied)
+                is_whole = len(steps) == 1 or (is_name and not _is_users(steps[0]))
+                is_whole |= number > 1 and _is_container(steps[0]) and number == len(gc.get_referents(steps[0]))
+                one, several = (
+                    _named(holder, root, names, may_delete=may_delete and all_of_it, is_pending=is_pending(steps[0]))
+                    for all_of_it in (is_whole, is_whole or _is_container(steps[0]))
+                )
+                is_same = one.advice.startswith("del ")  # another way through an object that is deleted as a whole
+                row = next((row for row in rows if is_same and row.one.advice == one.advice), None)
+                if row is None:
+                    row = _Row(one, several, number - 1)
+                    rows.append(row)
+            row.keys.add(key)
+            if rest and len(steps) > 1:  # the container of one searched object may hold many more
+                neighbours = rest.intersection(map(id, gc.get_referents(steps[-2])))
+                row.keys.update(neighbours)
+                rest -= neighbours
+    groups = dict[ReferencePath, set[int | Piece]]()
+    for row in sorted(chain.from_iterable(by_root.values()), key=lambda row: not row.one.path.startswith(NOTEBOOK)):
+        groups.setdefault(row.holder, set()).update(row.keys)
     keys = [(storage_key(tensor), id(tensor)) for tensor in closure.tensors({key for key in rest if type(key) is int})]
     of_graphs = {storage: key for storage, key in keys if storage is not None}
     for storage, holder in explain(of_graphs, heap, roots).items() if of_graphs else ():
@@ -265,7 +315,7 @@ def _named(
 ) -> ReferencePath:
     """Return a holder with all names that refer to its object directly, and the line that deletes these variables."""
     variables = [other.code for other in (root, *roots) if other.rank == 0 and other.code]
-    if may_delete and root.rank == 0 and variables and all(other.rank < _OF_IPYTHON for other in roots):
+    if may_delete and root.rank == 0 and variables:
         cancel = f"{variables[0]}.cancel(); " * is_pending
         holder = replace(holder, advice=f"{cancel}del {', '.join(dict.fromkeys(variables))}")
     aliases = list(dict.fromkeys(other.text for other in roots if other.text != root.text))

@@ -157,17 +157,18 @@ def why_report(found: Ownership) -> Report:
         head.append(
             f"del {clean_name(target_of(found.name))} frees {format_bytes(freed) if found.held else 'all of it'}"
         )
+    large = [part for part in found.held if part.size_bytes >= _LEAST_SHARE * total or part.is_shared]
     rows = [
         {
-            "still held": format_bytes(part.size_bytes),
+            "still held": format_bytes(part.size_bytes) if part.size_bytes >= _LEAST_SHARE * total else "shared",
             "by": clean(part.holder.path) + f", and {count(part.objects - 1, 'more object')}" * (part.objects > 1),
             "freed by": clean(part.holder.advice),
         }
-        for part in found.held[:_HOLDERS_SHOWN]
-        if part.size_bytes >= _LEAST_SHARE * total
+        for part in large[:_HOLDERS_SHOWN]
     ]
     parts = ", ".join(f"{clean_name(name)} {format_bytes(size)}" for name, size in found.parts)
-    lines = [f"consists of {parts}"] * bool(parts)
+    lines = [f"and {count(len(large) - len(rows), 'more holder')}"] * (len(large) > len(rows))
+    lines += [f"consists of {parts}"] * bool(parts)
     if not found.followed:
         lines.append("the content of a module, class, frame or part of IPython is not counted")
     if not found.complete:

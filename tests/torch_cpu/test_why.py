@@ -89,6 +89,33 @@ def of_case(code):
 """
 
 
+FRAME = "df = pandas.DataFrame({c: np.random.rand(2**17) for c in 'abc'}); sub = df[['a', 'b']]; one = df['c']\n"
+FRAME += "part = df.iloc[:9]; watch(memory=one.to_numpy().base); del df"
+SEVERAL = {
+    "x": "x = np.ones(2**18); y = x; z = [x]; w = {'k': x, 1: 2}; watch(memory=x)",
+    'cache["first"]': "x = np.ones((2, 2**18)); cache = {'first': x[0]}; watch(memory=x)",
+    "x[0]": "x = np.ones((2, 2**18)); cache = {'first': x[0]}; watch(memory=x)",
+    "part": f"{FRAME}; other = sub; rows = [one, 1]",
+    "one": FRAME,
+    "v": "a = torch.ones(2**18); v = a[:9]; h = [a.view(4, -1), 1]; k = {1: a}; watch(memory=a); del a",
+    "t": "t = np.ones(2**18); u = (t, 1); v = u; l = [u, 1]; views = [t[n:] for n in range(9)]; watch(memory=t)",
+    "o": "o = np.ones(2**18); hold = [[o] for n in range(4)]; w = [o, o]; watch(memory=o)",
+}
+"""Code that makes several holders, by the expression to ask about."""
+
+
+@pytest.mark.parametrize("expression", SEVERAL)
+@pytest.mark.usefixtures("small_heap")
+def test_following_all_lines_frees_the_memory(notebook: Kernel, expression: str) -> None:
+    works(notebook, f"import numpy as np, pandas\n{SEVERAL[expression]}")
+    (report,) = works(notebook, f"%gpumem why {expression}").reports("why")
+    assert notebook.value("alive()") == ["memory"]
+    rows = re.findall(r"(?:iB|shared)   notebook variable (.+?)  +(\S.*)", report)
+    lines = [f"del {path.partition(',')[0]}" if line.startswith("remove it") else line.strip() for path, line in rows]
+    works(notebook, "\n".join([*lines, f"globals().pop({expression!r}, None);"]))
+    assert notebook.value("alive()") == [], report
+
+
 def test_deleting_a_name_frees_what_nothing_else_holds(notebook: Kernel) -> None:
     works(notebook, RUN)
     codes = [code for code, *_ in CASES]

@@ -52,6 +52,7 @@ from ipygpumem.introspect import (
     is_exactly,
     is_instance,
     is_name,
+    is_users_class,
     is_users_module,
     key_text,
     module_dict,
@@ -175,8 +176,17 @@ class Search:
     _MOST_LEVELS = 40
     _WIDEST_LEVEL = 20_000
 
-    def __init__(self, targets: Sequence[object], heap: Heap, roots: Roots, max_visits: int = MOST_VISITS) -> None:
-        self._heap, self._roots = heap, roots
+    def __init__(
+        self,
+        targets: Sequence[object],
+        heap: Heap,
+        roots: Roots,
+        max_visits: int = MOST_VISITS,
+        *,
+        for_all: bool = False,
+    ) -> None:
+        """Search for the nearest variable of each target, or ``for_all`` of its holders."""
+        self._heap, self._roots, self._for_all = heap, roots, for_all
         # __mp_main__ is __main__
         self._modules = {id(module_dict(module)): name for name, module in reversed(_modules())}
         self._running = running_ids()
@@ -200,6 +210,9 @@ class Search:
         self._run(list(self._objects), max_visits)
         # An output, the last error or a module may also hold, by a longer path, an object of a variable: no leak.
         self.named = {**self._ways(self._kept), **self.named}
+        self._roots_at: dict[int, list[Root]] = {}
+        for root, key in self._kept:
+            self._roots_at.setdefault(key, []).append(root)
         nowhere = Root("", 9, "end what keeps it: C++ code or a library")
         tops = sorted(self._tops, key=lambda key: type_name(self._objects[key]))
         self.unnamed = self._ways([(nowhere, key) for key in tops])
@@ -223,13 +236,39 @@ class Search:
 
     def _open(self, targets: list[int]) -> list[int]:
         """Return the objects not examined yet that lead to a target without a variable known to hold it."""
-        waiting = [key for key in targets if key not in self.named]
+        linked, ends = self._holders_of(targets) if self._for_all else ({}, targets)
+        waiting = [key for key in ends if key not in self.named]
         seen = set(waiting)
         for key in waiting:  # the list grows
             new = [referrer for referrer in self._referrers.get(key, ()) if referrer not in seen]
             waiting += new
             seen.update(new)
-        return [key for key in waiting if key not in self._referrers]
+        return [key for key in dict.fromkeys([*linked, *waiting]) if key not in self._referrers]
+
+    def _holders_of(self, targets: Sequence[int]) -> tuple[dict[int, int | None], dict[int, int]]:
+        """Return the targets with all that must die first, such as views and tuples, and the holders of these.
+
+        The values are the objects by which the keys were found. A holder is one from which a user can remove an object.
+        """
+        linked, ends = dict[int, int | None].fromkeys(targets), dict[int, int]()
+        waiting = list(linked)
+        for key in waiting:  # the list grows
+            for referrer in self._referrers.get(key, ()):
+                if referrer not in linked and referrer not in ends:
+                    if self._is_end(referrer):
+                        ends[referrer] = key
+                    else:
+                        linked[referrer] = key
+                        waiting.append(referrer)
+        return linked, ends
+
+    def _is_end(self, key: int) -> bool:
+        item: Any = self._objects[key]
+        if is_instance(item, dict):  # known once its referrers are: an object's own dict dies with the object
+            owners = map(self._objects.__getitem__, self._referrers.get(key, ()))
+            return key in self._referrers and not any(_owns(owner, item) for owner in owners)
+        is_open = any(is_instance(item, kind) for kind in (list, set, deque, type)) or is_exactly(item, *_SUSPENDED)
+        return is_open or (is_users_class(type(item)) and not (is_array(item) or is_instance(item, tuple)))
 
     def _look(self, level: list[int]) -> None:
         """Record all objects that refer to those of a level."""
@@ -281,9 +320,36 @@ class Search:
             root, key = ways[key]
         return root, tuple(chain)
 
+    def ways_to(self, targets: Sequence[object]) -> list[tuple[list[Root], tuple[object, ...], int]]:
+        """Return the roots that free a holder at once, a chain, and the number of references, for each holder.
+
+        Variables come first. Only a search ``for_all`` knows all of them.
+        """
+        linked, ends = self._holders_of(list(map(id, targets)))
+        found = list[tuple[list[Root], tuple[object, ...], int]]()
+        for last, below in (*linked.items(), *ends.items()):
+            item, down = self._objects[last], list[object]()
+            while below is not None:
+                down.append(self._objects[below])
+                below = linked[below]
+            if last in linked:
+                roots: dict[str, list[Root]] = {}
+                for root in sorted(self.roots_of(item), key=lambda root: (root.rank, root.text)):
+                    is_alias = not down and root.rank == 0 and not root.advice  # one ``del`` names them all
+                    kind = root.advice.partition(" ")[0] if root.advice[:1] == "%" else root.text * (not is_alias)
+                    roots.setdefault(kind, []).append(root)
+                found += [(several, (item, *down), 1) for several in roots.values()]
+            elif (way := self.chain(item, self.named)) is not None:
+                number = sum(id(one) in linked for one in gc.get_referents(item))
+                found.append(([way[0]], (*way[1], *down), number))
+        found.sort(key=lambda way: way[0][0].rank)
+        # IPython's own objects follow its outputs.
+        of_users = [way for way in found if way[0][0].rank < _OF_IPYTHON and not _is_of_ipython(way[1][0])]
+        return of_users or found
+
     def roots_of(self, target: object) -> list[Root]:
         """Return all roots that refer to ``target`` directly."""
-        return [root for root, key in self._kept if key == id(target)]
+        return self._roots_at.get(id(target), [])
 
     def _roots_in(self, referrer: object, child: object) -> list[Root]:
         """Return the roots with which ``referrer`` holds ``child``, if it is one."""
@@ -352,8 +418,8 @@ def _module_code(name: str, names: Mapping[str, object]) -> str:
 _PARTS = {"_modules", "_parameters", "_buffers"}
 _LONGEST_PATH = 240
 _STEP = re.compile(r"[.\[]|: |, ")
-OF_MODULE = 2
-"""The rank of modules' global names."""
+OF_MODULE, _OF_IPYTHON = 2, 3
+"""The ranks of modules' global names, and of IPython's own copies."""
 NOTEBOOK, EVENT_LOOP = "notebook variable ", "the event loop"
 
 _HANDLE = "call the hook's handle.remove(), if you have kept the handle"
@@ -638,6 +704,10 @@ class PathWriter:
             if handle is not None and handle.get("id") == key and handle["hooks_dict_ref"]() is hooks:
                 return f"{name}.remove()"
         return ""
+
+
+def _is_of_ipython(item: object) -> bool:
+    return module_of(item).partition(".")[0] in ("IPython", "ipykernel")
 
 
 def _kind_of_hook(owner: object, name: str) -> str:
