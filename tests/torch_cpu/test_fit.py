@@ -2,6 +2,7 @@
 
 import random
 import re
+import sys
 from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any
@@ -102,6 +103,11 @@ def test_the_first_estimate_is_the_usual_one() -> None:
     found = search(PLAIN, "1GiB", run=False)
     (seen,) = found.tried(found.first).estimate.devices
     assert (seen.peak_bytes, seen.reserved_bytes, seen.parts) == (plain.peak_bytes, plain.reserved_bytes, plain.parts)
+
+
+def test_a_library_that_the_cell_imports_removes_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "tabnanny", raising=False)
+    assert search(f"import tabnanny\n{PLAIN}", "1GiB", run=False).seen.trains
 
 
 IN_AN_OBJECT = NET.replace("import torch\n", "from torch.optim import AdamW\n", 1)
