@@ -106,14 +106,16 @@ def _libraries_imported_without(made: list[Any]) -> Iterator[None]:
             own(loader, module)
             return
         importing.add(id(module))
+        current = [vars(one.target).get(one.attribute, one.new) for one in made]  # the code may wrap a replacement
         for one in reversed(made):
             one.__exit__(None, None, None)
         try:
             with _disable_current_modes(), torch._C.DisableTorchFunction():
                 own(loader, module)
         finally:
-            for one in made:
+            for one, replacement in zip(made, current, strict=True):
                 one.__enter__()
+                setattr(one.target, one.attribute, replacement)
             importing.clear()
 
     with patch.object(basics, "exec_module", exec_module):
