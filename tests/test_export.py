@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import math
 import os
 import re
 import resource
@@ -100,10 +101,14 @@ HOSTILE_SESSION = SessionRecord(
 )
 
 
+_WITH_NAN = {"kind": "CellRecord", **cell().to_dict(), "duration_seconds": math.nan}
+
+
 def in_notebook(*ours: Any) -> bytes:
     """Return the file of a notebook with a cell, and these values as the metadata of its outputs."""
     outputs = [{"output_type": "display_data", "data": {}, "metadata": {"ipygpumem": item}} for item in ours]
-    theirs = [{"output_type": "stream"}, {"metadata": {"jupyter": 3, "ipygpumem_like": {"records": 1}}}]
+    others = {"jupyter": 3, "ipygpumem_like": {"records": 1}, "parameters": {"lr": math.inf, "loss": math.nan}}
+    theirs = [{"output_type": "stream"}, {"metadata": others}]
     cells = [{"cell_type": "markdown"}, {"cell_type": "code", "outputs": theirs + outputs}]
     return json.dumps({"nbformat": 4, "metadata": {"ipygpumem": 3}, "cells": cells}).encode()
 
@@ -257,6 +262,7 @@ def test_an_interrupted_write_leaves_no_file_behind(tmp_path: Path, monkeypatch:
         (b'{"nbformat": 4, "cells": [{"outputs": 3}]}', "damaged, or not a notebook"),
         (in_notebook(3), "damaged, or not a notebook"),
         (in_notebook({"schema": 1, "records": [{}]}), "damaged, or not a notebook"),
+        (in_notebook({"schema": 1, "records": [_WITH_NAN]}), "damaged: str where float"),
         (in_notebook({"schema": 1, "records": [{"kind": "CellRecord"}]}), "damaged, or not a notebook"),
         (in_notebook({"schema": 1, "records": [{"kind": "Estimate"}]}), "damaged"),
         (in_notebook({"schema": 99}), "schema 99 and this ipygpumem reads up to 1: upgrade"),

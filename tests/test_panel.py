@@ -33,6 +33,7 @@ class FakeWidget:
         self.state, self.click = state, receive
         self.sent: list[Any] = []
         self.is_open = True
+        self.comm: Any = self
 
     def send(self, message: Any) -> None:
         assert self.is_open
@@ -197,6 +198,13 @@ def test_there_is_one_panel_until_it_is_closed(notebook: InteractiveShell) -> No
     widget.click({"kind": "close"})
     assert feed.is_closed
     assert ipygpumem.panel()._feed() is not feed
+
+
+def test_a_panel_whose_widget_other_code_closed_is_replaced(notebook: InteractiveShell) -> None:
+    _, feed, widget = opened(notebook)
+    widget.comm = None
+    assert ipygpumem.panel()._feed() is not feed
+    assert feed.is_closed
 
 
 def test_the_panel_is_closed_with_the_extension(notebook: InteractiveShell) -> None:

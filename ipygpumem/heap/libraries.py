@@ -383,6 +383,7 @@ class ObjectPart(NamedTuple):
     items: int = 1
 
 
+CACHED = "cached results"
 MOST_PARTS = 200
 """Maximum number of columns, keys or attributes that are measured one by one."""
 _MOST_ITEMS = 1_000_000
@@ -421,7 +422,7 @@ def _variables(value: Any) -> Iterator[ObjectPart]:
 
 
 def _cached_results(cache: Any) -> Iterator[ObjectPart]:
-    yield ObjectPart("items", ["cached results"], cached(cache), cache.cache_info().currsize)
+    yield ObjectPart("items", [CACHED], cached(cache), cache.cache_info().currsize)
 
 
 def cached(cache: object) -> list[object]:

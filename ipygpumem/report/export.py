@@ -54,12 +54,15 @@ _LAST_TIME = 9e9
 
 def from_json(text: str, name: str, saved_at: float = 0.0) -> SessionRecord:
     """Return the record that ``to_json`` wrote, or those of a notebook; ``FileError`` describes a fault in the text."""
+    constants: list[str] = []  # a notebook may have NaN elsewhere; as text it is no number of a record
     try:
-        data: Any = json.loads(text, parse_constant=_refuse_constant)
+        data: Any = json.loads(text, parse_constant=lambda one: constants.append(one) or one)  # type: ignore[func-returns-value]
     except (ValueError, RecursionError) as error:
         raise FileError(f"{name} is not JSON, or only a part of it ({ellipsize(error)})") from None
     if type(data) is dict and "nbformat" in data:
         data = _of_notebook(data, name, saved_at)
+    elif constants:
+        raise FileError(f"{name} is not JSON (which has no number {constants[0]})")
     if type(data) is not dict or data.get("format") != _NAME or type(data.get("schema")) is not int:
         raise FileError(f"{name} is neither an export of ipygpumem (%gpumem export writes one) nor a notebook")
     if data["schema"] > SCHEMA:
@@ -97,10 +100,6 @@ def _of_notebook(notebook: dict[str, Any], name: str, saved_at: float) -> dict[s
     except (AttributeError, KeyError, TypeError) as error:
         raise FileError(f"{name} is damaged, or not a notebook ({describe_error(error)})") from None
     return found
-
-
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"JSON has no number {text}")
 
 
 def to_csv(record: SessionRecord) -> str:
@@ -157,7 +156,7 @@ def load(path: str | os.PathLike[str]) -> SessionRecord:
             size = os.fstat(file.fileno()).st_size
             if size > _MOST_BYTES:
                 raise FileError(f"{name} has {format_bytes(size)}: too large for an export")
-            text, saved_at = file.read(size).decode("utf-8"), os.fstat(file.fileno()).st_mtime
+            text, saved_at = file.read(size).decode("utf-8-sig"), os.fstat(file.fileno()).st_mtime
     except UnicodeDecodeError:
         raise FileError(f"{name} is not text") from None
     except (OSError, ValueError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ipygpumem.heap.libraries import CACHED
 from ipygpumem.heap.sizes import Share
 from ipygpumem.introspect import target_of
 from ipygpumem.inventory.ownership import Ownership
@@ -135,7 +136,8 @@ def content_of(row: NamedSize) -> str:
 def kind_of(row: NamedSize) -> str:
     """Return the type of an object and its largest parts, without figures: ``list of str``, ``DataFrame: text``."""
     parts = [part for part in row.parts if part.kind != "index" and part.size_bytes >= _LEAST_SHARE * row.size_bytes]
-    kinds = dict.fromkeys(part.type_name for part in parts if part.kind in ("items", "keys"))
+    typed = (part for part in parts if part.kind in ("items", "keys") and part.name != CACHED)
+    kinds = dict.fromkeys(part.type_name for part in typed)
     is_of = len(kinds) == 1 or any(part.kind == "items" for part in parts)
     names = list(kinds) if is_of else [part.name for part in parts]
     of = (" of " if is_of else ": ") * bool(names)

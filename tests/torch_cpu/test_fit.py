@@ -225,6 +225,13 @@ def test_no_result_is_called_equal_that_dropout_or_tied_weights_change() -> None
     assert not any("freeze" in change.title for change in candidates(search(cell, "1GiB", run=False).seen))
 
 
+def test_no_layer_is_left_unfrozen_that_no_optimizer_trains() -> None:
+    cell = "import torch\nfrom torch import nn\nnet = nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)])\n"
+    cell += "optimizer = torch.optim.Adam(net[PART].parameters())\nnet(torch.randn(8, 64)).mean().backward()\n"
+    found = [search(f"{cell.replace('PART', part)}optimizer.step()", "1GiB", run=False).seen for part in ("0", "1:")]
+    assert [any("freeze" in change.title for change in candidates(one)) for one in found] == [False, True]
+
+
 @pytest.mark.parametrize("enough", [2, 64, 1 << 10, 1 << 20])
 def test_few_sizes_of_a_batch_are_estimated(enough: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1,024 rows, the largest part that fits takes four estimates, not ten."""

@@ -77,6 +77,8 @@ class Observed:
         inside: list[Blocks] = []
         running: list[None] = []
         last: list[Any] = []
+        own: set[int] = set()
+        stepped: set[int] = set()
 
         def changed(value: Any) -> Any:
             self.is_size = type(value) is int
@@ -149,9 +151,19 @@ class Observed:
             named = [] if root is None else list(root.named_parameters(remove_duplicate=False))
             for path, module in modules:
                 if last and module is last[0]():
-                    own = set(map(id, module.parameters()))
+                    own.clear()
+                    own.update(map(id, module.parameters()))
                     is_tied = any(id(one) in own for at, one in named if not at.startswith(f"{path}.".lstrip(".")))
                     self.last = "" if is_tied else path  # tied weights are the embedding's, too
+
+        def step(optimizer: Any) -> None:
+            self.optimizers.setdefault(run.name_of(optimizer), name_of(type(optimizer)))
+            stepped.update(id(one) for group in optimizer.param_groups for one in group["params"])
+
+        def end() -> None:
+            self._taken.update(dict.keys(run.names))
+            if self.optimizers and not own <= stepped:  # no optimizer would train the last layer
+                self.last = ""
 
         if self._batch:
             if self._batch in run.names:
@@ -159,8 +171,8 @@ class Observed:
             run.names.changed[self._batch] = changed  # type: ignore[attr-defined]  # a Namespace
         run.on(begin=begin, call=call, enter=enter, leave=leave, operation=operation, backward=backward)
         run.on(loss=lambda _, target: target if running else given(target))  # else a model got it
-        run.on(stepped=lambda one: self.optimizers.setdefault(run.name_of(one), name_of(type(one))))
-        run.at_end(lambda: self._taken.update(dict.keys(run.names)))
+        run.on(stepped=step)
+        run.at_end(end)
 
     def code(self, line: str, *imports: str, owners: Iterable[str]) -> str:
         """Return a line with the imports that it needs, or as a comment if no name leads to one of its ``owners``."""

@@ -53,6 +53,9 @@ def panel() -> Panel:
     if importlib.util.find_spec("anywidget") is None:
         return Panel(None, "the panel needs anywidget: run %pip install anywidget, then this cell again")
     feed = next((one for one in app.session.observers if type(one) is Feed), None)
+    if feed is not None and feed.widget.comm is None:  # closed by other code, such as Widget.close_all()
+        feed.close()
+        feed = None
     return Panel(feed or Feed(app))
 
 
