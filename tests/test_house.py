@@ -25,7 +25,7 @@ BUDGET = {
     "extras/lines": 667,
     "extras/moving": 634,
     "extras/panel": 357,
-    "extras/peak": 1301,
+    "extras/peak": 1303,
     "extras/pictures": 355,
     "extras/recorder": 594,
     "extras/tracker": 200,

@@ -89,6 +89,17 @@ def test_the_users_recording_goes_on(kernel: Kernel) -> None:
     run_ok(kernel, "torch.cuda.memory._record_memory_history(None)")
 
 
+def test_a_recording_that_ends_in_the_block_is_told(kernel: Kernel) -> None:
+    """Blocks share torch's recording: when the first one ends it, the other says that later memory is missing."""
+    ready(kernel)
+    run_ok(kernel, "import ipygpumem; first, second = ipygpumem.peak(), ipygpumem.peak()")
+    run_ok(kernel, "x = torch.ones(9, device='cuda'); first.__enter__(); second.__enter__()")
+    run_ok(kernel, "first.__exit__(None, None, None); x = torch.ones(9, device='cuda')")
+    run_ok(kernel, "second.__exit__(None, None, None)")
+    said = "['recording of CUDA memory ended early' in str(block.record) for block in (first, second)]"
+    assert kernel.value(said) == [False, True]
+
+
 def test_the_history_is_saved_for_torchs_viewer(kernel: Kernel) -> None:
     """--save writes torch's snapshot with its history, and replaces an earlier one."""
     ready(kernel)

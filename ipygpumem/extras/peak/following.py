@@ -146,6 +146,8 @@ class Follower(TorchDispatchMode):
             handle.remove()
         self._leave()
         if self._history is not None:
+            if not torch._C._cuda_isHistoryEnabled():  # by another block that began it, or by the code
+                self.notes["torch's recording of CUDA memory ended early: what came later is not shown"] = None
             self.snapshot = self._history.replay(last=True)
 
     def _leave(self) -> None:
