@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, islice, repeat
-from operator import attrgetter, is_, itemgetter, not_
+from operator import attrgetter, is_, itemgetter
 from types import FunctionType, MethodDescriptorType, ModuleType
 from typing import Any, NamedTuple
 
@@ -146,8 +146,6 @@ class Sizes(Walk):
         self._pieces: set[object] = set()
         self._read: set[int] = set()
         """Identities of object arrays whose elements have been counted."""
-        self.results: list[Any] = []
-        """Tensors with an autograd graph that the last measurement met; the graph is not counted."""
         self._left_out: set[object] = set()
         """Keys of storages, and of small NumPy arrays, whose data is not counted."""
         self._bytes, self._objects, self._also, self._notes = Counter[str](), 0, dict[str, None](), dict[str, None]()
@@ -222,7 +220,6 @@ class Sizes(Walk):
         """Reset the sums of a measurement; return the number of objects that are left for later ones."""
         rest, self.left = self.left, math.ceil(self.left / 3)
         self._bytes, self._objects, self._also, self._notes = Counter(), 0, {}, {}
-        self.results = []
         self._label, self.complete, self._counted, self._met = label, True, set(), {}
         return rest - self.left
 
@@ -496,9 +493,7 @@ class Sizes(Walk):
                     self._piece(Piece(found.storage, found.size_bytes, found.device))
             trained = list(compress(plain.tensors, each(reader.base.requires_grad.__get__, plain.tensors)))
             views = sum(map(bool, each(reader.base._is_view, plain.tensors)))
-            leaves = [bool(reader.read("is_leaf", tensor)) for tensor in trained]
-            gradients = [reader.read("_grad", tensor) for tensor in compress(trained, leaves)]
-            self.results += compress(trained, map(not_, leaves))
+            gradients = [reader.read("_grad", tensor) for tensor in trained if reader.read("is_leaf", tensor)]
         self._add("cpu", len(tensors) * TENSOR_BYTES + len(trained) * _GRAPH + views * _VIEW)
         self._take([gradient for gradient in gradients if gradient is not None])
         self._enter_later(tensors)

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import Progress, chunks, no_progress, of_types, one_of_each
 from ipygpumem.heap.heap import refuse_while_traced, undisturbed
-from ipygpumem.heap.holders.graphs import kept_behind
 from ipygpumem.heap.holders.tasks import is_pending, pending
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.sizes import Share, Sizes, sizeable
@@ -103,16 +102,15 @@ def take(
     cell_of: Callable[[str], int | None] = lambda root: None,
     remedy_of: Callable[[Sequence[str]], str] = lambda names: f"del {', '.join(map(target_of, names))}",
     progress: Progress = no_progress,
-    with_graphs: bool = True,
 ) -> LargestNames:
-    """Return the memory that named objects hold; ``with_graphs`` adds the tensors in their autograd graphs.
+    """Return the memory that named objects hold.
 
     Raises:
         GpuMemError: torch traces the calling code.
     """
     refuse_while_traced("measure objects")
     with undisturbed():
-        rows, small, complete = _measured(named, progress, with_graphs)
+        rows, small, complete = _measured(named, progress)
     rows = [
         _with_remedy(row._replace(cell=cell_of(row.name)), named, remedy_of((row.name, *row.same)))
         for row in sorted(rows, key=lambda row: -row.size_bytes)
@@ -143,9 +141,7 @@ def _has_pending(value: Any) -> bool:
     return kind is not None and bool(pending(list(islice(value.values() if kind is dict else value, _MOST_TASKS))))
 
 
-def _measured(
-    objects: Mapping[str, object], progress: Progress, with_graphs: bool
-) -> tuple[list[NamedSize], int, bool]:
+def _measured(objects: Mapping[str, object], progress: Progress) -> tuple[list[NamedSize], int, bool]:
     """Return the rows, the number of names with little memory, and False if a limit was reached."""
     same: dict[int, list[str]] = {}
     for name, value in objects.items():
@@ -154,12 +150,11 @@ def _measured(
     wanted = set(map(id, sizeable(list(firsts.values()))))
     named = {name: value for name, value in firsts.items() if id(value) in wanted}
     chosen, complete = _without_little(named, progress), True
-    rows, held_by, results = list[NamedSize](), dict[str, list[str]](), dict[str, list[Any]]()
+    rows, held_by = list[NamedSize](), dict[str, list[str]]()
     sizes = Sizes(named, progress=lambda: progress(len(rows) / len(chosen)))
     for name in _in_order(chosen):
         value = named[name]
         size = sizes.measure(value, name)
-        results[name] = sizes.results
         complete &= size.complete
         for other in size.also_in:
             held_by.setdefault(other, []).append(name)
@@ -177,9 +172,6 @@ def _measured(
                 notes=size.notes,
             )
         )
-    if with_graphs:  # after all names: what they hold themselves is counted there
-        seen = dict[int, Any]()
-        rows = [_with_graph(row, results[row.name], sizes, seen) for row in rows]
     sizes.drop()
     found = [
         row._replace(same=tuple(same[id(firsts[row.name])][1:]), held_by=tuple(held_by.get(row.name, ())))
@@ -187,16 +179,6 @@ def _measured(
         if row.size_bytes >= _SMALLEST
     ]
     return found, len(named) - len(found), complete
-
-
-def _with_graph(row: NamedSize, results: Sequence[Any], sizes: Sizes, seen: dict[int, Any]) -> NamedSize:
-    """Return a row with the tensors that only the autograd graphs of ``results`` hold; skips the nodes in ``seen``."""
-    graph = sizes.measure(tuple(kept_behind(results, seen, leaves=False))) if results else None
-    if graph is None or graph.size_bytes < _LITTLE:
-        return row
-    both = Counter(row.device_bytes) + Counter(graph.device_bytes)
-    note = f"autograd graphs hold {format_bytes(graph.size_bytes)} of it: %gpumem why {row.name}"
-    return row._replace(device_bytes=dict(both), notes=(*row.notes, note))
 
 
 def _without_little(named: Mapping[str, object], progress: Progress) -> dict[str, object]:

@@ -50,7 +50,7 @@ def look(growing: Growing, named: _Named, run: str, roots: Callable[[], Roots], 
     try:
         live_tensors(Garbage())  # creates the objects of tensors known only in C++
         objects = _grouped(named())
-        names, arrays = top.take(objects, {}, progress=progress, with_graphs=False), survey.take(objects.items())
+        names, arrays = top.take(objects, {}, progress=progress), survey.take(objects.items())
         unnamed = replace(arrays, tensors=tuple(row for row in arrays.tensors if row.name is None))
         if growing.before is None:
             large = _large(lambda items, heap: set(map(id, items)))
