@@ -20,7 +20,7 @@ BUDGET = {
     "extras/cluster": 728,
     "extras/expectations": 128,
     "extras/guard": 680,
-    "extras/fit": 941,
+    "extras/fit": 946,
     "extras/isolate": 836,
     "extras/lines": 667,
     "extras/moving": 634,

@@ -401,10 +401,14 @@ def test_a_named_batch_may_be_a_tensor() -> None:
             search(f"import torch\n{wrong}", "900MiB", batch="x", run=False)
 
 
-def test_nothing_found_is_said_with_what_all_changes_need() -> None:
+def test_nothing_found_is_said_with_what_was_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = "import torch\nnet = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(4)))"
     step = "net(torch.randn(8, 2048)).mean().backward(); optimizer.step(); optimizer.zero_grad()"
     found = search(f"{begin}\noptimizer = {ADAM.replace('model', 'net')}\n{step}\n{step}", "790MiB")
     report = found.report(found.tried(found.first))
     assert (found.best is not None and found.best.fits, len(report.lines)) == (False, 1)
     assert "Nothing found for 790 MiB: all of them together need" in report.lines[0]
+    monkeypatch.setitem(sys.modules, "peft", None)
+    found.seen.hf_path = ""  # as of a transformers model
+    (untried,) = (fact.values for fact in found.report(found.tried(found.first)).facts if fact.title == "not tried")
+    assert untried == ["LoRA (%pip install peft)", "bfloat16 weights (net.to(torch.bfloat16))"]

@@ -44,6 +44,14 @@ def candidates(seen: Observed) -> Iterator[Change]:
             yield _frozen(seen)
 
 
+def untried(seen: Observed) -> Iterator[str]:
+    """Yield changes that may help, too, but are not estimated."""
+    if seen.trains and not (seen.is_adapted or seen.hf_path is None or importlib.util.find_spec("peft")):
+        yield "LoRA (%pip install peft)"
+    if seen.has_float32:
+        yield f"bfloat16 weights ({seen.of_root()}.to(torch.bfloat16))"
+
+
 def _plain_loop(run: Run) -> None:
     """Let optimizers update one parameter after another, without temporary lists of tensors."""
 

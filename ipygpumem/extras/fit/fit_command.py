@@ -14,7 +14,7 @@ from ipygpumem import estimating
 from ipygpumem.errors import DeviceError, EstimateError, UnitError, describe_error, quoted
 from ipygpumem.estimating.records import DOES_NOT_FIT, FITS, DeviceEstimate, Estimate
 from ipygpumem.extras.fit.applying import Change, Run
-from ipygpumem.extras.fit.changes import candidates, parts
+from ipygpumem.extras.fit.changes import candidates, parts, untried
 from ipygpumem.extras.fit.observing import Observed
 from ipygpumem.magics.parsing import Options
 from ipygpumem.probes.accelerators import parse_device
@@ -174,12 +174,9 @@ class Search:
         else:
             needs = "" if best is None else f": all of them together need {format_bytes(best.device.required_bytes)}"
             note = [f"Nothing found for {room}{needs}"]
-        listings = [
-            Listing(
-                "write", [*map(clean, _lines([trial.changes[0] for trial in self.trials], titled=True))], code=True
-            ),
-            Listing(clean(title), [*map(clean, lines)], code=True),
-        ]
+            facts.append(Fact("not tried", [*map(clean, untried(self.seen))]))
+        code = {"write": _lines([trial.changes[0] for trial in self.trials], titled=True), title: lines}
+        listings = [Listing(clean(name), [*map(clean, text)], code=True) for name, text in code.items()]
         table = Table.of([_row(trial, base) for trial in shown], {"peak", "needs"})
         return Report("fit", head, note, [table], facts, listings)
 
