@@ -1,7 +1,6 @@
-"""The package as a house: no import circles, few imports inside functions, and a size for each room."""
+"""The structure of the package: no import circles, and a reason for each import inside a function."""
 
 import ast
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,41 +9,6 @@ import pytest
 import ipygpumem
 
 ROOT = Path(ipygpumem.__file__).parent
-MOST_LATE_IMPORTS = 16
-BUDGET = {
-    "__init__": 84,
-    "api": 922,
-    "errors": 96,
-    "estimating": 4193,
-    "extras/__init__": 1,
-    "extras/cluster": 728,
-    "extras/expectations": 128,
-    "extras/guard": 680,
-    "extras/fit": 946,
-    "extras/isolate": 836,
-    "extras/lines": 667,
-    "extras/moving": 634,
-    "extras/panel": 357,
-    "extras/peak": 1303,
-    "extras/pictures": 355,
-    "extras/recorder": 594,
-    "extras/tracker": 200,
-    "extras/trainers": 202,
-    "fitting": 956,
-    "heap": 4855,
-    "introspect": 214,
-    "inventory": 3215,
-    "magics": 1385,
-    "meter": 444,
-    "probes": 2098,
-    "reclaim": 791,
-    "records": 583,
-    "report": 2109,
-    "scope": 761,
-    "shell": 4022,
-    "units": 143,
-}
-"""Maximum number of lines of each room. A number goes up only in a commit that says for which users."""
 
 
 def name_of(path: Path) -> str:
@@ -103,22 +67,13 @@ def test_no_module_knows_what_knows_it_by_any_kind_of_import() -> None:
     assert circles == set()
 
 
-def test_few_functions_import_and_each_says_why() -> None:
-    late = {(module, line) for module in TREES for line in late_imports(module)}
-    assert len(late) <= MOST_LATE_IMPORTS
-    bare = []
-    for module, line in late:
-        text = SOURCES[module].splitlines()
-        is_first = "import" not in text[line - 2]  # one reason for several in a row
-        if is_first and "#" not in text[line - 1]:
-            bare.append(f"{module}:{line}")
-    assert bare == []
-
-
-def test_no_room_grows_beyond_its_budget() -> None:
-    sizes: Counter[str] = Counter()
-    for path in ROOT.rglob("*.py"):
-        parts = path.relative_to(ROOT).parts
-        room = "/".join(parts[: 2 if parts[0] == "extras" else 1])
-        sizes[room.removesuffix(".py")] += len(path.read_text().splitlines())
-    assert {room: lines for room, lines in sizes.items() if lines > BUDGET.get(room, 0)} == {}
+def test_each_import_inside_a_function_says_why() -> None:
+    without_reason = []
+    for module in TREES:
+        lines = SOURCES[module].splitlines()
+        for number in late_imports(module):
+            import_line, line_above = lines[number - 1], lines[number - 2]
+            follows_another = "import" in line_above  # one reason for several in a row
+            if not follows_another and "#" not in import_line:
+                without_reason.append(f"{module}:{number}")
+    assert without_reason == []
