@@ -9,6 +9,7 @@ import math
 import os
 import random
 import re
+import sys
 from textwrap import indent
 from typing import Any
 
@@ -37,7 +38,12 @@ def change(name, value):
     if name in globals(): globals()[name] = value
 def drop(name): globals().pop(name, None)
 def same(value): return value
-target, refuses = Target(), Refuses()
+class Changing:
+    def __iter__(self):
+        change('b', 77)
+        yield -1
+        drop('c')
+target, refuses, changing = Target(), Refuses(), Changing()
 """
 NAMES = "class Mine: pass\na, b, c = 1, [2], Mine()"
 
@@ -124,6 +130,141 @@ def plain(names: dict[str, Any]) -> dict[str, Any]:
     return {name: value if type(value) in (int, list, str) else type(value).__name__ for name, value in names.items()}
 
 
+IN_LOOPS = [
+    """
+for c in range(2):
+    try: 1 / 0
+    except ZeroDivisionError as a: pass
+""",
+    """
+for a in [{v}]:
+    try: b = 1 / {bit}
+    except ZeroDivisionError as a: b = {w}
+""",
+    """
+for b in [{v}, {w}]:
+    try: 1 / {bit}
+    except ZeroDivisionError as a: a = b
+    else: a = {v}
+""",
+    """
+for b in [{v}]:
+    try: 1 / 0
+    except ZeroDivisionError as a: raise
+""",
+    """
+for b in [{v}]:
+    try: 1 / 0
+    except ZeroDivisionError as a: 1 / 0
+    finally: b = {w}
+""",
+    """
+for b in [{v}]:
+    try: 1 / 0
+    except (ValueError, ZeroDivisionError) as a: break
+else:
+    try: 1 / 0
+    except ZeroDivisionError as c: pass
+""",
+    """
+for b in [{v}]: pass
+else:
+    try: 1 / 0
+    except ZeroDivisionError as a: pass
+""",
+    """
+while True:
+    try: [][0]
+    except IndexError as a: break
+""",
+    """
+while {bit}:
+    try: [][0]
+    except IndexError as a: b = {v}; break
+    finally: c = {w}
+""",
+    """
+for a in [{v}, {w}]:
+    for b in (1, 2):
+        try: 1 / 0
+        except ZeroDivisionError as c: continue
+""",
+    """
+for a in [{v}]:
+    try:
+        try: 1 / 0
+        except ZeroDivisionError as b: [][0]
+    except IndexError as b: pass
+""",
+    """
+for a in [{v}]:
+    try: none_such_name
+    except NameError as b:
+        try: 1 / 0
+        except ZeroDivisionError as c: c = b
+""",
+    """
+with Manager({v}) as a:
+    for c in [{v}]:
+        try: 1 / 0
+        except ZeroDivisionError as b: pass
+""",
+    """
+for a in [{v}]:
+    [c for c in (1, 2)]
+    del b
+""",
+    """
+for a in [{v}]:
+    if {bit}: del a
+    b = {w}
+""",
+    """
+for a in [{v}]:
+    match [a, {w}]:
+        case [b, c] if c == 1: pass
+        case [c, int()] if {bit}: pass
+""",
+    """
+for a in [{v}]:
+    with Manager({w}, 'enter') as b: c = 1
+""",
+    """
+while True:
+    with Manager({w}, 'exit') as b: del a
+""",
+    """
+for a in [{v}]:
+    for target.x in changing: b = {w}
+""",
+    """
+for a in [{v}]:
+    b = [a for a in changing]
+""",
+    """
+while {bit}:
+    b = {{a for c in (1, 2) for a in changing}}
+    break
+""",
+]
+"""Loops that are not instrumented, and statements in them that unbind names or run other code."""
+if sys.version_info >= (3, 11):
+    IN_LOOPS += [
+        """
+for b in [{v}]:
+    try: 1 / {bit}
+    except* ZeroDivisionError as a: pass
+""",
+        """
+while True:
+    try: 1 / 0
+    except* ZeroDivisionError as a: b = {v}
+    try: [][0]
+    except* IndexError as a: c = {w}
+    1 / 0
+""",
+    ]
+
 FORMS = [
     "a = {v}",
     "a = b = {v}",
@@ -193,6 +334,7 @@ FORMS = [
     "match [{v}, {w}]:\n    case [a, b]: c = {v}",
     "match same(dict(k={v})):\n    case {{'k': a, **b}} if {bit}: pass",
     "if {bit}: a = {v}\nelif (b := {w}): pass\nelse: c = {v}",
+    *IN_LOOPS,
     "del a",
     "del (a, [b])",
     "if 'a' in globals(): del a",
@@ -210,7 +352,7 @@ FORMS = [
 def statement(source: random.Random, form: str) -> str:
     """Return ``form`` with random names and values, its errors caught."""
     values = {"v": source.randrange(1000, 9**9), "w": source.randrange(1000, 9**9), "bit": source.randrange(2)}
-    text = form.format(**values, x=source.choice(["fail()", "same(1)"]))
+    text = form.strip().format(**values, x=source.choice(["fail()", "same(1)"]))
     names = dict(zip("abc", source.sample("abc", 3), strict=True))
     text = re.sub(r"\b[abc]\b", lambda match: names[match[0]], text)
     return "try:\n" + indent(text, "    ") + "\nexcept Exception: pass"
@@ -304,3 +446,33 @@ def test_random_cells_leave_the_names_that_scopes_should_leave(kernel: Kernel, c
         run.append(cell(source, model))
         ok(kernel, run[-1])
         assert kernel.value(_FOUND) == model.names(), "\n-----\n".join(run[-5:])
+
+
+HANDLER_IN_LOOP = """
+for i in range(3):
+    try: 1/0
+    except ZeroDivisionError as e: pass
+"""
+HANDLER_IN_WHILE = """
+i = 0
+while i < 2:
+    i += 1
+    try: 1/0
+    except ZeroDivisionError as e: pass
+"""
+
+
+SCOPES = [
+    "%%experiment x\n{loop}",
+    "%%experiment x --keep e\n{loop}",
+    "import ipygpumem\nwith ipygpumem.experiment('x', report='none'):\n{indented}",
+    "%experiment start x\nget_ipython().run_cell({loop!r})\n%experiment end",
+]
+
+
+def test_a_handler_in_a_loop_unbinds_no_older_name(kernel: Kernel) -> None:
+    for loop in (HANDLER_IN_LOOP, HANDLER_IN_WHILE):
+        for scope in SCOPES:
+            cell = scope.format(loop=loop, indented=indent(loop, "    "))
+            ok(kernel, "e = 'older'", cell)
+            assert kernel.value("(globals().get('e'), 'i' in globals())") == ("older", False), cell

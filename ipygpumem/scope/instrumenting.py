@@ -179,18 +179,33 @@ def _plain_loop(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
 
 
 def _is_plain_loop(statement: ast.stmt) -> bool:
-    """Return True for a loop that runs no other code."""
+    """Return True for a loop that runs no other code.
+
+    Operators and attributes of the user's own classes are not counted as other code: every loop has some.
+    """
     if isinstance(statement, ast.For):
-        items: Any = statement.iter
-        is_known = isinstance(items, (ast.List, ast.Tuple, ast.Constant))
-        if not is_known and not (isinstance(items, ast.Call) and getattr(items.func, "id", "") == "range"):
-            return False  # a generator may do anything between two items
+        # The items are made before the first turn, where calls do no harm.
         parts: list[ast.AST] = [statement.target, *statement.body, *statement.orelse]
+        if not _is_list_or_range(statement.iter):
+            return False
     elif isinstance(statement, ast.While):
         parts = [statement]
     else:
         return False
-    return not any(isinstance(node, _MAY_RUN_CODE) for part in parts for node in ast.walk(part))
+    for part in parts:
+        for node in ast.walk(part):
+            if isinstance(node, _MAY_RUN_CODE):
+                return False
+            if isinstance(node, (ast.For, ast.comprehension)) and not _is_list_or_range(node.iter):
+                return False
+    return True
+
+
+def _is_list_or_range(items: ast.expr) -> bool:
+    """Return True for the items of a loop that run no code; a generator may do anything between two items."""
+    if isinstance(items, (ast.List, ast.Tuple, ast.Constant)):
+        return True
+    return isinstance(items, ast.Call) and isinstance(items.func, ast.Name) and items.func.id == "range"
 
 
 def _checked(statement: ast.stmt, names: set[str], after: Iterable[ast.stmt] = ()) -> list[ast.stmt]:

@@ -99,8 +99,13 @@ class Scope:
         """Record that a statement has bound ``name``; with ``by_identity``, only if its object has changed."""
         # The statement may have opened or ended a scope.
         old = [scope._maybe.pop(name) for scope in reversed(scopes) if name in scope._maybe]
-        if by_identity and not (old and self._namespace.get(name, old[0]) is not old[0]):
-            return
+        if by_identity:
+            if not old:
+                return
+            # A missing name was bound, too: "except ... as name" unbinds it at its end, and ``del`` is reported.
+            is_unchanged = name in self._namespace and self._namespace[name] is old[0]
+            if is_unchanged:
+                return
         if old:
             self.shadow(name, old[0])
         if is_import:
@@ -272,7 +277,7 @@ class Scope:
     def restore_all(self) -> None:
         """Restore all shadowed objects without deleting names: the scope cannot be closed."""
         for name, value in list(self.waiting.items()):
-            if not self._matches_keep(name):
+            if name not in self._namespace or not self._matches_keep(name):
                 self._namespace[name] = value
 
     def _restore(self, name: str) -> None:
