@@ -366,3 +366,58 @@ def test_code_that_was_not_read_may_bind_any_name(shell: InteractiveShell, monke
     monkeypatch.setattr(cells, "running", lambda *given: 1 / next(answers, 1) and running(*given))
     shell.run_cell("%%experiment e\nold = new = 2")
     assert (shell.user_ns["old"], shell.user_ns.get("new"), next(answers, None)) == (1, None, None)
+
+
+def broken(*_: object, **__: object) -> None:
+    raise RuntimeError("a fault of ours")
+
+
+@pytest.mark.parametrize("owner", [CellStack, Session])
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_cell_whose_start_was_missed_loses_no_value(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, owner: type, in_thread: bool
+) -> None:
+    """A cell without a record: all objects are saved, and no name that it binds is deleted."""
+    name = "push" if owner is CellStack else "cell_begins"
+    shell.run_cell("%load_ext ipygpumem")
+    shell.run_cell("old, other, gone = 'older', 'other', 'gone'")
+    shell.run_cell("%experiment start m")
+    shell.run_cell("mine = old = 1\nagain = 2\ndel again")
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, broken)
+        cell = "old = other = 2\nnew = again = 3\ndel gone"
+        if in_thread:
+            thread = threading.Thread(target=shell.run_cell, args=[cell])
+            thread.start()
+            thread.join()
+        else:
+            shell.run_cell(cell)
+    shell.run_cell("later = 4")
+    shell.run_cell("%experiment end")
+    names = {name: shell.user_ns.get(name) for name in ("old", "other", "new", "again", "mine", "later")}
+    expected = {"old": "older", "other": "other", "new": 3, "again": 3, "mine": None, "later": None}
+    if in_thread:  # another thread's cell: its names belong to no scope
+        expected |= {"old": 2, "other": 2}
+    assert names == expected
+
+
+def test_cells_without_any_hook_lose_no_value(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell.run_cell("%load_ext ipygpumem")
+    shell.run_cell("old = 'older'")
+    shell.run_cell("%experiment start m")
+    with monkeypatch.context() as patch:
+        patch.setattr(shell.events, "trigger", lambda *_: None)
+        shell.run_cell("old = 2\nnew = 3")
+        shell.run_cell("%experiment end")
+    assert (shell.user_ns["old"], shell.user_ns["new"]) == ("older", 3)
+
+
+def test_a_silent_request_saves_nothing_for_an_open_scope(shell: InteractiveShell) -> None:
+    """Front-ends send them after each cell; a variable that is deleted next must be freed at once."""
+    shell.run_cell("%load_ext ipygpumem")
+    shell.run_cell("class Thing: pass\nthing = Thing()\nimport weakref\nreference = weakref.ref(thing)")
+    shell.run_cell("%experiment start m")
+    shell.run_cell("_jupyterlab_variableinspector_x = 1", silent=True)
+    shell.run_cell("del thing\nfreed = reference() is None\nprint(freed)")
+    assert shell.user_ns["freed"]
+    shell.run_cell("%experiment end")

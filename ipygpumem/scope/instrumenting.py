@@ -22,6 +22,14 @@ BINDING_RECORDER = "__ipygpumem_names__"
 BINDS, MAY_BIND, HAS_BOUND, HAS_IMPORTED, HAS_DELETED = "binds ", "may bind ", "has bound ", "has imported ", "deletes "
 HAS_ENDED = "has ended "
 """Code that may have bound a name has ended; the name's current object shows whether it did."""
+BINDING_WORDS = frozenset([BINDS, HAS_BOUND, HAS_IMPORTED, HAS_ENDED])
+"""Events after which a name is, or may be, bound."""
+
+
+def split_event(event: str) -> tuple[str, str]:
+    """Return an event's word, such as ``BINDS``, and its name."""
+    word, name = event.rsplit(" ", 1)
+    return f"{word} ", name
 
 
 class BindingRecorder(dict[str, None]):
@@ -34,13 +42,22 @@ class BindingRecorder(dict[str, None]):
     def __init__(self, note: Callable[[str], bool]) -> None:
         super().__init__()
         self.note = note
+        self._times_forgotten = 0
 
     def __missing__(self, key: str) -> None:
         __tracebackhide__ = True  # a Ctrl-C may strike here
         if key.startswith(HAS_IMPORTED):
-            self.clear()  # after another statement the name may no longer be an import
-        if self.note(key):
+            self.forget()  # after another statement the name may no longer be an import
+        times_forgotten = self._times_forgotten
+        needs_no_repetition = self.note(key)
+        # Another thread's cell may have begun during the call; then the key must be looked up again.
+        if needs_no_repetition and self._times_forgotten == times_forgotten:
             self[key] = None
+
+    def forget(self) -> None:
+        """Record each event again from now on, because the scopes have changed or another cell begins."""
+        self._times_forgotten += 1
+        self.clear()
 
     def first_turn(self, items: object, names: list[str]) -> object:
         """Return the ``items`` of a loop; if it has any, its first turn binds ``names``."""

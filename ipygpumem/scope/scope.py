@@ -6,8 +6,9 @@ back. It handles names only, not memory or IPython.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import compress, filterfalse, repeat
@@ -17,7 +18,7 @@ from typing import Any
 
 from ipygpumem.introspect import is_instance
 from ipygpumem.scope.bindings import Bindings
-from ipygpumem.scope.instrumenting import BINDS, HAS_BOUND, HAS_ENDED, HAS_IMPORTED, MAY_BIND
+from ipygpumem.scope.instrumenting import BINDS, HAS_BOUND, HAS_ENDED, HAS_IMPORTED, MAY_BIND, split_event
 
 Namespace = dict[str, Any]
 
@@ -26,7 +27,7 @@ _SHELLS_OWN = re.compile(
     r"nonzero|package|loader|spec|file|session|warningregistry)__|_VSCODE\w*|__VSCODE\w*|_jupyterlab_variableinspector\w*"
 )
 """Names that IPython or a front-end keeps in the user's namespace; no scope owns them."""
-_CONFIRMS = {word[:-1] for word in (HAS_BOUND, HAS_IMPORTED, HAS_ENDED)}
+_CONFIRMS = {HAS_BOUND, HAS_IMPORTED, HAS_ENDED}
 _LIBRARYS_OWN = re.compile(r"__\w+|\w*_\d+_c\d+(/.*)?")
 """Library names unless a cell binds them: torch.compile stores compiled code there, and removes it itself."""
 
@@ -59,12 +60,21 @@ class Scope:
         namespace: the cells' namespace, such as IPython's ``user_ns``.
         keep: names or globs of names to keep at the end; the caller may append to the list.
         drop_imports: delete the names of imported modules too.
+        clock: yields growing numbers, the same iterator for all scopes over the namespace.
     """
 
-    def __init__(self, namespace: Namespace, *, keep: list[str] | None = None, drop_imports: bool = False) -> None:
+    def __init__(
+        self,
+        namespace: Namespace,
+        *,
+        keep: list[str] | None = None,
+        drop_imports: bool = False,
+        clock: Iterator[int] | None = None,
+    ) -> None:
         self._namespace = namespace
         self._keep = keep if keep is not None else []
         self._drop_imports = drop_imports
+        self._clock = clock if clock is not None else itertools.count()
         self._first = tuple(namespace)
         self._outer = dict.fromkeys(self._first)
         """Names that are known to be older; a dict without values is not examined by the collector."""
@@ -75,6 +85,8 @@ class Scope:
         self._shared: set[str] = set()
         self.waiting: Namespace = {}
         """Shadowed objects to be restored."""
+        self._saved_at: dict[str, int] = {}
+        """When each object in ``waiting`` was saved, by the clock."""
         self._unsure: set[str] = set()
         """Names in ``waiting`` that unreported code may have bound: see ``settle``."""
         self._maybe: Namespace = {}
@@ -91,7 +103,7 @@ class Scope:
     def shadow(self, name: str, value: object) -> None:
         """Save ``value``, the object of ``name`` before this scope bound it."""
         if self._shadows(name):
-            self.waiting[name] = value
+            self._put_aside({name: value})
         self._unsure.discard(name)
         self._imported.discard(name)
 
@@ -118,8 +130,13 @@ class Scope:
         """Save the objects of ``names`` before code may rebind them; return the names that were not saved yet."""
         saved = [name for name in names if self._shadows(name) and name in self._namespace]
         self._unsure.update(saved)
-        self.waiting.update((name, self._namespace[name]) for name in saved)
+        self._put_aside({name: self._namespace[name] for name in saved})
         return saved
+
+    def _put_aside(self, objects: Namespace) -> None:
+        """Save the objects of names, to be restored at the end."""
+        self.waiting.update(objects)
+        self._saved_at.update(dict.fromkeys(objects, next(self._clock)))
 
     def save_all(self) -> None:
         """Save the objects of all names, for code that could not be analysed."""
@@ -127,11 +144,11 @@ class Scope:
 
     def missed(self, event: str) -> None:
         """Save all objects of names that code may have bound or may bind: its reports may be lost, as ``event`` was."""
-        word, name = event.rsplit(" ", 1)
-        if word == HAS_IMPORTED[:-1]:
+        word, name = split_event(event)
+        if word == HAS_IMPORTED:
             self._imported.add(name)
         maybe = {name: value for name, value in self._maybe.items() if self._shadows(name)}
-        self.waiting.update(maybe)
+        self._put_aside(maybe)
         self._unsure.update(maybe)
         self._maybe.clear()
         self.save_all()
@@ -182,8 +199,17 @@ class Scope:
             appeared: names that have appeared since, which this scope's own code may also have bound.
         """
         names = {*bound, *set(appeared).difference(self._assigned, self._imported)}
-        for name in filter(is_ownable, names.intersection(self._namespace)):
+        for name in names.intersection(self._namespace):
+            self.leave(name)
+
+    def leave(self, name: str) -> None:
+        """Leave ``name`` to other code, which binds it now: this scope neither deletes nor restores its object.
+
+        If this scope's own code binds the name again, it shadows the other code's object.
+        """
+        if is_ownable(name):
             self.waiting.pop(name, None)
+            self._maybe.pop(name, None)
             self._outer[name] = None
 
     def own_names(self) -> list[str]:
@@ -244,6 +270,7 @@ class Scope:
         own: Iterable[str] | None = None,
         *,
         is_handle: Callable[[object], bool] = lambda value: False,
+        others: Sequence[Scope] = (),
     ) -> Outcome:
         """Delete, restore and keep names. An interrupted call can be repeated, and continues where it stopped.
 
@@ -251,28 +278,26 @@ class Scope:
             enclosing: the scope around this one, which inherits kept and imported names.
             own: its own names, if the caller already has them.
             is_handle: returns True for a value (by identity) whose name must stay, such as the experiment's own handle.
+            others: the open scopes of other threads over the same names.
         """
-        namespace, outcome = self._namespace, self.outcome
         for name in self.own_names() if own is None else own:
-            if name not in namespace or (name in self._outer and name not in self.waiting):
+            if name not in self._namespace or (name in self._outer and name not in self.waiting):
                 continue  # a thread or a finaliser was faster
             if self._matches_keep(name):
-                if name not in outcome.kept:
-                    outcome.kept.append(name)
-                self._hand_over(name, enclosing)
-            elif is_handle(namespace[name]):
+                self._keep_name(name, enclosing, others)
+            elif is_handle(self._namespace[name]):
                 self.waiting.pop(name, None)
             elif name in self.waiting:
-                self._restore(name)
+                self._restore(name, others)
             elif self._stays_as_import(name):
                 if enclosing is not None:
                     enclosing._imported.add(name)
             else:
-                outcome.deleted.append(name)
-                namespace.pop(name, None)
+                self.outcome.deleted.append(name)
+                self._namespace.pop(name, None)
         for name in list(self.waiting):
-            self._restore(name)
-        return outcome
+            self._restore(name, others)
+        return self.outcome
 
     def restore_all(self) -> None:
         """Restore all shadowed objects without deleting names: the scope cannot be closed."""
@@ -280,22 +305,47 @@ class Scope:
             if name not in self._namespace or not self._matches_keep(name):
                 self._namespace[name] = value
 
-    def _restore(self, name: str) -> None:
-        if name not in self._namespace or self._namespace[name] is not self.waiting[name]:
-            self._namespace[name] = self.waiting[name]
+    def _restore(self, name: str, others: Sequence[Scope]) -> None:
+        """Give ``name`` its old object back, now or when another thread's scope that has shadowed ours ends."""
+        old = self.waiting[name]
+        later = [other for other in others if other._has_saved_later(name, self)]
+        if later:
+            # Ours: x = 1. Then theirs: x = 2, which has saved our 1. It shall restore the object from before both.
+            first = min(later, key=lambda other: other._saved_at[name])
+            is_ours = name in self._namespace and self._namespace[name] is first.waiting[name]
+            first.waiting[name] = old
+            first._saved_at[name] = self._saved_at[name]
+            if not is_ours:  # their object: they go on using it
+                del self.waiting[name]
+                return
+        if name not in self._namespace or self._namespace[name] is not old:
+            self._namespace[name] = old
             self.outcome.restored.append(name)
         del self.waiting[name]
 
-    def _hand_over(self, name: str, enclosing: Scope | None) -> None:
-        """Move a kept name to the enclosing scope, which will restore the object shadowed by this scope."""
+    def _has_saved_later(self, name: str, other: Scope) -> bool:
+        """Return True if this scope has saved the object that ``other`` gave to ``name``."""
+        if name not in self.waiting:
+            return False
+        return name not in other.waiting or self._saved_at[name] > other._saved_at[name]
+
+    def _keep_name(self, name: str, enclosing: Scope | None, others: Sequence[Scope]) -> None:
+        """Leave ``name`` to the enclosing scope, which will restore the object that this one shadowed."""
+        if name not in self.outcome.kept:
+            self.outcome.kept.append(name)
+        if enclosing is None:  # the name belongs to the notebook, not to another thread's scope
+            for other in others:
+                if not other._has_saved_later(name, self):
+                    other.leave(name)
         self._outer[name] = None
-        shadowed = name in self.waiting
+        is_shadowed = name in self.waiting
         old = self.waiting.pop(name, None)
         if enclosing is None:
             return
         enclosing._assigned.add(name)
-        if shadowed and name in enclosing._outer and name not in enclosing.waiting and name not in enclosing._shared:
+        if is_shadowed and enclosing._shadows(name):
             enclosing.waiting[name] = old
+            enclosing._saved_at[name] = self._saved_at[name]
 
 
 def note_event(scopes: Sequence[Scope], what: str) -> bool:
@@ -305,15 +355,15 @@ def note_event(scopes: Sequence[Scope], what: str) -> bool:
         scopes: the scopes in which the code runs, innermost last.
         what: one of the words in instrumenting.py and a name.
     """
-    scope, (word, name) = scopes[-1], what.rsplit(" ", 1)
+    scope, (word, name) = scopes[-1], split_event(what)
     if word in _CONFIRMS:
-        scope.confirm(name, scopes, is_import=word == HAS_IMPORTED[:-1], by_identity=word == HAS_ENDED[:-1])
+        scope.confirm(name, scopes, is_import=word == HAS_IMPORTED, by_identity=word == HAS_ENDED)
     elif name not in scope._namespace:
         note_deleted(scopes, name)
         return False
-    elif word == BINDS[:-1]:
+    elif word == BINDS:
         scope.shadow(name, scope._namespace[name])
-    elif word == MAY_BIND[:-1] and (scope._shadows(name) or name in scope._imported):
+    elif word == MAY_BIND and (scope._shadows(name) or name in scope._imported):
         scope._maybe[name] = scope._namespace[name]
     return not scope._shadows(name) and name not in scope._imported
 

@@ -66,8 +66,8 @@ class Cell:
         self.ended: list[Any] = []
         self.saved_early: list[str] = []
         """Names that the open scope saved before the code was instrumented."""
-        self.bound_outside: set[str] = set()
-        """Names bound outside scopes while scopes of other threads were open."""
+        self.maybe_bound: dict[str, object] = {}
+        """Objects of the names that its running statement may bind, while only scopes of other threads are open."""
         self.names_before: set[str] | None = None
         """The notebook's names when the cell, or a scope of another thread, began."""
         self.fit: Any = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import re
 import sys
@@ -16,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from threading import get_ident, main_thread
 from time import perf_counter, time
-from traceback import walk_stack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +35,21 @@ from ipygpumem.records import CellRecord, ExperimentRecord, FreeingStep, Retaine
 from ipygpumem.report import content
 from ipygpumem.report.layout import Report, clean_name, note
 from ipygpumem.scope.bindings import Bindings, bindings_of
-from ipygpumem.scope.instrumenting import BindingRecorder, instrument
+from ipygpumem.scope.instrumenting import (
+    BINDING_WORDS,
+    HAS_ENDED,
+    MAY_BIND,
+    BindingRecorder,
+    instrument,
+    split_event,
+)
 from ipygpumem.scope.scope import Scope, is_ownable, note_event, settle
 from ipygpumem.scope.seeding import Seeder, is_seed
 from ipygpumem.shell.cell import HISTORY_LENGTH, Cell, SeenCode
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import Outputs, last_error
 from ipygpumem.shell.ipython.rewriting import our_magic
+from ipygpumem.shell.ipython.sources import is_in_cell
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.subscribers import Subscribers
 from ipygpumem.units import format_bytes
@@ -71,6 +79,10 @@ class ExperimentManager:
         self.open: list[Experiment] = []
         self.finished: deque[ExperimentRecord] = deque(maxlen=HISTORY_LENGTH)
         self.binding_recorder = BindingRecorder(self._record_binding)
+        self.clock = itertools.count()
+        """Orders the objects that scopes save, because scopes of several threads may shadow the same names."""
+        self._missed: list[Cell] = []
+        """Stand-ins for the running cells whose start no hook has seen, while experiments are open."""
         self._last_oom, self._counted = 0, list[Experiment]()
         """Identity of an out-of-memory error, and the experiments that have counted it."""
         recovery.on_oom = self._ran_out_of_memory
@@ -105,28 +117,76 @@ class ExperimentManager:
 
     # -- code -------------------------------------------------------------------------------------------------
 
-    def _record_binding(self, key: str) -> bool:
-        """Record a binding reported by instrumented code; return True if it need not be reported again."""
+    def _record_binding(self, event: str) -> bool:
+        """Record an event of instrumented code; return True if it need not be reported again."""
         scopes = [experiment.scope for experiment in self.here()]
-        if not scopes:  # scopes of other threads are open, over the same names
-            for cell in self._cells.running()[-1:]:
-                cell.bound_outside.add(key.rsplit(" ", 1)[1])
+        if not scopes:
+            self._record_outside(event)
             return False
-        # Code of another thread may report the same key.
-        return note_event(scopes, key) and len(scopes) == len(self.open)
+        needs_no_repetition = note_event(scopes, event)
+        # Another thread's code looks up the same events, and its bindings must be seen.
+        return needs_no_repetition and not self._cells.of_others(get_ident())
 
-    def event_missed(self, key: str) -> bool:
+    def _record_outside(self, event: str) -> None:
+        """Leave a name to a cell that binds it outside all scopes, while scopes of other threads are open."""
+        word, name = split_event(event)
+        running = self._cells.running()
+        before = running[-1].maybe_bound if running else {}
+        if word == MAY_BIND:
+            before[name] = self.context.namespace.get(name, before)
+            return
+        if word == HAS_ENDED:
+            is_bound = name not in before or self.context.namespace.get(name, before) is not before[name]
+        else:
+            is_bound = word in BINDING_WORDS
+        before.pop(name, None)
+        if is_bound:
+            for experiment in self.open:
+                experiment.scope.leave(name)
+            self.binding_recorder.forget()  # the scopes' code may bind the name again, and must report that
+
+    def event_missed(self, event: str) -> bool:
         """Keep all names that the running code may bind, because one of its events could not be recorded."""
         for experiment in self.here()[-1:]:
-            experiment.scope.missed(key)
+            experiment.scope.missed(event)
         return False
 
     def code_missed(self, *_: object, **__: object) -> None:
         """Prepare the scopes for code that could not be analysed and may bind any name."""
-        for cell in self._cells.running()[-1:]:
-            cell.has_unseen_code = True
-        for experiment in self.here()[-1:]:
+        running, here = self._cells.running(), self.here()
+        if running:
+            running[-1].has_unseen_code = True
+        elif self.open:
+            self._missed_cell()
+        for experiment in here[-1:]:
             experiment.scope.save_all()
+
+    def _missed_cell(self) -> Cell:
+        """Return a stand-in for this thread's cell, whose start no hook has seen."""
+        thread = get_ident()
+        for cell in self._missed:
+            if cell.thread == thread:
+                return cell
+        cell = Cell(None, nested=False, thread=thread)
+        self._note_names(cell)
+        self._missed.append(cell)
+        return cell
+
+    def missed_cell_ended(self) -> None:
+        """Leave the names that a missed cell of this thread has added to the notebook."""
+        self.missed_cells_end(get_ident())
+
+    def missed_cells_end(self, thread: int) -> None:
+        """Leave the names that missed cells of ``thread`` have added to the notebook: their code is in no scope."""
+        ended = [cell for cell in self._missed if cell.thread == thread]
+        self._missed = [cell for cell in self._missed if cell.thread != thread]
+        for cell in ended:
+            for experiment in self.open:
+                if experiment.thread == thread:
+                    experiment.scope.leave_to_others(self._appeared(cell), ())
+                else:
+                    self._leave_to(cell, experiment)
+            settle([experiment.scope for experiment in self.open if experiment.thread == thread])
 
     def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
         """Prepare the scopes for code that runs next in the innermost running cell.
@@ -137,14 +197,17 @@ class ExperimentManager:
             is_timed: run by %timeit: its names never reach the notebook, and it must not be slowed down.
         """
         running, here = self._cells.running(), self.here()
-        if not running:  # silent code, such as a front-end's requests
-            for experiment in [one for one in self.open if one not in here]:
-                experiment.scope.share(bindings_of(tree).bound)
+        if not running:
+            self._code_without_cell(tree, here)
             return
         cell = running[-1]
+        if is_timed:
+            for experiment in here:
+                experiment.scope.share(bindings_of(tree).shared)
+            return
         opens = our_magic(tree.body[0]) == "experiment" if getattr(tree, "body", None) else False
         reported = frozenset[str]()
-        if may_change and not is_timed:
+        if may_change:
             reported = self._instrument(tree, here, text_of(getattr(cell.info, "raw_cell", None)), opens=opens)
         code = SeenCode(tree, reported)
         cell.code.append(code)
@@ -155,8 +218,19 @@ class ExperimentManager:
             if may_change:
                 here[-1].scope.unsave(cell.saved_early)
             # With %%experiment as the first line, the rest of the cell runs in a new scope.
-            saved = [] if opens or is_timed else self._expect(here[-1].scope, bindings, reported)
+            saved = [] if opens else self._expect(here[-1].scope, bindings, reported)
             cell.saved_early = [] if may_change else saved
+
+    def _code_without_cell(self, tree: Any, here: list[Experiment]) -> None:
+        """Prepare the scopes for a front-end's silent request, or for a cell whose start was missed."""
+        if not is_in_cell():
+            for experiment in self.open:
+                if experiment not in here:
+                    experiment.scope.share(bindings_of(tree).bound)
+            return
+        self.code_missed()
+        if self.open and not here:  # another thread's scopes leave these names to this code
+            self._missed_cell().code.append(SeenCode(tree, frozenset()))
 
     def _instrument(self, tree: Any, here: list[Experiment], source: str, *, opens: bool) -> frozenset[str]:
         """Instrument a cell's code to report bindings that a scope may need, and return their names."""
@@ -165,9 +239,10 @@ class ExperimentManager:
             return frozenset()
         found = bindings_of(tree)
         names = (found.bound | found.deleted) - found.shared
-        if opens and not may_open_later:
+        only_here = len(here) == len(self.open)
+        if opens and not may_open_later and only_here:
             names &= self.context.namespace.keys()  # names not bound yet will belong to the scope
-        elif here and not may_open_later:
+        elif here and not may_open_later and only_here:
             names = here[-1].scope.to_report(names)
         names |= found.imported - found.shared
         if names:
@@ -176,13 +251,13 @@ class ExperimentManager:
 
     def _expect(self, scope: Scope, bindings: Bindings, reported: frozenset[str]) -> list[str]:
         """Prepare ``scope`` for code; return the names saved because the code does not report them."""
-        self.binding_recorder.clear()
+        self.binding_recorder.forget()
         scope.note(bindings, reported)
         return scope.save(bindings.bound.difference(reported))
 
     def _expect_running_code(self, experiment: Experiment) -> None:
         """Prepare the scope that becomes the innermost for names that the running code may bind."""
-        self.binding_recorder.clear()
+        self.binding_recorder.forget()
         for code in [code for cell in self._cells.running(experiment.thread) for code in cell.code]:
             bindings = code.bindings()
             experiment.scope.share(bindings.shared)
@@ -192,11 +267,18 @@ class ExperimentManager:
         if cell.names_before is None:
             cell.names_before = set(self.context.namespace)
 
+    def _appeared(self, cell: Cell) -> set[str]:
+        """Return the names that have appeared since the cell, or a scope of another thread, began."""
+        if cell.names_before is None:
+            return set()
+        return self.context.namespace.keys() - cell.names_before
+
     def _leave_to(self, cell: Cell, experiment: Experiment) -> None:
         """Exclude the cell's names from another thread's scope."""
-        bound = cell.bound_outside.union(*(code.bindings().bound - code.reported for code in cell.code))
-        appeared = () if cell.names_before is None else self.context.namespace.keys() - cell.names_before
-        experiment.scope.leave_to_others(bound, appeared)
+        bound = set[str]()
+        for code in cell.code:
+            bound |= code.bindings().bound - code.reported
+        experiment.scope.leave_to_others(bound, self._appeared(cell))
 
     # -- cells ------------------------------------------------------------------------------------------------
 
@@ -204,6 +286,9 @@ class ExperimentManager:
         """Start tracking names, and seed the generators of experiments with a seed."""
         for experiment in self.overdue():
             self.give_up(experiment)  # nothing requests its end again: no name is deleted
+        if not cell.nested:
+            self.missed_cells_end(cell.thread)
+        self.binding_recorder.forget()
         here = self.here()
         if len(here) < len(self.open):  # names that appear may be the cell's
             self._note_names(cell)
@@ -226,7 +311,7 @@ class ExperimentManager:
             experiment.span_seconds = experiment.elapsed_seconds
         if here:
             cell.experiment = here[-1].name
-        self.binding_recorder.clear()
+        self.binding_recorder.forget()
         for experiment in self.open:
             if experiment not in here:
                 self._leave_to(cell, experiment)
@@ -291,8 +376,7 @@ class ExperimentManager:
         """End ``experiment`` when the running cell ends."""
         running, missed = self._cells.running(), self._cells.missed
         is_missed = missed is not None and not (running and running[-1].info is missed)
-        cells = [] if running else [one for one, _ in walk_stack(None) if one.f_code.co_name == "run_cell_async"]
-        if is_missed or any(not one.f_locals.get("silent") for one in cells):
+        if is_missed or (not running and is_in_cell()):
             raise RuntimeError("the start of this cell was missed, so its end would be missed too")
         if not running:
             raise ExperimentError(
@@ -357,20 +441,19 @@ class ExperimentManager:
         while around[-1] is not experiment:
             self._end(around.pop(), ended)
         enclosing = around[-2] if len(around) > 1 else None
-        self.binding_recorder.clear()
-        for cell in self._cells.of_others(experiment.thread):
+        self.binding_recorder.forget()
+        self.missed_cells_end(experiment.thread)
+        for cell in (*self._cells.of_others(experiment.thread), *self._missed):
             self._leave_to(cell, experiment)
         experiment.saw_error(last_error())
         if experiment.record is None:
             try:
                 experiment.is_ending = True
+                others = [other.scope for other in self.open if other not in self.here(experiment)]
                 with interrupts.reraise_swallowed():
-                    experiment.leave(enclosing.scope if enclosing else None)
+                    experiment.leave(enclosing.scope if enclosing else None, others)
             finally:
                 experiment.is_ending = False
-        if enclosing is None:  # names that it kept belong to the notebook, not to another thread's scope
-            for other in [one for one in self.open if one not in around]:
-                other.scope.leave_to_others(experiment.scope.outcome.kept, ())
         ended.append(experiment)
         # It need not be the last one: finalisers and threads run during an end, and may unload the extension.
         self.open[:] = [one for one in self.open if one is not experiment]
@@ -564,7 +647,9 @@ class Experiment:
         if self._seeder is not None:
             self._limits.callback(self._seeder.remove)
         self._started, self._started_at = perf_counter(), time()
-        self.scope = Scope(context.namespace, keep=self._keep, drop_imports=self._drop_imports)
+        self.scope = Scope(
+            context.namespace, keep=self._keep, drop_imports=self._drop_imports, clock=self._experiments.clock
+        )
         self.was_started = True
         self.outputs_at_start = self.outputs.mark()
         with growth_for("the list of what is there before an experiment"):
@@ -631,14 +716,19 @@ class Experiment:
 
     # -- its end ----------------------------------------------------------------------------------------------
 
-    def leave(self, enclosing: Scope | None) -> None:
-        """Free everything and create the record; call it again after an interrupt."""
+    def leave(self, enclosing: Scope | None, others: Sequence[Scope]) -> None:
+        """Free everything and create the record; call it again after an interrupt.
+
+        Args:
+            enclosing: the scope around this one.
+            others: the open scopes of other threads.
+        """
         self._seconds_here = 0.0 if self.cell is not None else self.seconds_here()
         if self._seconds_here or not self.span_seconds:
             self.span_seconds = self.elapsed_seconds
         self._own = None  # stale after an interrupt
         steps: list[Callable[[], object]] = [self._find_slip, self._look] if self._at_end is None else []
-        steps += [self._limits.close, lambda: self._free(enclosing), self._measure, self._find_survivors]
+        steps += [self._limits.close, lambda: self._free(enclosing, others), self._measure, self._find_survivors]
         steps.append(self._make_record)
         self._context.guard.each(f"the end of experiment {quoted(self.name)}", *steps)
         if not self._is_closed:
@@ -685,14 +775,14 @@ class Experiment:
                 search.ignore(value)  # names bound in the notebook by ``global`` are no leak
         return self._experiments.survivors.watch(named, search)
 
-    def _free(self, enclosing: Scope | None) -> None:
+    def _free(self, enclosing: Scope | None, others: Sequence[Scope]) -> None:
         """Delete names, outputs and tracebacks, then free their memory."""
         meter, context = self._context.meter, self._context
 
         def close() -> int:
             own, self._own = self._own, None  # stale after the first attempt
             if not self._is_closed:
-                self.scope.close(enclosing, own, is_handle=lambda value: value is self)
+                self.scope.close(enclosing, own, is_handle=lambda value: value is self, others=others)
                 self._is_closed = True
             outcome = self.scope.outcome
             return len(outcome.deleted) + len(outcome.restored) + len(outcome.kept)

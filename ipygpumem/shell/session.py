@@ -75,6 +75,7 @@ class Session:
         for other in lost:  # their end events never came
             self._drop(other)
         if cell is None:
+            self._context.guard.each("post_run_cell", self._experiments.missed_cell_ended)
             self._shown()
             return
         cell.number = getattr(result, "execution_count", None)

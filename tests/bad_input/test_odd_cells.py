@@ -165,6 +165,66 @@ def test_a_name_that_a_scope_shadows_and_a_subshell_binds_is_the_subshells(subsh
     assert notebook.value("x") == "again"
 
 
+MEANWHILE = {
+    "an assignment": ("a = 5\nmeet()", "a = 'theirs'"),
+    "before the scope's own": ("meet()\na = 5", "a = 'theirs'"),
+    "between two of the scope's": ("a = 5\nmeet()\na = 6", "a = 'theirs'"),
+    "a call's result": ("a = same(5)\nmeet()\na = same(6)", "a = same('theirs')"),
+    "in a loop": ("for a in [1, 2]: pass\nmeet()", "for a in ['theirs']: pass"),
+    "in a loop that calls": ("for a in same([1, 2]): same(a)\nmeet()", "for a in same(['theirs']): same(a)"),
+    "by with": ("with Manager(5) as a: same(a)\nmeet()", "with Manager('theirs') as a: same(a)"),
+    "by a walrus": ("same(a := 5)\nmeet()", "same(a := 'theirs')"),
+    "by unpacking": ("a, b = 5, 6\nmeet()", "a, b = same(('theirs', 'also'))"),
+    "by match": ("match 5:\n    case a: pass\nmeet()", "match 'theirs':\n    case a: same(a)"),
+    "in a nested cell": ("a = 5\nmeet()", "get_ipython().run_cell('a = \\'theirs\\'')"),
+}
+"""Cells of the main shell and of a subshell that bind ``a``; the subshell's waits for ``meet()`` and binds then."""
+MEET = """
+import threading
+class Manager:
+    def __init__(self, value): self.value = value
+    def __enter__(self): return self.value
+    def __exit__(self, *error): pass
+def same(value): return value
+def meet():
+    begun.set()
+    assert go_on.wait(60)
+"""
+
+
+@pytest.mark.parametrize("names", MEANWHILE)
+@pytest.mark.parametrize("scope", ["%%experiment long\n", "%experiment start long\n"])
+def test_what_a_subshell_binds_in_a_scopes_cell_stays(subshell: Subshell, scope: str, names: str) -> None:
+    cell, theirs = MEANWHILE[names]
+    notebook = subshell.kernel
+    works(notebook, MEET, "a = 'older'")
+    subshell.send(f"{scope}{cell}", main=True)
+    subshell.send(f"assert begun.wait(60)\n{theirs}\ngo_on.set()")
+    subshell.succeeds(2)
+    if "start" in scope:
+        works(notebook, "%experiment end")
+    assert notebook.value("a") == "theirs"
+
+
+def test_a_subshells_loop_binds_names_again_and_again(subshell: Subshell) -> None:
+    """The subshell's cell began before the scope did."""
+    notebook = subshell.kernel
+    works(notebook, MEET, "a = 'older'")
+    subshell.send("assert begun.wait(60)\nfor _ in same(range(1000)): a = 'theirs'\ngo_on.set()")
+    subshell.send("%%experiment long\na = 5\nfor _ in same(range(1000)): a = 6\nmeet()", main=True)
+    subshell.succeeds(2)
+    assert notebook.value("a") == "theirs"
+
+
+def test_a_subshells_cell_that_does_not_bind_a_name_leaves_it_to_the_scope(subshell: Subshell) -> None:
+    notebook = subshell.kernel
+    works(notebook, MEET, "a = 'older'")
+    subshell.send("%%experiment long\na = 5\nmeet()", main=True)
+    subshell.send("assert begun.wait(60)\nif same(False): a = 'theirs'\n%timeit -n1 -r1 a = 7\ngo_on.set()")
+    subshell.succeeds(2)
+    assert notebook.value("a") == "older"
+
+
 def test_each_shell_has_scopes_of_its_own_and_ends_anothers_only_by_name(subshell: Subshell) -> None:
     notebook = subshell.kernel
     works(notebook, "x = 'old'", "%experiment start a", "x = 'a'\nnew_a = 1")
@@ -192,6 +252,28 @@ def test_an_end_beside_a_running_cell_of_another_shell_takes_its_own_garbage(sub
     subshell.send("go_on.set()", main=True)
     subshell.succeeds(2)
     assert notebook.value("type(theirs).__name__") == "Node"
+
+
+@pytest.mark.parametrize("inner_first", [True, False])
+@pytest.mark.parametrize("subshell_first", [True, False])
+def test_two_shells_scopes_shadow_one_name(subshell: Subshell, inner_first: bool, subshell_first: bool) -> None:
+    """Whichever scope shadows the name first, and whichever ends first, its older value is back after both."""
+    notebook = subshell.kernel
+    works(notebook, "a = 'older'", "%experiment start main")
+    subshell.works("%experiment start sub")
+    if subshell_first:
+        subshell.works("a = 'theirs'")
+        works(notebook, "a = 'ours'")
+    else:
+        works(notebook, "a = 'ours'")
+        subshell.works("a = 'theirs'")
+    if inner_first == subshell_first:
+        works(notebook, "%experiment end")
+        subshell.works("%experiment end")
+    else:
+        subshell.works("%experiment end")
+        works(notebook, "%experiment end")
+    assert notebook.value("a") == "older"
 
 
 def test_a_scope_keeps_what_a_subshells_scope_bound_and_gave_back(subshell: Subshell) -> None:

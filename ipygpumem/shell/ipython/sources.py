@@ -6,6 +6,7 @@ import ast
 import linecache
 import re
 from collections.abc import Container, Iterator, Mapping
+from traceback import walk_stack
 from types import MappingProxyType
 from typing import Any
 
@@ -95,3 +96,11 @@ def _code_in_magics(tree: ast.AST) -> Iterator[str]:
                 and not is_first_line(words[-1])
             ):
                 yield words[-1]
+
+
+def is_in_cell() -> bool:
+    """Return True if IPython runs a cell in this thread, and no silent request, for which it calls no hooks."""
+    for frame, _ in walk_stack(None):
+        if frame.f_code.co_name == "run_cell_async" and not frame.f_locals.get("silent"):
+            return True
+    return False
