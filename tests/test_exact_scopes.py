@@ -88,6 +88,16 @@ class Recorder(dict[str, Any]):
             scope.outer &= there
             scope.imports &= there
 
+    def owns(self, name: str) -> bool:
+        return name not in self.outer or name in self.saved
+
+    def receive(self, kept: set[str], shadowed: dict[str, Any]) -> None:
+        """Take over names that a scope inside has kept, with the objects that it has shadowed."""
+        for name, value in shadowed.items():
+            if name in self.outer:
+                self.saved.setdefault(name, value)
+        self.imports -= kept
+
     def left(self) -> dict[str, Any]:
         """Return the names after the scope."""
         self.forget_deleted()
@@ -397,10 +407,18 @@ class Model:
     def open(self) -> None:
         self.scopes.append(Recorder(self.namespace, self.scopes))
 
-    def close(self) -> None:
-        left = self.scopes[-1].left()
-        scope = self.scopes.pop()
+    def close(self, keep: str = "") -> None:
+        """End the innermost scope; the names that ``keep`` matches go to the scope around it."""
+        scope = self.scopes[-1]
+        scope.forget_deleted()
+        kept = {name for name in self.namespace if name in keep and len(name) == 1 and scope.owns(name)}
+        shadowed = {name: scope.saved.pop(name) for name in kept & scope.saved.keys()}
+        scope.imports -= kept
+        scope.outer |= kept
+        left = scope.left()
+        self.scopes.pop()
         if self.scopes:
+            self.scopes[-1].receive(kept, shadowed)
             self.scopes[-1].imports |= scope.imports.intersection(left) - scope.saved.keys()
         self.namespace.clear()
         self.namespace.update(left)
@@ -415,9 +433,10 @@ def cell(source: random.Random, model: Model) -> str:
     if kind < 0.15 and depth < 3:
         model.open()
         return f"%experiment start s{depth}"
+    keep = source.choice(["", "", "[a]", "[bc]"])  # a plain name that never existed would keep all names
     if kind < 0.28 and depth:
-        model.close()
-        return "%experiment end"
+        model.close(keep)
+        return f"%experiment keep {keep}\n%experiment end" if keep else "%experiment end"
     code = "\n".join(statement(source, source.choice(FORMS)) for _ in range(source.randrange(1, 4)))
     if kind < 0.5:
         model.open()
@@ -427,10 +446,13 @@ def cell(source: random.Random, model: Model) -> str:
         wrapped = f"%%time\n{code}"
     elif source.random() < 0.2:
         wrapped = f"get_ipython().run_cell({code!r}, store_history=False)"
-    if kind < 0.5:
+    if kind >= 0.5:
+        return wrapped
+    if wrapped == code and kind < 0.35:
         model.close()
-        return f"%%experiment cell\n{wrapped}"
-    return wrapped
+        return f"with ipygpumem.experiment('block', report='none'):\n{indent(code, '    ')}"
+    model.close(keep)
+    return f"%%experiment cell {'--keep ' * bool(keep)}{keep}\n{wrapped}"
 
 
 THOROUGH = [pytest.param(1_000 + seed, marks=pytest.mark.thorough) for seed in range(20)]
@@ -440,7 +462,8 @@ THOROUGH = [pytest.param(1_000 + seed, marks=pytest.mark.thorough) for seed in r
 @pytest.mark.parametrize("cells", [150, *THOROUGH])
 def test_random_cells_leave_the_names_that_scopes_should_leave(kernel: Kernel, cells: int) -> None:
     source, model = random.Random(cells), Model()
-    ok(kernel, "%config IPyGpuMem.experiment_report = 'none'", "%config IPyGpuMem.report = False", HELPERS + NAMES)
+    ok(kernel, "%config IPyGpuMem.experiment_report = 'none'", "%config IPyGpuMem.report = False")
+    ok(kernel, "import ipygpumem\n" + HELPERS + NAMES)
     run = []
     for _ in range(cells):
         run.append(cell(source, model))

@@ -343,6 +343,7 @@ class Scope:
         if enclosing is None:
             return
         enclosing._assigned.add(name)
+        enclosing._imported.discard(name)  # it may have imported another object under this name before
         if is_shadowed and enclosing._shadows(name):
             enclosing.waiting[name] = old
             enclosing._saved_at[name] = self._saved_at[name]
