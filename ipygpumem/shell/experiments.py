@@ -288,7 +288,8 @@ class ExperimentManager:
             self.give_up(experiment)  # nothing requests its end again: no name is deleted
         if not cell.nested:
             self.missed_cells_end(cell.thread)
-        self.binding_recorder.forget()
+        if self.open:
+            self.binding_recorder.forget()  # this cell's events are not those of the cells that run already
         here = self.here()
         if len(here) < len(self.open):  # names that appear may be the cell's
             self._note_names(cell)
