@@ -270,7 +270,7 @@ class Scope:
         own: Iterable[str] | None = None,
         *,
         is_handle: Callable[[object], bool] = lambda value: False,
-        others: Sequence[Scope] = (),
+        other_scopes: Sequence[Scope] = (),
     ) -> Outcome:
         """Delete, restore and keep names. An interrupted call can be repeated, and continues where it stopped.
 
@@ -278,17 +278,17 @@ class Scope:
             enclosing: the scope around this one, which inherits kept and imported names.
             own: its own names, if the caller already has them.
             is_handle: returns True for a value (by identity) whose name must stay, such as the experiment's own handle.
-            others: the open scopes of other threads over the same names.
+            other_scopes: the open scopes of other threads over the same names.
         """
         for name in self.own_names() if own is None else own:
             if name not in self._namespace or (name in self._outer and name not in self.waiting):
                 continue  # a thread or a finaliser was faster
             if self._matches_keep(name):
-                self._keep_name(name, enclosing, others)
+                self._keep_name(name, enclosing, other_scopes)
             elif is_handle(self._namespace[name]):
                 self.waiting.pop(name, None)
             elif name in self.waiting:
-                self._restore(name, others)
+                self._restore(name, other_scopes)
             elif self._stays_as_import(name):
                 if enclosing is not None:
                     enclosing._imported.add(name)
@@ -296,7 +296,7 @@ class Scope:
                 self.outcome.deleted.append(name)
                 self._namespace.pop(name, None)
         for name in list(self.waiting):
-            self._restore(name, others)
+            self._restore(name, other_scopes)
         return self.outcome
 
     def restore_all(self) -> None:
@@ -305,10 +305,10 @@ class Scope:
             if name not in self._namespace or not self._matches_keep(name):
                 self._namespace[name] = value
 
-    def _restore(self, name: str, others: Sequence[Scope]) -> None:
+    def _restore(self, name: str, other_scopes: Sequence[Scope]) -> None:
         """Give ``name`` its old object back, now or when another thread's scope that has shadowed ours ends."""
         old = self.waiting[name]
-        later = [other for other in others if other._has_saved_later(name, self)]
+        later = [other for other in other_scopes if other._has_saved_later(name, self)]
         if later:
             # Ours: x = 1. Then theirs: x = 2, which has saved our 1. It shall restore the object from before both.
             first = min(later, key=lambda other: other._saved_at[name])
@@ -329,12 +329,12 @@ class Scope:
             return False
         return name not in other.waiting or self._saved_at[name] > other._saved_at[name]
 
-    def _keep_name(self, name: str, enclosing: Scope | None, others: Sequence[Scope]) -> None:
+    def _keep_name(self, name: str, enclosing: Scope | None, other_scopes: Sequence[Scope]) -> None:
         """Leave ``name`` to the enclosing scope, which will restore the object that this one shadowed."""
         if name not in self.outcome.kept:
             self.outcome.kept.append(name)
         if enclosing is None:  # the name belongs to the notebook, not to another thread's scope
-            for other in others:
+            for other in other_scopes:
                 if not other._has_saved_later(name, self):
                     other.leave(name)
         self._outer[name] = None

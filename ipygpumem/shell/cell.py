@@ -129,6 +129,7 @@ class CellStack:
         self._cells: list[Cell] = []
         self.failed_at: dict[int | None, int] = {}
         """Lines at which cells have failed, by execution count."""
+        self._threads: set[int] = set()
         self.missed: Any = None
         """The ``info`` of a running cell whose start hook failed."""
 
@@ -136,9 +137,15 @@ class CellStack:
         """Add a cell that begins."""
         thread = get_ident()
         nested = thread in [cell.thread for cell in self._cells]
+        self._threads.add(thread)
         cell = Cell(info, nested=nested, thread=thread)
         self._cells.append(cell)
         return cell
+
+    @property
+    def in_several_threads(self) -> bool:
+        """True once cells have begun in more than one thread, as in subshells."""
+        return len(self._threads) > 1
 
     def pop(self, result: Any) -> tuple[Cell | None, list[Cell]]:
         """Remove and return the cell that ``result`` ends, and nested cells whose end was never reported.

@@ -120,6 +120,8 @@ class ExperimentManager:
     def _record_binding(self, event: str) -> bool:
         """Record an event of instrumented code; return True if it need not be reported again."""
         scopes = [experiment.scope for experiment in self.here()]
+        if not self.open:
+            return True  # until one opens
         if not scopes:
             self._record_outside(event)
             return False
@@ -235,7 +237,9 @@ class ExperimentManager:
     def _instrument(self, tree: Any, here: list[Experiment], source: str, *, opens: bool) -> frozenset[str]:
         """Instrument a cell's code to report bindings that a scope may need, and return their names."""
         may_open_later = "experiment" in (source.lstrip().partition("\n")[2] if opens else source)
-        if not (opens or self.open or may_open_later) or _MEASURES_LINES.search(source):
+        # A scope may open in another thread while this cell runs: then the scope leaves it the names that it binds.
+        may_matter = opens or self.open or may_open_later or self._cells.in_several_threads
+        if not may_matter or _MEASURES_LINES.search(source):
             return frozenset()
         found = bindings_of(tree)
         names = (found.bound | found.deleted) - found.shared
@@ -439,6 +443,7 @@ class ExperimentManager:
 
     def _try_to_end(self, experiment: Experiment, ended: list[Experiment]) -> None:
         around = self.here(experiment)
+        other_scopes = [other.scope for other in self.open if other not in around]
         while around[-1] is not experiment:
             self._end(around.pop(), ended)
         enclosing = around[-2] if len(around) > 1 else None
@@ -450,9 +455,8 @@ class ExperimentManager:
         if experiment.record is None:
             try:
                 experiment.is_ending = True
-                others = [other.scope for other in self.open if other not in self.here(experiment)]
                 with interrupts.reraise_swallowed():
-                    experiment.leave(enclosing.scope if enclosing else None, others)
+                    experiment.leave(enclosing.scope if enclosing else None, other_scopes)
             finally:
                 experiment.is_ending = False
         ended.append(experiment)
@@ -717,19 +721,19 @@ class Experiment:
 
     # -- its end ----------------------------------------------------------------------------------------------
 
-    def leave(self, enclosing: Scope | None, others: Sequence[Scope]) -> None:
+    def leave(self, enclosing: Scope | None, other_scopes: Sequence[Scope]) -> None:
         """Free everything and create the record; call it again after an interrupt.
 
         Args:
             enclosing: the scope around this one.
-            others: the open scopes of other threads.
+            other_scopes: the open scopes of other threads.
         """
         self._seconds_here = 0.0 if self.cell is not None else self.seconds_here()
         if self._seconds_here or not self.span_seconds:
             self.span_seconds = self.elapsed_seconds
         self._own = None  # stale after an interrupt
         steps: list[Callable[[], object]] = [self._find_slip, self._look] if self._at_end is None else []
-        steps += [self._limits.close, lambda: self._free(enclosing, others), self._measure, self._find_survivors]
+        steps += [self._limits.close, lambda: self._free(enclosing, other_scopes), self._measure, self._find_survivors]
         steps.append(self._make_record)
         self._context.guard.each(f"the end of experiment {quoted(self.name)}", *steps)
         if not self._is_closed:
@@ -776,14 +780,14 @@ class Experiment:
                 search.ignore(value)  # names bound in the notebook by ``global`` are no leak
         return self._experiments.survivors.watch(named, search)
 
-    def _free(self, enclosing: Scope | None, others: Sequence[Scope]) -> None:
+    def _free(self, enclosing: Scope | None, other_scopes: Sequence[Scope]) -> None:
         """Delete names, outputs and tracebacks, then free their memory."""
         meter, context = self._context.meter, self._context
 
         def close() -> int:
             own, self._own = self._own, None  # stale after the first attempt
             if not self._is_closed:
-                self.scope.close(enclosing, own, is_handle=lambda value: value is self, others=others)
+                self.scope.close(enclosing, own, is_handle=lambda value: value is self, other_scopes=other_scopes)
                 self._is_closed = True
             outcome = self.scope.outcome
             return len(outcome.deleted) + len(outcome.restored) + len(outcome.kept)

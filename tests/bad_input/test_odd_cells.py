@@ -206,23 +206,41 @@ def test_what_a_subshell_binds_in_a_scopes_cell_stays(subshell: Subshell, scope:
     assert notebook.value("a") == "theirs"
 
 
-def test_a_subshells_loop_binds_names_again_and_again(subshell: Subshell) -> None:
-    """The subshell's cell began before the scope did."""
-    notebook = subshell.kernel
-    works(notebook, MEET, "a = 'older'")
-    subshell.send("assert begun.wait(60)\nfor _ in same(range(1000)): a = 'theirs'\ngo_on.set()")
-    subshell.send("%%experiment long\na = 5\nfor _ in same(range(1000)): a = 6\nmeet()", main=True)
+def wait_in_both(subshell: Subshell, ours: str, theirs: str, *, subshell_first: bool) -> None:
+    """Run a cell in each shell; theirs waits until ``meet()`` in ours is called, and begins before or after ours."""
+    works(subshell.kernel, MEET + "here = threading.Event()", "a = 'older'")
+    theirs = f"here.set()\nassert begun.wait(60)\n{theirs}\ngo_on.set()"
+    if subshell_first:
+        subshell.send(theirs)
+        works(subshell.kernel, "assert here.wait(60)")
+        subshell.send(ours, main=True)
+    else:
+        subshell.send(ours, main=True)
+        subshell.send("assert begun.wait(60)")
+        subshell.succeeds()
+        subshell.send(theirs)
     subshell.succeeds(2)
-    assert notebook.value("a") == "theirs"
 
 
-def test_a_subshells_cell_that_does_not_bind_a_name_leaves_it_to_the_scope(subshell: Subshell) -> None:
-    notebook = subshell.kernel
-    works(notebook, MEET, "a = 'older'")
-    subshell.send("%%experiment long\na = 5\nmeet()", main=True)
-    subshell.send("assert begun.wait(60)\nif same(False): a = 'theirs'\n%timeit -n1 -r1 a = 7\ngo_on.set()")
-    subshell.succeeds(2)
-    assert notebook.value("a") == "older"
+@pytest.mark.parametrize("subshell_first", [True, False])
+def test_a_subshells_loop_binds_names_again_and_again(subshell: Subshell, subshell_first: bool) -> None:
+    ours = "%%experiment long\na = 5\nfor _ in same(range(1000)): a = 6\nmeet()"
+    theirs = "for _ in same(range(1000)): a = 'theirs'"
+    wait_in_both(subshell, ours, theirs, subshell_first=subshell_first)
+    assert subshell.kernel.value("a") == "theirs"
+
+
+UNBOUND = ["if same(False): a = 7", "%timeit -n1 -r1 a = 7", "for a in same([]): pass", "while not same(True): a = 7"]
+UNBOUND += ["while False: a = 7", "try: same(1)\nexcept ValueError as a: pass", "same(0) and (a := 7)"]
+
+
+@pytest.mark.parametrize("statement", UNBOUND)
+@pytest.mark.parametrize("subshell_first", [True, False])
+def test_a_name_that_a_subshell_does_not_bind_is_restored(
+    subshell: Subshell, statement: str, subshell_first: bool
+) -> None:
+    wait_in_both(subshell, "%%experiment long\na = 5\nmeet()", statement, subshell_first=subshell_first)
+    assert subshell.kernel.value("a") == "older"
 
 
 def test_each_shell_has_scopes_of_its_own_and_ends_anothers_only_by_name(subshell: Subshell) -> None:
