@@ -55,9 +55,12 @@ class StorageLife:
     role: str = ""
     died: int | None = None
     address: int = 0
-    """Address of the original tensor's storage on a CUDA device; 0 if there is none."""
+    """Address of the original tensor's storage on a CUDA device, or of a large storage whose pages in RAM the owner of
+    the log counts; 0 if there is none."""
     place: Any = None
     """Where it was allocated, for the owner of the log."""
+    reserved_bytes: int = 0
+    """Further bytes, which are reserved and not used, if the owner of the log has counted the pages in RAM."""
 
 
 @dataclass

@@ -357,6 +357,30 @@ def own_pages() -> OwnPages:
     return OwnPages(data, stacks, max(0, min(figures.fordblks, heap - figures.uordblks)))
 
 
+_LEAST_UNUSED_BYTES = 16 * MIB
+"""Bytes of the smallest unused part of a mapping that counts: a thread's stack has 8 MiB, and uses a few pages."""
+
+
+def unused_mappings() -> dict[tuple[int, int], int]:
+    """Return the bytes without a page in RAM of the large mappings, by first and last address; none if unknown.
+
+    These are ``np.zeros``, libraries' pools, mapped files and the like. Code and constant data of libraries, which are
+    private and cannot be written to, do not count.
+    """
+    try:
+        mappings = _MAPPING.findall(Path("/proc/self/smaps").read_bytes())
+    except OSError:
+        return {}
+    found = dict[tuple[int, int], int]()
+    for first, last, allowed, _, name, resident, _ in mappings:
+        start, end = int(first, 16), int(last, 16)
+        unused = end - start - int(resident) * KIB
+        is_data = allowed.startswith(b"rw") or allowed.endswith(b"s")
+        if is_data and name != b"[stack]" and unused >= _LEAST_UNUSED_BYTES:
+            found[start, end] = unused
+    return found
+
+
 _ENTRY = 8
 _AT_ONCE = 1 << 17
 """Number of pages to read at once: 1 MiB of entries for 512 MiB of memory."""

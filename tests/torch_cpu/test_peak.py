@@ -265,6 +265,58 @@ def test_storages_that_an_operation_grows_are_followed() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "held = torch.empty(1 << 26)",
+        "held = torch.empty(1 << 26); del held",
+        "held = [torch.empty(1 << 24) for _ in range(4)]",
+        "held = torch.empty(1 << 26)[1:]",
+    ],
+)
+def test_tensors_that_are_not_used_take_no_ram(code: str) -> None:
+    with ipygpumem.peak() as found:
+        exec(code)
+    device = ram(found)
+    assert device.size_bytes < MIB
+    assert device.size_bytes + device.reserved_bytes >= 256 * MIB or "del" in code
+    assert max(sum(point.parts.values()) for point in device.curve) == device.size_bytes
+
+
+def test_tensors_that_are_used_in_part_are_split() -> None:
+    with ipygpumem.peak() as found:
+        partly = torch.empty(1 << 26)
+        partly[: 1 << 22] = 1
+        wholly = torch.ones(1 << 22)
+        freed = torch.ones(1 << 24)
+        del freed
+    device = ram(found)
+    sizes = {row.name or row.operation: row.size_bytes // MIB for row in device.rows}
+    assert sizes == {"partly": 16, "wholly": 16, "ones": 64}
+    assert {row.name: row.reserved_bytes // MIB for row in device.rows if row.reserved_bytes >= MIB} == {"partly": 239}
+    assert partly.numel() > wholly.numel()
+
+
+def test_tensors_of_earlier_cells_that_are_not_used_take_no_ram(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "_MOST_LIVES", 50)  # also where storages are summed up in between
+    reserved = torch.empty(1 << 26)
+    with ipygpumem.peak() as found:
+        kept = [torch.ones(KIB) for _ in range(200)]
+        reserved[: 1 << 22] = 1
+    device = ram(found)
+    small_bytes = sum(item.nbytes for item in kept)
+    assert small_bytes < device.size_bytes < small_bytes + 20 * MIB
+    assert max(sum(point.parts.values()) for point in device.curve) == device.size_bytes
+
+
+def test_tensors_of_a_mapped_file_count_as_far_as_they_are_read(tmp_path: Path) -> None:
+    torch.save({"weight": torch.ones(1 << 24)}, tmp_path / "state.pt")
+    with ipygpumem.peak() as found:
+        state = torch.load(tmp_path / "state.pt", mmap=True)
+    assert ram(found).size_bytes < 2 * MIB
+    assert state["weight"][0] == 1
+
+
 def test_fake_tensors_of_the_code_stay_what_they_are() -> None:
     with ipygpumem.peak() as found:
         with FakeTensorMode():

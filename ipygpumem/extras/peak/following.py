@@ -37,6 +37,8 @@ from ipygpumem.heap.holders.frames import peek, stack
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance, is_users, type_name
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.survey import roles_of_objects
+from ipygpumem.probes.host import PAGE_BYTES, resident_bytes
+from ipygpumem.units import MIB
 
 BUFFERS, DATA = "buffers", "data"
 _ROLES = {"parameter": PARAMETERS, "gradient": GRADIENTS, "optimizer state": OPTIMIZER, "buffer": BUFFERS}
@@ -56,6 +58,8 @@ _FROM_ELSEWHERE = (torch.ops.aten.lift_fresh.default, _SET.source_Storage, _SET.
 """Operations in place on a storage that no operation has made: of Python's numbers, or loaded from a file."""
 _LEAST_PLACED = 4096
 """Bytes of the smallest storage whose module and line are kept."""
+_LEAST_COUNTED_BYTES = 8 * MIB
+"""Bytes of the smallest storage whose pages in RAM are counted, which takes some microseconds for each MiB."""
 _MOST_LIVES = 50_000
 """Number of storages after which those that were freed are summed up."""
 
@@ -74,6 +78,49 @@ def _guarded(method: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+class _PagesLog(StorageLog):
+    """Logs storages, and counts the pages of large ones in RAM: ``torch.empty(2**28)`` reserves 1 GiB and uses none."""
+
+    def _gone(self, key: int, reference: Any) -> None:
+        life, _ = self._alive[key]
+        super()._gone(key, reference)
+        if life.device == "cpu" and life.address:
+            # torch frees the bytes only after this callback. No page at all: resize_ has freed them before.
+            resident = _resident_bytes(life.address, _whole_bytes(life))
+            if resident:
+                _note_pages(life, resident)
+
+    def count_pages(self) -> None:
+        """Count the pages of the storages that are alive, as far as code has used them by now."""
+        for life, reference in list(self._alive.values()):
+            storage = reference()
+            if storage is not None and life.device == "cpu" and life.address:
+                life.address = storage.data_ptr()
+                resident = _resident_bytes(life.address, min(storage.nbytes(), _whole_bytes(life)))
+                if resident is not None:
+                    _note_pages(life, resident)
+
+
+def _resident_bytes(address: int, size_bytes: int) -> int | None:
+    """Return the bytes in RAM of a range; None if the system does not tell."""
+    try:
+        return resident_bytes(address, size_bytes)
+    except OSError:
+        return None
+
+
+def _whole_bytes(life: StorageLife) -> int:
+    return life.size_bytes + life.reserved_bytes
+
+
+def _note_pages(life: StorageLife, resident: int) -> None:
+    """Split the bytes of a storage into those with a page in RAM and those that are only reserved."""
+    whole = _whole_bytes(life)
+    rounding = whole % PAGE_BYTES  # the log rounds sizes up to 512 bytes, beyond the last page
+    life.size_bytes = min(whole, resident + rounding)
+    life.reserved_bytes = whole - life.size_bytes
+
+
 class Follower(TorchDispatchMode):
     """Logs the storages that operations of this thread, and of its backward passes, allocate."""
 
@@ -81,7 +128,7 @@ class Follower(TorchDispatchMode):
 
     def __init__(self, names: Names, *, keep_history: bool = False) -> None:
         super().__init__()
-        self.log = StorageLog()
+        self.log = _PagesLog()
         self.clock = Clock()
         self.error = ""
         """Why following stopped early; empty if it did not."""
@@ -135,7 +182,7 @@ class Follower(TorchDispatchMode):
         try:
             self._history = History(began_us, keep=self._keeps_history)
             for life in self.log.lives:
-                if life.address:
+                if life.address and life.device != "cpu":
                     self._history.saw(life)
         except (RuntimeError, TypeError, AttributeError) as error:  # another allocator, an old torch
             self._has_history, self.notes[f"CUDA's allocator has no history ({describe_error(error)})"] = False, None
@@ -171,7 +218,6 @@ class Follower(TorchDispatchMode):
         """Return each device's peak, or the moment of the failed allocation; names are those of ``inventory``."""
         self._name(inventory)
         self._user_names = tuple  # none: they hold the frame
-        self.log.close()
         self._fold(last=True)
         found = []
         for device, timeline in self._timelines.items():
@@ -211,6 +257,9 @@ class Follower(TorchDispatchMode):
 
     def _fold(self, *, last: bool = False) -> None:
         """Sum up the storages so far, and drop those that were freed."""
+        self.log.count_pages()
+        if last:
+            self.log.close()
         by_device: dict[str, tuple[list[StorageLife], Clock, int]] = {}
         for life in self.log.lives:
             by_device.setdefault(life.device, ([], self.clock, self.log.clock))[0].append(life)
@@ -291,6 +340,8 @@ class Follower(TorchDispatchMode):
             life = self._see(tensor, in_backward=graph != -1)
             if may_grow and life is None and tensor.device.type == "cpu":
                 life = self.log.grown(tensor, "cpu")
+                if life is not None:
+                    _note_address(life, tensor)
             if life is not None:
                 self.clock.note(self.log.clock, time.perf_counter() - self.began)
                 inputs, given = (args, kwargs), None
@@ -315,6 +366,8 @@ class Follower(TorchDispatchMode):
                 self._history.saw(life)
             elif self._has_history and not life.before:
                 self._record_cuda()
+        elif life is not None and device == "cpu" and tensor.layout is torch.strided:
+            _note_address(life, tensor)
         return life
 
     def _place(self, func: Any) -> tuple[Place, Any]:
@@ -381,6 +434,12 @@ class Follower(TorchDispatchMode):
         is_plain = is_exactly(parameter, torch.nn.Parameter, torch.Tensor) and parameter.layout is torch.strided
         life = self.log.life(parameter.untyped_storage()._cdata) if is_plain else None
         return life.place if life is not None and _is_owned(life) else None
+
+
+def _note_address(life: StorageLife, tensor: Any) -> None:
+    """Note the address of a tensor's storage if it is large enough that its pages are counted."""
+    if life.size_bytes >= _LEAST_COUNTED_BYTES:
+        life.address = tensor.untyped_storage().data_ptr()
 
 
 def _is_owned(life: StorageLife) -> bool:

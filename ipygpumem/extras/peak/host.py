@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ipygpumem.extras.peak.records import DevicePeak
-from ipygpumem.extras.peak.timeline import rows_of
+from ipygpumem.estimating import line_text
+from ipygpumem.extras.peak.records import DevicePeak, PeakRow
+from ipygpumem.extras.peak.timeline import sorted_rows
 from ipygpumem.introspect import is_ours, is_users
 from ipygpumem.probes.accelerators import loaded_torch
 
@@ -28,6 +32,9 @@ class HostTracker:
         self._folder = tempfile.TemporaryDirectory(prefix="ipygpumem-")
         self._file = str(Path(self._folder.name) / "memory.bin")
         destination = self._memray.FileDestination(self._file, overwrite=True, compress_on_exit=False)
+        self.kept_bytes = self.freed_bytes = 0
+        """Allocations of the code that were still alive at the end, and those of the high-water mark that were not;
+        with those of torch, and those that are not in RAM."""
         form = self._memray.FileFormat.AGGREGATED_ALLOCATIONS
         self._tracker: Any = self._memray.Tracker(destination=destination, file_format=form)
 
@@ -41,15 +48,47 @@ class HostTracker:
 
     def read(self) -> DevicePeak:
         """Return the memory at the high-water mark that torch did not allocate, by the user's line."""
-        torch = str(Path(getattr(loaded_torch(), "__file__", None) or "no torch").parent) + "/"
-        groups: dict[Any, list[int]] = {}
+        rows = list[PeakRow]()
         with self._folder, self._memray.FileReader(self._file) as reader:
+            kept: Counter[tuple[int, int]] = Counter()
+            for record in reader.get_leaked_allocation_records(merge_threads=True):
+                kept[record.stack_id, record.allocator] += record.size
+            self.kept_bytes = kept.total()
             for record in reader.get_high_watermark_allocation_records(merge_threads=True):
-                stack = record.stack_trace(max_stacks=_MOST_FRAMES)
-                user = next((at for at, (_, file, _) in enumerate(stack) if is_users(file)), len(stack))
-                if any(is_ours(file) for _, file, _ in stack[:user]) or (stack and stack[0][1].startswith(torch)):
-                    continue  # allocated by us, or by an operation, whose storages are followed
-                line = stack[user][1:] if stack[user:] else None
-                row = "outside torch", "", "", stack[0][0] if stack else "", line
-                groups.setdefault(row, []).append(record.size)
-        return DevicePeak("cpu", "memray", sum(map(sum, groups.values())), rows=rows_of(groups))
+                self.freed_bytes += max(0, record.size - kept[record.stack_id, record.allocator])
+                row = self._row(record)
+                if row is not None:
+                    rows.append(row)
+        return DevicePeak("cpu", "memray", sum(row.size_bytes for row in rows), rows=_joined(rows))
+
+    def _row(self, record: Any) -> PeakRow | None:
+        """Return the row of memray's record of allocations; None if torch or our own code allocated them."""
+        stack = record.stack_trace(max_stacks=_MOST_FRAMES)
+        user = next((at for at, (_, file, _) in enumerate(stack) if is_users(file)), len(stack))
+        if any(is_ours(file) for _, file, _ in stack[:user]):
+            return None
+        if stack and stack[0][1].startswith(_torch_folder()):
+            return None  # by an operation, whose storages are followed
+        operation = stack[0][0] if stack else ""
+        line = line_text(*stack[user][1:]) if stack[user:] else ""
+        allocator = self._memray.AllocatorType(record.allocator).name.lower()
+        return PeakRow(record.size, "outside torch", operation=operation, line=line, allocator=allocator)
+
+
+def _torch_folder() -> str:
+    """Return the folder of torch's package; a text that no path begins with if torch is not loaded."""
+    return str(Path(getattr(loaded_torch(), "__file__", None) or "no torch").parent) + "/"
+
+
+def _joined(rows: Iterable[PeakRow]) -> tuple[PeakRow, ...]:
+    """Return one row for all rows with the same operation, line and allocator, the largest first."""
+    joined: dict[tuple[str, str, str], PeakRow] = {}
+    for row in rows:
+        origin = row.operation, row.line, row.allocator
+        earlier = joined.get(origin)
+        if earlier is None:
+            joined[origin] = row
+        else:
+            size = earlier.size_bytes + row.size_bytes
+            joined[origin] = replace(earlier, size_bytes=size, count=earlier.count + 1)
+    return sorted_rows(joined.values())

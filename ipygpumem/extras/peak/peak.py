@@ -15,8 +15,10 @@ from types import ModuleType
 from typing import Any
 
 from ipygpumem.api.inventories import inventory_at
+from ipygpumem.api.shell import current_traces
 from ipygpumem.errors import FileError, GpuMemError, TraceError, describe_error, ellipsize, quoted
 from ipygpumem.estimating import line_text
+from ipygpumem.extras.peak.bound import HostSpan, HostUse, bounded
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.survey import names_in
@@ -27,6 +29,7 @@ from ipygpumem.records import open_plain
 from ipygpumem.report.export import place_of, write
 from ipygpumem.units import format_bytes
 
+_SAMPLED = "the peak of RAM is sampled here, so memory that is reserved and not used cannot be told from memory in use"
 _NO_MEMRAY = "memory outside torch is not shown: pip install memray (Linux and macOS)"
 
 
@@ -39,6 +42,7 @@ class Peak:
         self._names, self._place = names, None if save is None else _checked(save)
         self._follower: Any = None
         self._host: Any = None
+        self._span: HostSpan | None = None
         self._notes: list[str] = []
         self._waiting: AfterImport | None = None
         self.record: PeakRecord | None = None
@@ -53,6 +57,8 @@ class Peak:
             else:
                 self._follow()
             self._host = self._started("host.HostTracker")  # the last one: it would see our own imports
+        self._span = HostSpan(current_traces().meter)
+        self._span.start()
 
     def _follow(self) -> None:
         found = self._started("following.Follower", self._names, keep_history=self._place is not None)
@@ -80,15 +86,33 @@ class Peak:
     def stop(self, inventory: Callable[[], Inventory], error: BaseException | None = None) -> PeakRecord:
         """Stop, and make the record; ``error`` has ended the code, and ``inventory`` lists the tensors with names."""
         seconds = time.perf_counter() - self._began
+        use = None if self._span is None else self._span.stop()
         (follower, host), devices = self.drop(), list[DevicePeak]()
         with growth_for("%%peak"):
             try:
-                devices += [] if follower is None else self._read(follower, inventory, error)
-                devices += [] if host is None else [host.read()]
+                if follower is not None:
+                    devices += [self._bounded(device, use) for device in self._read(follower, inventory, error)]
+                if host is not None:
+                    devices.append(self._bounded(host.read(), use, host))
             except Exception as problem:  # must not hide the code's own error
                 self._notes.append(f"the record is not complete: {describe_error(problem)}")
         self.record = PeakRecord(tuple(devices), seconds, tuple(self._notes))
         return self.record
+
+    def _bounded(self, device: DevicePeak, use: HostUse | None, host: Any = None) -> DevicePeak:
+        """Return the record of a device; RAM is no more than the process has used, by its own peak.
+
+        Tensors are old and new ones; the memory followed by ``host`` is new.
+        """
+        if device.device != "cpu" or use is None:
+            return device
+        if use.usage.method == "sampled":
+            if _SAMPLED not in self._notes:
+                self._notes.append(_SAMPLED)
+            return device
+        if host is None:
+            return bounded(device, use.usage.peak_bytes)
+        return bounded(device, use.room_bytes(host.kept_bytes, host.freed_bytes))
 
     def _read(self, follower: Any, inventory: Callable[[], Inventory], error: BaseException | None) -> list[DevicePeak]:
         found = None
@@ -114,6 +138,8 @@ class Peak:
 
     def drop(self) -> tuple[Any, Any]:
         """Stop, and return the followers that ran; can be called again."""
+        if self._span is not None:
+            self._span.drop()
         if self._waiting is not None:
             self._waiting.stop()
         found = self._follower, self._host

@@ -26,6 +26,10 @@ class PeakRow(Record):
     """The user's line that allocated it."""
     count: int = 1
     """Number of blocks."""
+    allocator: str = ""
+    """Function that allocated memory outside torch, such as ``malloc`` or ``mmap``."""
+    reserved_bytes: int = 0
+    """Further bytes of these blocks, which are reserved and not used: they have no page in RAM."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,13 @@ class DevicePeak(Record):
     """Bytes over time; of close moments, the highest one."""
     ran_out: bool = False
     """True if the moment is that of the out-of-memory error."""
+    is_bound: bool = False
+    """True if ``size_bytes`` is only an upper bound: the most that the process's own peak allows."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of all rows that are reserved and not used; ``size_bytes`` does not include them."""
+        return sum(row.reserved_bytes for row in self.rows)
 
     @property
     def parts(self) -> dict[str, int]:

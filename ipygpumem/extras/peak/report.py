@@ -7,14 +7,21 @@ from typing import Any
 
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow
 from ipygpumem.report.estimate import share_rows
-from ipygpumem.report.layout import Report, Table, clean, clean_name, count, device_label
-from ipygpumem.units import format_bytes, format_seconds
+from ipygpumem.report.layout import Fact, Report, Table, clean, clean_name, count, device_label
+from ipygpumem.units import MIB, format_bytes, format_seconds
 
 _ROWS_SHOWN = 20
 _PARTS_OF_RAM = {"storages": " of tensors", "memray": " outside torch"}
 _COLUMNS = ("parameters", "gradients", "optimizer state", "activations")
 """Roles of memory that modules have."""
 _LONGEST_LABEL = 80
+_LEAST_RESERVED_BYTES = MIB
+"""Less is not shown: parts of pages, memory that is just about to be used."""
+_RESERVED_SHOWN = 3
+_AT_MOST = (
+    "at most: the memory in use that the kernel counted. It counts pages, not lines, so it is assumed which rows are "
+    "not used: mapped memory first, then zeroed memory, then the largest rows"
+)
 _WHAT = "name, layer or operation"
 
 
@@ -22,7 +29,11 @@ def peak_report(record: PeakRecord, *, top: int = _ROWS_SHOWN) -> Report:
     """Return the report: for each device the memory at the moment, by role, and by layer, name or origin."""
     segments = ["peak", *map(headline, record.devices), f"in {format_seconds(record.duration_seconds)}"]
     tables = [table for device in record.devices for table in _tables(device, top)]
-    return Report("peak", segments, tuple(map(clean, record.notes)), tables, records=[record])
+    notes = list(map(clean, record.notes))
+    if any(device.is_bound for device in record.devices):
+        notes.append(_AT_MOST)
+    facts = [fact for device in record.devices for fact in _reserved_facts(device)]
+    return Report("peak", segments, notes, tables, facts, records=[record])
 
 
 def title(device: DevicePeak) -> str:
@@ -33,13 +44,29 @@ def title(device: DevicePeak) -> str:
 def headline(device: DevicePeak) -> str:
     """Return a device's bytes at the moment, and when that was."""
     what = "out of memory with" if device.ran_out else "highest with"
+    at_most = " at most" if device.is_bound else ""
     when = "" if device.at_seconds is None else f" after {format_seconds(device.at_seconds)}"
-    return f"{title(device)} {what} {format_bytes(device.size_bytes)}{when}"
+    return f"{title(device)} {what} {format_bytes(device.size_bytes)}{at_most}{when}"
+
+
+def _reserved_facts(device: DevicePeak) -> list[Fact]:
+    """Return the bytes that are reserved and not used, with the names or lines that have most of them."""
+    reserved_bytes = device.reserved_bytes
+    if reserved_bytes < _LEAST_RESERVED_BYTES:
+        return []
+    rows = sorted(device.rows, key=lambda row: -row.reserved_bytes)
+    places = list[str]()
+    for row in rows[:_RESERVED_SHOWN]:
+        if row.reserved_bytes >= _LEAST_RESERVED_BYTES:
+            origin = ", ".join(filter(None, [row.name or row.module, row.operation, row.line]))
+            places.append(f"{format_bytes(row.reserved_bytes)} by {clean_name(origin or row.role)}")
+    return [Fact(f"{title(device)} reserved, not used", [f"{format_bytes(reserved_bytes)} ({'; '.join(places)})"])]
 
 
 def _tables(device: DevicePeak, top: int) -> list[Table]:
     parts = share_rows(device.parts, device.size_bytes)
-    groups = sorted(layers(device.rows, top).items(), key=lambda group: -_size(group[1]))
+    in_ram = [row for row in device.rows if row.size_bytes]
+    groups = sorted(layers(in_ram, top).items(), key=lambda group: -_size(group[1]))
     by_role = any(len({row.role for row in rows}) > 1 for _, rows in groups)
     top = min(top, sum(1000 * _size(rows) >= device.size_bytes for _, rows in groups))
     rows = [_row(key, rows, by_role=by_role) for key, rows in groups[:top]]

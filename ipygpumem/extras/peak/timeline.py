@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ipygpumem.estimating import line_text
 from ipygpumem.extras.peak.records import DevicePeak, PeakPoint, PeakRow
@@ -14,8 +14,18 @@ _MOST_POINTS = 500
 T = TypeVar("T")
 Lives = Sequence[Any]
 """Lives of blocks, as in the estimates' log: ``size_bytes``, ``born``, ``died`` on a clock, ``place``."""
-Row = Callable[[Any], "tuple[str, str, str, str, tuple[str, int] | None]"]
-"""Returns a block's role, name, module, operation and line."""
+Origin = tuple[str, str, str, str, "tuple[str, int] | None"]
+"""A block's role, name, module, operation and line."""
+Row = Callable[[Any], Origin]
+"""Returns a block's origin."""
+
+
+class SizedBlock(NamedTuple):
+    """A block at one moment; code that runs later may use more of its bytes."""
+
+    life: Any
+    size_bytes: int
+    reserved_bytes: int
 
 
 class Clock:
@@ -44,7 +54,7 @@ class Timeline:
         self._role, self._seconds, self._since = role, clock.seconds, 0
         self._points: list[PeakPoint] = []
         self.peak_bytes, self.peak_at = -1, 0
-        self.lives: Lives = ()
+        self.blocks: Sequence[SizedBlock] = ()
         """The blocks that were alive at the peak."""
 
     def add(self, lives: Lives, until: int) -> None:
@@ -65,17 +75,21 @@ class Timeline:
                     self.peak_bytes, self.peak_at, highest = total, tick, tick
             self._points.append(point)
         if highest >= 0:
-            self.lives = alive_at(lives, highest)
+            self.blocks = blocks_of(alive_at(lives, highest))
 
     def peak(self, device: str, row: Row, *, source: str, moment: tuple[Lives, float] | None = None) -> DevicePeak:
         """Return the record of a device at its peak, or at the ``moment`` of a failure."""
-        lives, seconds = moment or (self.lives, self._seconds(self.peak_at))
-        groups: dict[Any, list[int]] = {}
-        for life in lives:
-            groups.setdefault(row(life), []).append(life.size_bytes)
+        blocks, seconds = self.blocks, self._seconds(self.peak_at)
+        if moment is not None:
+            lives, seconds = moment
+            blocks = blocks_of(lives)
+        groups: dict[Origin, list[SizedBlock]] = {}
+        for block in blocks:
+            groups.setdefault(row(block.life), []).append(block)
+        rows = sorted_rows(_row(origin, group) for origin, group in groups.items())
         curve = tuple(max(points, key=lambda point: sum(point.parts.values())) for points in _groups(self._points))
-        size = sum(life.size_bytes for life in lives)
-        return DevicePeak(device, source, size, seconds, rows_of(groups), curve, ran_out=moment is not None)
+        size = sum(block.size_bytes for block in blocks)
+        return DevicePeak(device, source, size, seconds, rows, curve, ran_out=moment is not None)
 
 
 def _groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -89,11 +103,27 @@ def alive_at(lives: Lives, tick: int) -> Lives:
     return [life for life in lives if life.born <= tick and (life.died is None or life.died > tick)]
 
 
-def rows_of(groups: Mapping[Any, list[int]]) -> tuple[PeakRow, ...]:
-    """Return a row for each role, name, module, operation and line of blocks, the largest first."""
-    rows = [
-        PeakRow(sum(sizes), role, name, module, operation, line_text(*line) if line else "", len(sizes))
-        for (role, name, module, operation, line), sizes in groups.items()
-        if sum(sizes)
-    ]
-    return tuple(sorted(rows, key=lambda row: -row.size_bytes))
+def blocks_of(lives: Lives) -> list[SizedBlock]:
+    """Return the blocks with their sizes as they are now."""
+    return [SizedBlock(life, life.size_bytes, life.reserved_bytes) for life in lives]
+
+
+def _row(origin: Origin, blocks: Sequence[SizedBlock]) -> PeakRow:
+    """Return the row of blocks that have the same origin."""
+    role, name, module, operation, line = origin
+    return PeakRow(
+        sum(block.size_bytes for block in blocks),
+        role,
+        name,
+        module,
+        operation,
+        line_text(*line) if line else "",
+        len(blocks),
+        reserved_bytes=sum(block.reserved_bytes for block in blocks),
+    )
+
+
+def sorted_rows(rows: Iterable[PeakRow]) -> tuple[PeakRow, ...]:
+    """Return the rows that have any bytes, the largest first."""
+    filled = [row for row in rows if row.size_bytes or row.reserved_bytes]
+    return tuple(sorted(filled, key=lambda row: -row.size_bytes))

@@ -1,0 +1,134 @@
+"""Bounds the RAM in a ``%%peak`` by the peak that the kernel counted while the code ran.
+
+memray counts the bytes that code asks for. The kernel gives a page of RAM only once the page is written to or read:
+``np.zeros(2**27)`` asks for 1 GiB and uses none of it, and pyarrow's pool reserves 1 GiB of addresses with its first
+string. Bytes without a page are "reserved, not used".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ipygpumem.extras.peak.records import DevicePeak, PeakPoint, PeakRow
+from ipygpumem.meter.meter import Measurement, Meter
+from ipygpumem.probes.host import own_pages, unused_mappings
+from ipygpumem.records import Usage, usage_on
+from ipygpumem.units import MIB
+
+_INEXACT_BYTES = MIB
+"""The kernel's RSS is behind by up to 256 KiB for each thread (``TASK_RSS_EVENTS_THRESH``)."""
+_OFTEN_UNUSED = ("mmap", "calloc")
+"""Functions whose memory is often reserved and not used, the likeliest first: pools of libraries, ``np.zeros``."""
+
+Unused = Mapping[tuple[int, int], int]
+"""Bytes without a page in RAM, by the first and last address of their mapping."""
+
+
+@dataclass(frozen=True)
+class HostUse:
+    """RAM of this process while the code ran."""
+
+    usage: Usage
+    free_heap_bytes: int
+    """Pages of malloc's heap that were in RAM and free at the start: using them again does not raise RSS."""
+    unused_bytes: int
+    """Address space that the code has reserved and not used."""
+
+    def room_bytes(self, kept_bytes: int, freed_bytes: int) -> int:
+        """Return the most RAM that allocations of the code can have used at its highest moment.
+
+        That is the growth of RSS at its peak, and pages that held other memory at the start: ``del old`` followed by
+        ``np.ones(2**23)`` may use 64 MiB without any growth. Allocations that are still alive used at most the
+        pages that they use at the end.
+
+        Args:
+            kept_bytes: allocations of the code that are still alive, whether used or not.
+            freed_bytes: allocations of the highest moment that were freed since then.
+        """
+        kept_in_ram = max(0, kept_bytes - self.unused_bytes)
+        earlier_memory = max(0, kept_in_ram - self.usage.delta_bytes)
+        grown = self.usage.peak_delta_bytes + earlier_memory + self.free_heap_bytes
+        return min(grown, kept_in_ram + freed_bytes, self.usage.peak_bytes)
+
+
+class HostSpan:
+    """Measures the RAM of this process from ``start`` to ``stop``."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._measurement: Measurement | None = None
+        self._free_heap_bytes = 0
+        self._unused: Unused = {}
+
+    def start(self) -> None:
+        """Start measuring."""
+        self._free_heap_bytes = own_pages().free_heap_bytes
+        self._unused = unused_mappings()
+        self._measurement = self._meter.start()
+
+    def stop(self) -> HostUse | None:
+        """Stop measuring, and return the figures; None if the host's memory cannot be read."""
+        if self._measurement is None:
+            return None
+        usage = usage_on(self._meter.stop(self._measurement), "cpu")
+        if usage is None:
+            return None
+        return HostUse(usage, self._free_heap_bytes, unused_growth(self._unused, unused_mappings()))
+
+    def drop(self) -> None:
+        """Stop measuring; can be called again."""
+        if self._measurement is not None:
+            self._meter.drop(self._measurement)
+
+
+def unused_growth(before: Unused, now: Unused) -> int:
+    """Return the bytes of mappings that are not used now, except those of mappings that were there before.
+
+    A mapping that was there before may have grown, because the kernel joins neighbours.
+    """
+    grown = sum(now.values())
+    for (start, end), unused in before.items():
+        if any(first <= start and end <= last for first, last in now):
+            grown -= unused
+    return max(0, grown)
+
+
+def bounded(device: DevicePeak, most_bytes: int) -> DevicePeak:
+    """Return the record of a part of RAM with at most ``most_bytes`` in RAM; the rest is reserved, not used.
+
+    The kernel counts the pages of the process, not those of each row. So it is assumed which rows are not used: first
+    those of mapped memory, then those of zeroed memory, then all other rows; of each kind, the largest first.
+    """
+    excess_bytes = device.size_bytes - most_bytes
+    if excess_bytes <= _INEXACT_BYTES:
+        return device
+    rows = list[PeakRow]()
+    for row in sorted(device.rows, key=_likeliest_first):
+        unused = min(row.size_bytes, excess_bytes)
+        excess_bytes -= unused
+        rows.append(replace(row, size_bytes=row.size_bytes - unused, reserved_bytes=row.reserved_bytes + unused))
+    rows.sort(key=lambda row: -row.size_bytes)
+    curve = tuple(PeakPoint(point.seconds, _bounded_parts(point.parts, most_bytes)) for point in device.curve)
+    return replace(device, size_bytes=most_bytes, rows=tuple(rows), curve=curve, is_bound=True)
+
+
+def _likeliest_first(row: PeakRow) -> tuple[int, int]:
+    """Return the key by which the rows that are likeliest not used come first."""
+    kind = len(_OFTEN_UNUSED)
+    if row.allocator in _OFTEN_UNUSED:
+        kind = _OFTEN_UNUSED.index(row.allocator)
+    return kind, -row.size_bytes
+
+
+def _bounded_parts(parts: Mapping[str, int], most_bytes: int) -> dict[str, int]:
+    """Return the bytes by role at one time, whose sum is at most ``most_bytes``; the largest role is cut first."""
+    found = dict(parts)
+    excess_bytes = sum(found.values()) - most_bytes
+    for role in sorted(found, key=found.__getitem__, reverse=True):
+        if excess_bytes <= 0:
+            break
+        cut = min(found[role], excess_bytes)
+        found[role] -= cut
+        excess_bytes -= cut
+    return found

@@ -1,0 +1,196 @@
+"""``%%peak`` and the cell's own peak agree: memory that is reserved and not used is not counted as used."""
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipygpumem.extras.peak.bound import HostUse, bounded, unused_growth
+from ipygpumem.extras.peak.records import DevicePeak, PeakPoint, PeakRecord, PeakRow
+from ipygpumem.records import Usage
+from ipygpumem.units import GIB, MIB, parse_bytes
+from tests.kernel import Kernel
+from tests.steps import kernel_with, works
+
+
+def outside(*rows: PeakRow, **more: Any) -> DevicePeak:
+    ordered = tuple(sorted(rows, key=lambda row: -row.size_bytes))
+    return DevicePeak("cpu", "memray", sum(row.size_bytes for row in rows), rows=ordered, **more)
+
+
+def row(mib: int, allocator: str = "malloc", line: str = "") -> PeakRow:
+    return PeakRow(mib * MIB, "outside torch", operation=f"{mib}", line=line, allocator=allocator)
+
+
+def use(before: int, after: int, peak: int, *, free_heap: int = 0, unused: int = 0) -> HostUse:
+    usage = Usage("cpu", before * MIB, after * MIB, peak * MIB, None, "kernel")
+    return HostUse(usage, free_heap * MIB, unused * MIB)
+
+
+# -- rows in, rows out ------------------------------------------------------------------------------------------------
+
+
+def test_rows_within_the_peak_stay_as_they_are() -> None:
+    device = outside(row(3), row(2))
+    assert bounded(device, 5 * MIB) is device
+    assert bounded(device, 5 * MIB - 4096) is device  # the kernel's counters are not exact to the page
+
+
+def test_bytes_above_the_peak_are_reserved_not_used() -> None:
+    device = bounded(outside(row(1024, "mmap"), row(3)), 4 * MIB)
+    assert [(found.size_bytes, found.reserved_bytes) for found in device.rows] == [(3 * MIB, 0), (MIB, 1023 * MIB)]
+    assert device.size_bytes == 4 * MIB
+    assert device.reserved_bytes == 1023 * MIB
+    assert device.is_bound
+
+
+@pytest.mark.parametrize(
+    ("rows", "used"),
+    [
+        ([row(100), row(200, "mmap")], {"100": 100, "200": 50}),
+        ([row(300), row(100, "calloc")], {"300": 150, "100": 0}),
+        ([row(100, "calloc"), row(100, "mmap")], {"100": 150}),
+        ([row(90), row(80), row(70)], {"90": 0, "80": 80, "70": 70}),
+    ],
+)
+def test_mapped_and_zeroed_memory_counts_as_unused_first(rows: list[PeakRow], used: dict[str, int]) -> None:
+    device = bounded(outside(*rows), 150 * MIB)
+    found: dict[str, int] = {}
+    for item in device.rows:
+        found[item.operation] = found.get(item.operation, 0) + item.size_bytes // MIB
+    assert found == used
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 2000), st.sampled_from(["mmap", "calloc", "malloc", ""])), max_size=20),
+    most=st.integers(0, 20_000),
+)
+def test_rows_sum_to_their_headline_and_lose_nothing(sizes: list[tuple[int, str]], most: int) -> None:
+    device = outside(*(row(size, allocator) for size, allocator in sizes))
+    found = bounded(device, most * MIB)
+    assert found.size_bytes == sum(item.size_bytes for item in found.rows) <= (most + 1) * MIB
+    assert found.is_bound == (found.size_bytes <= most * MIB < device.size_bytes)
+    assert found.size_bytes + found.reserved_bytes == device.size_bytes
+    assert [item.size_bytes for item in found.rows] == sorted((item.size_bytes for item in found.rows), reverse=True)
+
+
+def test_the_curve_stays_below_the_headline() -> None:
+    curve = (PeakPoint(0.0, {"data": 2 * MIB}), PeakPoint(1.0, {"data": 9 * MIB, "temporaries": 4 * MIB}))
+    device = bounded(outside(row(13), curve=curve), 6 * MIB)
+    assert [dict(point.parts) for point in device.curve] == [
+        {"data": 2 * MIB},
+        {"data": 2 * MIB, "temporaries": 4 * MIB},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("case", "figures", "kept", "freed", "room"),
+    [
+        ("np.zeros: nothing is used", use(100, 100, 100, unused=1024), 1024, 0, 0),
+        ("np.zeros, used in part", use(100, 108, 108, unused=1016), 1024, 0, 8),
+        ("del old; np.ones: old pages are used again", use(300, 236, 300), 64, 0, 64),
+        ("the same, freed as well", use(300, 172, 300), 0, 64, 64),
+        ("free pages of the heap are used again", use(300, 300, 300, free_heap=50), 0, 40, 40),
+        ("an array that was freed, np.zeros after it", use(100, 100, 356), 0, 2048, 256),
+        ("a name that is bound to np.empty again", use(1100, 84, 1100, unused=2040), 2048, 0, 8),
+        ("no more than all of the process", use(100, 50, 120), 500, 500, 120),
+    ],
+)
+def test_new_memory_has_the_room_of_growth_and_freed_memory(
+    case: str, figures: HostUse, kept: int, freed: int, room: int
+) -> None:
+    assert figures.room_bytes(kept * MIB, freed * MIB) == room * MIB, case
+
+
+def test_only_new_mappings_are_reserved_by_the_code() -> None:
+    before = {(0, 100): 60, (500, 600): 70}
+    assert unused_growth(before, before) == 0
+    assert unused_growth(before, {**before, (200, 300): 90}) == 90
+    assert unused_growth(before, {(0, 200): 150, (500, 600): 70}) == 90  # the kernel has joined neighbours
+    assert unused_growth(before, {(200, 300): 90}) == 90  # the others are gone
+    assert unused_growth(before, {}) == 0
+
+
+def test_the_report_names_what_is_reserved_and_not_used() -> None:
+    device = bounded(outside(row(1024, "mmap", "line 2: pandas"), row(3)), 4 * MIB)
+    text = str(PeakRecord((device,), 1.0))
+    assert "RAM outside torch highest with 4 MiB at most" in text
+    assert "reserved, not used: 1023 MiB (1023 MiB by 1024, line 2: pandas)" in text
+    assert text.count("at most: the memory in use") == 1
+    assert PeakRecord.from_dict(PeakRecord((device,), 1.0).to_dict()).devices[0] == device
+    assert "reserved" not in str(PeakRecord((outside(row(3)),), 1.0))
+
+
+# -- in a kernel ------------------------------------------------------------------------------------------------------
+
+notebook = kernel_with("%load_ext ipygpumem", "import mmap, numpy as np")
+
+
+def peak_of(kernel: Kernel, code: str) -> DevicePeak:
+    """Run a cell with ``%%peak``, and return its memory outside torch; compare it with the cell's own figures."""
+    pytest.importorskip("memray")
+    reply = works(kernel, "%%peak\n" + code)
+    (display,) = [item for item in reply.displays if "peak" in item["metadata"].get("ipygpumem", {}).get("reports", [])]
+    (record,) = [item for item in display["metadata"]["ipygpumem"]["records"] if item["kind"] == "PeakRecord"]
+    (device,) = [item for item in PeakRecord.from_dict(record).devices if item.source == "memray"]
+    (text,) = reply.reports("peak")
+    assert sum(item.size_bytes for item in device.rows) == device.size_bytes
+    shown = re.search(r"RAM outside torch highest with ([\d.]+ (?:[KMG]i)?B)", text)
+    assert shown is not None, text
+    assert parse_bytes(shown[1]) == pytest.approx(device.size_bytes, rel=0.1)
+    assert device.size_bytes <= kernel.value("__import__('ipygpumem').history()[-1].usages[0].peak_bytes")
+    return device
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "held = np.zeros(2**27)",
+        "held = np.zeros(2**27)  # again",
+        "held = np.empty(2**27)",
+        "held = np.zeros(2**27); del held",
+        "held = mmap.mmap(-1, 2**30)",
+        "held = np.memmap('reserved.bin', mode='w+', shape=2**30)",
+    ],
+)
+def test_memory_that_is_not_used_is_no_peak(
+    notebook: Kernel, code: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    works(notebook, f"%cd -q {tmp_path_factory.mktemp('mapped')}")
+    device = peak_of(notebook, code)
+    assert device.size_bytes < 2 * MIB
+    assert device.reserved_bytes > GIB - 2 * MIB
+
+
+@pytest.mark.parametrize(
+    ("before", "code", "mib"),
+    [
+        ("", "held = np.ones(2**23)", 64),
+        ("", "held = np.zeros(2**23); held += 1", 64),
+        ("old = np.ones(2**24)", "del old; held = np.ones(2**23)", 64),
+        ("old = np.ones(2**24)", "del old; held = np.ones(2**23); del held", 64),
+        ("old = np.ones(2**24)", "old = np.ones(2**24)", 128),
+        ("old = np.zeros(2**27)", "held = np.ones(2**23)", 64),
+    ],
+)
+def test_memory_that_is_used_is_not_called_reserved(notebook: Kernel, before: str, code: str, mib: int) -> None:
+    works(notebook, before)
+    device = peak_of(notebook, code)
+    assert mib * MIB <= device.size_bytes < (mib + 2) * MIB
+    assert device.reserved_bytes < MIB
+
+
+def test_used_and_reserved_memory_in_one_cell_are_separate(notebook: Kernel) -> None:
+    device = peak_of(notebook, "used = np.ones(2**23)\nreserved = np.zeros(2**27)")
+    assert 64 * MIB <= device.size_bytes < 66 * MIB
+    lines = {item.line: item.reserved_bytes // MIB for item in device.rows if item.reserved_bytes >= MIB}
+    assert lines == {"line 3: reserved = np.zeros(2**27)": pytest.approx(1024, abs=2)}
+
+
+def test_a_pool_that_pandas_reserves_is_no_gibibyte(kernel: Kernel) -> None:
+    pytest.importorskip("pyarrow")
+    works(kernel, "import pandas as pd")
+    device = peak_of(kernel, 'pd.DataFrame({"a": ["x", "y"]})')
+    assert device.size_bytes <= 32 * MIB
