@@ -1,5 +1,6 @@
 """``%%peak`` and the cell's own peak agree: memory that is reserved and not used is not counted as used."""
 
+import mmap
 import re
 from typing import Any
 
@@ -179,6 +180,19 @@ def test_memory_that_is_used_is_not_called_reserved(notebook: Kernel, before: st
     works(notebook, before)
     device = peak_of(notebook, code)
     assert mib * MIB <= device.size_bytes < (mib + 2) * MIB
+    assert device.reserved_bytes < MIB
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="the system has no such advice")
+def test_pages_that_a_pool_gives_back_were_used_at_the_peak(notebook: Kernel) -> None:
+    code = """
+pool = mmap.mmap(-1, 2**26, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for address in range(0, 2**26, 4096):
+    pool[address] = 1
+pool.madvise(mmap.MADV_DONTNEED)
+"""
+    device = peak_of(notebook, code)
+    assert device.size_bytes >= 64 * MIB
     assert device.reserved_bytes < MIB
 
 

@@ -44,7 +44,7 @@ class HostUse:
 
         Args:
             kept_bytes: allocations of the code that are still alive, whether used or not.
-            freed_bytes: allocations of the highest moment that were freed since then.
+            freed_bytes: allocations of the highest moment that may have been freed since then.
         """
         kept_in_ram = max(0, kept_bytes - self.unused_bytes)
         earlier_memory = max(0, kept_in_ram - self.usage.delta_bytes)

@@ -33,8 +33,8 @@ class HostTracker:
         self._file = str(Path(self._folder.name) / "memory.bin")
         destination = self._memray.FileDestination(self._file, overwrite=True, compress_on_exit=False)
         self.kept_bytes = self.freed_bytes = 0
-        """Allocations of the code that were still alive at the end, and those of the high-water mark that were not;
-        with those of torch, and those that are not in RAM."""
+        """Allocations of the code that were still alive at the end, and those of the high-water mark that may have
+        been freed; with those of torch, and those that are not in RAM."""
         form = self._memray.FileFormat.AGGREGATED_ALLOCATIONS
         self._tracker: Any = self._memray.Tracker(destination=destination, file_format=form)
 
@@ -55,7 +55,10 @@ class HostTracker:
                 kept[record.stack_id, record.allocator] += record.size
             self.kept_bytes = kept.total()
             for record in reader.get_high_watermark_allocation_records(merge_threads=True):
-                self.freed_bytes += max(0, record.size - kept[record.stack_id, record.allocator])
+                still_kept = kept[record.stack_id, record.allocator]
+                if record.allocator == self._memray.AllocatorType.MMAP:
+                    still_kept = 0  # a library's pool may have given the pages back to the system (madvise)
+                self.freed_bytes += max(0, record.size - still_kept)
                 row = self._row(record)
                 if row is not None:
                     rows.append(row)
