@@ -1,16 +1,22 @@
 """A cell that grows with every run is told so; nothing else is."""
 
 import re
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ipygpumem.heap.bulk import no_progress
+from ipygpumem.meter.meter import Meter
 from ipygpumem.records import CellRecord, Growth, Usage
-from ipygpumem.shell.trends import Trends
+from ipygpumem.shell import holders
+from ipygpumem.shell.trends import Growing, Trends
 from ipygpumem.units import MIB
+from tests.fakes import FakeProbe
 from tests.kernel import Kernel
+from tests.steps import works
 
 
 class Notebook:
@@ -125,6 +131,70 @@ def test_few_cells_keep_what_they_saw() -> None:
     assert [growing.before is None for growing in cells] == [True] * 2 + [False] * 8
 
 
+class Device:
+    """A device on which the same code runs; each run that wants a look at all names has one."""
+
+    def __init__(self, name: str = "cpu") -> None:
+        self.growing, self.probe, self.now = Growing(), FakeProbe(name), 1000 * MIB
+        self.meter = Meter([self.probe])
+        self.name, self.looks = name, 0
+
+    def run(self, grows: int = 20) -> list[Growth]:
+        before, self.now = self.now, self.now + grows * MIB
+        self.growing.add([Usage(self.name, before, self.now, self.now, None, "allocator")])
+        growths = list(self.growing.growths)
+        if self.growing.wants_look:
+            self.looks += 1
+            self.probe.set(self.now)
+            holders.look(self.growing, dict, "run", dict, no_progress, self.meter)
+        return growths
+
+    def free(self, mib: int) -> None:
+        self.now -= mib * MIB
+
+
+@pytest.mark.usefixtures("others_out_of_sight")
+@pytest.mark.parametrize("name", ["cpu", "cuda:0", "children", "shm"])
+@pytest.mark.parametrize("broken", [False, True])
+def test_memory_freed_after_a_look_ends_the_series(name: str, broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if broken:
+        monkeypatch.setattr(holders, "_grouped", None)  # the look fails
+    device = Device(name)
+    told = [device.run() for _ in range(3)]
+    assert device.looks == 1
+    device.free(60)
+    told += [device.run() for _ in range(2)]
+    assert told == [[]] * 5
+    told += [device.run()]
+    assert told[-1] == [Growth(name, 3, 20 * MIB, 20 * MIB)]
+    device.free(120)  # after the second look
+    assert device.run() == []
+    device.meter.close()
+
+
+@pytest.mark.usefixtures("others_out_of_sight")
+def test_memory_that_our_own_search_frees_ends_no_series() -> None:
+    device = Device()
+    for _ in range(3):
+        device.run()
+    device.now = 900 * MIB  # trimmed by the look, before it measures
+    device.probe.set(device.now)
+    device.growing.measured(device.meter.now())
+    assert device.run() == [Growth("cpu", 3, 20 * MIB, 20 * MIB)]
+    device.meter.close()
+
+
+def test_freed_memory_is_known_through_all_looks() -> None:
+    notebook = Notebook()
+    for _ in range(12):
+        for _ in range(2):
+            assert not notebook.run("cell", 20)
+            reading = SimpleNamespace(current_bytes=notebook.now)
+            notebook.last.measured(cast(Any, {"cpu": reading}))
+        notebook.now -= 40 * MIB
+    assert notebook.looks == 6
+
+
 @settings(deadline=None)  # a machine may be busy
 @given(runs=st.lists(st.integers(-500, 500), max_size=30))
 def test_whatever_is_said_is_true(runs: list[int]) -> None:
@@ -154,3 +224,32 @@ def test_a_real_cell_that_leaks_is_said_unasked_and_one_that_does_not_is_not(ker
     kernel.run("import json; json.kept = {}")
     in_library = reports("json.kept[len(json.kept)] = {'text': ['x' * 2**25]}; scratch = 0", 4)
     assert in_library[-1].endswith("RAM +32 MiB per run is held by module json, global kept (str)")
+
+
+def test_cells_that_allocate_and_free_in_turn_are_no_growth(kernel: Kernel) -> None:
+    works(kernel, "import numpy as np; kept = []")
+    allocates = "kept.append(np.ones(2**22))"
+    told = ["\n".join(kernel.run(allocates).reports("cell")) for _ in range(3)]
+    for _ in range(3):
+        works(kernel, "kept.clear()")
+        told += ["\n".join(kernel.run(allocates).reports("cell")) for _ in range(2)]
+    assert [text for text in told if "has grown" in text] == []
+
+
+def test_a_loop_whose_memory_is_freed_between_items_is_no_growth(kernel: Kernel) -> None:
+    code = """
+import numpy as np
+kept = []
+def items():
+    for number in range(9):
+        if number in (3, 5, 7):
+            kept.clear()
+        yield number
+loop = ipygpumem.track(items())
+for _ in loop:
+    kept.append(np.ones(2**22))
+"""
+    works(kernel, "import ipygpumem")
+    reply = works(kernel, code)
+    assert "has grown" not in "\n".join(reply.reports())
+    works(kernel, code.replace("(3, 5, 7)", "()"))

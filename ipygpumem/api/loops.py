@@ -18,6 +18,7 @@ from ipygpumem.errors import TraceError
 from ipygpumem.heap.bulk import no_progress
 from ipygpumem.introspect import type_name
 from ipygpumem.inventory import survey
+from ipygpumem.meter.meter import Meter
 from ipygpumem.records import TraceRecord
 from ipygpumem.report.history import iteration_report, loop_growth_line, loop_report
 from ipygpumem.report.layout import note
@@ -98,7 +99,7 @@ class Tracked(Generic[T]):
                     traces.finished.append(record)
                 growing.add(usages)
                 if growing.wants_look:
-                    _look(growing, sys._getframe(1))
+                    _look(growing, sys._getframe(1), traces.meter)
                     traces.meter.lap(span)  # exclude the memory of our own search
                 if not self._silent:
                     shown.show(records, _remarks(growing))
@@ -118,13 +119,13 @@ def _remarks(growing: Growing) -> list[str]:
     return [*map(loop_growth_line, growing.growths), *growing.held] if growing.growths else []
 
 
-def _look(growing: Growing, frame: FrameType) -> None:
+def _look(growing: Growing, frame: FrameType, meter: Meter) -> None:
     """Look at the memory of all names after an iteration of the loop at ``frame``."""
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("tqdm."):
         frame = frame.f_back
     app = loaded_app()
     with contextlib.nullcontext(no_progress) if app is None else app.context.display.working("names") as progress:
-        look(growing, lambda: _names_at(frame), "iteration", roots, progress)
+        look(growing, lambda: _names_at(frame), "iteration", roots, progress, meter)
 
 
 def _names_at(frame: FrameType) -> dict[str, object]:

@@ -23,6 +23,7 @@ from ipygpumem.inventory.contents import Contents
 from ipygpumem.inventory.records import TensorRecord
 from ipygpumem.inventory.top import LargestNames, NamedSize
 from ipygpumem.inventory.unreached import large_objects
+from ipygpumem.meter.meter import Meter
 from ipygpumem.reclaim.reclaim import trim_host_heap
 from ipygpumem.report.history import growth_line, holder_lines
 from ipygpumem.shell.context import ShellContext
@@ -41,11 +42,13 @@ def remarks(growing: Growing, context: ShellContext, roots: Callable[[], Roots])
     """Return the remarks on a cell that grows with every run."""
     if growing.wants_look:
         with context.display.working("names") as progress:
-            look(growing, lambda: named_objects(context.shell), "run", roots, progress)
+            look(growing, lambda: named_objects(context.shell), "run", roots, progress, context.meter)
     return [*map(growth_line, growing.growths), *growing.held] if growing.growths else []
 
 
-def look(growing: Growing, named: _Named, run: str, roots: Callable[[], Roots], progress: Progress) -> None:
+def look(
+    growing: Growing, named: _Named, run: str, roots: Callable[[], Roots], progress: Progress, meter: Meter
+) -> None:
     """Look at the memory of all ``named`` objects; the second look finds the holders of what each ``run`` adds."""
     try:
         live_tensors(Garbage())  # creates the objects of tensors known only in C++
@@ -61,11 +64,10 @@ def look(growing: Growing, named: _Named, run: str, roots: Callable[[], Roots], 
             names = replace(names, names=(*names.names, *_large(functools.partial(_in_libraries, large, roots()))))
             now, keeper = (names, unnamed), functools.partial(_keeper_of, roots=roots)
             growing.held = holder_lines((old, known), now, growing.growths, run, growing.runs, keeper)
-        trim_host_heap()  # else the next run would reuse freed memory of the search, and not grow
-        for runs in growing.devices.values():
-            runs.after_bytes = 0  # nor has the code freed the trimmed memory
     except Exception as error:  # the code goes on
         growing.held = [f"the memory that it leaves behind could not be found ({describe_error(error)})"]
+    trim_host_heap()  # else the next run would reuse freed memory of the search, and not grow
+    growing.measured(meter.now())  # the code has not freed the trimmed memory
 
 
 def _grouped(named: dict[str, object]) -> dict[str, object]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ipygpumem.records import CellRecord, Growth, Usage
+from ipygpumem.records import CellRecord, Growth, Reading, Usage
 from ipygpumem.units import MIB
 
 if TYPE_CHECKING:
@@ -145,3 +145,10 @@ class Growing:
         is_time = self._looks < _MOST_LOOKS if self.before is None else bool(self.growths)
         self.wants_look = is_suspect and is_time and not self.held
         self._looks += self.wants_look
+
+    def measured(self, now: Mapping[str, Reading]) -> None:
+        """Note each device's memory after our own work: if it is less when the next run begins, code has freed some."""
+        for device, reading in now.items():
+            runs = self.devices.get(device)
+            if runs is not None:
+                runs.after_bytes = reading.current_bytes
