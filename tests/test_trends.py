@@ -1,6 +1,7 @@
 """A cell that grows with every run is told so; nothing else is."""
 
 import re
+import subprocess
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipygpumem.heap.bulk import no_progress
+from ipygpumem.inventory.children import growth_by_ending, with_endings
 from ipygpumem.meter.meter import Meter
+from ipygpumem.probes.outside import Child
 from ipygpumem.records import CellRecord, Growth, Usage
+from ipygpumem.report.history import free_heap_line, process_lines, unknown_line
 from ipygpumem.shell import holders
 from ipygpumem.shell.trends import Growing, Trends
 from ipygpumem.units import MIB
@@ -253,3 +257,108 @@ for _ in loop:
     reply = works(kernel, code)
     assert "has grown" not in "\n".join(reply.reports())
     works(kernel, code.replace("(3, 5, 7)", "()"))
+
+
+_CHILD = "import sys, time; held = bytes(30 << 20).replace(bytes(1), b'x'); print(flush=True); time.sleep(600)"
+"""A process that has 30 MiB once it has printed a line."""
+_STARTS = f"""
+process = subprocess.Popen([sys.executable, "-c", {_CHILD!r}], stdout=subprocess.PIPE)
+process.stdout.readline()
+"""
+
+
+def process_lines_in(text: str) -> list[tuple[int, str]]:
+    """Return the numbers of the processes in a report on growth, with the lines that end them."""
+    found = re.findall(r"is held by process (\d+) \(\S+\); to end it: (.+)", text)
+    return [(int(number), line) for number, line in found]
+
+
+@pytest.mark.parametrize("keeps", ["", "started.append(process)", "started.append(process); del process"])
+def test_a_cell_that_starts_a_process_each_time_names_it(kernel: Kernel, keeps: str) -> None:
+    works(kernel, "import os, subprocess, sys; started = []")
+    texts = ["\n".join(kernel.run(_STARTS + keeps).reports("cell")) for _ in range(5)]
+    assert ["child processes by" in text for text in texts] == [False] * 3 + [True] * 2
+    for text in texts:
+        assert "gaps between objects" not in text
+    ((number, line),) = process_lines_in(texts[-1])
+    works(kernel, f"os.kill({number}, 0)", line)  # it runs until the line ends it
+    assert kernel.value(f"os.waitid(os.P_PID, {number}, os.WEXITED).si_status") == 15
+    kernel.run("import psutil; [child.kill() for child in psutil.Process().children()]")
+
+
+def test_a_pools_worker_that_grows_is_named_with_the_pool(kernel: Kernel) -> None:
+    code = """
+import multiprocessing
+held = []
+def work(number):
+    held.append(bytes(20 << 20).replace(bytes(1), b"x"))
+pool = multiprocessing.get_context("fork").Pool(1)
+"""
+    works(kernel, code)
+    texts = ["\n".join(kernel.run("pool.map(work, [0])").reports("cell")) for _ in range(7)]
+    assert "child processes +20 MiB per run is held by process" in texts[-1]
+    ((number, line),) = process_lines_in(texts[-1])
+    assert line == "pool.terminate()"
+    assert "gaps between objects" not in texts[-1]
+    (text,) = works(kernel, line).reports("cell")
+    assert re.search(r"child processes \N{MINUS SIGN}?-?1[2-9]\d", text), text
+    assert kernel.value("pool._state") == "TERMINATE"
+    assert number > 0
+
+
+def test_a_loop_that_starts_processes_names_them(kernel: Kernel) -> None:
+    code = f"""
+import ipygpumem, subprocess, sys
+started = []
+for number in ipygpumem.track(range(6)):
+{"".join(f"    {line}" for line in _STARTS.strip().splitlines(keepends=True))}
+    started.append(process)
+"""
+    reply = works(kernel, code)
+    text = "\n".join(reply.reports("track"))
+    assert "per iteration is held by process" in text
+    assert "to end it: process.terminate()" in text
+    works(kernel, "[process.kill() for process in started]")
+
+
+def test_processes_that_the_same_line_ends_are_one_row() -> None:
+    pools = [child(1, 50, "pool.terminate()"), child(2, 30, "pool.terminate()"), child(3, 90), child(4, 7)]
+    rows = growth_by_ending({1: 10 * MIB, 4: 8 * MIB}, pools)
+    assert [(row.grown_bytes // MIB, [item.pid for item in row.processes]) for row in rows] == [(90, [3]), (70, [1, 2])]
+    lines = process_lines(rows, Growth("children", 3, 40 * MIB, 80 * MIB), "run", 2)
+    assert lines == [
+        "child processes +45 MiB per run is held by process 3 (python); the line that ends it is not known",
+        "child processes +35 MiB per run is held by processes 1 (python), 2 (python); to end them: pool.terminate()",
+    ]
+
+
+def child(pid: int, mib: int, ends_by: str = "") -> Child:
+    return Child(pid, "python", 0.0, mib * MIB, True, ends_by=ends_by)
+
+
+def test_a_process_in_a_list_or_dict_has_a_line_and_a_name_a_shorter_one() -> None:
+    started = [object.__new__(subprocess.Popen) for _ in range(3)]
+    for pid, process in enumerate(started, 1):
+        process.pid, process.returncode = pid, 0
+    names: dict[str, Any] = {"processes": [None, started[0]], "by": {"a b": started[1], 7: started[2]}}
+    children = [child(pid, 1) for pid in (1, 2, 3)]
+    lines = [item.ends_by for item in with_endings(children, names)]
+    assert lines == ["processes[1].terminate()", "by['a b'].terminate()", "by[7].terminate()"]
+    assert with_endings(children, {**names, "last": started[0]})[0].ends_by == "last.terminate()"
+
+
+def test_gaps_between_objects_are_named_only_where_free_pages_grew() -> None:
+    growth = Growth("cpu", 3, 20 * MIB, 20 * MIB)
+    assert free_heap_line(growth, 30 * MIB, "run", 2) == [
+        "RAM +15 MiB per run is free in malloc's heap, in gaps between objects: %gpumem free"
+    ]
+    assert free_heap_line(growth, MIB, "run", 2) == []
+    assert free_heap_line(growth._replace(device="cuda:0"), 30 * MIB, "run", 2) == []
+    assert unknown_line(growth) == "no name, tensor or array accounts for the growth of RAM: its holder is unknown"
+
+
+def test_memory_of_a_c_library_has_an_unknown_holder(kernel: Kernel) -> None:
+    works(kernel, "import ctypes; libc = ctypes.CDLL(None); libc.malloc.restype = ctypes.c_void_p")
+    code = "_ = ctypes.memset(libc.malloc(2**25), 1, 2**25)"
+    text = ["\n".join(kernel.run(code).reports("cell")) for _ in range(5)][-1]
+    assert text.endswith("no name, tensor or array accounts for the growth of RAM: its holder is unknown"), text

@@ -22,7 +22,7 @@ from ipygpumem.meter.meter import Meter
 from ipygpumem.records import TraceRecord
 from ipygpumem.report.history import iteration_report, loop_growth_line, loop_report
 from ipygpumem.report.layout import note
-from ipygpumem.shell.holders import look
+from ipygpumem.shell.holders import look, note_processes
 from ipygpumem.shell.ipython.caches import named_objects
 from ipygpumem.shell.trends import Growing
 
@@ -101,6 +101,8 @@ class Tracked(Generic[T]):
                 if growing.wants_look:
                     _look(growing, sys._getframe(1), traces.meter)
                     traces.meter.lap(span)  # exclude the memory of our own search
+                if growing.growths:
+                    _note_processes(growing, sys._getframe(1))
                 if not self._silent:
                     shown.show(records, _remarks(growing))
         finally:
@@ -116,16 +118,30 @@ class Tracked(Generic[T]):
 
 
 def _remarks(growing: Growing) -> list[str]:
-    return [*map(loop_growth_line, growing.growths), *growing.held] if growing.growths else []
+    if not growing.growths:
+        return []
+    return [*map(loop_growth_line, growing.growths), *growing.process_lines, *growing.held]
 
 
 def _look(growing: Growing, frame: FrameType, meter: Meter) -> None:
     """Look at the memory of all names after an iteration of the loop at ``frame``."""
-    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("tqdm."):
-        frame = frame.f_back
+    frame = _outside_tqdm(frame)
     app = loaded_app()
     with contextlib.nullcontext(no_progress) if app is None else app.context.display.working("names") as progress:
         look(growing, lambda: _names_at(frame), "iteration", roots, progress, meter)
+
+
+def _note_processes(growing: Growing, frame: FrameType) -> None:
+    """Find the child processes that grew in the last iteration of the loop at ``frame``."""
+    frame = _outside_tqdm(frame)
+    note_processes(growing, lambda: _names_at(frame), "iteration")
+
+
+def _outside_tqdm(frame: FrameType) -> FrameType:
+    """Return the innermost frame that is not tqdm's."""
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("tqdm."):
+        frame = frame.f_back
+    return frame
 
 
 def _names_at(frame: FrameType) -> dict[str, object]:

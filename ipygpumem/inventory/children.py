@@ -6,9 +6,9 @@ It reads attributes that the standard library, torch and loky store in their obj
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.introspect import instance_dict, is_instance, is_name, module_dict, named_objects
@@ -24,18 +24,29 @@ _KINDS = (
     ("torch.utils.data.dataloader", "DataLoader", "_iterator", "del {name}"),  # with persistent workers
 )
 """Classes whose objects have processes: module, name, the attribute that leads to them, and the line that ends them."""
+_MOST_ITEMS = 1000
+"""Maximum number of items of a list or dict to look at."""
+
+
+class ProcessGrowth(NamedTuple):
+    """Processes that the same line ends, and the memory that they have taken since an earlier look."""
+
+    grown_bytes: int
+    processes: tuple[Child, ...]
+    ends_by: str
+    """The line that ends them; empty if none is known."""
 
 
 def with_endings(children: Sequence[Child], namespace: dict[str, Any]) -> list[Child]:
     """Return ``children`` with the line that ends each, as far as one is known."""
+    if not children:
+        return []
     lines: dict[int, str] = {}
-    for name, value in named_objects(namespace) if children else ():
-        if is_name(name) and not name.startswith("_"):
-            for module, kind, attribute, line in _KINDS:
-                for pid in _processes(value, attribute) if is_of_library(value, module, kind) else ():
-                    # Workers that persist are held by the data loader and by its iterator.
-                    is_held = line.startswith("del ") and lines.get(pid, "").startswith("del ")
-                    lines[pid] = f"{lines[pid]}, {name}" if is_held else line.format(name=name)
+    for place, value in _named_owners(namespace):
+        for module, kind, attribute, line in _KINDS:
+            if is_of_library(value, module, kind):
+                for pid in _processes(value, attribute):
+                    _add_ending(lines, pid, place, line)
     for package in _LOKY:
         loky: Any = sys.modules.get(f"{package}.reusable_executor")
         if is_instance(loky, ModuleType):
@@ -43,6 +54,36 @@ def with_endings(children: Sequence[Child], namespace: dict[str, Any]) -> list[C
             executor = module_dict(loky).get("_executor")
             lines |= dict.fromkeys(_processes(executor, "_processes"), line)
     return [child._replace(ends_by=lines.get(child.pid, "")) for child in children]
+
+
+def _named_owners(namespace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the items of named lists, tuples and dicts, then the named objects, each with the code that refers to it.
+
+    A name replaces the line of an item, because it is shorter: ``process.terminate()``, not ``started[0].terminate()``.
+    """
+    named = list[tuple[str, Any]]()
+    for name, value in named_objects(namespace):
+        if is_name(name) and not name.startswith("_"):
+            named.append((name, value))
+    for name, value in named:
+        if type(value) in (list, tuple) and len(value) <= _MOST_ITEMS:
+            for index, item in enumerate(list(value)):
+                yield f"{name}[{index}]", item
+        elif type(value) is dict and len(value) <= _MOST_ITEMS:
+            for key, item in list(value.items()):
+                if type(key) in (int, str):
+                    yield f"{name}[{key!r}]", item
+    yield from named
+
+
+def _add_ending(lines: dict[int, str], pid: int, place: str, line: str) -> None:
+    """Add the line that ends a process to ``lines``, for an object at ``place``."""
+    earlier = lines.get(pid, "")
+    if line.startswith("del ") and earlier.startswith("del "):
+        # Workers that persist are held by the data loader and by its iterator.
+        lines[pid] = f"{earlier}, {place}"
+    else:
+        lines[pid] = line.format(name=place)
 
 
 def _processes(value: object, attribute: str) -> Iterator[int]:
@@ -63,3 +104,22 @@ def _processes(value: object, attribute: str) -> Iterator[int]:
 def endings(children: Iterable[Child]) -> list[str]:
     """Return the lines that end ``children``, each once."""
     return list(dict.fromkeys(child.ends_by for child in children if child.ends_by))
+
+
+def growth_by_ending(before: Mapping[int, int], now: Iterable[Child]) -> list[ProcessGrowth]:
+    """Return the growth of processes by the line that ends them, the largest first.
+
+    Args:
+        before: bytes of the processes that ran earlier.
+        now: the processes that run now, with their lines.
+    """
+    growths: dict[str, ProcessGrowth] = {}
+    for child in now:
+        grown = child.memory_bytes - before.get(child.pid, 0)
+        if grown <= 0:
+            continue
+        key = child.ends_by or str(child.pid)
+        earlier = growths.get(key, ProcessGrowth(0, (), child.ends_by))
+        processes = (*earlier.processes, child)
+        growths[key] = ProcessGrowth(earlier.grown_bytes + grown, processes, child.ends_by)
+    return sorted(growths.values(), key=lambda growth: -growth.grown_bytes)

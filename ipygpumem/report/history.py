@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from ipygpumem.inventory.leftover import likely_causes
+from ipygpumem.inventory.children import ProcessGrowth
 from ipygpumem.inventory.records import Inventory, TensorRecord
 from ipygpumem.inventory.top import LargestNames
 from ipygpumem.records import CellRecord, ExperimentRecord, Growth, TraceRecord, devices_of, usage_on
@@ -21,6 +21,7 @@ Spans = Sequence[CellRecord | ExperimentRecord | TraceRecord]
 _SOURCE_SHOWN = 40
 _VALUE_SHOWN = 24
 _HOLDERS_SHOWN = 3
+STATUS_LISTS_PROCESSES = "%gpumem status lists all child processes, with the lines that end them"
 _LEAST_SHARE = 0.1
 """Minimum share of the growth for a holder to be reported."""
 
@@ -134,7 +135,7 @@ def holder_lines(
     """
     old = {row.name: row.device_bytes for row in before[0].names}
     known = {row.storage for row in before[1].tensors}
-    lines = []
+    lines = list[str]()
     for growth in growths:
         device, least = growth.device, growth.least_bytes * _LEAST_SHARE
         more = [(row.device_bytes.get(device, 0) - old.get(row.name, {}).get(device, 0), row) for row in now[0].names]
@@ -147,8 +148,45 @@ def holder_lines(
             found.append((rest, "objects without a name" if new is None else clean(keeper_of(new))))
         label = device_label(device)
         lines += [f"{label} {format_change(size)} per {run} is held by {holder}" for size, holder in found]
-    lines = lines[:_HOLDERS_SHOWN] or list(now[0].notes)
-    return lines or [f"no name, tensor or array accounts for it: it is probably in {likely_causes()}"]
+    return lines[:_HOLDERS_SHOWN] or list(now[0].notes)
+
+
+def process_lines(grown: Iterable[ProcessGrowth], growth: Growth, run: str, runs: int) -> list[str]:
+    """Return the processes that grew with each of the last ``runs`` runs, with the lines that end them."""
+    least, label = growth.least_bytes * _LEAST_SHARE, device_label(growth.device)
+    lines = list[str]()
+    for item in grown:
+        size = item.grown_bytes // runs
+        if size >= least:
+            lines.append(f"{label} {format_change(size)} per {run} is held by {_processes(item)}")
+    return lines[:_HOLDERS_SHOWN]
+
+
+def _processes(item: ProcessGrowth) -> str:
+    """Return processes by name and number, and the line that ends them."""
+    names = ", ".join(f"{child.pid} ({clean(child.name)})" for child in item.processes[:_HOLDERS_SHOWN])
+    several = len(item.processes) > 1
+    hidden = len(item.processes) - _HOLDERS_SHOWN
+    if hidden > 0:
+        names += f" and {hidden} more"
+    text = f"processes {names}" if several else f"process {names}"
+    if not item.ends_by:
+        return f"{text}; the line that ends it is not known"
+    return f"{text}; to end {'them' if several else 'it'}: {clean(item.ends_by)}"
+
+
+def free_heap_line(growth: Growth, free_bytes: int, run: str, runs: int) -> list[str]:
+    """Return a line if free pages of malloc's heap account for the growth of RAM, by ``free_bytes`` in all ``runs``."""
+    size = free_bytes // runs
+    if growth.device != "cpu" or size < growth.least_bytes * _LEAST_SHARE:
+        return []
+    label = device_label(growth.device)
+    return [f"{label} {format_change(size)} per {run} is free in malloc's heap, in gaps between objects: %gpumem free"]
+
+
+def unknown_line(growth: Growth) -> str:
+    """Return the line about a device's growth for which nothing was measured that points to a holder."""
+    return f"no name, tensor or array accounts for the growth of {device_label(growth.device)}: its holder is unknown"
 
 
 # -- loops ----------------------------------------------------------------------------------------------------

@@ -19,16 +19,27 @@ from ipygpumem.heap.holders.search import NOTEBOOK, Roots, explain
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.introspect import is_users_module, module_dict, type_name, users_modules
 from ipygpumem.inventory import survey, top
+from ipygpumem.inventory.children import growth_by_ending, with_endings
 from ipygpumem.inventory.contents import Contents
 from ipygpumem.inventory.records import TensorRecord
 from ipygpumem.inventory.top import LargestNames, NamedSize
 from ipygpumem.inventory.unreached import large_objects
 from ipygpumem.meter.meter import Meter
+from ipygpumem.probes.host import own_pages
+from ipygpumem.probes.outside import Child
+from ipygpumem.probes.outside import children as children_now
 from ipygpumem.reclaim.reclaim import trim_host_heap
-from ipygpumem.report.history import growth_line, holder_lines
+from ipygpumem.report.history import (
+    STATUS_LISTS_PROCESSES,
+    free_heap_line,
+    growth_line,
+    holder_lines,
+    process_lines,
+    unknown_line,
+)
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import named_objects
-from ipygpumem.shell.trends import Growing
+from ipygpumem.shell.trends import FirstLook, Growing, Processes
 from ipygpumem.units import MIB
 
 _OF_MODULE = re.compile(r"module ([\w.]+), global \w+")
@@ -43,13 +54,17 @@ def remarks(growing: Growing, context: ShellContext, roots: Callable[[], Roots])
     if growing.wants_look:
         with context.display.working("names") as progress:
             look(growing, lambda: named_objects(context.shell), "run", roots, progress, context.meter)
-    return [*map(growth_line, growing.growths), *growing.held] if growing.growths else []
+    note_processes(growing, lambda: named_objects(context.shell), "run")
+    if not growing.growths:
+        return []
+    return [*map(growth_line, growing.growths), *growing.process_lines, *growing.held]
 
 
 def look(
     growing: Growing, named: _Named, run: str, roots: Callable[[], Roots], progress: Progress, meter: Meter
 ) -> None:
     """Look at the memory of all ``named`` objects; the second look finds the holders of what each ``run`` adds."""
+    free_heap_bytes = own_pages().free_heap_bytes  # of the code: the search has not begun
     try:
         live_tensors(Garbage())  # creates the objects of tensors known only in C++
         objects = _grouped(named())
@@ -57,17 +72,51 @@ def look(
         unnamed = replace(arrays, tensors=tuple(row for row in arrays.tensors if row.name is None))
         if growing.before is None:
             large = _large(lambda items, heap: set(map(id, items)))
-            growing.before, growing.runs = (names, unnamed, Contents(objects), large), 0
+            growing.before, growing.runs = FirstLook(names, unnamed, Contents(objects), large, 0), 0
+            growing.processes = Processes(0, _sizes(children_now()))
         else:
-            (old, known, contents, large), growing.before = growing.before, None
-            names = _with_received(names, old, contents, objects) if names.notes else names
-            names = replace(names, names=(*names.names, *_large(functools.partial(_in_libraries, large, roots()))))
+            before, growing.before = growing.before, None
+            names = _with_received(names, before.names, before.contents, objects) if names.notes else names
+            names = replace(
+                names, names=(*names.names, *_large(functools.partial(_in_libraries, before.large, roots())))
+            )
             now, keeper = (names, unnamed), functools.partial(_keeper_of, roots=roots)
-            growing.held = holder_lines((old, known), now, growing.growths, run, growing.runs, keeper)
+            free = free_heap_bytes - before.free_heap_bytes
+            for growth in growing.growths:
+                if growth.device == "children":
+                    growing.held.append(STATUS_LISTS_PROCESSES)
+                    continue
+                lines = holder_lines((before.names, before.arrays), now, [growth], run, growing.runs, keeper)
+                lines += free_heap_line(growth, free, run, growing.runs)
+                growing.held += lines or [unknown_line(growth)]
+            growing.held = list(dict.fromkeys(growing.held))  # notes on names are the same for all devices
     except Exception as error:  # the code goes on
         growing.held = [f"the memory that it leaves behind could not be found ({describe_error(error)})"]
     trim_host_heap()  # else the next run would reuse freed memory of the search, and not grow
+    if growing.before is not None:
+        growing.before = growing.before._replace(free_heap_bytes=own_pages().free_heap_bytes)
     growing.measured(meter.now())  # the code has not freed the trimmed memory
+
+
+def note_processes(growing: Growing, named: _Named, run: str) -> None:
+    """Find the child processes that grew in the last run, with the lines that end them, if child processes grow."""
+    growth = next((growth for growth in growing.growths if growth.device == "children"), None)
+    earlier = growing.processes
+    if growth is None or earlier is None or earlier.run == growing.runs:
+        return
+    try:
+        children = with_endings(children_now(), named())
+    except Exception as error:  # the code goes on
+        growing.process_lines = [f"the child processes could not be listed ({describe_error(error)})"]
+        return
+    grown = growth_by_ending(earlier.sizes, children)
+    growing.process_lines = process_lines(grown, growth, run, growing.runs - earlier.run)
+    growing.processes = Processes(growing.runs, _sizes(children))
+
+
+def _sizes(children: list[Child]) -> dict[int, int]:
+    """Return the bytes of child processes by number."""
+    return {child.pid: child.memory_bytes for child in children}
 
 
 def _grouped(named: dict[str, object]) -> dict[str, object]:

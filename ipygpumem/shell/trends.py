@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ipygpumem.records import CellRecord, Growth, Reading, Usage
 from ipygpumem.units import MIB
@@ -112,6 +112,28 @@ class DeviceRuns:
         return self.small if is_reported else None
 
 
+class Processes(NamedTuple):
+    """The child processes after a run."""
+
+    run: int
+    """Number of the run since the first look."""
+    sizes: dict[int, int]
+    """Their bytes by process number."""
+
+
+class FirstLook(NamedTuple):
+    """The memory of all names, and what else may grow."""
+
+    names: LargestNames
+    arrays: Inventory
+    """Arrays without a name."""
+    contents: Contents
+    large: set[int]
+    """Identities of objects that are large by themselves."""
+    free_heap_bytes: int
+    """Free pages in malloc's heap, once those of the look itself are freed."""
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Growing:
     """The last runs of the same code: the devices that grow with each of them, and what holds the new memory."""
@@ -122,15 +144,20 @@ class Growing:
     wants_look: bool = False
     """True if a look at all names would find something new."""
     devices: dict[str, DeviceRuns] = field(default_factory=dict)
-    before: tuple[LargestNames, Inventory, Contents, set[int]] | None = None
-    """All names, arrays without a name, contents of names, and identities of large objects, at the first look."""
+    before: FirstLook | None = None
+    """The memory at the first look, with which the second one compares."""
+    processes: Processes | None = None
+    """The child processes at the last look or report."""
+    process_lines: list[str] = field(default_factory=list)
+    """Lines about the processes that grew in the last run. They are made again after each run, because a name such as
+    ``process`` may refer to another process by then."""
     runs: int = 0
-    """Number of runs since then."""
+    """Number of runs since the first look."""
     _looks: int = 0
 
     def add(self, usages: Sequence[Usage], *, success: bool = True) -> None:
         """Count a run."""
-        self.runs, self.growths, is_suspect = self.runs + 1, [], False
+        self.runs, self.growths, self.process_lines, is_suspect = self.runs + 1, [], [], False
         for usage in usages:
             runs = self.devices.get(usage.device)
             if runs is None:
@@ -141,7 +168,7 @@ class Growing:
             if streak is not None:
                 self.growths.append(Growth(usage.device, streak.runs, streak.least_bytes, streak.most_bytes))
         if not is_suspect:
-            self.before, self.held = None, []
+            self.before, self.processes, self.held = None, None, []
         is_time = self._looks < _MOST_LOOKS if self.before is None else bool(self.growths)
         self.wants_look = is_suspect and is_time and not self.held
         self._looks += self.wants_look
