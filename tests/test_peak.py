@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipygpumem.extras.peak.bound import HostUse, bounded, unused_growth
+from ipygpumem.extras.peak.bound import HostSpan, HostUse, bounded, unused_growth
+from ipygpumem.extras.peak.peak import Peak
 from ipygpumem.extras.peak.records import DevicePeak, PeakPoint, PeakRecord, PeakRow
+from ipygpumem.inventory.records import Inventory
 from ipygpumem.records import Usage
 from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.kernel import Kernel
@@ -122,6 +124,19 @@ def test_the_report_names_what_is_reserved_and_not_used() -> None:
     assert text.count("at most: the memory in use") == 1
     assert PeakRecord.from_dict(PeakRecord((device,), 1.0).to_dict()).devices[0] == device
     assert "reserved" not in str(PeakRecord((outside(row(3)),), 1.0))
+
+
+@pytest.mark.parametrize("broken", ["start", "stop"])
+def test_code_runs_where_the_peak_cannot_be_measured(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise LookupError("ours")
+
+    monkeypatch.setattr(HostSpan, broken, fail)
+    followed = Peak(list)
+    monkeypatch.setattr(followed, "_started", lambda *_, **__: None)  # neither memray nor torch
+    followed.start()
+    record = followed.stop(lambda: Inventory(()))
+    assert [note for note in record.notes if "not compared" in note and "LookupError: ours" in note]
 
 
 # -- in a kernel ------------------------------------------------------------------------------------------------------

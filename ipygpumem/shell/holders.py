@@ -21,7 +21,7 @@ from ipygpumem.introspect import is_users_module, module_dict, type_name, users_
 from ipygpumem.inventory import survey, top
 from ipygpumem.inventory.children import growth_by_ending, with_endings
 from ipygpumem.inventory.contents import Contents
-from ipygpumem.inventory.records import TensorRecord
+from ipygpumem.inventory.records import Inventory, TensorRecord
 from ipygpumem.inventory.top import LargestNames, NamedSize
 from ipygpumem.inventory.unreached import large_objects
 from ipygpumem.meter.meter import Meter
@@ -64,8 +64,8 @@ def look(
     growing: Growing, named: _Named, run: str, roots: Callable[[], Roots], progress: Progress, meter: Meter
 ) -> None:
     """Look at the memory of all ``named`` objects; the second look finds the holders of what each ``run`` adds."""
-    free_heap_bytes = own_pages().free_heap_bytes  # of the code: the search has not begun
     try:
+        free_heap_bytes = own_pages().free_heap_bytes  # of the code: the search has not begun
         live_tensors(Garbage())  # creates the objects of tensors known only in C++
         objects = _grouped(named())
         names, arrays = top.take(objects, {}, progress=progress), survey.take(objects.items())
@@ -77,25 +77,45 @@ def look(
         else:
             before, growing.before = growing.before, None
             names = _with_received(names, before.names, before.contents, objects) if names.notes else names
-            names = replace(
-                names, names=(*names.names, *_large(functools.partial(_in_libraries, before.large, roots())))
-            )
-            now, keeper = (names, unnamed), functools.partial(_keeper_of, roots=roots)
-            free = free_heap_bytes - before.free_heap_bytes
-            for growth in growing.growths:
-                if growth.device == "children":
-                    growing.held.append(STATUS_LISTS_PROCESSES)
-                    continue
-                lines = holder_lines((before.names, before.arrays), now, [growth], run, growing.runs, keeper)
-                lines += free_heap_line(growth, free, run, growing.runs)
-                growing.held += lines or [unknown_line(growth)]
-            growing.held = list(dict.fromkeys(growing.held))  # notes on names are the same for all devices
+            in_libraries = _large(functools.partial(_in_libraries, before.large, roots()))
+            names = replace(names, names=(*names.names, *in_libraries))
+            free_heap_bytes -= before.free_heap_bytes
+            growing.held = _held(growing, before, (names, unnamed), free_heap_bytes, run, roots)
     except Exception as error:  # the code goes on
         growing.held = [f"the memory that it leaves behind could not be found ({describe_error(error)})"]
+    try:
+        _forget_own_memory(growing, meter)
+    except Exception as error:
+        growing.held = [f"the memory after our own search could not be measured ({describe_error(error)})"]
+
+
+def _held(
+    growing: Growing,
+    before: FirstLook,
+    now: tuple[LargestNames, Inventory],
+    free_heap_bytes: int,
+    run: str,
+    roots: Callable[[], Roots],
+) -> list[str]:
+    """Return the lines on the holders of each device's growth; ``free_heap_bytes`` is that of malloc's free pages."""
+    earlier, keeper = (before.names, before.arrays), functools.partial(_keeper_of, roots=roots)
+    held = list[str]()
+    for growth in growing.growths:
+        if growth.device == "children":  # ``note_processes`` finds them
+            held.append(STATUS_LISTS_PROCESSES)
+            continue
+        lines = holder_lines(earlier, now, [growth], run, growing.runs, keeper)
+        lines += free_heap_line(growth, free_heap_bytes, run, growing.runs)
+        held += lines or [unknown_line(growth)]
+    return list(dict.fromkeys(held))  # notes on names are the same for all devices
+
+
+def _forget_own_memory(growing: Growing, meter: Meter) -> None:
+    """Free the memory of our own search, and measure without it: memory that is missing later was freed by code."""
     trim_host_heap()  # else the next run would reuse freed memory of the search, and not grow
     if growing.before is not None:
         growing.before = growing.before._replace(free_heap_bytes=own_pages().free_heap_bytes)
-    growing.measured(meter.now())  # the code has not freed the trimmed memory
+    growing.measured(meter.now())
 
 
 def note_processes(growing: Growing, named: _Named, run: str) -> None:
@@ -106,12 +126,11 @@ def note_processes(growing: Growing, named: _Named, run: str) -> None:
         return
     try:
         children = with_endings(children_now(), named())
+        grown = growth_by_ending(earlier.sizes, children)
+        growing.process_lines = process_lines(grown, growth, run, growing.runs - earlier.run)
+        growing.processes = Processes(growing.runs, _sizes(children))
     except Exception as error:  # the code goes on
         growing.process_lines = [f"the child processes could not be listed ({describe_error(error)})"]
-        return
-    grown = growth_by_ending(earlier.sizes, children)
-    growing.process_lines = process_lines(grown, growth, run, growing.runs - earlier.run)
-    growing.processes = Processes(growing.runs, _sizes(children))
 
 
 def _sizes(children: list[Child]) -> dict[int, int]:

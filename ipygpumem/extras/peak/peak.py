@@ -30,6 +30,7 @@ from ipygpumem.report.export import place_of, write
 from ipygpumem.units import format_bytes
 
 _SAMPLED = "the peak of RAM is sampled here, so memory that is reserved and not used cannot be told from memory in use"
+_NOT_COMPARED = "RAM is not compared with the process's own peak, so memory that is not used counts as used"
 _NO_MEMRAY = "memory outside torch is not shown: pip install memray (Linux and macOS)"
 
 
@@ -57,8 +58,7 @@ class Peak:
             else:
                 self._follow()
             self._host = self._started("host.HostTracker")  # the last one: it would see our own imports
-        self._span = HostSpan(current_traces().meter)
-        self._span.start()
+        self._start_span()
 
     def _follow(self) -> None:
         found = self._started("following.Follower", self._names, keep_history=self._place is not None)
@@ -86,7 +86,7 @@ class Peak:
     def stop(self, inventory: Callable[[], Inventory], error: BaseException | None = None) -> PeakRecord:
         """Stop, and make the record; ``error`` has ended the code, and ``inventory`` lists the tensors with names."""
         seconds = time.perf_counter() - self._began
-        use = None if self._span is None else self._span.stop()
+        use = self._stop_span()
         (follower, host), devices = self.drop(), list[DevicePeak]()
         with growth_for("%%peak"):
             try:
@@ -98,6 +98,26 @@ class Peak:
                 self._notes.append(f"the record is not complete: {describe_error(problem)}")
         self.record = PeakRecord(tuple(devices), seconds, tuple(self._notes))
         return self.record
+
+    def _start_span(self) -> None:
+        """Measure the process's own peak from now on; the user's code runs all the same if that fails."""
+        try:
+            span = HostSpan(current_traces().meter)
+            span.start()
+        except Exception as error:
+            self._notes.append(f"{_NOT_COMPARED} ({describe_error(error)})")
+        else:
+            self._span = span
+
+    def _stop_span(self) -> HostUse | None:
+        """Return the RAM of the process while the code ran; None if it was not measured."""
+        if self._span is None:
+            return None
+        try:
+            return self._span.stop()
+        except Exception as error:
+            self._notes.append(f"{_NOT_COMPARED} ({describe_error(error)})")
+            return None
 
     def _bounded(self, device: DevicePeak, use: HostUse | None, host: Any = None) -> DevicePeak:
         """Return the record of a device; RAM is no more than the process has used, by its own peak.
