@@ -401,10 +401,11 @@ def parts_of(value: Any) -> Iterator[ObjectPart]:
             return
     sequence = next((base for base in _SEQUENCES if is_instance(value, base)), None)
     if is_instance(value, dict):
-        keys, values = list(dict.keys(value)), list(dict.values(value))
-        if len(keys) > MOST_PARTS:
-            yield from _by_type(values, len(values))
+        length = dict.__len__(value)
+        if length > MOST_PARTS:
+            yield from _by_type(list(islice(dict.values(value), _MOST_ITEMS)), length)
         else:
+            keys, values = list(dict.keys(value)), list(dict.values(value))
             names = [text or f"<{type_name(key)}>" for key, text in zip(keys, map(key_text, keys), strict=True)]
             yield from (ObjectPart("keys", [f"[{name}]"], [item]) for name, item in zip(names, values, strict=True))
     elif sequence is not None:

@@ -14,11 +14,12 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import compress, islice, repeat
+from itertools import compress, repeat
 from operator import attrgetter, is_, itemgetter
 from types import FunctionType, MethodDescriptorType, ModuleType
 from typing import Any, NamedTuple
 
+from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.arrays import (
     NOT_ENTERED,
     PlainTensors,
@@ -34,6 +35,7 @@ from ipygpumem.heap.arrays import (
 )
 from ipygpumem.heap.bulk import (
     CHUNK,
+    CONTAINERS,
     by_identity,
     chunks,
     held_once,
@@ -72,8 +74,6 @@ TENSOR_BYTES, STORAGE_BYTES, _GRAPH, _VIEW = 192, 144, 192, 320
 a view, as malloc rounds them."""
 _GAP = 40
 """Mean number of bytes that malloc leaves unused to align a tensor's data to 64 bytes."""
-_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-_LONG = set(map(id, _CONTAINERS[:-1]))
 _FUNCTION = {id(FunctionType)}
 
 
@@ -120,15 +120,20 @@ class Sizes(Walk):
         named: objects by label. Each of these objects is counted only when it is measured itself.
         limit: maximum number of objects to examine; one measurement uses a third of what is left.
         progress: called again and again during a measurement.
+        allowance: time and memory for all measurements; without it they are not limited.
 
     >>> Sizes().measure([bytes(1_000_000)]).size_bytes > 1_000_000
     True
     """
 
     def __init__(
-        self, named: Mapping[str, object] | None = None, limit: int = MOST_SIZED, progress: Callable[[], object] = bool
+        self,
+        named: Mapping[str, object] | None = None,
+        limit: int = MOST_SIZED,
+        progress: Callable[[], object] = bool,
+        allowance: Allowance | None = None,
     ) -> None:
-        super().__init__(limit, find=("tensor", "ndarray"))
+        super().__init__(limit, find=("tensor", "ndarray"), allowance=allowance)
         self._alone, self._progress = held_once(), progress
         self._behind: dict[int, Behind] = {}
         """Functions that read memory behind an object, by its type's identity."""
@@ -171,7 +176,7 @@ class Sizes(Walk):
             self.seen.discard(id(value))
         shares, remaining = list[Share](), list[ObjectPart]()
         is_other_class = is_instance(value, type) and not is_own_class(value)
-        for part in () if id(value) in self.seen or is_other_class else self._parts(value):
+        for part in () if id(value) in self.seen or is_other_class or self.is_stopped() else self._parts(value):
             if part.objects is None:
                 remaining.append(part)
             else:
@@ -288,16 +293,16 @@ class Sizes(Walk):
             self._behind[key] = function
         if type.__subclasscheck__(dict, own):
             self._dicts.add(key)
-        if flags & _MANAGED_DICT and not any(type.__subclasscheck__(base, own) for base in _CONTAINERS):
+        if flags & _MANAGED_DICT and not any(type.__subclasscheck__(base, own) for base in CONTAINERS):
             self._inline.add(key)
         return kind
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
         """Yield the contents of some objects; ``path`` is the number of objects for which each of them stands."""
         times = self._times = int(path or 1)
-        first: Any = objects[0] if len(objects) == 1 else None
-        if id(type(first)) in _LONG and len(first) > CHUNK:
-            yield from self._long_container(first)
+        if len(objects) == 1 and self._length(objects[0]) > CHUNK:
+            step = self._step(self._length(objects[0]))
+            yield from ((part, None) for part in self._contents_of_long(objects[0], step))
             self._times = times
             return
         yield self._chain(objects), None
@@ -308,18 +313,6 @@ class Sizes(Walk):
             attributes = len(found) - len(inline)  # each refers to its class, too
             if not attributes or len(of_types({id(dict)}, found)) < attributes:  # else in the dicts
                 self._add("cpu", _attributes_size(attributes // len(inline)) * len(inline))
-
-    def _long_container(self, container: Any) -> Iterator[Group]:
-        """Yield a container's items in chunks; of very many, a sample of the chunks."""
-        step = self._step(len(container))
-        if type(container) is list or type(container) is tuple:
-            yield from ((list(container[start : start + CHUNK]), None) for start in range(0, len(container), step))
-            return
-        for items in (container, container.values()) if type(container) is dict else (container,):
-            items = iter(items)
-            while part := list(islice(items, CHUNK)):
-                yield part, None
-                next(islice(items, step - CHUNK, step - CHUNK), None)  # skips chunks in C
 
     def _step(self, length: int) -> int:
         """Return how far apart the chunks of a container begin."""
@@ -341,6 +334,8 @@ class Sizes(Walk):
         if pieces:
             items = [item for item in items if type(item) is not Piece]
         for part in chunks(items):
+            if self.is_stopped():
+                return
             self._sift(part, with_paths=False)
 
     def _sift(self, items: Sequence[Any], *, with_paths: bool) -> tuple[list[Any], list[Any]]:

@@ -15,6 +15,7 @@ from operator import itemgetter
 from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
 from typing import Any
 
+from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.arrays import (
     NOT_ENTERED,
     TOOLS,
@@ -29,7 +30,18 @@ from ipygpumem.heap.arrays import (
     slot_descriptors,
     slots,
 )
-from ipygpumem.heap.bulk import CHUNK, OBSERVERS, by_identity, chunks, of_types, one_of_each, types_of
+from ipygpumem.heap.bulk import (
+    CHUNK,
+    CONTAINERS,
+    OBSERVERS,
+    by_identity,
+    chunks,
+    container_base,
+    of_types,
+    one_of_each,
+    parts_of_container,
+    types_of,
+)
 from ipygpumem.heap.holders.tasks import BUILTIN, storage_of_context, without_wakeups
 from ipygpumem.introspect import (
     ATOMS,
@@ -64,7 +76,7 @@ _FEW, _LEVELS = 100, 3
 _FUNCTION = {id(FunctionType)}
 _NOT_ENTERED = frozenset(map(id, NOT_ENTERED))
 _MODULE_OF: Callable[[Any], object] = vars(type)["__module__"].__get__
-_SIZED = {id(kind) for kind in (list, tuple, dict, set, frozenset)}
+_SIZED = set(map(id, CONTAINERS))
 _ARRAYS = {"tensor": ("torch", "Tensor"), "ndarray": ("numpy", "ndarray"), "jax": ("jax._src.array", "ArrayImpl")}
 
 Label = Callable[[int], str]
@@ -83,6 +95,7 @@ class Walk:
         complete: False if a limit was reached or a container could not be read.
         paths: paths of arrays by identity.
         left: number of objects that may still be entered.
+        allowance: the walk's time and memory, if they are limited.
         seen: identities of the entered objects, and of arrays.
     """
 
@@ -93,8 +106,10 @@ class Walk:
         classes: Collection[str] = (),
         *,
         is_hasty: bool = False,
+        allowance: Allowance | None = None,
     ) -> None:
         self.complete, self.left, self.paths = True, limit, dict[int, str]()
+        self.allowance = allowance
         self._own, self._is_hasty = classes, is_hasty
         arrays = [(library_type(*_ARRAYS[name]), name) for name in find]
         loop = library_type("asyncio", "AbstractEventLoop")  # each task leads to it, and it to all tasks
@@ -103,6 +118,8 @@ class Walk:
         self._kinds: dict[str, set[int]] = {name: set() for name in (*_ARRAYS, "leading", "class", "module", "skip")}
         """Identities of types, by how their objects are handled."""
         self._types: set[int] = set()
+        self._containers: dict[int, Any] = {}
+        """Built-in containers from which types derive, by the types' identities."""
         self._arrays: set[int] = set()
         self._kept: list[Sequence[object]] = [storage_of_context()]
         self.seen: set[int] = set(map(id, self._kept[0]))
@@ -117,6 +134,15 @@ class Walk:
     def of_kind(self, kind: str, items: Sequence[Any]) -> list[Any]:
         """Return the items of a kind; the walk must have seen their types."""
         return of_types(self._kinds[kind], items)
+
+    def is_stopped(self) -> bool:
+        """Return True if the allowance is spent; then forget all that was not entered yet."""
+        if self.allowance is None or not self.allowance.is_spent():
+            return False
+        self.complete = False
+        self._queue.clear()
+        self._long.clear()
+        return True
 
     def drop(self) -> None:
         """Drop all references."""
@@ -147,6 +173,9 @@ class Walk:
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
         """Yield the contents of some objects; objects with a path come one at a time."""
+        if len(objects) == 1 and self._length(objects[0]) > _MANY:
+            yield from ((part, None) for part in self._contents_of_long(objects[0], CHUNK))
+            return
         several = types_of(objects)
         for function in of_types(_FUNCTION, objects) if several >= _FUNCTION else ():  # a namespace leads to everything
             self.seen.add(id(function.__globals__))
@@ -158,6 +187,27 @@ class Walk:
             yield inside or (), None
 
     # -- implementation -------------------------------------------------------------------------------------------
+
+    def _length(self, item: object) -> int:
+        """Return the number of items of a container whose type the walk has seen; 0 for any other object."""
+        base = self._containers.get(id(type(item)))
+        return 0 if base is None else base.__len__(item)
+
+    def _lengths(self, containers: Sequence[Any]) -> list[int]:
+        """Return the number of items of each container; of plain ones in C, because there may be a million."""
+        if types_of(containers) <= _SIZED:
+            return list(map(len, containers))
+        return list(map(self._length, containers))
+
+    def _contents_of_long(self, container: Any, step: int) -> Iterator[Sequence[Any]]:
+        """Yield the items of a long container in chunks, then its attributes if it is an instance of a subclass."""
+        for number, part in enumerate(parts_of_container(container, self._containers[id(type(container))], step)):
+            if self.left <= 0 < number:
+                self.complete = False
+                return
+            yield part
+        if id(type(container)) not in _SIZED:
+            yield [instance_dict(container), *slots(container).values()]
 
     def _chain(self, objects: Sequence[object]) -> list[object]:
         """Return the next objects of a linked list, if ``objects`` is one of its nodes: one by one would take long."""
@@ -185,6 +235,8 @@ class Walk:
             for start, part in zip(count(0, CHUNK), chunks(items)):
                 for observe in OBSERVERS:
                     observe()
+                if self.is_stopped():
+                    return
                 if self.left <= 0 < start:
                     self.complete = False
                     break
@@ -208,8 +260,8 @@ class Walk:
                     objects, path = self._queue.popleft()
                     if not BUILTIN.isdisjoint(map(id, map(type, objects))):
                         objects, _ = without_wakeups(objects)
-                    sized: list[Any] = of_types(_SIZED, objects)
-                    sizes = list(map(len, sized))
+                    sized: list[Any] = of_types(self._containers, objects)
+                    sizes = self._lengths(sized)
                     later = {id(item): item for item, size in zip(sized, sizes, strict=True) if size > _MANY}
                     if len(objects) > 1 and sum(sizes) > _MOST_INSIDE:
                         middle = len(objects) // 2
@@ -252,7 +304,8 @@ class Walk:
 
     def _may_lead_on(self, container: Any) -> bool:
         """Return False if a long container starts with numbers and text; in haste, also if these are further inside."""
-        items = list(islice(container.values() if type(container) is dict else container, CHUNK))
+        base = self._containers[id(type(container))]
+        items = list(islice(dict.values(container) if base is dict else base.__iter__(container), CHUNK))
         if self._is_hasty and self._lead_nowhere([items]):
             self.complete = self.complete and types_of(items) <= ATOMS
             return False
@@ -280,6 +333,9 @@ class Walk:
             for key, item in one_of_each(items).items():
                 if key not in self._types:
                     self._types.add(key)
+                    base = container_base(type(item))
+                    if base is not None:
+                        self._containers[key] = base
                     kind = self.kind_of(item)
                     self._kinds[kind].add(key)
                     if kind in _ARRAYS:
@@ -299,8 +355,12 @@ class Walk:
 class ArraySearch(Walk):
     """Finds the tensors and arrays that objects hold, each storage once; not behind arrays, and not in classes."""
 
-    def __init__(self, leaves_out: Callable[[object, Array], bool] = lambda item, array: False) -> None:
-        super().__init__(find=("tensor", "ndarray"))
+    def __init__(
+        self,
+        leaves_out: Callable[[object, Array], bool] = lambda item, array: False,
+        allowance: Allowance | None = None,
+    ) -> None:
+        super().__init__(find=("tensor", "ndarray"), allowance=allowance)
         self._leaves_out = leaves_out
         self._storages: set[tuple[str, int]] = set()
         self._found: list[tuple[object, Array]] = []
