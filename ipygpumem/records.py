@@ -349,6 +349,18 @@ class Cause(Record):
 
 
 @dataclass(frozen=True)
+class CutListing(Record):
+    """Why a list of an error's memory is not complete: its sizes are at least what is shown."""
+
+    reason: Literal["time", "memory", "objects"]
+    """``time``: half a second was over; ``memory``: too little was left; ``objects``: there were too many."""
+    uncounted: int
+    """Number of names of which nothing, or only a part, was counted."""
+    names: int
+    """Number of all names."""
+
+
+@dataclass(frozen=True)
 class RecoveryRecord(Record):
     """Memory freed after an out-of-memory error or an interrupt."""
 
@@ -373,6 +385,8 @@ class RecoveryRecord(Record):
     """Type of an optimizer that is still in use with incomplete state."""
     plain: tuple[str, ...] = ()
     """Numbers and short texts among the locals of the user's released frames, one line per frame."""
+    cut: CutListing | None = None
+    """Why ``held`` does not list everything; None if it does."""
 
 
 @dataclass(frozen=True)

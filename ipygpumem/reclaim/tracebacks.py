@@ -1,4 +1,4 @@
-"""Examines exceptions: detects out-of-memory errors, lists the memory that their frames keep alive, and releases it.
+"""Examines exceptions: detects out-of-memory errors, reads the locals of their frames, and releases them.
 
 An exception keeps its traceback, the traceback its frames, and each frame its locals: after an error in a training
 loop, the model, the batch and every activation. No user code runs: exceptions are read through the descriptors of
@@ -19,20 +19,16 @@ import shutil
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, FunctionType, GeneratorType, TracebackType
 from typing import Any, Literal
 
 from ipygpumem.errors import UnitError
-from ipygpumem.heap.bulk import chunks
 from ipygpumem.heap.holders.frames import peek, stack, steps
-from ipygpumem.heap.sizes import MOST_SIZED, Sizes, row_of
-from ipygpumem.heap.walk import MOST_AT_START, MOST_OBJECTS, ArraySearch
 from ipygpumem.introspect import is_exactly, is_instance, is_users, module_of, name_of, type_name
 from ipygpumem.probes.outside import MOUNT
-from ipygpumem.records import RetainedArray
 from ipygpumem.units import MIB, bytes_in_message
 
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}  # torch, CuPy; MemoryError and NumPy's subclass of it
@@ -210,7 +206,7 @@ def cells_line(error: BaseException) -> int | None:
     return next(own, None)
 
 
-def _finished(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+def finished(error: BaseException) -> Iterator[tuple[FrameType, int]]:
     """Yield the frames that ``release`` clears, with their lines; not IPython's own."""
     in_use = _in_use([frame for frame, _ in frames(error)]) - running_here()
     for frame, line in frames(error):
@@ -219,14 +215,21 @@ def _finished(error: BaseException) -> Iterator[tuple[FrameType, int]]:
 
 
 def plain_locals(error: BaseException) -> tuple[str, ...]:
-    """Return the numbers and short texts among the locals of each user frame, one line per frame."""
-    lines = []
-    for frame, line in _finished(error):
-        if is_users(frame.f_code.co_filename):
-            found = [(name, _plain(name, value)) for name, value in names_in(frame).items() if type(name) is str]
-            shown = [f"{name} = {text}" for name, text in found if text and name.isidentifier()][:_PLAIN_SHOWN]
-            lines += [f"{frame.f_code.co_name}, line {line}: {', '.join(shown)}"] if shown else []
-    return tuple(lines[-_PLAIN_SHOWN:])
+    """Return the numbers and short texts among the locals of the innermost user frames, one line per frame."""
+    lines = list[str]()
+    for frame, line in reversed(list(finished(error))):
+        if len(lines) == _PLAIN_SHOWN:  # a deep recursion has many thousand frames
+            break
+        if not is_users(frame.f_code.co_filename):
+            continue
+        shown = list[str]()
+        for name, value in names_in(frame).items():
+            if len(shown) < _PLAIN_SHOWN and type(name) is str and name.isidentifier():
+                text = _plain(name, value)
+                shown += [f"{name} = {text}"] if text else []
+        if shown:
+            lines.append(f"{frame.f_code.co_name}, line {line}: {', '.join(shown)}")
+    return tuple(reversed(lines))
 
 
 def _plain(name: str, value: object) -> str:
@@ -237,106 +240,6 @@ def _plain(name: str, value: object) -> str:
     if type(value) is int and value.bit_length() > 128:
         return ""
     return repr(value) if is_exactly(value, int, float, bool, type(None)) else ""
-
-
-def held(error: BaseException, own: Mapping[str, object] | None = None) -> tuple[RetainedArray, ...]:
-    """Return the tensors and arrays held by the locals of each function, largest first, each storage once.
-
-    Memory that autograd keeps behind tensors has its own rows. Left out are the memory of ``own``, the notebook's
-    names, which was held before the error too, and the frames of generators and threads that are still in use.
-    """
-    if own and not (found := held(error)):
-        return found  # most errors, without searching the notebook's names
-    search = _FrameSearch()
-    search.pass_over(*chain(error), *(frame for frame, _ in frames(error)))  # the notebook may refer to them, too
-    kept = list((own or {}).values())
-    search.left = MOST_AT_START
-    search.add("", kept)
-    search.look_behind()
-    search.left = MOST_OBJECTS
-    places = [
-        (name, value, {"function": frame.f_code.co_name, "line": line})
-        for frame, line in _finished(error)
-        for name, value in names_in(frame).items()
-    ]
-    for name, value, place in places:
-        search.add(name, value, **place)
-    search.look_behind()
-    return tuple(sorted(_with_others(search, places, kept, list(chain(error))), key=lambda item: -item.size_bytes))
-
-
-_Place = tuple[str, object, dict[str, Any]]
-"""A local name, its object, its function and line."""
-
-
-def _with_others(
-    search: _FrameSearch, places: list[_Place], own: list[object], errors: list[BaseException]
-) -> list[RetainedArray]:
-    """Return the rows of the search, and the other memory of the locals in ``places`` that ``own`` does not hold.
-
-    The ``errors`` themselves, which lead to all of it, are left out.
-    """
-    arrays = sum(row.size_bytes for row in search.found)
-    every, sizes = Sizes(limit=MOST_SIZED // 4), Sizes(limit=MOST_SIZED // 4)
-    every.pass_over(*errors)
-    sizes.pass_over(*errors)
-    groups = [(every.together([value for _, value, _ in group]), group) for group in chunks(places, _GROUP)]
-    if sum(size for size, _ in groups) < arrays + _LEAST:
-        return search.found
-    sizes.together([search.behind, own])
-    if not sizes.complete:
-        return search.found  # the rest may be the notebook's
-    rows = {(row.name, row.function, row.line): row for row in search.found}
-    for name, value, place in itertools.chain.from_iterable(group for size, group in groups if size >= _LEAST):
-        size, key = sizes.measure(value), (name, *place.values())
-        row = rows.get(key)
-        if size.size_bytes >= _LEAST + (row.size_bytes if row is not None else 0):
-            whole = row_of([value], size)
-            rows[key] = replace(whole, name=name, arrays=row.arrays if row is not None else 0, **place)
-    return list(rows.values())
-
-
-_LEAST, _GROUP = MIB, 50
-"""Minimum bytes of a local's memory besides arrays, and number of locals that are measured together first."""
-
-
-class _FrameSearch(ArraySearch):
-    """Finds the arrays behind names, and then those that autograd keeps in C++ behind their tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[RetainedArray] = []
-        self._tensors: list[Any] = []
-        self._names: list[tuple[str, dict[str, Any], list[Any]]] = []
-        self._nodes: dict[int, Any] = {}
-        self.behind: list[list[Any]] = []
-        """Memory that autograd keeps; kept alive, because the search knows it by identity."""
-
-    def that_lead_on(self, arrays: list[Any]) -> list[Any]:
-        """Collect the tensors: one without memory of its own may have a graph."""
-        self._tensors += self.of_kind("tensor", arrays)
-        return super().that_lead_on(arrays)
-
-    def add(self, name: str, value: object, **place: Any) -> None:
-        """Add the arrays that ``name`` holds and no earlier name does; without a place they are only marked as seen."""
-        self._tensors = []
-        entry = self.held(name, value, **place)
-        if entry is not None and place:
-            self.found.append(entry[0])
-        if self._tensors:
-            self._names.append((name, place, self._tensors))
-
-    def look_behind(self) -> None:
-        """Add the gradients behind the leaves of the names so far, then the tensors in the graphs of the rest."""
-        from ipygpumem.heap.holders.graphs import kept_behind  # loading the extension must stay fast
-
-        names, self._names = self._names, []
-        for leaves, title in ((True, "gradients of"), (False, "autograd graph of")):
-            for name, place, tensors in names:
-                self.behind.append(kept_behind(tensors, self._nodes, leaves=leaves))
-                entry = self.held(f"{title} {name}", self.behind[-1], **place)
-                if entry is not None and place:
-                    self.found.append(replace(entry[0], type_name=""))
 
 
 def incomplete_optimizer(error: BaseException) -> tuple[str, weakref.ref[Any]] | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ipygpumem.records import (
     OUTSIDE,
     CellRecord,
+    CutListing,
     ExperimentRecord,
     FreeingStep,
     RecoveryRecord,
@@ -199,7 +200,10 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
     head += [f"free: {_sizes(record.free)}"] * (record.kind == "oom")
     freed = {device: max(0, size) for device, size in record.freed.items() if size > 0 or device not in OUTSIDE}
     head.append(f"freed: {_sizes(freed)}")
-    tables = [held_table("held by the traceback", record.held, min_held_bytes, _also_freed(record))] if held else []
+    tables = list[Table]()
+    if held:
+        title = "held by the traceback" if record.cut is None else "held by the traceback, at least"
+        tables.append(held_table(title, record.held, min_held_bytes, _also_freed(record)))
     listings = [layout.Listing("small locals of these frames", list(map(clean, record.plain)))]
     return [Report("recovery", head, _recovery_lines(record), tables, listings=listings, is_trouble=True)]
 
@@ -217,8 +221,22 @@ def _also_freed(record: RecoveryRecord) -> dict[str, int]:
     return {device: more[device] for device in held if more[device] >= max(MIB, held[device] // 100)}
 
 
+_CUTS = {
+    "time": "listing stopped after half a second, so that nothing waits for it",
+    "memory": "listing stopped, because little memory was left",
+    "objects": "listing stopped, because there were too many objects",
+}
+
+
+def _cut_text(cut: CutListing) -> str:
+    """Return what a list does not contain."""
+    return f"not everything was counted: {_CUTS[cut.reason]}; {cut.uncounted} of {count(cut.names, 'local')} may hold more"
+
+
 def _recovery_lines(record: RecoveryRecord) -> list[str]:
     lines = []
+    if record.cut is not None:
+        lines.append(_cut_text(record.cut))
     if record.poisoned:
         lines.append(
             "This error has broken the device's context: nothing on the device can be used or freed any more. "

@@ -8,15 +8,16 @@ from collections.abc import Callable
 from functools import partial
 
 from ipygpumem.fitting.budgets import Budget, refusal
+from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.introspect import text_of
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.allocator import failed_allocation
 from ipygpumem.probes.cgroup import Kills
 from ipygpumem.probes.host import available_bytes
-from ipygpumem.reclaim import reclaim, tracebacks
+from ipygpumem.reclaim import listing, reclaim, tracebacks
 from ipygpumem.reclaim.reclaim import NameSnapshot, steps_that_free
-from ipygpumem.records import Cause, FreeingStep, Reading, RecoveryRecord, RetainedArray
+from ipygpumem.records import Cause, FreeingStep, Reading, RecoveryRecord
 from ipygpumem.report import content
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.cell import Cell
@@ -93,13 +94,14 @@ class Recovery:
         self, error: BaseException, failure: tracebacks.Failure, cell: Cell | None, *, release: bool
     ) -> RecoveryRecord:
         """Free the memory held by the frames of ``error``, and return the record."""
-        held: tuple[RetainedArray, ...] = ()
+        allowance = Allowance()
+        held = listing.Listing()
         before: dict[str, Reading] = {}
         incomplete_optimizer, plain = None, tuple[str, ...]()
         cause = self._cause(error, failure, cell) if failure.kind == "oom" else None
         with contextlib.suppress(MemoryError):  # only needed for the report
             before = self._meter.now(detail=True)
-            held = tracebacks.held(error, self._shell.user_ns)
+            held = listing.held(error, self._shell.user_ns, allowance)
             plain = tracebacks.plain_locals(error) if release else ()
             incomplete_optimizer = tracebacks.incomplete_optimizer(error) if failure.kind == "oom" else None
         waiting = [error]  # emptied by the step, so that no reference is left here
@@ -122,7 +124,8 @@ class Recovery:
             message=failure.message,
             requested_bytes=failure.requested_bytes,
             free=free_on_devices(before),
-            held=held,
+            held=held.rows,
+            cut=held.cut,
             frames=sum(frames),
             freed=reclaim.decrease(reclaim.current(before), now),
             now=now,
@@ -144,9 +147,11 @@ class Recovery:
             lines.append(f"the OOM killer ended {what}, such as a data loader's worker or a forked child")
         if error is not None and cell.recovery is None:
             with contextlib.suppress(MemoryError):
-                kept = sum(item.size_bytes for item in tracebacks.held(error, self._shell.user_ns))
-                if kept > MUCH:
-                    lines.append(f"the traceback's frames still hold {format_bytes(kept)}: %gpumem free frees it")
+                kept = listing.held(error, self._shell.user_ns)
+                if kept.size_bytes > MUCH:
+                    size = format_bytes(kept.size_bytes)
+                    least = "" if kept.cut is None else "at least "
+                    lines.append(f"the traceback's frames still hold {least}{size}: %gpumem free frees it")
         return lines
 
     def _since(self) -> GcMark | None:

@@ -16,6 +16,7 @@ from itertools import compress
 from types import SimpleNamespace
 from typing import Any
 
+from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.arrays import StorageKey, library_type, storage_key
 from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, without_types
 from ipygpumem.heap.garbage import Garbage, Known
@@ -61,14 +62,23 @@ def keepers(tensors: Iterable[Any], wanted: set[StorageKey]) -> tuple[dict[Stora
     return by_storage, len(seen) < _MOST_NODES
 
 
-def kept_behind(tensors: Iterable[Any], seen: dict[int, Any], *, leaves: bool) -> list[Any]:
+def kept_behind(
+    tensors: Iterable[Any], seen: dict[int, Any], *, leaves: bool, allowance: Allowance | None = None
+) -> list[Any]:
     """Return the gradients of those ``tensors`` that are leaves, or the tensors in the graphs of the rest."""
     base: Any = library_type("torch", "Tensor")
     if base is None:
         return []
     with sys.modules["torch"]._C.DisableTorchFunction():
-        found = [tensor for tensor in requiring_grad(tensors) if base.is_leaf.__get__(tensor) == leaves]
-        return [kept for tensor in found for _, kept in behind(tensor, seen)]
+        kept_tensors = list[Any]()
+        for tensor in requiring_grad(tensors):
+            if base.is_leaf.__get__(tensor) != leaves:
+                continue
+            for _, kept in behind(tensor, seen):
+                if allowance is not None and allowance.is_spent():
+                    return kept_tensors
+                kept_tensors.append(kept)
+        return kept_tensors
 
 
 def _let_swap(utils: Any) -> None:

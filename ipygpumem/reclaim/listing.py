@@ -1,0 +1,292 @@
+"""Lists the memory that errors keep alive, within an allowance: freeing waits for the list.
+
+A tensor in a local is described in microseconds. Everything else has to be walked, so a list of two million references
+may take seconds. Walks stop once the allowance is spent; then a built-in container counts at least with its own bytes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from ipygpumem.heap.allowance import Allowance
+from ipygpumem.heap.arrays import describe
+from ipygpumem.heap.bulk import CONTAINERS, chunks
+from ipygpumem.heap.sizes import MOST_SIZED, Size, Sizes, row_of
+from ipygpumem.heap.walk import MOST_AT_START, MOST_OBJECTS, ArraySearch, summed
+from ipygpumem.introspect import is_exactly, type_name
+from ipygpumem.reclaim import tracebacks
+from ipygpumem.records import CutListing, RetainedArray
+from ipygpumem.units import MIB
+
+_LEAST, _GROUP = MIB, 50
+"""Minimum bytes of a local's memory besides arrays, and number of locals that are measured together first."""
+_MOST_UNTIMED = 1000
+"""Number of locals to read even if memory is short: tensors and arrays among them are still listed."""
+_WITH_OWN_BYTES = (*CONTAINERS, str, bytes, bytearray)
+
+
+class Place(NamedTuple):
+    """A name that keeps an object alive, in a function or in an exception."""
+
+    name: str
+    value: object
+    function: str = ""
+    line: int = 0
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """The name, function and line, of which a list has one row."""
+        return self.name, self.function, self.line
+
+
+@dataclass
+class Listing:
+    """The rows of a list, the largest first, and how it was cut."""
+
+    rows: tuple[RetainedArray, ...] = ()
+    cut: CutListing | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all rows."""
+        return sum(row.size_bytes for row in self.rows)
+
+
+def held(error: BaseException, own: Mapping[str, object] | None = None, allowance: Allowance | None = None) -> Listing:
+    """Return the memory held by the locals of each function of a traceback, each storage once.
+
+    Memory that autograd keeps behind tensors has its own rows. Left out are the memory of ``own``, the notebook's
+    names, which was held before the error too, and the frames of generators and threads that are still in use.
+    """
+    allowance = allowance or Allowance()
+    places, unread = _places_in_frames(error, allowance)
+    errors = list(tracebacks.chain(error))
+    frames = [frame for frame, _ in tracebacks.frames(error)]  # the notebook may refer to them, too
+    return of_places(places, own or {}, errors, frames, allowance, unread)
+
+
+def _places_in_frames(error: BaseException, allowance: Allowance) -> tuple[list[Place], int]:
+    """Return the locals of the frames that can be released, and the number of locals that were not read."""
+    places, unread = list[Place](), 0
+    reading = allowance.share(2)
+    for frame, line in tracebacks.finished(error):
+        if reading.is_spent() and (reading.reason == "time" or len(places) > _MOST_UNTIMED):
+            unread += frame.f_code.co_nlocals
+            continue
+        for name, value in tracebacks.names_in(frame).items():
+            places.append(Place(name, value, frame.f_code.co_name, line))
+    return places, unread
+
+
+def of_places(
+    places: Sequence[Place],
+    own: Mapping[str, object],
+    errors: Sequence[BaseException],
+    passed_over: Sequence[object],
+    allowance: Allowance,
+    unread: int = 0,
+) -> Listing:
+    """Return the memory that ``places`` keep alive and ``own`` does not.
+
+    Args:
+        places: the names and their objects.
+        own: the notebook's names.
+        errors: exceptions, which lead to everything; they are not entered.
+        passed_over: other objects that are not entered.
+        allowance: the time and memory for it.
+        unread: number of places that are missing from ``places``.
+    """
+    if own and not unread and not _is_much_at_once(places):
+        first = _PlaceSearch(places, (), errors, passed_over, allowance.share(3))
+        first.run()
+        if not first.rows and not first.uncounted:
+            return Listing()  # as after most errors, without a search of the notebook's names
+    search = _PlaceSearch(places, list(own.values()), errors, passed_over, allowance)
+    search.run()
+    rows = sorted(search.rows.values(), key=lambda row: -row.size_bytes)
+    uncounted = len(search.uncounted) + unread
+    if not uncounted:
+        return Listing(tuple(rows))
+    return Listing(tuple(rows), CutListing(search.reason or "time", uncounted, len(places) + unread))
+
+
+def _is_much_at_once(places: Sequence[Place]) -> bool:
+    """Return True if one of the objects is an array, or has at least a MiB of its own, so that there will be rows."""
+    return any(describe(place.value) is not None or own_bytes(place.value) >= _LEAST for place in places)
+
+
+def own_bytes(value: object) -> int:
+    """Return the bytes of a built-in container, text or bytes object without its items; 0 for any other object."""
+    return sys.getsizeof(value) if is_exactly(value, *_WITH_OWN_BYTES) else 0
+
+
+@dataclass
+class _PlaceSearch:
+    """Searches the memory behind places: arrays first, then all other objects."""
+
+    places: Sequence[Place]
+    own: Sequence[object]
+    errors: Sequence[BaseException]
+    passed_over: Sequence[object]
+    allowance: Allowance
+    rows: dict[tuple[str, str, int], RetainedArray] = field(default_factory=dict)
+    uncounted: set[int] = field(default_factory=set)
+    """Positions of the places that were not counted, or only in part."""
+    reason: Literal["time", "memory", "objects", ""] = ""
+    """Why they were not counted."""
+    alone: set[int] = field(default_factory=set)
+    """Positions of large containers that cannot be the notebook's, too."""
+
+    def run(self) -> None:
+        """Fill the rows."""
+        occurrences = Counter(id(place.value) for place in self.places)
+        for position, place in enumerate(self.places):  # before a walk refers to the objects
+            if own_bytes(place.value) >= _LEAST and _is_alone(place, occurrences[id(place.value)]):
+                self.alone.add(position)
+        behind = self._find_arrays()
+        self._find_others(behind)
+
+    def _cut(self, position: int, allowance: Allowance) -> None:
+        """Note that a place was not counted in full."""
+        self.uncounted.add(position)
+        if self.reason != "memory":
+            self.reason = allowance.reason or self.reason or "objects"
+
+    def _find_arrays(self) -> list[list[Any]]:
+        """Add the rows of tensors and arrays; return the memory that autograd keeps."""
+        allowance = self.allowance.share(2)
+        search = _FrameSearch(allowance.share(2))
+        search.pass_over(*self.errors, *self.passed_over)
+        search.left = MOST_AT_START
+        search.add(Place("", self.own))
+        search.look_behind(allowance.share(2))
+        search.left = MOST_OBJECTS
+        for position, place in enumerate(self.places):
+            search.begin(allowance.share(3))
+            search.add(place)
+            if not search.complete:
+                search.add_alone(place)
+                self._cut(position, search.allowance)
+        search.begin(allowance)
+        unfinished = {place.key for place in search.look_behind(allowance)}
+        for position, place in enumerate(self.places):
+            if place.key in unfinished:
+                self._cut(position, allowance)
+        self.rows = {(row.name, row.function, row.line): row for row in search.found}
+        return search.behind
+
+    def _find_others(self, behind: list[list[Any]]) -> None:
+        """Add the other memory of the places that ``own`` does not hold."""
+        candidates = self._with_others()
+        if not candidates:
+            return
+        sizes = Sizes(limit=MOST_SIZED // 4, allowance=self.allowance.share(2))
+        sizes.pass_over(*self.errors)
+        sizes.together([behind, self.own])
+        knows_own = sizes.complete  # else some of it may be the notebook's
+        for position in candidates:
+            place = self.places[position]
+            size = Size({}, 0, complete=False)
+            if knows_own:
+                sizes.allowance = self.allowance.share(3)
+                size = sizes.measure(place.value)
+            if not size.complete:
+                self._cut(position, sizes.allowance or self.allowance)
+                if position in self.alone and size.size_bytes < own_bytes(place.value):
+                    size = Size({"cpu": own_bytes(place.value)}, 1, complete=False)
+            self._add_other(place, size)
+
+    def _with_others(self) -> list[int]:
+        """Return the positions of the places that may hold much memory besides arrays."""
+        every = Sizes(limit=MOST_SIZED // 4, allowance=self.allowance.share(3))
+        every.pass_over(*self.errors)
+        arrays = sum(row.size_bytes for row in self.rows.values())
+        total, found = 0, list[int]()
+        for positions in chunks(range(len(self.places)), _GROUP):
+            values = [self.places[position].value for position in positions]
+            size = max(map(own_bytes, values))
+            if size < _LEAST:  # otherwise it is known without a measurement
+                size = every.together(values)
+            total += size
+            if size >= _LEAST or not every.complete:
+                found += positions
+            if not every.complete:
+                total += _LEAST
+        return found if total >= arrays + _LEAST else []
+
+    def _add_other(self, place: Place, size: Size) -> None:
+        row = self.rows.get(place.key)
+        arrays, size_bytes = (0, 0) if row is None else (row.arrays, row.size_bytes)
+        if size.size_bytes >= _LEAST + size_bytes:
+            whole = row_of([place.value], size)
+            self.rows[place.key] = replace(
+                whole, name=place.name, arrays=arrays, function=place.function, line=place.line
+            )
+
+
+def _is_alone(place: Place, occurrences: int) -> bool:
+    """Return True if nothing but the places' frames refers to an object, so that it cannot be the notebook's, too."""
+    probe = Place("", object())
+    # Each place refers to it, and the frame of each.
+    return sys.getrefcount(place.value) - sys.getrefcount(probe.value) < 2 * occurrences
+
+
+class _FrameSearch(ArraySearch):
+    """Finds the arrays behind names, and then those that autograd keeps in C++ behind their tensors."""
+
+    def __init__(self, allowance: Allowance) -> None:
+        super().__init__(allowance=allowance)
+        self.found: list[RetainedArray] = []
+        self._tensors: list[Any] = []
+        self._names: list[tuple[Place, list[Any]]] = []
+        self._nodes: dict[int, Any] = {}
+        self.behind: list[list[Any]] = []
+        """Memory that autograd keeps; kept alive, because the search knows it by identity."""
+
+    def begin(self, allowance: Allowance) -> None:
+        """Begin with another object, which has its own allowance."""
+        self.allowance, self.complete = allowance, True
+
+    def that_lead_on(self, arrays: list[Any]) -> list[Any]:
+        """Collect the tensors: one without memory of its own may have a graph."""
+        self._tensors += self.of_kind("tensor", arrays)
+        return super().that_lead_on(arrays)
+
+    def add(self, place: Place) -> None:
+        """Add the arrays that a place holds and no earlier one does; without a name they are only marked as seen."""
+        self._tensors = []
+        entry = self.held(place.name, place.value, function=place.function, line=place.line)
+        if entry is not None and place.name:
+            self.found.append(entry[0])
+        if self._tensors:
+            self._names.append((place, self._tensors))
+
+    def add_alone(self, place: Place) -> None:
+        """Add an object that is an array itself, which takes no walk."""
+        array = describe(place.value)
+        if array is not None and array.storage not in self._storages:
+            self._storages.add(array.storage)
+            row = summed(place.name, type_name(place.value), [array], alone=True)
+            self.found.append(replace(row, function=place.function, line=place.line))
+
+    def look_behind(self, allowance: Allowance) -> list[Place]:
+        """Add the gradients behind the leaves of the names so far, then the tensors in the graphs of the rest.
+
+        Return the places for which the allowance did not suffice.
+        """
+        from ipygpumem.heap.holders.graphs import kept_behind  # loading the extension must stay fast
+
+        names, self._names = self._names, []
+        for leaves, title in ((True, "gradients of"), (False, "autograd graph of")):
+            for number, (place, tensors) in enumerate(names):
+                self.behind.append(kept_behind(tensors, self._nodes, leaves=leaves, allowance=allowance))
+                entry = self.held(f"{title} {place.name}", self.behind[-1], function=place.function, line=place.line)
+                if entry is not None and place.name:
+                    self.found.append(replace(entry[0], type_name=""))
+                if allowance.is_spent():
+                    return [place for place, _ in names[number:]]
+        return []
