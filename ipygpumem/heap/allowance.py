@@ -52,9 +52,11 @@ class Allowance:
         self._clock = clock
         self._available = available
         self._whole = whole
-        started = clock()
+        if whole is None and available() < SPARE_BYTES:
+            self.reason = "memory"
+        started = clock()  # the first look at the memory may have imported psutil
         self._end = started + seconds
-        self._next_look = started
+        self._next_look = started + _SECONDS_BETWEEN_LOOKS
 
     def is_spent(self) -> bool:
         """Return True if the time is over, or so little memory is available that a walk would take the last of it."""

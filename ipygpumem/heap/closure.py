@@ -17,6 +17,7 @@ from operator import itemgetter, not_
 from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
+from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.arrays import (
     NOT_ENTERED,
     TOOLS,
@@ -67,9 +68,12 @@ class Closure:
         objects: by identity, without those that are ``alone``, and without numbers and text that have one holder.
         alone: containers and instances of the user's classes with one holder, so that nothing outside refers to them.
         complete: False if there were too many objects.
+
+    Raises:
+        AllowanceError: the allowance is spent.
     """
 
-    def __init__(self, roots: Sequence[object]) -> None:
+    def __init__(self, roots: Sequence[object], allowance: Allowance | None = None) -> None:
         self.objects: dict[int, object] = {}
         self.alone: list[object] = []
         self.complete = True
@@ -93,6 +97,8 @@ class Closure:
             for observe in OBSERVERS:
                 observe()
             for part in parts:
+                if allowance is not None:
+                    allowance.check()
                 references, of_torch = self._referents(part, nodes)
                 self._inside_torch.update(map(id, of_torch))
                 for below in chunks(references):

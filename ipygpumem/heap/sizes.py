@@ -38,6 +38,7 @@ from ipygpumem.heap.bulk import (
     CONTAINERS,
     by_identity,
     chunks,
+    container_base,
     held_once,
     kinds_of,
     of_types,
@@ -55,6 +56,8 @@ MOST_SIZED = 4_000_000
 """Maximum number of objects that one ``Sizes`` examines."""
 _MOST_ITEMS = 1_000_000
 """Number of items to examine of longer containers: an evenly spread sample stands for all."""
+_MOST_SORTED = 200_000
+"""Maximum number of items that are sorted by type if there is an allowance."""
 _AT_ONCE = 2000
 _CHUNK_COST = 40
 """Number of objects that take as long as the overhead of a chunk: a chain has one object in each."""
@@ -239,6 +242,9 @@ class Sizes(Walk):
                 self._also[label] = None
 
     def _parts(self, value: object) -> list[ObjectPart]:
+        base = container_base(type(value))
+        if self.allowance is not None and base is not None and base.__len__(value) > _MOST_SORTED:
+            return []  # sorting a million items takes as long as measuring them
         try:
             return list(parts_of(value))
         except Exception:  # a thread changes it, or an unknown version of a library
@@ -377,14 +383,15 @@ class Sizes(Walk):
         shared = list(compress(items, map(self._alone.__lt__, references)))
         if not shared:
             return items
-        met = self._labels.keys() & set(map(id, shared))
+        by_key = by_identity(shared)
+        met = self._labels.keys() & by_key.keys()
         self._also.update(dict.fromkeys([self._labels[key] for key in met if self._labels[key] != self._label]))
-        before = len(self.seen)
-        new = self._new(shared)
-        self._counted.update(map(id, new))
-        if len(self._met) < _MOST_MET and len(self.seen) - before < len(shared):
-            known = by_identity(shared)
-            self._met |= {key: known[key] for key in known.keys() - self._counted}
+        new_keys = by_key.keys() - self.seen
+        self.seen |= new_keys
+        self._counted |= new_keys
+        new = [by_key[key] for key in by_key if key in new_keys]
+        if len(self._met) < _MOST_MET and len(new) < len(by_key):
+            self._met |= {key: by_key[key] for key in by_key.keys() - self._counted}
         self._kept.append(new)
         return [*compress(items, map(self._alone.__ge__, references)), *new]
 

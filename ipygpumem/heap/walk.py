@@ -233,10 +233,10 @@ class Walk:
         """Yield the arrays among objects and behind them, in groups; those in long containers last."""
         for items, label in chain(groups, self._inside()):
             for start, part in zip(count(0, CHUNK), chunks(items)):
-                for observe in OBSERVERS:
-                    observe()
                 if self.is_stopped():
                     return
+                for observe in OBSERVERS:
+                    observe()
                 if self.left <= 0 < start:
                     self.complete = False
                     break

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import psutil
 
+from ipygpumem.heap.allowance import Allowance, AllowanceError
 from ipygpumem.heap.closure import Closure, is_left_out
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.frames import stack
@@ -39,6 +40,9 @@ _EDGES = 40 * MIB
 _MAPPED = 32 * MIB
 """Size from which malloc maps each block on its own, so that freeing it returns address space."""
 _MOST_NAMES, _MOST_FOLLOWED = 3, 100_000
+_MOST_ON_HEAP = 2_000_000
+"""Maximum number of allocated blocks for which the heap is searched: a third of a second."""
+_NOT_SEARCHED = "; your variables were not searched for memory to free, to save time and memory"
 _OUT_OF_SIGHT = {"globals", "locals", "vars", "eval", "exec", "user_ns", "__main__", "__globals__", "f_globals"}
 """Names in code that may use any name."""
 
@@ -170,6 +174,7 @@ def find(
     source: str,
     named: Callable[[], dict[str, object]],
     cell_of: Callable[[str], str | None],
+    allowance: Allowance,
 ) -> Cause | None:
     """Return why memory ran out, if figures decide it; call it before anything is freed.
 
@@ -181,6 +186,7 @@ def find(
         source: the running cells, with magics.
         named: returns the names that may be deleted, with their objects.
         cell_of: returns the earlier cell that bound a name, in words; None if the running one did.
+        allowance: the time and memory for a search of the names.
     """
     snapshot = None
     if figures is not None:
@@ -207,9 +213,16 @@ def find(
         return device if least is None else min(device, least + size)
 
     holders = [] if figures is None else list(_processes(found, least))
-    if names := _leftovers(found, names_used(error, namespace, source), namespace, named, cell_of, room):
-        holders.append(names)
-    return cause_of(replace(found, holders=tuple(holders)))
+    is_searched = sys.getallocatedblocks() <= _MOST_ON_HEAP
+    if is_searched:
+        try:
+            used = names_used(error, namespace, source, allowance)
+            names = _leftovers(found, used, namespace, named, cell_of, room, allowance)
+            holders += [] if names is None else [names]
+        except AllowanceError:
+            is_searched = False
+    cause = cause_of(replace(found, holders=tuple(holders)))
+    return cause if is_searched or cause is None else replace(cause, text=cause.text + _NOT_SEARCHED)
 
 
 def _on_host(requested: int | None) -> Shortage:
@@ -272,13 +285,14 @@ def _leftovers(
     named: Callable[[], dict[str, object]],
     cell_of: Callable[[str], str | None],
     room: Callable[[int, Collection[int]], int],
+    allowance: Allowance,
 ) -> Holder | None:
     """Return the names of earlier cells, without those ``used``, if deleting them makes enough room."""
     device, asked = found.device, found.requested_bytes or 0
     if used is None:
         return None
     lacking = asked - found.gap_bytes - (min(found.bounds).left_bytes if found.bounds else found.free_bytes or 0)
-    rows = [row for row in take(named(), {}).names if row.device_bytes.get(device)]
+    rows = [row for row in take(named(), {}, progress=allowance.check).names if row.device_bytes.get(device)]
     rows = [row for row in rows if (names := {row.name, *row.same}) <= namespace.keys() and not names & used]
     cells = {row.name: cell for row in rows if (cell := cell_of(row.name)) is not None}
     rows = sorted((row for row in rows if row.name in cells), key=lambda row: -row.device_bytes[device])
@@ -287,7 +301,7 @@ def _leftovers(
         if sum(row.device_bytes[device] for row in chosen) < lacking:
             continue
         holding = [namespace[row.name] for row in chosen]
-        freed = _freed(holding, [2 + len(row.same) for row in chosen], device)
+        freed = _freed(holding, [2 + len(row.same) for row in chosen], device, allowance)
         size = sum(freed.values())
         if _exceeds(left := room(size, freed), asked):
             held_by = " and ".join(f"{row.name}{cells[row.name]}" for row in chosen)
@@ -297,17 +311,19 @@ def _leftovers(
     return None
 
 
-def _freed(holding: list[object], references: list[int], device: str) -> dict[int, int]:
+def _freed(holding: list[object], references: list[int], device: str, allowance: Allowance) -> dict[int, int]:
     """Return the address and size of the blocks of a device that only these objects hold.
 
     Args:
         holding: the objects, in a list that our callers hold.
         references: the number of references to each one that do not count: of the list, and of its names.
         device: the device; of RAM, only blocks that return address space.
+        allowance: the time and memory for it.
     """
     with undisturbed():
-        closure = Closure(holding)
+        closure = Closure(holding, allowance)
         held = closure.held_from_outside(dict(zip(map(id, holding), references, strict=True)))
+        allowance.check()
         heap = Heap()  # after counting, because it refers to every object
         held |= closure.partners(heap, held).keys()
         heap.drop()
@@ -359,7 +375,7 @@ def _room(snapshot: Snapshot, free: int, gone: Collection[int]) -> int:
     return max(free, largest)
 
 
-def names_used(error: BaseException, namespace: dict[str, Any], source: str) -> set[str] | None:
+def names_used(error: BaseException, namespace: dict[str, Any], source: str, allowance: Allowance) -> set[str] | None:
     """Return the names that the failed code may use; None if it may use any.
 
     The code of each function of the notebook counts, since libraries may call it: methods that were added to their
@@ -372,6 +388,7 @@ def names_used(error: BaseException, namespace: dict[str, Any], source: str) -> 
     words, seen = set(re.findall(r"\w+", source)), dict[int, object]()
     waiting += map(namespace.get, words & namespace.keys())
     while waiting and len(seen) < _MOST_FOLLOWED:
+        allowance.check()
         item = waiting.pop()
         if id(item) in seen or item is namespace:
             continue

@@ -26,6 +26,8 @@ _LEAST, _GROUP = MIB, 50
 """Minimum bytes of a local's memory besides arrays, and number of locals that are measured together first."""
 _MOST_UNTIMED = 1000
 """Number of locals to read even if memory is short: tensors and arrays among them are still listed."""
+_MOST_SHARES = 3
+"""An object may take a third of the time that is left for it and all later ones."""
 _WITH_OWN_BYTES = (*CONTAINERS, str, bytes, bytearray)
 
 
@@ -166,11 +168,12 @@ class _PlaceSearch:
         search.look_behind(allowance.share(2))
         search.left = MOST_OBJECTS
         for position, place in enumerate(self.places):
-            search.begin(allowance.share(3))
+            share = allowance.share(min(_MOST_SHARES, len(self.places) - position))
+            search.begin(share)
             search.add(place)
             if not search.complete:
                 search.add_alone(place)
-                self._cut(position, search.allowance)
+                self._cut(position, share)
         search.begin(allowance)
         unfinished = {place.key for place in search.look_behind(allowance)}
         for position, place in enumerate(self.places):
@@ -184,39 +187,41 @@ class _PlaceSearch:
         candidates = self._with_others()
         if not candidates:
             return
-        sizes = Sizes(limit=MOST_SIZED // 4, allowance=self.allowance.share(2))
+        allowance = self.allowance.share(2)
+        sizes = Sizes(limit=MOST_SIZED // 4, allowance=allowance)
         sizes.pass_over(*self.errors)
         sizes.together([behind, self.own])
         knows_own = sizes.complete  # else some of it may be the notebook's
-        for position in candidates:
+        for number, position in enumerate(candidates):
             place = self.places[position]
             size = Size({}, 0, complete=False)
             if knows_own:
-                sizes.allowance = self.allowance.share(3)
+                allowance = self.allowance.share(min(_MOST_SHARES, len(candidates) - number))
+                sizes.allowance = allowance
                 size = sizes.measure(place.value)
             if not size.complete:
-                self._cut(position, sizes.allowance or self.allowance)
+                self._cut(position, allowance)
                 if position in self.alone and size.size_bytes < own_bytes(place.value):
                     size = Size({"cpu": own_bytes(place.value)}, 1, complete=False)
             self._add_other(place, size)
 
     def _with_others(self) -> list[int]:
         """Return the positions of the places that may hold much memory besides arrays."""
+        every_position = range(len(self.places))
+        if any(own_bytes(place.value) >= _LEAST for place in self.places):
+            return list(every_position)
         every = Sizes(limit=MOST_SIZED // 4, allowance=self.allowance.share(3))
         every.pass_over(*self.errors)
-        arrays = sum(row.size_bytes for row in self.rows.values())
         total, found = 0, list[int]()
-        for positions in chunks(range(len(self.places)), _GROUP):
-            values = [self.places[position].value for position in positions]
-            size = max(map(own_bytes, values))
-            if size < _LEAST:  # otherwise it is known without a measurement
-                size = every.together(values)
+        for positions in chunks(every_position, _GROUP):
+            size = every.together([self.places[position].value for position in positions])
             total += size
             if size >= _LEAST or not every.complete:
                 found += positions
-            if not every.complete:
+            if not every.complete:  # an unknown size, which may be large
                 total += _LEAST
-        return found if total >= arrays + _LEAST else []
+        arrays = sum(row.size_bytes for row in self.rows.values())
+        return found if total >= arrays + _LEAST or not every.complete else []
 
     def _add_other(self, place: Place, size: Size) -> None:
         row = self.rows.get(place.key)

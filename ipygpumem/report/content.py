@@ -229,8 +229,9 @@ _CUTS = {
 
 
 def _cut_text(cut: CutListing) -> str:
-    """Return what a list does not contain."""
-    return f"not everything was counted: {_CUTS[cut.reason]}; {cut.uncounted} of {count(cut.names, 'local')} may hold more"
+    """Return why a list is not complete."""
+    names = count(cut.names, "local")
+    return f"not everything was counted: {_CUTS[cut.reason]}; {cut.uncounted} of {names} may hold more"
 
 
 def _recovery_lines(record: RecoveryRecord) -> list[str]:

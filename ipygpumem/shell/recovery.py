@@ -98,7 +98,7 @@ class Recovery:
         held = listing.Listing()
         before: dict[str, Reading] = {}
         incomplete_optimizer, plain = None, tuple[str, ...]()
-        cause = self._cause(error, failure, cell) if failure.kind == "oom" else None
+        cause = self._cause(error, failure, cell, allowance.share(2)) if failure.kind == "oom" else None
         with contextlib.suppress(MemoryError):  # only needed for the report
             before = self._meter.now(detail=True)
             held = listing.held(error, self._shell.user_ns, allowance)
@@ -147,7 +147,7 @@ class Recovery:
             lines.append(f"the OOM killer ended {what}, such as a data loader's worker or a forked child")
         if error is not None and cell.recovery is None:
             with contextlib.suppress(MemoryError):
-                kept = listing.held(error, self._shell.user_ns)
+                kept = listing.held(error, self._shell.user_ns, Allowance())
                 if kept.size_bytes > MUCH:
                     size = format_bytes(kept.size_bytes)
                     least = "" if kept.cut is None else "at least "
@@ -200,7 +200,9 @@ class Recovery:
             self.on_oom(error, leaving)
         return failure
 
-    def _cause(self, error: BaseException, failure: tracebacks.Failure, cell: Cell | None) -> Cause | None:
+    def _cause(
+        self, error: BaseException, failure: tracebacks.Failure, cell: Cell | None, allowance: Allowance
+    ) -> Cause | None:
         """Return why memory ran out, if that is clear."""
         if cell is not None and cell.guarded:
             text, _, remark = f"the memory guard {cell.guarded}".partition(". ")
@@ -215,7 +217,8 @@ class Recovery:
                 cells = [*self._cells.running(), *([cell] if cell is not None else [])]
                 source = "\n".join(text_of(getattr(one.info, "raw_cell", "")) for one in cells)
                 named = partial(named_objects, self._shell)
-                return causes.find(error, failure, figures, self._shell.user_ns, source, named, self._earlier_cell)
+                names = self._shell.user_ns
+                return causes.find(error, failure, figures, names, source, named, self._earlier_cell, allowance)
         except MemoryError:  # only needed for the report
             return None
         except Exception as problem:

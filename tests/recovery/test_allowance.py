@@ -1,0 +1,306 @@
+"""Listing what an error holds stops when its allowance is spent; freeing does not wait for it."""
+
+import gc
+import itertools
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ipygpumem.heap import allowance as allowances
+from ipygpumem.heap import bulk
+from ipygpumem.heap.allowance import Allowance, AllowanceError
+from ipygpumem.heap.sizes import Sizes
+from ipygpumem.heap.walk import ArraySearch
+from ipygpumem.reclaim import listing, tracebacks
+from ipygpumem.records import RecoveryRecord
+from ipygpumem.report.content import recovery_reports
+from ipygpumem.units import MIB
+from tests.kernel import Kernel
+from tests.recovery.cases import recovers
+from tests.steps import fails, works
+
+PLENTY = 1 << 40
+
+
+def counted(ticks: int, available: Callable[[], int] = lambda: PLENTY) -> Allowance:
+    """Return an allowance whose clock advances by one with each reading."""
+    clock = itertools.count()
+    return Allowance(ticks, clock=lambda: next(clock), available=available)
+
+
+def test_a_spent_allowance_stays_spent() -> None:
+    one = counted(2)
+    assert [one.is_spent() for _ in range(4)] == [False, True, True, True]
+    assert one.reason == "time"
+    with pytest.raises(AllowanceError):
+        one.check()
+
+
+def test_a_share_ends_before_the_whole_and_with_it() -> None:
+    whole = counted(1000)
+    share = whole.share(3)
+    while not share.is_spent():
+        pass
+    assert not whole.is_spent()
+    later = whole.share(1)
+    while not whole.is_spent():
+        pass
+    assert later.is_spent()
+
+
+def test_too_little_memory_ends_an_allowance_at_once_or_later() -> None:
+    left = [PLENTY]
+    one = counted(1000, lambda: left[0])
+    share = one.share(2)
+    assert not share.is_spent()
+    left[0] = allowances.SPARE_BYTES - 1
+    assert share.is_spent()
+    assert (share.reason, one.reason) == ("memory", "memory")
+    assert counted(1000, lambda: 0).is_spent()
+
+
+# -- walks ------------------------------------------------------------------------------------------------------------
+
+
+class Plain:
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+class OwnList(list[object]):
+    pass
+
+
+def nested(levels: int) -> object:
+    inner: object = {}
+    for _ in range(levels):
+        inner = {"inner": inner, "list": [[]]}
+    return inner
+
+
+MANY = 200_000
+LARGE: dict[str, Callable[[], object]] = {
+    "references": lambda: [None] * (10 * MANY),
+    "small lists": lambda: [[] for _ in range(MANY)],
+    "rows": lambda: [[number] for number in range(MANY)],
+    "tuple": lambda: tuple([] for _ in range(MANY)),
+    "dict": lambda: {number: [] for number in range(MANY)},
+    "nested dicts": lambda: nested(MANY // 4),
+    "defaultdict": lambda: defaultdict(list, {number: [] for number in range(MANY)}),
+    "ordered dict": lambda: OrderedDict((number, []) for number in range(MANY)),
+    "counter": lambda: Counter(range(MANY)),
+    "set": lambda: {(number,) for number in range(MANY)},
+    "deque": lambda: deque([] for _ in range(MANY)),
+    "own list": lambda: OwnList([] for _ in range(MANY)),
+    "objects": lambda: [Plain([]) for _ in range(MANY)],
+    "object array": lambda: np.array([[number] for number in range(MANY)] + [None], dtype=object),
+}
+
+
+def failed_with(*values: object) -> BaseException:
+    """Return an error of a function whose locals are the values."""
+
+    def fail(first: object, *rest: object) -> None:
+        raise MemoryError
+
+    try:
+        fail(values[0], *values[1:])
+    except MemoryError as error:
+        return without_this_frame(error)
+    raise AssertionError
+
+
+def failed_by(code: str) -> BaseException:
+    """Return the error of the function ``fail`` that the code defines."""
+    names: dict[str, Any] = {"np": np, "__name__": "__main__"}
+    exec(compile(code, "/home/someone/notebook.py", "exec"), names)
+    try:
+        names["fail"]()
+    except MemoryError as error:
+        return without_this_frame(error)
+    raise AssertionError
+
+
+def without_this_frame(error: BaseException) -> BaseException:
+    """Return the error without the running frame of its caller."""
+    assert error.__traceback__ is not None
+    return error.with_traceback(error.__traceback__.tb_next)
+
+
+@pytest.fixture
+def steps() -> Iterator[list[None]]:
+    """Count the chunks of objects that walks examine."""
+    found: list[None] = []
+    bulk.OBSERVERS.append(lambda: found.append(None))
+    yield found
+    bulk.OBSERVERS.pop()
+
+
+@pytest.mark.parametrize("make", LARGE.values(), ids=LARGE)
+def test_a_list_of_locals_stops_when_its_time_is_over(make: Callable[[], object], steps: list[None]) -> None:
+    error = failed_with(*(make() for _ in range(4)))
+    found = listing.held(error, {}, counted(60))
+    assert found.cut is not None
+    assert found.cut.reason == "time"
+    assert 1 <= found.cut.uncounted <= found.cut.names == 2
+    assert len(steps) <= 60
+    tracebacks.release(error)
+
+
+@pytest.mark.parametrize("make", LARGE.values(), ids=LARGE)
+def test_the_notebooks_names_do_not_take_the_time_either(make: Callable[[], object], steps: list[None]) -> None:
+    own = {"one": make(), "other": make()}
+    error = failed_with(np.ones(MIB // 2))
+    found = listing.held(error, own, counted(60))
+    assert [(row.name, row.size_bytes) for row in found.rows] == [("first", 4 * MIB)]
+    assert len(steps) <= 60
+
+
+@pytest.mark.parametrize("make", LARGE.values(), ids=LARGE)
+@pytest.mark.parametrize("search", [lambda value: list(ArraySearch().find(value)), Sizes().measure])
+def test_a_walk_copies_no_long_container_as_a_whole(
+    make: Callable[[], Any], search: Callable[[object], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths, read = [0], gc.get_referents
+
+    def noted(*items: object) -> list[object]:
+        found = read(*items)
+        lengths.append(len(found))
+        return found
+
+    value = make()
+    monkeypatch.setattr(gc, "get_referents", noted)
+    search(value)
+    assert max(lengths) <= 100_000
+
+
+def test_many_frames_do_not_take_the_time(steps: list[None]) -> None:
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(5000)
+    try:
+        error = failed_by(
+            """
+def fail(depth=2000):
+    rows = [[] for _ in range(100)]
+    if depth == 0:
+        raise MemoryError
+    fail(depth - 1)
+"""
+        )
+    finally:
+        sys.setrecursionlimit(limit)
+    found = listing.held(error, {}, counted(100))
+    assert found.cut is not None
+    assert found.cut.names >= 2 * 2001
+    assert len(steps) <= 100
+    assert len(tracebacks.plain_locals(error)) == 12
+    tracebacks.release(error)
+
+
+# -- what is still listed ---------------------------------------------------------------------------------------------
+
+
+def test_arrays_and_containers_in_locals_are_listed_without_a_walk(steps: list[None]) -> None:
+    error = failed_by(
+        """
+def fail():
+    batch = np.ones(1 << 20)
+    view = batch[:10]
+    text = "a" * len(view) * (1 << 18)
+    lists = [None] * (1 << 20)
+    raise MemoryError
+"""
+    )
+    found = listing.held(error, {"unrelated": [1]}, counted(1000, lambda: 0))
+    sizes = {row.name: row.size_bytes / MIB for row in found.rows}
+    assert {name: round(size, 1) for name, size in sizes.items()} == {"batch": 8, "lists": 8, "text": 2.5}
+    assert found.cut is not None
+    assert found.cut.reason == "memory"
+    assert steps == []
+
+
+def test_a_container_of_the_notebook_is_not_listed_unwalked() -> None:
+    own = [None] * MIB
+    error = failed_with(own)
+    assert listing.held(error, {"own": own}, counted(1000, lambda: 0)).rows == ()
+
+
+def test_one_heavy_local_leaves_time_for_the_others() -> None:
+    error = failed_by(
+        """
+def fail():
+    heavy = [[] for _ in range(200_000)]
+    batch = {"x": np.ones(1 << 20)}
+    raise MemoryError
+"""
+    )
+    found = listing.held(error, {}, counted(400))
+    assert "batch" in [row.name for row in found.rows]
+
+
+def test_a_complete_list_says_nothing_of_a_cut() -> None:
+    found = listing.held(failed_with(np.ones(MIB), [1, 2]), {}, counted(10_000))
+    assert [row.name for row in found.rows] == ["first"]
+    assert found.cut is None
+
+
+# -- in a notebook ----------------------------------------------------------------------------------------------------
+
+SPEND = """
+from ipygpumem.heap.allowance import Allowance
+from ipygpumem.shell import recovery
+allowance = recovery.Allowance
+recovery.Allowance = lambda *_: Allowance({seconds}, available=lambda: {available})
+"""
+HEAVY = """
+def fail():
+    batch = big(16)
+    rows = [None] * (4 << 17)
+    raise {error}
+fail()
+"""
+
+
+def restored(kernel: Kernel) -> None:
+    works(kernel, "recovery.Allowance = allowance")
+
+
+def test_an_oom_is_freed_although_nothing_can_be_listed(notebook: Kernel) -> None:
+    works(notebook, SPEND.format(seconds=100, available=0))
+    text = recovers(notebook, HEAVY.format(error="MemoryError"))
+    restored(notebook)
+    assert "held by the traceback, at least" in text
+    assert "16 MiB   fail" in text
+    assert "4 MiB   fail" in text
+    assert "not everything was counted: listing stopped, because little memory was left; 2 of 2 locals" in text
+    assert "not everything" not in recovers(notebook, HEAVY.format(error="MemoryError"))
+
+
+def test_the_line_of_another_error_says_at_least(notebook: Kernel) -> None:
+    works(notebook, SPEND.format(seconds=100, available=0))
+    line = fails(notebook, HEAVY.replace("16", "40").format(error="ValueError")).reports("cell")[-1]
+    restored(notebook)
+    assert "still hold at least 44 MiB" in line
+
+
+def test_a_cut_is_kept_in_records_and_old_records_have_none() -> None:
+    data = {
+        "kind": "oom",
+        "error": "MemoryError",
+        "message": "",
+        "requested_bytes": None,
+        "free": {"cpu": 1},
+        "held": [],
+        "frames": 1,
+        "freed": {"cpu": 1},
+        "now": {"cpu": 1},
+    }
+    assert RecoveryRecord.from_dict(data).cut is None
+    record = RecoveryRecord.from_dict({**data, "cut": {"reason": "objects", "uncounted": 1, "names": 3}})
+    assert RecoveryRecord.from_dict(record.to_dict()) == record
+    (report,) = recovery_reports(record, MIB)
+    assert any("too many objects; 1 of 3 locals may hold more" in line for line in report.lines)
