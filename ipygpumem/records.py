@@ -361,6 +361,21 @@ class CutListing(Record):
 
 
 @dataclass(frozen=True)
+class KeptError(Record):
+    """Memory that only errors keep alive: in their arguments, attributes, and the frames of stored errors."""
+
+    place: str
+    """Names and places that hold the errors, such as ``errors[0]``; empty for the last error, kept for %debug."""
+    size_bytes: int
+    names: tuple[str, ...]
+    """The largest arguments, attributes and locals."""
+    remedy: str
+    """The line that frees it."""
+    is_complete: bool = True
+    """False if it may be more."""
+
+
+@dataclass(frozen=True)
 class RecoveryRecord(Record):
     """Memory freed after an out-of-memory error or an interrupt."""
 
@@ -387,6 +402,8 @@ class RecoveryRecord(Record):
     """Numbers and short texts among the locals of the user's released frames, one line per frame."""
     cut: CutListing | None = None
     """Why ``held`` does not list everything; None if it does."""
+    kept_errors: tuple[KeptError, ...] = ()
+    """Memory that the error itself or earlier errors still hold, the largest first."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from ipygpumem.records import (
     CutListing,
     ExperimentRecord,
     FreeingStep,
+    KeptError,
     RecoveryRecord,
     RetainedArray,
     TraceRecord,
@@ -192,7 +193,8 @@ _KEEPS = {"oom": "never", "interrupt": "oom", "error": "oom+interrupt"}
 def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report]:
     """Return the report after an OOM, or after another error whose frames kept a relevant amount of memory alive."""
     held = [item for item in record.held if item.size_bytes >= min_held_bytes]
-    if record.kind != "oom" and not held and not record.poisoned:
+    keeps = any(kept.size_bytes >= min_held_bytes for kept in record.kept_errors)
+    if record.kind != "oom" and not held and not keeps and not record.poisoned:
         return []
     head = [f"{_CAUSES[record.kind]} ({clean_name(record.error)})"]
     if record.requested_bytes is not None:
@@ -205,7 +207,8 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
         title = "held by the traceback" if record.cut is None else "held by the traceback, at least"
         tables.append(held_table(title, record.held, min_held_bytes, _also_freed(record)))
     listings = [layout.Listing("small locals of these frames", list(map(clean, record.plain)))]
-    return [Report("recovery", head, _recovery_lines(record), tables, listings=listings, is_trouble=True)]
+    lines = _recovery_lines(record, min_held_bytes)
+    return [Report("recovery", head, lines, tables, listings=listings, is_trouble=True)]
 
 
 def _also_freed(record: RecoveryRecord) -> dict[str, int]:
@@ -234,7 +237,19 @@ def _cut_text(cut: CutListing) -> str:
     return f"not everything was counted: {_CUTS[cut.reason]}; {cut.uncounted} of {names} may hold more"
 
 
-def _recovery_lines(record: RecoveryRecord) -> list[str]:
+_ERRORS_SHOWN = 5
+
+
+def _kept_text(kept: KeptError) -> str:
+    """Return the memory that an error still holds, and the line that frees it."""
+    what = f"the error in {clean(kept.place)}" if kept.place else "the last error"
+    least = "" if kept.is_complete else "at least "
+    size = format_bytes(kept.size_bytes)
+    inside = ", ".join(map(clean, kept.names))
+    return f"{what} still holds {least}{size} ({inside}). This line frees it: {clean(kept.remedy)}"
+
+
+def _recovery_lines(record: RecoveryRecord, min_held_bytes: int) -> list[str]:
     lines = []
     if record.cut is not None:
         lines.append(_cut_text(record.cut))
@@ -245,6 +260,8 @@ def _recovery_lines(record: RecoveryRecord) -> list[str]:
         )
     if record.cause is not None and record.cause.kind != "guard":  # which has a report of its own
         lines.append(clean(": ".join(filter(None, (record.cause.text, record.cause.remedy)))))
+    large = [kept for kept in record.kept_errors if kept.size_bytes >= min_held_bytes]
+    lines += map(_kept_text, large[:_ERRORS_SHOWN])
     if record.incomplete_optimizer:
         lines.append(
             f"{clean_name(record.incomplete_optimizer)}: optimizer state is incomplete; the next step() would raise "

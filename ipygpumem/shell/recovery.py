@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from ipygpumem.fitting.budgets import Budget, refusal
@@ -15,14 +16,14 @@ from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.allocator import failed_allocation
 from ipygpumem.probes.cgroup import Kills
 from ipygpumem.probes.host import available_bytes
-from ipygpumem.reclaim import listing, reclaim, tracebacks
+from ipygpumem.reclaim import kept_errors, listing, reclaim, tracebacks
 from ipygpumem.reclaim.reclaim import NameSnapshot, steps_that_free
 from ipygpumem.records import Cause, FreeingStep, Reading, RecoveryRecord
 from ipygpumem.report import content
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.ipython.caches import named_objects, release_stored, stored_errors
+from ipygpumem.shell.ipython.caches import named_objects, release_stored, stored_error, stored_errors
 from ipygpumem.shell.ipython.sources import cell_that_bound, running_cell
 from ipygpumem.units import MIB, format_bytes
 
@@ -55,13 +56,14 @@ class Recovery:
         self._mark: GcMark | None = None
         """The garbage mark of that recovery."""
 
-    def cell_ended(self, cell: Cell, error: BaseException | None) -> list[Report]:
-        """Free memory held by the cell's error, if ``release_frames`` says so, and return the report."""
+    def cell_ended(self, cell: Cell, error: BaseException | None) -> None:
+        """Free memory held by the cell's error, if ``release_frames`` says so."""
         if error is None:
-            return self._ended(cell, error)
+            self._ended(cell, error)
+            return
         self._keep(1)
         try:
-            return self._ended(cell, error)
+            self._ended(cell, error)
         finally:
             self._keep(_SPARE_BYTES)
 
@@ -69,7 +71,7 @@ class Recovery:
         with contextlib.suppress(OSError, MemoryError, SystemError):  # only Linux resizes it
             self._spare.resize(size)
 
-    def _ended(self, cell: Cell, error: BaseException | None) -> list[Report]:
+    def _ended(self, cell: Cell, error: BaseException | None) -> None:
         if error is not None:
             failure = self.saw(error)
             releases = cell.released_by == id(error) or self._releases(failure)
@@ -79,12 +81,34 @@ class Recovery:
                 release_stored(error, self._shell)  # frames that still ran when the inner experiment ended
         if cell.recovery is None:
             self._named = None  # the cell may have left garbage
+
+    def reports(self, cell: Cell) -> list[Report]:
+        """Return the report of a recovery; call it once the experiments that end with the cell have ended."""
+        if cell.recovery is None:
             return []
         running = self._cells.running()
         if cell.nested and running:
             running[-1].recovery = cell.recovery  # shown by the outermost cell: a magic may capture this one's output
             return []
+        cell.recovery = self._with_kept_errors(cell.recovery, has_survivors=bool(cell.ending))
         return content.recovery_reports(cell.recovery, self._config.min_held_bytes)
+
+    def _with_kept_errors(self, record: RecoveryRecord, *, has_survivors: bool) -> RecoveryRecord:
+        """Return the record with the memory that errors still hold, which waits for no freeing any more.
+
+        With ``has_survivors``, an experiment's report has listed what the last error holds.
+        """
+        last = [error for error in map(stored_error, ("last_exc", "last_value")) if error is not None]
+        if has_survivors:
+            last = []
+        try:
+            kept = kept_errors.find(last, named_objects(self._shell), self._shell.user_ns, Allowance())
+        except MemoryError:  # only needed for the report
+            return record
+        except Exception as problem:
+            self._context.guard.failed("the list of memory that errors hold", problem)
+            return record
+        return replace(record, kept_errors=kept)
 
     def _releases(self, failure: tracebacks.Failure) -> bool:
         policy = self._config.release_frames

@@ -128,12 +128,14 @@ class Session:
         cell.failed = error_of(result) is not None or last_error() != cell.last_error
         if (error := error_of(result)) is not None and (line := tracebacks.cells_line(error)) is not None:
             self._context.cells.failed_at[cell.number] = line
+        place = len(cell.below)  # above the reports of experiments
         steps: list[Callable[[Cell, Any], object]] = [
             lambda cell, _: self._experiments.code_ended(cell),
             self._settle,
             self._recover,
             lambda cell, _: cell.end(),
             lambda cell, _: self._experiments.free_memory(cell),
+            lambda cell, _: self._report_recovery(cell, place),
         ]
         self._context.guard.each_with((cell, result), "post_run_cell", steps)
 
@@ -142,7 +144,10 @@ class Session:
             cell.at_end = self._context.meter.settle(cell.measurement)
 
     def _recover(self, cell: Cell, result: Any) -> None:
-        cell.below += self._recovery.cell_ended(cell, _error(cell, result) if cell.failed else None)
+        self._recovery.cell_ended(cell, _error(cell, result) if cell.failed else None)
+
+    def _report_recovery(self, cell: Cell, place: int) -> None:
+        cell.below[place:place] = self._recovery.reports(cell)
 
     def _drop(self, cell: Cell, _: Any = None) -> None:
         if cell.measurement is not None:

@@ -14,6 +14,8 @@ from typing import Any
 from ipygpumem import introspect
 from ipygpumem.introspect import text_of
 
+FORGET_LAST_ERROR = "import sys; sys.last_value = sys.last_exc = None"
+"""The line that drops the last error, which %debug and %tb show, with its arguments and attributes."""
 _TOOLS = {"IPython", "ipykernel", "ipygpumem", "traitlets", "tornado", "asyncio", "jupyter_client"}
 
 

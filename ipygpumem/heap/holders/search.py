@@ -42,7 +42,7 @@ from ipygpumem.heap.arrays import (
     storage_key,
 )
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.frames import peek, running_frames, running_ids
+from ipygpumem.heap.holders.frames import FORGET_LAST_ERROR, peek, running_frames, running_ids
 from ipygpumem.heap.holders.graphs import DETACH, GRADIENT, keepers, requiring_grad
 from ipygpumem.heap.holders.tasks import ContextValue, context_values, is_pending, wakes_task
 from ipygpumem.heap.libraries import is_segment
@@ -648,7 +648,7 @@ class PathWriter:
                 break
             elif not is_instance(item, BaseException):
                 if path.advice == LAST_ERROR.advice:
-                    path.advice = "import sys; sys.last_value = sys.last_exc = None"
+                    path.advice = FORGET_LAST_ERROR
                 path.say(f": exception{_attribute(steps[position - 1], item)}")
                 return position
         else:

@@ -1,0 +1,297 @@
+"""Errors that hold arrays in their arguments, attributes or stored frames are named with the line that frees them."""
+
+import re
+import sys
+
+import pytest
+
+from ipygpumem.heap.allowance import Allowance
+from ipygpumem.reclaim import kept_errors
+from ipygpumem.records import KeptError, RecoveryRecord
+from tests.kernel import Kernel
+from tests.steps import recovery, works
+
+SETUP = """
+class TooLarge(MemoryError):
+    pass
+class WithSlots(MemoryError):
+    __slots__ = ("batch",)
+class Linked(ValueError):
+    pass
+def fail(size=4):
+    local = big(size)
+    raise MemoryError("out of memory")
+"""
+LINE = re.compile(r"^ *(the (?:last )?error.* still holds .*)\. This line frees it: (.*)$", re.MULTILINE)
+
+LAST = {
+    "an argument": """
+raise TooLarge("out of memory", big())
+""",
+    "an argument in containers": """
+raise TooLarge("out of memory", [{"x": (big(), big())}])
+""",
+    "an attribute": """
+error = TooLarge("out of memory")
+error.batch = big()
+raise error
+""",
+    "a slot": """
+error = WithSlots("out of memory")
+error.batch = big()
+raise error
+""",
+    "an attribute, in a function": """
+def train():
+    error = TooLarge("out of memory")
+    error.batch = {"x": big()}
+    raise error
+train()
+""",
+    "a cause": """
+try:
+    raise Linked(big())
+except Linked as cause:
+    raise MemoryError from cause
+""",
+    "a context": """
+try:
+    raise TooLarge(big())
+except MemoryError:
+    raise ValueError("wrapped")
+""",
+    "the wrapper of an error": """
+try:
+    fail()
+except MemoryError as error:
+    raise Linked("wrapped", big()) from error
+""",
+    "a variable too": """
+caught = None
+def train():
+    global caught
+    caught = TooLarge("out of memory", big())
+    raise caught
+train()
+""",
+    "a list too": """
+errors = [1, 2]
+try:
+    raise TooLarge("out of memory", big())
+except MemoryError as error:
+    errors.append(error)
+    raise
+""",
+    "a stored context": """
+errors = {}
+try:
+    raise TooLarge("out of memory", big())
+except MemoryError as error:
+    errors["first"] = error
+    raise ValueError("wrapped")
+""",
+    "other memory than arrays": """
+raise TooLarge("out of memory", [str(number) for number in range(100_000)], big())
+""",
+}
+if sys.version_info >= (3, 11):
+    LAST["a member of a group"] = """
+raise ExceptionGroup("both", [KeyError(), TooLarge(big())])
+"""
+    LAST["a note of an error"] = """
+error = TooLarge("out of memory", big())
+error.add_note("a note")
+raise error
+"""
+
+STORED = {
+    "a variable": """
+try:
+    fail()
+except MemoryError as error:
+    kept = error
+""",
+    "a variable and a list": """
+errors = [0]
+try:
+    fail()
+except MemoryError as error:
+    kept = error
+    errors.append(error)
+""",
+    "a list of errors": """
+errors = []
+for _ in range(5):
+    try:
+        fail()
+    except MemoryError as error:
+        errors.append(error)
+""",
+    "a list with other items": """
+errors = ["text"]
+for _ in range(3):
+    try:
+        fail()
+    except MemoryError as error:
+        errors.append(error)
+""",
+    "a dict": """
+errors = {"it's \\"a\\" key": None, "ok": 1}
+try:
+    fail()
+except MemoryError as error:
+    errors["it's \\"a\\" key"] = error
+""",
+    "a dict with keys of its own": """
+class Key:
+    __hash__ = object.__hash__
+    def __repr__(self): raise SystemError
+errors = {"ok": 1}
+try:
+    fail()
+except MemoryError as error:
+    errors[Key()] = error
+""",
+    "pairs in a list": """
+errors = []
+for step in range(3):
+    try:
+        fail()
+    except MemoryError as error:
+        errors.append((step, error))
+errors.append("text")
+""",
+    "a tuple": """
+try:
+    fail()
+except MemoryError as error:
+    kept = (1, error)
+""",
+    "a set": """
+try:
+    fail()
+except MemoryError as error:
+    kept = {error, 1}
+""",
+    "arguments": """
+kept = ValueError(big())
+""",
+    "attributes of another error": """
+kept = KeyError("no memory")
+kept.batch = [big()]
+""",
+    "a chain of stored errors": """
+errors = []
+try:
+    try:
+        fail()
+    except MemoryError as error:
+        errors.append(error)
+        raise ValueError
+except ValueError as error:
+    kept = error
+""",
+    "an output": """
+ValueError(big())
+""",
+    "an output and a variable": """
+kept = ValueError(big())
+kept
+""",
+}
+
+
+def frees(kernel: Kernel, text: str) -> None:
+    """Run the lines of a report that free memory; every watched array is dead then."""
+    found = LINE.findall(text)
+    assert found, text
+    assert kernel.value("alive()") > 0
+    for _, line in found:
+        works(kernel, line)
+    assert kernel.value("alive()") == 0, found
+
+
+@pytest.fixture
+def errors(notebook: Kernel) -> Kernel:
+    works(notebook, SETUP)
+    return notebook
+
+
+@pytest.mark.parametrize("code", LAST.values(), ids=LAST)
+def test_what_the_last_error_holds_is_named_and_its_line_frees(errors: Kernel, code: str) -> None:
+    works(errors, "watched.clear()")
+    text = recovery(errors, code)
+    frees(errors, text)
+    works(errors, "errors = None")
+
+
+@pytest.mark.parametrize("code", STORED.values(), ids=STORED)
+def test_a_stored_error_is_named_after_a_later_one(errors: Kernel, code: str) -> None:
+    works(errors, "watched.clear()", code, "pass")
+    text = recovery(errors, "fail()")
+    frees(errors, text)
+
+
+def test_a_variable_of_the_notebook_is_no_memory_of_an_error(errors: Kernel) -> None:
+    text = recovery(errors, 'mine = big()\nraise TooLarge("out of memory", mine)')
+    assert LINE.findall(text) == []
+    text = recovery(errors, 'raise TooLarge("out of memory", big(0))')
+    assert LINE.findall(text) == []
+
+
+def test_names_sizes_and_the_least_size_are_in_the_line(errors: Kernel) -> None:
+    works(errors, "watched.clear()")
+    text = recovery(errors, 'raise TooLarge("out of memory", big(8))')
+    assert LINE.findall(text) == [
+        ("the last error still holds 8 MiB (args[1])", "import sys; sys.last_value = sys.last_exc = None")
+    ]
+    works(errors, "import sys; sys.last_value = sys.last_exc = None")
+    works(errors, "try: fail(16)\nexcept MemoryError as error: kept = [error, 1]")
+    text = recovery(errors, "fail()")
+    assert LINE.findall(text) == [("the error in kept[0] still holds 16 MiB (local of fail())", "kept[0] = None")]
+    works(errors, "kept = None", "%config IPyGpuMem.min_held_bytes = '64MiB'")
+    assert LINE.findall(recovery(errors, 'raise TooLarge("out of memory", big(8))')) == []
+    works(errors, "%config IPyGpuMem.min_held_bytes = '1MiB'")
+
+
+def test_no_code_of_an_error_runs(errors: Kernel) -> None:
+    works(
+        errors,
+        """
+ran = []
+class Hostile(MemoryError):
+    def __getattribute__(self, name):
+        ran.append(name)
+        return MemoryError.__getattribute__(self, name)
+    def __repr__(self): ran.append("repr"); return ""
+    def __eq__(self, other): ran.append("eq"); return True
+    def __hash__(self): ran.append("hash"); return 1
+kept = [Hostile(big()), Hostile(big()), 1]
+ran.clear()
+""",
+    )
+    text = recovery(errors, "fail()")
+    assert errors.value("ran") == []
+    frees(errors, text)
+
+
+def test_a_magic_in_a_line_of_several_statements_is_a_call() -> None:
+    group = kept_errors._Group({}, [kept_errors.Holder("Out[3]", "%xdel _3")])
+    assert group.remedy == "%xdel _3"
+    group.holders.append(kept_errors.Holder("kept", "del kept"))
+    assert group.remedy == "get_ipython().run_line_magic('xdel', '_3'); del kept"
+
+
+def test_a_search_for_errors_stops_with_its_allowance() -> None:
+    error = ValueError(bytearray(4 << 20))
+    own = {"error": error}
+    assert kept_errors.find([], own, own, Allowance(0)) == ()
+    (found,) = kept_errors.find([], own, own, Allowance(1000))
+    assert (found.place, found.names, found.remedy) == ("error", ("args[0]",), "del error")
+
+
+def test_kept_errors_are_lossless_in_records() -> None:
+    record = RecoveryRecord(
+        "oom", "MemoryError", "", None, {}, (), 1, {}, {}, kept_errors=(KeptError("a[0]", 1, ("x",), "del a"),)
+    )
+    assert RecoveryRecord.from_dict(record.to_dict()) == record
