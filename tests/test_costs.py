@@ -33,7 +33,7 @@ MOST = {
     "a look at what grows, each name": 0.07,
     "a recovery, each object": 0.002,
     "a recovery, each name": 0.002,
-    "a recovery, each frame": 120,
+    "a recovery, each frame": 150,
     "with torch, the first experiment": 2300,
     "with torch, an empty experiment": 2000,
     "with torch, a trivial cell": 184,

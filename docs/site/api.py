@@ -23,8 +23,8 @@ FUNCTIONS = {
     "Export, test, extend": "export load plot allocate leave_free preload register_probe",
 }
 RECORDS = {
-    "records": "Usage CellRecord TraceRecord ExperimentRecord EngineRecord SessionRecord RecoveryRecord Cause "
-    "RetainedArray ReferencePath FreeingStep Reading",
+    "records": "Usage CellRecord TraceRecord ExperimentRecord EngineRecord SessionRecord RecoveryRecord "
+    "CutListing KeptError Cause RetainedArray ReferencePath FreeingStep Reading",
     "extras.tracker.tracker": "TrackerRecord",
     "inventory.records": "Inventory TensorRecord InventoryDiff",
     "inventory.top": "LargestNames NamedSize",

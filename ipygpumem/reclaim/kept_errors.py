@@ -8,6 +8,7 @@ notebook's names and the containers that they refer to directly are searched, ne
 from __future__ import annotations
 
 import gc
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,21 +18,27 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.arrays import slots
-from ipygpumem.heap.bulk import types_of
+from ipygpumem.heap.bulk import CONTAINERS, chunks, kinds_of, of_types, types_of
 from ipygpumem.heap.holders.frames import FORGET_LAST_ERROR
 from ipygpumem.introspect import ATOMS, instance_dict, is_instance, target_of, type_name
 from ipygpumem.reclaim import tracebacks
 from ipygpumem.reclaim.listing import Place, of_places
 from ipygpumem.records import KeptError
+from ipygpumem.units import MIB
 
 _MOST_ITEMS = 10_000
 """Maximum number of items of a container to look at."""
 _MOST_INSIDE = 100
 """Maximum number of items of a container in it."""
-_MOST_ERRORS = 1000
+_MOST_STORED, _MOST_ERRORS = 4000, 200
+"""Maximum number of stored errors to look at, and of those that hold more than numbers and text to examine."""
+_ALL = object()
+"""Stands for the keys of a container in which every item is an error, or contains one."""
 _LONGEST_KEY = 80
 _NAMES_SHOWN = 3
-_CONTAINERS: tuple[Any, ...] = (list, deque, dict, set, tuple, frozenset)
+_CONTAINERS = set(map(id, CONTAINERS))
+_ARGUMENTS, _CLASS = {id(tuple), id(dict)}, {id(type)}
+"""Types of an error's arguments and attributes, and of its class."""
 _WITH_PLACES, _CLEARABLE = (list, deque, dict), (list, deque, dict, set)
 
 
@@ -51,7 +58,7 @@ class _Group:
     """Errors that keep each other alive, and everything that refers to one of them from outside."""
 
     errors: dict[int, BaseException] = field(default_factory=dict)
-    """By identity."""
+    """Errors and everything in their chains, by identity."""
     holders: list[Holder] = field(default_factory=list)
 
     @property
@@ -89,7 +96,8 @@ def find(
         own: all of the notebook's names: memory that they hold without an error is left out.
         allowance: the time and memory for it.
     """
-    groups = _grouped(_reachable(last, named, allowance))
+    reachable = list(islice(_reachable(last, named, allowance), _MOST_ERRORS))
+    groups = _grouped(reachable)
     places = list[Place]()
     errors = [error for group in groups for error in group.errors.values()]
     for number, group in enumerate(groups):
@@ -105,7 +113,7 @@ def find(
             size_bytes=sum(size for size, _ in sizes),
             names=tuple(name for _, name in sizes[:_NAMES_SHOWN]),
             remedy=groups[number].remedy,
-            is_complete=found.cut is None,
+            is_complete=found.cut is None and len(reachable) < _MOST_ERRORS,
         )
         for number, sizes in rows.items()
     ]
@@ -121,15 +129,34 @@ def _reachable(
     """Yield errors with the references to them: those in ``sys``, in variables, and in containers of variables."""
     for error in last:
         yield error, Holder("", FORGET_LAST_ERROR)
-    for name, value in named.items():
-        if allowance.is_spent():
-            return
-        if is_instance(value, BaseException):
-            yield value, Holder(name, _deletion(name))  # type: ignore[misc]  # is_instance says so
-            continue
-        base = next((base for base in _CONTAINERS if type(value) is base), None)
-        if base is not None:
-            yield from _in_container(name, value, base)
+    for entries in chunks(_stored(named, allowance)):
+        if _hold_more([entry.error for entry in entries]):
+            yield from ((entry.error, entry.holder()) for entry in entries if _hold_more([entry.error]))
+
+
+class _Stored:
+    """An error in a variable, or in a container of one."""
+
+    __slots__ = ("container", "error", "key", "name")
+
+    def __init__(self, error: BaseException, name: str, container: Any = None, key: object = None) -> None:
+        self.error = error
+        self.name = name
+        self.container = container
+        self.key = key
+
+    def holder(self) -> Holder:
+        """Return the reference to the error."""
+        is_output = self.name.startswith("Out[")
+        if self.container is None or is_output:
+            return Holder(self.name, _deletion(self.name))
+        base = type(self.container)
+        if self.key is _ALL and any(base is kind for kind in _CLEARABLE):
+            return Holder(self.name, f"{target_of(self.name)}.clear()")
+        code = _key_code(self.key)
+        if code and any(base is kind for kind in _WITH_PLACES):
+            return Holder(f"{self.name}[{code}]", "", f"{target_of(self.name)}[{code}]")
+        return Holder(self.name, _deletion(self.name))
 
 
 def _deletion(name: str) -> str:
@@ -139,39 +166,63 @@ def _deletion(name: str) -> str:
     return f"del {target_of(name)}"
 
 
-def _in_container(name: str, container: Any, base: Any) -> Iterator[tuple[BaseException, Holder]]:
-    """Yield the errors in a container, or in small containers in it, each with the reference that leads to it."""
-    try:
-        items = list(islice(container.values() if base is dict else container, _MOST_ITEMS))
-        keys = list(islice(container, _MOST_ITEMS)) if base is dict else range(len(items))
-    except RuntimeError:  # a thread changes it
-        return
-    if types_of(items) <= ATOMS:
-        return
-    errors_by_key = [(key, errors) for key, item in zip(keys, items, strict=False) if (errors := _errors_in(item))]
-    may_assign = not name.startswith("Out[") and any(base is kind for kind in _WITH_PLACES)
-    is_clearable = not name.startswith("Out[") and any(base is kind for kind in _CLEARABLE)
-    if is_clearable and len(errors_by_key) == len(container) > 1:
-        holder = Holder(name, f"{target_of(name)}.clear()")
-        yield from ((error, holder) for _, errors in errors_by_key for error in errors)
-        return
-    for key, errors in errors_by_key:
-        holder = Holder(name, _deletion(name))
-        code = _key_code(key)
-        if may_assign and code:
-            holder = Holder(f"{name}[{code}]", "", f"{target_of(name)}[{code}]")
-        yield from ((error, holder) for error in errors)
+def _stored(named: Mapping[str, object], allowance: Allowance) -> list[_Stored]:
+    """Return the errors in variables and in their containers; of 100,000 names, few cost a Python call."""
+    found = list[_Stored]()
+    error_types = kinds_of(list(named.values()), BaseException)
+    for name, value in named.items():
+        type_id = id(type(value))
+        if type_id in error_types and len(found) < _MOST_STORED:
+            found.append(_Stored(value, name))  # type: ignore[arg-type]  # its type says so
+        elif type_id in _CONTAINERS and value:
+            if allowance.is_spent():
+                break
+            found += _in_container(name, value)
+    return found
 
 
-def _errors_in(item: Any) -> list[BaseException]:
-    """Return the errors that an item of a container is or contains, as in ``(step, error)``."""
-    if is_instance(item, BaseException):
-        return [item]
-    base = next((base for base in _CONTAINERS if type(item) is base), None)
-    if base is None or len(item) > _MOST_INSIDE:
+def _in_container(name: str, container: Any) -> list[_Stored]:
+    """Return the errors in a container, and in small containers in it, as in ``[(step, error)]``."""
+    items = _items(container)
+    error_types = kinds_of(items, BaseException)
+    if types_of(items).isdisjoint(error_types | _CONTAINERS):
         return []
-    values = list(item.values()) if base is dict else list(item)
-    return [value for value in values if is_instance(value, BaseException)]
+    keys = list(islice(container, _MOST_ITEMS)) if type(container) is dict else range(len(items))
+    found = list[tuple[object, BaseException]]()
+    inner = list[tuple[object, Any]]()
+    for key, item in zip(keys, items, strict=False):
+        type_id = id(type(item))
+        if type_id in error_types:
+            found.append((key, item))
+        elif type_id in _CONTAINERS and 0 < len(item) <= _MOST_INSIDE:
+            inner.append((key, item))
+    for some in chunks(inner):
+        if not kinds_of(gc.get_referents(*[item for _, item in some]), BaseException):
+            continue
+        for key, item in some:
+            values = _items(item)
+            found += [(key, error) for error in of_types(kinds_of(values, BaseException), values)]
+    with_errors = {id(key) if type(container) is dict else key for key, _ in found}
+    if len(with_errors) == len(container) > 1:
+        return [_Stored(error, name, container, _ALL) for _, error in found[:_MOST_STORED]]
+    return [_Stored(error, name, container, key) for key, error in found[:_MOST_STORED]]
+
+
+def _items(container: Any) -> list[Any]:
+    """Return the first items of a container, of a dict its values; none while a thread changes it."""
+    try:
+        return list(islice(container.values() if type(container) is dict else container, _MOST_ITEMS))
+    except RuntimeError:
+        return []
+
+
+def _hold_more(errors: Sequence[BaseException]) -> bool:
+    """Return True if one of some errors may lead to more than numbers and text."""
+    referents = gc.get_referents(*errors)
+    inside = gc.get_referents(*of_types(_ARGUMENTS, referents))
+    types = (types_of(referents) - _ARGUMENTS) | types_of(inside)
+    large = max(map(sys.getsizeof, of_types(ATOMS, [*referents, *inside])), default=0) >= MIB
+    return large or not types <= ATOMS | _CLASS
 
 
 def _key_code(key: object) -> str:
@@ -184,7 +235,7 @@ def _key_code(key: object) -> str:
 def _grouped(found: Iterable[tuple[BaseException, Holder]]) -> list[_Group]:
     """Return the errors in groups, so that the errors of different groups do not refer to each other."""
     groups = list[_Group]()
-    for error, holder in islice(found, _MOST_ERRORS):
+    for error, holder in found:
         merged = _Group({id(one): one for one in tracebacks.chain(error)}, [])
         separate = list[_Group]()
         for group in groups:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from ipygpumem.heap.allowance import Allowance
-from ipygpumem.heap.arrays import describe
-from ipygpumem.heap.bulk import CONTAINERS, chunks
+from ipygpumem.heap.arrays import describe, library_type
+from ipygpumem.heap.bulk import CONTAINERS, chunks, kinds_of, of_types
 from ipygpumem.heap.sizes import MOST_SIZED, Size, Sizes, row_of
 from ipygpumem.heap.walk import MOST_AT_START, MOST_OBJECTS, ArraySearch, summed
-from ipygpumem.introspect import is_exactly, type_name
+from ipygpumem.introspect import ATOMS, type_name
 from ipygpumem.reclaim import tracebacks
 from ipygpumem.records import CutListing, RetainedArray
 from ipygpumem.units import MIB
@@ -28,7 +28,7 @@ _MOST_UNTIMED = 1000
 """Number of locals to read even if memory is short: tensors and arrays among them are still listed."""
 _MOST_SHARES = 3
 """An object may take a third of the time that is left for it and all later ones."""
-_WITH_OWN_BYTES = (*CONTAINERS, str, bytes, bytearray)
+_WITH_OWN_BYTES = set(map(id, (*CONTAINERS, str, bytes, bytearray)))
 
 
 class Place(NamedTuple):
@@ -80,7 +80,8 @@ def _places_in_frames(error: BaseException, allowance: Allowance) -> tuple[list[
             unread += frame.f_code.co_nlocals
             continue
         for name, value in tracebacks.names_in(frame).items():
-            places.append(Place(name, value, frame.f_code.co_name, line))
+            if id(type(value)) not in ATOMS or sys.getsizeof(value) >= _LEAST:
+                places.append(Place(name, value, frame.f_code.co_name, line))
     return places, unread
 
 
@@ -118,12 +119,16 @@ def of_places(
 
 def _is_much_at_once(places: Sequence[Place]) -> bool:
     """Return True if one of the objects is an array, or has at least a MiB of its own, so that there will be rows."""
-    return any(describe(place.value) is not None or own_bytes(place.value) >= _LEAST for place in places)
+    values = [place.value for place in places]
+    array_types = [library_type("torch", "Tensor"), library_type("numpy", "ndarray")]
+    if kinds_of(values, *(kind for kind in array_types if kind is not None)):
+        return True
+    return max(map(sys.getsizeof, of_types(_WITH_OWN_BYTES, values)), default=0) >= _LEAST
 
 
-def own_bytes(value: object) -> int:
+def _own_bytes(value: object) -> int:
     """Return the bytes of a built-in container, text or bytes object without its items; 0 for any other object."""
-    return sys.getsizeof(value) if is_exactly(value, *_WITH_OWN_BYTES) else 0
+    return sys.getsizeof(value) if id(type(value)) in _WITH_OWN_BYTES else 0
 
 
 @dataclass
@@ -140,14 +145,17 @@ class _PlaceSearch:
     """Positions of the places that were not counted, or only in part."""
     reason: Literal["time", "memory", "objects", ""] = ""
     """Why they were not counted."""
+    own_bytes: list[int] = field(default_factory=list)
+    """Bytes of each place's object without its items."""
     alone: set[int] = field(default_factory=set)
     """Positions of large containers that cannot be the notebook's, too."""
 
     def run(self) -> None:
         """Fill the rows."""
         occurrences = Counter(id(place.value) for place in self.places)
+        self.own_bytes = [_own_bytes(place.value) for place in self.places]
         for position, place in enumerate(self.places):  # before a walk refers to the objects
-            if own_bytes(place.value) >= _LEAST and _is_alone(place, occurrences[id(place.value)]):
+            if self.own_bytes[position] >= _LEAST and _is_alone(place, occurrences[id(place.value)]):
                 self.alone.add(position)
         behind = self._find_arrays()
         self._find_others(behind)
@@ -176,7 +184,7 @@ class _PlaceSearch:
                 self._cut(position, share)
         search.begin(allowance)
         unfinished = {place.key for place in search.look_behind(allowance)}
-        for position, place in enumerate(self.places):
+        for position, place in enumerate(self.places if unfinished else ()):
             if place.key in unfinished:
                 self._cut(position, allowance)
         self.rows = {(row.name, row.function, row.line): row for row in search.found}
@@ -201,14 +209,15 @@ class _PlaceSearch:
                 size = sizes.measure(place.value)
             if not size.complete:
                 self._cut(position, allowance)
-                if position in self.alone and size.size_bytes < own_bytes(place.value):
-                    size = Size({"cpu": own_bytes(place.value)}, 1, complete=False)
-            self._add_other(place, size)
+                if position in self.alone and size.size_bytes < self.own_bytes[position]:
+                    size = Size({"cpu": self.own_bytes[position]}, 1, complete=False)
+            if size.device_bytes:
+                self._add_other(place, size)
 
     def _with_others(self) -> list[int]:
         """Return the positions of the places that may hold much memory besides arrays."""
         every_position = range(len(self.places))
-        if any(own_bytes(place.value) >= _LEAST for place in self.places):
+        if max(self.own_bytes, default=0) >= _LEAST:
             return list(every_position)
         every = Sizes(limit=MOST_SIZED // 4, allowance=self.allowance.share(3))
         every.pass_over(*self.errors)

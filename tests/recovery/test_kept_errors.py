@@ -284,8 +284,9 @@ def test_a_magic_in_a_line_of_several_statements_is_a_call() -> None:
 
 def test_a_search_for_errors_stops_with_its_allowance() -> None:
     error = ValueError(bytearray(4 << 20))
-    own = {"error": error}
+    own = {"errors": [error]}
     assert kept_errors.find([], own, own, Allowance(0)) == ()
+    own = {"error": error}
     (found,) = kept_errors.find([], own, own, Allowance(1000))
     assert (found.place, found.names, found.remedy) == ("error", ("args[0]",), "del error")
 
