@@ -87,7 +87,10 @@ CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset, deque)
 
 def container_base(kind: type) -> Any:
     """Return the built-in container from which a type derives; None if it derives from none."""
-    return next((base for base in CONTAINERS if type.__subclasscheck__(base, kind)), None)
+    for base in CONTAINERS:
+        if type.__subclasscheck__(base, kind):
+            return base
+    return None
 
 
 def parts_of_container(container: Any, base: Any, step: int = CHUNK) -> Iterator[Sequence[Any]]:

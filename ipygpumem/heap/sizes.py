@@ -340,7 +340,7 @@ class Sizes(Walk):
         if pieces:
             items = [item for item in items if type(item) is not Piece]
         for part in chunks(items):
-            if self.is_stopped():
+            if self.allowance is not None and self.is_stopped():
                 return
             self._sift(part, with_paths=False)
 

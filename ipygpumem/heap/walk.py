@@ -36,7 +36,6 @@ from ipygpumem.heap.bulk import (
     OBSERVERS,
     by_identity,
     chunks,
-    container_base,
     of_types,
     one_of_each,
     parts_of_container,
@@ -233,7 +232,7 @@ class Walk:
         """Yield the arrays among objects and behind them, in groups; those in long containers last."""
         for items, label in chain(groups, self._inside()):
             for start, part in zip(count(0, CHUNK), chunks(items)):
-                if self.is_stopped():
+                if self.allowance is not None and self.is_stopped():
                     return
                 for observe in OBSERVERS:
                     observe()
@@ -261,7 +260,7 @@ class Walk:
                     if not BUILTIN.isdisjoint(map(id, map(type, objects))):
                         objects, _ = without_wakeups(objects)
                     sized: list[Any] = of_types(self._containers, objects)
-                    sizes = self._lengths(sized)
+                    sizes = self._lengths(sized) if sized else []
                     later = {id(item): item for item, size in zip(sized, sizes, strict=True) if size > _MANY}
                     if len(objects) > 1 and sum(sizes) > _MOST_INSIDE:
                         middle = len(objects) // 2
@@ -333,11 +332,13 @@ class Walk:
             for key, item in one_of_each(items).items():
                 if key not in self._types:
                     self._types.add(key)
-                    base = container_base(type(item))
-                    if base is not None:
-                        self._containers[key] = base
                     kind = self.kind_of(item)
                     self._kinds[kind].add(key)
+                    if kind == "leading":
+                        for base in CONTAINERS:
+                            if type.__subclasscheck__(base, type(item)):
+                                self._containers[key] = base
+                                break
                     if kind in _ARRAYS:
                         self._arrays.add(key)
         return several

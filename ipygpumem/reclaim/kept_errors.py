@@ -130,33 +130,29 @@ def _reachable(
     for error in last:
         yield error, Holder("", FORGET_LAST_ERROR)
     for entries in chunks(_stored(named, allowance)):
-        if _hold_more([entry.error for entry in entries]):
-            yield from ((entry.error, entry.holder()) for entry in entries if _hold_more([entry.error]))
+        if not _hold_more([entry[0] for entry in entries]):
+            continue
+        for error, name, container, key in entries:
+            if _hold_more([error]):
+                yield error, _holder_of(name, container, key)
 
 
-class _Stored:
-    """An error in a variable, or in a container of one."""
+_Stored = tuple[BaseException, str, Any, object]
+"""An error, the name that leads to it, and the container and the key if it is in one: no class, whose constructor is
+a Python call for each error."""
 
-    __slots__ = ("container", "error", "key", "name")
 
-    def __init__(self, error: BaseException, name: str, container: Any = None, key: object = None) -> None:
-        self.error = error
-        self.name = name
-        self.container = container
-        self.key = key
-
-    def holder(self) -> Holder:
-        """Return the reference to the error."""
-        is_output = self.name.startswith("Out[")
-        if self.container is None or is_output:
-            return Holder(self.name, _deletion(self.name))
-        base = type(self.container)
-        if self.key is _ALL and any(base is kind for kind in _CLEARABLE):
-            return Holder(self.name, f"{target_of(self.name)}.clear()")
-        code = _key_code(self.key)
-        if code and any(base is kind for kind in _WITH_PLACES):
-            return Holder(f"{self.name}[{code}]", "", f"{target_of(self.name)}[{code}]")
-        return Holder(self.name, _deletion(self.name))
+def _holder_of(name: str, container: Any, key: object) -> Holder:
+    """Return the reference to a stored error."""
+    if container is None or name.startswith("Out["):
+        return Holder(name, _deletion(name))
+    base = type(container)
+    if key is _ALL and any(base is kind for kind in _CLEARABLE):
+        return Holder(name, f"{target_of(name)}.clear()")
+    code = _key_code(key)
+    if code and any(base is kind for kind in _WITH_PLACES):
+        return Holder(f"{name}[{code}]", "", f"{target_of(name)}[{code}]")
+    return Holder(name, _deletion(name))
 
 
 def _deletion(name: str) -> str:
@@ -173,7 +169,7 @@ def _stored(named: Mapping[str, object], allowance: Allowance) -> list[_Stored]:
     for name, value in named.items():
         type_id = id(type(value))
         if type_id in error_types and len(found) < _MOST_STORED:
-            found.append(_Stored(value, name))  # type: ignore[arg-type]  # its type says so
+            found.append((value, name, None, None))  # type: ignore[arg-type]  # its type says so
         elif type_id in _CONTAINERS and value:
             if allowance.is_spent():
                 break
@@ -204,8 +200,8 @@ def _in_container(name: str, container: Any) -> list[_Stored]:
             found += [(key, error) for error in of_types(kinds_of(values, BaseException), values)]
     with_errors = {id(key) if type(container) is dict else key for key, _ in found}
     if len(with_errors) == len(container) > 1:
-        return [_Stored(error, name, container, _ALL) for _, error in found[:_MOST_STORED]]
-    return [_Stored(error, name, container, key) for key, error in found[:_MOST_STORED]]
+        return [(error, name, container, _ALL) for _, error in found[:_MOST_STORED]]
+    return [(error, name, container, key) for key, error in found[:_MOST_STORED]]
 
 
 def _items(container: Any) -> list[Any]:
