@@ -7,22 +7,24 @@ from typing import overload
 from ipygpumem.api.shell import current_shell
 from ipygpumem.api.traces import F, can_decorate, run_inside
 from ipygpumem.errors import GpuMemError
+from ipygpumem.failures import Block, is_ours, tell
 from ipygpumem.reclaim import tracebacks
 from ipygpumem.shell.ipython.caches import release_stored, stored_errors
 
 # -- tracebacks -----------------------------------------------------------------------------------------------
 
 
-class Clearing:
+class Clearing(Block):
     """A ``with`` block that releases the locals of functions whose error leaves the block."""
+
+    block_name = "clear_tracebacks"
+    lost_at_end = "the locals of its error stay in memory"
 
     def __repr__(self) -> str:
         return "<released the locals in tracebacks of stored errors>"
 
-    def __enter__(self) -> Clearing:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+    def close_block(self, error: BaseException | None) -> None:
+        """Release the locals of an error that leaves the block."""
         if error is not None:
             tracebacks.release(error)  # running frames are kept: the block's, and its callers'
 
@@ -58,7 +60,12 @@ def clear_tracebacks(function: F | None = None, /) -> Clearing | F:
                 "write with ipygpumem.clear_tracebacks(): inside"
             )
         return run_inside(function, Clearing)
-    shell = current_shell()
-    for error in stored_errors(shell):
-        release_stored(error, shell)
+    try:
+        shell = current_shell()
+        for error in stored_errors(shell):
+            release_stored(error, shell)
+    except Exception as problem:
+        if not is_ours(problem):
+            raise
+        tell("clear_tracebacks", problem, "the locals of stored errors stay in memory", asked=True)
     return Clearing()

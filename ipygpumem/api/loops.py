@@ -10,11 +10,12 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ipygpumem.api.inventories import roots
 from ipygpumem.api.shell import current_shell, current_traces, loaded_app, show
 from ipygpumem.errors import TraceError
+from ipygpumem.failures import is_ours, tell
 from ipygpumem.heap.bulk import no_progress
 from ipygpumem.introspect import type_name
 from ipygpumem.inventory import survey
@@ -80,12 +81,18 @@ class Tracked(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         records = self.records = deque(maxlen=_MOST_RECORDS)  # a nested loop over the same object may run
-        traces, shown, growing = current_traces(), _Shown(self._length()), Growing()
         iterator = iter(self._items)
-        span = traces.meter.start()
         try:
-            for number in itertools.count(1):
-                started_at, started = time.time(), time.perf_counter()
+            loop = _Loop(self, records)
+        except Exception as error:
+            if not is_ours(error):
+                raise
+            tell("track", error, "this loop is not measured")
+            yield from iterator
+            return
+        try:
+            while True:
+                loop.begins()
                 try:
                     item = [next(iterator)]
                 except StopIteration:
@@ -93,28 +100,78 @@ class Tracked(Generic[T]):
                 try:
                     yield item.pop()  # no reference here: the next batch would be allocated next to it
                 finally:  # also after a break or an error
-                    usages, seconds = traces.meter.lap(span), time.perf_counter() - started
-                    record = TraceRecord(self._label, started_at, seconds, None, usages, number)
-                    records.append(record)
-                    traces.finished.append(record)
-                growing.add(usages)
-                if growing.wants_look:
-                    _look(growing, sys._getframe(1), traces.meter)
-                    traces.meter.lap(span)  # exclude the memory of our own search
-                if growing.growths:
-                    _note_processes(growing, sys._getframe(1))
-                if not self._silent:
-                    shown.show(records, _remarks(growing))
+                    loop.ended()
+                loop.show(sys._getframe(1))
         finally:
-            traces.meter.drop(span)
-            if records and not self._silent:
-                shown.show(records, _remarks(growing), at_end=True)
+            loop.close()
 
     def _length(self) -> int | None:
         try:
             return len(self)
         except Exception:  # any error of the items' own __len__
             return None
+
+
+class _Loop:
+    """Measures one run of a loop; a method that fails says so once, and ends the measuring."""
+
+    def __init__(self, tracked: Tracked[Any], records: deque[TraceRecord]) -> None:
+        self._label = tracked._label
+        self._is_silent = tracked._silent
+        self._records = records
+        self._traces, self._growing = current_traces(), Growing()
+        self._shown = _Shown(tracked._length())
+        self._span = self._traces.meter.start()
+        self._number = 0
+        self._is_measured = True
+
+    def begins(self) -> None:
+        """Note that an iteration begins."""
+        self._number += 1
+        self._started_at, self._started = time.time(), time.perf_counter()
+
+    def ended(self) -> None:
+        """Record an iteration."""
+        if not self._is_measured:
+            return
+        try:
+            usages, seconds = self._traces.meter.lap(self._span), time.perf_counter() - self._started
+            record = TraceRecord(self._label, self._started_at, seconds, None, usages, self._number)
+            self._records.append(record)
+            self._traces.finished.append(record)
+            self._growing.add(usages)
+        except Exception as error:
+            self._failed(error)
+
+    def show(self, frame: FrameType) -> None:
+        """Show the iterations so far, and look for what grows in the loop at ``frame``."""
+        if not self._is_measured:
+            return
+        try:
+            if self._growing.wants_look:
+                _look(self._growing, frame, self._traces.meter)
+                self._traces.meter.lap(self._span)  # exclude the memory of our own search
+            if self._growing.growths:
+                _note_processes(self._growing, frame)
+            if not self._is_silent:
+                self._shown.show(self._records, _remarks(self._growing))
+        except Exception as error:
+            self._failed(error)
+
+    def close(self) -> None:
+        """Stop measuring, and show the last iteration."""
+        try:
+            self._traces.meter.drop(self._span)
+            if self._records and not self._is_silent:
+                self._shown.show(self._records, _remarks(self._growing), at_end=True)
+        except Exception as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        if not is_ours(error):
+            raise error
+        self._is_measured = False
+        tell("track", error, "this loop is not measured further")
 
 
 def _remarks(growing: Growing) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, overload
 
 from ipygpumem.api.shell import current_shell, current_traces, loaded_app, show
 from ipygpumem.errors import NotLoadedError, ProbeError, TraceError
+from ipygpumem.failures import Block, Made
 from ipygpumem.introspect import is_instance, text_of, type_name
 from ipygpumem.meter import traces as measuring
 from ipygpumem.meter.meter import Measurement
@@ -25,7 +26,7 @@ from ipygpumem.report.content import trace_report
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Trace:
+class Trace(Block):
     """Measures a section of code on every device: memory kept, peak, time. It works in scripts, too.
 
     Use it instead of ``trace`` where the start and the end are in different places. Traces nest, overlap in any order,
@@ -43,6 +44,9 @@ class Trace:
     'step'
     """
 
+    block_name = "a trace"
+    lost_at_start = lost_at_end = "this block was not measured"
+
     def __init__(self, label: str = "", *, silent: bool = False) -> None:
         if type(label) is not str:
             raise TraceError(f"the label of a trace must be a string, not {type_name(label)}")
@@ -53,6 +57,11 @@ class Trace:
         self._traces: Traces | None = None
         self._span: Measurement | None = None
         self._started_at = self._started = 0.0
+
+    @property
+    def is_running(self) -> bool:
+        """True from its start to its stop."""
+        return self._span is not None
 
     def start(self) -> Trace:
         """Start measuring."""
@@ -114,13 +123,21 @@ class Trace:
         if not self.silent:
             show(trace_report(record, text_of(note)))
 
-    def __enter__(self) -> Trace:
+    def open_block(self) -> Trace:
+        """Start measuring at the start of a ``with`` block."""
         return self.start()
 
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+    def close_block(self, error: BaseException | None) -> None:
+        """Stop measuring at the end of a ``with`` block, and show the report."""
         if self._span is not None:  # else it was stopped inside
-            self._stop(None if kind is GeneratorExit else error)  # the loop over a generator was left
+            self._stop(None if isinstance(error, GeneratorExit) else error)  # the loop over a generator was left
             self.report()
+
+    def close_again(self) -> None:
+        """Stop measuring after a failed end."""
+        if self._traces is not None and self._span is not None:
+            self._traces.meter.drop(self._span)
+        self._span = self._traces = None
 
     def __call__(self, function: F) -> F:
         """Return ``function`` with each call measured in its own trace."""
@@ -204,21 +221,21 @@ def run_inside(function: F, new: Callable[[], AbstractContextManager[object]]) -
     # An escaping error keeps these frames: they must not keep the arguments alive.
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         try:
-            with new():
+            with Made(new):
                 return await function(*args, **kwargs)
         finally:
             del args, kwargs
 
     def generated(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         try:
-            with new():
+            with Made(new):
                 return (yield from function(*args, **kwargs))
         finally:
             del args, kwargs
 
     def called(*args: Any, **kwargs: Any) -> Any:
         try:
-            with new():
+            with Made(new):
                 return function(*args, **kwargs)
         finally:
             del args, kwargs

@@ -232,10 +232,8 @@ class Estimation:
         __tracebackhide__ = True  # of the user's errors
         restorer = self.copies.restorer = Rollback(self._fakes, self._note)
         try:
-            with (
-                interrupts.reraise_swallowed(),
-                self._limits,
-            ):  # our callback runs inside the user's code, whenever a storage is freed
+            # Our callback runs inside the user's code, whenever a storage is freed.
+            with self._limits, interrupts.reraise_swallowed(around_users_code=True):
                 result = work()
             if not self._limits.why:
                 return result

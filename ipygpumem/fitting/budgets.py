@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ipygpumem.errors import BudgetError, DeviceError, UnitError, describe_error, quoted
+from ipygpumem.failures import Block
+from ipygpumem.heap.interrupts import is_from_signal
 from ipygpumem.probes import host, own_limits
 from ipygpumem.probes.accelerators import fractions, limit_bytes, loaded_torch, memory_fraction, parse_device, uncounted
 from ipygpumem.probes.allocator import failed_allocation
@@ -58,12 +60,16 @@ def checked(sizes: Mapping[str, object]) -> dict[str, int]:
     return found
 
 
-class Budget:
+class Budget(Block):
     """Limits torch's allocator from ``start`` to ``stop``, or in a ``with`` block.
 
     The device ``gpu`` means the current one and each on which this process has memory. ``leaving`` is called at
     the end of the block, while the budget is still in force, with the error that leaves it.
     """
+
+    block_name = "a budget"
+    lost_at_start = "it runs without this limit"
+    lost_at_end = "the refusals of this limit are not reported"
 
     def __init__(
         self,
@@ -97,6 +103,8 @@ class Budget:
         try:
             yield
         except Exception as error:
+            if is_from_signal(error):
+                raise
             self.notes.append(f"budget: {fault} ({describe_error(error)})")
 
     def _limit_all(self) -> None:
@@ -144,16 +152,22 @@ class Budget:
                     self.notes.append(f"budget: other code changed the limit on cuda:{index}; it is kept")
             self._earlier.pop(index)
 
-    def __enter__(self) -> Budget:
+    def open_block(self) -> Budget:
+        """Set the limits at the start of a ``with`` block."""
         self.start()
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+    def close_block(self, error: BaseException | None) -> None:
+        """Restore the previous limits at the end of a ``with`` block."""
         try:
             with contextlib.suppress(MemoryError):  # the user's own error matters more
                 self._leaving(self, error)
         finally:
             self.stop()
+
+    def close_again(self) -> None:
+        """Restore the previous limits after a failed end."""
+        self.stop()
 
 
 def limits() -> dict[str, int]:

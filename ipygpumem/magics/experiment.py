@@ -25,7 +25,9 @@ _GLOB = re.compile(r"(?=.*[*?\[])[\w*?\[\]!-]+")
 
 def start(app: App, options: Options) -> list[Report]:
     """Open an experiment; return notes about devices that its budget cannot limit."""
-    budget = new(app, options).start().budget
+    experiment = new(app, options)
+    app.experiments.begin(experiment)
+    budget = experiment.budget
     return [] if budget is None else [note(text) for text in budget.notes]
 
 
@@ -33,7 +35,7 @@ def of_cell(app: App, options: Options) -> list[Report]:
     """Open an experiment that ends with the running cell."""
     experiment = new(app, options)
     app.experiments.end_with_cell(experiment)
-    experiment.start()
+    app.experiments.begin(experiment)
     return []
 
 

@@ -84,10 +84,10 @@ class Cell:
         """True if an error ended it, or was shown in it."""
         self.over = False
         """True once its end event has arrived; other threads may no longer change it."""
-        self.interrupted = False
-        """True if a Ctrl-C arrived after its code had ended."""
+        self.struck_after: BaseException | None = None
+        """The exception of a signal that arrived after its code had ended: a Ctrl-C, or a user's signal handler's."""
         self.interrupted_inside = False
-        """True if a Ctrl-C arrived after the code of a nested cell had ended, where nothing can be raised."""
+        """True if a signal's exception came after the code of a nested cell had ended, where nothing can be raised."""
         self.refusals: dict[str, Cause | None] = {}
         """Messages of its out-of-memory errors → the limit that refused the memory."""
         self.guarded = ""
@@ -108,6 +108,9 @@ class Cell:
 
 class CellObserver(Protocol):
     """Observes cells: the session calls each hook of all observers in the cell's own thread."""
+
+    observed_for: str
+    """The feature that observes cells, in words for the user."""
 
     def cell_begins(self, cell: Cell) -> None:
         """Prepare for a cell; its measurement has begun, its timer has not."""

@@ -9,16 +9,17 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, magics_class, no_var_expand
 
 from ipygpumem.errors import GpuMemError
+from ipygpumem.failures import write
 from ipygpumem.heap import interrupts
 from ipygpumem.introspect import text_of
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.report.layout import clean
 from ipygpumem.shell.app import App
-from ipygpumem.shell.error_isolation import report_internal_error
 from ipygpumem.shell.ipython.rewriting import is_first_line, is_for_engines, words_of
 from ipygpumem.shell.registry import EXTRAS, MAGICS, REWRITTEN, loaded
 
-_HINTS = {"experiment": "; it runs without this scope"}
+_LOST = {"experiment": "it runs without this scope"}
+"""The work that is not done if a magic fails, where that is more than the magic's own."""
 
 
 @magics_class
@@ -48,7 +49,7 @@ class GpuMemMagics(Magics):
             texts = [text_of(getattr(running.info, "raw_cell", None)).split() for running in cells]
             if texts == [source.split()] * 2:
                 source = cell
-                report_internal_error(f"%%{name}", hint=_HINTS.get(name, ""))  # the reason was reported before
+                write(f"%%{name} failed again", _LOST.get(name, ""))  # the reason was reported before
             else:
                 loaded("magics.parsing.parse")(f"%%{name}", line)  # below, an error would be shown twice
             self.shell.run_cell(source).raise_error()
@@ -69,7 +70,7 @@ class GpuMemMagics(Magics):
             command, options = loaded("magics.parsing.parse")(magic, line)
             runs_users_code = bool(cell or command.ends_in_code)
             asked = growth_for(command.name) if magic == "%gpumem" else contextlib.nullcontext()
-            with contextlib.nullcontext() if runs_users_code else interrupts.reraise_swallowed(), asked:
+            with asked:
                 if getattr(options, "on", None) is None:
                     reports = loaded(command.run)(self._app, options, *cell)
                 else:
@@ -96,12 +97,16 @@ class _Called:
 
     def __call__(self, line: str, cell: str | None = None) -> None:
         __tracebackhide__ = True
+        if cell is not None or self.__name__ == "gpumemit":
+            self.__self__.call(self.__name__, line, cell)  # its errors may come from the user's code
+            return
         try:
-            self.__self__.call(self.__name__, line, cell)
+            with interrupts.reraise_swallowed():
+                self.__self__.call(self.__name__, line, cell)
         except UsageError:
             raise
         except Exception as error:
-            if cell is not None or self.__name__ == "gpumemit":
-                raise  # may come from the user's code
+            if interrupts.is_from_signal(error):
+                raise
             guard = self.__self__._app.context.guard
-            guard.failed(f"%{self.__name__}", error, hint=_HINTS.get(self.__name__, ""), asked=True)
+            guard.failed(f"%{self.__name__}", error, _LOST.get(self.__name__, ""), asked=True)

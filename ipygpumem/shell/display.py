@@ -11,11 +11,11 @@ from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from ipygpumem.failures import is_ours, tell
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.records import CellRecord, packed
 from ipygpumem.report import html, text
 from ipygpumem.report.layout import Report, Scales
-from ipygpumem.shell.error_isolation import report_internal_error
 
 if TYPE_CHECKING:
     from ipygpumem.shell.config import IPyGpuMem
@@ -85,8 +85,10 @@ class Display:
                 bar = bar or _new_bar(f"ipygpumem: {what}", share, self._bar_stream)
                 bar.update(max(0.0, min(share, 1.0) - bar.n))  # the bar never moves back
             except Exception as error:  # the work continues
+                if not is_ours(error):
+                    raise
                 due = float("inf")
-                report_internal_error("the progress bar", error)
+                tell("the progress bar", error)
 
         try:
             yield progress

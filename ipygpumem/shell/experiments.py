@@ -13,14 +13,14 @@ import math
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from threading import get_ident, main_thread
 from time import perf_counter, time
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem.errors import ExperimentError, GpuMemError, describe_error, quoted
+from ipygpumem.errors import ExperimentError, describe_error, quoted
+from ipygpumem.failures import Block, is_ours, say, tell
 from ipygpumem.fitting import budgets
 from ipygpumem.heap import interrupts
 from ipygpumem.heap.garbage import GcMark
@@ -47,6 +47,7 @@ from ipygpumem.scope.scope import Scope, is_ownable, note_event, settle
 from ipygpumem.scope.seeding import Seeder, is_seed
 from ipygpumem.shell.cell import HISTORY_LENGTH, Cell, SeenCode
 from ipygpumem.shell.context import ShellContext
+from ipygpumem.shell.error_isolation import Part
 from ipygpumem.shell.ipython.caches import Outputs, last_error
 from ipygpumem.shell.ipython.rewriting import our_magic
 from ipygpumem.shell.ipython.sources import is_in_cell
@@ -70,6 +71,8 @@ _MEASURES_LINES = re.compile(r"^%%memlines", re.MULTILINE)
 
 class ExperimentManager:
     """Manages the experiments of one shell, and observes the code that runs in their scopes."""
+
+    observed_for = "the open experiments"
 
     def __init__(self, context: ShellContext, recovery: Recovery, subscribers: Subscribers) -> None:
         self.context = context
@@ -329,9 +332,11 @@ class ExperimentManager:
 
     def free_memory(self, cell: Cell) -> None:
         """End the experiments that end with the cell."""
-        if cell.ending:
-            ends = [functools.partial(self._end_of_cell, one, cell.ended) for one in reversed(cell.ending)]
-            self.context.guard.each("experiment", *ends)
+        parts: list[Part] = []
+        for experiment in reversed(cell.ending):
+            end = functools.partial(self._end_of_cell, experiment, cell.ended)
+            parts.append((end, f"experiment {quoted(experiment.name)} ends later"))
+        self.context.guard.each("the end of an experiment", *parts)
 
     def overdue(self) -> list[Experiment]:
         """Return open experiments whose cells have ended, except those ending now in a finaliser or another thread."""
@@ -361,16 +366,17 @@ class ExperimentManager:
                 self.finish(other)
                 break
         try:
-            experiment.enter()
-            self.open.append(experiment)
-            self._expect_running_code(experiment)
-            running = self._cells.running()
-            is_silent = not running and experiment.thread == main_thread().ident  # in other threads, functions run
-            if is_silent or any(cell.has_unseen_code or not cell.code for cell in running):
-                experiment.scope.save_all()
-            for cell in self._cells.of_others(experiment.thread):
-                self._note_names(cell)
-            experiment.reseed()
+            with interrupts.reraise_swallowed():
+                experiment.enter()
+                self.open.append(experiment)
+                self._expect_running_code(experiment)
+                running = self._cells.running()
+                is_silent = not running and experiment.thread == main_thread().ident  # in other threads, functions run
+                if is_silent or any(cell.has_unseen_code or not cell.code for cell in running):
+                    experiment.scope.save_all()
+                for cell in self._cells.of_others(experiment.thread):
+                    self._note_names(cell)
+                experiment.reseed()
         except BaseException:  # an interrupt, too: a half-open experiment would never end
             if experiment in self.open:
                 self.open.remove(experiment)
@@ -423,23 +429,35 @@ class ExperimentManager:
         inside = [one for one in self.open if (one.thread, one.client) == (experiment.thread, experiment.client)]
         if any(one.is_ending for one in inside[inside.index(experiment) :]):
             raise ExperimentError(f"experiment {quoted(experiment.name)} is already ending")
-        interrupted = False
+        struck: list[BaseException] = []
         for _ in range(_ATTEMPTS):  # each continues where the previous one stopped
             if experiment not in self.open:
                 break
             try:
                 self._try_to_end(experiment, ended)
-            except KeyboardInterrupt:
-                interrupted, experiment.is_ending = True, False
-                if not experiment.ends_by_itself:
-                    text = f"the experiment {clean_name(experiment.name)} is still open: run %experiment end again"
-                    raise KeyboardInterrupt(text) from None
-            except Exception as error:
-                self.context.guard.failed(f"the end of experiment {quoted(experiment.name)}", error, hint="")
-                self.context.guard.each("names", self.code_missed)
+            except BaseException as error:
+                if interrupts.is_from_signal(error):
+                    experiment.is_ending = False
+                    if not experiment.ends_by_itself:
+                        raise self._still_open(experiment, error) from None
+                    struck.append(error)
+                elif isinstance(error, Exception):
+                    lost = f"the end of experiment {quoted(experiment.name)} is not complete"
+                    self.context.guard.failed("the end of an experiment", error, lost)
+                    self.context.guard.each("names", (self.code_missed, "its names may stay"))
+                else:
+                    raise
         self.give_up(experiment)
-        if interrupted:
-            raise KeyboardInterrupt
+        if struck:
+            raise struck.pop()
+
+    def _still_open(self, experiment: Experiment, error: BaseException) -> BaseException:
+        """Return the signal's exception that stopped an end, and tell the user how to end the experiment."""
+        text = f"the experiment {clean_name(experiment.name)} is still open: run %experiment end again"
+        if type(error) is KeyboardInterrupt:
+            return KeyboardInterrupt(text)
+        say(text)
+        return error
 
     def _try_to_end(self, experiment: Experiment, ended: list[Experiment]) -> None:
         around = self.here(experiment)
@@ -472,8 +490,12 @@ class ExperimentManager:
         self.open[:] = [one for one in self.open if one is not experiment]
         experiment.record = experiment.record or experiment.bare_record()
         name = f"experiment {quoted(experiment.name)}"
-        say = functools.partial(print, f"ipygpumem: {name} could not be ended; its names are kept.", file=sys.stderr)
-        self.context.guard.each(name, say, experiment.scope.restore_all, experiment.abandon)
+        self.context.guard.each(
+            "the end of an experiment",
+            (lambda: say(f"{name} could not be ended; its names are kept."), "its names are kept"),
+            (lambda: experiment.scope.restore_all(), f"names that {name} has overwritten keep their new values"),
+            (lambda: experiment.abandon(), f"the measurement of {name} was not ended"),
+        )
 
     def _publish(self, ended: list[Experiment]) -> list[Report]:
         """Store the records of finished experiments, and return their reports."""
@@ -497,12 +519,17 @@ class ExperimentManager:
         self.open.clear()
 
 
-class Experiment:
+class Experiment(Block):
     """A scope over the notebook's names, opened by ``start`` (or ``with``) and closed by ``finish``.
 
     Created by the magics and by ``ipygpumem.experiment``, which documents the arguments. ``record`` is set once it is
     finished.
     """
+
+    block_name = "an experiment"
+    lost_at_start = "it runs without this scope"
+    lost_at_end = "the experiment's report may be missing"
+    is_told_again = True
 
     def __init__(
         self,
@@ -533,6 +560,9 @@ class Experiment:
         self.outputs = Outputs(self._context.shell)
         self.record: ExperimentRecord | None = None
         self.was_started = self.failed = False
+        self._is_unscoped = False
+        """True if it could not be started: its code runs without a scope."""
+        self._started, self._started_at = perf_counter(), time()
         self.is_ending = False
         """True while it is being ended: no other caller may end it then."""
         self.error_at_start = self.seen_error = self.ooms = 0
@@ -586,10 +616,19 @@ class Experiment:
         Raises:
             ExperimentError: it was started before.
         """
+        try:
+            self._open()
+        except Exception as error:
+            if not is_ours(error):
+                raise
+            self._is_unscoped = True
+            tell(f"the start of {self.block_name}", error, self.lost_at_start, asked=True)
+        return self
+
+    def _open(self) -> None:
         if self.was_started:
             raise ExperimentError(f"experiment {quoted(self.name)} was already started: create a new one")
         self._experiments.begin(self)
-        return self
 
     def keep(self, *patterns: str) -> None:
         """Keep these names or globs at the end too."""
@@ -599,9 +638,17 @@ class Experiment:
 
     def usage(self) -> tuple[Usage, ...]:
         """Return each device's usage from the start until now, or until the end if it is finished."""
+        if self._is_unscoped:
+            return ()
         if not self.was_started:
             raise ExperimentError(f"experiment {quoted(self.name)} has not been started")
-        return self.record.usages if self.record is not None else self._context.meter.read(self._measurement)
+        try:
+            return self.record.usages if self.record is not None else self._context.meter.read(self._measurement)
+        except Exception as error:
+            if not is_ours(error):
+                raise
+            tell("the measurement of an experiment", error, "its usage is unknown")
+            return ()
 
     def finish(self) -> ExperimentRecord:
         """End the experiment (and the ones inside it), show its report and return its record.
@@ -612,35 +659,62 @@ class Experiment:
         Raises:
             ExperimentError: it was never started, or the extension was unloaded before.
         """
-        return self._experiments.finish(self)
+        try:
+            return self.bare_record() if self._is_unscoped else self._experiments.finish(self)
+        except Exception as error:
+            if not is_ours(error):
+                raise
+            tell(f"the end of {self.block_name}", error, self.lost_at_end)
+            self._end_again()
+            return self.record or self.bare_record()
 
-    def __enter__(self) -> Experiment:
+    def open_block(self) -> Experiment:
+        """Open the scope at the start of a ``with`` block."""
         self.ends_by_itself = True
-        try:
-            return self.start()
-        except GpuMemError:
-            raise
-        except Exception as error:  # the block runs without a scope
-            name, hint = f"the start of experiment {quoted(self.name)}", "; it runs without this scope"
-            self._context.guard.failed(name, error, hint=hint, asked=True)
-            return self
+        self._open()
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self.record is None and not self.is_open:
-            return  # the extension was unloaded inside the block, and said so
-        try:
-            if error is not None and kind is not GeneratorExit:  # closing a generator is no failure
-                self.failed = True
-                if remark := self._experiments.recovery.failed_inside(error, self):
-                    self.remarks.append(remark)
-        except Exception as problem:
-            self._context.guard.failed(f"experiment {quoted(self.name)}", problem)
-        finally:
-            if self.record is None:
-                name, give_up = f"experiment {quoted(self.name)}", self._experiments.give_up
-                self._context.guard.each(name, self.finish, lambda: self.is_ending or give_up(self))
+    def instead(self) -> Experiment:
+        """Return the experiment whose start has failed: its block runs without a scope."""
+        self._is_unscoped = True
+        return self
+
+    def close_block(self, error: BaseException | None) -> None:
+        """End the experiment at the end of its ``with`` block."""
+        parts: list[Part] = [
+            (self._saw_failure, "memory that its error holds is freed at the cell's end"),
+            (lambda _: self._end_once(), self.lost_at_end),
+        ]
+        self._context.guard.each_with((error,), f"the end of {self.block_name}", parts)
+        self._end_again()
+
+    def close_again(self) -> None:
+        """End the experiment after a failure at the end of its ``with`` block."""
+        self._end_again()
+
+    def _saw_failure(self, error: BaseException | None) -> None:
+        """Free the memory held by an error that leaves the block."""
+        if error is None or isinstance(error, GeneratorExit):  # closing a generator is no failure
+            return
+        if self.is_open:
+            self.failed = True
+            if remark := self._experiments.recovery.failed_inside(error, self):
+                self.remarks.append(remark)
+
+    def _end_once(self) -> None:
+        """End the experiment, unless the extension was unloaded inside its block, which has been said."""
+        if self.record is None and self.is_open:
+            self._experiments.finish(self)
+
+    def _end_again(self) -> None:
+        """End the experiment if it is still open; if that fails, keep its names."""
+        if self not in self._experiments.open or self.is_ending:
+            return
+        parts: list[Part] = [
+            (self._end_once, self.lost_at_end),
+            (lambda: self._experiments.give_up(self), "the experiment is still open"),
+        ]
+        self._context.guard.each(f"the end of {self.block_name}", *parts)
 
     # -- open -------------------------------------------------------------------------------------------------
 
@@ -710,14 +784,15 @@ class Experiment:
 
     def abandon(self) -> None:
         """Stop measuring and keep the names, because the extension is unloaded or the start or end failed."""
-        steps: list[Callable[[], object]] = [self._limits.close]
+        parts: list[Part] = [(self._limits.close, "its budget may still limit torch")]
         if hasattr(self, "_measurement"):
-            steps.append(functools.partial(self._context.meter.drop, self._measurement))
+            drop = functools.partial(self._context.meter.drop, self._measurement)
+            parts.append((drop, "its measurement was not ended"))
         if self.was_started:
-            steps.append(self.scope.waiting.clear)
+            parts.append((self.scope.waiting.clear, "objects that it has overwritten stay alive"))
         if hasattr(self, "_baseline"):
-            steps.append(self._baseline.forget)
-        self._context.guard.each(f"experiment {quoted(self.name)}", *steps)
+            parts.append((self._baseline.forget, "its list of older objects stays in memory"))
+        self._context.guard.each("the end of an experiment", *parts)
 
     # -- its end ----------------------------------------------------------------------------------------------
 
@@ -732,10 +807,18 @@ class Experiment:
         if self._seconds_here or not self.span_seconds:
             self.span_seconds = self.elapsed_seconds
         self._own = None  # stale after an interrupt
-        steps: list[Callable[[], object]] = [self._find_slip, self._look] if self._at_end is None else []
-        steps += [self._limits.close, lambda: self._free(enclosing, other_scopes), self._measure, self._find_survivors]
-        steps.append(self._make_record)
-        self._context.guard.each(f"the end of experiment {quoted(self.name)}", *steps)
+        parts: list[Part] = []
+        if self._at_end is None:
+            parts.append((self._find_slip, "misspelt names to keep were not found"))
+            parts.append((self._look, "the memory before the end was not measured"))
+        parts += [
+            (self._limits.close, "its budget may still limit torch"),
+            (lambda: self._free(enclosing, other_scopes), "its memory was not freed"),
+            (self._measure, "its memory was not measured"),
+            (self._find_survivors, "objects still alive were not looked for"),
+            (self._make_record, "its record has no measurements"),
+        ]
+        self._context.guard.each("the end of an experiment", *parts)
         if not self._is_closed:
             raise RuntimeError("its names could not be deleted")
         if self.record is None:
@@ -800,12 +883,13 @@ class Experiment:
                 run(("names again", close))
 
         outputs = ("outputs", lambda: 0 if self.slip else self.outputs.forget_since(self.outputs_at_start))
+        is_measured = "the memory freed by deleting its names was not measured"
         context.guard.each(
-            f"the end of experiment {quoted(self.name)}",
-            lambda: run(("names", close), outputs, ("tracebacks", self._release_tracebacks)),
-            close_again,
-            close,
-            lambda: run(*steps_that_free(context.garbage, self._since)),
+            "the end of an experiment",
+            (lambda: run(("names", close), outputs, ("tracebacks", self._release_tracebacks)), is_measured),
+            (close_again, is_measured),
+            (close, "its names are kept"),
+            (lambda: run(*steps_that_free(context.garbage, self._since)), "garbage was not collected"),
         )
         self._is_freed = True
 
@@ -853,6 +937,8 @@ class Experiment:
                 first_cell=min((cell.execution_count or 0 for cell in self._cells), default=None),
             )
         except Exception as error:  # everything has been freed: this only lists the rest
+            if interrupts.is_from_signal(error):
+                raise
             self.remarks.append(f"objects still alive could not be listed: {describe_error(error)}")
 
     def bare_record(self) -> ExperimentRecord:
@@ -923,6 +1009,33 @@ class Experiment:
             text = f"child processes have {format_bytes(kept['children'])} more than at its start; to end them: "
             notes.append(text + ("; ".join(lines) or "%gpumem status lists them"))
         return notes
+
+
+class UnscopedExperiment(Experiment):
+    """Stands for an experiment that could not be created: its code runs without a scope."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.record = None
+        self._cells = []
+        self._started, self._started_at = perf_counter(), time()
+        self._is_unscoped = True
+
+    is_open = False
+
+    def start(self) -> Experiment:
+        """Return this object."""
+        return self
+
+    def keep(self, *patterns: str) -> None:
+        """Do nothing: all names are kept."""
+
+    def open_block(self) -> Experiment:
+        """Return this object."""
+        return self
+
+    def close_block(self, error: BaseException | None) -> None:
+        """Do nothing."""
 
 
 def _growth(usages: Iterable[Usage]) -> int:

@@ -13,11 +13,12 @@ from traitlets import TraitError
 from traitlets.config import Config
 
 from ipygpumem.errors import NotLoadedError
+from ipygpumem.heap import interrupts
 from ipygpumem.scope.instrumenting import BINDING_RECORDER
 from ipygpumem.shell.app import App, app_of
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.dispatch import GpuMemMagics
-from ipygpumem.shell.ipython.rewriting import loop_over_body, rewrite_cell
+from ipygpumem.shell.ipython.rewriting import loop_over_body, raise_at_start, rewrite_cell
 from ipygpumem.shell.registry import MAGICS, loaded
 
 
@@ -47,6 +48,8 @@ class Extension:
         self.app = config.app = App(shell, config)
         config.extension = self
         self._guarded = self.app.context.guard
+        self._struck: BaseException | None = None
+        """The exception of a signal that arrived in our hook before a cell; the cell's code raises it."""
         try:
             self._register(config)
         except BaseException:
@@ -59,11 +62,18 @@ class Extension:
         self._adds(functools.partial(getattr, shell, "configurables"), config)
         config.observe(self._host_peak_changed, "host_peak")
         config.observe(lambda change: app.recorder.switched(change), "recorder")
-        seen = self._guarded("code_seen", self._code_seen, app.experiments.code_missed)
-        self._first, self._last = _Observer(seen, may_change=False), _Observer(seen, may_change=True)
+        lost = "open experiments cannot tell the code's own names"
+        missed = app.experiments.code_missed
+        seen = self._guarded("code_seen", self._code_seen, missed, lost, self._struck_in_transformer)
+        self._first, self._last = (
+            _Observer(seen, may_change=False),
+            _Observer(seen, may_change=True),
+        )
         shell.ast_transformers.append(self._last)
         self._undo.append(self._stop_observing)
-        binding_recorder.note = self._guarded("names", binding_recorder.note, app.experiments.event_missed)
+        binding_recorder.note = self._guarded(
+            "names", binding_recorder.note, app.experiments.event_missed, "names of the running code are kept"
+        )
         # Stays in the running cell's builtins: its instrumented code may still use it.
         shell.builtin_trap.auto_builtins[BINDING_RECORDER] = binding_recorder
         if BINDING_RECORDER in vars(builtins):  # set by an earlier load, for a running cell
@@ -71,17 +81,20 @@ class Extension:
         elif shell.builtin_trap._nested_level:
             shell.builtin_trap.add_builtin(BINDING_RECORDER, binding_recorder)
         self._undo.append(lambda: shell.builtin_trap.auto_builtins.pop(BINDING_RECORDER, None))
-        self._event("pre_run_cell", self._cell_begins, self._cell_missed)
-        self._event("post_run_cell", app.session.cell_ends)
-        self._event("post_run_cell", app.session.cell_has_ended, app.context.cells.forget)
-        rewrite = self._guarded("rewriting", rewrite_cell, lambda lines: lines)
+        session, lost = app.session, "this cell has no report"
+        self._event("pre_run_cell", "it was not measured", self._cell_begins, self._struck_before, self._cell_missed)
+        self._event("post_run_cell", lost, session.cell_ends, session.struck)
+        self._event("post_run_cell", lost, session.cell_has_ended, session.struck, app.context.cells.forget)
+        rewrite = self._guarded(
+            "rewriting", rewrite_cell, lambda lines: lines, "a first line such as %%experiment is not applied"
+        )
         self._adds(functools.partial(getattr, shell, "input_transformers_cleanup"), rewrite)
         self._magics()
         optional: dict[str, Callable[[], object]] = {"completion": self._completers}
         if config.recorder:
             optional["the recorder"] = lambda: app.recorder.start_if_it_can(tell=True)
         for name, start in optional.items():  # optional: their failure does not stop loading
-            self._guarded(name, start)()
+            self._guarded(name, start, lost=f"{name} is off")()
 
     def _completers(self) -> None:
         for name in {magic.lstrip("%") for magic in MAGICS}:
@@ -91,13 +104,26 @@ class Extension:
             self._adds(lambda: getattr(self._shell.Completer, "custom_matchers", []), _matcher(self.app))
 
     def _cell_begins(self, info: Any) -> None:
-        self._guarded.each("pre_run_cell", self._observe_both_ends)
-        self.app.session.cell_begins(info)
+        self._struck = None
+        with interrupts.reraise_swallowed():
+            self._guarded.each("pre_run_cell", (self._observe_both_ends, "transformers of others may hide code"))
+            self.app.session.cell_begins(info)
+
+    def _struck_before(self, error: BaseException, _: Any) -> None:
+        """Let the cell's code raise the exception of a signal that arrived in our hook before it."""
+        self._struck = error
 
     def _cell_missed(self, info: Any) -> None:
         self.app.context.cells.missed = info
 
+    def _struck_in_transformer(self, error: BaseException, tree: Any) -> None:
+        """Let the code itself raise the exception: IPython would print it, and unregister our transformer."""
+        raise_at_start(tree, error, self._shell)
+
     def _code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
+        if self._struck is not None:
+            error, self._struck = self._struck, None
+            raise_at_start(tree, error, self._shell)
         self.app.experiments.code_seen(tree, may_change=may_change, is_timed=is_timed)
         loop_over_body(tree, self._shell)
 
@@ -119,10 +145,16 @@ class Extension:
         find().append(item)
         self._undo.append(lambda: find().remove(item))
 
-    def _event(self, name: str, callback: Callable[..., None], *instead: Callable[..., None]) -> None:
-        self._adds(
-            functools.partial(self._shell.events.callbacks.__getitem__, name), self._guarded(name, callback, *instead)
-        )
+    def _event(
+        self,
+        name: str,
+        lost: str,
+        callback: Callable[..., None],
+        struck: Callable[..., None],
+        instead: Callable[..., None] = lambda *_: None,
+    ) -> None:
+        guarded = self._guarded(name, callback, instead, lost, struck)
+        self._adds(functools.partial(self._shell.events.callbacks.__getitem__, name), guarded)
 
     def _magics(self) -> None:
         magics = self._shell.magics_manager.magics

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from ipygpumem.errors import GpuMemError
+from ipygpumem.failures import is_ours, tell
 from ipygpumem.records import CellRecord, ExperimentRecord, History
 from ipygpumem.shell.app import current_app
-from ipygpumem.shell.experiments import Experiment
+from ipygpumem.shell.experiments import Experiment, UnscopedExperiment
 
 
 def experiment(
@@ -46,8 +47,14 @@ def experiment(
     {'lr': 0.1}
     """
     function = ", or put the code into a function, whose local names are deleted when it returns"
-    experiments = current_app(otherwise=function).experiments
-    return Experiment(experiments, name, keep, drop_imports, seed, report, note, budget)
+    try:
+        experiments = current_app(otherwise=function).experiments
+        return Experiment(experiments, name, keep, drop_imports, seed, report, note, budget)
+    except Exception as error:
+        if not is_ours(error):
+            raise
+        tell("an experiment", error, "it runs without this scope", asked=True)
+        return UnscopedExperiment(name)
 
 
 def last() -> CellRecord | None:

@@ -11,6 +11,7 @@ from functools import partial
 from ipygpumem.fitting.budgets import Budget, refusal
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.garbage import GcMark
+from ipygpumem.heap.interrupts import is_from_signal
 from ipygpumem.introspect import text_of
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.allocator import failed_allocation
@@ -246,7 +247,10 @@ class Recovery:
         except MemoryError:  # only needed for the report
             return None
         except Exception as problem:
-            self._context.guard.failed("the cause of an out-of-memory error", problem)
+            if is_from_signal(problem):
+                raise
+            lost = "the cause is not in the report"
+            self._context.guard.failed("the cause of an out-of-memory error", problem, lost)
             return None
 
     def _earlier_cell(self, name: str) -> str | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from time import perf_counter, time
 from typing import Any
 
+from ipygpumem.heap import interrupts
 from ipygpumem.introspect import text_of, type_name
 from ipygpumem.meter import own_growth
 from ipygpumem.reclaim import tracebacks
@@ -20,6 +20,7 @@ from ipygpumem.report import content
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.cell import HISTORY_LENGTH, Cell, CellObserver
 from ipygpumem.shell.context import ShellContext
+from ipygpumem.shell.error_isolation import Part
 from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.shell.ipython.caches import error_of, last_error, shown_since
 from ipygpumem.shell.recovery import Recovery
@@ -61,11 +62,16 @@ class Session:
             cell.last_error = last_error()
             cell.measurement = context.meter.start()
 
-        begins = [partial(observer.cell_begins, cell) for observer in self.observers]
+        begins: list[Part] = [(measure, "this cell's memory was not measured")]
+        begins += [
+            (partial(observer.cell_begins, cell), f"{observer.observed_for} missed this cell's start")
+            for observer in self.observers
+        ]
         source = getattr(info, "raw_cell", None)
         if type(source) is str and ("del" in source or "reset" in source):
-            begins.append(partial(self._experiments.survivors.watch_before_deletion, source))
-        context.guard.each("pre_run_cell", measure, *begins)
+            watch = partial(self._experiments.survivors.watch_before_deletion, source)
+            begins.append((watch, "what stays alive of deleted objects will not be found"))
+        context.guard.each("pre_run_cell", *begins)
         cell.started_at, cell.started = time(), perf_counter()  # our own work may have taken long
 
     def cell_ends(self, result: Any) -> None:
@@ -75,7 +81,9 @@ class Session:
         for other in lost:  # their end events never came
             self._drop(other)
         if cell is None:
-            self._context.guard.each("post_run_cell", self._experiments.missed_cell_ended)
+            self._context.guard.each(
+                "post_run_cell", (self._experiments.missed_cell_ended, "open experiments missed this cell's end")
+            )
             self._shown()
             return
         cell.number = getattr(result, "execution_count", None)
@@ -95,6 +103,10 @@ class Session:
         elif self._waits_to_be_shown:
             self._shown()
 
+    def struck(self, error: BaseException, result: Any) -> None:
+        """Pass on the exception of a signal that arrived in our hooks at a cell's end."""
+        self._context.display.show(self._struck(result, error))
+
     def _finish(self, cell: Cell, result: Any, seconds: float) -> None:
         """Free memory that ends with the cell, then create the records, so that they agree."""
         guard, reports = self._context.guard, cell.above
@@ -109,19 +121,28 @@ class Session:
         def ended(observer: CellObserver, _: Any) -> None:
             reports.extend(observer.cell_ended(cell))
 
-        steps: list[Callable[[Any], object]] = [
-            partial(self._free_memory, cell),
-            measure,
-            lambda _: reports.extend(cell.below),
+        parts: list[Part] = [
+            (partial(self._free_memory, cell), "memory that ends with this cell was not freed"),
+            (measure, "this cell's memory was not measured"),
+            (lambda _: reports.extend(cell.below), "this cell's reports were not shown"),
         ]
-        steps += [partial(ended, observer) for observer in self.observers]
+        parts += [
+            (partial(ended, observer), f"{observer.observed_for} missed this cell's end") for observer in self.observers
+        ]
         try:
-            guard.each_with((result,), "post_run_cell", steps)
-        except KeyboardInterrupt:
-            cell.interrupted = True
+            with interrupts.reraise_swallowed():
+                guard.each_with((result,), "post_run_cell", parts)
+        except BaseException as error:
+            if not interrupts.is_from_signal(error):
+                raise
+            cell.struck_after = error
             self._drop(cell)
-        steps = [partial(self._show, cell, reports), self._shown, partial(self._drop, cell)]
-        guard.each_with((result,), "post_run_cell", steps)
+        parts = [
+            (partial(self._show, cell, reports), "this cell's reports were not shown"),
+            (self._shown, "this cell's records were not passed on"),
+            (partial(self._drop, cell), "the measurement of this cell was not ended"),
+        ]
+        guard.each_with((result,), "post_run_cell", parts)
 
     def _free_memory(self, cell: Cell, result: Any) -> None:
         """Free memory held by the cell's error, then memory of experiments that end with the cell."""
@@ -129,15 +150,15 @@ class Session:
         if (error := error_of(result)) is not None and (line := tracebacks.cells_line(error)) is not None:
             self._context.cells.failed_at[cell.number] = line
         place = len(cell.below)  # above the reports of experiments
-        steps: list[Callable[[Cell, Any], object]] = [
-            lambda cell, _: self._experiments.code_ended(cell),
-            self._settle,
-            self._recover,
-            lambda cell, _: cell.end(),
-            lambda cell, _: self._experiments.free_memory(cell),
-            lambda cell, _: self._report_recovery(cell, place),
+        parts: list[Part] = [
+            (lambda cell, _: self._experiments.code_ended(cell), "the open experiments missed this cell's end"),
+            (self._settle, "the memory freed after this cell was not measured"),
+            (self._recover, "the memory held by this cell's error was not freed"),
+            (lambda cell, _: cell.end(), "this cell's magic could not finish its report"),
+            (lambda cell, _: self._experiments.free_memory(cell), "the names of this cell's experiment are kept"),
+            (lambda cell, _: self._report_recovery(cell, place), "the report of the recovery is missing"),
         ]
-        self._context.guard.each_with((cell, result), "post_run_cell", steps)
+        self._context.guard.each_with((cell, result), "post_run_cell", parts)
 
     def _settle(self, cell: Cell, result: Any) -> None:
         if cell.measurement and (cell.ending or cell.failed):
@@ -161,8 +182,10 @@ class Session:
         if not (cell.at_end or cell.nested) and context.config.collect_garbage:  # else done already or later
             try:
                 context.garbage.cell_ended(seconds, _GARBAGE_SHARE, in_scope=cell.in_scope)
-            except KeyboardInterrupt:  # the record is made all the same
-                cell.interrupted = True
+            except BaseException as problem:  # the record is made all the same
+                if not interrupts.is_from_signal(problem):
+                    raise
+                cell.struck_after = problem
         usages, cell.measurement = context.meter.stop(cell.measurement), None
         now = {usage.device: usage.after_bytes for usage in usages}
         source = text_of(getattr(cell.info, "raw_cell", None))
@@ -206,26 +229,38 @@ class Session:
     def _show(self, cell: Cell, reports: list[Report], result: Any) -> None:
         """Show a cell's reports, even after a Ctrl-C: flushing the cell's output may take long."""
         for _ in range(2):
-            if cell.interrupted:
-                reports += self._interrupted(result)
+            if cell.struck_after is not None:
+                reports += self._struck(result, cell.struck_after)
             try:
                 self._context.display.show(reports, None if cell.nested else cell.record)
                 break
-            except KeyboardInterrupt:
-                cell.interrupted = True
+            except BaseException as error:
+                if not interrupts.is_from_signal(error):
+                    raise
+                cell.struck_after = error
 
-    def _interrupted(self, result: Any) -> list[Report]:
-        """Pass on a Ctrl-C that arrived after the cell's code, to stop the next cells; IPython would lose it."""
+    def _struck(self, result: Any, error: BaseException) -> list[Report]:
+        """Pass on a signal's exception that could not be raised in the cell's code; IPython would only print it.
+
+        It becomes the cell's error, which stops the next cells.
+        """
         for outer in self._context.cells.running():
             outer.interrupted_inside = True
+        name = "Ctrl-C" if type(error) is KeyboardInterrupt else f"{type_name(error)} of a signal handler"
+        told = [note(f"{name} arrived after the cell's code had ended")]
         if getattr(result, "error_in_exec", self) is not None:
-            return []
-        result.error_in_exec = KeyboardInterrupt("the cell's code had ended")
-        return [note("Ctrl-C arrived after the cell's code had ended")]
+            return [] if type(error) is KeyboardInterrupt else told  # the next cells are stopped in any case
+        if type(error) is KeyboardInterrupt:
+            error = KeyboardInterrupt("the cell's code had ended")
+        result.error_in_exec = error
+        return told
 
     def _shown(self, _: Any = None) -> None:
         self._waits_to_be_shown = False
-        shown = [self._subscribers.shown, *(observer.shown for observer in self.observers)]
+        shown: list[Part] = [(self._subscribers.shown, "this cell's record was not passed to its subscribers")]
+        shown += [
+            (observer.shown, f"{observer.observed_for} missed that this cell was shown") for observer in self.observers
+        ]
         self._context.guard.each("post_run_cell", *shown)
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from ipygpumem.api.inventories import diff, tensors
 from ipygpumem.api.traces import Trace, can_decorate, run_inside
 from ipygpumem.errors import MemoryExpectationError, TraceError
+from ipygpumem.failures import Block
 from ipygpumem.records import OUTSIDE, TraceRecord
 from ipygpumem.report.content import trace_report
 from ipygpumem.report.inventory import difference_report
@@ -21,8 +22,11 @@ from ipygpumem.units import checked_bytes, format_bytes
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Expectation:
+class Expectation(Block):
     """A ``with`` block, or a decorator of functions, that may use so much memory at its peak."""
+
+    block_name = "expect"
+    lost_at_start = lost_at_end = "the memory of this block was not checked"
 
     def __init__(self, ram: float | str | None, gpu: float | str | None) -> None:
         if ram is None and gpu is None:
@@ -31,13 +35,25 @@ class Expectation:
         self._ram, self._gpu = (None if size is None else checked_bytes(size) for size in (ram, gpu))
         self._trace = Trace("expected", silent=True)
 
-    def __enter__(self) -> Trace:
+    def open_block(self) -> Trace:
+        """Start measuring; return the trace."""
         return self._trace.start()
 
-    def __exit__(self, kind: object, error: object, _: object) -> None:
+    def instead(self) -> Trace:
+        """Return the trace that could not be started."""
+        return self._trace
+
+    def close_block(self, error: BaseException | None) -> None:
+        """Check the peak, unless an error leaves the block."""
+        if not (self._trace.record or self._trace.is_running):
+            return  # its start failed
         record = self._trace.record or self._trace.stop()
-        if kind is None and (exceeded := list(self._exceeded(record))):
+        if error is None and (exceeded := list(self._exceeded(record))):
             raise MemoryExpectationError("\n".join([*exceeded, render([trace_report(record)])]))
+
+    def close_again(self) -> None:
+        """Stop measuring after a failed end."""
+        self._trace.close_again()
 
     def __call__(self, function: F) -> F:
         """Return ``function`` with each call in a block of its own."""

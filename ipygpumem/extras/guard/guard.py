@@ -93,6 +93,8 @@ class MemoryGuardError(MemoryError):
 class MemoryGuard:
     """Guards the cells of one shell until ``close``."""
 
+    observed_for = "the memory guard"
+
     _in_force: ClassVar[weakref.WeakSet[MemoryGuard]] = weakref.WeakSet()
     """Guards of this process, whose limit its forked children must not keep."""
 

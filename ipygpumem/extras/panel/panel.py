@@ -105,6 +105,8 @@ def _context_of_request(kernel: Any) -> Context:
 class Feed:
     """Feeds all views of one shell's panel; observes cells only to find the largest names after them."""
 
+    observed_for = "the panel"
+
     def __init__(self, app: App) -> None:
         self._app = app
         self._nvml = Nvml()

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from ipygpumem.api.inventories import inventory_at
@@ -20,6 +20,7 @@ from ipygpumem.errors import FileError, GpuMemError, TraceError, describe_error,
 from ipygpumem.estimating import line_text
 from ipygpumem.extras.peak.bound import HostSpan, HostUse, bounded
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord
+from ipygpumem.failures import Block
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.survey import names_in
 from ipygpumem.meter.own_growth import growth_for
@@ -219,8 +220,11 @@ def _checked(save: str | os.PathLike[str]) -> Path:
     return place
 
 
-class PeakBlock:
+class PeakBlock(Block):
     """A block of code whose memory is followed; ``record`` has the result once it has ended."""
+
+    block_name = "peak"
+    lost_at_start = lost_at_end = "the memory of this block was not followed"
 
     def __init__(self, save: str | os.PathLike[str] | None) -> None:
         self._save = save
@@ -237,20 +241,32 @@ class PeakBlock:
             raise TraceError("the block has not ended: read its record below it")
         return self._peak.record
 
-    def __enter__(self) -> PeakBlock:
-        frame = sys._getframe(1)
+    def open_block(self) -> PeakBlock:
+        """Start following the memory."""
+        frame = _users_frame()
         self._peak = Peak(lambda: names_in(frame), self._save)
         try:
             self._peak.start()
-        except BaseException:  # an interrupt
+        except BaseException:  # an interrupt, too
             self._peak.drop()
             raise
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        frame = sys._getframe(1)
+    def close_block(self, error: BaseException | None) -> None:
+        """Stop, and make the record."""
+        frame = _users_frame()
         if self._peak is not None:
             self._peak.stop(lambda: inventory_at(frame), error)
+
+    def close_again(self) -> None:
+        """Stop following after a failed end."""
+        if self._peak is not None:
+            self._peak.drop()
+
+
+def _users_frame() -> FrameType:
+    """Return the frame of the code with the block, which calls ``Block``'s methods."""
+    return sys._getframe(3)
 
 
 def peak(*, save: str | os.PathLike[str] | None = None) -> PeakBlock:

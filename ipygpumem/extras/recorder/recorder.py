@@ -32,6 +32,8 @@ _TICK_SECONDS = 0.25
 class Recorder:
     """Records one shell's cells to a file while it is on."""
 
+    observed_for = "the recorder"
+
     def __init__(self, context: ShellContext) -> None:
         self._context = context
         self._writer: RecordingWriter | None = None

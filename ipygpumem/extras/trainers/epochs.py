@@ -10,8 +10,9 @@ from typing import Any
 
 from ipygpumem.api.shell import current_traces
 from ipygpumem.errors import MissingLibraryError
+from ipygpumem.failures import tell
+from ipygpumem.heap.interrupts import is_from_signal
 from ipygpumem.records import TraceRecord
-from ipygpumem.shell.error_isolation import report_internal_error
 from ipygpumem.units import MIB
 
 
@@ -69,8 +70,10 @@ def harmless(hook: Callable[..., None]) -> Callable[..., None]:
         try:
             hook(self, *args, **options)
         except Exception as error:
+            if is_from_signal(error):
+                raise
             epochs.has_failed = True
-            report_internal_error("the memory callback", error, hint="; it is disabled")
+            tell("the memory callback", error, "it is disabled")
             with contextlib.suppress(Exception):  # a failed object may fail again
                 epochs.close()
 

@@ -20,6 +20,8 @@ from ipygpumem.shell.registry import REWRITTEN
 _FIRST_LINE = re.compile(rf"%%({'|'.join(REWRITTEN)})(?:[ \t]+(.*?))?[ \t]*\r?\n?", re.DOTALL)
 _ON = re.compile(r"(?:^|\s)--on(?:[\s=]|$)")
 """Matches ``--on``: the cell runs on engines of a cluster, so it stays text."""
+_STRUCK = "__ipygpumem_struck__"
+"""Name of the exception that a cell's code raises."""
 _MARK = "%%"
 """Prefix of the argument of a rewritten call; no line written by a user starts with it."""
 
@@ -74,6 +76,20 @@ FIT_NAME = "__ipygpumem_fit__"
 """Built-in function that returns the running cell's fit to the loop."""
 _FIT = f"{FIT_NAME}()"
 _LOOP = f"while {_FIT}.again():\n    with {_FIT}:\n        pass\n"
+
+
+def raise_at_start(tree: Any, error: BaseException, shell: Any) -> None:
+    """Let a cell's code raise ``error`` in its first statement."""
+    if type(tree) is not ast.Module or not tree.body:
+        return
+    place = 0
+    for statement in tree.body[:-1]:
+        if type(statement) is not ast.ImportFrom or statement.module != "__future__":
+            break
+        place += 1  # such imports must come first
+    first = tree.body[place]
+    shell.builtin_trap.add_builtin(_STRUCK, error)  # until the cell's end
+    tree.body.insert(place, _at(f"raise {_STRUCK}", first))
 
 
 def loop_over_body(tree: Any, shell: Any) -> None:

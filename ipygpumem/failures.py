@@ -1,0 +1,137 @@
+"""Isolates our own failures from user code: the code runs all the same, and one line says what was not done."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from ipygpumem.errors import GpuMemError, describe_error
+from ipygpumem.heap.interrupts import is_from_signal
+
+_told: set[tuple[str, str]] = set()
+"""Components that have failed since the extension was loaded, each with the type of its error."""
+
+
+def forget_told() -> None:
+    """Tell all failures again, because the extension is being loaded."""
+    _told.clear()
+
+
+def tell(component: str, error: Exception, lost: str = "", *, asked: bool = False) -> None:
+    """Tell the user on stderr that a component of ours has failed: once for each type of error.
+
+    The texts of errors may differ in a number or an address, and one failure may come from several places.
+
+    Args:
+        component: its name.
+        error: its error.
+        lost: the work that was not done because of it, as in "this cell's memory was not measured".
+        asked: the user asked for just this work, so that a repeated failure is told again, without its reason.
+    """
+    kind = component, type(error).__name__
+    if kind in _told and not asked:
+        return
+    reason = " again" if kind in _told else f" ({_text_of(error)})"
+    _told.add(kind)
+    write(f"{component} failed{reason}", lost)
+
+
+def write(failure: str, lost: str = "") -> None:
+    """Write the line about a failure."""
+    but = f", but {lost}" if lost else ""
+    say(f"{failure}. Your code is not affected{but}.")
+
+
+def say(text: str) -> None:
+    """Write one line of ours to stderr, which the user may have replaced."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"ipygpumem: {text}\n")
+
+
+def _text_of(error: Exception) -> str:
+    try:
+        return describe_error(error)
+    except Exception:  # a user's error whose text cannot be read
+        return type(error).__name__
+
+
+def is_ours(error: BaseException) -> bool:
+    """Return True for a failure of ours: neither a mistake of the user's, nor an exception that a signal raised."""
+    return isinstance(error, Exception) and not isinstance(error, GpuMemError) and not is_from_signal(error)
+
+
+class Block:
+    """Base class of the ``with`` blocks that users write: if our work at an end fails, the user's code still runs.
+
+    The ``try`` statements are in the methods that Python itself calls, so that no call of ours is outside them.
+    """
+
+    block_name = "a block"
+    """Name of the component in the line about a failure."""
+    lost_at_start = ""
+    """The work that is not done if the start fails; ``lost_at_end`` says the same about the end."""
+    lost_at_end = ""
+    is_told_again = False
+    """True if each failed start is told, because the user must know of it."""
+
+    def open_block(self) -> Any:
+        """Do our work at the start of the block; return what ``as`` binds."""
+        return self
+
+    def close_block(self, error: BaseException | None) -> None:
+        """Do our work at the end of the block, which ``error`` leaves, if any."""
+
+    def __enter__(self) -> Any:
+        try:
+            return self.open_block()
+        except Exception as error:
+            if not is_ours(error):
+                raise
+            tell(f"the start of {self.block_name}", error, self.lost_at_start, asked=self.is_told_again)
+            return self.instead()
+
+    def instead(self) -> Any:
+        """Return what ``as`` binds after a failed start."""
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        try:
+            self.close_block(error)
+        except Exception as problem:
+            if not is_ours(problem):
+                raise
+            tell(f"the end of {self.block_name}", problem, self.lost_at_end)
+            self.close_again()
+
+    def close_again(self) -> None:
+        """Undo what is still in force after a failed end."""
+
+
+@dataclass
+class Made(Block):
+    """A block that is made when it opens: if that fails, the decorated function still runs."""
+
+    new: Callable[[], AbstractContextManager[object]]
+    block: AbstractContextManager[object] | None = None
+    block_name = "a decorator"
+    lost_at_start = lost_at_end = "this call was not measured"
+
+    def open_block(self) -> Any:
+        """Make and open the block."""
+        block = self.new()
+        opened = block.__enter__()
+        self.block = block
+        return opened
+
+    def close_block(self, error: BaseException | None) -> None:
+        """Close the block."""
+        if self.block is None:
+            return
+        if error is None:
+            self.block.__exit__(None, None, None)
+        else:
+            self.block.__exit__(type(error), error, error.__traceback__)

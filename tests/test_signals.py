@@ -1,0 +1,301 @@
+"""An exception of a user's signal handler leaves our commands and hooks as it would leave the user's code.
+
+The signal is raised at a call of one of our functions, so that no test depends on time.
+"""
+
+import functools
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import ipygpumem
+from ipygpumem.heap import interrupts
+from ipygpumem.shell.app import app_of
+from tests.test_faults import is_called_by_others
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="Windows has no alarms")
+PACKAGE = str(Path(ipygpumem.__file__).parent)
+
+
+class Alarm(Exception):
+    """A user's exception."""
+
+
+class HardAlarm(BaseException):
+    """A user's exception that no ``except Exception`` catches."""
+
+
+ERRORS = (Alarm, HardAlarm, TimeoutError, KeyboardInterrupt, MemoryError)
+
+
+@pytest.fixture(autouse=True)
+def _no_modules_of_tests(monkeypatch: pytest.MonkeyPatch, others_out_of_sight: None) -> None:
+    # The first look follows what users' modules hold. Here those are all tests that this process has run.
+    monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
+
+
+class Ringing:
+    """Installs a handler that raises ``error``, and rings the alarm at the ``number``-th call of our functions."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+        self.calls = 0
+        self.has_rung = False
+
+    def handler(self, number: int, frame: object) -> None:
+        self.fail()
+
+    def fail(self) -> None:
+        raise self.error("rang")
+
+    def run(self, action: Callable[[], object], number: int, handler: Any = None) -> BaseException | None:
+        """Run ``action`` and return the exception that left it."""
+        self.calls, self.has_rung = 0, False
+
+        def profile(frame: FrameType, event: str, argument: object) -> None:
+            if event != "call" or not frame.f_code.co_filename.startswith(PACKAGE) or is_called_by_others(frame):
+                return
+            self.calls += 1
+            if self.calls == number:
+                self.has_rung = True
+                signal.raise_signal(signal.SIGALRM)
+
+        installed = handler or self.handler
+        earlier = signal.signal(signal.SIGALRM, installed)
+        hook = sys.unraisablehook
+        sys.setprofile(profile)
+        try:
+            action()
+        except BaseException as error:
+            return error
+        finally:
+            sys.setprofile(None)
+            left = signal.getsignal(signal.SIGALRM)
+            signal.signal(signal.SIGALRM, earlier)
+            assert left is installed, "the user's handler is not back"
+            assert sys.unraisablehook is hook, "the user's hook is not back"
+        return None
+
+
+def places(calls: int, most: int) -> list[int]:
+    """Return the numbers of at most ``most`` calls, the first and the last among them."""
+    if calls <= most:
+        return list(range(1, calls + 1))
+    step = (calls - 1) / (most - 1)
+    return sorted({1 + round(index * step) for index in range(most)})
+
+
+COMMANDS = (
+    "%gpumem",
+    "%gpumem on",
+    "%gpumem quiet on",
+    "%gpumem status",
+    "%gpumem free",
+    "%gpumem leaks",
+    "%gpumem why data",
+    "%gpumem why data[:2]",
+    "%gpumem top",
+    "%gpumem top data",
+    "%gpumem tensors",
+    "%gpumem tensors --by name",
+    "%gpumem history",
+    "%gpumem recorder status",
+    "%gpumem guard off",
+    "%experiment status",
+    "%experiment list",
+    "%experiment compare",
+    "%experiment start other",
+    "%experiment keep data",
+    "%experiment end",
+)
+SAMPLES = [6, pytest.param(150, marks=pytest.mark.thorough)]
+
+
+@pytest.fixture
+def notebook(loaded: InteractiveShell) -> Iterator[InteractiveShell]:
+    loaded.run_cell("import numpy as np\ndata = np.zeros(300_000)\nolder = 1")
+    loaded.run_cell("%%experiment done\nold = 1")
+    yield loaded
+    for _ in app_of(loaded).experiments.open[:]:
+        loaded.run_line_magic("experiment", "end")
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("most", SAMPLES)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_handlers_exception_leaves_the_command(notebook: InteractiveShell, command: str, most: int) -> None:
+    name, _, line = command.lstrip("%").partition(" ")
+    experiments = app_of(notebook).experiments
+
+    def begin() -> None:
+        for experiment in reversed(experiments.open[:]):
+            experiments.finish(experiment)
+        if "keep" in command or "end" in command or "status" in command:
+            notebook.run_line_magic("experiment", "start here")
+
+    def action() -> None:
+        notebook.run_line_magic(name, line)
+
+    begin()
+    action()  # imports what is imported on first use
+    begin()
+    ringing = Ringing(Alarm)
+    assert ringing.run(action, 0) is None
+    wrong = []
+    for turn, number in enumerate(places(ringing.calls, most)):
+        begin()
+        ringing = Ringing(ERRORS[turn % len(ERRORS)])
+        error = ringing.run(action, number)
+        if ringing.has_rung and type(error) is not ringing.error:
+            wrong.append(f"{ringing.error.__name__} at call {number}: {error!r}")
+    assert not wrong, "\n".join(wrong)
+
+
+def raising(error: type[BaseException], number: int, frame: object) -> None:
+    raise error("rang")
+
+
+class Handler:
+    """A handler that is neither a function nor a method."""
+
+    def __call__(self, number: int, frame: object) -> None:
+        raising(Alarm, number, frame)
+
+
+def one_shot(number: int, frame: object) -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    raise Alarm("rang")
+
+
+def swallowed_in_a_library(number: int, frame: object) -> None:
+    try:
+        raise ValueError
+    except ValueError as error:
+        raise Alarm("rang") from error
+
+
+HANDLERS = (
+    functools.partial(raising, Alarm),
+    functools.partial(functools.partial(raising), Alarm),
+    Handler(),
+    Ringing(Alarm).handler,
+    swallowed_in_a_library,
+)
+
+
+@pytest.mark.parametrize("number", range(len(HANDLERS)))
+def test_any_kind_of_handler_is_recognised(notebook: InteractiveShell, number: int) -> None:
+    ringing = Ringing(Alarm)
+
+    def action() -> None:
+        notebook.run_line_magic("gpumem", "top")
+
+    ringing.run(action, 0)
+    for call in places(ringing.calls, 4):
+        error = ringing.run(action, call, HANDLERS[number])
+        assert type(error) is Alarm, call
+
+
+def test_a_handler_that_removes_itself_is_recognised(notebook: InteractiveShell) -> None:
+    earlier = signal.signal(signal.SIGALRM, one_shot)
+    try:
+        with pytest.raises(Alarm), interrupts.reraise_swallowed():
+            try:
+                signal.raise_signal(signal.SIGALRM)
+            except Alarm as error:
+                assert interrupts.is_from_signal(error)
+        assert signal.getsignal(signal.SIGALRM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGALRM, earlier)
+
+
+def test_an_error_of_our_own_is_no_handlers(notebook: InteractiveShell) -> None:
+    try:
+        raise Alarm
+    except Alarm as error:
+        assert not interrupts.is_from_signal(error)
+
+
+def test_the_traceback_shows_the_handler_and_not_our_frames(notebook: InteractiveShell) -> None:
+    ringing = Ringing(Alarm)
+
+    def action() -> None:
+        notebook.run_line_magic("gpumem", "top")
+
+    ringing.run(action, 0)
+    error = ringing.run(action, ringing.calls // 2)
+    assert error is not None
+    names = []
+    trace = error.__traceback__
+    while trace is not None:
+        names.append(
+            trace.tb_frame.f_code.co_qualname if sys.version_info >= (3, 11) else trace.tb_frame.f_code.co_name
+        )
+        trace = trace.tb_next
+    assert names[-2:] == [
+        name if sys.version_info >= (3, 11) else name.rpartition(".")[2] for name in ("Ringing.handler", "Ringing.fail")
+    ]
+    assert not [name for name in names if "largest" in name or "take" in name]
+
+
+CELLS = {
+    "plain": "log.append(2)",
+    "experiment": """%%experiment e
+old = new = 2
+log.append(old)
+""",
+    "a block": """
+with ipygpumem.experiment("e"):
+    old = new = 2
+    log.append(old)
+""",
+}
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("most", [12, pytest.param(400, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", CELLS)
+def test_a_handlers_exception_in_our_hooks_is_the_cells(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str], name: str, most: int
+) -> None:
+    """Before the cell's code its first statement raises it; afterwards it becomes the cell's error."""
+    results: list[Any] = []
+
+    def begin() -> None:
+        loaded.run_cell("import ipygpumem\nold, log = 1, []\nglobals().pop('new', None)")
+        capsys.readouterr()
+
+    def action() -> None:
+        results.append(loaded.run_cell(CELLS[name]))
+
+    begin()
+    action()
+    begin()
+    ringing = Ringing(Alarm)
+    assert ringing.run(action, 0) is None
+    wrong = []
+    for turn, number in enumerate(places(ringing.calls, most)):
+        begin()
+        results.clear()
+        ringing = Ringing(ERRORS[turn % len(ERRORS)])
+        left = ringing.run(action, number)
+        if not ringing.has_rung:
+            continue
+        text = "".join(capsys.readouterr())
+        raised = [result.error_before_exec or result.error_in_exec for result in results]
+        is_right = left is None and [type(error) for error in raised] == [ringing.error]
+        is_right &= "Error in callback" not in text and "Your code is not affected" not in text
+        is_right &= loaded.user_ns["old"] == 1 and "new" not in loaded.user_ns
+        is_right &= loaded.user_ns["log"] in ([], [2]) and app_of(loaded).experiments.open == []
+        if not is_right:
+            names = {key: loaded.user_ns.get(key) for key in ("old", "new", "log")}
+            wrong.append(f"{ringing.error.__name__} at call {number}: {left!r}, {raised}, {names}\n{text}")
+    assert not wrong, f"{len(wrong)}\n" + "\n".join(wrong)
+    begin()
+    assert loaded.run_cell(CELLS[name]).success
