@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipygpumem.errors import GpuMemError, describe_error
-from ipygpumem.heap.interrupts import is_from_signal
+from ipygpumem.heap.interrupts import is_from_signal, stop_listening
 
 _told: set[tuple[str, str]] = set()
 """Components that have failed since the extension was loaded, each with the type of its error."""
@@ -88,8 +88,10 @@ class Block:
     def __enter__(self) -> Any:
         try:
             return self.open_block()
-        except Exception as error:
-            if not is_ours(error):
+        except BaseException as error:
+            if is_from_signal(error):
+                stop_listening()
+            if not isinstance(error, Exception) or not is_ours(error):
                 raise
             tell(f"the start of {self.block_name}", error, self.lost_at_start, asked=self.is_told_again)
             return self.instead()
@@ -101,8 +103,10 @@ class Block:
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         try:
             self.close_block(error)
-        except Exception as problem:
-            if not is_ours(problem):
+        except BaseException as problem:
+            if is_from_signal(problem):
+                stop_listening()
+            if not isinstance(problem, Exception) or not is_ours(problem):
                 raise
             tell(f"the end of {self.block_name}", problem, self.lost_at_end)
             self.close_again()

@@ -114,7 +114,7 @@ COMMANDS = (
     "%experiment keep data",
     "%experiment end",
 )
-SAMPLES = [6, pytest.param(150, marks=pytest.mark.thorough)]
+SAMPLES = [6, pytest.param(40, marks=pytest.mark.thorough)]
 
 
 @pytest.fixture
@@ -259,7 +259,7 @@ with ipygpumem.experiment("e"):
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("most", [12, pytest.param(400, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("most", [12, pytest.param(100, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", CELLS)
 def test_a_handlers_exception_in_our_hooks_is_the_cells(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str], name: str, most: int

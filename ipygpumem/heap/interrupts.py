@@ -80,8 +80,7 @@ class reraise_swallowed:  # noqa: N801  # reads as part of the "with" statement
         if self._around_users_code and error is not None and is_from_signal(error):
             self._raised.append(error)
         if not any(error is raised for raised in self._raised):
-            earlier_hook = self._earlier_hook or sys.__unraisablehook__  # None once the block has ended
-            earlier_hook(unraisable)
+            self._earlier_hook(unraisable)
 
     def _stop(self) -> None:
         """Restore the handlers and the hook, unless other code has installed others."""
@@ -92,7 +91,7 @@ class reraise_swallowed:  # noqa: N801  # reads as part of the "with" statement
             self._listeners.pop()
         if sys.unraisablehook is self._hook and self._hook is not None:
             sys.unraisablehook = self._earlier_hook
-        self._hook = self._earlier_hook = None  # otherwise this object would be garbage itself
+        self._hook = None  # otherwise this object would be garbage itself
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         __tracebackhide__ = True
@@ -111,6 +110,18 @@ class reraise_swallowed:  # noqa: N801  # reads as part of the "with" statement
             raise BaseException.with_traceback(pending, _handlers_part(pending.__traceback__))
         finally:
             del pending, error  # no cycle: the traceback refers to this frame
+
+
+def stop_listening() -> None:
+    """Restore the user's handlers and hook after an exception of a signal that arrived at the very end of a block."""
+    for number in _SIGNALS:
+        handler = getsignal(number)
+        if type(handler) is _Listener:
+            signal.signal(number, _original(handler))
+    hook: Any = sys.unraisablehook
+    while type(hook) is MethodType and hook.__func__ is reraise_swallowed._note:
+        hook = hook.__self__._earlier_hook
+    sys.unraisablehook = hook
 
 
 def _most_urgent(raised: list[BaseException]) -> BaseException:

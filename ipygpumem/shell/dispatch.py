@@ -105,8 +105,11 @@ class _Called:
                 self.__self__.call(self.__name__, line, cell)
         except UsageError:
             raise
-        except Exception as error:
+        except BaseException as error:
             if interrupts.is_from_signal(error):
+                interrupts.stop_listening()
+                raise
+            if not isinstance(error, Exception):
                 raise
             guard = self.__self__._app.context.guard
             guard.failed(f"%{self.__name__}", error, _LOST.get(self.__name__, ""), asked=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ipygpumem.failures import forget_told, tell
-from ipygpumem.heap.interrupts import is_from_signal
+from ipygpumem.heap.interrupts import is_from_signal, stop_listening
 
 Part = tuple[Callable[..., object], str]
 """A part of our work in a hook, and what was not done if it fails, as in "this cell's memory was not measured"."""
@@ -72,6 +72,8 @@ class Guard:
             except BaseException as error:
                 is_struck = is_from_signal(error)
                 if is_struck or not isinstance(error, Exception):
+                    if is_struck and struck is not None:
+                        stop_listening()
                     self._call(name, instead, args, options, lost)
                     if not is_struck or struck is None:
                         raise

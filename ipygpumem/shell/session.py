@@ -135,6 +135,7 @@ class Session:
         except BaseException as error:
             if not interrupts.is_from_signal(error):
                 raise
+            interrupts.stop_listening()
             cell.struck_after = error
             self._drop(cell)
         parts = [
