@@ -22,7 +22,7 @@ def forget_told() -> None:
 
 
 def tell(component: str, error: Exception, lost: str = "", *, asked: bool = False) -> None:
-    """Tell the user on stderr that a component of ours has failed: once for each type of error.
+    """Tell the user on stderr that one of our components has failed: once for each type of error.
 
     The texts of errors may differ in a number or an address, and one failure may come from several places.
 
@@ -60,7 +60,7 @@ def _text_of(error: Exception) -> str:
 
 
 def is_ours(error: BaseException) -> bool:
-    """Return True for a failure of ours: neither a mistake of the user's, nor an exception that a signal raised."""
+    """Return True for our own failure, not for a user's mistake or a signal's exception."""
     return isinstance(error, Exception) and not isinstance(error, GpuMemError) and not is_from_signal(error)
 
 
@@ -79,7 +79,7 @@ class Block:
     """True if each failed start is told, because the user must know of it."""
 
     def open_block(self) -> Any:
-        """Do our work at the start of the block; return what ``as`` binds."""
+        """Do our work at the start of the block; return the object that ``as`` binds."""
         return self
 
     def close_block(self, error: BaseException | None) -> None:
@@ -97,7 +97,7 @@ class Block:
             return self.instead()
 
     def instead(self) -> Any:
-        """Return what ``as`` binds after a failed start."""
+        """Return the object that ``as`` binds after a failed start."""
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:

@@ -1,7 +1,7 @@
 """Passes on exceptions of signal handlers: a Ctrl-C, or any exception that a user's handler of an alarm raises.
 
 Python calls a handler between two bytecode instructions of the main thread, so its exception may be raised anywhere in
-our code. There it would look like a failure of ours. CPython itself swallows it in a finaliser, a weak reference's
+our code. There it would look like our own failure. CPython itself swallows it in a finaliser, a weak reference's
 callback or a callback of the collector, which are the first Python code to run after a long collection.
 """
 
@@ -83,7 +83,7 @@ class reraise_swallowed:  # noqa: N801  # reads as part of the "with" statement
             self._earlier_hook(unraisable)
 
     def _stop(self) -> None:
-        """Restore the handlers and the hook, unless other code has installed others."""
+        """Restore the handlers and the hook, unless other code has replaced them."""
         while self._listeners:
             number, listener = self._listeners[-1]
             if getsignal(number) is listener:
@@ -120,7 +120,8 @@ def stop_listening() -> None:
             signal.signal(number, _original(handler))
     hook: Any = sys.unraisablehook
     while type(hook) is MethodType and hook.__func__ is reraise_swallowed._note:
-        hook = hook.__self__._earlier_hook
+        block: Any = hook.__self__
+        hook = block._earlier_hook
     sys.unraisablehook = hook
 
 

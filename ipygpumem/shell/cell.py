@@ -107,10 +107,10 @@ class Cell:
 
 
 class CellObserver(Protocol):
-    """Observes cells: the session calls each hook of all observers in the cell's own thread."""
+    """Observes cells: the session calls each hook of all observers in the cell's own thread.
 
-    observed_for: str
-    """The feature that observes cells, in words for the user."""
+    An observer may have a text ``observed_for``, its feature in words for the user.
+    """
 
     def cell_begins(self, cell: Cell) -> None:
         """Prepare for a cell; its measurement has begun, its timer has not."""

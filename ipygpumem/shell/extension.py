@@ -106,7 +106,7 @@ class Extension:
     def _cell_begins(self, info: Any) -> None:
         self._struck = None
         with interrupts.reraise_swallowed():
-            self._guarded.each("pre_run_cell", (self._observe_both_ends, "transformers of others may hide code"))
+            self._guarded.each("pre_run_cell", (self._observe_both_ends, "other transformers may hide code"))
             self.app.session.cell_begins(info)
 
     def _struck_before(self, error: BaseException, _: Any) -> None:

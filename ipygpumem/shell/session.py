@@ -64,7 +64,7 @@ class Session:
 
         begins: list[Part] = [(measure, "this cell's memory was not measured")]
         begins += [
-            (partial(observer.cell_begins, cell), f"{observer.observed_for} missed this cell's start")
+            (partial(observer.cell_begins, cell), f"{_feature(observer)} missed this cell's start")
             for observer in self.observers
         ]
         source = getattr(info, "raw_cell", None)
@@ -127,7 +127,7 @@ class Session:
             (lambda _: reports.extend(cell.below), "this cell's reports were not shown"),
         ]
         parts += [
-            (partial(ended, observer), f"{observer.observed_for} missed this cell's end") for observer in self.observers
+            (partial(ended, observer), f"{_feature(observer)} missed this cell's end") for observer in self.observers
         ]
         try:
             with interrupts.reraise_swallowed():
@@ -260,9 +260,14 @@ class Session:
         self._waits_to_be_shown = False
         shown: list[Part] = [(self._subscribers.shown, "this cell's record was not passed to its subscribers")]
         shown += [
-            (observer.shown, f"{observer.observed_for} missed that this cell was shown") for observer in self.observers
+            (observer.shown, f"{_feature(observer)} missed that this cell was shown") for observer in self.observers
         ]
         self._context.guard.each("post_run_cell", *shown)
+
+
+def _feature(observer: CellObserver) -> str:
+    """Return the feature that observes cells, in words for the user."""
+    return getattr(observer, "observed_for", "a part of ipygpumem")
 
 
 def _error(cell: Cell, result: Any) -> BaseException | None:
