@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import overload
 
 from ipygpumem.api.shell import current_shell
-from ipygpumem.api.traces import F, can_decorate, run_inside
+from ipygpumem.api.traces import F, can_decorate, decorated, run_inside
 from ipygpumem.errors import GpuMemError
 from ipygpumem.failures import Block, is_ours, tell
 from ipygpumem.reclaim import tracebacks
@@ -54,12 +54,7 @@ def clear_tracebacks(function: F | None = None, /) -> Clearing | F:
     3
     """
     if function is not None:
-        if not can_decorate(function):
-            raise GpuMemError(
-                "clear_tracebacks cannot decorate classes or async generators: "
-                "write with ipygpumem.clear_tracebacks(): inside"
-            )
-        return run_inside(function, Clearing)
+        return decorated(function, lambda: _cleared(function), "clear_tracebacks")
     try:
         shell = current_shell()
         for error in stored_errors(shell):
@@ -69,3 +64,12 @@ def clear_tracebacks(function: F | None = None, /) -> Clearing | F:
             raise
         tell("clear_tracebacks", problem, "the locals of stored errors stay in memory", asked=True)
     return Clearing()
+
+
+def _cleared(function: F) -> F:
+    if not can_decorate(function):
+        raise GpuMemError(
+            "clear_tracebacks cannot decorate classes or async generators: "
+            "write with ipygpumem.clear_tracebacks(): inside"
+        )
+    return run_inside(function, Clearing)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import describe_error
 from ipygpumem.heap.garbage import Garbage
+from ipygpumem.heap.interrupts import is_from_signal
 from ipygpumem.meter import traces
 from ipygpumem.report import text
 
@@ -56,6 +57,8 @@ def show(report: Report, **where: Any) -> None:
         else:
             app.context.display.show([report], **where)
     except Exception as error:  # a broken stdout or display must not stop user code
+        if is_from_signal(error):
+            raise
         say_broken(describe_error(error))
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 
 from ipygpumem.api.shell import current_shell, current_traces, loaded_app, show
 from ipygpumem.errors import NotLoadedError, ProbeError, TraceError
-from ipygpumem.failures import Block, Made
+from ipygpumem.failures import Block, Made, is_ours, tell
 from ipygpumem.introspect import is_instance, text_of, type_name
 from ipygpumem.meter import traces as measuring
 from ipygpumem.meter.meter import Measurement
@@ -141,7 +141,7 @@ class Trace(Block):
 
     def __call__(self, function: F) -> F:
         """Return ``function`` with each call measured in its own trace."""
-        return _traced(function, self.label, silent=self.silent)
+        return decorated(function, lambda: _traced(function, self.label, silent=self.silent), "trace")
 
 
 @overload
@@ -172,7 +172,7 @@ def trace(what: str | F = "", /, *, silent: bool = False) -> Trace | F:
     'load'
     """
     if callable(what) or isinstance(what, classmethod):
-        return _traced(what, "", silent=False)
+        return decorated(what, lambda: _traced(what, "", silent=False), "trace")
     return Trace(what, silent=silent)
 
 
@@ -195,6 +195,17 @@ def _traced(function: F, label: str, *, silent: bool) -> F:
 
 
 # -- functions that run in a block ---------------------------------------------------------------------------
+
+
+def decorated(function: F, decorate: Callable[[], F], name: str) -> F:
+    """Return the result of one of our decorators, or the function itself if the decorator fails."""
+    try:
+        return decorate()
+    except Exception as error:
+        if not is_ours(error):
+            raise
+        tell(f"the decorator {name}", error, "the function runs without it")
+        return function
 
 
 def can_decorate(function: object) -> bool:

@@ -684,9 +684,9 @@ class Experiment(Block):
         parts: list[Part] = [
             (self._saw_failure, "memory that its error holds is freed at the cell's end"),
             (lambda _: self._end_once(), self.lost_at_end),
+            (lambda _: self._end_again(), "the experiment is still open"),  # an interrupt may have come before it ended
         ]
         self._context.guard.each_with((error,), f"the end of {self.block_name}", parts)
-        self._end_again()
 
     def close_again(self) -> None:
         """End the experiment after a failure at the end of its ``with`` block."""

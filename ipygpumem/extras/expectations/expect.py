@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from ipygpumem.api.inventories import diff, tensors
-from ipygpumem.api.traces import Trace, can_decorate, run_inside
+from ipygpumem.api.traces import Trace, can_decorate, decorated, run_inside
 from ipygpumem.errors import MemoryExpectationError, TraceError
-from ipygpumem.failures import Block
+from ipygpumem.failures import Block, is_ours, tell
 from ipygpumem.records import OUTSIDE, TraceRecord
 from ipygpumem.report.content import trace_report
 from ipygpumem.report.inventory import difference_report
@@ -57,6 +57,9 @@ class Expectation(Block):
 
     def __call__(self, function: F) -> F:
         """Return ``function`` with each call in a block of its own."""
+        return decorated(function, lambda: self._checked(function), "expect")
+
+    def _checked(self, function: F) -> F:
         if not can_decorate(function):
             raise TraceError("expect cannot decorate classes or async generators: write with ipygpumem.expect(...):")
         return run_inside(function, lambda: Expectation(*self._given))
@@ -67,6 +70,18 @@ class Expectation(Block):
             if limit is not None and usage.peak_delta_bytes > limit:
                 used, expected = format_bytes(usage.peak_delta_bytes), format_bytes(limit)
                 yield f"{device_label(usage.device)}: the peak was {used} above the start, expected {expected}"
+
+
+class Unchecked(Expectation):
+    """Stands for an expectation that could not be created: it checks nothing."""
+
+    def __init__(self) -> None:
+        self._ram = self._gpu = None
+        self._trace = Trace("expected", silent=True)
+
+    def __call__(self, function: F) -> F:
+        """Return the function itself."""
+        return function
 
 
 def expect(*, ram: float | str | None = None, gpu: float | str | None = None) -> Expectation:
@@ -88,7 +103,13 @@ def expect(*, ram: float | str | None = None, gpu: float | str | None = None) ->
     >>> with ipygpumem.expect(ram="64MiB"):
     ...     data = bytes(2**20)
     """
-    return Expectation(ram, gpu)
+    try:
+        return Expectation(ram, gpu)
+    except Exception as error:
+        if not is_ours(error):
+            raise
+        tell("expect", error, Expectation.lost_at_start, asked=True)
+        return Unchecked()
 
 
 def measured(function: F, **limits: Any) -> F:
