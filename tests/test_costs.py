@@ -22,8 +22,8 @@ from tests.kernel import Kernel
 from tests.steps import works
 
 MOST = {
-    "a trivial cell": 183,
-    "an empty experiment": 1250,
+    "a trivial cell": 200,
+    "an empty experiment": 1320,
     "an empty experiment, each object": 0,
     "an empty experiment, each name": 0.005,
     "%gpumem status, each object": 0.02,
@@ -39,7 +39,7 @@ MOST = {
     "a recovery, each frame": 150,
     "with torch, the first experiment": 2300,
     "with torch, an empty experiment": 2000,
-    "with torch, a trivial cell": 184,
+    "with torch, a trivial cell": 201,
     "a guarded cell": 217,
     "%gpumem tensors, each tensor": 1.5,
     "an experiment that leaves tensors, each tensor": 10.5,
