@@ -18,7 +18,7 @@ from tests.kernel import Kernel, Reply
 from tests.steps import plain
 
 _GROUP_BYTES = 1 << 30
-_SECONDS = 120.0
+_SECONDS = 12.0
 _MODES = {"none": "", "guard": "%gpumem guard on", "touched": "%gpumem guard on --touched"}
 _POOL = "import multiprocessing as mp\nwith mp.get_context('fork').Pool({n}) as pool: "
 

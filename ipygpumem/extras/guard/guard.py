@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 
 from ipygpumem.extras.guard.headroom import Figures, Headroom
 from ipygpumem.extras.guard.limit import NO_LIMIT, AllocationLimit
+from ipygpumem.extras.guard.raising import raise_around
 from ipygpumem.extras.guard.replacing import Around, replace
 from ipygpumem.heap.bulk import OBSERVERS
 from ipygpumem.introspect import is_instance, text_of
@@ -111,9 +112,9 @@ class MemoryGuard:
         self._kept = self._reserve * 3 // 2
         """Memory left at which a cell is interrupted, and at which an allocation is refused."""
         self._touched = headroom.now().data_bytes is None or resource is None or touched
-        self._limit = AllocationLimit(self._measure)
+        self._limit = AllocationLimit(headroom.data_bytes, self._measure)
         self._lock = threading.Lock()
-        """Held while the files are read and the cell is struck; the limit's lock is taken inside it, never around it."""
+        """Protects the files and the cell. The limit's lock is taken inside it, never the other way round."""
         self._cell: Cell | None = None
         self._is_failing = self._struck = False
         self._sleeps = False
@@ -151,6 +152,8 @@ class MemoryGuard:
         if history := getattr(self._context.shell, "history_manager", None):  # starts its thread again after a fork
             self._replace(history, "store_inputs", self._lifted)
         self._replace_custom_exceptions(self._context.shell)
+        for undo in raise_around(self._limit):
+            self._undo.callback(undo)
         for module, name in _WITHOUT_LIMIT:
             if hasattr(sys.modules.get(module), name):
                 self._replace(sys.modules[module], name, self._lifted)
@@ -187,6 +190,7 @@ class MemoryGuard:
         self._code_ended()
         with self._lock:  # the thread may be reading the files that are closed next
             self._in_force.discard(self)
+        self._limit.end()
         self._undo.close()
 
     @property
@@ -233,6 +237,28 @@ class MemoryGuard:
         left = figures.available_bytes - reserve
         return max(0, left if self._most is None else min(left, self._most - figures.private_bytes))
 
+    def _slack_in(self, figures: Figures) -> int:
+        """Return the bytes that stay free although the cell has used up its memory.
+
+        libzmq's own threads allocate a few KiB when a front-end sends a message, and end the process where that is
+        refused. A loop that tries again and again uses the slack up, an eighth of the rest at each look, but never the
+        reserve.
+        """
+        left = figures.available_bytes - self._reserve
+        if self._most is not None:
+            left = min(left, self._most_private - figures.private_bytes)
+        return max(0, left // 8)
+
+    def _cushion_in(self, figures: Figures) -> int:
+        """Return the bytes that may be added to the limit while code around the user's runs.
+
+        It is half of what is left above half of the reserve, so that other threads get less each time that they use it.
+        """
+        left = figures.available_bytes - self._reserve // 2
+        if self._most is not None:
+            left = min(left, self._most_private + self._kept - figures.private_bytes)
+        return max(0, left // 2)
+
     def _spare_in(self, figures: Figures) -> int:
         """Return the bytes that the cell may still use before it is interrupted."""
         left = figures.available_bytes - self._least
@@ -243,13 +269,13 @@ class MemoryGuard:
         if figures.data_bytes is None:
             return
         left = self._left_in(figures, self._kept)
-        wanted = max(figures.data_bytes + left, self._floor)
+        wanted = max(figures.data_bytes + max(left, self._slack_in(figures)), self._floor)
         if self._aborting() or (self._touched and left):
             wanted = NO_LIMIT
         with self._limit.lock:
             if self._touched and not left:
                 self._left = self._left_in(figures)
-            self._limit.set_bounds(wanted, keep_room=self._is_failing)
+            self._limit.set_bounds(wanted, self._cushion_in(figures), keep_room=self._is_failing)
 
     def _measure(self) -> None:
         """Renew the limit after a call that took memory for long."""
@@ -308,7 +334,9 @@ class MemoryGuard:
             if not (self._touched or self._aborting()) and (figures.data_bytes or 0) - figures.private_bytes < left:
                 least = _TICK_SECONDS  # else pages allocated earlier could use up the memory without meeting the limit
             pause = min((left + self._least // 2) / _BYTES_PER_SECOND, _LONG_TICK_SECONDS)
-            self._sleeps = cell is None and pause < _IDLE_SECONDS
+            self._sleeps = cell is None and pause < _IDLE_SECONDS and not self._limit.is_on
+            if cell is None and self._limit.is_on and not self._limit.has_threads():
+                self._threads_ended()
             if left > 0:
                 self._struck_at = 0.0
             elif cell is not None and time.monotonic() - self._struck_at > _GRACE_SECONDS:
@@ -354,12 +382,21 @@ class MemoryGuard:
                 if not self._is_failing:
                     self._limit.add_room(self._room // 4)  # other threads may use it up
                 return
-            self._limit.add_room(self._room)
             was_failing, self._is_failing, self._struck = self._is_failing, True, False
-            if not was_failing and self._limit.wanted_bytes != NO_LIMIT:  # threads may have gone on since the last look
+            self._limit.add_room(min(self._room, _LAST_ROOM))
+            if not was_failing and self._limit.wanted_bytes != NO_LIMIT:
                 with contextlib.suppress(MemoryError, OSError, ValueError):
-                    wanted = max(self._limit.wanted_bytes, self._headroom.data_bytes() or 0)
-                    self._limit.set_bounds(wanted, keep_room=True)
+                    self._limit.follow()
+            self._limit.add_room(self._room_for_error())
+
+    def _room_for_error(self) -> int:
+        """Return the bytes for an error and its traceback; threads of the cell that go on may use them up."""
+        try:
+            figures = self._headroom.now()
+        except (MemoryError, OSError, ValueError):
+            return min(self._room, _LAST_ROOM)
+        room = self._cushion_in(figures) if self._limit.has_threads() else figures.available_bytes // 2
+        return min(self._room, room)
 
     @contextlib.contextmanager
     def _failing(self, options: dict[str, Any]) -> Iterator[None]:
@@ -421,14 +458,21 @@ class MemoryGuard:
         return left
 
     def _code_ended(self) -> list[Report]:
-        """Restore the user's limit: our own work, and callbacks between cells, have none."""
+        """Restore the user's limit, unless threads of the cell go on: our own work and callbacks have none."""
         with self._lock:
             cell, self._cell = self._cell, None
-            self._limit.end()
+            if not self._limit.has_threads():
+                self._limit.end()
             if self._struck and cell is not None:  # it may not have been raised yet
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(cell.thread), None)
             self._struck = False
         return []
+
+    def _threads_ended(self) -> None:
+        """Restore the user's limit after the last thread of a cell, if no other cell has begun."""
+        with self._limit.lock:
+            if self._cell is None:
+                self._limit.end()
 
     def cell_ended(self, cell: Cell) -> Sequence[Report]:
         """Return the report of an error that the guard caused."""

@@ -4,21 +4,47 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 
 from ipygpumem.probes.host import PAGE_BYTES
 from ipygpumem.probes.own_limits import resource
+from ipygpumem.units import MIB
 
 NO_LIMIT = -1
+SMALL_BYTES = 2 * MIB
+"""Memory that a call needs that starts no thread: Python asks the system for 1 MiB at once."""
 
 _MARK = 1907
 """Our limits, divided by the page size, have this remainder. Linux ignores it; code may save and restore them."""
+_LEAST_BYTES = MIB // 4
+"""Memory that such a call gets, however little is left: opening a socket takes a part of it."""
+_RAISED_SECONDS = 1.0
+"""Longest time for which one call raises the limit: a socket may wait for a message for hours."""
+_STACK_BYTES = 8 * MIB
+"""A thread's stack where the system does not limit it."""
+
+
+def stack_bytes() -> int:
+    """Return the address space of a new thread's stack, which ``RLIMIT_DATA`` counts whether it is used or not."""
+    chosen = threading.stack_size()
+    if chosen or resource is None:
+        return chosen or _STACK_BYTES
+    soft = int(resource.getrlimit(resource.RLIMIT_STACK)[0])
+    return _STACK_BYTES if soft == NO_LIMIT else soft
 
 
 class AllocationLimit:
-    """Refuses allocations beyond ``wanted_bytes`` while ``is_on``, in all threads and in native code."""
+    """Refuses allocations beyond ``wanted_bytes`` while ``is_on``, in all threads and in native code.
 
-    def __init__(self, renew: Callable[[], None]) -> None:
+    The limit cannot tell the user's code from the code around it, and some native code ends the process where an
+    allocation is refused: libzmq, when a thread prints for the first time. So the limit is raised for a moment around
+    such calls (``enter`` and ``leave``), and absent while a process is started (``lifted``). Other threads may use up
+    what is added meanwhile, so it is a part of the memory that is really left.
+    """
+
+    def __init__(self, data_bytes: Callable[[], int | None], renew: Callable[[], None]) -> None:
         """``renew`` measures the memory left and calls ``set_bounds``."""
         self.lock = threading.RLock()
         """Reentrant: the garbage collector may close a socket while it is held."""
@@ -26,13 +52,20 @@ class AllocationLimit:
         """True while a cell's code runs."""
         self.wanted_bytes = NO_LIMIT
         """The limit for the cell's code."""
-        self._renew = renew
+        self._data_bytes, self._renew = data_bytes, renew
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        """Threads that were started under this limit."""
         self._users = NO_LIMIT if resource is None else int(resource.getrlimit(resource.RLIMIT_DATA)[0])
         """The limit before ours."""
         self._room_bytes = 0
         """Added for an error and its traceback."""
-        self._lifts = 0
-        """Number of calls for which the limit is lifted now."""
+        self._cushion_bytes = 0
+        """Bytes that may be added while the limit is raised."""
+        self._raised_bytes = 0
+        """The limit while it is raised."""
+        self._lifts = self._raises = 0
+        """Number of calls for which the limit is lifted or raised now."""
+        self._raised_until = 0.0
 
     def is_users(self) -> bool:
         """Return True if other code has set a limit since this guard was switched on; it may also lift the user's."""
@@ -41,10 +74,21 @@ class AllocationLimit:
             self._users = NO_LIMIT
         return soft != self._users and soft % PAGE_BYTES != _MARK
 
+    def add_thread(self, thread: threading.Thread) -> None:
+        """Note that a thread was started while the limit was in force."""
+        with self.lock:
+            self._threads.add(thread)
+
+    def has_threads(self) -> bool:
+        """Return True if a thread that was started in a cell still runs."""
+        with self.lock:
+            threads = list(self._threads)
+        return any(thread.is_alive() for thread in threads)
+
     def begin(self) -> None:
         """Begin to limit a cell's code at the next ``set_bounds``."""
         with self.lock:
-            self.is_on, self._room_bytes = True, 0
+            self.is_on, self._room_bytes, self._raised_until = True, 0, 0.0
 
     def end(self) -> None:
         """Restore the user's limit: our own work, and callbacks between cells, have none of ours."""
@@ -52,12 +96,19 @@ class AllocationLimit:
             self.is_on = False
             self._apply()
 
-    def set_bounds(self, wanted_bytes: int, *, keep_room: bool) -> None:
-        """Set the limit for the cell's code."""
+    def set_bounds(self, wanted_bytes: int, cushion_bytes: int, *, keep_room: bool) -> None:
+        """Set the limit for the cell's code, and what is added while the limit is raised."""
         with self.lock:
-            self.wanted_bytes = wanted_bytes
+            self.wanted_bytes, self._cushion_bytes = wanted_bytes, cushion_bytes
             if not keep_room:
                 self._room_bytes = 0
+            if self.is_on:
+                self._apply()
+
+    def follow(self) -> None:
+        """Raise the limit to the memory allocated now: threads may have gone on since the last look."""
+        with self.lock:
+            self.wanted_bytes = max(self.wanted_bytes, self._data_bytes() or 0)
             self._apply()
 
     def add_room(self, room_bytes: int) -> None:
@@ -69,7 +120,7 @@ class AllocationLimit:
     def abandon(self) -> None:
         """Restore the user's limit in a forked child, where another thread may have held the lock."""
         self.lock = threading.RLock()
-        self._lifts = 0
+        self._lifts = self._raises = 0
         self.end()
 
     @contextlib.contextmanager
@@ -94,11 +145,58 @@ class AllocationLimit:
                 self._lifts -= 1
             self._renew()  # a library may have allocated much that it does not use
 
+    def enter(self, needed_bytes: int) -> None:
+        """Raise the limit so that ``needed_bytes`` can be allocated; call ``leave`` afterwards."""
+        with self.lock:
+            self._raises += 1  # an interrupt right here leaves it too large, but not for long: see _RAISED_SECONDS
+            if not self.is_on or self.wanted_bytes == NO_LIMIT:
+                return
+            try:
+                self._raise(needed_bytes)
+            except MemoryError:  # not even our own code could run
+                self._raise_to(self._most())
+                self._raise(needed_bytes)
+
+    def is_used_up(self, needed_bytes: int = 0) -> bool:
+        """Return True if ``needed_bytes`` cannot be allocated, not even where the limit is raised."""
+        if not self.is_on or self.wanted_bytes == NO_LIMIT:
+            return False
+        return (self._data_bytes() or 0) + needed_bytes > self._most()
+
+    def leave(self, *, renew: bool) -> None:
+        """Undo ``enter``; ``renew`` where it has taken address space for long, which it hardly uses."""
+        with self.lock:
+            self._raises = max(0, self._raises - 1)
+            if self._raises == 0:
+                self._raised_bytes = 0
+                self._apply()
+        if renew and self.is_on:
+            self._renew()
+
+    def _raise(self, needed_bytes: int) -> None:
+        data_bytes = self._data_bytes() or 0
+        if data_bytes + needed_bytes > self._most():
+            self._renew()  # other threads have used up the cushion since the last look
+        size = min(data_bytes + needed_bytes, self._most())
+        self._raise_to(max(size, data_bytes + _LEAST_BYTES))
+
+    def _raise_to(self, size_bytes: int) -> None:
+        self._raised_bytes = max(self._raised_bytes, size_bytes)
+        self._raised_until = time.monotonic() + _RAISED_SECONDS
+        self._apply()
+
+    def _most(self) -> int:
+        """Return the limit that is never exceeded while it is raised."""
+        return self.wanted_bytes + self._room_bytes + self._cushion_bytes
+
     def _size(self) -> int:
         """Return the limit that is right now."""
         if not self.is_on or self._lifts or self.wanted_bytes == NO_LIMIT:
             return NO_LIMIT
-        return self.wanted_bytes + self._room_bytes
+        size = self.wanted_bytes + self._room_bytes
+        if self._raises and time.monotonic() < self._raised_until:
+            size = max(size, self._raised_bytes)
+        return size
 
     def _apply(self) -> None:
         self._set(self._size())
