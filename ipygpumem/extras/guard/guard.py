@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import errno
 import functools
 import os
 import signal
@@ -28,6 +27,7 @@ from typing import Any, ClassVar
 from ipygpumem.extras.guard.headroom import Figures, Headroom
 from ipygpumem.extras.guard.limit import NO_LIMIT, AllocationLimit
 from ipygpumem.extras.guard.raising import raise_around
+from ipygpumem.extras.guard.refusal import Refusal, refusal_in
 from ipygpumem.extras.guard.replacing import Around, replace
 from ipygpumem.heap.bulk import OBSERVERS
 from ipygpumem.introspect import is_instance, text_of
@@ -68,8 +68,7 @@ _COUNTED = (
     "The guard counts memory from its allocation, even if it is never used: %gpumem guard on --touched counts only "
     "memory in use, %gpumem guard off turns it off"
 )
-_NATIVE = "DefaultCPUAllocator", "bad_alloc"
-"""Parts of native code's messages about host memory."""
+_LIFT = "%gpumem guard off turns the guard off"
 _WITHOUT_LIMIT = (
     *(("_posixsubprocess", "fork_exec"), ("subprocess", "_fork_exec"), ("os", "posix_spawn"), ("os", "system")),
     *(("_imp", "create_dynamic"), ("ctypes", "_dlopen")),
@@ -418,35 +417,42 @@ class MemoryGuard:
         self._is_failing &= options.get("running_compiled_code", False)  # else the cell goes on, as after %run
 
     def _explained(self, error: BaseException | None) -> str:
-        """Return how the guard caused an error; empty if it did not."""
+        """Return how the guard caused an error, or one that led to it; empty if it did not."""
         if error is None:
             return ""
-        failure, is_plain = tracebacks.classify(error), _is_refusal(error)
-        if failure.kind != "oom" and not is_plain:
+        errors = list(tracebacks.chain(error))
+        if any(is_instance(item, MemoryGuardError) for item in errors):
+            return self._stopped_text()
+        if self._aborting() or self._limit.is_users():
             return ""
+        refusals = (refusal_in(item) for item in errors)
+        for refusal in refusals:
+            if refusal is not None and (text := self._refused_text(refusal)):
+                return text
+        return ""
+
+    def _stopped_text(self) -> str:
+        left = format_bytes(max(0, self._left))
+        return f"stopped the cell: only {left} of {self._whose} were left. {_LIFT}"
+
+    def _refused_text(self, refusal: Refusal) -> str:
+        """Return that the limit refused this request, as far as it is known; empty if something else did."""
         figures = self._headroom.now()
-        stopped = f"stopped the cell: only {format_bytes(self._left)} of {self._whose} were left"
-        if any(is_instance(item, MemoryGuardError) for item in tracebacks.chain(error)):
-            return stopped
-        on_host = failure.error.endswith("MemoryError") and failure.error != "OutOfMemoryError"  # that of a device
-        on_host |= is_plain or any(text in failure.message for text in _NATIVE)
-        is_limited = not (self._aborting() or self._limit.is_users())
-        if not is_limited or figures.data_bytes is None or not on_host:
-            return ""
-        asked = failure.requested_bytes
-        is_silent = asked is None and not is_plain  # Python's own error has no text
-        if self._touched:
-            return "" if self._left < 0 or (is_silent and tracebacks.field(error, "args")) else stopped
+        asked = refusal.asked_bytes
+        if figures.data_bytes is None or (asked or 0) > self._headroom.machine_bytes:
+            return ""  # no limit, or the request cannot be met without it either
+        if self._touched:  # the limit is in force only once nothing is left
+            return "" if self._left < 0 or refusal.kind == "raised" else self._stopped_text()
         left = self._left_at_refusal(figures.data_bytes)
         is_plenty = left > max(_LEAST_ROOM, self._given // 8)
-        if (asked or left) <= left - _LEAST_ROOM or (is_silent and (is_plenty or tracebacks.field(error, "args"))):
+        if asked is not None and asked <= left - _LEAST_ROOM:
             return ""
+        if asked is None and is_plenty and refusal.kind in ("raised", "internal"):
+            return ""
+        is_sure = refusal.kind in ("refused", "internal") and not (asked is None and is_plenty)
         what = "a request" if asked is None else format_bytes(asked)
-        is_raised = tracebacks.is_raised(error) if is_plain else failure.place != "host"
-        perhaps = "perhaps " * (is_raised or (asked is None and is_plenty))
-        unused = figures.data_bytes - figures.private_bytes > 4 * self._reserve or (asked or 0) > 2 * _LEAST_ROOM
-        remark = f". {_COUNTED}" if perhaps or is_plain or unused else ""
-        return f"{perhaps}refused {what}: {format_bytes(max(0, left))} of {self._whose} were left for this cell{remark}"
+        perhaps = "" if is_sure else "perhaps "
+        return f"{perhaps}refused {what}: {format_bytes(max(0, left))} of {self._whose} were left for this cell. {_COUNTED}"
 
     def _left_at_refusal(self, data_bytes: int) -> int:
         """Return the bytes left at a failed allocation: unwinding may have freed much, but the peak is known."""
@@ -535,13 +541,6 @@ def _shortened(error: BaseException | None) -> Iterator[None]:
     finally:
         for last, following in removed:
             last.tb_next = following
-
-
-def _is_refusal(error: BaseException) -> bool:
-    """Return True for the errors of ``mmap`` and of new threads, which need memory, too."""
-    if is_instance(error, OSError):
-        return bool(vars(OSError)["errno"].__get__(error) == errno.ENOMEM)
-    return bool(tracebacks.field(error, "args") == ("can't start new thread",))
 
 
 def _runs_code(frame: FrameType | None) -> bool:

@@ -44,6 +44,8 @@ class Headroom:
                     )
                     self._groups.append((version, limit, used, stat))
         sizes = [(int(_read(limit)), "the control group") for _, limit, _, _ in self._groups]
+        self.machine_bytes = int(psutil.virtual_memory().total + psutil.swap_memory().total)
+        """A larger request is refused by Linux itself."""
         self.total_bytes, name = min([*sizes, (int(psutil.virtual_memory().total), "the machine")])
         self.name = f"{name}'s {format_bytes(self.total_bytes)}"
         """The memory that may run out, in words."""

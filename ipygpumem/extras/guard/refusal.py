@@ -1,0 +1,73 @@
+"""Recognises the errors by which a refused allocation shows itself."""
+
+from __future__ import annotations
+
+import dis
+import errno
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal
+
+from ipygpumem.introspect import is_instance, type_name
+from ipygpumem.reclaim import tracebacks
+
+_NATIVE = ("DefaultCPUAllocator", "bad_alloc")
+"""Parts of native code's messages about host memory."""
+_INTERNAL = (
+    "error return without exception set",  # 3.11: no memory for the frame of a call
+    "without setting an exception",  # "<function> returned NULL without setting an exception"
+    "with an exception set",  # "<function> returned a result with an exception set"
+    "deallocated bytearray object has exported buffers",  # no memory for a new bytearray
+)
+"""Parts of the messages of a SystemError that CPython raises after it has lost a MemoryError."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An error that may come from a refused allocation."""
+
+    kind: Literal["refused", "system", "internal", "raised"]
+    """Memory was refused; the system refused a thread or a map, perhaps for another reason; CPython has lost the error;
+    Python code has raised it."""
+    asked_bytes: int | None = None
+
+
+def refusal_in(error: BaseException) -> Refusal | None:
+    """Return the refusal that an error tells of, without its chain; None for any other error."""
+    args = tracebacks.field(error, "args")
+    message = " ".join(part for part in args if type(part) is str)
+    if is_instance(error, SystemError):
+        is_internal = any(text in message for text in _INTERNAL)
+        return Refusal("internal") if is_internal else None
+    if is_instance(error, OSError):
+        number = vars(OSError)["errno"].__get__(error)
+        return Refusal("system") if number == errno.ENOMEM and not _is_raised(error) else None
+    if args == ("can't start new thread",):
+        return Refusal("system")
+    if not _is_about_host_memory(error, message):
+        return None
+    asked_bytes = tracebacks.classify(error).requested_bytes
+    if not _is_raised(error):
+        return Refusal("refused", asked_bytes)
+    return None if asked_bytes is None else Refusal("raised", asked_bytes)
+
+
+def _is_about_host_memory(error: BaseException, message: str) -> bool:
+    if not tracebacks.is_oom(error):
+        return False
+    if any(text in message for text in _NATIVE):
+        return True
+    is_devices = type_name(error).rpartition(".")[2] == "OutOfMemoryError"  # torch's, CuPy's
+    is_parsers = "stack overflow" in message  # of deeply nested source text
+    return is_instance(error, MemoryError) and not is_devices and not is_parsers
+
+
+def _is_raised(error: BaseException) -> bool:
+    """Return True if a ``raise`` statement created the error; one that raises it again comes later."""
+    trace: TracebackType | None = tracebacks.traceback_of(error)
+    if trace is None:
+        return True
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    instruction = trace.tb_frame.f_code.co_code[trace.tb_lasti]
+    return dis.opname[instruction] == "RAISE_VARARGS"
