@@ -75,6 +75,8 @@ class Recovery:
     def _ended(self, cell: Cell, error: BaseException | None) -> None:
         if error is not None:
             failure = self.saw(error)
+            if failure.kind == "error" and cell.guarded and not cell.guarded.startswith("perhaps"):
+                failure = replace(failure, kind="oom")  # CPython's SystemError for a deep recursion without memory
             releases = cell.released_by == id(error) or self._releases(failure)
             if cell.recovery is None and (releases or failure.poisoned):
                 cell.recovery = self._record(error, failure, cell, release=releases)

@@ -61,6 +61,8 @@ _ABORT = ("polars",)
 """Libraries that end the process if an allocation fails, so that allocations are not limited where they are loaded."""
 _SPARE_BYTES = 8 * MIB
 """Address space, which takes no RAM. Not ``malloc``'s, which would keep larger blocks after it was freed."""
+_STORE = "_format_exception_for_storage"
+"""IPython's method that formats each error of a cell for the history; since IPython 9."""
 _ROWS = 5
 _ENTRIES = 25
 """Entries shown at either end of a traceback."""
@@ -148,6 +150,8 @@ class MemoryGuard:
         OBSERVERS.append(self._look)
         self._undo.callback(OBSERVERS.remove, self._look)
         self._replace(self._context.shell, "showtraceback", self._failing)
+        if hasattr(self._context.shell, _STORE):
+            self._replace(self._context.shell, _STORE, self._storing)
         if history := getattr(self._context.shell, "history_manager", None):  # starts its thread again after a fork
             self._replace(history, "store_inputs", self._lifted)
         self._replace_custom_exceptions(self._context.shell)
@@ -166,7 +170,7 @@ class MemoryGuard:
         return hasattr(signal, "SIGURG") and signal.getsignal(signal.SIGURG) == self._raise
 
     def _replace(self, owner: Any, name: str, around: Around) -> None:
-        """Call a function inside ``around``, which gets the keyword arguments, until ``close``."""
+        """Call a function inside ``around``, which gets its arguments, until ``close``."""
         self._undo.callback(replace(owner, name, around))
 
     def _replace_custom_exceptions(self, shell: Any) -> None:
@@ -243,9 +247,9 @@ class MemoryGuard:
         refused. A loop that tries again and again uses the slack up, an eighth of the rest at each look, but never the
         reserve.
         """
-        left = figures.available_bytes - self._reserve
+        left = figures.available_bytes - self._reserve * 5 // 4
         if self._most is not None:
-            left = min(left, self._most_private - figures.private_bytes)
+            left = min(left, self._most + _LEAST_ROOM // 4 - figures.private_bytes)
         return max(0, left // 8)
 
     def _cushion_in(self, figures: Figures) -> int:
@@ -281,7 +285,7 @@ class MemoryGuard:
         with contextlib.suppress(OSError, ValueError):  # closed by another thread
             self._renew(self._headroom.now())
 
-    def _lifted(self, options: object) -> AbstractContextManager[None]:
+    def _lifted(self, arguments: object, options: object) -> AbstractContextManager[None]:
         return self._limit.lifted()
 
     def abandon(self) -> None:
@@ -398,7 +402,7 @@ class MemoryGuard:
         return min(self._room, room)
 
     @contextlib.contextmanager
-    def _failing(self, options: dict[str, Any]) -> Iterator[None]:
+    def _failing(self, arguments: object, options: dict[str, Any]) -> Iterator[None]:
         """Make room for the error that IPython shows, and find out why it came."""
         if self._cell is not None:
             self._make_room()
@@ -415,6 +419,13 @@ class MemoryGuard:
         with _shortened(sys.exc_info()[1] if self._is_failing else None):
             yield
         self._is_failing &= options.get("running_compiled_code", False)  # else the cell goes on, as after %run
+
+    @contextlib.contextmanager
+    def _storing(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> Iterator[None]:
+        """Shorten an error's traceback while IPython formats it for its history."""
+        error = next(iter(arguments), None)
+        with _shortened(error if is_instance(error, BaseException) and self._is_failing else None):
+            yield
 
     def _explained(self, error: BaseException | None) -> str:
         """Return how the guard caused an error, or one that led to it; empty if it did not."""
@@ -452,7 +463,8 @@ class MemoryGuard:
         is_sure = refusal.kind in ("refused", "internal") and not (asked is None and is_plenty)
         what = "a request" if asked is None else format_bytes(asked)
         perhaps = "" if is_sure else "perhaps "
-        return f"{perhaps}refused {what}: {format_bytes(max(0, left))} of {self._whose} were left for this cell. {_COUNTED}"
+        remaining = f"{format_bytes(max(0, left))} of {self._whose} were left for this cell"
+        return f"{perhaps}refused {what}: {remaining}. {_COUNTED}"
 
     def _left_at_refusal(self, data_bytes: int) -> int:
         """Return the bytes left at a failed allocation: unwinding may have freed much, but the peak is known."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from ipygpumem.introspect import text_of
 
-Around = Callable[[dict[str, Any]], AbstractContextManager[None]]
-"""Returns a context; gets the keyword arguments of a call."""
+Around = Callable[[tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]
+"""Returns a context; gets the arguments of a call."""
 
 
 def replace(owner: Any, name: str, around: Around) -> Callable[[], None]:
@@ -20,7 +20,7 @@ def replace(owner: Any, name: str, around: Around) -> Callable[[], None]:
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
         __tracebackhide__ = True  # IPython leaves this frame out of tracebacks
-        with around(options):
+        with around(args, options):
             return function(*args, **options)
 
     def undo() -> None:
