@@ -155,6 +155,7 @@ class MemoryGuard:
         if history := getattr(self._context.shell, "history_manager", None):  # starts its thread again after a fork
             self._replace(history, "store_inputs", self._lifted)
         self._replace_custom_exceptions(self._context.shell)
+        self._replace(threading, "excepthook", self._thread_failing)
         for undo in raise_around(self._limit):
             self._undo.callback(undo)
         for module, name in _WITHOUT_LIMIT:
@@ -419,6 +420,17 @@ class MemoryGuard:
         with _shortened(sys.exc_info()[1] if self._is_failing else None):
             yield
         self._is_failing &= options.get("running_compiled_code", False)  # else the cell goes on, as after %run
+
+    @contextlib.contextmanager
+    def _thread_failing(self, arguments: tuple[Any, ...], options: object) -> Iterator[None]:
+        """Find out why an error ends a thread: the report comes with the cell, which goes on."""
+        if self._limit.is_on:
+            try:
+                error = getattr(next(iter(arguments), None), "exc_value", None)
+                self._refused = self._explained(error) or self._refused
+            except Exception as failure:  # Python must show the thread's error
+                self._context.guard.failed("the memory guard", failure)
+        yield
 
     @contextlib.contextmanager
     def _storing(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> Iterator[None]:

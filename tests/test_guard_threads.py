@@ -1,0 +1,176 @@
+"""Threads and native code at the memory guard's limit: libzmq ends the process if memory is refused to it."""
+
+import resource
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ipygpumem.extras.guard.limit import NO_LIMIT, SMALL_BYTES, AllocationLimit
+from tests.kernel import Kernel
+from tests.steps import run, tidied_kernel, works
+from tests.waiting import wait_for
+
+MIB = 2**20
+ON = "%gpumem guard on --limit 250MiB"
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's data")
+shared_kernel, notebook = tidied_kernel(
+    "%gpumem guard off", "%reset -f", "import logging, threading, time, zmq\nlogging.basicConfig()"
+)
+
+DEFINITIONS = """
+parts = []
+def fill():
+    while True: parts.append(bytearray(b'1') * 2**16)
+def fill_with_text():
+    while True: parts.append('x' * 400 + str(len(parts)))
+def fill_and_print():
+    try: fill()
+    except MemoryError: print('full')
+def fill_and_log():
+    try: fill()
+    except MemoryError: logging.exception('full')
+def fill_and_display():
+    try: fill()
+    except MemoryError: display({'full': 1})
+def fill_again_and_again():
+    for _ in range(20):
+        try: fill()
+        except MemoryError: print('full')
+def start(work, count):
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+"""
+
+
+def lives_on(kernel: Kernel) -> None:
+    """Check that the kernel has kept its names and runs further cells and threads."""
+    works(kernel, "assert kept == [1, 2]", "parts.clear(); parts = []")
+    reply = works(kernel, "thread = threading.Thread(target=print, args=('alive',)); thread.start(); thread.join()")
+    assert reply.stdout == "alive\n"
+
+
+@pytest.mark.parametrize("count", [1, 4, 40])
+@pytest.mark.parametrize("work", ["fill", "fill_with_text", "fill_and_print", "fill_and_log"])
+def test_threads_that_run_out_of_memory_end_no_kernel(work: str, count: int, notebook: Kernel) -> None:
+    works(notebook, DEFINITIONS, "kept = [1, 2]", ON)
+    run(notebook, f"start({work}, {count})", timeout=60)
+    lives_on(notebook)
+
+
+@pytest.mark.parametrize("work", ["fill_and_display", "fill_again_and_again"])
+def test_threads_may_show_more_at_the_limit(work: str, notebook: Kernel) -> None:
+    works(notebook, DEFINITIONS, "kept = [1, 2]", ON)
+    run(notebook, f"start({work}, 4)", timeout=60)
+    lives_on(notebook)
+
+
+def test_a_report_tells_why_a_thread_died(notebook: Kernel) -> None:
+    works(notebook, DEFINITIONS, ON)
+    work = """
+def numbers():
+    parts.append(bytes(2**30))
+start(numbers, 1)
+"""
+    reply = works(notebook, work)
+    assert "MemoryError" in reply.stderr
+    (report,) = reply.reports("guard")
+    assert "the memory guard perhaps refused a request" in report
+    assert "%gpumem guard off" in report
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "context = zmq.Context()\nsockets = [context.socket(zmq.PUSH) for _ in range(40)]",
+        "for _ in range(900): push.send(b'1' * 100)\nfor _ in range(900): pull.recv()",
+        "for number in range(900): print(number, flush=number % 100 == 0)",
+    ],
+)
+def test_sockets_work_while_the_limit_is_reached(use: str, notebook: Kernel) -> None:
+    prepare = """
+kept, parts, full = [1, 2], [], False
+pull = zmq.Context.instance().socket(zmq.PULL)
+pull.bind('inproc://test')
+push = zmq.Context.instance().socket(zmq.PUSH)
+push.connect('inproc://test')
+push.set_hwm(0)
+"""
+    works(notebook, prepare, ON)
+    fill = "try:\n    while True: parts.append(b'1' * 2**10 + b'')\nexcept MemoryError: full = True\n"
+    works(notebook, fill + use)
+    assert notebook.value("full")
+    works(notebook, "pull.close(); push.close()")
+    lives_on(notebook)
+
+
+def test_waiting_threads_are_no_false_alarm(notebook: Kernel) -> None:
+    """Their stacks of 8 MiB are hardly used."""
+    wait = """
+event = threading.Event()
+threads = [threading.Thread(target=event.wait) for _ in range(128)]
+try:
+    for thread in threads: thread.start()
+finally: event.set()
+for thread in threads: thread.join()
+"""
+    works(notebook, ON, wait)
+
+
+def test_the_limit_stays_while_threads_of_the_cell_go_on(notebook: Kernel) -> None:
+    soft = "__import__('resource').getrlimit(__import__('resource').RLIMIT_DATA)[0]"
+    works(notebook, ON, "event = threading.Event()\nthread = threading.Thread(target=event.wait); thread.start()")
+    assert notebook.value(soft) > 0
+    works(notebook, "event.set(); thread.join()")
+    assert notebook.value(soft) == -1
+
+
+@pytest.fixture
+def limit() -> Iterator[AllocationLimit]:
+    """A limit of 8 TiB, which nothing reaches, around 7 TiB that seem to be allocated."""
+    limit = AllocationLimit(lambda: 7 * MIB * MIB, lambda: None)
+    limit.begin()
+    limit.set_bounds(8 * MIB * MIB, MIB * MIB, keep_room=False)
+    yield limit
+    limit.end()
+
+
+def soft() -> int:
+    return resource.getrlimit(resource.RLIMIT_DATA)[0] // MIB
+
+
+def test_the_limit_is_raised_only_as_long_as_needed(limit: AllocationLimit) -> None:
+    assert soft() == 8 * MIB
+    limit._data_bytes = lambda: 8 * MIB * MIB
+    limit.enter(SMALL_BYTES)
+    assert soft() == 8 * MIB + SMALL_BYTES // MIB
+    limit.leave(renew=False)
+    assert soft() == 8 * MIB
+    limit.set_bounds(8 * MIB * MIB, 0, keep_room=False)
+    limit.enter(SMALL_BYTES)
+    assert soft() == 8 * MIB, "a quarter of a MiB is left for native code, whatever else is used"
+    assert resource.getrlimit(resource.RLIMIT_DATA)[0] > 8 * MIB * MIB + MIB // 4
+    limit.leave(renew=False)
+    limit.end()
+    assert resource.getrlimit(resource.RLIMIT_DATA)[0] == NO_LIMIT
+
+
+def test_a_blocked_call_does_not_raise_the_limit_for_long(limit: AllocationLimit) -> None:
+    limit._data_bytes = lambda: 8 * MIB * MIB
+    limit.enter(SMALL_BYTES)
+    limit._raised_until = 0.0  # as a second later
+    limit.set_bounds(8 * MIB * MIB, 0, keep_room=False)
+    assert soft() == 8 * MIB
+    limit.leave(renew=False)
+
+
+def test_threads_count_until_they_end(limit: AllocationLimit) -> None:
+    event = threading.Event()
+    thread = threading.Thread(target=event.wait)
+    thread.start()
+    limit.add_thread(thread)
+    assert limit.has_threads()
+    event.set()
+    wait_for(lambda: not limit.has_threads())
