@@ -18,7 +18,7 @@ from tests.kernel import Kernel, Reply
 from tests.steps import plain
 
 _GROUP_BYTES = 1 << 30
-_SECONDS = 12.0
+_SECONDS = 120.0
 _MODES = {"none": "", "guard": "%gpumem guard on", "touched": "%gpumem guard on --touched"}
 _POOL = "import multiprocessing as mp\nwith mp.get_context('fork').Pool({n}) as pool: "
 
@@ -42,6 +42,51 @@ _FILL = {
     "    for future in [pool.submit(work, n) for n in range(4)]: future.result()",
 }
 """Cells that use up any memory."""
+
+_THREADS = """
+import logging, threading
+logging.basicConfig()
+parts = []
+def fill():
+    while True: parts.append(bytearray(b'1') * 2**16)
+def fill_and_print():
+    try: fill()
+    except MemoryError: print('full')
+def fill_and_log():
+    try: fill()
+    except MemoryError: logging.exception('full')
+def start(work, count):
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+"""
+_FULL = """
+import zmq
+parts = []
+try:
+    while True: parts.append(b'1' * 2**10 + b'')
+except MemoryError: pass
+"""
+
+_ENDS = {
+    "a thread that dies": f"{_THREADS}start(fill, 1)",
+    "4 threads that die": f"{_THREADS}start(fill, 4)",
+    "40 threads that die": f"{_THREADS}start(fill, 40)",
+    "4 threads that print": f"{_THREADS}start(fill_and_print, 4)",
+    "40 threads that print": f"{_THREADS}start(fill_and_print, 40)",
+    "40 threads that log": f"{_THREADS}start(fill_and_log, 40)",
+    "40 new sockets": f"{_FULL}context = zmq.Context()\nsockets = [context.socket(zmq.PUSH) for _ in range(40)]",
+    "900 messages to a socket": f"{_FULL}pull, push = [zmq.Context.instance().socket(kind) for kind in (zmq.PULL, "
+    "zmq.PUSH)]\npull.bind('inproc://x'); push.connect('inproc://x'); push.set_hwm(0)\n"
+    "for _ in range(900): push.send(b'1' * 100)\npull.close(); push.close()",
+    "a deep recursion": "import sys\nsys.setrecursionlimit(10**5)\ndef f(n):\n    numbers = list(range(2000))\n"
+    "    return f(n + 1) + len(numbers)\nf(0)",
+    "a dict that doubles": "numbers = {}\nwhile True: numbers[len(numbers)] = None",
+    "`repr` of lists": "text = repr([list(range(1000))] * 200_000)",
+    "three attempts": "rows = []\nfor n in range(3):\n    try:\n        while True: rows.append(bytes([n]) * 2**16)\n"
+    "    except MemoryError:\n        if n == 2: raise",
+}
+"""Cells that use up any memory in ways that have ended kernels; some end without an error."""
 
 _HARMLESS = {
     "an array of 4 GiB that is not filled": "import numpy\na = numpy.zeros(2**29); a[:1000] = 1; del a",
@@ -97,7 +142,7 @@ class _Kernel(Kernel):
         return reply
 
 
-def _tried(cell: str, mode: str, *, harmless: bool) -> dict[str, str | bool]:
+def _tried(cell: str, mode: str, *, harmless: bool, may_succeed: bool) -> dict[str, str | bool]:
     """Run a cell in a fresh kernel and return whether all is well after it, and its error."""
     with limited_group(_GROUP_BYTES) as group, _Kernel() as kernel:
         move(int(kernel.value("__import__('os').getpid()")), group)
@@ -110,10 +155,8 @@ def _tried(cell: str, mode: str, *, harmless: bool) -> dict[str, str | bool]:
             return {"well": reply.status == "ok", "error": reply.error or ""}
         following = kernel.reply_to("print(len(first), second, len(bytearray(2**20)))")
         works = following is not None and following.stdout.strip() == "1000 {'a': 1} 1048576"
-        return {
-            "well": works and bool(reply.error) and str(reply.error) in plain(reply.traceback),
-            "error": reply.error or "",
-        }
+        is_shown = bool(reply.error) and str(reply.error) in plain(reply.traceback)
+        return {"well": works and (is_shown or (may_succeed and not reply.error)), "error": reply.error or ""}
 
 
 def _table(results: Sequence[dict[str, str | bool]], cells: dict[str, str]) -> None:
@@ -133,16 +176,26 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=0)
     parser.add_argument("--modes", nargs="+", choices=_MODES, default=list(_MODES))
     parser.add_argument("--harmless", action="store_true", help="run the harmless programs only")
+    parser.add_argument("--ends", action="store_true", help="run the cells that have ended kernels only")
     options = parser.parse_args()
-    cells = _HARMLESS if options.harmless else _FILL
+    cells = _FILL
+    if options.harmless:
+        cells = _HARMLESS
+    elif options.ends:
+        cells = _ENDS
     for _ in range(options.runs):
         for name in cells:
             for mode in options.modes:
-                result = {"cell": name, "mode": mode, **_tried(cells[name], mode, harmless=options.harmless)}
+                result = {
+                    "cell": name,
+                    "mode": mode,
+                    **_tried(cells[name], mode, harmless=options.harmless, may_succeed=options.ends),
+                }
                 with options.file.open("a") as file:
                     file.write(json.dumps(result) + "\n")
     results = [json.loads(line) for line in options.file.read_text().splitlines()]
     _table(results, _FILL)
+    _table(results, _ENDS)
     _table(results, _HARMLESS)
 
 

@@ -52,8 +52,17 @@ def lives_on(kernel: Kernel) -> None:
     assert reply.stdout == "alive\n"
 
 
-@pytest.mark.parametrize("count", [1, 4, 40])
-@pytest.mark.parametrize("work", ["fill", "fill_with_text", "fill_and_print", "fill_and_log"])
+WORKS = ("fill", "fill_with_text", "fill_and_print", "fill_and_log")
+SAMPLE = (("fill", 1), ("fill", 40), ("fill_and_print", 4), ("fill_and_log", 40))
+"""Threads that ``make test`` runs."""
+THREADS = [
+    (work, count) if (work, count) in SAMPLE else pytest.param(work, count, marks=pytest.mark.thorough)
+    for work in WORKS
+    for count in (1, 4, 40)
+]
+
+
+@pytest.mark.parametrize(("work", "count"), THREADS)
 def test_threads_that_run_out_of_memory_end_no_kernel(work: str, count: int, notebook: Kernel) -> None:
     works(notebook, DEFINITIONS, "kept = [1, 2]", ON)
     run(notebook, f"start({work}, {count})", timeout=60)
