@@ -459,7 +459,7 @@ class MemoryGuard:
         return f"stopped the cell: only {left} of {self._whose} were left. {_LIFT}"
 
     def _refused_text(self, refusal: Refusal) -> str:
-        """Return that the limit refused this request, as far as it is known; empty if something else did."""
+        """Return the text for a request that the limit refused; empty if something else refused it."""
         figures = self._headroom.now()
         asked = refusal.asked_bytes
         if figures.data_bytes is None or (asked or 0) > self._headroom.machine_bytes:

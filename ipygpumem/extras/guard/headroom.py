@@ -71,7 +71,7 @@ class Headroom:
         return Figures(min(free), (int(rss) - int(shared)) * PAGE_BYTES, int(data) * PAGE_BYTES)
 
     def data_bytes(self) -> int | None:
-        """Return that figure alone, in a tenth of the time."""
+        """Return the private address space alone, in a tenth of the time."""
         if self._statm is None:
             return None
         pages = _read(self._statm, 1 << 8).split()[5]

@@ -41,7 +41,7 @@ class AllocationLimit:
     The limit cannot tell the user's code from the code around it, and some native code ends the process where an
     allocation is refused: libzmq, when a thread prints for the first time. So the limit is raised for a moment around
     such calls (``enter`` and ``leave``), and absent while a process is started (``lifted``). Other threads may use up
-    what is added meanwhile, so it is a part of the memory that is really left.
+    what is added in this moment, so it is a part of the memory that is really left.
     """
 
     def __init__(self, data_bytes: Callable[[], int | None], renew: Callable[[], None]) -> None:
@@ -91,7 +91,7 @@ class AllocationLimit:
             self.is_on, self._room_bytes, self._raised_until = True, 0, 0.0
 
     def end(self) -> None:
-        """Restore the user's limit: our own work, and callbacks between cells, have none of ours."""
+        """Restore the user's limit: our own work, and callbacks between cells, are not limited."""
         with self.lock:
             self.is_on = False
             self._apply()

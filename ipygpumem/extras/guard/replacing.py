@@ -1,4 +1,4 @@
-"""Runs functions of other modules inside a context of ours, until it is undone."""
+"""Runs functions of other modules inside a context manager, until it is undone."""
 
 from __future__ import annotations
 
