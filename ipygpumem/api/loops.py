@@ -9,6 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
@@ -60,18 +61,18 @@ def track(items: Iterable[T], label: str = "iteration", *, silent: bool = False)
         raise TraceError(f"the label of a loop must be a string, not {type_name(label)}")
     if not hasattr(type(items), "__iter__") and not hasattr(type(items), "__getitem__"):
         raise TraceError(f"track needs an iterable, such as range(10), not {type_name(items)}")
-    return Tracked(items, label, silent=silent)
+    return Tracked(items, label, silent)
 
 
+@dataclass(eq=False, repr=False)
 class Tracked(Generic[T]):
     """A measured loop; made by ``track``."""
 
-    def __init__(self, items: Iterable[T], label: str, *, silent: bool) -> None:
-        self._items = items
-        self._label = label
-        self._silent = silent
-        self.records: deque[TraceRecord] = deque(maxlen=_MOST_RECORDS)
-        """Records of the finished iterations of the last loop started over it: the last 10,000."""
+    _items: Iterable[T]
+    _label: str
+    _silent: bool
+    records: deque[TraceRecord] = field(default_factory=lambda: deque(maxlen=_MOST_RECORDS), init=False)
+    """Records of the finished iterations of the last loop started over it: the last 10,000."""
 
     def __bool__(self) -> bool:
         return bool(self._items)  # otherwise Python calls __len__, which a generator lacks

@@ -22,7 +22,7 @@ class Guard:
     def __init__(self) -> None:
         forget_told()
 
-    def failed(self, name: str, error: Exception, lost: str = "", *, asked: bool = False) -> None:
+    def failed(self, name: str, error: Exception, lost: str, *, asked: bool = False) -> None:
         """Report a failure of the component ``name``; see ``failures.tell``."""
         tell(name, error, lost, asked=asked)
 

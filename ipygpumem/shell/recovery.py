@@ -109,7 +109,8 @@ class Recovery:
         except MemoryError:  # only needed for the report
             return record
         except Exception as problem:
-            self._context.guard.failed("the list of memory that errors hold", problem)
+            lost = "the report does not name the memory that errors still hold"
+            self._context.guard.failed("the list of memory that errors hold", problem, lost)
             return record
         return replace(record, kept_errors=kept)
 

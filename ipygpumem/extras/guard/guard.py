@@ -350,7 +350,7 @@ class MemoryGuard:
         except MemoryError:  # the limit is reached in this thread, too
             return least
         except Exception as error:
-            self._context.guard.failed("the memory guard", error)
+            self._context.guard.failed("the memory guard", error, "memory in use is watched no longer")
             return None
 
     def _look(self) -> None:
@@ -416,7 +416,7 @@ class MemoryGuard:
             except MemoryError:
                 self._refused = "stopped the cell"
             except Exception as error:  # IPython must show the user's error
-                self._context.guard.failed("the memory guard", error)
+                self._context.guard.failed("the memory guard", error, "its report may be missing")
         with _shortened(sys.exc_info()[1] if self._is_failing else None):
             yield
         self._is_failing &= options.get("running_compiled_code", False)  # else the cell goes on, as after %run
@@ -429,7 +429,7 @@ class MemoryGuard:
                 error = getattr(next(iter(arguments), None), "exc_value", None)
                 self._refused = self._explained(error) or self._refused
             except Exception as failure:  # Python must show the thread's error
-                self._context.guard.failed("the memory guard", failure)
+                self._context.guard.failed("the memory guard", failure, "its report may be missing")
         yield
 
     @contextlib.contextmanager
