@@ -384,7 +384,8 @@ class MemoryGuard:
         with self._limit.lock:
             if cell is None or cell.thread != threading.get_ident():
                 if not self._is_failing:
-                    self._limit.add_room(self._room // 4)  # other threads may use it up
+                    room = min(self._room // 4, self._room_for_error())
+                    self._limit.add_room(room)  # other threads may use it up
                 return
             was_failing, self._is_failing, self._struck = self._is_failing, True, False
             self._limit.add_room(min(self._room, _LAST_ROOM))

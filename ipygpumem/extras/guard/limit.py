@@ -18,7 +18,7 @@ SMALL_BYTES = 2 * MIB
 
 _MARK = 1907
 """Our limits, divided by the page size, have this remainder. Linux ignores it; code may save and restore them."""
-_LEAST_BYTES = MIB // 4
+_LEAST_BYTES = MIB // 8
 """Memory that such a call gets, however little is left: opening a socket takes a part of it."""
 _RAISED_SECONDS = 1.0
 """Longest time for which one call raises the limit: a socket may wait for a message for hours."""
