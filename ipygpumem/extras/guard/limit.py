@@ -111,6 +111,13 @@ class AllocationLimit:
             self.wanted_bytes = max(self.wanted_bytes, self._data_bytes() or 0)
             self._apply()
 
+    def lower(self, size_bytes: int) -> None:
+        """Lower the limit until the next look: address space that was hardly used is given back."""
+        with self.lock:
+            if self.wanted_bytes != NO_LIMIT:
+                self.wanted_bytes -= size_bytes
+                self._apply()
+
     def add_room(self, room_bytes: int) -> None:
         """Raise the limit by ``room_bytes``, until the next ``set_bounds`` that does not keep it."""
         with self.lock:

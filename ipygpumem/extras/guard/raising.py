@@ -49,9 +49,9 @@ def raise_around(limit: AllocationLimit) -> list[Callable[[], None]]:
 class _Started(threading.Event):
     """Tells ``Thread.start`` that a thread runs, or that it never will."""
 
-    def __init__(self, thread: threading.Thread) -> None:
+    def __init__(self, thread: threading.Thread, limit: AllocationLimit) -> None:
         super().__init__()
-        bootstrap = functools.partial(thread._bootstrap)  # type: ignore[attr-defined]
+        bootstrap = functools.partial(_run, thread._bootstrap, limit)  # type: ignore[attr-defined]
         thread._bootstrap = bootstrap  # type: ignore[attr-defined]  # the function that the new thread calls
         self._bootstrap = weakref.ref(bootstrap)
         self._thread = weakref.ref(thread)
@@ -73,6 +73,14 @@ class _Started(threading.Event):
         return True
 
 
+def _run(bootstrap: Callable[[], None], limit: AllocationLimit) -> None:
+    """Run a thread. Its stack goes back to the system afterwards, and other threads must not use as much instead."""
+    try:
+        bootstrap()
+    finally:
+        limit.lower(stack_bytes())
+
+
 def _replace_start(limit: AllocationLimit) -> Callable[[], None]:
     """Raise the limit while a thread starts, and refuse threads for which no memory is left."""
     earlier = threading.Thread.start
@@ -90,7 +98,7 @@ def _replace_start(limit: AllocationLimit) -> Callable[[], None]:
                 raise RuntimeError(_NO_THREAD)
             started = getattr(thread, "_started", None)
             if type(started) is threading.Event and not started.is_set():
-                thread._started = _Started(thread)  # type: ignore[attr-defined]
+                thread._started = _Started(thread, limit)  # type: ignore[attr-defined]
             earlier(thread)
             limit.add_thread(thread)
         finally:
