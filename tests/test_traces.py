@@ -307,7 +307,7 @@ def test_growth_in_every_iteration_is_said_and_what_holds_it(
     printed = capsys.readouterr().out
     assert re.search(r"^RAM has grown by 12 MiB in each of the last \d iterations$", printed, re.MULTILINE)
     holder = rf"RAM \+12(\.2)? MiB per iteration is held by {re.escape(held)}$"
-    no_name = "no name, tensor or array accounts for it: it is probably in"
+    no_name = "no name, tensor or array accounts for the growth of RAM: its holder is unknown"
     assert re.search(f"^{holder if held else no_name}", printed, re.MULTILINE)
     assert "batch" not in printed
 
