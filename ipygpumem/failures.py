@@ -7,13 +7,14 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from ipygpumem.errors import GpuMemError, describe_error
 from ipygpumem.heap.interrupts import is_from_signal, stop_listening
 
 _told: set[tuple[str, str]] = set()
-"""Components that have failed since the extension was loaded, each with the type of its error."""
+"""Kinds of failures that have been told since the extension was loaded: the component and the type of its error. The
+whole process has one set, because ``with`` blocks also run without a shell."""
 
 
 def forget_told() -> None:
@@ -59,7 +60,7 @@ def _text_of(error: Exception) -> str:
         return type(error).__name__
 
 
-def is_ours(error: BaseException) -> bool:
+def is_own_failure(error: BaseException) -> TypeGuard[Exception]:
     """Return True for our own failure, not for a user's mistake or a signal's exception."""
     return isinstance(error, Exception) and not isinstance(error, GpuMemError) and not is_from_signal(error)
 
@@ -67,72 +68,75 @@ def is_ours(error: BaseException) -> bool:
 class Block:
     """Base class of the ``with`` blocks that users write: if our work at an end fails, the user's code still runs.
 
-    The ``try`` statements are in the methods that Python itself calls, so that no call of ours is outside them.
+    The ``try`` statements are in the methods that Python itself calls, so that no call of ours is outside them. The
+    hooks that subclasses override are private, because users see the methods of their blocks.
     """
 
-    block_name = "a block"
+    _block_name = "a block"
     """Name of the component in the line about a failure."""
-    lost_at_start = ""
-    """The work that is not done if the start fails; ``lost_at_end`` says the same about the end."""
-    lost_at_end = ""
-    is_told_again = False
+    _lost_at_start = ""
+    """The work that is not done if the start fails."""
+    _lost_at_end = ""
+    """The work that is not done if the end fails."""
+    _is_told_again = False
     """True if each failed start is told, because the user must know of it."""
 
-    def open_block(self) -> Any:
+    def _open_block(self) -> Any:
         """Do our work at the start of the block; return the object that ``as`` binds."""
         return self
 
-    def close_block(self, error: BaseException | None) -> None:
+    def _close_block(self, error: BaseException | None) -> None:
         """Do our work at the end of the block, which ``error`` leaves, if any."""
 
     def __enter__(self) -> Any:
         try:
-            return self.open_block()
+            return self._open_block()
         except BaseException as error:
             if is_from_signal(error):
                 stop_listening()
-            if not isinstance(error, Exception) or not is_ours(error):
+            if not is_own_failure(error):
                 raise
-            tell(f"the start of {self.block_name}", error, self.lost_at_start, asked=self.is_told_again)
-            return self.instead()
+            tell(f"the start of {self._block_name}", error, self._lost_at_start, asked=self._is_told_again)
+            return self._after_failed_start()
 
-    def instead(self) -> Any:
+    def _after_failed_start(self) -> Any:
         """Return the object that ``as`` binds after a failed start."""
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         try:
-            self.close_block(error)
+            self._close_block(error)
         except BaseException as problem:
             if is_from_signal(problem):
                 stop_listening()
-            if not isinstance(problem, Exception) or not is_ours(problem):
+            if not is_own_failure(problem):
                 raise
-            tell(f"the end of {self.block_name}", problem, self.lost_at_end)
-            self.close_again()
+            tell(f"the end of {self._block_name}", problem, self._lost_at_end)
+            self._after_failed_end()
 
-    def close_again(self) -> None:
+    def _after_failed_end(self) -> None:
         """Undo what is still in force after a failed end."""
 
 
 @dataclass
-class Made(Block):
-    """A block that is made when it opens: if that fails, the decorated function still runs."""
+class CallBlock(Block):
+    """A block around one call of a decorated function: if it cannot be created, the function still runs."""
 
-    new: Callable[[], AbstractContextManager[object]]
+    create: Callable[[], AbstractContextManager[object]]
     block: AbstractContextManager[object] | None = None
-    block_name = "a decorator"
-    lost_at_start = lost_at_end = "this call was not measured"
+    """The block that was created and opened."""
+    _block_name = "a decorator"
+    _lost_at_start = _lost_at_end = "this call was not measured"
 
-    def open_block(self) -> Any:
-        """Make and open the block."""
-        block = self.new()
+    def _open_block(self) -> Any:
+        """Create and open the block."""
+        block = self.create()
         opened = block.__enter__()
         self.block = block
         return opened
 
-    def close_block(self, error: BaseException | None) -> None:
-        """Close the block."""
+    def _close_block(self, error: BaseException | None) -> None:
+        """Close the block, if it was opened."""
         if self.block is None:
             return
         if error is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ipygpumem import estimating
 from ipygpumem.api.shell import loaded_app
 from ipygpumem.errors import EstimateError, UnitError
-from ipygpumem.failures import is_ours, tell
+from ipygpumem.failures import is_own_failure, tell
 from ipygpumem.fitting import budgets
 from ipygpumem.fitting.budgets import Budget
 from ipygpumem.fitting.fit import AutofitResult, Fit, decorated, run_tries
@@ -159,7 +159,7 @@ def budget(*, gpu: int | str | None = None, **devices: int | str) -> Budget:
         app = loaded_app()
         return Budget(sizes) if app is None else Budget(sizes, leaving=app.recovery.leaves_budget)
     except Exception as error:
-        if not is_ours(error):
+        if not is_own_failure(error):
             raise
-        tell("a budget", error, Budget.lost_at_start, asked=True)
+        tell("a budget", error, Budget._lost_at_start, asked=True)
         return Budget({})

@@ -7,7 +7,7 @@ from typing import overload
 from ipygpumem.api.shell import current_shell
 from ipygpumem.api.traces import F, can_decorate, decorated, run_inside
 from ipygpumem.errors import GpuMemError
-from ipygpumem.failures import Block, is_ours, tell
+from ipygpumem.failures import Block, is_own_failure, tell
 from ipygpumem.reclaim import tracebacks
 from ipygpumem.shell.ipython.caches import release_stored, stored_errors
 
@@ -17,13 +17,13 @@ from ipygpumem.shell.ipython.caches import release_stored, stored_errors
 class Clearing(Block):
     """A ``with`` block that releases the locals of functions whose error leaves the block."""
 
-    block_name = "clear_tracebacks"
-    lost_at_end = "the locals of its error stay in memory"
+    _block_name = "clear_tracebacks"
+    _lost_at_end = "the locals of its error stay in memory"
 
     def __repr__(self) -> str:
         return "<released the locals in tracebacks of stored errors>"
 
-    def close_block(self, error: BaseException | None) -> None:
+    def _close_block(self, error: BaseException | None) -> None:
         """Release the locals of an error that leaves the block."""
         if error is not None:
             tracebacks.release(error)  # running frames are kept: the block's, and its callers'
@@ -60,7 +60,7 @@ def clear_tracebacks(function: F | None = None, /) -> Clearing | F:
         for error in stored_errors(shell):
             release_stored(error, shell)
     except Exception as problem:
-        if not is_ours(problem):
+        if not is_own_failure(problem):
             raise
         tell("clear_tracebacks", problem, "the locals of stored errors stay in memory", asked=True)
     return Clearing()

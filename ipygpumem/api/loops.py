@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from ipygpumem.api.inventories import roots
 from ipygpumem.api.shell import current_shell, current_traces, loaded_app, show
 from ipygpumem.errors import TraceError
-from ipygpumem.failures import is_ours, tell
+from ipygpumem.failures import is_own_failure, tell
 from ipygpumem.heap.bulk import no_progress
 from ipygpumem.introspect import type_name
 from ipygpumem.inventory import survey
@@ -86,7 +86,7 @@ class Tracked(Generic[T]):
         try:
             loop = _Loop(self, records)
         except Exception as error:
-            if not is_ours(error):
+            if not is_own_failure(error):
                 raise
             tell("track", error, "this loop is not measured")
             yield from iterator
@@ -169,7 +169,7 @@ class _Loop:
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        if not is_ours(error):
+        if not is_own_failure(error):
             raise error
         self._is_measured = False
         tell("track", error, "this loop is not measured further")

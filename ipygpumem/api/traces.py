@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 
 from ipygpumem.api.shell import current_shell, current_traces, loaded_app, show
 from ipygpumem.errors import NotLoadedError, ProbeError, TraceError
-from ipygpumem.failures import Block, Made, is_ours, tell
+from ipygpumem.failures import Block, CallBlock, is_own_failure, tell
 from ipygpumem.introspect import is_instance, text_of, type_name
 from ipygpumem.meter import traces as measuring
 from ipygpumem.meter.meter import Measurement
@@ -44,8 +44,8 @@ class Trace(Block):
     'step'
     """
 
-    block_name = "a trace"
-    lost_at_start = lost_at_end = "this block was not measured"
+    _block_name = "a trace"
+    _lost_at_start = _lost_at_end = "this block was not measured"
 
     def __init__(self, label: str = "", *, silent: bool = False) -> None:
         if type(label) is not str:
@@ -123,17 +123,17 @@ class Trace(Block):
         if not self.silent:
             show(trace_report(record, text_of(note)))
 
-    def open_block(self) -> Trace:
+    def _open_block(self) -> Trace:
         """Start measuring at the start of a ``with`` block."""
         return self.start()
 
-    def close_block(self, error: BaseException | None) -> None:
+    def _close_block(self, error: BaseException | None) -> None:
         """Stop measuring at the end of a ``with`` block, and show the report."""
         if self._span is not None:  # else it was stopped inside
             self._stop(None if isinstance(error, GeneratorExit) else error)  # the loop over a generator was left
             self.report()
 
-    def close_again(self) -> None:
+    def _after_failed_end(self) -> None:
         """Stop measuring after a failed end."""
         if self._traces is not None and self._span is not None:
             self._traces.meter.drop(self._span)
@@ -202,7 +202,7 @@ def decorated(function: F, decorate: Callable[[], F], name: str) -> F:
     try:
         return decorate()
     except Exception as error:
-        if not is_ours(error):
+        if not is_own_failure(error):
             raise
         tell(f"the decorator {name}", error, "the function runs without it")
         return function
@@ -232,21 +232,21 @@ def run_inside(function: F, new: Callable[[], AbstractContextManager[object]]) -
     # An escaping error keeps these frames: they must not keep the arguments alive.
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         try:
-            with Made(new):
+            with CallBlock(new):
                 return await function(*args, **kwargs)
         finally:
             del args, kwargs
 
     def generated(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         try:
-            with Made(new):
+            with CallBlock(new):
                 return (yield from function(*args, **kwargs))
         finally:
             del args, kwargs
 
     def called(*args: Any, **kwargs: Any) -> Any:
         try:
-            with Made(new):
+            with CallBlock(new):
                 return function(*args, **kwargs)
         finally:
             del args, kwargs

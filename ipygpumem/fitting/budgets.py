@@ -67,9 +67,9 @@ class Budget(Block):
     the end of the block, while the budget is still in force, with the error that leaves it.
     """
 
-    block_name = "a budget"
-    lost_at_start = "it runs without this limit"
-    lost_at_end = "the refusals of this limit are not reported"
+    _block_name = "a budget"
+    _lost_at_start = "it runs without this limit"
+    _lost_at_end = "the refusals of this limit are not reported"
 
     def __init__(
         self,
@@ -152,12 +152,12 @@ class Budget(Block):
                     self.notes.append(f"budget: other code changed the limit on cuda:{index}; it is kept")
             self._earlier.pop(index)
 
-    def open_block(self) -> Budget:
+    def _open_block(self) -> Budget:
         """Set the limits at the start of a ``with`` block."""
         self.start()
         return self
 
-    def close_block(self, error: BaseException | None) -> None:
+    def _close_block(self, error: BaseException | None) -> None:
         """Restore the previous limits at the end of a ``with`` block."""
         try:
             with contextlib.suppress(MemoryError):  # the user's own error matters more
@@ -165,7 +165,7 @@ class Budget(Block):
         finally:
             self.stop()
 
-    def close_again(self) -> None:
+    def _after_failed_end(self) -> None:
         """Restore the previous limits after a failed end."""
         self.stop()
 

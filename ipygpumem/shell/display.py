@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem.failures import is_ours, tell
+from ipygpumem.failures import is_own_failure, tell
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.records import CellRecord, packed
 from ipygpumem.report import html, text
@@ -85,7 +85,7 @@ class Display:
                 bar = bar or _new_bar(f"ipygpumem: {what}", share, self._bar_stream)
                 bar.update(max(0.0, min(share, 1.0) - bar.n))  # the bar never moves back
             except Exception as error:  # the work continues
-                if not is_ours(error):
+                if not is_own_failure(error):
                     raise
                 due = float("inf")
                 tell("the progress bar", error)

@@ -20,7 +20,7 @@ from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import ExperimentError, describe_error, quoted
-from ipygpumem.failures import Block, is_ours, say, tell
+from ipygpumem.failures import Block, is_own_failure, say, tell
 from ipygpumem.fitting import budgets
 from ipygpumem.heap import interrupts
 from ipygpumem.heap.garbage import GcMark
@@ -526,10 +526,10 @@ class Experiment(Block):
     finished.
     """
 
-    block_name = "an experiment"
-    lost_at_start = "it runs without this scope"
-    lost_at_end = "the experiment's report may be missing"
-    is_told_again = True
+    _block_name = "an experiment"
+    _lost_at_start = "it runs without this scope"
+    _lost_at_end = "the experiment's report may be missing"
+    _is_told_again = True
 
     def __init__(
         self,
@@ -619,10 +619,10 @@ class Experiment(Block):
         try:
             self._open()
         except Exception as error:
-            if not is_ours(error):
+            if not is_own_failure(error):
                 raise
             self._is_unscoped = True
-            tell(f"the start of {self.block_name}", error, self.lost_at_start, asked=True)
+            tell(f"the start of {self._block_name}", error, self._lost_at_start, asked=True)
         return self
 
     def _open(self) -> None:
@@ -645,7 +645,7 @@ class Experiment(Block):
         try:
             return self.record.usages if self.record is not None else self._context.meter.read(self._measurement)
         except Exception as error:
-            if not is_ours(error):
+            if not is_own_failure(error):
                 raise
             tell("the measurement of an experiment", error, "its usage is unknown")
             return ()
@@ -662,33 +662,33 @@ class Experiment(Block):
         try:
             return self.bare_record() if self._is_unscoped else self._experiments.finish(self)
         except Exception as error:
-            if not is_ours(error):
+            if not is_own_failure(error):
                 raise
-            tell(f"the end of {self.block_name}", error, self.lost_at_end)
+            tell(f"the end of {self._block_name}", error, self._lost_at_end)
             self._end_again()
             return self.record or self.bare_record()
 
-    def open_block(self) -> Experiment:
+    def _open_block(self) -> Experiment:
         """Open the scope at the start of a ``with`` block."""
         self.ends_by_itself = True
         self._open()
         return self
 
-    def instead(self) -> Experiment:
+    def _after_failed_start(self) -> Experiment:
         """Return the experiment whose start has failed: its block runs without a scope."""
         self._is_unscoped = True
         return self
 
-    def close_block(self, error: BaseException | None) -> None:
+    def _close_block(self, error: BaseException | None) -> None:
         """End the experiment at the end of its ``with`` block."""
         parts: list[Part] = [
             (self._saw_failure, "memory that its error holds is freed at the cell's end"),
-            (lambda _: self._end_once(), self.lost_at_end),
+            (lambda _: self._end_once(), self._lost_at_end),
             (lambda _: self._end_again(), "the experiment is still open"),  # an interrupt may have come before it ended
         ]
-        self._context.guard.each_with((error,), f"the end of {self.block_name}", parts)
+        self._context.guard.each_with((error,), f"the end of {self._block_name}", parts)
 
-    def close_again(self) -> None:
+    def _after_failed_end(self) -> None:
         """End the experiment after a failure at the end of its ``with`` block."""
         self._end_again()
 
@@ -711,10 +711,10 @@ class Experiment(Block):
         if self not in self._experiments.open or self.is_ending:
             return
         parts: list[Part] = [
-            (self._end_once, self.lost_at_end),
+            (self._end_once, self._lost_at_end),
             (lambda: self._experiments.give_up(self), "the experiment is still open"),
         ]
-        self._context.guard.each(f"the end of {self.block_name}", *parts)
+        self._context.guard.each(f"the end of {self._block_name}", *parts)
 
     # -- open -------------------------------------------------------------------------------------------------
 
@@ -1030,11 +1030,11 @@ class UnscopedExperiment(Experiment):
     def keep(self, *patterns: str) -> None:
         """Do nothing: all names are kept."""
 
-    def open_block(self) -> Experiment:
+    def _open_block(self) -> Experiment:
         """Return this object."""
         return self
 
-    def close_block(self, error: BaseException | None) -> None:
+    def _close_block(self, error: BaseException | None) -> None:
         """Do nothing."""
 
 

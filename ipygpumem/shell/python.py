@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from ipygpumem.errors import GpuMemError
-from ipygpumem.failures import is_ours, tell
+from ipygpumem.failures import is_own_failure, tell
 from ipygpumem.records import CellRecord, ExperimentRecord, History
 from ipygpumem.shell.app import current_app
 from ipygpumem.shell.experiments import Experiment, UnscopedExperiment
@@ -51,7 +51,7 @@ def experiment(
         experiments = current_app(otherwise=function).experiments
         return Experiment(experiments, name, keep, drop_imports, seed, report, note, budget)
     except Exception as error:
-        if not is_ours(error):
+        if not is_own_failure(error):
             raise
         tell("an experiment", error, "it runs without this scope", asked=True)
         return UnscopedExperiment(name)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ipygpumem.api.inventories import diff, tensors
 from ipygpumem.api.traces import Trace, can_decorate, decorated, run_inside
 from ipygpumem.errors import MemoryExpectationError, TraceError
-from ipygpumem.failures import Block, is_ours, tell
+from ipygpumem.failures import Block, is_own_failure, tell
 from ipygpumem.records import OUTSIDE, TraceRecord
 from ipygpumem.report.content import trace_report
 from ipygpumem.report.inventory import difference_report
@@ -25,8 +25,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Expectation(Block):
     """A ``with`` block, or a decorator of functions, that may use so much memory at its peak."""
 
-    block_name = "expect"
-    lost_at_start = lost_at_end = "the memory of this block was not checked"
+    _block_name = "expect"
+    _lost_at_start = _lost_at_end = "the memory of this block was not checked"
 
     def __init__(self, ram: float | str | None, gpu: float | str | None) -> None:
         if ram is None and gpu is None:
@@ -35,15 +35,15 @@ class Expectation(Block):
         self._ram, self._gpu = (None if size is None else checked_bytes(size) for size in (ram, gpu))
         self._trace = Trace("expected", silent=True)
 
-    def open_block(self) -> Trace:
+    def _open_block(self) -> Trace:
         """Start measuring; return the trace."""
         return self._trace.start()
 
-    def instead(self) -> Trace:
+    def _after_failed_start(self) -> Trace:
         """Return the trace that could not be started."""
         return self._trace
 
-    def close_block(self, error: BaseException | None) -> None:
+    def _close_block(self, error: BaseException | None) -> None:
         """Check the peak, unless an error leaves the block."""
         if not (self._trace.record or self._trace.is_running):
             return  # its start failed
@@ -51,9 +51,9 @@ class Expectation(Block):
         if error is None and (exceeded := list(self._exceeded(record))):
             raise MemoryExpectationError("\n".join([*exceeded, render([trace_report(record)])]))
 
-    def close_again(self) -> None:
+    def _after_failed_end(self) -> None:
         """Stop measuring after a failed end."""
-        self._trace.close_again()
+        self._trace._after_failed_end()
 
     def __call__(self, function: F) -> F:
         """Return ``function`` with each call in a block of its own."""
@@ -106,9 +106,9 @@ def expect(*, ram: float | str | None = None, gpu: float | str | None = None) ->
     try:
         return Expectation(ram, gpu)
     except Exception as error:
-        if not is_ours(error):
+        if not is_own_failure(error):
             raise
-        tell("expect", error, Expectation.lost_at_start, asked=True)
+        tell("expect", error, Expectation._lost_at_start, asked=True)
         return Unchecked()
 
 

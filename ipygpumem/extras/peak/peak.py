@@ -223,8 +223,8 @@ def _checked(save: str | os.PathLike[str]) -> Path:
 class PeakBlock(Block):
     """A block of code whose memory is followed; ``record`` has the result once it has ended."""
 
-    block_name = "peak"
-    lost_at_start = lost_at_end = "the memory of this block was not followed"
+    _block_name = "peak"
+    _lost_at_start = _lost_at_end = "the memory of this block was not followed"
 
     def __init__(self, save: str | os.PathLike[str] | None) -> None:
         self._save = save
@@ -241,7 +241,7 @@ class PeakBlock(Block):
             raise TraceError("the block has not ended: read its record below it")
         return self._peak.record
 
-    def open_block(self) -> PeakBlock:
+    def _open_block(self) -> PeakBlock:
         """Start following the memory."""
         frame = _users_frame()
         self._peak = Peak(lambda: names_in(frame), self._save)
@@ -252,13 +252,13 @@ class PeakBlock(Block):
             raise
         return self
 
-    def close_block(self, error: BaseException | None) -> None:
+    def _close_block(self, error: BaseException | None) -> None:
         """Stop, and make the record."""
         frame = _users_frame()
         if self._peak is not None:
             self._peak.stop(lambda: inventory_at(frame), error)
 
-    def close_again(self) -> None:
+    def _after_failed_end(self) -> None:
         """Stop following after a failed end."""
         if self._peak is not None:
             self._peak.drop()
