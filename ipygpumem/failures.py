@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from ipygpumem.errors import GpuMemError, describe_error
-from ipygpumem.heap.interrupts import is_from_signal, stop_listening
+from ipygpumem.interrupts import is_from_signal, stop_listening
 
 _told: set[tuple[str, str]] = set()
 """Kinds of failures that have been told since the extension was loaded: the component and the type of its error. The

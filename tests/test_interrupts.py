@@ -15,10 +15,10 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
+from ipygpumem import interrupts
 from ipygpumem.fitting import budgets
 from ipygpumem.fitting.fit import Fit, run_tries
 from ipygpumem.fitting.plan import Plan
-from ipygpumem.heap import interrupts
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.meter.meter import Meter
 from ipygpumem.reclaim import reclaim

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import describe_error
 from ipygpumem.heap.garbage import Garbage
-from ipygpumem.heap.interrupts import is_from_signal
+from ipygpumem.interrupts import is_from_signal
 from ipygpumem.meter import traces
 from ipygpumem.report import text
 

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from ipygpumem import interrupts
 from ipygpumem.estimating.records import Note
-from ipygpumem.heap import interrupts
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.holders.frames import background_frames, peek
 from ipygpumem.heap.walk import MOST_KEPT, Group, Walk

@@ -19,6 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ipygpumem import interrupts
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import FOR_FAKES, user_line, user_line_of, users_part
 from ipygpumem.estimating.allocation_tracker import AllocationTracker, tensors_in
@@ -38,7 +39,6 @@ from ipygpumem.estimating.storages import (
     unfollowed,
     with_room,
 )
-from ipygpumem.heap import interrupts
 from ipygpumem.introspect import is_exactly, is_instance, type_name
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.host import available_bytes

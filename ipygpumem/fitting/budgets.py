@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.errors import BudgetError, DeviceError, UnitError, describe_error, quoted
 from ipygpumem.failures import Block
-from ipygpumem.heap.interrupts import is_from_signal
+from ipygpumem.interrupts import is_from_signal
 from ipygpumem.probes import host, own_limits
 from ipygpumem.probes.accelerators import fractions, limit_bytes, loaded_torch, memory_fraction, parse_device, uncounted
 from ipygpumem.probes.allocator import failed_allocation

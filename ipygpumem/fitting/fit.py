@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from ipygpumem import interrupts
 from ipygpumem.errors import AutofitError, quoted
 from ipygpumem.estimating.records import DOES_NOT_FIT, FITS, PERHAPS, Estimate
 from ipygpumem.fitting import budgets
 from ipygpumem.fitting.plan import Number, Plan
-from ipygpumem.heap import interrupts
 from ipygpumem.heap.garbage import Garbage, GcMark
 from ipygpumem.introspect import is_exactly, text_of, type_name
 from ipygpumem.meter.meter import Measurement, Meter

@@ -23,7 +23,7 @@ from math import prod
 from operator import contains, is_
 from typing import Any
 
-from ipygpumem.heap import interrupts
+from ipygpumem import interrupts
 from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each
 from ipygpumem.heap.heap import live_instances
 from ipygpumem.heap.holders.frames import stack

@@ -12,11 +12,11 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import TransformerManager
 
+from ipygpumem import interrupts
 from ipygpumem.errors import AutofitError, quoted
 from ipygpumem.estimating.records import FITS
 from ipygpumem.fitting.fit import TOO_LARGE, Fit
 from ipygpumem.fitting.plan import Number, Plan, Values
-from ipygpumem.heap import interrupts
 from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import type_name
 from ipygpumem.magics.parsing import Options

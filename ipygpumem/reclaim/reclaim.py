@@ -15,8 +15,8 @@ from operator import is_, is_not, ne
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from ipygpumem import interrupts
 from ipygpumem.errors import GpuMemError, describe_error
-from ipygpumem.heap import interrupts
 from ipygpumem.heap.arrays import library_type, watch
 from ipygpumem.heap.bulk import one_of_each
 from ipygpumem.heap.garbage import Garbage, GcMark, weak

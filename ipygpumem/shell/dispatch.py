@@ -8,9 +8,9 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, magics_class, no_var_expand
 
+from ipygpumem import interrupts
 from ipygpumem.errors import GpuMemError
 from ipygpumem.failures import write
-from ipygpumem.heap import interrupts
 from ipygpumem.introspect import text_of
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.report.layout import clean

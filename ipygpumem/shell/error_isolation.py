@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ipygpumem.failures import forget_told, tell
-from ipygpumem.heap.interrupts import is_from_signal, stop_listening
+from ipygpumem.interrupts import is_from_signal, stop_listening
 
 Part = tuple[Callable[..., object], str]
 """A part of our work in a hook, and what was not done if it fails, as in "this cell's memory was not measured"."""

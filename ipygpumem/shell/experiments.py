@@ -19,10 +19,10 @@ from threading import get_ident, main_thread
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 
+from ipygpumem import interrupts
 from ipygpumem.errors import ExperimentError, describe_error, quoted
 from ipygpumem.failures import Block, is_own_failure, say, tell
 from ipygpumem.fitting import budgets
-from ipygpumem.heap import interrupts
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import is_atom, is_instance, named_objects, text_of, type_name

@@ -12,8 +12,8 @@ from typing import Any
 from traitlets import TraitError
 from traitlets.config import Config
 
+from ipygpumem import interrupts
 from ipygpumem.errors import NotLoadedError
-from ipygpumem.heap import interrupts
 from ipygpumem.scope.instrumenting import BINDING_RECORDER
 from ipygpumem.shell.app import App, app_of
 from ipygpumem.shell.config import IPyGpuMem

@@ -11,7 +11,7 @@ from functools import partial
 from ipygpumem.fitting.budgets import Budget, refusal
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.garbage import GcMark
-from ipygpumem.heap.interrupts import is_from_signal
+from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import text_of
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.allocator import failed_allocation

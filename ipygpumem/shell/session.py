@@ -10,7 +10,7 @@ from functools import partial
 from time import perf_counter, time
 from typing import Any
 
-from ipygpumem.heap import interrupts
+from ipygpumem import interrupts
 from ipygpumem.introspect import text_of, type_name
 from ipygpumem.meter import own_growth
 from ipygpumem.reclaim import tracebacks

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from ipygpumem import interrupts
 from ipygpumem.errors import ClusterError, quoted
 from ipygpumem.extras.cluster.engines_report import (
     alike,
@@ -25,7 +26,6 @@ from ipygpumem.extras.cluster.engines_report import (
     merged_record,
     outputs_report,
 )
-from ipygpumem.heap import interrupts
 from ipygpumem.heap.bulk import Progress, no_progress
 from ipygpumem.introspect import is_exactly
 from ipygpumem.magics.parsing import Command, Options

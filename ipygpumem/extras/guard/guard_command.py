@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import psutil
 
+from ipygpumem import interrupts
 from ipygpumem.errors import GpuMemError, describe_error
 from ipygpumem.extras.guard.guard import MemoryGuard
-from ipygpumem.heap import interrupts
 from ipygpumem.magics.parsing import Options
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.app import App

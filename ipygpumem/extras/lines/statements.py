@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap import interrupts
+from ipygpumem import interrupts
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.reclaim import reclaim

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ipygpumem import interrupts
 from ipygpumem.api.shell import current_traces, garbage_here
 from ipygpumem.errors import DeviceError, GpuMemError
-from ipygpumem.heap import interrupts
 from ipygpumem.heap.arrays import Reader, is_of_library
 from ipygpumem.heap.heap import refuse_while_traced
 from ipygpumem.heap.holders.graphs import live_tensors

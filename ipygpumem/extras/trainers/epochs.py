@@ -11,7 +11,7 @@ from typing import Any
 from ipygpumem.api.shell import current_traces
 from ipygpumem.errors import MissingLibraryError
 from ipygpumem.failures import tell
-from ipygpumem.heap.interrupts import is_from_signal
+from ipygpumem.interrupts import is_from_signal
 from ipygpumem.records import TraceRecord
 from ipygpumem.units import MIB
 
