@@ -16,7 +16,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
-from ipygpumem.heap import interrupts
+from ipygpumem import interrupts
 from ipygpumem.shell.app import app_of
 from tests.test_faults import is_called_by_others
 
@@ -155,6 +155,69 @@ def test_a_handlers_exception_leaves_the_command(notebook: InteractiveShell, com
         error = ringing.run(action, number)
         if ringing.has_rung and type(error) is not ringing.error:
             wrong.append(f"{ringing.error.__name__} at call {number}: {error!r}")
+    assert not wrong, "\n".join(wrong)
+
+
+def in_trace() -> None:
+    with ipygpumem.trace("step", silent=True):
+        pass
+
+
+def in_expect() -> None:
+    with ipygpumem.expect(ram="1GiB"):
+        pass
+
+
+def in_clearing() -> None:
+    with ipygpumem.clear_tracebacks():
+        pass
+
+
+@ipygpumem.trace
+def traced() -> None:
+    """Do nothing, in a trace."""
+
+
+BLOCKS: list[Any] = []
+"""Keeps experiments alive: Python itself swallows what is raised in the finalisers of their parts."""
+
+
+def in_experiment() -> None:
+    with ipygpumem.experiment("block", report="none") as experiment:
+        BLOCKS.append(experiment)
+
+
+def in_loop() -> None:
+    for _ in ipygpumem.track(range(2), silent=True):
+        pass
+
+
+def in_growing_loop() -> None:
+    kept = [bytearray(4 << 20) for _ in ipygpumem.track(range(6), silent=True)]
+    del kept
+
+
+PYTHON = (in_trace, in_expect, in_clearing, traced, in_experiment, in_loop, in_growing_loop)
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("most", [12, pytest.param(60, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("action", PYTHON)
+def test_a_handlers_exception_leaves_blocks_and_loops(
+    notebook: InteractiveShell, action: Callable[[], None], most: int
+) -> None:
+    action()  # imports what is imported on first use
+    ringing = Ringing(Alarm)
+    assert ringing.run(action, 0) is None
+    wrong = []
+    for turn, number in enumerate(places(ringing.calls, most)):
+        ringing = Ringing(ERRORS[turn % len(ERRORS)])
+        error = ringing.run(action, number)
+        if ringing.has_rung and type(error) is not ringing.error:
+            wrong.append(f"{ringing.error.__name__} at call {number}: {error!r}")
+        for experiment in app_of(notebook).experiments.open[:]:
+            experiment.finish()
+        BLOCKS.clear()
     assert not wrong, "\n".join(wrong)
 
 

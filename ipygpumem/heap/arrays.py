@@ -19,6 +19,7 @@ from operator import attrgetter, not_
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import chunks, kinds_of, of_types, one_of_each, type_names, without_types
+from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import class_dict, instance_dict, is_atom, is_instance, module_of, text_of, type_name
 
 NOT_ENTERED = (types.FrameType, types.CodeType, types.TracebackType)
@@ -53,7 +54,9 @@ def describe(value: object) -> Array | None:
             return _describe_tensor(sys.modules["torch"], value)
         if is_array(value):
             return _describe_ndarray(value)
-    except Exception:  # skip an exotic or half-made array; it must not stop a clean-up
+    except Exception as error:  # skip an exotic or half-made array; it must not stop a clean-up
+        if is_from_signal(error):
+            raise
         return None
     return None
 
@@ -167,7 +170,9 @@ def elements(array: Any) -> list[Any] | None:
         return None
     try:
         items = read_array("tolist", array)()
-    except Exception:  # a half-made array
+    except Exception as error:  # a half-made array
+        if is_from_signal(error):
+            raise
         return None
     return items if type(items) is list else [items]
 
@@ -383,7 +388,9 @@ class Reader:
             get = self._getters[name] = getattr(self.base, name).__get__
         try:
             return get(tensor)
-        except Exception:  # a sparse or broken tensor
+        except Exception as error:  # a sparse or broken tensor
+            if is_from_signal(error):
+                raise
             return None
 
     def keys(self, tensor: object) -> tuple[int, ...]:
@@ -419,6 +426,8 @@ class Reader:
             inner = list(self.inside(tensor)) if depth < _DEEPEST else []
             own = self.own(tensor)
         except Exception as error:  # a broken device, or an unknown layout
+            if is_from_signal(error):
+                raise
             return Memory({}, note=_in_words(error))
         found = [memory for memory in (own, *(self.memory(part, depth + 1) for part in inner)) if memory is not None]
         storages: dict[int, int] = {}
@@ -480,7 +489,9 @@ class Reader:
         """Return the component tensors of a tensor; none if they cannot be read."""
         try:
             return list(self.inside(tensor))
-        except Exception:  # an unknown layout
+        except Exception as error:  # an unknown layout
+            if is_from_signal(error):
+                raise
             return []
 
     def inside(self, tensor: Any) -> Iterator[object]:
@@ -511,7 +522,9 @@ class Reader:
             return None
         try:
             sizes = tuple(self._shape(tensor))
-        except Exception:  # nested tensors have no single shape
+        except Exception as error:  # nested tensors have no single shape
+            if is_from_signal(error):
+                raise
             return None
         if not _INTEGERS.issuperset(map(type, sizes)):
             return None
@@ -540,7 +553,9 @@ def each(get: Callable[[Any], Any], items: Sequence[object]) -> list[Any]:
     while len(found) < len(items):
         try:
             found.extend(map(get, waiting))
-        except Exception:  # noqa: PERF203  # the results so far stay in the list
+        except Exception as error:  # noqa: PERF203  # the results so far stay in the list
+            if is_from_signal(error):
+                raise
             found.append(None)
     return found
 

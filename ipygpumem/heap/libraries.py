@@ -34,6 +34,7 @@ from ipygpumem.heap.arrow import buffers
 from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.holders.frames import SUSPENDED, in_traceback, locals_of
 from ipygpumem.heap.holders.graphs import of_script
+from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import (
     ATOMS,
     class_dict,
@@ -351,7 +352,9 @@ def _pieces(item: Any) -> list[Piece]:
     function = behind(type(item))
     try:
         found = list(function(item)) if function is not None else []
-    except Exception:  # closed, or an unknown version of the library
+    except Exception as error:  # closed, or an unknown version of the library
+        if is_from_signal(error):
+            raise
         return []
     inside = [[part] if type(part) is Piece else [piece for _, piece in with_memory([part])] for part in found]
     return list(chain.from_iterable(inside))

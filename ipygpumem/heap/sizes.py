@@ -49,6 +49,7 @@ from ipygpumem.heap.bulk import (
 from ipygpumem.heap.holders.frames import failed, in_traceback
 from ipygpumem.heap.libraries import VISITS_BUFFER, Behind, ObjectPart, Piece, behind, parts_of
 from ipygpumem.heap.walk import Group, Walk
+from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import ATOMS, HAS_REFERENCES, class_dict, is_instance, name_of, text_of, type_name
 from ipygpumem.records import RetainedArray
 
@@ -247,7 +248,9 @@ class Sizes(Walk):
             return []  # sorting a million items takes as long as measuring them
         try:
             return list(parts_of(value))
-        except Exception:  # a thread changes it, or an unknown version of a library
+        except Exception as error:  # a thread changes it, or an unknown version of a library
+            if is_from_signal(error):
+                raise
             return []
 
     def _of_part(self, part: ObjectPart) -> list[Share]:
@@ -438,7 +441,9 @@ class Sizes(Walk):
     def _look_behind(self, item: object) -> None:
         try:
             found = list(self._behind[id(type(item))](item))
-        except Exception:  # closed, or an unknown version of the library
+        except Exception as error:  # closed, or an unknown version of the library
+            if is_from_signal(error):
+                raise
             self._notes["not all of it can be read"] = None
             return
         self._take(found)

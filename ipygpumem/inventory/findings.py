@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from ipygpumem.errors import describe_error
 from ipygpumem.heap.arrays import is_array, is_of_library, owner_of, place_of
 from ipygpumem.heap.total import Total, total
+from ipygpumem.interrupts import is_from_signal
 from ipygpumem.inventory.breakdown import (
     OF,
     PYTHON,
@@ -68,6 +69,8 @@ class Findings:
         try:
             return question()
         except Exception as error:  # a failing source must not hide the rest
+            if is_from_signal(error):
+                raise
             self.failures[name] = describe_error(error)
             return otherwise
 

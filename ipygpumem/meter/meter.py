@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from ipygpumem.errors import describe_error
+from ipygpumem.interrupts import is_from_signal
 from ipygpumem.meter.worker import Worker
 from ipygpumem.probes import Probe
 from ipygpumem.records import Reading, Usage
@@ -144,6 +145,8 @@ class Meter:
                 try:
                     found |= {reading.device: reading for reading in probe.glance()}
                 except Exception as error:  # noqa: PERF203  # as in _read
+                    if is_from_signal(error):
+                        raise
                     self.failures[_name(probe)] = describe_error(error)
         return found
 
@@ -187,6 +190,8 @@ class Meter:
                 if rearm:
                     probe.rearm()
             except Exception as error:  # a broken driver must not take the host's figures with it
+                if is_from_signal(error):
+                    raise
                 self.failures[_name(probe)] = describe_error(error)
                 continue
             if self.failures:

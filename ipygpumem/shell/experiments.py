@@ -686,7 +686,8 @@ class Experiment(Block):
             (lambda _: self._end_once(), self._lost_at_end),
             (lambda _: self._end_again(), "the experiment is still open"),  # an interrupt may have come before it ended
         ]
-        self._context.guard.each_with((error,), f"the end of {self._block_name}", parts)
+        with interrupts.reraise_swallowed():
+            self._context.guard.each_with((error,), f"the end of {self._block_name}", parts)
 
     def _after_failed_end(self) -> None:
         """End the experiment after a failure at the end of its ``with`` block."""

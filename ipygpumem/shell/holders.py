@@ -17,6 +17,7 @@ from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.heap.holders.search import NOTEBOOK, Roots, explain
 from ipygpumem.heap.sizes import Sizes
+from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import is_users_module, module_dict, type_name, users_modules
 from ipygpumem.inventory import survey, top
 from ipygpumem.inventory.children import growth_by_ending, with_endings
@@ -82,10 +83,14 @@ def look(
             free_heap_bytes -= before.free_heap_bytes
             growing.held = _held(growing, before, (names, unnamed), free_heap_bytes, run, roots)
     except Exception as error:  # the code goes on
+        if is_from_signal(error):
+            raise
         growing.held = [f"the memory that it leaves behind could not be found ({describe_error(error)})"]
     try:
         _forget_own_memory(growing, meter)
     except Exception as error:
+        if is_from_signal(error):
+            raise
         growing.held = [f"the memory after our own search could not be measured ({describe_error(error)})"]
 
 
@@ -130,6 +135,8 @@ def note_processes(growing: Growing, named: _Named, run: str) -> None:
         growing.process_lines = process_lines(grown, growth, run, growing.runs - earlier.run)
         growing.processes = Processes(growing.runs, _sizes(children))
     except Exception as error:  # the code goes on
+        if is_from_signal(error):
+            raise
         growing.process_lines = [f"the child processes could not be listed ({describe_error(error)})"]
 
 

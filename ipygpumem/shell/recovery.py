@@ -109,6 +109,8 @@ class Recovery:
         except MemoryError:  # only needed for the report
             return record
         except Exception as problem:
+            if is_from_signal(problem):
+                raise
             lost = "the report does not name the memory that errors still hold"
             self._context.guard.failed("the list of memory that errors hold", problem, lost)
             return record

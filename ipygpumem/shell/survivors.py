@@ -40,6 +40,7 @@ from ipygpumem.heap.holders.search import LAST_ERROR, OF_MODULE, Root, Roots, ex
 from ipygpumem.heap.objects_since import ObjectsSince
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.heap.walk import MOST_AT_START, ArraySearch
+from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import instance_dict, is_atom, is_instance, module_dict, text_of, type_name
 from ipygpumem.inventory.baseline import BaselineSnapshot
 from ipygpumem.inventory.contents import Contents
@@ -116,6 +117,8 @@ class Baseline:
             try:
                 self._before = BaselineSnapshot(context.namespace, context.garbage, known)
             except Exception as error:  # only needed for the report
+                if is_from_signal(error):
+                    raise
                 self._failed = True
                 why = f"because the baseline at the start failed: {describe_error(error)}"
                 remarks.append(f"objects still alive will not be listed, {why}")

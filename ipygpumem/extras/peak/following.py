@@ -34,6 +34,7 @@ from ipygpumem.extras.peak.records import DevicePeak
 from ipygpumem.extras.peak.timeline import Clock, Timeline, alive_at
 from ipygpumem.heap.arrays import answers_itself
 from ipygpumem.heap.holders.frames import peek, stack
+from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance, is_users, type_name
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.survey import roles_of_objects
@@ -73,6 +74,8 @@ def _guarded(method: Callable[..., None]) -> Callable[..., None]:
             try:
                 method(self, *arguments, **more)
             except Exception as error:
+                if is_from_signal(error):
+                    raise
                 self.error = describe_error(error)
 
     return call

@@ -21,6 +21,7 @@ from ipygpumem.estimating import line_text
 from ipygpumem.extras.peak.bound import HostSpan, HostUse, bounded
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord
 from ipygpumem.failures import Block
+from ipygpumem.interrupts import is_from_signal
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.survey import names_in
 from ipygpumem.meter.own_growth import growth_for
@@ -78,6 +79,8 @@ class Peak:
         except ModuleNotFoundError as error:
             self._notes.append(_NO_MEMRAY if error.name == "memray" else f"tensors: {describe_error(error)}")
         except Exception as error:  # an old torch, another tracker of memray; the user's code runs all the same
+            if is_from_signal(error):
+                raise
             what = "memory outside torch" if name == "HostTracker" else "torch's tensors"
             self._notes.append(f"not followed: {what} ({describe_error(error)})")
         else:
@@ -96,6 +99,8 @@ class Peak:
                 if host is not None:
                     devices.append(self._bounded(host.read(), use, host))
             except Exception as problem:  # must not hide the code's own error
+                if is_from_signal(problem):
+                    raise
                 self._notes.append(f"the record is not complete: {describe_error(problem)}")
         self.record = PeakRecord(tuple(devices), seconds, tuple(self._notes))
         return self.record
@@ -106,6 +111,8 @@ class Peak:
             span = HostSpan(current_traces().meter)
             span.start()
         except Exception as error:
+            if is_from_signal(error):
+                raise
             self._notes.append(f"{_NOT_COMPARED} ({describe_error(error)})")
         else:
             self._span = span
@@ -117,6 +124,8 @@ class Peak:
         try:
             return self._span.stop()
         except Exception as error:
+            if is_from_signal(error):
+                raise
             self._notes.append(f"{_NOT_COMPARED} ({describe_error(error)})")
             return None
 
