@@ -197,13 +197,18 @@ def in_growing_loop() -> None:
     del kept
 
 
-PYTHON = (in_trace, in_expect, in_clearing, traced, in_experiment, in_loop, in_growing_loop)
+def in_functions() -> None:
+    ipygpumem.top()
+    ipygpumem.tensors()
+
+
+PYTHON = (in_trace, in_expect, in_clearing, traced, in_experiment, in_loop, in_growing_loop, in_functions)
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("most", [12, pytest.param(60, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("action", PYTHON)
-def test_a_handlers_exception_leaves_blocks_and_loops(
+def test_a_handlers_exception_leaves_blocks_and_functions(
     notebook: InteractiveShell, action: Callable[[], None], most: int
 ) -> None:
     action()  # imports what is imported on first use
