@@ -35,7 +35,6 @@ from ipygpumem.heap.arrays import (
 )
 from ipygpumem.heap.bulk import (
     CHUNK,
-    CONTAINERS,
     by_identity,
     chunks,
     container_base,
@@ -180,7 +179,9 @@ class Sizes(Walk):
             self.seen.discard(id(value))
         shares, remaining = list[Share](), list[ObjectPart]()
         is_other_class = is_instance(value, type) and not is_own_class(value)
-        for part in () if id(value) in self.seen or is_other_class or self.is_stopped() else self._parts(value):
+        is_skipped = id(value) in self.seen or is_other_class or self.is_stopped()
+        parts = [] if is_skipped else self._parts(value)
+        for part in parts:
             if part.objects is None:
                 remaining.append(part)
             else:
@@ -302,7 +303,7 @@ class Sizes(Walk):
             self._behind[key] = function
         if type.__subclasscheck__(dict, own):
             self._dicts.add(key)
-        if flags & _MANAGED_DICT and not any(type.__subclasscheck__(base, own) for base in CONTAINERS):
+        if flags & _MANAGED_DICT and container_base(own) is None:
             self._inline.add(key)
         return kind
 

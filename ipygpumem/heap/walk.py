@@ -36,6 +36,7 @@ from ipygpumem.heap.bulk import (
     OBSERVERS,
     by_identity,
     chunks,
+    container_base,
     of_types,
     one_of_each,
     parts_of_container,
@@ -334,11 +335,9 @@ class Walk:
                     self._types.add(key)
                     kind = self.kind_of(item)
                     self._kinds[kind].add(key)
-                    if kind == "leading":
-                        for base in CONTAINERS:
-                            if type.__subclasscheck__(base, type(item)):
-                                self._containers[key] = base
-                                break
+                    base = container_base(type(item)) if kind == "leading" else None
+                    if base is not None:
+                        self._containers[key] = base
                     if kind in _ARRAYS:
                         self._arrays.add(key)
         return several
