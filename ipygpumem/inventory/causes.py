@@ -201,9 +201,7 @@ def find(
     cause, asked = cause_of(found), found.requested_bytes
     if asked is None or cause is None or cause.kind not in ("too much", "limit"):
         return cause
-    least = min((bound.left_bytes for bound in found.bounds), default=None)
-    if figures is not None and figures.limit is not None:
-        least = figures.limit - figures.allocated - figures.unallocated
+    least = _bytes_to_limit(found, figures)
 
     def room(size: int, gone: Collection[int]) -> int:
         """Return the largest request that fits once blocks of ``size`` bytes in all at some addresses are freed."""
@@ -218,11 +216,21 @@ def find(
         try:
             used = names_used(error, namespace, source, allowance)
             names = _leftovers(found, used, namespace, named, cell_of, room, allowance)
-            holders += [] if names is None else [names]
+            if names is not None:
+                holders.append(names)
         except AllowanceError:
             is_searched = False
     cause = cause_of(replace(found, holders=tuple(holders)))
-    return cause if is_searched or cause is None else replace(cause, text=cause.text + _NOT_SEARCHED)
+    if cause is not None and not is_searched:
+        cause = replace(cause, text=cause.text + _NOT_SEARCHED)
+    return cause
+
+
+def _bytes_to_limit(found: Shortage, figures: FailedAllocation | None) -> int | None:
+    """Return the bytes that can be allocated before the nearest limit; None without a limit."""
+    if figures is not None and figures.limit is not None:
+        return figures.limit - figures.allocated - figures.unallocated
+    return min((bound.left_bytes for bound in found.bounds), default=None)
 
 
 def _on_host(requested: int | None) -> Shortage:

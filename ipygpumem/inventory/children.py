@@ -66,14 +66,21 @@ def _named_owners(namespace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         if is_name(name) and not name.startswith("_"):
             named.append((name, value))
     for name, value in named:
-        if type(value) in (list, tuple) and len(value) <= _MOST_ITEMS:
-            for index, item in enumerate(list(value)):
-                yield f"{name}[{index}]", item
-        elif type(value) is dict and len(value) <= _MOST_ITEMS:
-            for key, item in list(value.items()):
-                if type(key) in (int, str):
-                    yield f"{name}[{key!r}]", item
+        yield from _items(name, value)
     yield from named
+
+
+def _items(name: str, container: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the items of a short list, tuple or dict, with the code that refers to each; none of any other object."""
+    if type(container) not in (list, tuple, dict) or len(container) > _MOST_ITEMS:
+        return
+    if type(container) is dict:
+        for key, item in list(container.items()):
+            if type(key) in (int, str):
+                yield f"{name}[{key!r}]", item
+        return
+    for index, item in enumerate(list(container)):
+        yield f"{name}[{index}]", item
 
 
 def _add_ending(lines: dict[int, str], pid: int, place: str, line: str) -> None:

@@ -226,7 +226,8 @@ def plain_locals(error: BaseException) -> tuple[str, ...]:
         for name, value in names_in(frame).items():
             if len(shown) < _PLAIN_SHOWN and type(name) is str and name.isidentifier():
                 text = _plain(name, value)
-                shown += [f"{name} = {text}"] if text else []
+                if text:
+                    shown.append(f"{name} = {text}")
         if shown:
             lines.append(f"{frame.f_code.co_name}, line {line}: {', '.join(shown)}")
     return tuple(reversed(lines))

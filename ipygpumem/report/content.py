@@ -193,8 +193,8 @@ _KEEPS = {"oom": "never", "interrupt": "oom", "error": "oom+interrupt"}
 def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report]:
     """Return the report after an OOM, or after another error whose frames kept a relevant amount of memory alive."""
     held = [item for item in record.held if item.size_bytes >= min_held_bytes]
-    keeps = any(kept.size_bytes >= min_held_bytes for kept in record.kept_errors)
-    if record.kind != "oom" and not held and not keeps and not record.poisoned:
+    has_kept_errors = any(kept.size_bytes >= min_held_bytes for kept in record.kept_errors)
+    if record.kind != "oom" and not held and not has_kept_errors and not record.poisoned:
         return []
     head = [f"{_CAUSES[record.kind]} ({clean_name(record.error)})"]
     if record.requested_bytes is not None:

@@ -165,14 +165,13 @@ def process_lines(grown: Iterable[ProcessGrowth], growth: Growth, run: str, runs
 def _processes(item: ProcessGrowth) -> str:
     """Return processes by name and number, and the line that ends them."""
     names = ", ".join(f"{child.pid} ({clean(child.name)})" for child in item.processes[:_HOLDERS_SHOWN])
-    several = len(item.processes) > 1
     hidden = len(item.processes) - _HOLDERS_SHOWN
     if hidden > 0:
         names += f" and {hidden} more"
-    text = f"processes {names}" if several else f"process {names}"
+    noun, pronoun = ("process", "it") if len(item.processes) == 1 else ("processes", "them")
     if not item.ends_by:
-        return f"{text}; the line that ends it is not known"
-    return f"{text}; to end {'them' if several else 'it'}: {clean(item.ends_by)}"
+        return f"{noun} {names}; the line that ends {pronoun} is not known"
+    return f"{noun} {names}; to end {pronoun}: {clean(item.ends_by)}"
 
 
 def free_heap_line(growth: Growth, free_bytes: int, run: str, runs: int) -> list[str]:
