@@ -143,7 +143,7 @@ def is_from_signal(error: BaseException) -> bool:
     """Return True for a Ctrl-C, and for an exception that a handler of a signal has raised: it is the user's."""
     if _is_interrupt(error):
         return True
-    codes = {_LISTENER}
+    codes: set[CodeType | None] = {_LISTENER}
     for number in _SIGNALS:
         handler = _signal.getsignal(number)
         if callable(handler):
@@ -170,8 +170,8 @@ def _original(handler: Any) -> Any:
     return handler
 
 
-def _code_of(handler: Any) -> CodeType:
-    """Return the code that a call of ``handler`` runs, or any other code if it is no Python code."""
+def _code_of(handler: Any) -> CodeType | None:
+    """Return the code that a call of ``handler`` runs; None if it is written in C."""
     handler = _original(handler)
     while type(handler) is functools.partial:
         handler = handler.func
@@ -179,7 +179,7 @@ def _code_of(handler: Any) -> CodeType:
         handler = inspect.getattr_static(type(handler), "__call__", None)
     if type(handler) is MethodType:
         handler = handler.__func__
-    return handler.__code__ if type(handler) is FunctionType else _LISTENER
+    return handler.__code__ if type(handler) is FunctionType else None
 
 
 class _Noting:

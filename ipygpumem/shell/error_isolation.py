@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ipygpumem.failures import forget_told, tell
@@ -30,7 +30,7 @@ class Guard:
         """Do all ``parts`` in order; report those that fail, and raise a signal's exception after the last one."""
         self.each_with((), name, parts)
 
-    def each_with(self, given: tuple[object, ...], name: str, parts: list[Part] | tuple[Part, ...]) -> None:
+    def each_with(self, given: tuple[object, ...], name: str, parts: Sequence[Part]) -> None:
         """Do the same with parts that take the arguments ``given``, since no closure may reference a cell's result."""
         raised: list[BaseException] = []
         for work, lost in parts:
@@ -70,15 +70,15 @@ class Guard:
             try:
                 return callback(*args, **options)
             except BaseException as error:
-                is_struck = is_from_signal(error)
-                if is_struck or not isinstance(error, Exception):
-                    if is_struck and struck is not None:
-                        stop_listening()
+                is_signals = is_from_signal(error)
+                if is_signals and struck is not None:
+                    stop_listening()
                     self._call(name, instead, args, options, lost)
-                    if not is_struck or struck is None:
-                        raise
                     struck(error, args[0])
                     return None
+                if is_signals or not isinstance(error, Exception):
+                    self._call(name, instead, args, options, lost)
+                    raise
                 self.failed(name, error, lost)
             return self._call(name, instead, args, options, lost)
 
@@ -87,6 +87,7 @@ class Guard:
     def _call(
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], lost: str
     ) -> Any:
+        """Call ``instead``; report it if that fails too."""
         try:
             return function(*args, **options)
         except Exception as error:
