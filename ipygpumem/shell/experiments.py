@@ -65,6 +65,8 @@ _CLOCK_SECONDS = 0.02
 """Error of the times at which processes start."""
 _ATTEMPTS = 5
 """Maximum number of attempts to end an experiment: finalisers may raise, or a Ctrl-C may interrupt, each of them."""
+_NOT_BOUND = object()
+"""Stands for the object of a name that does not exist."""
 _MEASURES_LINES = re.compile(r"^%%memlines", re.MULTILINE)
 """Matches cells that are not instrumented: it would skew line costs."""
 
@@ -137,13 +139,13 @@ class ExperimentManager:
         word, name = split_event(event)
         running = self._cells.running()
         before = running[-1].maybe_bound if running else {}
+        now = self.context.namespace.get(name, _NOT_BOUND)
         if word == MAY_BIND:
-            before[name] = self.context.namespace.get(name, before)
+            before[name] = now
             return
-        if word == HAS_ENDED:
-            is_bound = name not in before or self.context.namespace.get(name, before) is not before[name]
-        else:
-            is_bound = word in BINDING_WORDS
+        is_bound = word in BINDING_WORDS
+        if word == HAS_ENDED and name in before:
+            is_bound = now is not before[name]
         before.pop(name, None)
         if is_bound:
             for experiment in self.open:
@@ -158,31 +160,27 @@ class ExperimentManager:
 
     def code_missed(self, *_: object, **__: object) -> None:
         """Prepare the scopes for code that could not be analysed and may bind any name."""
-        running, here = self._cells.running(), self.here()
+        running = self._cells.running()
         if running:
             running[-1].has_unseen_code = True
         elif self.open:
             self._missed_cell()
-        for experiment in here[-1:]:
+        for experiment in self.here()[-1:]:
             experiment.scope.save_all()
 
     def _missed_cell(self) -> Cell:
         """Return a stand-in for this thread's cell, whose start no hook has seen."""
         thread = get_ident()
-        for cell in self._missed:
-            if cell.thread == thread:
-                return cell
+        for earlier in self._missed:
+            if earlier.thread == thread:
+                return earlier
         cell = Cell(None, nested=False, thread=thread)
         self._note_names(cell)
         self._missed.append(cell)
         return cell
 
-    def missed_cell_ended(self) -> None:
-        """Leave the names that a missed cell of this thread has added to the notebook."""
-        self.missed_cells_end(get_ident())
-
     def missed_cells_end(self, thread: int) -> None:
-        """Leave the names that missed cells of ``thread`` have added to the notebook: their code is in no scope."""
+        """Leave to the notebook the names that missed cells of ``thread`` have added: their code is in no scope."""
         ended = [cell for cell in self._missed if cell.thread == thread]
         self._missed = [cell for cell in self._missed if cell.thread != thread]
         for cell in ended:
@@ -420,15 +418,9 @@ class ExperimentManager:
     def _end(self, experiment: Experiment, ended: list[Experiment]) -> None:
         """End ``experiment`` and all inside it, and append each to ``ended``.
 
-        Only a Ctrl-C leaves it open, and only if the user can end it again.
+        Only a signal's exception leaves it open, such as a Ctrl-C, and only if the user can end it again.
         """
-        if experiment not in self.open:
-            raise ExperimentError(
-                f"experiment {quoted(experiment.name)} is not open: it was never started, or ipygpumem was unloaded"
-            )
-        inside = [one for one in self.open if (one.thread, one.client) == (experiment.thread, experiment.client)]
-        if any(one.is_ending for one in inside[inside.index(experiment) :]):
-            raise ExperimentError(f"experiment {quoted(experiment.name)} is already ending")
+        self._check_can_end(experiment)
         struck: list[BaseException] = []
         for _ in range(_ATTEMPTS):  # each continues where the previous one stopped
             if experiment not in self.open:
@@ -451,6 +443,16 @@ class ExperimentManager:
         if struck:
             raise struck.pop()
 
+    def _check_can_end(self, experiment: Experiment) -> None:
+        """Raise an error if ``experiment`` is not open, or if it or one inside it is being ended."""
+        if experiment not in self.open:
+            raise ExperimentError(
+                f"experiment {quoted(experiment.name)} is not open: it was never started, or ipygpumem was unloaded"
+            )
+        nested = self.here(experiment)
+        if any(one.is_ending for one in nested[nested.index(experiment) :]):
+            raise ExperimentError(f"experiment {quoted(experiment.name)} is already ending")
+
     def _still_open(self, experiment: Experiment, error: BaseException) -> BaseException:
         """Return the signal's exception that stopped an end, and tell the user how to end the experiment."""
         text = f"the experiment {clean_name(experiment.name)} is still open: run %experiment end again"
@@ -460,6 +462,7 @@ class ExperimentManager:
         return error
 
     def _try_to_end(self, experiment: Experiment, ended: list[Experiment]) -> None:
+        """End ``experiment`` and all inside it; call it again after an interrupt."""
         around = self.here(experiment)
         other_scopes = [other.scope for other in self.open if other not in around]
         while around[-1] is not experiment:
@@ -642,8 +645,10 @@ class Experiment(Block):
             return ()
         if not self.was_started:
             raise ExperimentError(f"experiment {quoted(self.name)} has not been started")
+        if self.record is not None:
+            return self.record.usages
         try:
-            return self.record.usages if self.record is not None else self._context.meter.read(self._measurement)
+            return self._context.meter.read(self._measurement)
         except Exception as error:
             if not is_own_failure(error):
                 raise
@@ -659,8 +664,10 @@ class Experiment(Block):
         Raises:
             ExperimentError: it was never started, or the extension was unloaded before.
         """
+        if self._is_unscoped:
+            return self.bare_record()
         try:
-            return self.bare_record() if self._is_unscoped else self._experiments.finish(self)
+            return self._experiments.finish(self)
         except Exception as error:
             if not is_own_failure(error):
                 raise

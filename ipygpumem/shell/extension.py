@@ -62,13 +62,14 @@ class Extension:
         self._adds(functools.partial(getattr, shell, "configurables"), config)
         config.observe(self._host_peak_changed, "host_peak")
         config.observe(lambda change: app.recorder.switched(change), "recorder")
-        lost = "open experiments cannot tell the code's own names"
-        missed = app.experiments.code_missed
-        seen = self._guarded("code_seen", self._code_seen, missed, lost, self._struck_in_transformer)
-        self._first, self._last = (
-            _Observer(seen, may_change=False),
-            _Observer(seen, may_change=True),
+        seen = self._guarded(
+            "code_seen",
+            self._code_seen,
+            app.experiments.code_missed,
+            "open experiments cannot tell the code's own names",
+            self._struck_in_transformer,
         )
+        self._first, self._last = _Observer(seen, may_change=False), _Observer(seen, may_change=True)
         shell.ast_transformers.append(self._last)
         self._undo.append(self._stop_observing)
         binding_recorder.note = self._guarded(
@@ -81,10 +82,10 @@ class Extension:
         elif shell.builtin_trap._nested_level:
             shell.builtin_trap.add_builtin(BINDING_RECORDER, binding_recorder)
         self._undo.append(lambda: shell.builtin_trap.auto_builtins.pop(BINDING_RECORDER, None))
-        session, lost = app.session, "this cell has no report"
+        session, no_report = app.session, "this cell has no report"
         self._event("pre_run_cell", "it was not measured", self._cell_begins, self._struck_before, self._cell_missed)
-        self._event("post_run_cell", lost, session.cell_ends, session.struck)
-        self._event("post_run_cell", lost, session.cell_has_ended, session.struck, app.context.cells.forget)
+        self._event("post_run_cell", no_report, session.cell_ends, session.struck)
+        self._event("post_run_cell", no_report, session.cell_has_ended, session.struck, app.context.cells.forget)
         rewrite = self._guarded(
             "rewriting", rewrite_cell, lambda lines: lines, "a first line such as %%experiment is not applied"
         )

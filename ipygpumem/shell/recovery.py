@@ -101,9 +101,9 @@ class Recovery:
 
         With ``has_survivors``, an experiment's report has listed what the last error holds.
         """
-        last = [error for error in map(stored_error, ("last_exc", "last_value")) if error is not None]
-        if has_survivors:
-            last = []
+        last = list[BaseException]()
+        if not has_survivors:
+            last += [error for error in map(stored_error, ("last_exc", "last_value")) if error is not None]
         try:
             kept = kept_errors.find(last, named_objects(self._shell), self._shell.user_ns, Allowance())
         except MemoryError:  # only needed for the report

@@ -7,6 +7,7 @@ import re
 from collections import deque
 from dataclasses import replace
 from functools import partial
+from threading import get_ident
 from time import perf_counter, time
 from typing import Any
 
@@ -81,9 +82,8 @@ class Session:
         for other in lost:  # their end events never came
             self._drop(other)
         if cell is None:
-            self._context.guard.each(
-                "post_run_cell", (self._experiments.missed_cell_ended, "open experiments missed this cell's end")
-            )
+            leave_names = partial(self._experiments.missed_cells_end, get_ident())
+            self._context.guard.each("post_run_cell", (leave_names, "open experiments missed this cell's end"))
             self._shown()
             return
         cell.number = getattr(result, "execution_count", None)
