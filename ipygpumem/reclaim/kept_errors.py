@@ -102,7 +102,7 @@ def find(
     errors = [error for group in groups for error in group.errors.values()]
     for number, group in enumerate(groups):
         for place in _places_in(group.errors.values()):
-            places.append(place._replace(line=number))
+            places.append(place._replace(line=number))  # the group, by which the rows are summed up below
     found = of_places(places, own, errors, [], allowance)
     rows: dict[int, list[tuple[int, str]]] = {}
     for row in found.rows:

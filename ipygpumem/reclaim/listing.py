@@ -157,8 +157,8 @@ class _PlaceSearch:
         for position, place in enumerate(self.places):  # before a walk refers to the objects
             if self.own_bytes[position] >= _LEAST and _is_alone(place, occurrences[id(place.value)]):
                 self.alone.add(position)
-        behind = self._find_arrays()
-        self._find_others(behind)
+        behind_tensors = self._find_arrays()
+        self._find_others(behind_tensors)
 
     def _cut(self, position: int, allowance: Allowance) -> None:
         """Note that a place was not counted in full."""
@@ -169,12 +169,7 @@ class _PlaceSearch:
     def _find_arrays(self) -> list[list[Any]]:
         """Add the rows of tensors and arrays; return the memory that autograd keeps."""
         allowance = self.allowance.share(2)
-        search = _FrameSearch(allowance.share(2))
-        search.pass_over(*self.errors, *self.passed_over)
-        search.left = MOST_AT_START
-        search.add(Place("", self.own))
-        search.look_behind(allowance.share(2))
-        search.left = MOST_OBJECTS
+        search = self._past_own_arrays(allowance)
         for position, place in enumerate(self.places):
             share = allowance.share(min(_MOST_SHARES, len(self.places) - position))
             search.begin(share)
@@ -184,13 +179,24 @@ class _PlaceSearch:
                 self._cut(position, share)
         search.begin(allowance)
         unfinished = {place.key for place in search.look_behind(allowance)}
-        for position, place in enumerate(self.places if unfinished else ()):
-            if place.key in unfinished:
-                self._cut(position, allowance)
+        if unfinished:
+            for position, place in enumerate(self.places):
+                if place.key in unfinished:
+                    self._cut(position, allowance)
         self.rows = {(row.name, row.function, row.line): row for row in search.found}
         return search.behind
 
-    def _find_others(self, behind: list[list[Any]]) -> None:
+    def _past_own_arrays(self, allowance: Allowance) -> _FrameSearch:
+        """Return a search that has seen the arrays of the notebook's names, so that they get no rows."""
+        search = _FrameSearch(allowance.share(2))
+        search.pass_over(*self.errors, *self.passed_over)
+        search.left = MOST_AT_START
+        search.add(Place("", self.own))
+        search.look_behind(allowance.share(2))
+        search.left = MOST_OBJECTS
+        return search
+
+    def _find_others(self, behind_tensors: list[list[Any]]) -> None:
         """Add the other memory of the places that ``own`` does not hold."""
         candidates = self._with_others()
         if not candidates:
@@ -198,41 +204,46 @@ class _PlaceSearch:
         allowance = self.allowance.share(2)
         sizes = Sizes(limit=MOST_SIZED // 4, allowance=allowance)
         sizes.pass_over(*self.errors)
-        sizes.together([behind, self.own])
-        knows_own = sizes.complete  # else some of it may be the notebook's
-        for number, position in enumerate(candidates):
-            place = self.places[position]
-            size = Size({}, 0, complete=False)
-            if knows_own:
-                allowance = self.allowance.share(min(_MOST_SHARES, len(candidates) - number))
-                sizes.allowance = allowance
-                size = sizes.measure(place.value)
-            if not size.complete:
+        sizes.together([behind_tensors, self.own])
+        if not sizes.complete:  # some of the places' memory may be the notebook's
+            for position in candidates:
                 self._cut(position, allowance)
-                if position in self.alone and size.size_bytes < self.own_bytes[position]:
-                    size = Size({"cpu": self.own_bytes[position]}, 1, complete=False)
-            if size.device_bytes:
-                self._add_other(place, size)
+                self._add_other(position, Size({}, 0, complete=False))
+            return
+        for number, position in enumerate(candidates):
+            sizes.allowance = self.allowance.share(min(_MOST_SHARES, len(candidates) - number))
+            size = sizes.measure(self.places[position].value)
+            if not size.complete:
+                self._cut(position, sizes.allowance)
+            self._add_other(position, size)
 
     def _with_others(self) -> list[int]:
         """Return the positions of the places that may hold much memory besides arrays."""
         every_position = range(len(self.places))
         if max(self.own_bytes, default=0) >= _LEAST:
             return list(every_position)
-        every = Sizes(limit=MOST_SIZED // 4, allowance=self.allowance.share(3))
-        every.pass_over(*self.errors)
-        total, found = 0, list[int]()
+        sizes = Sizes(limit=MOST_SIZED // 4, allowance=self.allowance.share(3))
+        sizes.pass_over(*self.errors)
+        total_bytes, candidates = 0, list[int]()
         for positions in chunks(every_position, _GROUP):
-            size = every.together([self.places[position].value for position in positions])
-            total += size
-            if size >= _LEAST or not every.complete:
-                found += positions
-            if not every.complete:  # an unknown size, which may be large
-                total += _LEAST
-        arrays = sum(row.size_bytes for row in self.rows.values())
-        return found if total >= arrays + _LEAST or not every.complete else []
+            size_bytes = sizes.together([self.places[position].value for position in positions])
+            total_bytes += size_bytes
+            if size_bytes >= _LEAST or not sizes.complete:
+                candidates += positions
+            if not sizes.complete:  # an unknown size, which may be large
+                total_bytes += _LEAST
+        array_bytes = sum(row.size_bytes for row in self.rows.values())
+        if sizes.complete and total_bytes < array_bytes + _LEAST:
+            return []
+        return candidates
 
-    def _add_other(self, place: Place, size: Size) -> None:
+    def _add_other(self, position: int, size: Size) -> None:
+        """Add the row of a place; a large container that was not counted in full has at least its own bytes."""
+        place, own_bytes = self.places[position], self.own_bytes[position]
+        if not size.complete and position in self.alone and size.size_bytes < own_bytes:
+            size = Size({"cpu": own_bytes}, 1, complete=False)
+        if not size.device_bytes:
+            return
         row = self.rows.get(place.key)
         arrays, size_bytes = (0, 0) if row is None else (row.arrays, row.size_bytes)
         if size.size_bytes >= _LEAST + size_bytes:
