@@ -152,8 +152,7 @@ class _Loop:
             if self._growing.wants_look:
                 _look(self._growing, frame, self._traces.meter)
                 self._traces.meter.lap(self._span)  # exclude the memory of our own search
-            if self._growing.growths:
-                _note_processes(self._growing, frame)
+            _note_processes(self._growing, frame)
             if not self._is_silent:
                 self._shown.show(self._records, _remarks(self._growing))
         except Exception as error:

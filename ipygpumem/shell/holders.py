@@ -71,17 +71,16 @@ def look(
         objects = _grouped(named())
         names, arrays = top.take(objects, {}, progress=progress), survey.take(objects.items())
         unnamed = replace(arrays, tensors=tuple(row for row in arrays.tensors if row.name is None))
-        if growing.before is None:
+        before, growing.before = growing.before, None
+        if before is None:
             large = _large(lambda items, heap: set(map(id, items)))
-            growing.before, growing.runs = FirstLook(names, unnamed, Contents(objects), large, 0), 0
+            growing.before = FirstLook(names, unnamed, Contents(objects), large, 0)
+            growing.runs = 0
             growing.processes = Processes(0, _sizes(children_now()))
         else:
-            before, growing.before = growing.before, None
-            names = _with_received(names, before.names, before.contents, objects) if names.notes else names
-            in_libraries = _large(functools.partial(_in_libraries, before.large, roots()))
-            names = replace(names, names=(*names.names, *in_libraries))
-            free_heap_bytes -= before.free_heap_bytes
-            growing.held = _held(growing, before, (names, unnamed), free_heap_bytes, run, roots)
+            names = _with_new_memory(names, before, objects, roots())
+            grown_free_bytes = free_heap_bytes - before.free_heap_bytes
+            growing.held = _holders_of_growth(growing, before, (names, unnamed), grown_free_bytes, run, roots)
     except Exception as error:  # the code goes on
         if is_from_signal(error):
             raise
@@ -94,25 +93,42 @@ def look(
         growing.held = [f"the memory after our own search could not be measured ({describe_error(error)})"]
 
 
-def _held(
+def _with_new_memory(names: LargestNames, before: FirstLook, objects: dict[str, object], roots: Roots) -> LargestNames:
+    """Return the names with objects that they received since the first look, and with new objects in libraries."""
+    if names.notes:
+        names = _with_received(names, before.names, before.contents, objects)
+    in_libraries = _large(functools.partial(_in_libraries, before.large, roots))
+    return replace(names, names=(*names.names, *in_libraries))
+
+
+def _holders_of_growth(
     growing: Growing,
     before: FirstLook,
     now: tuple[LargestNames, Inventory],
-    free_heap_bytes: int,
+    grown_free_bytes: int,
     run: str,
     roots: Callable[[], Roots],
 ) -> list[str]:
-    """Return the lines on the holders of each device's growth; ``free_heap_bytes`` is that of malloc's free pages."""
+    """Return the lines on the holders of each device's growth.
+
+    Args:
+        growing: the runs of the code.
+        before: the memory at the first look.
+        now: all names, and the arrays without a name, at this look.
+        grown_free_bytes: growth of the free pages in malloc's heap since the first look.
+        run: the word for a run, such as ``iteration``.
+        roots: returns the notebook's objects, where paths to holders begin.
+    """
     earlier, keeper = (before.names, before.arrays), functools.partial(_keeper_of, roots=roots)
-    held = list[str]()
+    holders = list[str]()
     for growth in growing.growths:
         if growth.device == "children":  # ``note_processes`` finds them
-            held.append(STATUS_LISTS_PROCESSES)
+            holders.append(STATUS_LISTS_PROCESSES)
             continue
         lines = holder_lines(earlier, now, [growth], run, growing.runs, keeper)
-        lines += free_heap_line(growth, free_heap_bytes, run, growing.runs)
-        held += lines or [unknown_line(growth)]
-    return list(dict.fromkeys(held))  # notes on names are the same for all devices
+        lines += free_heap_line(growth, grown_free_bytes, run, growing.runs)
+        holders += lines or [unknown_line(growth)]
+    return list(dict.fromkeys(holders))  # notes on names are the same for all devices
 
 
 def _forget_own_memory(growing: Growing, meter: Meter) -> None:

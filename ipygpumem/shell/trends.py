@@ -157,7 +157,9 @@ class Growing:
 
     def add(self, usages: Sequence[Usage], *, success: bool = True) -> None:
         """Count a run."""
-        self.runs, self.growths, self.process_lines, is_suspect = self.runs + 1, [], [], False
+        self.runs += 1
+        self.growths, self.process_lines = [], []
+        is_suspect = False
         for usage in usages:
             runs = self.devices.get(usage.device)
             if runs is None:
