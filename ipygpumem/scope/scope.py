@@ -61,6 +61,7 @@ class Scope:
         keep: names or globs of names to keep at the end; the caller may append to the list.
         drop_imports: delete the names of imported modules too.
         clock: yields growing numbers, the same iterator for all scopes over the namespace.
+        saved_by_others: returns the objects that another thread's scopes will restore, one mapping for each scope.
     """
 
     def __init__(
@@ -70,11 +71,13 @@ class Scope:
         keep: list[str] | None = None,
         drop_imports: bool = False,
         clock: Iterator[int] | None = None,
+        saved_by_others: Callable[[], Iterable[Namespace]] = tuple,
     ) -> None:
         self._namespace = namespace
         self._keep = keep if keep is not None else []
         self._drop_imports = drop_imports
         self._clock = clock if clock is not None else itertools.count()
+        self._saved_by_others = saved_by_others
         self._first = tuple(namespace)
         self._outer = dict.fromkeys(self._first)
         """Names that are known to be older; a dict without values is not examined by the collector."""
@@ -92,6 +95,8 @@ class Scope:
         self._maybe: Namespace = {}
         """Old objects of the names that the running statement may bind."""
         self.outcome = Outcome()
+        for objects in saved_by_others():  # among them may be names that are unbound now
+            self._outer.update(dict.fromkeys(objects))
 
     def note(self, bindings: Bindings, reported: Iterable[str] = ()) -> None:
         """Record the names that code of this scope may bind; it reports its imports of those ``reported`` itself."""
@@ -168,6 +173,10 @@ class Scope:
     def _shadows(self, name: str) -> bool:
         """Return True if binding ``name`` now would shadow an outer object that is not saved yet."""
         return name in self._outer and name not in self.waiting and name not in self._shared and is_ownable(name)
+
+    def is_saved_by_others(self, name: str) -> bool:
+        """Return True if the end of another thread's scope will restore ``name``: then it is no new name here."""
+        return any(name in objects for objects in self._saved_by_others())
 
     def outer_among(self, names: set[str]) -> set[str]:
         """Return the ``names`` that are known to be older than this scope."""
@@ -280,6 +289,7 @@ class Scope:
             is_handle: returns True for a value (by identity) whose name must stay, such as the experiment's own handle.
             other_scopes: the open scopes of other threads over the same names.
         """
+        self._leave_new_names(other_scopes)
         for name in self.own_names() if own is None else own:
             if name not in self._namespace or (name in self._outer and name not in self.waiting):
                 continue  # a thread or a finaliser was faster
@@ -298,6 +308,20 @@ class Scope:
         for name in list(self.waiting):
             self._restore(name, other_scopes)
         return self.outcome
+
+    def _leave_new_names(self, other_scopes: Sequence[Scope]) -> None:
+        """Leave names that are new in this scope to the scopes of other threads that have shadowed them.
+
+        Ours: x = 1, a new name. Then theirs: x = 2, which has saved our 1. They use their object and delete it.
+        """
+        for other in other_scopes:
+            for name in list(other.waiting):
+                stays = self._matches_keep(name) or self._stays_as_import(name)
+                if name not in self._outer and name not in self._shared and not stays:
+                    del other.waiting[name]
+                    other._outer.pop(name, None)
+                    other._first = ()
+                    self._outer[name] = None
 
     def restore_all(self) -> None:
         """Restore all shadowed objects without deleting names: the scope cannot be closed."""
@@ -374,7 +398,7 @@ def note_deleted(scopes: Sequence[Scope], name: str) -> None:
     for scope in reversed(scopes):
         scope._maybe.pop(name, None)
         scope._imported.discard(name)
-        if not scope._shadows(name):
+        if not scope._shadows(name) or scope.is_saved_by_others(name):
             return
         scope._outer.pop(name, None)
         scope._first = ()  # rebound, it may be at its old position with a new object

@@ -50,7 +50,7 @@ from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.error_isolation import Part
 from ipygpumem.shell.ipython.caches import Outputs, last_error
 from ipygpumem.shell.ipython.rewriting import our_magic
-from ipygpumem.shell.ipython.sources import is_in_cell
+from ipygpumem.shell.ipython.sources import has_subshells, is_in_cell
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.subscribers import Subscribers
 from ipygpumem.units import format_bytes
@@ -105,6 +105,11 @@ class ExperimentManager:
             return []
         thread, client = (like.thread, like.client) if like else (get_ident(), client_of(self.context.shell))
         return [one for one in self.open if one.thread == thread and one.client == client]
+
+    def saved_elsewhere(self, thread: int, client: str | None) -> list[dict[str, Any]]:
+        """Return the objects that are saved by the open scopes of other threads, one mapping for each scope."""
+        others = [one for one in self.open if one.thread != thread or one.client != client]
+        return [other.scope.waiting for other in others]
 
     def _ran_out_of_memory(self, error: BaseException, leaving: object) -> None:
         """Count ``error`` once for each experiment around it; it is reported again as it leaves each of them."""
@@ -244,7 +249,9 @@ class ExperimentManager:
             return frozenset()
         found = bindings_of(tree)
         names = (found.bound | found.deleted) - found.shared
-        only_here = len(here) == len(self.open)
+        # Another thread's cell may bind a name that is new here before this code binds it.
+        in_one_thread = not (self._cells.in_several_threads or has_subshells())
+        only_here = in_one_thread and len(here) == len(self.open)
         if opens and not may_open_later and only_here:
             names &= self.context.namespace.keys()  # names not bound yet will belong to the scope
         elif here and not may_open_later and only_here:
@@ -735,7 +742,11 @@ class Experiment(Block):
             self._limits.callback(self._seeder.remove)
         self._started, self._started_at = perf_counter(), time()
         self.scope = Scope(
-            context.namespace, keep=self._keep, drop_imports=self._drop_imports, clock=self._experiments.clock
+            context.namespace,
+            keep=self._keep,
+            drop_imports=self._drop_imports,
+            clock=self._experiments.clock,
+            saved_by_others=functools.partial(self._experiments.saved_elsewhere, self.thread, self.client),
         )
         self.was_started = True
         self.outputs_at_start = self.outputs.mark()

@@ -223,6 +223,21 @@ def wait_in_both(subshell: Subshell, ours: str, theirs: str, *, subshell_first: 
 
 
 @pytest.mark.parametrize("subshell_first", [True, False])
+@pytest.mark.parametrize("scope", ["%%experiment long\n", "%experiment start long\n", ""])
+def test_a_scope_restores_a_new_name_that_a_subshell_bound_first(
+    subshell: Subshell, scope: str, subshell_first: bool
+) -> None:
+    """The name did not exist when the scope's cell began, so only the running code can tell who binds it."""
+    notebook = subshell.kernel
+    if not scope:
+        works(notebook, "%experiment start long")
+    wait_in_both(subshell, f"{scope}meet()\nfresh = 5", "fresh = 'theirs'", subshell_first=subshell_first)
+    if "%%" not in scope:
+        works(notebook, "%experiment end")
+    assert notebook.value("fresh") == "theirs"
+
+
+@pytest.mark.parametrize("subshell_first", [True, False])
 def test_a_subshells_loop_binds_names_again_and_again(subshell: Subshell, subshell_first: bool) -> None:
     ours = "%%experiment long\na = 5\nfor _ in same(range(1000)): a = 6\nmeet()"
     theirs = "for _ in same(range(1000)): a = 'theirs'"
@@ -292,6 +307,51 @@ def test_two_shells_scopes_shadow_one_name(subshell: Subshell, inner_first: bool
         subshell.works("%experiment end")
         works(notebook, "%experiment end")
     assert notebook.value("a") == "older"
+
+
+UNBINDING = """
+for _ in [1]:
+    try: 1 / 0
+    except ZeroDivisionError as a: pass
+"""
+
+
+@pytest.mark.parametrize("begins_before", [True, False])
+@pytest.mark.parametrize("cell", ["pass", UNBINDING, "a = 'ours'"])
+def test_a_scope_deletes_no_name_that_anothers_end_restores(subshell: Subshell, cell: str, begins_before: bool) -> None:
+    """A handler has unbound the name in a subshell's scope, which restores it at its end."""
+    notebook = subshell.kernel
+    works(notebook, "a = 'older'")
+    if begins_before:
+        works(notebook, "%experiment start main")
+    subshell.works("%experiment start sub", UNBINDING)
+    if not begins_before:
+        works(notebook, "%experiment start main")
+    works(notebook, cell)
+    subshell.works("%experiment end")
+    works(notebook, "%experiment end")
+    assert notebook.value("a") == "older"
+
+
+@pytest.mark.parametrize("cell", ["n = 'theirs'", UNBINDING.replace("as a", "as n")])
+@pytest.mark.parametrize("first_end", ["ours", "theirs"])
+def test_a_new_name_that_anothers_scope_shadows_is_gone_after_both(
+    subshell: Subshell, cell: str, first_end: str
+) -> None:
+    """The subshell's scope has saved the object of a name that is new in the main shell's."""
+    notebook = subshell.kernel
+    works(notebook, "%experiment start main", "n = 'ours'")
+    subshell.works("%experiment start sub", cell)
+    if first_end == "ours":
+        works(notebook, "%experiment end")
+        if "theirs" in cell:
+            assert notebook.value("n") == "theirs"
+        subshell.works("%experiment end")
+    else:
+        subshell.works("%experiment end")
+        assert notebook.value("n") == "ours"
+        works(notebook, "%experiment end")
+    assert set(names(notebook)) == {*_OWN}
 
 
 def test_a_scope_keeps_what_a_subshells_scope_bound_and_gave_back(subshell: Subshell) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import linecache
 import re
+import sys
+import threading
 from collections.abc import Container, Iterator, Mapping
 from traceback import walk_stack
 from types import MappingProxyType
@@ -104,3 +106,9 @@ def is_in_cell() -> bool:
         if frame.f_code.co_name == "run_cell_async" and not frame.f_locals.get("silent"):
             return True
     return False
+
+
+def has_subshells() -> bool:
+    """Return True if the kernel has subshells, which run cells in threads of their own; from ipykernel 7 on."""
+    kind: Any = getattr(sys.modules.get("ipykernel.subshell"), "SubshellThread", None)
+    return kind is not None and any(type(thread) is kind for thread in threading.enumerate())
