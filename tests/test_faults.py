@@ -518,6 +518,20 @@ def test_each_cell_that_runs_without_its_scope_is_told_so(
     assert app_of(shell).experiments.open == []
 
 
+@pytest.mark.parametrize("owner", [Experiment, ExperimentManager])
+@pytest.mark.parametrize("form", ["with experiment:\n    ran = 1", "experiment.start()\nran = 1\nexperiment.finish()"])
+def test_an_experiment_that_could_not_start_has_a_record_at_its_end(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, form: str, owner: type
+) -> None:
+    """Code after the block reads it."""
+    shell.run_cell("%load_ext ipygpumem\nimport ipygpumem")
+    monkeypatch.setattr(owner, "__init__" if owner is Experiment else "begin", broken)
+    cell = f"experiment = ipygpumem.experiment('e')\n{form}"
+    assert shell.run_cell(f"{cell}\nread = experiment.record.name, experiment.record.usages, experiment.cells").success
+    assert shell.user_ns["read"] == ("e", (), ())
+    assert shell.user_ns["ran"] == 1
+
+
 def test_code_of_an_unseen_cell_runs_without_a_scope(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

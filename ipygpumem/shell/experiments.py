@@ -672,7 +672,7 @@ class Experiment(Block):
             ExperimentError: it was never started, or the extension was unloaded before.
         """
         if self._is_unscoped:
-            return self.bare_record()
+            return self._unscoped_record()
         try:
             return self._experiments.finish(self)
         except Exception as error:
@@ -695,6 +695,9 @@ class Experiment(Block):
 
     def _close_block(self, error: BaseException | None) -> None:
         """End the experiment at the end of its ``with`` block."""
+        if self._is_unscoped:
+            self._unscoped_record()
+            return
         parts: list[Part] = [
             (self._saw_failure, "memory that its error holds is freed at the cell's end"),
             (lambda _: self._end_once(), self._lost_at_end),
@@ -965,6 +968,12 @@ class Experiment(Block):
         seconds = perf_counter() - self._started
         return ExperimentRecord(self.name, self._started_at, seconds, (), (), {}, {}, (), (), (), ())
 
+    def _unscoped_record(self) -> ExperimentRecord:
+        """Return its record without measurements, which the user's code may read after its end."""
+        if self.record is None:
+            self.record = self.bare_record()
+        return self.record
+
     def _make_record(self) -> None:
         if not (self._is_freed and self._is_closed):
             return  # another attempt follows
@@ -1052,9 +1061,6 @@ class UnscopedExperiment(Experiment):
     def _open_block(self) -> Experiment:
         """Return this object."""
         return self
-
-    def _close_block(self, error: BaseException | None) -> None:
-        """Do nothing."""
 
 
 def _growth(usages: Iterable[Usage]) -> int:
