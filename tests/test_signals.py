@@ -337,6 +337,33 @@ def test_the_traceback_shows_the_handler_and_not_our_frames(notebook: Interactiv
     assert not [name for name in names if "largest" in name or "take" in name]
 
 
+def struck_at_exit(block: object, *given: object) -> None:
+    """Stand for the end of a block, when the signal arrives before its first instruction."""
+    signal.raise_signal(signal.SIGALRM)
+
+
+@pytest.mark.parametrize("method", ["start", "finish"])
+def test_an_experiment_restores_handlers_after_a_signal(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    ringing = Ringing(Alarm)
+    experiment = ipygpumem.experiment("e", report="none")
+    if method == "finish":
+        experiment.start()
+    earlier = signal.signal(signal.SIGALRM, ringing.handler)
+    handler = signal.getsignal(signal.SIGALRM)
+    hook = sys.unraisablehook
+    try:
+        with monkeypatch.context() as patch, pytest.raises(Alarm):
+            patch.setattr(interrupts.reraise_swallowed, "__exit__", struck_at_exit)
+            getattr(experiment, method)()
+        assert signal.getsignal(signal.SIGALRM) is handler
+        assert sys.unraisablehook == hook
+    finally:
+        interrupts.stop_listening()
+        signal.signal(signal.SIGALRM, earlier)
+
+
 CELLS = {
     "plain": "log.append(2)",
     "experiment": """%%experiment e

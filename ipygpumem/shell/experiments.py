@@ -628,7 +628,9 @@ class Experiment(Block):
         """
         try:
             self._open()
-        except Exception as error:
+        except BaseException as error:
+            if interrupts.is_from_signal(error):
+                interrupts.stop_listening()
             if not is_own_failure(error):
                 raise
             self._is_unscoped = True
@@ -675,7 +677,9 @@ class Experiment(Block):
             return self._unscoped_record()
         try:
             return self._experiments.finish(self)
-        except Exception as error:
+        except BaseException as error:
+            if interrupts.is_from_signal(error):
+                interrupts.stop_listening()
             if not is_own_failure(error):
                 raise
             tell(f"the end of {self._block_name}", error, self._lost_at_end)
