@@ -373,6 +373,8 @@ class KeptError(Record):
     """The line that frees it."""
     is_complete: bool = True
     """False if it may be more."""
+    loses: str = ""
+    """Containers of the errors whose other items the line removes, too."""
 
 
 @dataclass(frozen=True)

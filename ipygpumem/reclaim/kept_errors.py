@@ -7,13 +7,15 @@ notebook's names and the containers that they refer to directly are searched, ne
 
 from __future__ import annotations
 
+import builtins
 import gc
+import math
 import sys
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from types import TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.allowance import Allowance
@@ -32,14 +34,18 @@ _MOST_INSIDE = 100
 """Maximum number of items of a container in it."""
 _MOST_STORED, _MOST_ERRORS = 4000, 200
 """Maximum number of stored errors to look at, and of those that hold more than numbers and text to examine."""
-_ALL = object()
-"""Stands for the keys of a container in which every item is an error, or contains one."""
-_LONGEST_KEY = 80
+_LONGEST_KEY, _LONGEST_TUPLE = 80, 8
 _NAMES_SHOWN = 3
-_CONTAINERS = set(map(id, CONTAINERS))
+_LONGEST_CYCLE = 2000
+"""Maximum number of objects to follow from an error back to itself."""
+_DICTS = (dict, OrderedDict, defaultdict)
+_WITH_PLACES, _CLEARABLE = (list, deque, *_DICTS), (list, deque, *_DICTS, set)
+_DICT_TYPES, _CLEARABLE_TYPES = set(map(id, _DICTS)), set(map(id, _CLEARABLE))
+_CONTAINERS = set(map(id, CONTAINERS)) | _DICT_TYPES
 _ARGUMENTS, _CLASS = {id(tuple), id(dict)}, {id(type)}
 """Types of an error's arguments and attributes, and of its class."""
-_WITH_PLACES, _CLEARABLE = (list, deque, dict), (list, deque, dict, set)
+_NOT_FOLLOWED = {*ATOMS, *map(id, (type, ModuleType, FrameType))}
+_COLLECT = "import gc; gc.collect()"
 
 
 class Holder(NamedTuple):
@@ -51,6 +57,15 @@ class Holder(NamedTuple):
     """The statement that removes the reference."""
     target: str = ""
     """The place as the target of an assignment, if that removes the reference."""
+    loses: str = ""
+    """A container whose other items the statement removes, too."""
+
+    @property
+    def order(self) -> int:
+        """Places before the containers' names; outputs last: ``%xdel`` deletes names that share the object."""
+        if self.target:
+            return 0
+        return 2 if self.statement.startswith("%") else 1
 
 
 @dataclass
@@ -60,19 +75,28 @@ class _Group:
     errors: dict[int, BaseException] = field(default_factory=dict)
     """Errors and everything in their chains, by identity."""
     holders: list[Holder] = field(default_factory=list)
+    collects: bool = False
+    """True if only the garbage collector frees them."""
 
     @property
     def place(self) -> str:
         """Return the places of the errors in words."""
-        return ", ".join(holder.place for holder in self.holders if holder.place)
+        return ", ".join(dict.fromkeys(holder.place for holder in self.holders if holder.place))
+
+    @property
+    def loses(self) -> str:
+        """Return the containers whose other items the line removes, too."""
+        return ", ".join(dict.fromkeys(holder.loses for holder in self.holders if holder.loses))
 
     @property
     def remedy(self) -> str:
         """Return the line that removes all references to the errors."""
-        targets = [holder.target for holder in self.holders if holder.target]
-        statements = [holder.statement for holder in self.holders if not holder.target]
-        if targets:
-            statements.append(f"{' = '.join(targets)} = None")
+        holders = sorted(self.holders, key=lambda holder: holder.order)
+        targets = list(dict.fromkeys(holder.target for holder in holders if holder.target))
+        statements = [f"{' = '.join(targets)} = None"] if targets else []
+        statements += [holder.statement for holder in holders if not holder.target]
+        if self.collects:
+            statements.append(_COLLECT)
         statements = list(dict.fromkeys(statements))
         if len(statements) == 1:
             return statements[0]
@@ -107,6 +131,8 @@ def find(
     rows: dict[int, list[tuple[int, str]]] = {}
     for row in found.rows:
         rows.setdefault(row.line, []).append((row.size_bytes, row.name))
+    for number in rows:
+        groups[number].collects = any(_keeps_itself(error, own) for error in groups[number].errors.values())
     kept = [
         KeptError(
             place=groups[number].place,
@@ -114,6 +140,7 @@ def find(
             names=tuple(name for _, name in sizes[:_NAMES_SHOWN]),
             remedy=groups[number].remedy,
             is_complete=found.cut is None and len(reachable) < _MOST_ERRORS,
+            loses=groups[number].loses,
         )
         for number, sizes in rows.items()
     ]
@@ -132,27 +159,48 @@ def _reachable(
     for entries in chunks(_stored(named, allowance)):
         if not _hold_more([entry[0] for entry in entries]):
             continue
-        for error, name, container, key in entries:
+        for error, name, container, path in entries:
             if _hold_more([error]):
-                yield error, _holder_of(name, container, key)
+                yield error, _holder_of(name, container, path)
 
 
-_Stored = tuple[BaseException, str, Any, object]
-"""An error, the name that leads to it, and the container and the key if it is in one: no class, whose constructor is
+_Path = tuple[object, ...]
+"""Keys that lead to an error in a container: one, or two for a container in it; none if all of it has to go."""
+_Stored = tuple[BaseException, str, Any, _Path]
+"""An error, the name that leads to it, and the container and the path if it is in one: no class, whose constructor is
 a Python call for each error."""
 
 
-def _holder_of(name: str, container: Any, key: object) -> Holder:
+def _holder_of(name: str, container: Any, path: _Path) -> Holder:
     """Return the reference to a stored error."""
-    if container is None or name.startswith("Out["):
+    if container is None:
         return Holder(name, _deletion(name))
-    base = type(container)
-    if key is _ALL and any(base is kind for kind in _CLEARABLE):
-        return Holder(name, f"{target_of(name)}.clear()")
-    code = _key_code(key)
-    if code and any(base is kind for kind in _WITH_PLACES):
-        return Holder(f"{name}[{code}]", "", f"{target_of(name)}[{code}]")
-    return Holder(name, _deletion(name))
+    if not path:
+        loses = name if _has_other_items(container) else ""
+        if id(type(container)) in _CLEARABLE_TYPES:
+            return Holder(name, f"{_code_of(name)}.clear()", loses=loses)
+        return Holder(name, _deletion(name), loses=loses)
+    steps, inner = "", container
+    for key in path:
+        code = _key_code(key)
+        if not code or not any(type(inner) is kind for kind in _WITH_PLACES):
+            loses = f"{name}{steps}" if _has_other_items(inner) else ""
+            return Holder(f"{name}{steps}", "", f"{_code_of(name)}{steps}", loses)
+        steps += f"[{code}]"
+        inner = _item_at(inner, key)
+    return Holder(f"{name}{steps}", "", f"{_code_of(name)}{steps}")
+
+
+def _item_at(container: Any, key: object) -> Any:
+    """Return an item of a list, deque or dict; a lookup in a dict may compare the user's keys with this one."""
+    if id(type(container)) not in _DICT_TYPES:
+        return container[key]
+    return next((value for one, value in list(container.items()) if one is key), None)
+
+
+def _code_of(name: str) -> str:
+    """Return the code for a named object or an output."""
+    return name if name.startswith("Out[") else target_of(name)
 
 
 def _deletion(name: str) -> str:
@@ -162,18 +210,29 @@ def _deletion(name: str) -> str:
     return f"del {target_of(name)}"
 
 
+def _has_other_items(container: Any) -> bool:
+    """Return True if a container also has items that are no errors, nor parts of ``sys.exc_info()``."""
+    items = _items(container)
+    some_kinds = kinds_of(items, BaseException, type, TracebackType)
+    return len(of_types(some_kinds, items)) < len(items)
+
+
 def _stored(named: Mapping[str, object], allowance: Allowance) -> list[_Stored]:
     """Return the errors in variables and in their containers; of 100,000 names, few cost a Python call."""
     found = list[_Stored]()
+    cleared = set[int]()
     error_types = kinds_of(list(named.values()), BaseException)
     for name, value in named.items():
         type_id = id(type(value))
         if type_id in error_types and len(found) < _MOST_STORED:
-            found.append((value, name, None, None))  # type: ignore[arg-type]  # its type says so
-        elif type_id in _CONTAINERS and value:
+            found.append((value, name, None, ()))  # type: ignore[arg-type]  # its type says so
+        elif type_id in _CONTAINERS and value and id(value) not in cleared:
             if allowance.is_spent():
                 break
-            found += _in_container(name, value)
+            some = _in_container(name, value)
+            if type_id in _CLEARABLE_TYPES and some:
+                cleared.add(id(value))  # its other names need no statement of their own
+            found += some
     return found
 
 
@@ -183,31 +242,53 @@ def _in_container(name: str, container: Any) -> list[_Stored]:
     error_types = kinds_of(items, BaseException)
     if types_of(items).isdisjoint(error_types | _CONTAINERS):
         return []
-    keys = list(islice(container, _MOST_ITEMS)) if type(container) is dict else range(len(items))
-    found = list[tuple[object, BaseException]]()
+    is_dict = id(type(container)) in _DICT_TYPES
+    keys = list(islice(container, _MOST_ITEMS)) if is_dict else range(len(items))
+    found = list[tuple[_Path, BaseException]]()
     inner = list[tuple[object, Any]]()
     for key, item in zip(keys, items, strict=False):
         type_id = id(type(item))
         if type_id in error_types:
-            found.append((key, item))
+            found.append(((key,), item))
         elif type_id in _CONTAINERS and 0 < len(item) <= _MOST_INSIDE:
             inner.append((key, item))
+    are_only_errors = True
+    with_errors = len(found)
     for some in chunks(inner):
         if not kinds_of(gc.get_referents(*[item for _, item in some]), BaseException):
             continue
         for key, item in some:
-            values = _items(item)
-            found += [(key, error) for error in of_types(kinds_of(values, BaseException), values)]
-    with_errors = {id(key) if type(container) is dict else key for key, _ in found}
-    if len(with_errors) == len(container) > 1:
-        return [(error, name, container, _ALL) for _, error in found[:_MOST_STORED]]
-    return [(error, name, container, key) for key, error in found[:_MOST_STORED]]
+            errors = _errors_in(item)
+            found += [((key, inner_key), error) for inner_key, error in errors]
+            with_errors += bool(errors)
+            are_only_errors = are_only_errors and (not errors or _is_plain_besides(item, len(errors)))
+    if with_errors == len(container) > 1 and are_only_errors:
+        return [(error, name, container, ()) for _, error in found[:_MOST_STORED]]
+    if not any(type(container) is kind for kind in _WITH_PLACES) or not all(_key_code(path[0]) for path, _ in found):
+        return [(error, name, container, ()) for _, error in found[:_MOST_STORED]]
+    return [(error, name, container, path) for path, error in found[:_MOST_STORED]]
+
+
+def _errors_in(container: Any) -> list[tuple[object, BaseException]]:
+    """Return the errors that a small container refers to, with their keys."""
+    items = _items(container)
+    error_types = kinds_of(items, BaseException)
+    if not error_types:
+        return []
+    keys = list(container) if id(type(container)) in _DICT_TYPES else range(len(items))
+    return [(key, item) for key, item in zip(keys, items, strict=False) if id(type(item)) in error_types]
+
+
+def _is_plain_besides(container: Any, errors: int) -> bool:
+    """Return True if a container of some errors has only numbers and text besides them."""
+    items = _items(container)
+    return len(of_types(ATOMS, items)) + errors == len(items)
 
 
 def _items(container: Any) -> list[Any]:
     """Return the first items of a container, of a dict its values; none while a thread changes it."""
     try:
-        return list(islice(container.values() if type(container) is dict else container, _MOST_ITEMS))
+        return list(islice(container.values() if id(type(container)) in _DICT_TYPES else container, _MOST_ITEMS))
     except RuntimeError:
         return []
 
@@ -223,19 +304,26 @@ def _hold_more(errors: Sequence[BaseException]) -> bool:
 
 def _key_code(key: object) -> str:
     """Return the source text of a plain key; empty for any other key."""
-    if type(key) is int or (type(key) is str and len(key) <= _LONGEST_KEY):
+    kind = type(key)
+    if key is None or kind is int or kind is bool or (kind is float and math.isfinite(key)):  # type: ignore[arg-type]
         return repr(key)
+    if kind is str and len(key) <= _LONGEST_KEY:  # type: ignore[arg-type]
+        return repr(key)
+    if kind is tuple and 0 < len(key) <= _LONGEST_TUPLE:  # type: ignore[arg-type]
+        codes = list(map(_key_code, key))  # type: ignore[call-overload]
+        if all(codes):
+            return f"({', '.join(codes)}{',' * (len(codes) == 1)})"
     return ""
 
 
 def _grouped(found: Iterable[tuple[BaseException, Holder]]) -> list[_Group]:
-    """Return the errors in groups, so that the errors of different groups do not refer to each other."""
+    """Return the errors in groups, so that no two groups share an error or a statement."""
     groups = list[_Group]()
     for error, holder in found:
         merged = _Group({id(one): one for one in tracebacks.chain(error)}, [])
         separate = list[_Group]()
         for group in groups:
-            if group.errors.keys().isdisjoint(merged.errors):
+            if group.errors.keys().isdisjoint(merged.errors) and holder not in group.holders:
                 separate.append(group)
             else:
                 merged.errors |= group.errors
@@ -244,6 +332,35 @@ def _grouped(found: Iterable[tuple[BaseException, Holder]]) -> list[_Group]:
             merged.holders.append(holder)
         groups = [*separate, merged]
     return groups
+
+
+def _keeps_itself(error: BaseException, own: Mapping[str, object]) -> bool:
+    """Return True if an error refers to itself, as in ``error.first = error``, or if that takes too long to find out.
+
+    So does an error that a function has caught, kept in a local, and returned.
+    """
+    seen = {id(own), id(vars(builtins)), id(error)}
+    waiting: list[object] = [error]
+    while waiting:
+        referents = gc.get_referents(*waiting)
+        for link in waiting:
+            if is_instance(link, TracebackType):
+                referents += tracebacks.names_in(link.tb_frame).values()  # type: ignore[attr-defined]
+        if any(item is error for item in referents):
+            return True
+        waiting = []
+        for item in referents:
+            if id(type(item)) not in _NOT_FOLLOWED and id(item) not in seen and not _is_namespace(item):
+                seen.add(id(item))
+                waiting.append(item)
+        if len(seen) > _LONGEST_CYCLE:
+            return True
+    return False
+
+
+def _is_namespace(value: object) -> bool:
+    """Return True for the globals of a module."""
+    return type(value) is dict and "__builtins__" in value
 
 
 # -- what they hold ---------------------------------------------------------------------------------------------------

@@ -246,7 +246,8 @@ def _kept_text(kept: KeptError) -> str:
     least = "" if kept.is_complete else "at least "
     size = format_bytes(kept.size_bytes)
     inside = ", ".join(map(clean, kept.names))
-    return f"{what} still holds {least}{size} ({inside}). This line frees it: {clean(kept.remedy)}"
+    loses = f"All other items of {clean(kept.loses)} go with it. " if kept.loses else ""
+    return f"{what} still holds {least}{size} ({inside}). {loses}This line frees it: {clean(kept.remedy)}"
 
 
 def _recovery_lines(record: RecoveryRecord, min_held_bytes: int) -> list[str]:
@@ -262,6 +263,9 @@ def _recovery_lines(record: RecoveryRecord, min_held_bytes: int) -> list[str]:
         lines.append(clean(": ".join(filter(None, (record.cause.text, record.cause.remedy)))))
     large = [kept for kept in record.kept_errors if kept.size_bytes >= min_held_bytes]
     lines += map(_kept_text, large[:_ERRORS_SHOWN])
+    if more := large[_ERRORS_SHOWN:]:
+        size = format_bytes(sum(kept.size_bytes for kept in more))
+        lines.append(f"{count(len(more), 'more error')} {'holds' if len(more) == 1 else 'hold'} {size}")
     if record.incomplete_optimizer:
         lines.append(
             f"{clean_name(record.incomplete_optimizer)}: optimizer state is incomplete; the next step() would raise "

@@ -200,6 +200,166 @@ kept
 """,
 }
 
+LOSES = {
+    "text in pairs with errors": (
+        """
+kept = []
+for step in range(3):
+    try:
+        fail()
+    except MemoryError as error:
+        kept.append((f"step {step}", error))
+""",
+        "kept",
+    ),
+    "a tuple": (
+        """
+try:
+    fail()
+except MemoryError as error:
+    kept = (value(), error)
+""",
+        "kept",
+    ),
+    "tuples in a list": (
+        """
+kept = []
+for _ in range(2):
+    try:
+        fail()
+    except MemoryError as error:
+        kept.append((value(), error))
+""",
+        "kept[0]",
+    ),
+    "a set": (
+        """
+try:
+    fail()
+except MemoryError as error:
+    kept = {error, frozenset([value])}
+""",
+        "kept",
+    ),
+    "keys without source text": (
+        """
+class Key:
+    pass
+kept = {Key(): value(), -3: ValueError(big())}
+try:
+    fail()
+except MemoryError as error:
+    kept[Key()] = error
+""",
+        "kept",
+    ),
+    "an output": (
+        """
+(value(), ValueError(big()))
+""",
+        "Out[",
+    ),
+}
+"""Stored errors whose line removes other objects too, and the container of these."""
+
+EXACT = {
+    "a list that is an output too": """
+kept = [value()]
+try:
+    fail()
+except MemoryError as error:
+    kept.append(error)
+kept
+""",
+    "a list with two names": """
+kept = other = [value()]
+try:
+    fail()
+except MemoryError as error:
+    kept.append(error)
+""",
+    "dicts in a list": """
+kept = []
+for _ in range(3):
+    try:
+        fail()
+    except MemoryError as error:
+        kept.append({"model": value(), "error": error})
+""",
+    "one dict in a list": """
+kept = []
+try:
+    fail()
+except MemoryError as error:
+    kept.append({"model": value(), "error": error})
+""",
+    "lists in a dict": """
+kept = {}
+for name in "ab":
+    try:
+        fail()
+    except MemoryError as error:
+        kept[name] = [value(), error]
+""",
+    "keys that are numbers or text": """
+kept = {0.5: value()}
+for key in (True, 1.25, None, -3, "a"):
+    kept[key] = ValueError(big())
+""",
+    "keys that are tuples": """
+kept = {(): value()}
+for key in ((1,), (1e-3, "adam", (2, None))):
+    kept[key] = ValueError(big())
+""",
+    "a defaultdict": """
+import collections
+kept = collections.defaultdict(list)
+try:
+    fail()
+except MemoryError as error:
+    kept["a"] += [value(), error]
+""",
+    "an ordered dict": """
+import collections
+kept = collections.OrderedDict(model=value())
+try:
+    fail()
+except MemoryError as error:
+    kept["error"] = error
+""",
+    "an output of a list": """
+[value(), ValueError(big())]
+""",
+}
+"""Stored errors next to objects that the line leaves alone."""
+
+CYCLES = {
+    "an attribute of its own": """
+kept = ValueError(big())
+kept.first = kept
+""",
+    "a local of the function that caught it": """
+def attempt():
+    try:
+        fail()
+    except MemoryError as error:
+        found = error
+    return found
+kept = attempt()
+""",
+    "a bound method": """
+class Own(ValueError):
+    def again(self): pass
+kept = Own(big())
+kept.handler = kept.again
+""",
+    "two errors that refer to each other": """
+kept = ValueError(big())
+kept.__cause__ = KeyError()
+kept.__cause__.__context__ = kept
+""",
+}
+
 
 def frees(kernel: Kernel, text: str) -> None:
     """Run the lines of a report that free memory; every watched array is dead then."""
@@ -230,6 +390,60 @@ def test_a_stored_error_is_named_after_a_later_one(errors: Kernel, code: str) ->
     works(errors, "watched.clear()", code, "pass")
     text = recovery(errors, "fail()")
     frees(errors, text)
+
+
+VALUES = """
+values = []
+def value():
+    array = np.ones(1 << 10)
+    values.append(weakref.ref(array))
+    return array
+def kept_values():
+    return sum(ref() is not None for ref in values)
+"""
+
+
+@pytest.mark.parametrize(("code", "container"), LOSES.values(), ids=LOSES)
+def test_a_line_that_removes_other_objects_says_so(errors: Kernel, code: str, container: str) -> None:
+    works(errors, "watched.clear()", VALUES, code, "pass")
+    text = recovery(errors, "fail()")
+    assert f"All other items of {container}" in text
+    frees(errors, text)
+
+
+@pytest.mark.parametrize("code", EXACT.values(), ids=EXACT)
+def test_a_line_leaves_all_other_objects_alone(errors: Kernel, code: str) -> None:
+    works(errors, "watched.clear()", VALUES, code, "pass")
+    count = errors.value("kept_values()")
+    assert count > 0
+    text = recovery(errors, "fail()")
+    assert "All other items" not in text
+    frees(errors, text)
+    assert errors.value("kept_values()") == count
+    if "kept" in code:
+        assert errors.value("len(kept)") > 0
+
+
+@pytest.mark.parametrize("code", CYCLES.values(), ids=CYCLES)
+def test_errors_that_refer_to_themselves_are_collected(errors: Kernel, code: str) -> None:
+    works(errors, "watched.clear()", "gc.disable()", code, "pass")
+    text = recovery(errors, "fail()")
+    frees(errors, text)
+    works(errors, "gc.enable()")
+
+
+def test_each_line_is_shown_once_and_the_rest_is_counted(errors: Kernel) -> None:
+    works(
+        errors,
+        """
+kept = [ValueError(big()) for _ in range(3)]
+rest = [1, *[ValueError(big(2)) for _ in range(8)]]
+""",
+    )
+    text = recovery(errors, "fail()")
+    assert text.count("kept.clear()") == 1
+    assert "the error in kept still holds 12 MiB" in text
+    assert "4 more errors hold 8 MiB" in text
 
 
 def test_a_variable_of_the_notebook_is_no_memory_of_an_error(errors: Kernel) -> None:
@@ -279,7 +493,7 @@ def test_a_magic_in_a_line_of_several_statements_is_a_call() -> None:
     group = kept_errors._Group({}, [kept_errors.Holder("Out[3]", "%xdel _3")])
     assert group.remedy == "%xdel _3"
     group.holders.append(kept_errors.Holder("kept", "del kept"))
-    assert group.remedy == "get_ipython().run_line_magic('xdel', '_3'); del kept"
+    assert group.remedy == "del kept; get_ipython().run_line_magic('xdel', '_3')"
 
 
 def test_a_search_for_errors_stops_with_its_allowance() -> None:
