@@ -186,7 +186,10 @@ def users_modules() -> dict[str, ModuleType]:
     owned: dict[str, bool | None] = {}
     """None for a top-level module without a file, such as a package of several folders."""
     found = {}
+    main = modules.get("__main__")
     for name, module in modules.items():
+        if module is main and name != "__main__":
+            continue  # importing multiprocessing adds it as __mp_main__
         root, dot, _ = name.partition(".")
         if root not in owned:
             top = modules.get(root)

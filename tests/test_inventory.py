@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from ipygpumem.heap.arrays import Array, describe, elements
 from ipygpumem.heap.bulk import CHUNK
 from ipygpumem.heap.walk import NamedArrays
+from ipygpumem.introspect import users_modules
 from ipygpumem.inventory import baseline, records, survey
 from ipygpumem.inventory.records import Inventory, TensorRecord
 from tests import hostile
@@ -238,3 +240,14 @@ def test_the_elements_of_object_arrays_are_seen() -> None:
     assert found is not None
     assert found[0][1] is inner
     assert elements(numpy.ones(3)) is None
+
+
+def test_the_notebook_is_no_module_of_the_user_under_a_second_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing multiprocessing adds it as ``__mp_main__``: growth was said to be held by ``__mp_main__.___``."""
+    notebook = ModuleType("__main__")
+    notebook.__file__ = "/home/someone/script.py"
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    monkeypatch.setitem(sys.modules, "__mp_main__", notebook)
+    found = users_modules()
+    assert found["__main__"] is notebook
+    assert "__mp_main__" not in found
