@@ -350,12 +350,18 @@ def _keeps_itself(error: BaseException, own: Mapping[str, object]) -> bool:
             return True
         waiting = []
         for item in referents:
-            if id(type(item)) not in _NOT_FOLLOWED and id(item) not in seen and not _is_namespace(item):
-                seen.add(id(item))
-                waiting.append(item)
-        if len(seen) > _LONGEST_CYCLE:
-            return True
+            if id(type(item)) in _NOT_FOLLOWED or id(item) in seen or _is_namespace(item) or _is_long(item):
+                continue
+            seen.add(id(item))
+            waiting.append(item)
+            if len(seen) > _LONGEST_CYCLE:
+                return True
     return False
+
+
+def _is_long(value: Any) -> bool:
+    """Return True for a container with so many items that a list of them would take long."""
+    return id(type(value)) in _CONTAINERS and len(value) > _LONGEST_CYCLE
 
 
 def _is_namespace(value: object) -> bool:

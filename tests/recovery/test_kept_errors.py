@@ -1,5 +1,6 @@
 """Errors that hold arrays in their arguments, attributes or stored frames are named with the line that frees them."""
 
+import gc
 import re
 import sys
 
@@ -503,6 +504,25 @@ def test_a_search_for_errors_stops_with_its_allowance() -> None:
     own = {"error": error}
     (found,) = kept_errors.find([], own, own, Allowance(1000))
     assert (found.place, found.names, found.remedy) == ("error", ("args[0]",), "del error")
+
+
+def test_the_search_for_cycles_reads_no_long_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths, read = [0], gc.get_referents
+
+    def noted(*items: object) -> list[object]:
+        found = read(*items)
+        lengths.append(len(found))
+        return found
+
+    for value in ([[number] for number in range(50_000)], {number: [] for number in range(50_000)}):
+        error = ValueError(value)
+        monkeypatch.setattr(kept_errors.gc, "get_referents", noted)
+        assert not kept_errors._keeps_itself(error, {})
+        error.own = error  # type: ignore[attr-defined]
+        assert kept_errors._keeps_itself(error, {})
+        monkeypatch.undo()
+        del error.own  # type: ignore[attr-defined]
+    assert max(lengths) < 5000
 
 
 def test_kept_errors_are_lossless_in_records() -> None:
