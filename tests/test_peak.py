@@ -218,6 +218,17 @@ def test_used_and_reserved_memory_in_one_cell_are_separate(notebook: Kernel) -> 
     assert lines == {"line 3: reserved = np.zeros(2**27)": pytest.approx(1024, abs=2)}
 
 
+def test_memory_of_another_moment_is_not_denied(notebook: Kernel) -> None:
+    """memray keeps the moment at which most bytes were asked for, when the array that was used had been freed."""
+    pytest.importorskip("memray")
+    reply = works(notebook, "%%peak\nused = np.ones(2**24); del used\nreserved = np.zeros(2**27)")
+    (text,) = reply.reports("peak")
+    assert "highest with" not in text
+    missed = re.search(r"RAM at another moment: ([\d.]+ MiB) more, which no row lists", text)
+    assert missed is not None, text
+    assert parse_bytes(missed[1]) >= 120 * MIB
+
+
 def test_a_pool_that_pandas_reserves_is_no_gibibyte(kernel: Kernel) -> None:
     pytest.importorskip("pyarrow")
     works(kernel, "import pandas as pd")

@@ -474,3 +474,25 @@ def test_a_cell_with_peak_shows_a_report(notebook: Kernel) -> None:
     assert "is not a folder" in notebook.run("%%peak --save no/where.pkl\n1").stderr
     (report,) = ok(notebook, "import os; os.remove('other.pkl')", "%%peak --save other.pkl\n1").reports("peak")
     assert "nothing was saved" in report
+
+
+def test_memory_outside_torch_leaves_room_for_tensors() -> None:
+    """The process's RAM includes the tensors: what memray counts beyond it is reserved, not theirs a second time."""
+    pytest.importorskip("memray")
+    code = """
+import numpy as np, torch, ipygpumem
+warm = np.ones(1), torch.ones(1)
+with ipygpumem.peak() as found:
+    tensor = torch.ones(2**24)
+    array = np.ones(2**23)
+    reserved = np.zeros(2**27)
+with ipygpumem.peak() as unused:
+    nothing = torch.empty(2**26)
+    other = np.ones(2**23)
+for record in (found.record, unused.record):
+    (device,) = [one for one in record.devices if one.source == "memray"]
+    print(device.size_bytes >> 20, device.reserved_bytes >> 20, device.is_bound)
+"""
+    first, second = printed("-c", code).splitlines()
+    assert first in ("64 1024 True", "64 1023 True", "65 1023 True")
+    assert second == "64 0 False"

@@ -20,6 +20,8 @@ _INEXACT_BYTES = MIB
 """The kernel's RSS is behind by up to 256 KiB for each thread (``TASK_RSS_EVENTS_THRESH``)."""
 _OFTEN_UNUSED = ("mmap", "calloc")
 """Functions whose memory is often reserved and not used, the likeliest first: pools of libraries, ``np.zeros``."""
+OF_TORCH = "of torch"
+"""Role of memory outside this list that torch allocated: ``torch.empty`` is often not used, and counted elsewhere."""
 
 Unused = Mapping[tuple[int, int], int]
 """Bytes without a page in RAM, by the first and last address of their mapping."""
@@ -98,7 +100,8 @@ def bounded(device: DevicePeak, most_bytes: int) -> DevicePeak:
     """Return the record of a part of RAM with at most ``most_bytes`` in RAM; the rest is reserved, not used.
 
     The kernel counts the pages of the process, not those of each row. So it is assumed which rows are not used: first
-    those of mapped memory, then those of zeroed memory, then all other rows; of each kind, the largest first.
+    those of mapped memory, then those of zeroed memory, then torch's, then all other rows; of each kind, the largest
+    first.
     """
     excess_bytes = device.size_bytes - most_bytes
     if excess_bytes <= _INEXACT_BYTES:
@@ -115,7 +118,7 @@ def bounded(device: DevicePeak, most_bytes: int) -> DevicePeak:
 
 def _likeliest_first(row: PeakRow) -> tuple[int, int]:
     """Return the key by which the rows that are likeliest not used come first."""
-    kind = len(_OFTEN_UNUSED)
+    kind = len(_OFTEN_UNUSED) + (row.role != OF_TORCH)
     if row.allocator in _OFTEN_UNUSED:
         kind = _OFTEN_UNUSED.index(row.allocator)
     return kind, -row.size_bytes

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from ipygpumem.estimating import line_text
+from ipygpumem.extras.peak.bound import OF_TORCH, HostUse, bounded
 from ipygpumem.extras.peak.records import DevicePeak, PeakRow
 from ipygpumem.extras.peak.timeline import sorted_rows
 from ipygpumem.introspect import is_ours, is_users
 from ipygpumem.probes.accelerators import loaded_torch
 
 _MOST_FRAMES = 100
+OUTSIDE = "outside torch"
+"""Role of the rows to report."""
 
 
 class HostTracker:
@@ -46,8 +49,12 @@ class HostTracker:
         """Stop following."""
         self._tracker.__exit__(*sys.exc_info())
 
-    def read(self) -> DevicePeak:
-        """Return the memory at the high-water mark that torch did not allocate, by the user's line."""
+    def read(self, use: HostUse | None) -> DevicePeak:
+        """Return the memory at the high-water mark that torch did not allocate, by the user's line.
+
+        With ``use``, the RAM that the process used, the rest is "reserved, not used". Torch's memory and our own take
+        part in that, because the process's RAM includes them.
+        """
         rows = list[PeakRow]()
         with self._folder, self._memray.FileReader(self._file) as reader:
             kept: Counter[tuple[int, int]] = Counter()
@@ -59,23 +66,30 @@ class HostTracker:
                 if record.allocator == self._memray.AllocatorType.MMAP:
                     still_kept = 0  # a library's pool may have given the pages back to the system (madvise)
                 self.freed_bytes += max(0, record.size - still_kept)
-                row = self._row(record)
-                if row is not None:
-                    rows.append(row)
-        return DevicePeak("cpu", "memray", sum(row.size_bytes for row in rows), rows=_joined(rows))
+                rows.append(self._row(record))
+        whole = DevicePeak("cpu", "memray", sum(row.size_bytes for row in rows), rows=_joined(rows))
+        if use is not None:
+            whole = bounded(whole, use.room_bytes(self.kept_bytes, self.freed_bytes))
+        outside = tuple(row for row in whole.rows if row.role == OUTSIDE)
+        size_bytes = sum(row.size_bytes for row in outside)
+        missed_bytes = 0
+        if whole.is_bound and use is not None:
+            missed_bytes = max(0, use.usage.peak_delta_bytes - whole.size_bytes)
+        is_bound = any(row.reserved_bytes for row in outside)
+        return replace(whole, size_bytes=size_bytes, rows=outside, is_bound=is_bound, missed_bytes=missed_bytes)
 
-    def _row(self, record: Any) -> PeakRow | None:
-        """Return the row of memray's record of allocations; None if torch or our own code allocated them."""
+    def _row(self, record: Any) -> PeakRow:
+        """Return the row of memray's record of allocations."""
         stack = record.stack_trace(max_stacks=_MOST_FRAMES)
         user = next((at for at, (_, file, _) in enumerate(stack) if is_users(file)), len(stack))
+        allocator = self._memray.AllocatorType(record.allocator).name.lower()
         if any(is_ours(file) for _, file, _ in stack[:user]):
-            return None
+            return PeakRow(record.size, "ours", allocator=allocator)
         if stack and stack[0][1].startswith(_torch_folder()):
-            return None  # by an operation, whose storages are followed
+            return PeakRow(record.size, OF_TORCH, allocator=allocator)  # by an operation, whose storages are followed
         operation = stack[0][0] if stack else ""
         line = line_text(*stack[user][1:]) if stack[user:] else ""
-        allocator = self._memray.AllocatorType(record.allocator).name.lower()
-        return PeakRow(record.size, "outside torch", operation=operation, line=line, allocator=allocator)
+        return PeakRow(record.size, OUTSIDE, operation=operation, line=line, allocator=allocator)
 
 
 def _torch_folder() -> str:
@@ -84,10 +98,10 @@ def _torch_folder() -> str:
 
 
 def _joined(rows: Iterable[PeakRow]) -> tuple[PeakRow, ...]:
-    """Return one row for all rows with the same operation, line and allocator, the largest first."""
-    joined: dict[tuple[str, str, str], PeakRow] = {}
+    """Return one row for all rows with the same role, operation, line and allocator, the largest first."""
+    joined: dict[tuple[str, str, str, str], PeakRow] = {}
     for row in rows:
-        origin = row.operation, row.line, row.allocator
+        origin = row.role, row.operation, row.line, row.allocator
         earlier = joined.get(origin)
         if earlier is None:
             joined[origin] = row

@@ -97,7 +97,7 @@ class Peak:
                 if follower is not None:
                     devices += [self._bounded(device, use) for device in self._read(follower, inventory, error)]
                 if host is not None:
-                    devices.append(self._bounded(host.read(), use, host))
+                    devices.append(host.read(self._comparable(use)))
             except Exception as problem:  # must not hide the code's own error
                 if is_from_signal(problem):
                     raise
@@ -129,20 +129,20 @@ class Peak:
             self._notes.append(f"{_NOT_COMPARED} ({describe_error(error)})")
             return None
 
-    def _bounded(self, device: DevicePeak, use: HostUse | None, host: Any = None) -> DevicePeak:
-        """Return the record of a device; RAM is no more than the process has used, by its own peak.
+    def _bounded(self, device: DevicePeak, use: HostUse | None) -> DevicePeak:
+        """Return the record of a device's tensors; in RAM, they take no more than the process, by its own peak."""
+        if device.device != "cpu":
+            return device
+        use = self._comparable(use)
+        return device if use is None else bounded(device, use.usage.peak_bytes)
 
-        Tensors are old and new ones; the memory followed by ``host`` is new.
-        """
-        if device.device != "cpu" or use is None:
-            return device
-        if use.usage.method == "sampled":
-            if _SAMPLED not in self._notes:
-                self._notes.append(_SAMPLED)
-            return device
-        if host is None:
-            return bounded(device, use.usage.peak_bytes)
-        return bounded(device, use.room_bytes(host.kept_bytes, host.freed_bytes))
+    def _comparable(self, use: HostUse | None) -> HostUse | None:
+        """Return the RAM of the process if it is exact; None, with a note, if its peak was sampled."""
+        if use is None or use.usage.method != "sampled":
+            return use
+        if _SAMPLED not in self._notes:
+            self._notes.append(_SAMPLED)
+        return None
 
     def _read(self, follower: Any, inventory: Callable[[], Inventory], error: BaseException | None) -> list[DevicePeak]:
         found = None

@@ -58,6 +58,8 @@ class DevicePeak(Record):
     """True if the moment is that of the out-of-memory error."""
     is_bound: bool = False
     """True if ``size_bytes`` is only an upper bound: the most that the process's own peak allows."""
+    missed_bytes: int = 0
+    """Further RAM that the process used at its own peak, at another moment than that of the rows."""
 
     @property
     def reserved_bytes(self) -> int:

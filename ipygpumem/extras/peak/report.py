@@ -18,9 +18,11 @@ _LONGEST_LABEL = 80
 _LEAST_RESERVED_BYTES = MIB
 """Less is not shown: parts of pages, memory that is just about to be used."""
 _RESERVED_SHOWN = 3
+_LEAST_MISSED_BYTES = 8 * MIB
+"""Less is not shown: pages of loaded libraries, which memray does not count."""
 _AT_MOST = (
     "at most: the memory in use that the kernel counted. It counts pages, not lines, so it is assumed which rows are "
-    "not used: mapped memory first, then zeroed memory, then the largest rows"
+    "not used: mapped memory first, then zeroed memory, then torch's, then the largest rows"
 )
 _WHAT = "name, layer or operation"
 
@@ -32,7 +34,9 @@ def peak_report(record: PeakRecord, *, top: int = _ROWS_SHOWN) -> Report:
     notes = list(map(clean, record.notes))
     if any(device.is_bound for device in record.devices):
         notes.append(_AT_MOST)
-    facts = [fact for device in record.devices for fact in _reserved_facts(device)]
+    facts = list[Fact]()
+    for device in record.devices:
+        facts += [*_reserved_facts(device), *_missed_facts(device)]
     return Report("peak", segments, notes, tables, facts, records=[record])
 
 
@@ -45,8 +49,19 @@ def headline(device: DevicePeak) -> str:
     """Return a device's bytes at the moment, and when that was."""
     what = "out of memory with" if device.ran_out else "highest with"
     at_most = " at most" if device.is_bound else ""
+    if device.missed_bytes >= _LEAST_MISSED_BYTES:
+        what = "with most reserved:"  # not the highest moment of RAM
     when = "" if device.at_seconds is None else f" after {format_seconds(device.at_seconds)}"
     return f"{title(device)} {what} {format_bytes(device.size_bytes)}{at_most}{when}"
+
+
+def _missed_facts(device: DevicePeak) -> list[Fact]:
+    """Return how much more the process used at another moment, which no row lists."""
+    if device.missed_bytes < _LEAST_MISSED_BYTES:
+        return []
+    size = format_bytes(device.missed_bytes)
+    why = "memray keeps only the moment at which most memory was in use or reserved"
+    return [Fact("RAM at another moment", [f"{size} more, which no row lists: {why}"])]
 
 
 def _reserved_facts(device: DevicePeak) -> list[Fact]:
