@@ -42,6 +42,8 @@ _DICTS = (dict, OrderedDict, defaultdict)
 _WITH_PLACES, _CLEARABLE = (list, deque, *_DICTS), (list, deque, *_DICTS, set)
 _DICT_TYPES, _CLEARABLE_TYPES = set(map(id, _DICTS)), set(map(id, _CLEARABLE))
 _CONTAINERS = set(map(id, CONTAINERS)) | _DICT_TYPES
+_AT_ONCE = 40
+"""Number of inner containers to read before another look at the allowance."""
 _ARGUMENTS, _CLASS = {id(tuple), id(dict)}, {id(type)}
 """Types of an error's arguments and attributes, and of its class."""
 _NOT_FOLLOWED = {*ATOMS, *map(id, (type, ModuleType, FrameType))}
@@ -229,14 +231,14 @@ def _stored(named: Mapping[str, object], allowance: Allowance) -> list[_Stored]:
         elif type_id in _CONTAINERS and value and id(value) not in cleared:
             if allowance.is_spent():
                 break
-            some = _in_container(name, value)
+            some = _in_container(name, value, allowance)
             if type_id in _CLEARABLE_TYPES and some:
                 cleared.add(id(value))  # its other names need no statement of their own
             found += some
     return found
 
 
-def _in_container(name: str, container: Any) -> list[_Stored]:
+def _in_container(name: str, container: Any, allowance: Allowance) -> list[_Stored]:
     """Return the errors in a container, and in small containers in it, as in ``[(step, error)]``."""
     items = _items(container)
     error_types = kinds_of(items, BaseException)
@@ -254,7 +256,9 @@ def _in_container(name: str, container: Any) -> list[_Stored]:
             inner.append((key, item))
     are_only_errors = True
     with_errors = len(found)
-    for some in chunks(inner):
+    for some in chunks(inner, _AT_ONCE):
+        if len(found) >= _MOST_STORED or allowance.is_spent():
+            break
         if not kinds_of(gc.get_referents(*[item for _, item in some]), BaseException):
             continue
         for key, item in some:

@@ -506,6 +506,20 @@ def test_a_search_for_errors_stops_with_its_allowance() -> None:
     assert (found.place, found.names, found.remedy) == ("error", ("args[0]",), "del error")
 
 
+def test_a_search_in_many_small_containers_stops_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = [0]
+    errors_in = kept_errors._errors_in
+
+    def counted(container: object) -> list[tuple[object, BaseException]]:
+        read[0] += 1
+        return errors_in(container)
+
+    monkeypatch.setattr(kept_errors, "_errors_in", counted)
+    own = {"errors": [[ValueError(number) for _ in range(100)] for number in range(1000)]}
+    kept_errors.find([], own, own, Allowance(1000))
+    assert 40 <= read[0] <= 80
+
+
 def test_the_search_for_cycles_reads_no_long_container(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths, read = [0], gc.get_referents
 
