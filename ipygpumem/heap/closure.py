@@ -31,7 +31,7 @@ from ipygpumem.heap.arrays import (
 from ipygpumem.heap.bulk import OBSERVERS, by_identity, chunks, held_once, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.frames import is_users, running_ids
-from ipygpumem.heap.holders.graphs import behind, kept_behind
+from ipygpumem.heap.holders.graphs import Nodes, behind, kept_behind
 from ipygpumem.heap.holders.tasks import pending, storage_of_context, without_wakeups
 from ipygpumem.heap.libraries import BUFFERS, Piece, bytes_of, segments, sharing_kinds, with_memory
 from ipygpumem.introspect import (
@@ -88,7 +88,7 @@ class Closure:
         """Number of references from inside, by an object's identity."""
         self._inside_torch: Counter[int] = Counter()
         """The same, of references in torch's C++ code."""
-        nodes = dict[int, Any]()
+        nodes = Nodes()
         alone, level = held_once(), list(roots)
         self.objects.update(by_identity(level))
         while level and self.complete:
@@ -115,7 +115,7 @@ class Closure:
 
     def reach(self, keys: Iterable[int]) -> set[int]:
         """Return the identities of some objects, and of all that they lead to, without plain numbers and text."""
-        level, nodes = [self.objects[key] for key in keys], dict[int, Any]()
+        level, nodes = [self.objects[key] for key in keys], Nodes()
         found = by_identity(level)
         while level and len(found) <= MOST_OWNED:
             parts, level = chunks(level), []
@@ -176,7 +176,7 @@ class Closure:
             [item for item in items if id(item) not in self.objects]
             for items in ((*more, *heap.ndarrays), heap.tensors if own else ())
         )
-        found_outside, nodes, by_key = with_memory([*outside, *tensors]), dict[int, Any](), dict[object, list[object]]()
+        found_outside, nodes, by_key = with_memory([*outside, *tensors]), Nodes(), dict[object, list[object]]()
         for item, piece in found_outside:
             by_key.setdefault(piece.key, []).append(item)
         kept = [item for leaves in (True, False) for item in kept_behind(tensors, nodes, leaves=leaves)]
@@ -244,7 +244,7 @@ class Closure:
                     more[id(same[0])] = 1
         return more
 
-    def _referents(self, objects: Sequence[Any], nodes: dict[int, Any]) -> tuple[list[Any], list[Any]]:
+    def _referents(self, objects: Sequence[Any], nodes: Nodes) -> tuple[list[Any], list[Any]]:
         """Return the objects to which some objects refer, once for each reference, and those of torch's C++ code."""
         several = self._learn(objects)
         if not several.isdisjoint(_FUNCTION):

@@ -254,8 +254,24 @@ def _in_container(name: str, container: Any, allowance: Allowance) -> list[_Stor
             found.append(((key,), item))
         elif type_id in _CONTAINERS and 0 < len(item) <= _MOST_INSIDE:
             inner.append((key, item))
-    are_only_errors = True
-    with_errors = len(found)
+    direct = len(found)
+    containers, are_only_errors = _in_inner(inner, found, allowance)
+    if direct + containers == len(container) > 1 and are_only_errors:
+        return [(error, name, container, ()) for _, error in found[:_MOST_STORED]]
+    if not any(type(container) is kind for kind in _WITH_PLACES) or not all(_key_code(path[0]) for path, _ in found):
+        return [(error, name, container, ()) for _, error in found[:_MOST_STORED]]
+    return [(error, name, container, path) for path, error in found[:_MOST_STORED]]
+
+
+def _in_inner(
+    inner: Sequence[tuple[object, Any]], found: list[tuple[_Path, BaseException]], allowance: Allowance
+) -> tuple[int, bool]:
+    """Add the errors in the inner containers of a container to ``found``.
+
+    Returns:
+        The number of inner containers with errors, and True if these have only numbers and text besides.
+    """
+    containers, are_only_errors = 0, True
     for some in chunks(inner, _AT_ONCE):
         if len(found) >= _MOST_STORED or allowance.is_spent():
             break
@@ -263,14 +279,12 @@ def _in_container(name: str, container: Any, allowance: Allowance) -> list[_Stor
             continue
         for key, item in some:
             errors = _errors_in(item)
+            if not errors:
+                continue
             found += [((key, inner_key), error) for inner_key, error in errors]
-            with_errors += bool(errors)
-            are_only_errors = are_only_errors and (not errors or _is_plain_besides(item, len(errors)))
-    if with_errors == len(container) > 1 and are_only_errors:
-        return [(error, name, container, ()) for _, error in found[:_MOST_STORED]]
-    if not any(type(container) is kind for kind in _WITH_PLACES) or not all(_key_code(path[0]) for path, _ in found):
-        return [(error, name, container, ()) for _, error in found[:_MOST_STORED]]
-    return [(error, name, container, path) for path, error in found[:_MOST_STORED]]
+            containers += 1
+            are_only_errors = are_only_errors and _is_plain_besides(item, len(errors))
+    return containers, are_only_errors
 
 
 def _errors_in(container: Any) -> list[tuple[object, BaseException]]:

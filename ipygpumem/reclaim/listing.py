@@ -268,7 +268,7 @@ class _FrameSearch(ArraySearch):
         self.found: list[RetainedArray] = []
         self._tensors: list[Any] = []
         self._names: list[tuple[Place, list[Any]]] = []
-        self._nodes: dict[int, Any] = {}
+        self._nodes: Any = None
         self.behind: list[list[Any]] = []
         """Memory that autograd keeps; kept alive, because the search knows it by identity."""
 
@@ -303,9 +303,11 @@ class _FrameSearch(ArraySearch):
 
         Return the places for which the allowance did not suffice.
         """
-        from ipygpumem.heap.holders.graphs import kept_behind  # loading the extension must stay fast
+        from ipygpumem.heap.holders.graphs import Nodes, kept_behind  # loading the extension must stay fast
 
         names, self._names = self._names, []
+        if self._nodes is None:
+            self._nodes = Nodes()
         for leaves, title in ((True, "gradients of"), (False, "autograd graph of")):
             for number, (place, tensors) in enumerate(names):
                 self.behind.append(kept_behind(tensors, self._nodes, leaves=leaves, allowance=allowance))

@@ -24,6 +24,10 @@ from ipygpumem.introspect import class_dict, instance_dict, is_instance, name_of
 
 _MOST_NODES = 200_000
 """Maximum number of nodes in one search: a second of work. A time limit would make results vary from call to call."""
+_LARGEST_GRAPH = 20_000
+"""Maximum number of nodes in one graph. torch keeps the Python object of each node that was read, and then destroys the
+nodes of a chain recursively: some 40,000 overflow the stack of 8 MiB, and the kernel dies when the user's tensor does.
+"""
 GRADIENT = ".grad"
 DETACH = "keep loss.item() or tensor.detach() instead of a tensor with its graph"
 """Advice for a graph that keeps memory alive."""
@@ -38,6 +42,57 @@ class Keeper:
     advice: str
 
 
+class Nodes(dict[int, Any]):
+    """The nodes that a search has read, by identity.
+
+    Attributes:
+        is_full: True once no further node may be read.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_full = False
+        self._graphs: dict[int, int] = {}
+        """The number of each node's graph; a graph that has become part of another one leads to it."""
+        self._part_of: list[int] = []
+        self._sizes: list[int] = []
+
+    def begin(self) -> int:
+        """Begin a graph, and return its number."""
+        self._part_of.append(len(self._part_of))
+        self._sizes.append(0)
+        return len(self._part_of) - 1
+
+    def add(self, node: Any, graph: int) -> bool:
+        """Add a node of a graph; False if it is known. Leaves join no graphs: they end all of a model's."""
+        key, whole, ends = id(node), self._whole(graph), is_leaf(node)
+        if key in self:
+            if not ends:
+                self._join(whole, self._whole(self._graphs[key]))
+            return False
+        self[key] = node
+        if not ends:
+            self._graphs[key] = whole
+            self._grow(whole, 1)
+        self.is_full = self.is_full or len(self) >= _MOST_NODES
+        return True
+
+    def _join(self, one: int, other: int) -> None:
+        if one != other:
+            self._part_of[one] = other
+            self._grow(other, self._sizes[one])
+
+    def _grow(self, graph: int, nodes: int) -> None:
+        self._sizes[graph] += nodes
+        self.is_full = self.is_full or self._sizes[graph] >= _LARGEST_GRAPH
+
+    def _whole(self, graph: int) -> int:
+        while self._part_of[graph] != graph:
+            self._part_of[graph] = self._part_of[self._part_of[graph]]
+            graph = self._part_of[graph]
+        return graph
+
+
 def requiring_grad(tensors: Iterable[Any]) -> list[Any]:
     """Return the tensors that have a graph or may have a gradient."""
     torch: Any = sys.modules["torch"]
@@ -50,7 +105,7 @@ def keepers(tensors: Iterable[Any], wanted: set[StorageKey]) -> tuple[dict[Stora
     """Return the tensor that keeps each of the ``wanted`` storages alive, and True if all graphs were seen."""
     torch: Any = sys.modules["torch"]
     by_storage: dict[StorageKey, Keeper] = {}
-    seen = dict[int, Any]()
+    seen = Nodes()
     with torch._C.DisableTorchFunction():
         # Leaves first: a leaf with a name is a better answer than a graph that leads to it.
         for tensor in sorted(requiring_grad(tensors), key=lambda tensor: not torch.Tensor.is_leaf.__get__(tensor)):
@@ -59,12 +114,10 @@ def keepers(tensors: Iterable[Any], wanted: set[StorageKey]) -> tuple[dict[Stora
                 if key in wanted and key not in by_storage:
                     graph = f": its autograd graph ({type_name(node)})", DETACH
                     by_storage[key] = Keeper(tensor, *((GRADIENT, "") if node is None else graph))
-    return by_storage, len(seen) < _MOST_NODES
+    return by_storage, not seen.is_full
 
 
-def kept_behind(
-    tensors: Iterable[Any], seen: dict[int, Any], *, leaves: bool, allowance: Allowance | None = None
-) -> list[Any]:
+def kept_behind(tensors: Iterable[Any], seen: Nodes, *, leaves: bool, allowance: Allowance | None = None) -> list[Any]:
     """Return the gradients of those ``tensors`` that are leaves, or the tensors in the graphs of the rest."""
     base: Any = library_type("torch", "Tensor")
     if base is None:
@@ -110,7 +163,7 @@ def live_tensors(garbage: Garbage) -> list[Any]:
     _let_swap(sys.modules.get("torch.utils"))
     scripted = library_type("torch.jit", "RecursiveScriptModule")
     both = garbage.instances(base, *([] if scripted is None else [scripted]))  # one search of the heap
-    kinds, seen = kinds_of(both, base), dict[int, Any]()
+    kinds, seen = kinds_of(both, base), Nodes()
     tensors: list[Any] = of_types(kinds, both)
     found = [*tensors, *(value for item in without_types(kinds, both) for value in of_script(item))]
     with sys.modules["torch"]._C.DisableTorchFunction():
@@ -127,7 +180,7 @@ def of_script(module: object) -> Iterator[Any]:
             yield from (value for _, value in names(inner).items())
 
 
-def behind(tensor: Any, seen: dict[int, Any]) -> Iterator[tuple[Any, Any]]:
+def behind(tensor: Any, seen: Nodes) -> Iterator[tuple[Any, Any]]:
     """Yield the tensors that a tensor keeps alive in C++, each with its node; None for the tensor's gradient.
 
     Skips the nodes in ``seen``, and adds the new ones, so that their identities are not reused.
@@ -138,12 +191,13 @@ def behind(tensor: Any, seen: dict[int, Any]) -> Iterator[tuple[Any, Any]]:
             gradient = base.grad.__get__(tensor)
             if gradient is not None:
                 yield None, gradient
-        waiting = [base.grad_fn.__get__(tensor)]
-        while waiting and len(seen) < _MOST_NODES:
+        if seen.is_full:
+            return  # even the first node must not be read
+        waiting, graph = [base.grad_fn.__get__(tensor)], seen.begin()
+        while waiting and not seen.is_full:
             node = waiting.pop()
-            if node is None or id(node) in seen:
+            if node is None or not seen.add(node, graph):
                 continue
-            seen[id(node)] = node
             yield from ((node, item) for item in saved_by(node))
             waiting.extend(following for following, _ in node.next_functions)
             gradient = base.grad.__get__(node.variable) if is_leaf(node) else None
