@@ -141,6 +141,14 @@ def plain(names: dict[str, Any]) -> dict[str, Any]:
 
 
 IN_LOOPS = [
+    "for c in [1, 2]: a = 1",
+    "for c in [1, 2]:\n    if {bit}: a = 1\n    elif {bit}: b = {v}",
+    "while True:\n    a = 1\n    break",
+    "while {bit}:\n    a = b = 1\n    break",
+    "for c in [1]:\n    for target.x in range({bit}): a, b = 1, 1",
+    "for c in [1]:\n    for target.x in range({bit}): a: int = 1\n    else: b = 1",
+    "for a in [1, 1]: pass",
+    "for c in [{v}]: c = c",
     """
 for c in range(2):
     try: 1 / 0
@@ -362,6 +370,8 @@ FORMS = [
 def statement(source: random.Random, form: str) -> str:
     """Return ``form`` with random names and values, its errors caught."""
     values = {"v": source.randrange(1000, 9**9), "w": source.randrange(1000, 9**9), "bit": source.randrange(2)}
+    if source.random() < 0.3:
+        values |= {"v": source.choice([1, 2]), "w": 1}  # objects that the names may have already
     text = form.strip().format(**values, x=source.choice(["fail()", "same(1)"]))
     names = dict(zip("abc", source.sample("abc", 3), strict=True))
     text = re.sub(r"\b[abc]\b", lambda match: names[match[0]], text)
@@ -499,3 +509,11 @@ def test_a_handler_in_a_loop_unbinds_no_older_name(kernel: Kernel) -> None:
             cell = scope.format(loop=loop, indented=indent(loop, "    "))
             ok(kernel, "e = 'older'", cell)
             assert kernel.value("(globals().get('e'), 'i' in globals())") == ("older", False), cell
+
+
+@pytest.mark.parametrize("loop", ["for q in [1, 2]: b = 1", "while b:\n    b = 1\n    break"])
+def test_a_loop_that_binds_the_same_object_loses_no_name(kernel: Kernel, loop: str) -> None:
+    ok(kernel, "b = 1", f"%%experiment x\n{loop}\ndel b")
+    assert kernel.value("b") == 1
+    ok(kernel, "%experiment start x", loop, "del b", "%experiment end")
+    assert kernel.value("b") == 1

@@ -207,7 +207,7 @@ with ipygpumem.peak():
 CELLS = tuple(PROGRAMS)
 PROGRAMS |= BLOCKS
 EDGES = ("<module>", "error_isolation.py call", "extension.py visit", "dispatch.py __call__")
-EDGES += (" __missing__", " first_turn", " __del__", " __enter__", " __exit__")
+EDGES += (" __missing__", " needs_no", " __del__", " __enter__", " __exit__")
 """Called first by Python or by instrumented code: the very call is before any ``try``."""
 SETUP = "import ipygpumem, numpy as np; old, log, kept = 1, [], []"
 

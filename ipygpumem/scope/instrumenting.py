@@ -59,13 +59,13 @@ class BindingRecorder(dict[str, None]):
         self._times_forgotten += 1
         self.clear()
 
-    def first_turn(self, items: object, names: list[str]) -> object:
-        """Return the ``items`` of a loop; if it has any, its first turn binds ``names``."""
+    def needs_no(self, names: list[str]) -> bool:
+        """Return True if bindings of ``names`` need no record now: their older objects are saved, or there are none."""
         __tracebackhide__ = True
-        if type(items) in (range, list, tuple, str, bytes) and items:
-            for name in names:
-                self[BINDS + name]
-        return items
+        events = [MAY_BIND + name for name in names]
+        for event in events:
+            self[event]
+        return all(map(self.__contains__, events))
 
 
 _MAY_RUN_CODE = (ast.Call, ast.Await, ast.With, ast.AsyncWith, ast.AsyncFor, ast.Delete, ast.Import, ast.ImportFrom)
@@ -82,11 +82,10 @@ def instrument(tree: ast.Module, names: frozenset[str]) -> None:
         old: list[ast.stmt] = getattr(owner, field)
         block = _lookups(old[0], HAS_BOUND, bound & names)
         for statement in old:
-            if _is_plain_loop(statement):
-                block += _plain_loop(statement, names)
-            else:
-                waiting += _blocks(statement)
-                block += _instrumented(statement, names, shown=statement is last)
+            loop = _copy_of(statement) if _is_plain_loop(statement) else None
+            waiting += _blocks(statement)
+            instrumented = _instrumented(statement, names, shown=statement is last)
+            block += instrumented if loop is None else _in_two_forms(loop, instrumented, names)
         setattr(owner, field, block)
 
 
@@ -183,20 +182,47 @@ def _may_bind_in_part(targets: list[Any]) -> bool:
     return not all(isinstance(part, ast.Name) for part in plain)
 
 
-def _plain_loop(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
-    """Instrument a loop as a whole: look-ups in each turn would make it slower, and no other code sees its names."""
-    bound = bindings_of(statement).bound & names
-    target = bindings_of(statement.target).bound & names if isinstance(statement, ast.For) else set[str]()
-    before = _lookups(statement, MAY_BIND, bound)
-    if target:
-        items = statement.iter
-        statement.iter = _at(items, f"{BINDING_RECORDER}.first_turn(None, {sorted(target)})").value  # type: ignore[attr-defined]
-        statement.iter.args[0] = items
-    return [*before, *_checked(statement, bound)]
+def _in_two_forms(loop: ast.stmt, instrumented: list[ast.stmt], names: frozenset[str]) -> list[ast.stmt]:
+    """Return a loop that runs as it was written where its bindings need no record, else in its instrumented form.
+
+    Look-ups would take as long as ``total += x`` itself. In most loops the names that are bound again and again have
+    been bound before, as by ``total = 0``.
+    """
+    bound = bindings_of(loop).bound & names
+    if not bound:
+        return instrumented
+    choice: Any = _at(loop, f"if {BINDING_RECORDER}.needs_no({sorted(bound)}): pass\nelse: pass")
+    choice.body, choice.orelse = [loop], instrumented
+    return [choice]
+
+
+def _copy_of(tree: ast.AST) -> Any:
+    """Return a copy of a tree; without recursion, because ``a + b + c + ...`` may nest deeper than Python allows."""
+    root = _shallow_copy(tree)
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        for name, value in ast.iter_fields(node):
+            if isinstance(value, ast.AST):
+                copied: Any = _shallow_copy(value)
+                waiting.append(copied)
+            elif isinstance(value, list):
+                copied = [_shallow_copy(item) if isinstance(item, ast.AST) else item for item in value]
+                waiting += [item for item in copied if isinstance(item, ast.AST)]
+            else:
+                continue
+            setattr(node, name, copied)
+    return root
+
+
+def _shallow_copy(node: ast.AST) -> ast.AST:
+    """Return a new node with the same fields and the same position."""
+    fields = {name: getattr(node, name) for name in (*node._fields, *node._attributes) if hasattr(node, name)}
+    return type(node)(**fields)
 
 
 def _is_plain_loop(statement: ast.stmt) -> bool:
-    """Return True for a loop that runs no other code.
+    """Return True for a loop that runs no other code and deletes no names, so that nothing but its bindings matters.
 
     Operators and attributes of the user's own classes are not counted as other code: every loop has some.
     """

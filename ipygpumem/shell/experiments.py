@@ -108,8 +108,8 @@ class ExperimentManager:
 
     def saved_elsewhere(self, thread: int, client: str | None) -> list[dict[str, Any]]:
         """Return the objects that are saved by the open scopes of other threads, one mapping for each scope."""
-        others = [one for one in self.open if one.thread != thread or one.client != client]
-        return [other.scope.waiting for other in others]
+        elsewhere = [one for one in self.open if one.thread != thread or one.client != client]
+        return [experiment.scope.waiting for experiment in elsewhere]
 
     def _ran_out_of_memory(self, error: BaseException, leaving: object) -> None:
         """Count ``error`` once for each experiment around it; it is reported again as it leaves each of them."""
