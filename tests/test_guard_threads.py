@@ -175,6 +175,20 @@ def test_a_blocked_call_does_not_raise_the_limit_for_long(limit: AllocationLimit
     limit.leave(renew=False)
 
 
+def test_a_raised_limit_falls_with_the_memory_left(limit: AllocationLimit) -> None:
+    """Calls of many threads overlap, so that the limit is never restored between them."""
+    limit._data_bytes = lambda: 8 * MIB * MIB
+    limit.enter(SMALL_BYTES)
+    limit.enter(SMALL_BYTES)
+    limit.leave(renew=False)
+    limit.set_bounds(8 * MIB * MIB, 0, keep_room=False)
+    assert soft() == 8 * MIB
+    limit.enter(SMALL_BYTES)
+    assert soft() == 8 * MIB
+    limit.leave(renew=False)
+    limit.leave(renew=False)
+
+
 def test_threads_count_until_they_end(limit: AllocationLimit) -> None:
     event = threading.Event()
     thread = threading.Thread(target=event.wait)

@@ -282,8 +282,12 @@ class MemoryGuard:
             self._limit.set_bounds(wanted, self._cushion_in(figures), keep_room=self._is_failing)
 
     def _measure(self) -> None:
-        """Renew the limit after a call that took memory for long."""
-        with contextlib.suppress(OSError, ValueError):  # closed by another thread
+        """Renew the limit after a call that took memory for long.
+
+        It stays until the next look if another thread has closed the files, or if no memory is left to read them: this
+        runs inside the user's calls, which must not fail by it.
+        """
+        with contextlib.suppress(OSError, ValueError, MemoryError):
             self._renew(self._headroom.now())
 
     def _lifted(self, arguments: object, options: object) -> AbstractContextManager[None]:

@@ -15,6 +15,10 @@ from ipygpumem.probes.host import PAGE_BYTES
 from ipygpumem.units import KIB, format_bytes
 
 
+_LINE_BYTES, _FILE_BYTES = 1 << 8, 1 << 14
+"""Sizes of buffers, for one line and for a whole file. Python takes the first from memory that it has already."""
+
+
 class Figures(NamedTuple):
     """The memory left to this process."""
 
@@ -43,7 +47,7 @@ class Headroom:
                         self._open(folder / name) for name in (version.limit, version.used, "memory.stat")
                     )
                     self._groups.append((version, limit, used, stat))
-        sizes = [(int(_read(limit)), "the control group") for _, limit, _, _ in self._groups]
+        sizes = [(int(_read(limit, _LINE_BYTES)), "the control group") for _, limit, _, _ in self._groups]
         self.machine_bytes = int(psutil.virtual_memory().total + psutil.swap_memory().total)
         """A larger request is refused by Linux itself."""
         self.total_bytes, name = min([*sizes, (int(psutil.virtual_memory().total), "the machine")])
@@ -60,21 +64,21 @@ class Headroom:
         if self._statm is None or self._meminfo is None:
             memory, swap = psutil.virtual_memory(), psutil.swap_memory()
             return Figures(int(memory.available + swap.free), int(psutil.Process().memory_info().rss), None)
-        _, rss, shared, _, _, data = _read(self._statm).split()[:6]
+        _, rss, shared, _, _, data = _read(self._statm, _LINE_BYTES).split()[:6]
         machine = _read(self._meminfo)
         free = [sum(_figure(machine, name) for name in (b"\nMemAvailable:", b"\nSwapFree:")) * KIB]
         with contextlib.suppress(OSError, ValueError):  # a group without its limit now
             for version, limit, used, stat in self._groups:
                 caches = _read(stat)
                 size = sum(_figure(b"\n" + caches, b"\n%b " % name.encode()) for name in version.cache)
-                free.append(max(0, int(_read(limit)) - int(_read(used)) + size))
+                free.append(max(0, int(_read(limit, _LINE_BYTES)) - int(_read(used, _LINE_BYTES)) + size))
         return Figures(min(free), (int(rss) - int(shared)) * PAGE_BYTES, int(data) * PAGE_BYTES)
 
     def data_bytes(self) -> int | None:
         """Return the private address space alone, in a tenth of the time."""
         if self._statm is None:
             return None
-        pages = _read(self._statm, 1 << 8).split()[5]
+        pages = _read(self._statm, _LINE_BYTES).split()[5]
         return int(pages) * PAGE_BYTES
 
     def close(self) -> None:
@@ -82,7 +86,7 @@ class Headroom:
         self._files.close()
 
 
-def _read(descriptor: int, most_bytes: int = 1 << 14) -> bytes:
+def _read(descriptor: int, most_bytes: int = _FILE_BYTES) -> bytes:
     return os.pread(descriptor, most_bytes, 0)
 
 

@@ -45,7 +45,7 @@ class AllocationLimit:
     """
 
     def __init__(self, data_bytes: Callable[[], int | None], renew: Callable[[], None]) -> None:
-        """``renew`` measures the memory left and calls ``set_bounds``."""
+        """``renew`` measures the memory left and calls ``set_bounds``, if there is memory to measure it."""
         self.lock = threading.RLock()
         """Reentrant: the garbage collector may close a socket while it is held."""
         self.is_on = False
@@ -62,7 +62,9 @@ class AllocationLimit:
         self._cushion_bytes = 0
         """Bytes that may be added while the limit is raised."""
         self._raised_bytes = 0
-        """The limit while it is raised."""
+        """The limit while it is raised, if so much is left."""
+        self._least_bytes = 0
+        """The limit while it is raised, however little is left."""
         self._lifts = self._raises = 0
         """Number of calls for which the limit is lifted or raised now."""
         self._raised_until = 0.0
@@ -159,10 +161,11 @@ class AllocationLimit:
             if not self.is_on or self.wanted_bytes == NO_LIMIT:
                 return
             try:
-                self._raise(needed_bytes)
-            except MemoryError:  # not even our own code could run
-                self._raise_to(self._most())
-                self._raise(needed_bytes)
+                data_bytes = self._data_bytes() or 0
+            except MemoryError:  # not even our own code can run: no limit for as long as it takes to read one number
+                self._set(NO_LIMIT)
+                data_bytes = self._data_bytes() or 0
+            self._raise(data_bytes, needed_bytes)
 
     def is_used_up(self, needed_bytes: int = 0) -> bool:
         """Return True if ``needed_bytes`` cannot be allocated, not even where the limit is raised."""
@@ -180,12 +183,11 @@ class AllocationLimit:
         if renew and self.is_on:
             self._renew()
 
-    def _raise(self, needed_bytes: int) -> None:
-        data_bytes = self._data_bytes() or 0
+    def _raise(self, data_bytes: int, needed_bytes: int) -> None:
         if data_bytes + needed_bytes > self._most():
             self._renew()  # other threads have used up the cushion since the last look
-        size = min(data_bytes + needed_bytes, self._most())
-        self._raise_to(max(size, data_bytes + _LEAST_BYTES))
+        self._least_bytes = data_bytes + _LEAST_BYTES
+        self._raise_to(max(data_bytes + needed_bytes, self._least_bytes))
 
     def _raise_to(self, size_bytes: int) -> None:
         self._raised_bytes = max(self._raised_bytes, size_bytes)
@@ -202,7 +204,10 @@ class AllocationLimit:
             return NO_LIMIT
         size = self.wanted_bytes + self._room_bytes
         if self._raises and time.monotonic() < self._raised_until:
-            size = max(size, self._raised_bytes)
+            # other threads may have used up the memory since: the raised limit must fall with it, or calls of 40
+            # threads, of which one is always under way, would keep it where it once was
+            most_bytes = max(self._most(), self._least_bytes)
+            size = max(size, min(self._raised_bytes, most_bytes))
         return size
 
     def _apply(self) -> None:
