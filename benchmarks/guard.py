@@ -49,6 +49,8 @@ logging.basicConfig()
 parts = []
 def fill():
     while True: parts.append(bytearray(b'1') * 2**16)
+def fill_with_text():
+    while True: parts.append('x' * 400 + str(len(parts)))
 def fill_and_print():
     try: fill()
     except MemoryError: print('full')
@@ -72,6 +74,7 @@ _ENDS = {
     "a thread that dies": f"{_THREADS}start(fill, 1)",
     "4 threads that die": f"{_THREADS}start(fill, 4)",
     "40 threads that die": f"{_THREADS}start(fill, 40)",
+    "40 threads that die of small objects": f"{_THREADS}start(fill_with_text, 40)",
     "4 threads that print": f"{_THREADS}start(fill_and_print, 4)",
     "40 threads that print": f"{_THREADS}start(fill_and_print, 40)",
     "40 threads that log": f"{_THREADS}start(fill_and_log, 40)",

@@ -117,7 +117,7 @@ def stop_listening() -> None:
     for number in _SIGNALS:
         handler = _signal.getsignal(number)
         if type(handler) is _Listener:
-            _signal.signal(number, _original(handler))
+            _signal.signal(number, original_handler(handler))
     hook: Any = sys.unraisablehook
     while type(hook) is MethodType and hook.__func__ is reraise_swallowed._note:
         block: Any = hook.__self__
@@ -163,7 +163,7 @@ def _is_interrupt(error: BaseException) -> bool:
     return type.__subclasscheck__(KeyboardInterrupt, type(error))
 
 
-def _original(handler: Any) -> Any:
+def original_handler(handler: Any) -> Any:
     """Return the handler that listeners call."""
     while type(handler) is _Listener:
         handler = handler.handler
@@ -172,7 +172,7 @@ def _original(handler: Any) -> Any:
 
 def _code_of(handler: Any) -> CodeType | None:
     """Return the code that a call of ``handler`` runs; None if it is written in C."""
-    handler = _original(handler)
+    handler = original_handler(handler)
     while type(handler) is functools.partial:
         handler = handler.func
     if type(handler) is not FunctionType and type(handler) is not MethodType:
@@ -200,7 +200,7 @@ def deferred() -> Iterator[list[int]]:
     """
     here = threading.current_thread() is threading.main_thread()
     handler, own = signal.getsignal(signal.SIGINT), _Noting()
-    original = _original(handler)
+    original = original_handler(handler)
     if not here or original is not signal.default_int_handler:
         yield original.struck if here and isinstance(original, _Noting) else own.struck
         return

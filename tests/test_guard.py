@@ -224,6 +224,37 @@ def test_beside_polars_no_allocation_is_refused(loaded: InteractiveShell, monkey
     assert loaded.user_ns["inside"] == before
 
 
+def test_each_new_guard_can_interrupt_waits_and_the_last_restores(loaded: InteractiveShell) -> None:
+    """Our commands put a listener in front of the handler while they run."""
+    for _ in range(2):
+        loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
+        (guard,) = MemoryGuard._in_force
+        assert signal.getsignal(signal.SIGURG) == guard._raise
+    loaded.run_line_magic("gpumem", "guard off")
+    assert signal.getsignal(signal.SIGURG) is signal.SIG_DFL
+
+
+def test_the_thread_looks_though_the_limit_refuses_it_memory(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
+    (guard,) = MemoryGuard._in_force
+    now = guard._headroom.now
+
+    def refused_unless_raised() -> Figures:
+        if not guard._limit._raises:
+            raise MemoryError
+        looks.append(1)
+        return now()
+
+    looks = list[int]()
+    monkeypatch.setattr(guard._headroom, "now", refused_unless_raised)
+    pause = guard._tick()
+    assert pause is None or pause > 0
+    assert looks
+    assert guard._limit._raises == 0
+
+
 def test_the_thread_goes_on_looking_after_an_error(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
     guard = app_of(loaded).session.observers[-1]

@@ -25,11 +25,12 @@ from types import FrameType, TracebackType
 from typing import Any, ClassVar
 
 from ipygpumem.extras.guard.headroom import Figures, Headroom
-from ipygpumem.extras.guard.limit import NO_LIMIT, AllocationLimit
+from ipygpumem.extras.guard.limit import NO_LIMIT, SMALL_BYTES, AllocationLimit
 from ipygpumem.extras.guard.raising import raise_around
 from ipygpumem.extras.guard.refusal import Refusal, refusal_in
 from ipygpumem.extras.guard.replacing import Around, replace
 from ipygpumem.heap.bulk import OBSERVERS
+from ipygpumem.interrupts import original_handler
 from ipygpumem.introspect import is_instance, text_of
 from ipygpumem.inventory.top import LargestNames, select
 from ipygpumem.magics.tensors import largest
@@ -167,8 +168,8 @@ class MemoryGuard:
             self._undo.callback(lambda: self._can_wake() and signal.signal(signal.SIGURG, signal.SIG_DFL))
 
     def _can_wake(self) -> bool:
-        """Return True if the signal is still ours; by default it is ignored."""
-        return hasattr(signal, "SIGURG") and signal.getsignal(signal.SIGURG) == self._raise
+        """Return True if the signal is still ours; by default it is ignored. Our commands listen to its handler."""
+        return hasattr(signal, "SIGURG") and original_handler(signal.getsignal(signal.SIGURG)) == self._raise
 
     def _replace(self, owner: Any, name: str, around: Around) -> None:
         """Call a function inside ``around``, which gets its arguments, until ``close``."""
@@ -308,9 +309,8 @@ class MemoryGuard:
         if text_of(getattr(cell.info, "raw_cell", None)).startswith("%gpumem guard off"):
             return  # threads of the user may be using up the memory
         if self._spare is None:
-            small: list[object] = [bytes(size) for size in range(1, 480, 16) for _ in range(100)]
-            small += [*map(float, range(100)), *(object() for _ in range(100))]
-            self._spare = small, mmap(-1, _SPARE_BYTES, access=ACCESS_COPY)
+            with contextlib.suppress(MemoryError, OSError):  # threads of an earlier cell have used up the memory
+                self._spare = _spare_memory()
         figures = self._trimmed()
         left = figures.available_bytes
         room = self._least_in(figures)
@@ -327,35 +327,49 @@ class MemoryGuard:
             self._context.meter.worker.wake(self._tick)
 
     def _tick(self) -> float | None:
-        """Look at the memory left; called in the meter's thread."""
-        cell = self._cell
-        least = _TOUCHED_TICK_SECONDS
+        """Look at the memory left, and return the seconds until the next look; called in the meter's thread."""
         if self._is_failing:
             return _TICK_SECONDS
         try:
-            with self._lock:
-                if self not in self._in_force:
-                    return None
-                figures = self._headroom.now()
-            self._renew(figures)
-            left = self._spare_in(figures)
-            if not (self._touched or self._aborting()) and (figures.data_bytes or 0) - figures.private_bytes < left:
-                least = _TICK_SECONDS  # else pages allocated earlier could use up the memory without meeting the limit
-            pause = min((left + self._least // 2) / _BYTES_PER_SECOND, _LONG_TICK_SECONDS)
-            self._sleeps = cell is None and pause < _IDLE_SECONDS and not self._limit.is_on
-            if cell is None and self._limit.is_on and not self._limit.has_threads():
-                self._threads_ended()
-            if left > 0:
-                self._struck_at = 0.0
-            elif cell is not None and time.monotonic() - self._struck_at > _GRACE_SECONDS:
-                self._struck_at = time.monotonic()
-                self._strike(cell, self._left_in(figures))
-            return None if self._sleeps and self._cell is None else max(pause, least)  # a cell may have begun
-        except MemoryError:  # the limit is reached in this thread, too
-            return least
+            return self._watch_with_memory()
+        except MemoryError:  # other threads were faster
+            return _TOUCHED_TICK_SECONDS
         except Exception as error:
             self._context.guard.failed("the memory guard", error, "memory in use is watched no longer")
             return None
+
+    def _watch_with_memory(self) -> float | None:
+        """Look; if the limit refuses memory to this thread, too, raise it: else the cell would never be interrupted."""
+        try:
+            return self._watch()
+        except MemoryError:
+            self._limit.enter(SMALL_BYTES)
+            try:
+                return self._watch()
+            finally:
+                self._limit.leave(renew=False)
+
+    def _watch(self) -> float | None:
+        cell = self._cell
+        least = _TOUCHED_TICK_SECONDS
+        with self._lock:
+            if self not in self._in_force:
+                return None
+            figures = self._headroom.now()
+        self._renew(figures)
+        left = self._spare_in(figures)
+        if not (self._touched or self._aborting()) and (figures.data_bytes or 0) - figures.private_bytes < left:
+            least = _TICK_SECONDS  # else pages allocated earlier could use up the memory without meeting the limit
+        pause = min((left + self._least // 2) / _BYTES_PER_SECOND, _LONG_TICK_SECONDS)
+        self._sleeps = cell is None and pause < _IDLE_SECONDS and not self._limit.is_on
+        if cell is None and self._limit.is_on and not self._limit.has_threads():
+            self._threads_ended()
+        if left > 0:
+            self._struck_at = 0.0
+        elif cell is not None and time.monotonic() - self._struck_at > _GRACE_SECONDS:
+            self._struck_at = time.monotonic()
+            self._strike(cell, self._left_in(figures))
+        return None if self._sleeps and self._cell is None else max(pause, least)  # a cell may have begun
 
     def _look(self) -> None:
         """End our own search after the cell before it uses up the memory: the limit does not count free heap."""
@@ -411,6 +425,7 @@ class MemoryGuard:
     def _failing(self, arguments: object, options: dict[str, Any]) -> Iterator[None]:
         """Make room for the error that IPython shows, and find out why it came."""
         if self._cell is not None:
+            self._limit.wait_for_threads()
             self._make_room()
         if self._is_failing:
             try:
@@ -570,6 +585,12 @@ def _shortened(error: BaseException | None) -> Iterator[None]:
     finally:
         for last, following in removed:
             last.tb_next = following
+
+
+def _spare_memory() -> object:
+    small: list[object] = [bytes(size) for size in range(1, 480, 16) for _ in range(100)]
+    small += [*map(float, range(100)), *(object() for _ in range(100))]
+    return small, mmap(-1, _SPARE_BYTES, access=ACCESS_COPY)
 
 
 def _runs_code(frame: FrameType | None) -> bool:

@@ -14,9 +14,9 @@ from ipygpumem.probes.cgroup import Version
 from ipygpumem.probes.host import PAGE_BYTES
 from ipygpumem.units import KIB, format_bytes
 
-
-_LINE_BYTES, _FILE_BYTES = 1 << 8, 1 << 14
-"""Sizes of buffers, for one line and for a whole file. Python takes the first from memory that it has already."""
+_LINE_BYTES, _FILE_BYTES = 1 << 8, 1 << 12
+"""Sizes of buffers, for one line and for the part of a file with our figures. Python takes the first from memory that it
+has already."""
 
 
 class Figures(NamedTuple):

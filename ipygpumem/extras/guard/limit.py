@@ -18,10 +18,12 @@ SMALL_BYTES = 2 * MIB
 
 _MARK = 1907
 """Our limits, divided by the page size, have this remainder. Linux ignores it; code may save and restore them."""
-_LEAST_BYTES = MIB // 8
-"""Memory that such a call gets, however little is left: opening a socket takes a part of it."""
+_LEAST_BYTES = MIB // 4
+"""Memory that such a call gets, however little is left: ``malloc`` asks the system for 128 KiB more than it needs."""
 _RAISED_SECONDS = 1.0
 """Longest time for which one call raises the limit: a socket may wait for a message for hours."""
+_SETTLE_SECONDS, _LOOK_SECONDS, _SETTLED_LOOKS = 1.0, 0.02, 3
+"""Longest wait for a cell's threads, the time between two looks, and the looks that show no change."""
 _STACK_BYTES = 8 * MIB
 """A thread's stack where the system does not limit it."""
 
@@ -83,9 +85,30 @@ class AllocationLimit:
 
     def has_threads(self) -> bool:
         """Return True if a thread that was started in a cell still runs."""
+        return self._alive_count() > 0
+
+    def _alive_count(self) -> int:
         with self.lock:
             threads = list(self._threads)
-        return any(thread.is_alive() for thread in threads)
+        return sum(thread.is_alive() for thread in threads)
+
+    def wait_for_threads(self) -> None:
+        """Wait a moment until a cell's threads have ended or allocate nothing: they would use up what is added next.
+
+        Threads that fill the memory end at their next allocation, because it is refused.
+        """
+        end = time.monotonic() + _SETTLE_SECONDS
+        seen, unchanged_looks = (0, 0), 0
+        while unchanged_looks < _SETTLED_LOOKS and time.monotonic() < end:
+            try:
+                state = self._alive_count(), self._data_bytes() or 0
+            except MemoryError:  # they have not settled
+                state = -1, -1
+            if state[0] == 0:
+                return
+            unchanged_looks = unchanged_looks + 1 if state == seen else 0
+            seen = state
+            time.sleep(_LOOK_SECONDS)
 
     def begin(self) -> None:
         """Begin to limit a cell's code at the next ``set_bounds``."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ipygpumem.extras.guard.limit import SMALL_BYTES, AllocationLimit, stack_bytes
+from ipygpumem.extras.guard.replacing import install
 
 _STREAMS = (
     ("ipykernel.iostream", "IOPubThread", "schedule"),  # opens a socket in each thread that prints or displays
@@ -104,12 +105,7 @@ def _replace_start(limit: AllocationLimit) -> Callable[[], None]:
         finally:
             limit.leave(renew=True)
 
-    def undo() -> None:
-        if threading.Thread.start is start:
-            threading.Thread.start = earlier  # type: ignore[method-assign]
-
-    threading.Thread.start = start  # type: ignore[assignment, method-assign]
-    return undo
+    return install(threading.Thread, "start", start)
 
 
 def _replace(limit: AllocationLimit, place: tuple[str, str, str], *, stacks: int) -> Callable[[], None]:
@@ -121,7 +117,6 @@ def _replace(limit: AllocationLimit, place: tuple[str, str, str], *, stacks: int
     function = getattr(owner, name, None)
     if function is None:
         return lambda: None
-    earlier = vars(owner).get(name)
 
     @functools.wraps(function)
     def call_raised(*args: Any, **options: Any) -> Any:
@@ -132,13 +127,4 @@ def _replace(limit: AllocationLimit, place: tuple[str, str, str], *, stacks: int
         finally:
             limit.leave(renew=stacks > 0)
 
-    def undo() -> None:
-        if vars(owner).get(name) is not call_raised:  # other code has replaced it
-            return
-        if earlier is None:  # it was inherited
-            delattr(owner, name)
-        else:
-            setattr(owner, name, earlier)
-
-    setattr(owner, name, call_raised)
-    return undo
+    return install(owner, name, call_raised)
