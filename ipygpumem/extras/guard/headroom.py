@@ -15,8 +15,7 @@ from ipygpumem.probes.host import PAGE_BYTES
 from ipygpumem.units import KIB, format_bytes
 
 _LINE_BYTES, _FILE_BYTES = 1 << 8, 1 << 12
-"""Sizes of buffers, for one line and for the part of a file with our figures. Python takes the first from memory that it
-has already."""
+"""Sizes of buffers, for one line and for the figures in a file. Python needs no new memory for the first."""
 
 
 class Figures(NamedTuple):
