@@ -31,7 +31,8 @@ from ipygpumem.heap.arrays import (
 from ipygpumem.heap.bulk import OBSERVERS, by_identity, chunks, held_once, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.frames import is_users, running_ids
-from ipygpumem.heap.holders.graphs import Nodes, behind, kept_behind
+from ipygpumem.heap.holders.graphs import behind, kept_behind
+from ipygpumem.heap.holders.nodes import Nodes
 from ipygpumem.heap.holders.tasks import pending, storage_of_context, without_wakeups
 from ipygpumem.heap.libraries import BUFFERS, Piece, bytes_of, segments, sharing_kinds, with_memory
 from ipygpumem.introspect import (

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import StorageKey, describe, is_array, owner_of, place_of, read_array, storage_key
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.graphs import is_leaf, of_script, saved_by
+from ipygpumem.heap.holders.graphs import of_script, saved_by
+from ipygpumem.heap.holders.nodes import Nodes, has_graph, is_leaf
 from ipygpumem.heap.walk import NamedArrays
 from ipygpumem.introspect import instance_dict, is_instance, name_of, type_name
 from ipygpumem.inventory.survey import torch_reader
@@ -126,14 +127,16 @@ class Retained:
     def _graphs(self) -> Iterator[Finding]:
         """Yield the graphs that are probably not needed; none if there are too many to follow."""
         held = list(filter(self._is_held, self._heap.tensors))
-        roots = [(tensor, node) for tensor in held if (node := self._read("grad_fn", tensor)) is not None]
-        leaves = [tensor for tensor in held if self._read("grad_fn", tensor) is None]
+        with_graphs = [tensor for tensor in held if self._read("requires_grad", tensor) and has_graph(tensor)]
+        ids_with_graphs = set(map(id, with_graphs))
+        leaves = [tensor for tensor in held if id(tensor) not in ids_with_graphs]
         gradients = [grad for tensor in leaves if (grad := self._read("_grad", tensor)) is not None]
         scripted = [item for module in self._heap.modules for item in of_script(module)]
         self._locked.update(map(self._key, (*gradients, *scripted)))
-        needed = [self._read("grad_fn", gradient) for gradient in gradients]  # after backward(create_graph=True)
-        nodes = _Nodes([*needed, *(node for _, node in roots)], self._at_rest())
+        nodes = _Nodes([*gradients, *with_graphs], self._at_rest())
         self.complete = nodes.are_all
+        needed = [nodes.first(gradient) for gradient in gradients]  # after backward(create_graph=True)
+        roots = [(tensor, node) for tensor in with_graphs if (node := nodes.first(tensor)) is not None]
         if roots and nodes.are_all:
             wanted = [self._root(tensor, node, nodes) for tensor, node in roots]
             wanted.sort(key=lambda root: root.kind != "sum")  # the largest graphs first
@@ -210,25 +213,27 @@ class Retained:
 
 
 class _Nodes:
-    """The nodes of graphs, found from ``first``; ``at_rest`` are identities of models' parameters in eval mode."""
+    """The nodes of the graphs of some tensors; ``at_rest`` are identities of models' parameters in eval mode."""
 
-    def __init__(self, first: Iterable[Any], at_rest: set[int]) -> None:
-        self._following: dict[int, tuple[Any, list[Any]]] = {}
-        """Nodes, kept alive so that their identities hold, with their next nodes."""
+    def __init__(self, tensors: Iterable[Any], at_rest: set[int]) -> None:
         self.leaves: dict[int, set[bool]] = {}
         """For each node, True or False for the leaves behind it: parameters at rest or not."""
-        self.are_all = True
-        stack = [(node, False) for node in first if node is not None]
-        while stack and self.are_all:
-            node, is_done = stack.pop()
-            if is_done:
-                behind = (self.leaves.get(id(part), set()) for part in self._following[id(node)][1])
-                self.leaves[id(node)] = {id(node.variable) in at_rest} if is_leaf(node) else set().union(*behind)
-            elif id(node) not in self._following:
-                following = [part for part, _ in node.next_functions if part is not None]
-                self._following[id(node)] = node, following
-                stack += [(node, True), *((part, False) for part in following)]
-                self.are_all = len(self._following) < _MOST_NODES
+        self._nodes = Nodes(_MOST_NODES, with_gradients=False)
+        for tensor in tensors:
+            for _ in self._nodes.of(tensor):
+                if self._nodes.is_full:
+                    break
+        self.are_all = not self._nodes.is_full
+        for node in self._nodes.finished:
+            if is_leaf(node):
+                self.leaves[id(node)] = {id(node.variable) in at_rest}
+            else:
+                behind = (self.leaves.get(id(part), set()) for part in self._nodes.following(node))
+                self.leaves[id(node)] = set().union(*behind)
+
+    def first(self, tensor: Any) -> Any:
+        """Return the first node of a tensor's graph; None if there is none or it must not be read."""
+        return self._nodes.first(tensor)
 
     def behind(self, first: Iterable[Any], known: Collection[int]) -> tuple[list[Any], list[Any]]:
         """Return the nodes reachable from ``first``, inclusive, and the ``known`` ones where the search stopped."""
@@ -239,23 +244,23 @@ class _Nodes:
                 ends.append(node)
             elif id(node) not in new:
                 new[id(node)] = node
-                waiting += self._following[id(node)][1]
+                waiting += self._nodes.following(node)
         return list(new.values()), ends
 
     def saved(self) -> Iterator[tuple[Any, Any]]:
         """Yield each node with each tensor that it has saved; a leaf with its gradient."""
-        return ((node, item) for node, _ in self._following.values() for item in saved_by(node))
+        return ((node, item) for node in self._nodes.finished for item in saved_by(node))
 
     def is_sum(self, node: Any) -> bool:
         """Return True if a node sums the results of one repeated computation, as ``total += loss`` does."""
-        while not _adds(node) and len(self._following[id(node)][1]) == 1:
-            (node,) = self._following[id(node)][1]  # such as a mean of the sum
+        while not _adds(node) and len(self._nodes.following(node)) == 1:
+            (node,) = self._nodes.following(node)  # such as a mean of the sum
         waiting, from_zero, seen, kinds, terms = [node], False, set[int](), set[frozenset[str]](), 0
         while waiting:
             node = waiting.pop()
             if _adds(node):
-                from_zero |= len(self._following[id(node)][1]) == 1
-                waiting += self._following[id(node)][1]
+                from_zero |= len(self._nodes.following(node)) == 1
+                waiting += self._nodes.following(node)
             elif not is_leaf(node):
                 new, known = self.behind([node], seen)
                 if not all(map(is_leaf, known)):

@@ -24,6 +24,7 @@ from ipygpumem.heap.arrays import Memory, Reader, Storages, describe, each, is_a
 from ipygpumem.heap.bulk import Progress, chunks, kinds_of, no_progress, of_types, type_names, without_types
 from ipygpumem.heap.heap import Heap, refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.frames import peek
+from ipygpumem.heap.holders.nodes import has_graph
 from ipygpumem.heap.walk import NamedArrays
 from ipygpumem.introspect import instance_dict, is_instance, loaded, module_dict, type_name
 from ipygpumem.inventory.records import Inventory, Role, TensorRecord, first_part
@@ -317,7 +318,7 @@ class TensorList:
             sizes,
             _roles(roles, keys, ids) if roles else repeat("other", len(ids)),
             requires,
-            [is_so and reader.read("grad_fn", one) is not None for is_so, one in zip(requires, tensors, strict=True)],
+            [is_so and has_graph(one) for is_so, one in zip(requires, tensors, strict=True)],
             map(self._labels.cells.get, ids),
             [more + sum(map(shown.__getitem__, key)) for more, key in zip(aliases, keys, strict=True)]
             if shown

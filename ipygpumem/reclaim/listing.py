@@ -303,7 +303,9 @@ class _FrameSearch(ArraySearch):
 
         Return the places for which the allowance did not suffice.
         """
-        from ipygpumem.heap.holders.graphs import Nodes, kept_behind  # loading the extension must stay fast
+        # Loading the extension must stay fast.
+        from ipygpumem.heap.holders.graphs import kept_behind
+        from ipygpumem.heap.holders.nodes import Nodes
 
         names, self._names = self._names, []
         if self._nodes is None:

@@ -20,14 +20,9 @@ from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.arrays import StorageKey, library_type, storage_key
 from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, without_types
 from ipygpumem.heap.garbage import Garbage, Known
-from ipygpumem.introspect import class_dict, instance_dict, is_instance, name_of, type_name
+from ipygpumem.heap.holders.nodes import Nodes, expect_dead_nodes, is_leaf
+from ipygpumem.introspect import class_dict, instance_dict, is_instance, type_name
 
-_MOST_NODES = 200_000
-"""Maximum number of nodes in one search: a second of work. A time limit would make results vary from call to call."""
-_LARGEST_GRAPH = 20_000
-"""Maximum number of nodes in one graph. torch keeps the Python object of each node that was read, and then destroys the
-nodes of a chain recursively: some 40,000 overflow the stack of 8 MiB, and the kernel dies when the user's tensor does.
-"""
 GRADIENT = ".grad"
 DETACH = "keep loss.item() or tensor.detach() instead of a tensor with its graph"
 """Advice for a graph that keeps memory alive."""
@@ -40,57 +35,6 @@ class Keeper:
     tensor: Any
     how: str
     advice: str
-
-
-class Nodes(dict[int, Any]):
-    """The nodes that a search has read, by identity.
-
-    Attributes:
-        is_full: True once no further node may be read.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_full = False
-        self._graphs: dict[int, int] = {}
-        """The number of each node's graph; a graph that has become part of another one leads to it."""
-        self._part_of: list[int] = []
-        self._sizes: list[int] = []
-
-    def begin(self) -> int:
-        """Begin a graph, and return its number."""
-        self._part_of.append(len(self._part_of))
-        self._sizes.append(0)
-        return len(self._part_of) - 1
-
-    def add(self, node: Any, graph: int) -> bool:
-        """Add a node of a graph; False if it is known. Leaves join no graphs: they end all of a model's."""
-        key, whole, ends = id(node), self._whole(graph), is_leaf(node)
-        if key in self:
-            if not ends:
-                self._join(whole, self._whole(self._graphs[key]))
-            return False
-        self[key] = node
-        if not ends:
-            self._graphs[key] = whole
-            self._grow(whole, 1)
-        self.is_full = self.is_full or len(self) >= _MOST_NODES
-        return True
-
-    def _join(self, one: int, other: int) -> None:
-        if one != other:
-            self._part_of[one] = other
-            self._grow(other, self._sizes[one])
-
-    def _grow(self, graph: int, nodes: int) -> None:
-        self._sizes[graph] += nodes
-        self.is_full = self.is_full or self._sizes[graph] >= _LARGEST_GRAPH
-
-    def _whole(self, graph: int) -> int:
-        while self._part_of[graph] != graph:
-            self._part_of[graph] = self._part_of[self._part_of[graph]]
-            graph = self._part_of[graph]
-        return graph
 
 
 def requiring_grad(tensors: Iterable[Any]) -> list[Any]:
@@ -160,6 +104,7 @@ def live_tensors(garbage: Garbage) -> list[Any]:
     base: Any = library_type("torch", "Tensor")
     if base is None:
         return []
+    expect_dead_nodes()
     _let_swap(sys.modules.get("torch.utils"))
     scripted = library_type("torch.jit", "RecursiveScriptModule")
     both = garbage.instances(base, *([] if scripted is None else [scripted]))  # one search of the heap
@@ -191,23 +136,9 @@ def behind(tensor: Any, seen: Nodes) -> Iterator[tuple[Any, Any]]:
             gradient = base.grad.__get__(tensor)
             if gradient is not None:
                 yield None, gradient
-        if seen.is_full:
-            return  # even the first node must not be read
-        waiting, graph = [base.grad_fn.__get__(tensor)], seen.begin()
-        while waiting and not seen.is_full:
-            node = waiting.pop()
-            if node is None or not seen.add(node, graph):
-                continue
-            yield from ((node, item) for item in saved_by(node))
-            waiting.extend(following for following, _ in node.next_functions)
-            gradient = base.grad.__get__(node.variable) if is_leaf(node) else None
-            if gradient is not None:  # it has a graph of its own after backward(create_graph=True)
-                waiting.append(base.grad_fn.__get__(gradient))
-
-
-def is_leaf(node: Any) -> bool:
-    """Return True if a graph ends in this node."""
-    return name_of(type(node)) == "AccumulateGrad"
+        for node in seen.of(tensor):
+            for item in saved_by(node):
+                yield node, item
 
 
 def saved_by(node: Any) -> Iterator[Any]:

@@ -1,0 +1,290 @@
+"""Reads the nodes of autograd graphs, and never more of them than torch can destroy.
+
+torch (seen with 2.13) keeps the Python object of a node for as long as the node lives. It destroys nodes without such
+an object in a loop, but a chain of nodes with objects recursively: some 35,000 of them overflow a stack of 8 MiB, and
+the process crashes when the user's tensor dies. An object cannot be taken back once a node was read. So all searches of
+the process share one limit, and only this file reads ``grad_fn`` and ``next_functions``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ipygpumem.introspect import name_of
+
+LONGEST_CHAIN = 20_000
+"""Maximum number of nodes on any path through a graph that all searches may have read together."""
+MOST_NODES = 200_000
+"""Maximum number of nodes in one search: a second of work. A time limit would make results vary from call to call."""
+_MOST_BETWEEN = 64
+"""Maximum number of refused searches before the next look for dead nodes."""
+_MOST_REMEMBERED = 400_000
+"""Number of nodes after which a search first forgets the dead ones."""
+
+
+def is_leaf(node: Any) -> bool:
+    """Return True if a graph ends in this node."""
+    return name_of(type(node)) == "AccumulateGrad"
+
+
+def has_graph(tensor: Any) -> bool:
+    """Return True if a tensor that requires gradients has a ``grad_fn``, which is not read if torch can tell without.
+
+    A view whose base was changed in place gets its node only when it is read.
+    """
+    base: Any = sys.modules["torch"].Tensor
+    if not base.is_leaf.__get__(tensor):
+        return True
+    if not base._is_view(tensor):
+        return False
+    with contextlib.suppress(RuntimeError):  # some views refuse
+        return base.grad_fn.__get__(tensor) is not None
+    return True
+
+
+class _Remembered(NamedTuple):
+    """A node that some search has read."""
+
+    kind: int
+    """Identity of its type."""
+    number: int
+    """torch's number of the node; another node may get its identity later."""
+    length: int
+    """Maximum number of nodes with Python objects on a path from this node to the end of its graph."""
+    is_expanded: bool
+    """True if the nodes that follow it have been read, too."""
+
+
+class _AllSearches:
+    """The nodes that have been read in this process; refers to none of them."""
+
+    def __init__(self) -> None:
+        self.longest = 0
+        """Maximum number of nodes with Python objects on one path; nodes that have died may still count."""
+        self._nodes: dict[int, _Remembered] = {}
+        self._tensors: set[int] = set()
+        """Identities of tensors whose first nodes have been read."""
+        self._refused = 0
+        """Number of searches refused since the last look for dead nodes."""
+        self._between = 1
+        """Number of refused searches until the next look; doubled by each look that finds none dead."""
+
+    def begin(self) -> None:
+        """Begin a search."""
+        if len(self._nodes) + len(self._tensors) > _MOST_REMEMBERED:
+            self.forget_dead()
+
+    def may_read(self, more: int) -> bool:
+        """Return True if a path that may lead to nodes of any other search may have ``more`` new nodes."""
+        return self.longest + more <= LONGEST_CHAIN
+
+    def has_first_node_of(self, tensor: Any) -> bool:
+        """Return True if the first node of a tensor has been read."""
+        return id(tensor) in self._tensors
+
+    def add_tensor(self, tensor: Any) -> None:
+        """Remember that the first node of a tensor is read."""
+        self._tensors.add(id(tensor))
+
+    def get(self, node: Any) -> _Remembered | None:
+        """Return the facts about a node that a search has read before."""
+        found = self._nodes.get(id(node))
+        if found is None or found.kind != id(type(node)) or found.number != _number_of(node):
+            return None
+        return found
+
+    def add(self, node: Any, length: int, *, is_expanded: bool) -> None:
+        """Remember a node that was read."""
+        self._nodes[id(node)] = _Remembered(id(type(node)), _number_of(node), length, is_expanded)
+        self.longest = max(self.longest, length)
+
+    def expect_dead(self) -> None:
+        """Let the next refused search look for dead nodes."""
+        self._between = 1
+
+    def refused(self) -> None:
+        """Forget dead nodes for a search that was refused, but not for each of many searches of one living graph."""
+        self._refused += 1
+        if self._refused < self._between:
+            return
+        before = self.longest
+        self.forget_dead()
+        self._refused = 0
+        if self.longest < before:
+            self._between = 1
+        else:
+            self._between = min(2 * self._between, _MOST_BETWEEN)
+
+    def forget_dead(self) -> None:
+        """Forget nodes and tensors that are no longer alive: lists the heap, which takes a tenth of a second."""
+        alive = dict[int, _Remembered]()
+        tensors = set[int]()
+        for item in gc.get_objects():
+            key = id(item)
+            if key in self._tensors:
+                tensors.add(key)
+            found = self._nodes.get(key)
+            # The type comes first, because an object of the user's may have got a dead node's identity.
+            if found is not None and found.kind == id(type(item)) and found.number == _number_of(item):
+                alive[key] = found
+        self._nodes = alive
+        self._tensors = tensors
+        self.longest = max((found.length for found in alive.values()), default=0)
+
+
+_ALL_SEARCHES = _AllSearches()
+"""State of the whole process, like torch's graphs."""
+
+
+def expect_dead_nodes() -> None:
+    """Let the next search that would be refused look for dead nodes first; call it once for a command."""
+    _ALL_SEARCHES.expect_dead()
+
+
+def _number_of(node: Any) -> int:
+    """Return the number that torch gave to a node; 0 up to torch 2.0."""
+    number = getattr(node, "_sequence_nr", None)
+    return 0 if number is None else int(number())
+
+
+@dataclass
+class _Step:
+    """A node on the path from a tensor to the node that is read now."""
+
+    node: Any
+    waiting: list[Any]
+    """The following nodes to which the search has not gone yet."""
+    behind: int
+    """Maximum length of the paths that begin with a following node, as far as known."""
+    is_expanded: bool
+
+
+class Nodes:
+    """The nodes that one search has read; keeps them alive, so that their identities are not reused.
+
+    Args:
+        most: maximum number of nodes.
+        with_gradients: True to go on from a leaf to the graph of its gradient, as left by
+            ``backward(create_graph=True)``.
+
+    Attributes:
+        is_full: True if the search has left out nodes.
+        finished: the nodes, each after those that follow it.
+    """
+
+    def __init__(self, most: int = MOST_NODES, *, with_gradients: bool = True) -> None:
+        self.is_full = False
+        self.finished: list[Any] = []
+        self._most = most
+        self._with_gradients = with_gradients
+        self._lengths: dict[int, int] = {}
+        """For each node that was entered, the maximum number of nodes on a path from it; 0 until that is known."""
+        self._following: dict[int, list[Any]] = {}
+        self._was_refused = False
+        _ALL_SEARCHES.begin()
+
+    def following(self, node: Any) -> list[Any]:
+        """Return the nodes that follow a node of this search."""
+        return self._following.get(id(node), [])
+
+    def first(self, tensor: Any, position: int = 0) -> Any:
+        """Return the first node of a tensor's graph; None if there is none or it must not be read.
+
+        Args:
+            tensor: any tensor.
+            position: number of nodes on the path on which the tensor was found.
+        """
+        base: Any = sys.modules["torch"].Tensor
+        if base.is_leaf.__get__(tensor) and not base._is_view(tensor):
+            return None
+        if len(self._lengths) >= self._most:
+            self.is_full = True
+            return None
+        if not _ALL_SEARCHES.has_first_node_of(tensor) and not self._may_read(position + 1):
+            self.is_full = True
+            return None
+        node = None
+        with contextlib.suppress(RuntimeError):  # a view that was changed in place may refuse to return its graph
+            node = base.grad_fn.__get__(tensor)
+        if node is not None:
+            _ALL_SEARCHES.add_tensor(tensor)
+        return node
+
+    def of(self, tensor: Any) -> Iterator[Any]:
+        """Yield the nodes of a tensor's graph that this search has not read yet."""
+        first = self.first(tensor)
+        if first is None or id(first) in self._lengths:
+            return
+        path = [self._enter(first, 1)]
+        try:
+            yield first
+            while path:
+                step = path[-1]
+                if not step.waiting:
+                    self._leave(path)
+                    continue
+                node = step.waiting.pop()
+                if id(node) in self._lengths:
+                    step.behind = max(step.behind, self._lengths[id(node)])
+                    continue
+                path.append(self._enter(node, len(path) + 1))
+                yield node
+        finally:  # the caller may stop early, and an interrupt may come
+            while path:
+                self._leave(path)
+
+    def _enter(self, node: Any, position: int) -> _Step:
+        """Return the step for a node that is the ``position``-th on its path."""
+        self._lengths[id(node)] = 0
+        if is_leaf(node):
+            waiting = self._gradients_node(node, position)
+            return _Step(node, waiting, 0, is_expanded=True)
+        known = _ALL_SEARCHES.get(node)
+        is_expanded = known is not None and known.is_expanded
+        is_new_and_allowed = not is_expanded and self._may_read(position + 1)
+        if len(self._lengths) < self._most and (is_expanded or is_new_and_allowed):
+            self._following[id(node)] = [part for part, _ in node.next_functions if part is not None]
+            return _Step(node, list(self._following[id(node)]), 0, is_expanded=True)
+        self.is_full = True
+        if known is not None:
+            return _Step(node, [], known.length - 1, is_expanded)
+        # Other searches may have read nodes behind this one.
+        return _Step(node, [], _ALL_SEARCHES.longest, is_expanded=False)
+
+    def _gradients_node(self, leaf: Any, position: int) -> list[Any]:
+        """Return the first node of the graph of a leaf's gradient, if there is one."""
+        if not self._with_gradients:
+            return []
+        base: Any = sys.modules["torch"].Tensor
+        gradient = base.grad.__get__(leaf.variable)
+        node = None if gradient is None else self.first(gradient, position)
+        return [] if node is None else [node]
+
+    def _leave(self, path: list[_Step]) -> None:
+        """Finish the last node of a path."""
+        step = path.pop()
+        if step.waiting:  # stopped early: other searches may have read nodes behind these
+            self.is_full = True
+            step.behind = max(step.behind, _ALL_SEARCHES.longest)
+        length = step.behind + 1
+        self._lengths[id(step.node)] = length
+        self.finished.append(step.node)
+        if not is_leaf(step.node):
+            _ALL_SEARCHES.add(step.node, length, is_expanded=step.is_expanded)
+        if path:
+            path[-1].behind = max(path[-1].behind, length)
+
+    def _may_read(self, more: int) -> bool:
+        """Return True if ``more`` new nodes may be on one path; look for dead nodes before saying no."""
+        if _ALL_SEARCHES.may_read(more):
+            return True
+        if more > LONGEST_CHAIN or self._was_refused:  # dead nodes would not help
+            return False
+        self._was_refused = True
+        _ALL_SEARCHES.refused()
+        return _ALL_SEARCHES.may_read(more)

@@ -1,0 +1,159 @@
+"""How many nodes of autograd graphs searches read, alone and together."""
+
+import gc
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ipygpumem.heap.holders import nodes
+from ipygpumem.heap.holders.nodes import Nodes
+
+LIMIT = 50
+STEPS = 400
+
+
+@pytest.fixture(autouse=True)
+def limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let searches begin as in a new process with a small limit."""
+    monkeypatch.setattr(nodes, "LONGEST_CHAIN", LIMIT)
+    monkeypatch.setattr(nodes, "_ALL_SEARCHES", nodes._AllSearches())
+
+
+def chain(length: int, first: torch.Tensor | None = None) -> list[torch.Tensor]:
+    """Return the results of steps of which each needs the one before."""
+    tensors = [torch.ones(1, requires_grad=True) if first is None else first]
+    for _ in range(length):
+        tensors.append(tensors[-1] * 2)
+    return tensors[1:]
+
+
+def search(*tensors: torch.Tensor) -> tuple[int, bool]:
+    """Return the number of nodes that one search reads, and True if it leaves out some."""
+    found = Nodes()
+    count = 0
+    for tensor in tensors:
+        count += len(list(found.of(tensor)))
+    return count, found.is_full
+
+
+def objects() -> int:
+    """Return the number of nodes with Python objects, without leaves."""
+    return sum(type(item).__name__ == "MulBackward0" for item in gc.get_objects())
+
+
+Order = Callable[[list[torch.Tensor]], list[list[torch.Tensor]]]
+"""Returns the tensors of each search."""
+ORDERS: dict[str, Order] = {
+    "the last one": lambda steps: [[steps[-1]]],
+    "oldest first": lambda steps: [steps],
+    "newest first": lambda steps: [steps[::-1]],
+    "each in a search of its own": lambda steps: [[step] for step in steps],
+    "each in a search of its own, newest first": lambda steps: [[step] for step in steps[::-1]],
+    "parts": lambda steps: [[steps[place]] for place in (399, 300, 200, 100, 0, 50, 150, 250, 350)],
+    "short parts, from below": lambda steps: [[steps[place]] for place in range(20, 400, 20)],
+}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_searches_together_read_no_longer_chain(
+    order: Callable[[list[torch.Tensor]], list[list[torch.Tensor]]],
+) -> None:
+    steps = chain(STEPS)
+    before = objects()
+    for tensors in order(steps) * 2:
+        search(*tensors)
+    assert 0 < objects() - before <= LIMIT
+
+
+def test_a_graph_that_grows_is_read_up_to_the_limit() -> None:
+    before = objects()
+    steps = chain(1)
+    for _ in range(40):
+        steps = chain(10, steps[-1])
+        search(steps[-1])
+    assert 0 < objects() - before <= LIMIT
+
+
+def test_a_search_stopped_early_counts_what_it_has_read() -> None:
+    steps = chain(STEPS)
+    before = objects()
+    for step in steps:
+        for _ in Nodes().of(step):
+            break
+    assert 0 < objects() - before <= LIMIT
+
+
+def test_a_second_search_finds_the_same_nodes() -> None:
+    steps = chain(STEPS)
+    first = search(steps[-1])
+    assert first[0] > LIMIT / 2
+    assert first[1]
+    assert search(steps[-1]) == first
+
+
+def test_many_short_graphs_are_read_in_full() -> None:
+    losses = [chain(10)[-1] for _ in range(100)]
+    assert search(*losses) == (100 * 11, False)
+    assert search(*losses) == (100 * 11, False)
+
+
+def test_a_dead_graph_leaves_the_limit_to_the_next() -> None:
+    for _ in range(5):
+        last = chain(LIMIT - 10)[-1]
+        assert search(last) == (LIMIT - 10 + 1, False)
+        del last
+        gc.collect()
+
+
+def test_searches_of_a_living_graph_list_the_heap_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = chain(STEPS)
+    search(steps[-1])
+    lists = list[int]()
+    get_objects = gc.get_objects
+    monkeypatch.setattr(gc, "get_objects", lambda: lists.append(1) or get_objects())
+    for step in steps[:200]:
+        search(step)
+    assert 0 < len(lists) < 10
+    del step, steps
+    gc.collect()
+    nodes.expect_dead_nodes()
+    assert search(chain(LIMIT - 10)[-1]) == (LIMIT - 10 + 1, False)
+
+
+def test_a_nodes_identity_may_be_given_to_another_node() -> None:
+    for _ in range(5):
+        last = chain(STEPS)[-1]
+        before = objects()
+        search(last)
+        assert 0 < objects() - before <= LIMIT
+        del last
+        gc.collect()
+
+
+def test_a_tensor_with_a_graph_is_told_without_reading_it() -> None:
+    steps = chain(STEPS)
+    before = objects()
+    assert all(map(nodes.has_graph, steps))
+    assert objects() == before
+    assert not nodes.has_graph(torch.ones(1, requires_grad=True))
+
+
+def test_a_view_of_a_changed_tensor_has_a_graph() -> None:
+    base, weight = torch.zeros(4), torch.ones(1, requires_grad=True)
+    view = base[0]
+    base.mul_(weight)
+    assert nodes.has_graph(view)
+    assert search(view)[0] > 1
+
+
+def test_a_gradients_graph_that_leads_back_to_its_leaf_ends() -> None:
+    leaf = torch.ones(1, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of the cycle, which the test ends
+        (leaf**3).backward(create_graph=True)
+    count, is_full = search((leaf * 2).sum())
+    assert count > 3
+    assert not is_full
+    leaf.grad = None
