@@ -303,9 +303,8 @@ class _FrameSearch(ArraySearch):
 
         Return the places for which the allowance did not suffice.
         """
-        # Loading the extension must stay fast.
-        from ipygpumem.heap.holders.graphs import kept_behind
-        from ipygpumem.heap.holders.nodes import Nodes
+        from ipygpumem.heap.holders.graphs import kept_behind  # loading the extension must stay fast
+        from ipygpumem.heap.holders.nodes import Nodes  # loading the extension must stay fast
 
         names, self._names = self._names, []
         if self._nodes is None:
