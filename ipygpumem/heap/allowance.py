@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from ipygpumem.errors import GpuMemError
+from ipygpumem.interrupts import is_from_signal
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.units import MIB
 
@@ -52,7 +53,7 @@ class Allowance:
         self._clock = clock
         self._available = available
         self._whole = whole
-        if whole is None and available() < SPARE_BYTES:
+        if whole is None and self._is_memory_short():
             self.reason = "memory"
         started = clock()  # the first look at the memory may have imported psutil
         self._end = started + seconds
@@ -70,9 +71,18 @@ class Allowance:
             self.reason = self._whole.reason
         elif now >= self._next_look:
             self._next_look = now + _SECONDS_BETWEEN_LOOKS
-            if self._available() < SPARE_BYTES:
+            if self._is_memory_short():
                 self.reason = "memory"
         return bool(self.reason)
+
+    def _is_memory_short(self) -> bool:
+        """Return True if too little memory is available; False if that is unknown, as where ``open`` was replaced."""
+        try:
+            return self._available() < SPARE_BYTES
+        except Exception as error:
+            if is_from_signal(error):
+                raise
+            return False
 
     def share(self, parts: int) -> Allowance:
         """Return an allowance of one of ``parts`` of the time that is left, so that one object cannot take it all."""
