@@ -177,7 +177,8 @@ def _processes(item: ProcessGrowth) -> str:
 def free_heap_line(growth: Growth, free_bytes: int, run: str, runs: int) -> list[str]:
     """Return a line if free pages of malloc's heap account for the growth of RAM, by ``free_bytes`` in all ``runs``."""
     size = free_bytes // runs
-    if growth.device != "cpu" or size < growth.least_bytes * _LEAST_SHARE:
+    accounts_for_it = 2 * size >= growth.least_bytes
+    if growth.device != "cpu" or not accounts_for_it:
         return []
     label = device_label(growth.device)
     return [f"{label} {format_change(size)} per {run} is free in malloc's heap, in gaps between objects: %gpumem free"]
