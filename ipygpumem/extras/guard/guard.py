@@ -367,9 +367,16 @@ class MemoryGuard:
         if left > 0:
             self._struck_at = 0.0
         elif cell is not None and time.monotonic() - self._struck_at > _GRACE_SECONDS:
+            self._strike_unless_trimming_helps(cell)
+        return None if self._sleeps and self._cell is None else max(pause, least)  # a cell may have begun
+
+    def _strike_unless_trimming_helps(self, cell: Cell) -> None:
+        """Interrupt the cell, unless enough is left without the pages that ended threads have left in their heaps."""
+        with self._lock:
+            figures = self._trimmed()
+        if self._spare_in(figures) <= 0:
             self._struck_at = time.monotonic()
             self._strike(cell, self._left_in(figures))
-        return None if self._sleeps and self._cell is None else max(pause, least)  # a cell may have begun
 
     def _look(self) -> None:
         """End our own search after the cell before it uses up the memory: the limit does not count free heap."""
