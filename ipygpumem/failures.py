@@ -109,6 +109,7 @@ class Block:
         except BaseException as problem:
             if is_from_signal(problem):
                 stop_listening()
+                self._after_failed_end()  # the block is over all the same
             if not is_own_failure(problem):
                 raise
             tell(f"the end of {self._block_name}", problem, self._lost_at_end)
