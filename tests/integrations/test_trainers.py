@@ -24,6 +24,7 @@ from ipygpumem.errors import GpuMemError
 from ipygpumem.extras.trainers import hf
 from ipygpumem.extras.trainers import lightning as ours_of_lightning
 from ipygpumem.extras.trainers.epochs import needs
+from ipygpumem.failures import forget_told
 from ipygpumem.meter.meter import Meter
 from ipygpumem.meter.traces import Traces
 from ipygpumem.reclaim.tracebacks import classify
@@ -227,6 +228,7 @@ def test_the_training_gives_the_same_weights_as_without(card: Card, tmp_path: Pa
 def test_a_failure_of_ours_is_said_once_and_the_training_goes_on(
     card: Card, tmp_path: Path, library: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    forget_told()  # each kind of failure is told once in a process
     monkeypatch.setattr(Meter, "start", lambda self: 1 / 0)
     without = library(card, tmp_path).train().weights()
     trained = library(card, tmp_path, library.kind()).train()
