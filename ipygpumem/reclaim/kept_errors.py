@@ -407,7 +407,7 @@ def _places_in(errors: Iterable[BaseException]) -> Iterator[Place]:
 
 
 def _attributes(error: BaseException) -> Iterator[tuple[str, object]]:
-    """Yield what an error keeps besides its traceback and other errors, with names; runs no user code."""
+    """Yield the attributes of an error, other than its traceback and other errors; runs no user code."""
     arguments = tracebacks.field(error, "args")
     attributes = instance_dict(error) or {}
     yield from ((f"args[{number}]", value) for number, value in enumerate(arguments))
