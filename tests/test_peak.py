@@ -214,7 +214,8 @@ pool.madvise(mmap.MADV_DONTNEED)
 
 def test_used_and_reserved_memory_in_one_cell_are_separate(notebook: Kernel) -> None:
     device = peak_of(notebook, "used = np.ones(2**23)\nreserved = np.zeros(2**27)")
-    assert 64 * MIB <= device.size_bytes < 80 * MIB
+    # The kernel's count may be behind by 256 KiB for each thread.
+    assert 62 * MIB <= device.size_bytes < 80 * MIB
     lines = {item.line: item.reserved_bytes // MIB for item in device.rows if item.reserved_bytes >= MIB}
     assert lines == {"line 3: reserved = np.zeros(2**27)": pytest.approx(1024, abs=16)}
 
