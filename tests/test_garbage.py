@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ipygpumem.heap import garbage
+from ipygpumem.heap import objects_since as objects_since_module
 from ipygpumem.heap.garbage import Garbage, objects_since
 from ipygpumem.heap.heap import live_instances
 from ipygpumem.heap.objects_since import ObjectsSince
@@ -167,6 +168,39 @@ def test_the_young_generations_are_found_by_trying(monkeypatch: pytest.MonkeyPat
 
     fake.get_objects = disturbed  # type: ignore[method-assign]  # another thread collects once
     assert garbage.young_generations() == (0,)
+
+
+@needs_generations
+def test_the_trial_is_not_disturbed_by_automatic_collections() -> None:
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)  # one trial in some hundreds meets such a collection, and would find no generations
+    try:
+        assert garbage.young_generations() == (0, 1)
+    finally:
+        gc.set_threshold(*thresholds)
+    assert gc.isenabled()
+
+
+@needs_generations
+def test_an_object_that_grows_older_while_the_lists_are_read_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Collecting:
+        """The collector, which collects the middle generation just before it is listed."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(gc, name)
+
+        def get_objects(self, generation: int) -> list[object]:
+            if generation == 1:
+                gc.collect(1)
+            return gc.get_objects(generation=generation)
+
+    since = ObjectsSince()
+    gc.collect()
+    since.start()
+    made = Made()
+    gc.collect(0)
+    monkeypatch.setattr(objects_since_module, "gc", Collecting())
+    assert id(made) in (since.identities() or ())
 
 
 @needs_generations

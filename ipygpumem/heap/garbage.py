@@ -77,10 +77,22 @@ def young_generations() -> tuple[int, ...]:
     Tried and not read from the version: 3.14.0 to 3.14.4 have other generations than 3.14.5, and a free-threaded Python
     has none.
     """
+    was_on = gc.isenabled()
+    gc.disable()  # an automatic collection between two steps would make the probe old
+    try:
+        return _tried_generations()
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _tried_generations() -> tuple[int, ...]:
     for _ in range(_ROUNDS):  # another thread may have collected between two steps
         probe = _Probe()
         try:
             places = [_generations_of(probe)]
+            if places == [[0, 1]]:  # a new object is in all generations
+                return ()
             for generation in (0, 1):
                 gc.collect(generation)
                 places.append(_generations_of(probe))
@@ -90,8 +102,6 @@ def young_generations() -> tuple[int, ...]:
             return 0, 1
         if places == [[0], [], []]:
             return (0,)
-        if 1 in places[0]:  # a new object is in all of them
-            break
     return ()
 
 

@@ -55,12 +55,13 @@ class ObjectsSince:
         return None if found is None or self._saved is None else set(map(id, found)).union(self._saved)
 
     def _behind_mark(self) -> list[Any] | None:
+        # The youngest first: a collection between two lists makes objects older, and they are then in both. No inner
+        # function: a list or cell made before would be in the list, a cycle that keeps every object alive.
+        young = gc.get_objects(generation=0)
+        middle = gc.get_objects(generation=1)
+        tracked = [*gc.get_objects(generation=2), *middle, *young]
         if self._collections != _full_collections():
             return None
-        # The youngest first, and no inner function: a list or cell made before would be in the list, a cycle that keeps
-        # every object alive.
-        young = gc.get_objects(generation=0)
-        tracked = [*gc.get_objects(generation=2), *gc.get_objects(generation=1), *young]
         old, new = _position(tracked, self._old), _position(tracked, self._mark)
         return tracked[new + 1 :] if 0 <= old < new else None
 
