@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from types import FrameType
+from dataclasses import replace
+from types import FrameType, ModuleType
 
 from ipygpumem.api.shell import current_shell, loaded_app
 from ipygpumem.errors import GpuMemError
 from ipygpumem.heap.arrays import Storages
 from ipygpumem.heap.holders.search import Root, Roots
-from ipygpumem.introspect import module_dict, type_name
+from ipygpumem.introspect import is_instance, module_dict, text_of, type_name
 from ipygpumem.inventory import ownership, records, survey
 from ipygpumem.inventory import top as largest
 from ipygpumem.inventory.ownership import Ownership
@@ -150,9 +151,17 @@ def why(obj: object) -> Ownership:
 
 
 def roots(*more: dict[str, object]) -> Roots:
-    """Return the roots in a notebook, or in a script those of the main module and of ``more`` namespaces."""
+    """Return the roots in a notebook, or in a script those of the main module, and of ``more`` namespaces.
+
+    The globals of a module that the user imports keep the module's name; those of ``exec`` have none.
+    """
     app = loaded_app()
-    spaces = (module_dict(sys.modules["__main__"]), *more)
-    return (
-        Roots({id(space): Root.of_variable for space in spaces}) if app is None else app.experiments.survivors.roots()
-    )
+    main = module_dict(sys.modules["__main__"])
+    known = Roots({id(main): Root.of_variable}) if app is None else app.experiments.survivors.roots()
+    exec_spaces = {id(space): Root.of_variable for space in more if app is None or not _is_of_module(space)}
+    return replace(known, namespaces={**exec_spaces, **known.namespaces})
+
+
+def _is_of_module(namespace: dict[str, object]) -> bool:
+    module = sys.modules.get(text_of(namespace.get("__name__")))
+    return is_instance(module, ModuleType) and module_dict(module) is namespace  # type: ignore[arg-type]

@@ -316,7 +316,7 @@ def with_memory(items: Sequence[Any]) -> list[tuple[Any, Piece]]:
     Views of arrays among the items are left out.
     """
     array_type, base = library_type("numpy", "ndarray"), library_type("torch", "Tensor")
-    found = [(item, piece) for item in of_types(sharing_kinds(), items) for piece in _pieces(item)]
+    found = [(item, piece) for item in of_types(sharing_kinds(), items) for piece in pieces_behind(item)]
     arrays = [] if array_type is None else of_types(kinds_of(items, array_type), items)
     known = set(map(id, arrays))
     for array in arrays:
@@ -347,7 +347,7 @@ BUFFERS = {id(bytes), id(bytearray)}
 """Types whose memory an object of a library may show."""
 
 
-def _pieces(item: Any) -> list[Piece]:
+def pieces_behind(item: Any) -> list[Piece]:
     """Return the memory behind an object."""
     function = behind(type(item))
     try:

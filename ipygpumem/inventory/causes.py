@@ -17,9 +17,11 @@ from typing import Any, Literal, NamedTuple
 import psutil
 
 from ipygpumem.heap.allowance import Allowance, AllowanceError
-from ipygpumem.heap.closure import Closure, is_left_out
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.frames import stack
+from ipygpumem.heap.knowledge.barriers import is_left_out
+from ipygpumem.heap.region import Region
+from ipygpumem.heap.sharing import partners
 from ipygpumem.introspect import is_users, is_users_class
 from ipygpumem.inventory.findings import storages_of
 from ipygpumem.inventory.top import take
@@ -329,14 +331,14 @@ def _freed(holding: list[object], references: list[int], device: str, allowance:
         allowance: the time and memory for it.
     """
     with undisturbed():
-        closure = Closure(holding, allowance)
-        held = closure.held_from_outside(dict(zip(map(id, holding), references, strict=True)))
+        region = Region(holding, allowance, keeps_arrays=True)
+        held = region.held_from_outside(dict(zip(map(id, holding), references, strict=True)))
         allowance.check()
         heap = Heap()  # after counting, because it refers to every object
-        held |= closure.partners(heap, held).keys()
+        held |= partners(region, heap, held).keys()
         heap.drop()
-        own = closure.objects.keys() - closure.reach(held) if closure.complete else ()
-        storages = list(storages_of((closure.objects[key], "") for key in own))
+        own = region.reach(map(id, holding)) - region.reach(held) if region.complete else set()
+        storages = list(storages_of((array, "") for array in region.arrays_of(own)))
     least, shared = (_MAPPED, _shared_ranges()) if device == "cpu" else (0, [])
     return {
         one.address: one.size_bytes
@@ -408,7 +410,7 @@ def names_used(error: BaseException, namespace: dict[str, Any], source: str, all
         elif type(item) is FunctionType:
             waiting += [item.__code__] * (item.__globals__ is namespace)
             waiting += [item.__closure__, item.__defaults__, item.__kwdefaults__, item.__dict__]
-        elif not is_left_out(item) or is_users_class(item):
+        elif not is_left_out(item):
             waiting += [one for one in gc.get_referents(item) if gc.is_tracked(one)]
             waiting += [type(item)] * is_users_class(type(item))
     return None if waiting or words & _OUT_OF_SIGHT else words

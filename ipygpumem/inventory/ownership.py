@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import gc
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
-from types import FrameType, TracebackType
-from typing import Any
+from itertools import chain
 
 from ipygpumem.heap.arrays import storage_key
-from ipygpumem.heap.bulk import of_types
-from ipygpumem.heap.closure import MOST_OWNED, Closure, is_left_out
 from ipygpumem.heap.heap import Heap, undisturbed
-from ipygpumem.heap.holders.frames import peek
 from ipygpumem.heap.holders.search import EVENT_LOOP, NOTEBOOK, PathWriter, Root, Roots, Search, explain
 from ipygpumem.heap.holders.tasks import is_pending
-from ipygpumem.heap.libraries import OUTLIVES, Piece, is_segment, segments
+from ipygpumem.heap.knowledge.barriers import is_left_out
+from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
+from ipygpumem.heap.region import MOST_NODES, NodeKey, Region
+from ipygpumem.heap.sharing import Partners, partners
 from ipygpumem.heap.sizes import Sizes
-from ipygpumem.introspect import is_atom, is_exactly, is_instance, is_users_class, module_of, target_of, type_name
+from ipygpumem.introspect import is_atom, is_instance, is_users_class, module_of, target_of, type_name
 from ipygpumem.records import Record, ReferencePath
 
 _MOST_SEARCHED = 2000
 """Maximum number of objects whose holders are searched, the nearest first."""
-_MOST_STEPS = 1_000_000
-"""Maximum number of steps to find the objects that wake tasks."""
-_MOST_ALONE = 100
-"""Maximum number of objects to measure one by one."""
 _OF_IPYTHON, _MOST_ALIASES = 3, 4
 """The rank of IPython's own copies, whose variables users should keep; maximum number of names in a row."""
 _LEAST_BYTES = 1 << 12
@@ -48,7 +42,7 @@ class _Row:
     several: ReferencePath
     more: int
     """Number of further references of the same root to one object."""
-    keys: set[int | Piece] = field(default_factory=set)
+    keys: set[NodeKey] = field(default_factory=set)
 
     @property
     def holder(self) -> ReferencePath:
@@ -117,100 +111,85 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
         is_name: True if the name does not count as a holder.
     """
     with undisturbed():
-        whole = Sizes(limit=MOST_OWNED)
-        size = whole.measure(holding[0])  # before the closure refers to each object: shared ones take longer
+        whole = Sizes(limit=MOST_NODES)
+        parts = whole.measure(holding[0]).parts  # before the region refers to each object: shared ones take longer
         whole.drop()
-        closure = Closure(holding)
-        held = closure.held_from_outside({id(holding[0]): references})
-        named, groups = _worth_naming(closure, held, size.size_bytes), dict[ReferencePath, set[int | Piece]]()
-        if named or closure.may_share:
-            hidden = roots.hidden | {id(closure.objects), id(closure.alone), id(holding)}
-            own_name = name if is_name else ""
-            namespaces = {key: _without(own_name, root) for key, root in roots.namespaces.items()}
-            heap = Heap()  # after counting, because it refers to every object
-            partners = closure.partners(heap, held)
-            # Of a tensor that a graph has saved, the object itself is held.
-            held |= {
-                key for key, found in partners.items() if any(same[-1] is closure.objects[key] for _, same in found)
-            }
-            named = _worth_naming(closure, held, size.size_bytes)
-            inside = closure.objects.keys() | set(map(id, closure.alone))  # the closure's objects refer to each other
-            outside = replace(roots, namespaces=namespaces, hidden=hidden | inside)
-            groups = _by_holder(closure, named, partners, heap, outside, is_name=is_name)
-            if is_name and is_pending(holding[0]):  # the loop keeps it, and a done task keeps its error
-                advice = f"{target_of(name)}.cancel(); del {target_of(name)}"
-                by_loop = {one: replace(one, advice=advice) for one in groups if one.path.startswith(EVENT_LOOP)}
-                groups = {by_loop.get(one, one): keys for one, keys in groups.items()}
-            groups = {**_of_segments(closure, groups, heap, replace(roots, hidden=hidden)), **groups}
-            heap.drop()
-        sizes, seen, counted, held_parts = Sizes(), set[int](), set[int | Piece](), dict[ReferencePath, HeldPart]()
-        rest: tuple[ReferencePath, Collection[int | Piece]] = _SMALL, held - named
-        for holder, keys in [*groups.items(), rest]:
-            pieces = [key for key in keys if type(key) is Piece]
-            own = {key for key in keys if type(key) is int}
-            every = closure.reach(own)
-            reached, is_shared = every - seen, not counted.isdisjoint([*keys, *every])
-            seen |= reached
-            shared = Counter(sizes.of_pieces(pieces)) if pieces else Counter[str]()
-            more = Counter(_measure(sizes, closure, own, reached)) + shared
-            # A number that the whole process shares is no reason to delete what has it.
-            is_large = more.total() >= _LEAST_BYTES
-            counted.update([*pieces, *(every & named)] if is_large else ())
-            shown = holder if is_large or is_shared else _SMALL
-            known = held_parts.get(shown, HeldPart(shown, 0, {}))
-            objects, more = known.objects + (len(own) or len(keys)), more + Counter(known.device_bytes)
-            held_parts[shown] = HeldPart(shown, objects, dict(more), is_shared and shown is not _SMALL)
-        freed = size.device_bytes if closure.complete else {}
-        if freed and (groups or closure.tensors()):  # something else holds some of it
-            freed = _measure(sizes, closure, {id(holding[0])}, closure.objects.keys() - seen)
-        elif freed:
-            freed = dict(Counter(freed) - sum((Counter(part.device_bytes) for part in held_parts.values()), Counter()))
-        sizes.drop()
-    total = sum((Counter(part.device_bytes) for part in held_parts.values()), Counter(freed))
+        region = Region(holding, namespaces=roots.namespaces, keeps_folded=True)
+        root = id(holding[0])
+        held = region.held_from_outside({root: references})
+        every = region.reach([root])
+        named = _worth_naming(region, held, region.bytes_of(every).total())
+        groups = dict[ReferencePath, set[NodeKey]]()
+        if named or region.may_share:
+            hidden = roots.hidden | {id(region.objects), id(region.folded), id(holding)}
+            groups, held = _holders(name, holding, region, held, replace(roots, hidden=hidden), is_name=is_name)
+        held_parts, counted = _parts(region, groups, held)
+        freed = region.bytes_of(every - counted)
+    device_bytes = sum((Counter(part.device_bytes) for part in held_parts), freed)
     return Ownership(
         name,
         is_name,
         type_name(holding[0]),
-        dict(total) if closure.complete else size.device_bytes,
-        freed,
-        tuple((part.name, part.size_bytes) for part in size.parts[:_PARTS_SHOWN]),
-        tuple(
-            sorted(
-                (one for one in held_parts.values() if one.size_bytes or one.is_shared), key=lambda one: -one.size_bytes
-            )
-        ),
-        closure.complete and size.complete,
+        dict(device_bytes),
+        dict(freed) if region.complete else {},
+        tuple((part.name, part.size_bytes) for part in parts[:_PARTS_SHOWN]),
+        tuple(sorted(held_parts, key=lambda part: -part.size_bytes)),
+        region.complete,
         not is_left_out(holding[0]),
     )
 
 
-def _worth_naming(closure: Closure, held: set[int], total: int) -> set[int]:
+def _holders(
+    name: str, holding: list[object], region: Region, held: set[int], roots: Roots, *, is_name: bool
+) -> tuple[dict[ReferencePath, set[NodeKey]], set[int]]:
+    """Return the nodes that something else keeps alive by their holders, and all nodes that are held from outside."""
+    own_name = name if is_name else ""
+    namespaces = {key: _without(own_name, root) for key, root in roots.namespaces.items()}
+    heap = Heap()  # after counting, because it refers to every object
+    shared = partners(region, heap, held)
+    # Of a tensor that a graph has saved, the object itself is held.
+    held = held | {key for key, found in shared.items() if any(same[-1] is region.objects[key] for _, same in found)}
+    named = _worth_naming(region, held, region.bytes_of(region.reach([id(holding[0])])).total())
+    inside = region.objects.keys() | set(map(id, region.folded))  # these objects refer to each other
+    outside = replace(roots, namespaces=namespaces, hidden=roots.hidden | inside)
+    groups = _by_holder(region, named, shared, heap, outside, is_name=is_name)
+    if is_name and is_pending(holding[0]):  # the loop keeps it, and a done task keeps its error
+        advice = f"{target_of(name)}.cancel(); del {target_of(name)}"
+        by_loop = {one: replace(one, advice=advice) for one in groups if one.path.startswith(EVENT_LOOP)}
+        groups = {by_loop.get(one, one): keys for one, keys in groups.items()}
+    groups = {**_of_segments(region, groups, heap, roots), **groups}
+    heap.drop()
+    return groups, held
+
+
+def _parts(
+    region: Region, groups: Mapping[ReferencePath, set[NodeKey]], held: set[int]
+) -> tuple[list[HeldPart], set[NodeKey]]:
+    """Return the memory that each holder keeps alive, and all nodes of these parts."""
+    counted, parts = set[NodeKey](), dict[ReferencePath, HeldPart]()
+    named = set[NodeKey]().union(*groups.values())
+    for holder, keys in [*groups.items(), (_SMALL, set[NodeKey](held - named))]:
+        reached = region.reach(keys)
+        is_shared = not counted.isdisjoint(reached)
+        more = region.bytes_of(reached - counted)
+        # A number that the whole process shares is no reason to delete what has it.
+        is_large = more.total() >= _LEAST_BYTES
+        if holder is _SMALL and not is_large:
+            more.clear()  # constants, such as names of attributes
+        counted |= reached
+        shown = holder if is_large or is_shared else _SMALL
+        earlier = parts.get(shown, HeldPart(shown, 0, {}))
+        more.update(earlier.device_bytes)
+        parts[shown] = HeldPart(shown, earlier.objects + len(keys), dict(more), is_shared and shown is not _SMALL)
+    return [part for part in parts.values() if part.size_bytes or part.is_shared], counted
+
+
+def _worth_naming(region: Region, held: set[int], total: int) -> set[int]:
     """Return the objects held from outside, without those that are a small part of ``total``, such as a dtype."""
     if len(held) > _MOST_SEARCHED:
         return held
-    found, sizes = dict.fromkeys((key for key in closure.objects if key in held), 0), Sizes()
-    is_quick = len(found) * len(closure.objects) <= _MOST_STEPS
-    for key in found:  # alone, because each may hold most of it
-        if is_quick and len(found) <= _MOST_ALONE:
-            sizes.drop()
-            sizes = Sizes()
-        found[key] = sizes.measure(closure.objects[key]).size_bytes
-    sizes.drop()
-    unsized = {key for key in found if is_exactly(closure.objects[key], FrameType, TracebackType)}
-    waiting = set(map(id, closure.pending()))
-    if waiting and is_quick:  # sizes are without the tasks
-        unsized |= {key for key in found if not waiting.isdisjoint(closure.reach([key]))}
-    return unsized | {key for key, size in found.items() if size * len(found) >= _LEAST_SHARE * total}
-
-
-def _measure(sizes: Sizes, closure: Closure, keys: Collection[int], reached: Collection[int]) -> dict[str, int]:
-    """Return the bytes behind some objects, those of frames, of tasks, and of tensors that only C++ code reaches."""
-    known = [closure.objects[key] for key in closure.objects.keys() & reached]
-    frames: list[Any] = of_types({id(FrameType)}, known)
-    local = [value for frame in frames for value in peek(frame).values()]
-    tasks = [task for task in closure.pending() if id(task) in reached]
-    items = [*(closure.objects[key] for key in keys), *local, *tasks, *closure.tensors(reached)]
-    return sizes.measure(items).device_bytes if items else {}
+    sizes = {key: region.bytes_of(region.reach([key])).total() for key in held}
+    return {key for key, size in sizes.items() if size * len(held) >= _LEAST_SHARE * total}
 
 
 def _without(name: str, root: Callable[[object], Root | None]) -> Callable[[object], Root | None]:
@@ -219,82 +198,123 @@ def _without(name: str, root: Callable[[object], Root | None]) -> Callable[[obje
 
 
 def _by_holder(
-    closure: Closure,
-    held: set[int],
-    partners: Mapping[int, Sequence[tuple[Piece, list[object]]]],
-    heap: Heap,
-    roots: Roots,
-    *,
-    is_name: bool,
-) -> dict[ReferencePath, set[int | Piece]]:
-    """Return the held objects' identities, and memory that partners share, by holder; variables first."""
-    nearest = [key for key in closure.objects if key in held]
-    rest = set[int | Piece](nearest[_MOST_SEARCHED:])
-    searched: dict[int | Piece, Sequence[object]] = {
-        key: [closure.objects[key], *(one for _, same in partners.get(key, ()) for one in same)]
+    region: Region, held: set[int], shared: Partners, heap: Heap, roots: Roots, *, is_name: bool
+) -> dict[ReferencePath, set[NodeKey]]:
+    """Return the held nodes, and the memory that partners share, by holder; variables first."""
+    nearest = [key for key in region.objects if key in held]
+    searched: dict[NodeKey, Sequence[object]] = {
+        key: [region.objects[key], *(partner for _, same in shared.get(key, ()) for partner in same)]
         for key in nearest[:_MOST_SEARCHED]
     }
-    known = closure.reach(held)
-    not_held = [key for key in partners if key not in known and not is_atom(closure.objects[key])]
-    searched.update(islice((pair for key in not_held for pair in partners[key]), _MOST_SEARCHED))
+    reached = region.reach(held)
+    for own, found in shared.items():
+        if own not in reached and not is_atom(region.objects[own]) and len(searched) < 2 * _MOST_SEARCHED:
+            searched.update((region.node_of(piece, own), same) for piece, same in found)
     search = Search([item for items in searched.values() for item in items], heap, roots, for_all=True)
-    writer = PathWriter(roots)
-    by_root: dict[str, list[_Row]] = {}
-    """The holders by their root, one for each place in which it holds an object."""
+    rows = _HolderRows(search, PathWriter(roots), nearest[_MOST_SEARCHED:], is_name=is_name)
     for key, items in searched.items():
-        chains = [way for item in items if (way := search.chain(item, search.unnamed)) is not None]
-        ways = search.ways_to(items) or [([root], steps, 1) for root, steps in chains[:1]]
-        if not ways:
-            # An object to which nothing visible refers, such as an array in a tensor, belongs to its partner here.
-            rest.update([key] * (type(key) is int or search.is_cut))
-        for names, steps, number in ways:
-            root, rows = names[0], by_root.setdefault(names[0].text or str(id(steps[0])), [])
-            row = next((row for row in rows if key not in row.keys), None)
-            if row is None and len(rows) == _MOST_PLACES:
-                rows[-1].more += number
-                continue
-            if row is None:
-                holder = writer.holder(root, steps)
-                every = search.roots_of(steps[0])
-                is_copied = any(other.rank == _OF_IPYTHON for other in every)
-                is_output = any(other.advice.startswith("%xdel") for other in every)
-                may_delete = not is_segment(steps[0]) and (is_output or not is_copied)
-                is_whole = len(steps) == 1 or (is_name and not _is_users(steps[0]))
-                is_whole |= number > 1 and _is_container(steps[0]) and number == len(gc.get_referents(steps[0]))
-                one, several = (
-                    _named(holder, root, names, may_delete=may_delete and all_of_it, is_pending=is_pending(steps[0]))
-                    for all_of_it in (is_whole, is_whole or _is_container(steps[0]))
-                )
-                is_same = one.advice.startswith("del ")  # another way through an object that is deleted as a whole
-                row = next((row for row in rows if is_same and row.one.advice == one.advice), None)
-                if row is None:
-                    row = _Row(one, several, number - 1)
-                    rows.append(row)
-            row.keys.add(key)
-            if rest and len(steps) > 1:  # the container of one searched object may hold many more
-                neighbours = rest.intersection(map(id, gc.get_referents(steps[-2])))
-                row.keys.update(neighbours)
-                rest -= neighbours
-    groups = dict[ReferencePath, set[int | Piece]]()
-    for row in sorted(chain.from_iterable(by_root.values()), key=lambda row: not row.one.path.startswith(NOTEBOOK)):
-        groups.setdefault(row.holder, set()).update(row.keys)
-    keys = [(storage_key(tensor), id(tensor)) for tensor in closure.tensors({key for key in rest if type(key) is int})]
-    of_graphs = {storage: key for storage, key in keys if storage is not None}
+        rows.add(key, items)
+    groups = rows.groups()
+    without_holder = rows.without_holder
+    tensors = region.tensors(without_holder)
+    of_graphs = {storage: id(tensor) for tensor in tensors if (storage := storage_key(tensor)) is not None}
     for storage, holder in explain(of_graphs, heap, roots).items() if of_graphs else ():
         groups.setdefault(holder, set()).add(of_graphs[storage])
-    rest -= set(of_graphs.values())
-    return {**groups, **({_UNSEEN: rest} if rest else {})}
+    without_holder -= set(of_graphs.values())
+    if without_holder:
+        groups[_UNSEEN] = without_holder
+    return groups
+
+
+class _HolderRows:
+    """The rows of holders, by their roots: one for each place in which a root holds an object.
+
+    Attributes:
+        without_holder: nodes of which no holder is known.
+    """
+
+    def __init__(self, search: Search, writer: PathWriter, not_searched: Sequence[int], *, is_name: bool) -> None:
+        self.without_holder = set[NodeKey](not_searched)
+        self._search = search
+        self._writer = writer
+        self._is_name = is_name
+        self._by_root: dict[str, list[_Row]] = {}
+
+    def add(self, key: NodeKey, items: Sequence[object]) -> None:
+        """Add the holders of a node; ``items`` are its object, and objects that show its memory, too."""
+        ways = self._search.ways_to(items)
+        if not ways:
+            chains = (self._search.chain(item, self._search.unnamed) for item in items)
+            ways = [([root], steps, 1) for root, steps in filter(None, chains)][:1]
+        if not ways and (type(key) is int or self._search.is_cut):
+            # An object to which nothing visible refers, such as an array in a tensor, belongs to its partner here.
+            self.without_holder.add(key)
+        for names, steps, number in ways:
+            row = self._row(key, names, steps, number)
+            if row is not None:
+                row.keys.add(key)
+                self._add_neighbours(row, steps)
+
+    def groups(self) -> dict[ReferencePath, set[NodeKey]]:
+        """Return the nodes by holder; variables first."""
+        found = dict[ReferencePath, set[NodeKey]]()
+        rows = chain.from_iterable(self._by_root.values())
+        for row in sorted(rows, key=lambda row: not row.one.path.startswith(NOTEBOOK)):
+            found.setdefault(row.holder, set()).update(row.keys)
+        return found
+
+    def _row(self, key: NodeKey, names: Sequence[Root], steps: Sequence[object], number: int) -> _Row | None:
+        """Return the row for a way to a node; None if the root has too many places."""
+        root = names[0]
+        rows = self._by_root.setdefault(root.text or str(id(steps[0])), [])
+        for row in rows:
+            if key not in row.keys:
+                return row
+        if len(rows) == _MOST_PLACES:
+            rows[-1].more += number
+            return None
+        one, several = self._texts(names, steps, number)
+        for row in rows:
+            # Another way through an object that is deleted as a whole.
+            if one.advice.startswith("del ") and row.one.advice == one.advice:
+                return row
+        rows.append(_Row(one, several, number - 1))
+        return rows[-1]
+
+    def _texts(
+        self, names: Sequence[Root], steps: Sequence[object], number: int
+    ) -> tuple[ReferencePath, ReferencePath]:
+        """Return the holder with the line that frees one object, and with the line for several."""
+        root, first = names[0], steps[0]
+        holder = self._writer.holder(root, steps)
+        every = self._search.roots_of(first)
+        is_copied = any(other.rank == _OF_IPYTHON for other in every)
+        is_output = any(other.advice.startswith("%xdel") for other in every)
+        may_delete = not is_segment(first) and (is_output or not is_copied)
+        is_whole = len(steps) == 1 or (self._is_name and not _is_users(first))
+        is_whole |= number > 1 and _is_container(first) and number == len(gc.get_referents(first))
+        one = _named(holder, root, names, may_delete=may_delete and is_whole, is_pending=is_pending(first))
+        if is_whole or not _is_container(first):
+            return one, one
+        return one, _named(holder, root, names, may_delete=may_delete, is_pending=is_pending(first))
+
+    def _add_neighbours(self, row: _Row, steps: Sequence[object]) -> None:
+        """Add the objects of a container that were not searched: it may hold many more than the one that was."""
+        if self.without_holder and len(steps) > 1:
+            neighbours = self.without_holder.intersection(map(id, gc.get_referents(steps[-2])))
+            row.keys.update(neighbours)
+            self.without_holder -= neighbours
 
 
 def _of_segments(
-    closure: Closure, groups: Mapping[ReferencePath, set[int | Piece]], heap: Heap, roots: Roots
-) -> dict[ReferencePath, set[int | Piece]]:
+    region: Region, groups: Mapping[ReferencePath, set[NodeKey]], heap: Heap, roots: Roots
+) -> dict[ReferencePath, set[NodeKey]]:
     """Return the shared memory, which stays until it is unlinked, and the line that frees it after all views of it."""
-    found = dict[ReferencePath, set[int | Piece]]()
-    inside = segments(list(closure.objects.values()))
+    found = dict[ReferencePath, set[NodeKey]]()
+    inside = segments(list(region.objects.values()))
     holders = explain((), heap, roots, more=inside) if inside else {}
     for segment in inside:
-        holder, reached = holders["object", id(segment)], closure.reach([id(segment)])
+        holder, reached = holders["object", id(segment)], region.reach([id(segment)])
         views = [other.advice for other, keys in groups.items() if keys & reached and other.advice.startswith("del ")]
         path = f"{OUTLIVES}: {holder.path}"
         found[ReferencePath(path, "; ".join([*views, holder.advice]))] = {id(segment)}

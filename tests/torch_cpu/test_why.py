@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ipygpumem
-from ipygpumem.heap.closure import Closure
+from ipygpumem.heap.region import Region
 from ipygpumem.units import MIB
 from tests import hostile
 from tests.kernel import Kernel
@@ -226,9 +226,9 @@ def test_objects_with_one_holder_cost_next_to_nothing() -> None:
     rows = [Row() for _ in range(1000)]
     for row in rows:
         row.cells = [object()]  # type: ignore[attr-defined]
-    closure = Closure([[rows, rows[0]]])
-    assert len(closure.objects) < 100 < 2900 < len(closure.alone)
-    del closure, row
+    region = Region([[rows, rows[0]]], keeps_folded=True)
+    assert len(region.objects) < 100 < 1900 < len(region.folded)
+    del region, row
     found = ipygpumem.why(rows)
     assert found.complete
     assert found.freed_bytes["cpu"] > 0.9 * found.size_bytes

@@ -130,15 +130,22 @@ def behind(tensor: Any, seen: Nodes) -> Iterator[tuple[Any, Any]]:
 
     Skips the nodes in ``seen``, and adds the new ones, so that their identities are not reused.
     """
+    for gradient in gradient_of(tensor):
+        yield None, gradient
+    with contextlib.suppress(RuntimeError):  # a view that was changed in place may refuse to return its graph
+        for node in seen.of(tensor):
+            for item in saved_by(node):
+                yield node, item
+
+
+def gradient_of(tensor: Any) -> Iterator[Any]:
+    """Yield a tensor's gradient, if it has one."""
     base: Any = sys.modules["torch"].Tensor
     with contextlib.suppress(RuntimeError):  # a view that was changed in place may refuse to return its graph
         if base.is_leaf.__get__(tensor) or base.retains_grad.__get__(tensor):  # reading it elsewhere makes torch warn
             gradient = base.grad.__get__(tensor)
             if gradient is not None:
-                yield None, gradient
-        for node in seen.of(tensor):
-            for item in saved_by(node):
-                yield node, item
+                yield gradient
 
 
 def saved_by(node: Any) -> Iterator[Any]:

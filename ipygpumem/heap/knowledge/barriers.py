@@ -1,0 +1,142 @@
+"""Knows the objects that no walk enters, because they lead to objects of every owner.
+
+- Imported modules and their namespaces: each function leads to the globals of its module.
+- Classes that can be imported, and those of the notebook: each instance leads to its class.
+- Code, running frames, and frames of IPython's and our own functions.
+- Objects of IPython, ipykernel and this package: they lead to the shell, and so to all outputs.
+- Event loops: each task leads to its loop, and the loop to all tasks.
+- The values of the current context's variables: each copy of the context leads to them.
+
+A module or class that nothing but some objects refers to is none of these: the walk enters it. Such are the globals of
+``runpy.run_path``, and a class made in a function.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import compress
+from operator import not_
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+from ipygpumem.heap.arrays import TOOLS, is_of_library, library_type
+from ipygpumem.heap.bulk import by_identity, of_types, one_of_each, types_of, without_types
+from ipygpumem.heap.holders.frames import is_users, running_ids
+from ipygpumem.heap.holders.tasks import storage_of_context
+from ipygpumem.introspect import (
+    class_dict,
+    is_instance,
+    is_users_class,
+    module_dict,
+    module_of,
+    name_of,
+    text_of,
+)
+
+_FUNCTION, _FRAME = {id(FunctionType)}, {id(FrameType)}
+
+
+class Barriers:
+    """The barriers of one walk. It keeps some objects alive: use it, then drop it.
+
+    Args:
+        namespaces: identities of further dicts that are not entered, because they contain the user's names.
+    """
+
+    def __init__(self, namespaces: Iterable[int] = ()) -> None:
+        modules = [module for module in list(sys.modules.values()) if is_instance(module, ModuleType)]
+        storages = storage_of_context()
+        self._modules: set[int] = set(map(id, modules))
+        self._namespaces: set[int] = {*namespaces, *map(id, map(module_dict, modules))}
+        """Identities of dicts that are not entered."""
+        self._namespaces.update(map(id, [sys.modules, *storages]))
+        self._running: set[int] = running_ids()
+        self._kept_alive: list[object] = [*modules, *storages]
+        """Objects whose identities must not be reused."""
+        self._known: set[int] = set()
+        """Identities of the types that ``learn`` has seen."""
+        self._closed: set[int] = set()
+        """Types of which no object is entered."""
+        self._asked: set[int] = set()
+        """Types of which each object is looked at: modules, classes and frames."""
+        self._verdicts: dict[int, bool] = {}
+        """True for each module, class or frame that may be entered, by identity."""
+
+    def may_enter(self, item: object) -> bool:
+        """Return True if a walk enters an object."""
+        return bool(self.entered([item]))
+
+    def entered(self, objects: Sequence[Any]) -> Sequence[Any]:
+        """Return the objects that a walk enters."""
+        type_ids = types_of(objects)
+        if not type_ids <= self._known:
+            self._learn(objects)
+        if not self._closed.isdisjoint(type_ids):
+            objects = without_types(self._closed, objects)
+        if not _FUNCTION.isdisjoint(type_ids):
+            self._learn_namespaces(function.__globals__ for function in of_types(_FUNCTION, objects))
+        if not _FRAME.isdisjoint(type_ids):
+            self._learn_namespaces(frame.f_globals for frame in of_types(_FRAME, objects))
+        refused = self._namespaces
+        if not self._asked.isdisjoint(type_ids):
+            refused = refused | self._refused(of_types(self._asked, objects))
+        identities = list(map(id, objects))
+        if refused.isdisjoint(identities):
+            return objects
+        return list(compress(objects, map(not_, map(refused.__contains__, identities))))
+
+    def _learn(self, objects: Sequence[object]) -> None:
+        """Classify the types of some objects."""
+        loop = library_type("asyncio", "AbstractEventLoop")
+        for type_id, example in one_of_each(objects).items():
+            if type_id in self._known:
+                continue
+            self._known.add(type_id)
+            is_loop = loop is not None and is_instance(example, loop)
+            if is_loop or is_instance(example, CodeType) or module_of(example).partition(".")[0] in TOOLS:
+                self._closed.add(type_id)
+            elif any(is_instance(example, kind) for kind in (ModuleType, type, FrameType)):
+                self._asked.add(type_id)
+
+    def _learn_namespaces(self, namespaces: Iterable[dict[str, object]]) -> None:
+        """Add the globals of functions that belong to a module.
+
+        IPython's ``%run`` executes a file in a module that is not imported, but that has the name of one.
+        """
+        for namespace in by_identity(list(namespaces)).values():
+            if text_of(namespace.get("__name__")) in sys.modules and id(namespace) not in self._namespaces:
+                self._namespaces.add(id(namespace))
+                self._kept_alive.append(namespace)
+
+    def _refused(self, objects: Sequence[object]) -> set[int]:
+        """Return the identities of the modules, classes and frames that are not entered."""
+        for key, item in by_identity(objects).items():
+            if key not in self._verdicts:
+                self._verdicts[key] = self._may_enter(item)
+                if not self._verdicts[key]:  # of one that is entered, references are counted
+                    self._kept_alive.append(item)
+        return {key for key in map(id, objects) if not self._verdicts[key]}
+
+    def _may_enter(self, item: Any) -> bool:
+        if is_instance(item, FrameType):
+            return id(item) not in self._running and is_users(item)
+        if is_instance(item, ModuleType):
+            return id(item) not in self._modules
+        return is_users_class(item) and not _can_be_imported(item)
+
+
+def is_left_out(item: Any) -> bool:
+    """Return True for an object whose content is never counted, not even if a name of the user refers to it."""
+    if is_instance(item, ModuleType):
+        return item is sys.modules.get(text_of(module_dict(item).get("__name__")))
+    if is_instance(item, type):
+        return not is_users_class(item)
+    is_foreign = is_of_library(item, "asyncio", "AbstractEventLoop") or is_instance(item, CodeType)
+    return is_foreign or module_of(item).partition(".")[0] in TOOLS
+
+
+def _can_be_imported(kind: type) -> bool:
+    """Return True if a class has its name in the module that defines it."""
+    module: Any = sys.modules.get(text_of(class_dict(kind).get("__module__")))
+    return is_instance(module, ModuleType) and module_dict(module).get(name_of(kind)) is kind

@@ -1,0 +1,156 @@
+"""Knows the bytes of objects themselves, as allocators round them, without the objects to which they refer.
+
+No user code runs: objects are sized by the C code of their built-in or library base. Loops over objects run in C, so
+that a million short strings take a quarter of a second.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from types import MethodDescriptorType
+from typing import Any
+
+from ipygpumem.heap.arrays import Reader, each, library_type
+from ipygpumem.heap.bulk import container_base, of_types, one_of_each, types_of, without_types
+from ipygpumem.heap.libraries import VISITS_BUFFER, Behind, behind
+from ipygpumem.introspect import class_dict
+
+_MANAGED_DICT = 1 << 4
+"""Flag of classes whose instances store their attributes outside a dict, from Python 3.11 on."""
+_SMALL, _HEADER = 512, 8
+"""Largest size that CPython allocates itself, and the bytes that malloc adds to larger ones."""
+_GC_HEADER = 16
+TENSOR_BYTES, STORAGE_BYTES, _GRAPH, _VIEW = 192, 144, 192, 320
+"""Bytes of torch's C++ objects: of each tensor and storage, and for autograd of a tensor that needs a gradient, and of
+a view, as malloc rounds them."""
+_GAP = 40
+"""Mean number of bytes that malloc leaves unused to align a tensor's data to 64 bytes."""
+_TWO_BLOCKS = {id(kind) for kind in (list, set, bytearray)}
+"""Types whose instance is no multiple of 16 bytes, and whose content is allocated apart."""
+
+
+class OwnBytes:
+    """Measures the RAM of objects of any type.
+
+    Attributes:
+        readers: functions that read the memory of a library behind an object, by the identity of its type.
+    """
+
+    def __init__(self) -> None:
+        self.readers: dict[int, Behind] = {}
+        self._known: set[int] = set()
+        """Identities of the types that ``learn`` has seen."""
+        self._sizers: dict[int, Callable[[Any], int]] = {}
+        """C functions that size instances of classes with a ``__sizeof__`` of their own, by the type's identity."""
+        self._dicts: set[int] = set()
+        """Types that derive from ``dict``."""
+        self._inline: set[int] = set()
+        """Types of objects with attributes outside a dict."""
+        self._arrays: set[int] = set()
+        """Types that derive from NumPy's array."""
+
+    def learn(self, items: Sequence[object]) -> set[int]:
+        """Return the identities of the types of some objects, after learning how to size the new ones."""
+        type_ids = types_of(items)
+        if not type_ids <= self._known:
+            for type_id, example in one_of_each(items).items():
+                if type_id not in self._known:
+                    self._known.add(type_id)
+                    self._learn(type_id, type(example))
+        return type_ids
+
+    def of(self, items: Sequence[Any]) -> int:
+        """Return the bytes of objects themselves, with the attributes that they store outside a dict."""
+        type_ids = self.learn(items)
+        size = 0
+        arrays = self._arrays & type_ids
+        if arrays:
+            base: Any = library_type("numpy", "ndarray")
+            size += rounded(Counter(map(base.__dict__["__sizeof__"], of_types(arrays, items))), _HEADER)
+        different = self._sizers.keys() & type_ids - arrays
+        for type_id in different:
+            size += rounded(Counter(each(self._sizers[type_id], of_types({type_id}, items))), _GC_HEADER)
+        different |= arrays
+        in_two_blocks = type_ids & (_TWO_BLOCKS | self._dicts - {id(dict)}) - different
+        if in_two_blocks:
+            different |= in_two_blocks
+            size += rounded(Counter(each(sys.getsizeof, of_types(in_two_blocks, items))), _HEADER)
+        size += rounded(Counter(each(sys.getsizeof, without_types(different, items))))
+        if not self._inline.isdisjoint(type_ids):
+            size += _attributes_of(of_types(self._inline, items))
+        return size
+
+    def _learn(self, type_id: int, kind: type) -> None:
+        sizer, is_first = _sizer(kind)
+        if not is_first:
+            self._sizers[type_id] = sizer
+        reader = behind(kind)
+        # The bytes that a ``BytesIO`` shares are a reference of it.
+        if reader is not None and not type.__subclasscheck__(io.BytesIO, kind):
+            self.readers[type_id] = reader
+        if type.__subclasscheck__(dict, kind):
+            self._dicts.add(type_id)
+        array_type = library_type("numpy", "ndarray")
+        if array_type is not None and type.__subclasscheck__(array_type, kind):
+            self._arrays.add(type_id)
+        if type.__dict__["__flags__"].__get__(kind) & _MANAGED_DICT and container_base(kind) is None:
+            self._inline.add(type_id)
+
+
+def of_tensors(reader: Reader, tensors: Sequence[Any]) -> int:
+    """Return the bytes of torch's C++ objects of tensors, without their storages."""
+    base = reader.base
+    trained = sum(map(bool, each(base.requires_grad.__get__, tensors)))
+    views = sum(map(bool, each(base._is_view, tensors)))
+    return len(tensors) * TENSOR_BYTES + trained * _GRAPH + views * _VIEW
+
+
+def of_storages(sizes: Sequence[int], devices: Sequence[str]) -> Counter[str]:
+    """Return the bytes of tensors' storages by device, as malloc rounds those in RAM, with their C++ objects."""
+    found = Counter[str]()
+    for (size, device), number in Counter(zip(sizes, devices, strict=True)).items():
+        found["cpu"] += STORAGE_BYTES * number
+        if size and device == "cpu":
+            size = aligned(size + _HEADER) + _GAP
+        found[device] += size * number
+    return found
+
+
+def _attributes_of(items: Sequence[object]) -> int:
+    """Return the bytes of attributes stored outside a dict; ``items`` are of types that can do so."""
+    found = gc.get_referents(*items)
+    attributes = len(found) - len(items)  # each refers to its class, too
+    if attributes and len(of_types({id(dict)}, found)) >= attributes:
+        return 0  # the dicts contain them
+    return _attributes_size(attributes // len(items)) * len(items)
+
+
+def _sizer(kind: type) -> tuple[Callable[[Any], int], bool]:
+    """Return the ``__sizeof__`` that is written in C, and True if it is the class's own."""
+    if VISITS_BUFFER and type.__subclasscheck__(io.BytesIO, kind):
+        return object.__sizeof__, False  # its own one adds the buffer, which is counted as bytes
+    found = [names["__sizeof__"] for names in map(class_dict, type.mro(kind)) if "__sizeof__" in names]
+    in_c = next(method for method in found if type(method) is MethodDescriptorType)
+    return in_c, in_c is found[0]
+
+
+def _attributes_size(attributes: int) -> int:
+    """Return the bytes of the array in which CPython stores an object's attributes, with one spare place."""
+    header = 16 if sys.version_info >= (3, 13) else (attributes + 10) & -8
+    return aligned(header + 8 * (attributes + 1))
+
+
+def aligned(size: int) -> int:
+    """Return a size as CPython's allocator rounds it."""
+    return (size + 15) & -16
+
+
+def rounded(sizes: Mapping[Any, int], extra: int = 0) -> int:
+    """Return the bytes that allocators use for objects; ``sizes`` are numbers of objects by size."""
+    return sum(
+        aligned(size + extra + _HEADER * (size > _SMALL)) * number for size, number in sizes.items() if size is not None
+    )

@@ -1,0 +1,182 @@
+"""Knows what objects refer to: what the collector reports, and what it does not.
+
+The collector reports each reference of a container once. It leaves out the text keys of dicts, the elements of object
+arrays, the array behind a view, the bytes in a ``BytesIO`` up to Python 3.11, and all that torch keeps in C++. It
+reports too much where a future wakes a task: the future does not own the task.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Sequence
+from itertools import chain, compress
+from typing import Any, NamedTuple
+
+from ipygpumem.heap.arrays import elements, library_type, read_array
+from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each, types_of
+from ipygpumem.heap.holders.graphs import gradient_of, saved_by
+from ipygpumem.heap.holders.nodes import Nodes
+from ipygpumem.heap.holders.tasks import without_wakeups
+from ipygpumem.heap.knowledge.barriers import Barriers
+from ipygpumem.heap.libraries import bytes_of
+from ipygpumem.introspect import is_instance
+
+COMMON_REFERENCES = 100
+"""A number or text with as many references is a constant, which no user owns."""
+_DICT = {id(dict)}
+_SPECIAL: tuple[tuple[str, str, str], ...] = (
+    ("array", "numpy", "ndarray"),
+    ("tensor", "torch", "Tensor"),
+    ("stream", "io", "BytesIO"),
+)
+
+
+Owner = int | tuple[object, ...]
+"""A tensor, by identity, or a node of an autograd graph."""
+
+
+class References(NamedTuple):
+    """The objects to which some objects refer, once for each reference, without those behind barriers."""
+
+    of_python: Sequence[Any]
+    """Each of these references is part of the object's reference count."""
+    of_torch: Sequence[tuple[Owner, Any]]
+    """Tensors that torch's C++ code refers to, each with its owner: a tensor or a node of a graph."""
+    of_graphs: Sequence[tuple[Owner, Owner]]
+    """Owners, each with a node of a graph to which it leads."""
+    waking: Sequence[Any]
+    """Tasks that a future wakes. The reference counts, but the future does not own the task."""
+    is_complete: bool
+    """False if an object array was too long to read."""
+
+
+class ReferenceReader:
+    """Reads references, many objects at a time. No user code runs.
+
+    Args:
+        has_text_keys: True to report the text keys of dicts that no other object refers to. They hold no other
+            objects, but may take more memory than the values.
+    """
+
+    def __init__(self, barriers: Barriers, *, has_text_keys: bool = True) -> None:
+        self._barriers = barriers
+        self._has_text_keys = has_text_keys
+        self._nodes = Nodes()
+        self._known: set[int] = set()
+        """Identities of the types that ``_learn`` has seen."""
+        self._dicts: set[int] = set()
+        """Types that derive from ``dict``."""
+        self._special: dict[str, set[int]] = {name: set() for name, _, _ in _SPECIAL}
+
+    def of(self, objects: Sequence[Any]) -> References:
+        """Return the references of some objects."""
+        type_ids = types_of(objects)
+        if not type_ids <= self._known:
+            self._learn(objects)
+        owners, callbacks = without_wakeups(objects)
+        found: list[Any] = gc.get_referents(*owners)
+        graphs = _Graphs([], [])
+        is_complete = True
+        if self._has_text_keys and not self._dicts.isdisjoint(type_ids):
+            found += self._text_keys(owners)
+        if not self._special["array"].isdisjoint(type_ids):
+            for array in of_types(self._special["array"], objects):
+                inside = _inside_array(array)
+                if inside is None:
+                    is_complete = False
+                else:
+                    found += inside
+        if not self._special["stream"].isdisjoint(type_ids):
+            for stream in of_types(self._special["stream"], objects):
+                found += bytes_of(stream)
+        if not self._special["tensor"].isdisjoint(type_ids):
+            self._read_tensors(of_types(self._special["tensor"], objects), graphs)
+        waking = [callback.__self__ for callback in callbacks]
+        return References(self._barriers.entered(found), graphs.tensors, graphs.nodes, waking, is_complete)
+
+    @property
+    def is_full(self) -> bool:
+        """True if graphs had too many nodes to read all of them."""
+        return self._nodes.is_full
+
+    def _learn(self, objects: Sequence[object]) -> None:
+        self._dicts |= kinds_of(objects, dict)
+        for type_id, example in one_of_each(objects).items():
+            if type_id in self._known:
+                continue
+            self._known.add(type_id)
+            for name, module, kind in _SPECIAL:
+                base = library_type(module, kind)
+                if base is not None and is_instance(example, base):
+                    self._special[name].add(type_id)
+
+    def _text_keys(self, objects: Sequence[Any]) -> list[Any]:
+        """Return the text keys of dicts, which the collector leaves out; without those that many objects share.
+
+        Of a dict with any other key, it reports all keys.
+        """
+        plain = of_types(_DICT, objects)
+        if len(gc.get_referents(*plain)) != sum(map(len, plain)):
+            plain = [item for item in plain if len(gc.get_referents(item)) == len(item)]
+        keys = list(chain.from_iterable(plain))
+        # A subclass's instance reports its attributes and its class, too.
+        for item in of_types(self._dicts - _DICT, objects):
+            reported = set(map(id, gc.get_referents(item)))
+            keys += [key for key in dict.__iter__(item) if id(key) not in reported]
+        return list(compress(keys, map(COMMON_REFERENCES.__gt__, map(sys.getrefcount, keys))))
+
+    def _read_tensors(self, tensors: Sequence[Any], graphs: _Graphs) -> None:
+        """Read the tensors' gradients, their graphs, and the tensors of which they are views."""
+        base: Any = library_type("torch", "Tensor")
+        with sys.modules["torch"]._C.DisableTorchFunction():
+            for tensor in tensors:
+                owner = id(tensor)
+                graphs.tensors.extend((owner, kept) for kept in gradient_of(tensor))
+                viewed = base._base.__get__(tensor)
+                if viewed is not None:
+                    graphs.tensors.append((owner, viewed))
+                first = self._nodes.first(tensor)
+                if first is not None:
+                    graphs.nodes.append((owner, _key_of(first)))
+                for node in self._nodes.of(tensor):
+                    graphs.tensors.extend((_key_of(node), kept) for kept in saved_by(node))
+                    graphs.nodes.extend((_key_of(node), _key_of(part)) for part in self._nodes.following(node))
+
+
+class _Graphs(NamedTuple):
+    tensors: list[tuple[Owner, Any]]
+    nodes: list[tuple[Owner, Owner]]
+
+
+def _key_of(node: object) -> Owner:
+    return "graph", id(node)
+
+
+def _inside_array(array: Any) -> list[Any] | None:
+    """Return the base of a view, or the objects in an array; None if there are too many."""
+    viewed = read_array("base", array)
+    if viewed is not None:
+        return [viewed]
+    if not read_array("dtype", array).hasobject:
+        return []
+    return _elements(array)
+
+
+def _elements(array: Any) -> list[Any] | None:
+    """Return the objects in an array that owns its elements; None if there are too many."""
+    dtype = read_array("dtype", array)
+    if dtype.names is None:
+        items = elements(array)
+        for _ in range(read_array("ndim", array) - 1) if items is not None else ():
+            items = list(chain.from_iterable(items or ()))
+        return items
+    found = list[Any]()
+    for name in dtype.names:  # of a structured array
+        if dtype[name].hasobject:
+            base: Any = library_type("numpy", "ndarray")
+            items = _elements(base.__getitem__(base.view(array, base), name))
+            if items is None:
+                return None
+            found += items
+    return found
