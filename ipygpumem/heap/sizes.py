@@ -6,9 +6,7 @@ Loops over objects run in C, so that a million short strings take a quarter of a
 
 from __future__ import annotations
 
-import builtins
 import gc
-import io
 import math
 import sys
 from bisect import bisect_left, bisect_right
@@ -16,18 +14,17 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, repeat
 from operator import attrgetter, is_, itemgetter
-from types import FunctionType, MethodDescriptorType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.arrays import (
-    NOT_ENTERED,
     PlainTensors,
     Reader,
     describe,
-    each,
     holding_objects,
     is_array,
+    is_of_library,
     library_type,
     place_of,
     read_array,
@@ -39,14 +36,13 @@ from ipygpumem.heap.bulk import (
     chunks,
     container_base,
     held_once,
-    kinds_of,
     of_types,
     one_of_each,
-    referents,
-    without_types,
 )
-from ipygpumem.heap.holders.frames import failed, in_traceback
-from ipygpumem.heap.libraries import VISITS_BUFFER, Behind, ObjectPart, Piece, behind, parts_of
+from ipygpumem.heap.knowledge.barriers import Barriers
+from ipygpumem.heap.knowledge.own_bytes import STORAGE_BYTES, OwnBytes, of_storages, of_tensors
+from ipygpumem.heap.knowledge.references import ReferenceReader
+from ipygpumem.heap.libraries import ObjectPart, Piece, parts_of
 from ipygpumem.heap.walk import Group, Walk
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import ATOMS, HAS_REFERENCES, class_dict, is_instance, name_of, text_of, type_name
@@ -65,19 +61,6 @@ _MOST_MET = 100_000
 """Maximum number of objects that one measurement compares with those of earlier ones."""
 _LARGE = 1 << 16
 """Smallest size in bytes of host memory that is compared by address, because a tensor and an array may share it."""
-_MANAGED_DICT = 1 << 4
-"""Flag of classes whose instances store their attributes outside a dict, from Python 3.11 on."""
-_SMALL, _HEADER = 512, 8
-"""Largest size that CPython allocates itself, and the bytes that malloc adds to larger ones."""
-_GC_HEADER = 16
-_TWO_BLOCKS = {id(kind) for kind in (list, set, bytearray)}
-"""Types whose instance is no multiple of 16 bytes, and whose content is allocated apart."""
-TENSOR_BYTES, STORAGE_BYTES, _GRAPH, _VIEW = 192, 144, 192, 320
-"""Bytes of torch's C++ objects: of each tensor and storage, and for autograd of a tensor that needs a gradient, and of
-a view, as malloc rounds them."""
-_GAP = 40
-"""Mean number of bytes that malloc leaves unused to align a tensor's data to 64 bytes."""
-_FUNCTION = {id(FunctionType)}
 
 
 class Share(NamedTuple):
@@ -138,12 +121,9 @@ class Sizes(Walk):
     ) -> None:
         super().__init__(limit, find=("tensor", "ndarray"), allowance=allowance)
         self._alone, self._progress = held_once(), progress
-        self._behind: dict[int, Behind] = {}
-        """Functions that read memory behind an object, by its type's identity."""
-        self._sizers: dict[int, Callable[[Any], int]] = {}
-        """C functions that size instances of classes with a ``__sizeof__`` of their own, by the type's identity."""
-        self._inline, self._dicts, self._errors = set[int](), set[int](), set[int]()
-        """Types of objects with attributes outside a dict, of dicts, and of exceptions, by identity."""
+        self._barriers = Barriers()
+        self._references = ReferenceReader(self._barriers)
+        self._own_bytes = OwnBytes()
         self._times = 1
         """Number of objects for which each examined one stands."""
         self._label = ""
@@ -157,9 +137,6 @@ class Sizes(Walk):
         self._left_out: set[object] = set()
         """Keys of storages, and of small NumPy arrays, whose data is not counted."""
         self._bytes, self._objects, self._also, self._notes = Counter[str](), 0, dict[str, None](), dict[str, None]()
-        loaded = list(sys.modules.values())
-        modules = of_types(kinds_of(loaded, ModuleType), loaded)
-        self.pass_over(sys.modules, vars(builtins), *map(vars(ModuleType)["__dict__"].__get__, modules))
         labels = {id(item): label for label, item in reversed(list((named or {}).items()))}
         objects = sizeable(list((named or {}).values()))
         self._kept.append(objects)
@@ -240,7 +217,7 @@ class Sizes(Walk):
             kinds = set(map(id, map(type, common)))
             arrays = map(describe, of_types(self._arrays, common))
             size = sum(array.size_bytes for array in arrays if array is not None)
-            if common and (self._behind.keys() & kinds or size + self._weight_of(common, kinds) >= _LARGE):
+            if common and (self._own_bytes.readers.keys() & kinds or size + self._own_bytes.of(common) >= _LARGE):
                 self._also[label] = None
 
     def _parts(self, value: object) -> list[ObjectPart]:
@@ -283,29 +260,12 @@ class Sizes(Walk):
     # -- the walk -------------------------------------------------------------------------------------------------
 
     def kind_of(self, item: object) -> str:
-        """Return how objects of the type of ``item`` are handled, and record how they are sized."""
-        kind = super().kind_of(item)
-        if kind in ("ndarray", "class", "module"):
-            return kind
-        own, key = type(item), id(type(item))
-        sizer, is_first = _sizer(own)
-        if not is_first:
-            self._sizers[key] = sizer
-        if kind == "tensor":
-            return kind
-        flags = type.__dict__["__flags__"].__get__(own)
-        if any(is_instance(item, base) for base in NOT_ENTERED) or (kind == "skip" and flags & HAS_REFERENCES):
-            return "module"  # not sized, either
-        if is_instance(item, BaseException):
-            self._errors.add(key)
-        function = behind(own)
-        if function is not None:
-            self._behind[key] = function
-        if type.__subclasscheck__(dict, own):
-            self._dicts.add(key)
-        if flags & _MANAGED_DICT and container_base(own) is None:
-            self._inline.add(key)
-        return kind
+        """Return how objects of the type of ``item`` are handled."""
+        if is_array(item):
+            return "ndarray"
+        if is_of_library(item, "torch", "Tensor"):
+            return "tensor"
+        return "leading" if type.__dict__["__flags__"].__get__(type(item)) & HAS_REFERENCES else "skip"
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
         """Yield the contents of some objects; ``path`` is the number of objects for which each of them stands."""
@@ -316,13 +276,10 @@ class Sizes(Walk):
             self._times = times
             return
         yield self._chain(objects), None
-        yield referents(objects, self._dicts), None
-        inline = of_types(self._inline, objects)
-        if inline:
-            found = gc.get_referents(*inline)
-            attributes = len(found) - len(inline)  # each refers to its class, too
-            if not attributes or len(of_types({id(dict)}, found)) < attributes:  # else in the dicts
-                self._add("cpu", _attributes_size(attributes // len(inline)) * len(inline))
+        references = self._references.of(objects)
+        self.complete &= references.is_complete and not self._references.is_full
+        yield references.of_python, None
+        yield [tensor for _, tensor in references.of_torch], None
 
     def _step(self, length: int) -> int:
         """Return how far apart the chunks of a container begin."""
@@ -351,6 +308,7 @@ class Sizes(Walk):
     def _sift(self, items: Sequence[Any], *, with_paths: bool) -> tuple[list[Any], list[Any]]:
         """Count the new ones among ``items``; keep those that lead to more for later."""
         self._progress()
+        items = self._barriers.entered(items)
         several = self._sort(items)
         fresh = self._fresh(items)
         if self.left <= 0 and fresh:
@@ -359,23 +317,14 @@ class Sizes(Walk):
             self._long.clear()
             return [], []
         self.left -= len(fresh) + _CHUNK_COST
-        apart = self._kinds["class"] | self._kinds["module"] | self._arrays
-        plain = fresh
-        if not apart.isdisjoint(several):
-            plain = list(without_types(apart, fresh))
-            tensors = self.of_kind("tensor", fresh)
-            self._add("cpu", self._weight_of(tensors, several))
-            self._tensors(tensors)
+        self._objects += len(fresh) * self._times
+        self._add("cpu", self._own_bytes.of(fresh))
+        if not self._arrays.isdisjoint(several):
+            self._tensors(self.of_kind("tensor", fresh))
             self._ndarrays(self.of_kind("ndarray", fresh))
-        self._objects += (len(plain) + len(of_types(self._arrays, fresh))) * self._times
-        self._add("cpu", self._weight_of(plain, several))
-        for item in of_types(self._behind, plain) if self._behind.keys() & several else ():
+        for item in of_types(self._own_bytes.readers, fresh):
             self._look_behind(item)
-        for error in failed(of_types(self._errors, plain)) if self._errors & several else ():
-            self._take([value for _, value in in_traceback(error)])
-        for function in of_types(_FUNCTION, plain) if several >= _FUNCTION else ():
-            self.seen.add(id(function.__globals__))  # a namespace leads to everything
-        self._enter_later(self.of_kind("leading", plain))
+        self._enter_later(self.of_kind("leading", fresh))
         return [], []
 
     def _enter_later(self, items: list[Any]) -> None:
@@ -404,17 +353,6 @@ class Sizes(Walk):
     def _add(self, device: str, size_bytes: int) -> None:
         self._bytes[device] += size_bytes * self._times
 
-    def _weight_of(self, items: Sequence[Any], several: set[int]) -> int:
-        """Return the bytes of objects themselves."""
-        odd, size = self._sizers.keys() & several, 0
-        for key in odd:
-            size += _rounded(Counter(each(self._sizers[key], of_types({key}, items))), _GC_HEADER)
-        apart = several & (_TWO_BLOCKS | self._dicts - {id(dict)}) - odd
-        if apart:
-            odd |= apart
-            size += _rounded(Counter(each(sys.getsizeof, of_types(apart, items))), _HEADER)
-        return size + _rounded(Counter(each(sys.getsizeof, without_types(odd, items))))
-
     def _piece(self, piece: Piece) -> None:
         """Add memory behind an object."""
         known = self._labels.setdefault(piece.key, self._label)
@@ -441,7 +379,7 @@ class Sizes(Walk):
 
     def _look_behind(self, item: object) -> None:
         try:
-            found = list(self._behind[id(type(item))](item))
+            found = list(self._own_bytes.readers[id(type(item))](item))
         except Exception as error:  # closed, or an unknown version of the library
             if is_from_signal(error):
                 raise
@@ -455,7 +393,6 @@ class Sizes(Walk):
             return
         base: Any = library_type("numpy", "ndarray")
         read = base.__dict__
-        self._add("cpu", _rounded(Counter(map(read["__sizeof__"], arrays)), _HEADER))
         bases = list(map(read["base"].__get__, arrays))
         owners = list(compress(arrays, map(is_, bases, repeat(None))))
         for array in compress(owners, map(_LARGE.__le__, map(read["nbytes"].__get__, owners))):
@@ -463,19 +400,24 @@ class Sizes(Walk):
             self._add("cpu", self._uncounted(start, end) - (end - start))
         for array in owners if self._left_out else ():
             self._add("cpu", -read_array("nbytes", array) * (("numpy", id(array)) in self._left_out))
-        if len(owners) < len(arrays):
-            behind_views = by_identity([item for item in bases if item is not None])
-            self._take(list(behind_views.values()))
-            for array, owner in zip(arrays, bases, strict=True):
-                if owner is not None and id(type(owner)) in self._kinds["skip"] and self._is_unknown(owner):
-                    _, start, end = place_of(array)
-                    self._add("cpu", self._uncounted(start, end))
+        self._sort(bases)
+        for array, owner in zip(arrays, bases, strict=True):
+            if owner is not None and id(type(owner)) in self._kinds["skip"] and self._is_unknown(owner):
+                _, start, end = place_of(array)
+                self._add("cpu", self._uncounted(start, end))
+        leading = [array for array, owner in zip(arrays, bases, strict=True) if owner is not None]
         for array in compress(owners, holding_objects(owners)):
-            if id(array) not in self._read:
+            if id(array) in self._read:
+                continue
+            if read["size"].__get__(array) > _MOST_ITEMS:
                 self._elements(array)
+            else:
+                leading.append(array)
+        leading += filter(gc.is_tracked, arrays)  # with attributes
+        self._enter_later(list(by_identity(leading).values()))
 
     def _is_unknown(self, owner: object) -> bool:
-        return id(type(owner)) not in ATOMS and id(type(owner)) not in self._behind
+        return id(type(owner)) not in ATOMS and id(type(owner)) not in self._own_bytes.readers
 
     def _elements(self, array: Any) -> None:
         """Count the elements of an object array."""
@@ -499,11 +441,7 @@ class Sizes(Walk):
                 found = describe(tensor)
                 if found is not None:
                     self._piece(Piece(found.storage, found.size_bytes, found.device))
-            trained = list(compress(plain.tensors, each(reader.base.requires_grad.__get__, plain.tensors)))
-            views = sum(map(bool, each(reader.base._is_view, plain.tensors)))
-            gradients = [reader.read("_grad", tensor) for tensor in trained if reader.read("is_leaf", tensor)]
-        self._add("cpu", len(tensors) * TENSOR_BYTES + len(trained) * _GRAPH + views * _VIEW)
-        self._take([gradient for gradient in gradients if gradient is not None])
+            self._add("cpu", of_tensors(reader, tensors))
         self._enter_later(tensors)
 
     def _storages(self, plain: PlainTensors) -> None:
@@ -515,16 +453,18 @@ class Sizes(Walk):
         apart = {key for key, (size, device, _) in found.items() if size >= _LARGE and device == "cpu"}
         apart |= found.keys() & self._pieces
         new = found.keys() - self._pieces
-        self._add("cpu", STORAGE_BYTES * len(new))
         for size, device, _ in map(found.__getitem__, new & self._left_out):
             self._add(device, -size)
         for key in apart:
             size, device, storage = found.pop(key)
+            if key in new:
+                self._add("cpu", STORAGE_BYTES)
             self._piece(Piece(key, size, device, storage.data_ptr() if device == "cpu" else 0))
         self._pieces.update(found)
         self._labels.update(dict.fromkeys(found, self._label))
-        for (size, device), number in Counter(map(itemgetter(0, 1), found.values())).items():
-            self._add(device, (_aligned(size + _HEADER) + _GAP if size and device == "cpu" else size) * number)
+        sizes, devices = list(map(itemgetter(0), found.values())), list(map(itemgetter(1), found.values()))
+        for device, size in of_storages(sizes, devices).items():
+            self._add(device, size)
 
 
 def is_own_class(value: object) -> bool:
@@ -547,34 +487,6 @@ def _is_rows_of_objects(value: Any) -> bool:
     exact = type(value) is library_type("numpy", "ndarray")
     is_whole = exact and (value.base is None or (type(value.base) is type(value) and value.base.size == value.size))
     return is_whole and len(value.shape) > 1 and all(holding_objects([value]))
-
-
-def _sizer(kind: type) -> tuple[Callable[[Any], int], bool]:
-    """Return the ``__sizeof__`` that is written in C, and True if it is the class's own."""
-    if VISITS_BUFFER and type.__subclasscheck__(io.BytesIO, kind):
-        return object.__sizeof__, False  # its own one adds the buffer, which is counted as bytes
-    found = [names["__sizeof__"] for names in map(class_dict, type.mro(kind)) if "__sizeof__" in names]
-    in_c = next(method for method in found if type(method) is MethodDescriptorType)
-    return in_c, in_c is found[0]
-
-
-def _attributes_size(attributes: int) -> int:
-    """Return the bytes of the array in which CPython stores an object's attributes, with one spare place."""
-    header = 16 if sys.version_info >= (3, 13) else (attributes + 10) & -8
-    return _aligned(header + 8 * (attributes + 1))
-
-
-def _aligned(size: int) -> int:
-    return (size + 15) & -16
-
-
-def _rounded(sizes: Mapping[Any, int], extra: int = 0) -> int:
-    """Return the bytes that allocators use for objects; ``sizes`` are numbers of objects by size."""
-    return sum(
-        _aligned(size + extra + _HEADER * (size > _SMALL)) * number
-        for size, number in sizes.items()
-        if size is not None
-    )
 
 
 _MOST_SHOWN = 3

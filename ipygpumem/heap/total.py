@@ -15,8 +15,8 @@ from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import by_identity, chunks, held_once, of_types, one_of_each, referents
 from ipygpumem.heap.heap import undisturbed
 from ipygpumem.heap.holders.frames import running_locals
+from ipygpumem.heap.knowledge.own_bytes import STORAGE_BYTES, TENSOR_BYTES
 from ipygpumem.heap.libraries import Behind, Piece, behind, library_of
-from ipygpumem.heap.sizes import STORAGE_BYTES, TENSOR_BYTES
 from ipygpumem.introspect import class_dict
 
 
