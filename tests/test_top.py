@@ -13,6 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from ipygpumem.heap.sizes import Share
 from ipygpumem.inventory import top
 from ipygpumem.inventory.top import LargestNames, NamedSize
+from ipygpumem.magics.tensors import largest
 from ipygpumem.report.inventory import content_of, top_report
 from ipygpumem.units import MIB
 from tests import hostile
@@ -131,6 +132,37 @@ def test_names_devices_and_sizes_are_selected() -> None:
     assert top_report(found).headline == "memory by name: 3 names · RAM 117 B of 1000 B · cuda:0 500 B of 600 B"
     first, rest = top_report(found, top=1).tables[0].rows
     assert (first[1:4], rest[1:4]) == (("83%", "model", "cuda:0"), ("", "and 3 more", ""))
+
+
+def test_del_frees_what_no_other_name_or_object_holds(shell: InteractiveShell) -> None:
+    shell.run_cell(
+        """
+import numpy
+alone = [bytes(2**20)]
+twice = also = bytearray(2**20)
+part = bytes(2**20)
+box = {"part": part, "own": bytes(2**20)}
+array = numpy.zeros(2**17)
+view = array[1:]
+loop = [bytes(2**20)]
+loop.append(loop)
+"""
+    )
+    rows = {row.name: row for row in largest(shell).names}
+    freed = {name: round((row.freed_bytes or {}).get("cpu", 0) / MIB) for name, row in rows.items()}
+    assert freed == {"alone": 1, "twice": 1, "part": 0, "box": 1, "array": 0, "loop": 1}
+    assert rows["twice"].remedy == "del twice, also"
+
+
+def test_memory_in_no_name_has_a_row_of_its_own() -> None:
+    found = top.take({"rows": [bytes(MIB)]}, {"cpu": 100 * MIB, "cuda:0": 8 * MIB})
+    (table,) = top_report(found).tables
+    assert [(row[0], row[-1]) for row in table.rows] == [
+        ("1 MiB", "del rows"),
+        ("99 MiB", "%gpumem shows its parts"),
+        ("8 MiB", "%gpumem leaks"),
+    ]
+    assert top.select(found, ["r*"]).unnamed_bytes == {}
 
 
 @pytest.mark.parametrize(

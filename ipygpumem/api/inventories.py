@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from types import FrameType, ModuleType
@@ -14,6 +15,7 @@ from ipygpumem.heap.holders.search import Root, Roots
 from ipygpumem.introspect import is_instance, module_dict, text_of, type_name
 from ipygpumem.inventory import ownership, records, survey
 from ipygpumem.inventory import top as largest
+from ipygpumem.inventory.freed import with_freed
 from ipygpumem.inventory.ownership import Ownership
 from ipygpumem.inventory.records import Inventory, InventoryDiff
 from ipygpumem.inventory.top import LargestNames
@@ -76,12 +78,21 @@ def top(*names: str, device: str | None = None, min_bytes: float | str = 0) -> L
     least = checked_bytes(min_bytes)
     frame, shell = sys._getframe(1), current_shell()
     if shell is None:
-        found = largest.take(dict(reversed(list(survey.names_in(frame)))), {"cpu": rss_bytes()})
+        found = _in_script(frame)
     else:
         from ipygpumem.magics.tensors import largest as in_notebook  # no script needs IPython
 
         found = in_notebook(shell, frame)
     return largest.select(found, names, device=device, min_bytes=least)
+
+
+def _in_script(frame: FrameType) -> LargestNames:
+    """Return the memory that the names visible to a script's code hold."""
+    pairs = list(survey.names_in(frame))
+    references = Counter(id(value) for _, value in pairs)
+    named = dict(reversed(pairs))
+    pairs.clear()  # their references would count as holders
+    return with_freed(largest.take(named, {"cpu": rss_bytes()}), named, references, [id(frame.f_globals)])
 
 
 def _check_names(names: Sequence[object], function: str, example: str) -> None:

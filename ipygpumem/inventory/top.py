@@ -7,7 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -58,6 +58,8 @@ class NamedSize(NamedTuple):
     """Line that deletes all names of the object."""
     notes: tuple[str, ...] = ()
     """Reasons why the size is an estimate, or not all in RAM."""
+    freed_bytes: dict[str, int] | None = None
+    """Bytes by device that are freed if all names of the object are deleted; None if unknown."""
 
     @property
     def size_bytes(self) -> int:
@@ -78,6 +80,8 @@ class LargestNames(Record):
     small_names: int = 0
     """Number of names whose objects hold so little that they are not listed."""
     notes: tuple[str, ...] = ()
+    unnamed_bytes: dict[str, int] = field(default_factory=dict)
+    """The process's memory by device that no name leads to; empty if only some names were asked for."""
 
     @property
     def device_bytes(self) -> dict[str, int]:
@@ -116,7 +120,8 @@ def take(
         for row in sorted(rows, key=lambda row: -row.size_bytes)
     ]
     notes = () if complete else ("there are too many objects to examine: some names hold more",)
-    return LargestNames(tuple(rows), dict(used_bytes), time.time(), small, notes)
+    unnamed = Counter(used_bytes) - sum((Counter(row.device_bytes) for row in rows), Counter[str]())
+    return LargestNames(tuple(rows), dict(used_bytes), time.time(), small, notes, dict(unnamed))
 
 
 def _with_remedy(row: NamedSize, named: Mapping[str, object], deletion: str) -> NamedSize:
@@ -212,6 +217,10 @@ def select(
         by_row = [(row, _on(device, row.device_bytes)) for row in found.names]
         rows = [row._replace(device_bytes=sizes) for row, sizes in by_row if sizes]
         found = replace(found, names=tuple(rows), used_bytes=_on(device, found.used_bytes))
+    if patterns:
+        found = replace(found, unnamed_bytes={})
+    elif device is not None:
+        found = replace(found, unnamed_bytes=_on(device, found.unnamed_bytes))
     matches = re.compile("|".join(fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns)).match
     rows = [row for row in found.names if row.size_bytes >= min_bytes and (not patterns or matches(row.name))]
     return replace(found, names=tuple(sorted(rows, key=lambda row: -row.size_bytes)))

@@ -15,6 +15,7 @@ from ipygpumem.heap.holders.frames import background_frames, peek
 from ipygpumem.heap.holders.tasks import context_values
 from ipygpumem.introspect import is_name, target_of
 from ipygpumem.inventory import records, survey
+from ipygpumem.inventory.freed import with_freed
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.top import LargestNames, select
 from ipygpumem.inventory.top import take as take_largest
@@ -25,7 +26,7 @@ from ipygpumem.report import inventory as reports
 from ipygpumem.report.inventory import top_report
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.app import App, find_app
-from ipygpumem.shell.ipython.caches import cell_of_output, kept_by_run, named_objects
+from ipygpumem.shell.ipython.caches import cell_of_output, kept_by_run, named_objects, references_of_names
 from ipygpumem.shell.ipython.sources import cell_of_file, cell_that_bound, running_cell
 
 
@@ -54,23 +55,31 @@ def largest(shell: Any, frame: FrameType | None = None, progress: Progress | Non
     """
     local = {} if frame is None else survey.locals_of(frame)
     named = named_objects(shell)
-    variables = {found.code: found for found in context_values(named) if found.code}
-    elsewhere = {code: found.value for code, found in variables.items()} | {
+    variables = [found for found in context_values(named) if found.code]
+    elsewhere = {found.code: found.value for found in variables} | {
         f'local {name} of {one.f_code.co_name}() in thread "{thread}"': value
         for one, thread in background_frames()
         for name, value in peek(one).items()
     }
-    remedies = {name: variables[name].advice if name in variables else "let the function return" for name in elsewhere}
+    remedies = dict.fromkeys(elsewhere, "let the function return") | {found.code: found.advice for found in variables}
+    references = references_of_names(shell)
+    references.update(map(id, [*local.values(), *elsewhere.values()]))
+    objects = {**named, **local, **elsewhere}
+    cell_of = _cell_finder(shell, {*local, *elsewhere})
+    for held in (named, local, elsewhere, variables):
+        held.clear()  # their references would count as holders
     app = find_app(shell)
     used = {"cpu": rss_bytes()} if app is None else current(app.context.meter.now())
     with contextlib.nullcontext(progress) if progress is not None else _working(app, "names") as report:
-        return take_largest(
-            named | local | elsewhere,
+        found = take_largest(
+            objects,
             used,
-            cell_of=_cell_finder(shell, local | elsewhere),
+            cell_of=cell_of,
             remedy_of=functools.partial(_remedy_of, shell, remedies),
             progress=report,
         )
+        namespaces = {id(shell.user_ns), id(shell.user_ns_hidden), id(shell.user_ns.get("_oh"))}
+        return with_freed(found, objects, references, namespaces)
 
 
 def _working(app: App | None, what: str) -> AbstractContextManager[Progress]:

@@ -97,8 +97,9 @@ def top_report(found: LargestNames, *, top: int = 20) -> Report:
     if rest := rows[top:]:
         sizes = format_bytes(sum(size for _, _, size in rest))
         table.append({"size": sizes, "name": f"and {len(rest):,} more"})
+    table += _without_name(found)
     notes = list(map(clean, [*found.notes, *lines]))
-    return Report("top", head, notes, [Table.of(table, {"cell", "size", "share"})], records=[found])
+    return Report("top", head, notes, [Table.of(table, {"cell", "size", "share", "del frees"})], records=[found])
 
 
 def _row(row: NamedSize, device: str, size: int, used: int) -> dict[str, str]:
@@ -107,6 +108,7 @@ def _row(row: NamedSize, device: str, size: int, used: int) -> dict[str, str]:
     return {
         "size": format_bytes(size),
         "share": "" if share in ("0%", "") else share,
+        "del frees": "" if row.freed_bytes is None else format_bytes(row.freed_bytes.get(device, 0)),
         "name": clean(", ".join([row.name, *row.same])),
         "device": "" if device == "cpu" else device,
         "type": clean(row.type_name),
@@ -114,6 +116,22 @@ def _row(row: NamedSize, device: str, size: int, used: int) -> dict[str, str]:
         "cell": "" if row.cell is None else str(row.cell),
         "to free it": clean((row.remedy + holders * bool(row.held_by)).removeprefix("; ")),
     }
+
+
+def _without_name(found: LargestNames) -> list[dict[str, str]]:
+    """Return a row for each device with memory in no name, and the command that shows it."""
+    rows = []
+    for device, size in found.unnamed_bytes.items():
+        used = found.used_bytes.get(device, 0)
+        if device in OUTSIDE or not used or size < _LEAST_SHARE * used:
+            continue
+        if device == "cpu":
+            content, command = "Python, libraries, objects without a name", "%gpumem shows its parts"
+        else:
+            content, command = "graphs, libraries' own memory", "%gpumem leaks"
+        row = {"size": format_bytes(size), "share": f"{size / used:.0%}", "name": "(no name)", "content": content}
+        rows.append({**row, "device": "" if device == "cpu" else device, "to free it": command})
+    return rows
 
 
 def content_of(row: NamedSize) -> str:

@@ -14,7 +14,7 @@ import itertools
 import re
 import sys
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import (
@@ -200,6 +200,8 @@ class Search:
         """The objects by which each referrer was found."""
         self._keys: dict[int, dict[int, list[object]]] = {}
         """For each namespace, the keys of its values by the values' identities."""
+        self._references: dict[int, Counter[int]] = {}
+        """Number of references from each holder to each object, by their identities."""
         self._kept: list[tuple[Root, int]] = []
         """Roots, and the objects that they keep."""
         self._tops: list[int] = []
@@ -340,12 +342,18 @@ class Search:
                     roots.setdefault(kind, []).append(root)
                 found += [(several, (item, *down), 1) for several in roots.values()]
             elif (way := self.chain(item, self.named)) is not None:
-                number = sum(id(one) in linked for one in gc.get_referents(item))
-                found.append(([way[0]], (*way[1], *down), number))
+                found.append(([way[0]], (*way[1], *down), self._references_from(item, linked)))
         found.sort(key=lambda way: way[0][0].rank)
         # IPython's own objects follow its outputs.
         of_users = [way for way in found if way[0][0].rank < _OF_IPYTHON and not _is_of_ipython(way[1][0])]
         return of_users or found
+
+    def _references_from(self, holder: object, keys: Iterable[int]) -> int:
+        """Return the number of references from an object, which may be large, to some objects."""
+        counts = self._references.get(id(holder))
+        if counts is None:
+            counts = self._references[id(holder)] = Counter(map(id, gc.get_referents(holder)))
+        return sum(map(counts.__getitem__, keys))
 
     def roots_of(self, target: object) -> list[Root]:
         """Return all roots that refer to ``target`` directly."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -41,6 +42,20 @@ def kept_outputs(shell: Any) -> tuple[dict[int, Any], set[int]]:
     keepers = {id(place) for place in places} | {id(instance_dict(place)) for place in places[3:] if place is not None}
     numbers = [key for key in list(cache) if type(key) is int and namespace.get(f"_{key}") is cache[key]]
     return {key: cache[key] for key in numbers}, keepers
+
+
+def references_of_names(shell: Any) -> Counter[int]:
+    """Return the number of references that names and IPython's caches have to each object, by identity.
+
+    ``del`` ends those of a name, and ``%xdel`` also those of an output's copies.
+    """
+    found = Counter[int]()
+    places = [shell.user_ns.get("_oh"), shell.user_ns, shell.user_ns_hidden]
+    places += [instance_dict(place) for place in (shell.displayhook, shell.last_execution_result)]
+    for place in places:
+        if type(place) is dict:
+            found.update(map(id, list(place.values())))
+    return found
 
 
 def named_objects(shell: Any) -> dict[str, object]:
