@@ -1,5 +1,7 @@
 """How much memory objects of any kind hold, against the process's resident memory."""
 
+import collections
+import functools
 import json
 import os
 import sys
@@ -62,6 +64,18 @@ def test_memory_that_several_objects_share_is_counted_once() -> None:
     assert 1 << 20 < sizes.measure(both).size_bytes < (1 << 20) + 2000
     assert sizes.measure({"again": text}).size_bytes < 2000
     assert sizes.measure(both).objects == 0
+
+
+def test_memory_in_the_only_dict_of_an_object_is_counted_once() -> None:
+    holders = [
+        User({"weights": bytearray(1 << 20)}),
+        functools.partial(print, weights=bytearray(1 << 20)),
+        collections.UserDict(weights=bytearray(1 << 20)),
+    ]
+    for holder in holders:
+        sizes = Sizes()
+        assert 1 << 20 < sizes.measure(holder).size_bytes < (1 << 20) + 2000, type(holder)
+        sizes.drop()
 
 
 def test_an_array_and_a_tensor_on_its_memory_are_counted_once() -> None:

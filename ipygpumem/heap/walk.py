@@ -214,13 +214,12 @@ class Walk:
         item, found, known = objects[0] if len(objects) == 1 else None, list[object](), set[int]()
         kind = type(item)
         while len(found) < CHUNK and kind is not FunctionType:
-            inside = following = gc.get_referents(item)
-            for _ in range(2):
-                following = [one for one in following if type(one) is kind and id(one) not in known]
-                if following or kind is dict:
-                    break
+            inside = gc.get_referents(item)
+            following = [one for one in inside if type(one) is kind and id(one) not in known]
+            if not following and kind is not dict:
                 spaces = [one for one in inside if type(one) is dict and "__builtins__" not in one]
-                following = gc.get_referents(*spaces)
+                in_spaces = gc.get_referents(*spaces)
+                following = [one for one in in_spaces if type(one) is kind and id(one) not in known]
             if len(following) != 1 or id(following[0]) in self.seen:
                 break
             (item,) = following
