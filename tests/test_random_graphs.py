@@ -1,0 +1,66 @@
+"""Checks that ``why`` promises of ``del`` what dies, for random graphs of objects of many kinds.
+
+A failure shows the wrong figures and the code that builds the graph. Paste it into a notebook, or shrink it with
+``python -m tests.random_graphs why SEED --shrink``.
+"""
+
+import json
+import os
+
+import pytest
+
+from tests.alone import printed
+from tests.random_graphs import CONTAINERS, KNOWN_WRONG, random_graph
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="each graph is built and deleted in a forked process")
+FEW, ALL = 60, 1000
+PARTS = [(0, FEW)]
+PARTS += [pytest.param(first, first + 94, marks=pytest.mark.thorough) for first in range(FEW, ALL, 94)]
+
+
+def failures(*arguments: object) -> dict[str, str]:
+    """Return the wrong figures, with the code of each graph, by its title."""
+    settings = {"OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}  # Python warns of forks next to threads
+    text = printed("-m", "tests.random_graphs", *arguments, env=os.environ | settings)
+    return dict(json.loads(text.splitlines()[-1]))
+
+
+def shown(found: dict[str, str]) -> str:
+    """Return the failures as a text that can be read and pasted."""
+    return "\n\n".join(f"# {title}\n{text}" for title, text in found.items())
+
+
+@pytest.mark.parametrize(("first", "stop"), PARTS)
+def test_why_promises_what_dies_in_random_graphs(first: int, stop: int) -> None:
+    found = failures("why", first, stop)
+    assert not found, shown(found)
+
+
+def test_why_promises_what_dies_with_each_kind_of_holder() -> None:
+    found = failures("why", "each")
+    assert not found, shown(found)
+
+
+def test_a_look_that_is_wrong_fails_in_most_graphs() -> None:
+    found = failures("nothing", 0, 10)
+    assert len(found) > 5
+    assert all("said 0.0 KiB, frees" in text for text in found.values())
+
+
+def test_a_seed_stands_for_one_graph() -> None:
+    codes = [random_graph(seed).code for seed in (1, 2, 1)]
+    assert codes[0] == codes[2] != codes[1]
+
+
+def test_most_kinds_of_holders_are_compared() -> None:
+    compared = [kind for kind in CONTAINERS if kind.name not in KNOWN_WRONG]
+    assert len(compared) > 100
+
+
+def test_shrinking_leaves_the_one_object_that_fails() -> None:
+    text = printed("-m", "tests.random_graphs", "nothing", 0, 6, "--shrink")
+    programs = text.split("# seed")[1:]
+    assert programs
+    for program in programs:
+        made = [line for line in program.splitlines() if " = Load(" in line]
+        assert len(made) == 1, text
