@@ -1,0 +1,298 @@
+"""Asks each command about the same object, to compare the sizes and the holders that they name.
+
+Run by test_agreement in processes of their own: ``python -m tests.agreement QUESTION ...`` prints the answers as JSON.
+Each object has a process to itself, in which it is the only large one.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from ipygpumem.extras.guard.guard import MemoryGuard
+from ipygpumem.inventory.ownership import Ownership
+from ipygpumem.inventory.top import LargestNames
+from ipygpumem.records import ExperimentRecord, RetainedArray
+from ipygpumem.report.layout import Report
+from ipygpumem.report.text import render
+from ipygpumem.shell.app import app_of
+from ipygpumem.units import parse_bytes
+from tests import kinds
+from tests.agreement_cases import CASES, PLACES, Case, Place
+from tests.kinds import KINDS, MIB
+
+SIZE_BYTES = 8 * MIB
+"""Size of each object, roughly."""
+LEFT = 'outer["x"]'
+"""The place in which a cell of an experiment leaves an object."""
+_KEPT_ROW = re.compile(r"^(?P<size>[\d.]+ (?:[KMG]i)?B) on \S+ · (?P<what>.*?) · (?P<remedy>.*)$")
+"""A row of ``%gpumem leaks`` about memory that is kept by mistake: it is no record of the report."""
+
+_OTHER_ROWS = re.compile(r"(other rows: |but )(?P<size>[\d.]+ (?:[KMG]i)?B)")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One command's answer about an object."""
+
+    command: str
+    size_bytes: int
+    """Bytes of the object, or the bytes that deleting its name would free; 0 if the command does not name it."""
+    is_at_least: bool = False
+    """True if the command says that the figure is a lower bound."""
+    holder: str = ""
+    """The holder of the object, or of the largest part of it."""
+    advice: str = ""
+    """The line that frees it."""
+
+
+class Asker:
+    """Runs cells and commands in a shell with the extension, and reads their reports."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell = shell
+        self._app = app_of(shell)
+        self._reports: list[Report] = []
+        self._app.context.display.show = self._receive  # type: ignore[method-assign]  # instead of printing them
+
+    def _receive(self, reports: Any, *_: object, **__: object) -> None:
+        self._reports += reports
+
+    def run(self, cell: str) -> None:
+        """Run a cell that must succeed."""
+        self._shell.run_cell(cell).raise_error()
+
+    def report(self, line: str) -> Report:
+        """Return the report of ``%gpumem line``."""
+        self._reports.clear()
+        self._shell.run_line_magic("gpumem", line)
+        (report,) = self._reports
+        return report
+
+    # -- the commands -----------------------------------------------------------------------------------------
+
+    def top(self, name: str) -> Answer:
+        """Ask ``%gpumem top`` about a name."""
+        report = self.report("top")
+        (found,) = [record for record in report.records if isinstance(record, LargestNames)]
+        rows = [row for row in found.names if name in (row.name, *row.same)]
+        is_at_least = _says_at_least(report)
+        if not rows:
+            return Answer("top", 0, is_at_least)
+        return Answer("top", rows[0].size_bytes, is_at_least, advice=rows[0].remedy)
+
+    def status(self, name: str) -> Answer:
+        """Ask plain ``%gpumem``, which names the largest objects."""
+        report = self.report("")
+        shown = [line for line in report.lines if line.startswith("largest names: ")]
+        is_shown = any(re.search(rf"[: ]{re.escape(name)} [\d.]", line) for line in shown)
+        size = self._app.last_look.get(name, 0) if is_shown else 0
+        return Answer("%gpumem", size, _says_at_least(report))
+
+    def guard(self, name: str) -> Answer:
+        """Ask the memory guard, which lists the largest names after it has refused an allocation."""
+        self.report("guard on")
+        (guard,) = [observer for observer in self._app.session.observers if type(observer) is MemoryGuard]
+        report = guard._report("refused 1 GiB")
+        self.report("guard off")
+        for table in report.tables:
+            for row in table.rows:
+                cells = dict(zip(table.columns, row, strict=True))
+                if name in cells["name"].split(", "):
+                    advice = cells.get("to free it", "")
+                    return Answer("guard", parse_bytes(cells["size"]), _says_at_least(report), advice=advice)
+        return Answer("guard", 0, _says_at_least(report))
+
+    def why(self, expression: str) -> tuple[Answer, Ownership]:
+        """Ask ``%gpumem why`` about the size of an object, without other variables' objects, and its first holder."""
+        report = self.report(f"why {expression}")
+        (found,) = [record for record in report.records if isinstance(record, Ownership)]
+        own = "|".join(re.findall(r"\w+", expression))
+        size, others = found.size_bytes, re.compile(rf"notebook variable (?!({own})\b)")
+        for part in found.held:
+            if others.match(part.holder.path):
+                size -= part.size_bytes
+        is_at_least = _says_at_least(report) or not found.complete
+        answer = Answer(f"why {expression}", size, is_at_least)
+        if found.held and found.held[0].size_bytes >= size / 2:  # else small objects that others use, too
+            first = found.held[0].holder
+            answer = Answer(answer.command, answer.size_bytes, is_at_least, first.path, first.advice)
+        return answer, found
+
+    def deletion(self, name: str) -> tuple[Answer, Answer]:
+        """Ask ``%gpumem why`` about the size of a name's object, and about the bytes that ``del`` frees."""
+        answer, found = self.why(name)
+        freed = sum(found.freed_bytes.values())
+        return answer, Answer(f"why: del {name}", freed, answer.is_at_least)
+
+    def leaks(self) -> list[Answer]:
+        """Ask ``%gpumem leaks``: the sum of its rows with the holder of the largest one; none if it lists nothing."""
+        report = self.report("leaks")
+        answers = [_answer_of("leaks", row) for row in report.records if isinstance(row, RetainedArray)]
+        size = sum(answer.size_bytes for answer in answers)
+        if other := _OTHER_ROWS.search(report.headline):  # without memory that the rows above count
+            size += parse_bytes(other["size"])
+        for line in report.lines:
+            if match := _KEPT_ROW.match(line):
+                kept = parse_bytes(match["size"])
+                answers.append(Answer("leaks", kept, "at least" in line, match["what"], match["remedy"]))
+        return [replace(answer, size_bytes=size) for answer in _sum_of("leaks", answers)]
+
+    def survivors(self) -> list[Answer]:
+        """Return what the report of the last experiment says is still alive, as one answer."""
+        record: ExperimentRecord = self._app.experiments.finished[-1]
+        return _sum_of("survivors", [_answer_of("survivors", row) for row in record.survivors])
+
+
+def _answer_of(command: str, row: RetainedArray) -> Answer:
+    if row.holder is None:
+        return Answer(command, row.size_bytes)
+    return Answer(command, row.size_bytes, "at least" in row.holder.path, row.holder.path, row.holder.advice)
+
+
+def _sum_of(command: str, answers: list[Answer]) -> list[Answer]:
+    """Return one answer for all rows of a command, with the holder of the largest row."""
+    if not answers:
+        return []
+    largest = max(answers, key=lambda answer: answer.size_bytes)
+    size = sum(answer.size_bytes for answer in answers)
+    is_at_least = any(answer.is_at_least for answer in answers)
+    return [Answer(command, size, is_at_least, largest.holder, largest.advice)]
+
+
+def _says_at_least(report: Report) -> bool:
+    return "at least" in render([report]).replace("no leak of at least", "")
+
+
+# -- the two situations ---------------------------------------------------------------------------------------
+
+
+def about_name(ask: Asker, name: str) -> list[Answer]:
+    """Return each command's answer about an object with a name."""
+    return [*ask.deletion(name), ask.top(name), ask.status(name), *ask.leaks(), ask.guard(name)]
+
+
+def about_left(ask: Asker, expression: str = LEFT) -> list[Answer]:
+    """Return each command's answer about an object that an experiment has left in a place."""
+    survivors = ask.survivors() or [Answer("survivors", 0)]
+    leaks = ask.leaks() or [Answer("leaks", 0)]
+    answers = [*survivors, *leaks, ask.why(expression)[0]]
+    if expression == LEFT:
+        answers += [*ask.deletion("outer"), ask.top("outer"), ask.status("outer"), ask.guard("outer")]
+    return answers
+
+
+@dataclass(frozen=True)
+class Question:
+    """Cells that make an object, and the situation in which the commands are asked about it."""
+
+    library: str
+    """The library to import before; empty for the standard library."""
+    cells: tuple[str, ...]
+    expression: str
+    """The name of the object, or its expression if an experiment has left it."""
+    is_left: bool
+    sees_libraries: bool = False
+    """True if objects of libraries lead to it, which are hidden otherwise: each look would pass over them."""
+
+    def answers(self) -> list[Answer]:
+        """Run the cells in a new shell with the extension, then ask each command."""
+        for make in KINDS.get(self.library, {}).values():
+            make(200_000)  # makes the library load everything
+        if not self.sees_libraries:
+            gc.collect()
+            gc.freeze()
+        shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+        shell.run_line_magic("load_ext", "ipygpumem")
+        ask = Asker(shell)
+        for cell in self.cells:
+            ask.run(cell)
+        if self.is_left:
+            return about_left(ask, self.expression)
+        return about_name(ask, self.expression)
+
+
+def questions() -> dict[str, Question]:
+    """Return all questions by name: the situation, the library and the kind."""
+    found = dict[str, Question]()
+    for library, makers in KINDS.items():
+        for kind in makers:
+            code = f'x = __import__("tests.kinds").kinds.KINDS[{library!r}][{kind!r}]({SIZE_BYTES})'
+            found |= _about_object(kind, Case(code, library))
+    for kind, case in CASES.items():
+        found |= _about_object(kind, case)
+    for kind, place in PLACES.items():
+        libraries = [place.library] if place.library else ["", "numpy"]
+        for library in libraries:
+            found |= _about_place(kind, place, library)
+    return found
+
+
+def _about_object(kind: str, case: Case) -> dict[str, Question]:
+    """Return the questions about an object with a name, and about one that an experiment has left in a dict."""
+    setup, code = textwrap.dedent(case.setup), textwrap.dedent(case.code)
+    experiment = f"%%experiment e\n{code}\n{LEFT} = x"
+    return {
+        f"named {case.library}: {kind}": Question(case.library, (setup, code), "x", is_left=False),
+        f"left {case.library}: {kind}": Question(case.library, (setup, "outer = {}", experiment), LEFT, is_left=True),
+    }
+
+
+def _about_place(kind: str, place: Place, library: str) -> dict[str, Question]:
+    """Return the question about an object that an experiment has left in a place: bytes, or an array with NumPy.
+
+    It is so large that experiments search for objects of any kind.
+    """
+    make = "x = __import__('numpy').ones(5 << 20)" if library else "x = b'x' * (40 << 20)"
+    experiment = f"%%experiment e\n{make}\n{textwrap.dedent(place.code)}"
+    cells = textwrap.dedent(place.setup), experiment
+    return {f"place {library}: {kind}": Question(library, cells, place.expression, is_left=True, sees_libraries=True)}
+
+
+def forked(work: Callable[[], object]) -> Any:
+    """Return the result of a function that runs in a child process, or its error as a text."""
+    reader, writer = os.pipe()
+    if not os.fork():
+        try:
+            result = work()
+        except BaseException as error:
+            result = f"{type(error).__name__}: {error}"
+        with os.fdopen(writer, "w") as file:
+            json.dump(result, file)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        text = file.read()
+    os.wait()
+    return json.loads(text or '"the process has ended"')
+
+
+def answers_to(names: list[str]) -> dict[str, Any]:
+    """Return the answers to some questions by name, or the error instead of them."""
+    every = questions()
+    importlib.import_module("zmq")  # the memory guard replaces its functions; a kernel has it
+    for library in dict.fromkeys(["numpy", *(every[name].library for name in names)]):
+        for module in filter(None, (library.partition(".")[0], library)):
+            with suppress(ImportError):
+                kinds.lib[module] = importlib.import_module(module)
+    found = dict[str, Any]()
+    for name in names:
+        answers = every[name].answers
+        found[name] = forked(lambda answers=answers: [asdict(answer) for answer in answers()])
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(answers_to(sys.argv[1:])))

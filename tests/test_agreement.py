@@ -1,0 +1,241 @@
+"""All commands say the same about one object: its size, and the place that holds it."""
+
+import functools
+import json
+import os
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from tests.agreement import Answer, Question, questions
+from tests.alone import printed
+from tests.kinds import MIB
+from tests.test_sizes import QUIET, linux
+
+Answers = list[Answer]
+WITHIN = 0.05
+"""Largest relative difference between two commands' figures."""
+SMALL_BYTES = 1 << 16
+"""Bytes of containers and names, which one command counts and another does not."""
+
+CLASS = "why does not enter a class of the notebook; top enters one only if a name refers to it"
+METHODS = "only leaks reads what the functions of an instance's class keep: closures, defaults, globals"
+GLOBALS = "only leaks reads the globals of a function from another module"
+FRAMES = "only leaks reads the locals of a frame that is no part of a traceback"
+STRUCTURED = "the references in a structured array are not counted, so the holder is out of sight for del"
+BUFFER = "the references in a memoryview of compiled code are not counted, so the holder is out of sight for del"
+GRAPH = "top does not read autograd graphs; why of an expression counts the model's memory, too"
+DICTS = "leaks gives each instance a dict, and so makes it larger"
+TWICE = "leaks counts the object's content twice: once as an array or text, once as an object"
+GROWTH = "an experiment looks for new untracked objects only within reach of a name"
+FILE = "an experiment lists only memory that has grown, and a mapped file is none"
+JAGGED = "del frees less, because a reference in C++ is not explained"
+PART = "survivors and leaks name one part of the object, why the whole object"
+TEXT = "one step is written in two ways"
+
+KNOWN_SIZES: dict[str, str] = {
+    "named : a class with text": CLASS,
+    "left : a class with text": CLASS,
+    "named : an enumeration": CLASS,
+    "left : an enumeration": CLASS,
+    "named numpy: a class with arrays": CLASS,
+    "left numpy: a class with arrays": CLASS,
+    "named : a property that closes over data": METHODS,
+    "left : a property that closes over data": METHODS,
+    "named : a method's default argument": METHODS,
+    "left : a method's default argument": METHODS,
+    "named : a class of runpy": METHODS,
+    "left : a class of runpy": METHODS,
+    "named : an object of runpy": METHODS,
+    "left : an object of runpy": METHODS,
+    "named : a function of runpy": GLOBALS,
+    "left : a function of runpy": GLOBALS,
+    "named : a function of exec": GLOBALS,
+    "left : a function of exec": GLOBALS,
+    "named : frames": FRAMES,
+    "left : frames": FRAMES,
+    "named : a list of the stack": FRAMES,
+    "left : a list of the stack": FRAMES,
+    "named numpy: a structured array of objects": STRUCTURED,
+    "left numpy: a structured array of objects": STRUCTURED,
+    "named numpy: a structured array of arrays": STRUCTURED,
+    "left numpy: a structured array of arrays": STRUCTURED,
+    "named sklearn: a compiled query of scikit-learn": BUFFER,
+    "left sklearn: a compiled query of scikit-learn": BUFFER,
+    "named torch: losses": GRAPH,
+    "left torch: losses": GRAPH,
+    "named torch: a sum of losses": GRAPH,
+    "left torch: a sum of losses": GRAPH,
+    "named torch: one loss": GRAPH,
+    "left torch: one loss": GRAPH,
+    "named torch: a jagged tensor": JAGGED,
+    "left torch: a jagged tensor": JAGGED,
+    "left numpy: many arrays": TWICE,
+    "left torch: many tensors": TWICE,
+    "left torch: many parameters": TWICE,
+    "left torch: a tensor with a hook": TWICE,
+    "place : a default argument": TWICE,
+    "place : a builtin": GROWTH,
+    "place : a handler of logging": GROWTH,
+    "left pyarrow: a mapped file of pyarrow": FILE,
+    "named : many lists": "top examines fewer objects than why, and does not say which name is cut",
+    "left : many lists": "each command examines another number of objects, and none says that its figure is cut",
+}
+"""Questions to which commands give different sizes today, with the reason."""
+KNOWN_HOLDERS: dict[str, str] = {
+    "left numpy: views": PART,
+    "left numpy: many arrays": PART,
+    "left numpy: a trainer": PART,
+    "left pandas: parts": PART,
+    "left pandas: an index that was searched": PART,
+    "left pandas: a groupby": PART,
+    "left scipy.sparse: a matrix": PART,
+    "left xarray: a dataset": PART,
+    "left sklearn: a compiled query of scikit-learn": PART,
+    "left torch: a module": PART,
+    "left torch: an optimizer": PART,
+    "left torch: many tensors": PART,
+    "left torch: many parameters": PART,
+    "left torch: a jagged tensor": PART,
+    "left torch: a model with gradients": PART,
+    "left : frames": PART,
+    "left : a list of the stack": PART,
+    "left torch: losses": GRAPH,
+    "left torch: a sum of losses": GRAPH,
+    "left torch: one loss": GRAPH,
+    "named torch: a tensor with a hook": TEXT,
+    "place : a function's attribute": TEXT,
+    "place : a module": "survivors name the module by the notebook's variable, leaks and why by its own name",
+    "place : a default argument": TEXT,
+    "left : a class with text": CLASS,
+    "left : an enumeration": CLASS,
+    "left numpy: a class with arrays": CLASS,
+    "left : a property that closes over data": METHODS,
+    "left : a method's default argument": METHODS,
+    "left : a class of runpy": METHODS,
+    "left : an object of runpy": METHODS,
+    "left : a function of runpy": GLOBALS,
+    "left : a function of exec": GLOBALS,
+    "named sklearn: a tree of neighbours": BUFFER,
+    "left sklearn: a tree of neighbours": BUFFER,
+    "place : two places": "each search ends at another one of two holders",
+}
+"""Questions to which commands name different holders today, with the reason."""
+WITH_INLINE_ATTRIBUTES = {
+    "named : user's objects",
+    "left : user's objects",
+    "named : user's empty objects",
+    "left : user's empty objects",
+}
+"""Questions about instances whose attributes CPython 3.11 and 3.12 keep outside a dict until something reads it."""
+if sys.version_info[:2] in ((3, 11), (3, 12)):
+    KNOWN_SIZES |= dict.fromkeys(WITH_INLINE_ATTRIBUTES, DICTS)
+UNSEEN = {
+    "named : a written StringIO",
+    "left : a written StringIO",
+    "named : a database in memory",
+    "left : a database in memory",
+    "named : a compressor",
+    "left : a compressor",
+    "named : a module made by hand",
+    "left : a module made by hand",
+    "left : HTML",
+    "left : an image of IPython",
+    "named polars: a lazy frame",
+    "left polars: a lazy frame",
+    "named polars: a lazy frame of a query",
+    "left polars: a lazy frame of a query",
+    "named tokenizers: encodings of tokenizers",
+    "left tokenizers: encodings of tokenizers",
+}
+"""Questions about memory of which no command names a MiB: they agree, and all are wrong."""
+LEFT_BY_DEFAULT = {"texts", "user's objects", "a closure", "an array", "views", "a trainer", "a class with arrays"}
+"""Kinds of objects that experiments leave behind in the tests that `make test` runs."""
+SLOW = {"many lists", "a tree of XML", "groups", "user's empty objects", "a tee"}
+"""Kinds of so many objects that the commands take seconds."""
+
+
+def is_quick(name: str, question: Question) -> bool:
+    """Return True for a question that `make test` asks."""
+    situation, kind = name.partition(" ")[0], name.partition(": ")[2]
+    if question.library not in ("", "numpy") or kind in SLOW:
+        return False
+    if situation == "left":
+        return kind in LEFT_BY_DEFAULT
+    return situation == "named" or not question.library
+
+
+def each(known: dict[str, str]) -> list[Any]:
+    """Return all questions as parameters, those of ``known`` contradictions as expected failures."""
+    found = []
+    for name, question in questions().items():
+        package = question.library.partition(".")[0] or "json"
+        marks = [pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")]
+        if name in known:
+            marks.append(pytest.mark.xfail(strict=True, raises=AssertionError, reason=known[name]))
+        if not is_quick(name, question):
+            marks.append(pytest.mark.thorough)
+        found.append(pytest.param(name, marks=marks))
+    return found
+
+
+@pytest.fixture(scope="module")
+def answers_to(request: pytest.FixtureRequest) -> Callable[[str], Answers]:
+    """Return a function that returns the answers to a question.
+
+    It asks all selected questions about a library at once, because the import of some libraries takes seconds.
+    """
+    batches = defaultdict[tuple[str, str], dict[str, None]](dict)
+    for item in request.session.items:
+        name = getattr(item, "callspec", None) and item.callspec.params.get("question")
+        if name and item.path == request.path:
+            batches[batch_of(name)][name] = None
+
+    @functools.cache
+    def answers_of(batch: tuple[str, str]) -> dict[str, Any]:
+        return json.loads(printed("-m", "tests.agreement", *batches[batch], env=os.environ | QUIET).splitlines()[-1])
+
+    def answers(name: str) -> Answers:
+        found = answers_of(batch_of(name))[name]
+        if type(found) is not list:
+            pytest.fail(f"{name}: {found}")
+        return [Answer(**answer) for answer in found]
+
+    return answers
+
+
+def batch_of(name: str) -> tuple[str, str]:
+    """Return the situation and the library of a question."""
+    return name.partition(" ")[0], questions()[name].library
+
+
+@linux
+@pytest.mark.parametrize("question", each(KNOWN_SIZES))
+def test_commands_name_the_same_size(question: str, answers_to: Callable[[str], Answers]) -> None:
+    answers = answers_to(question)
+    largest = max(answer.size_bytes for answer in answers)
+    least = (1 - WITHIN) * largest - SMALL_BYTES
+    exact = [answer for answer in answers if not answer.is_at_least]
+    assert {answer.command: answer.size_bytes for answer in exact if answer.size_bytes < least} == {}, answers
+    assert (largest < MIB) is (question in UNSEEN), answers
+
+
+@linux
+@pytest.mark.parametrize("question", each(KNOWN_HOLDERS))
+def test_commands_name_the_same_holder(question: str, answers_to: Callable[[str], Answers]) -> None:
+    expression, is_left = questions()[question].expression, questions()[question].is_left
+    commands = ("survivors", "leaks", f"why {expression}") if is_left else ("leaks",)
+    holders = {answer.command: answer.holder for answer in answers_to(question) if answer.command in commands}
+    holders = {command: holder for command, holder in holders.items() if holder}
+    if not is_left:
+        assert all(re.match(rf"(notebook variable )?{expression}\b", holder) for holder in holders.values()), holders
+        return
+    of_why = holders.pop(f"why {expression}", "")
+    # A row may be about a container in which nothing else is.
+    assert all(of_why.startswith(holder) for holder in holders.values()), (of_why, holders)
+    assert len(set(holders.values())) <= 1, holders
