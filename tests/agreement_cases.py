@@ -568,6 +568,7 @@ PLACES: dict[str, Place] = {
     ),
     "a suspended generator": Place(
         """
+        import gc
         def numbers():
             data = yield
             yield len(data)
@@ -575,7 +576,8 @@ PLACES: dict[str, Place] = {
         next(outer)
         """,
         "_ = outer.send(x)",
-        "outer.gi_frame.f_locals['data']",
+        # Reading f_locals would leave a copy in the frame.
+        "max((*gc.get_referents(outer), *gc.get_referents(outer.gi_frame)), key=__import__('sys').getsizeof)",
     ),
     "a builtin": Place("import builtins", "builtins.outer_data = x", "outer_data"),
     "a module": Place("import logging", "logging.outer_data = x", "logging.outer_data"),

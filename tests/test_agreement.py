@@ -135,6 +135,8 @@ WITH_INLINE_ATTRIBUTES = {
 """Questions about instances whose attributes CPython 3.11 and 3.12 keep outside a dict until something reads it."""
 if sys.version_info[:2] in ((3, 11), (3, 12)):
     KNOWN_SIZES |= dict.fromkeys(WITH_INLINE_ATTRIBUTES, DICTS)
+if sys.version_info < (3, 11):
+    KNOWN_SIZES["place : a suspended generator"] = GROWTH
 UNSEEN = {
     "named : a written StringIO",
     "left : a written StringIO",
