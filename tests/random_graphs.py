@@ -25,13 +25,15 @@ import string
 import sys
 import types
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
 from ipygpumem.api import inventories
-from ipygpumem.inventory import ownership
+from ipygpumem.inventory import ownership, top
+from ipygpumem.inventory.freed import with_freed
 
 KIB = 1 << 10
 SLACK_BYTES = 3 * KIB
@@ -511,40 +513,15 @@ CONTAINERS = [
 ]
 KINDS = {kind.name: kind for kind in [*PAYLOADS, *CONTAINERS]}
 HIDDEN_CYCLE = "a cycle through an object array"
-_NOT_FOLLOWED = "the content of a class of the notebook is not counted"
 _EPHEMERAL = "another object lives only as long as this one"
-_FRAME = "a frame's variables are not counted next to larger objects"
 _UNSEEN = "the collector does not see what it refers to"
 KNOWN_WRONG = {
-    "a cache of a method": _NOT_FOLLOWED,
-    "a class": _NOT_FOLLOWED,
-    "a class with a list": _NOT_FOLLOWED,
-    "a method's default": _NOT_FOLLOWED,
-    "a property": _NOT_FOLLOWED,
-    "an instance's class": _NOT_FOLLOWED,
-    "a derived class": _NOT_FOLLOWED,
-    "a member of an enum": _NOT_FOLLOWED,
-    "a module": "the content of a module is not counted",
     "the callback of a weak reference": _EPHEMERAL,
     "values of a dict with weak keys": _EPHEMERAL,
     "a finalizer": _EPHEMERAL,
-    "a structured array": "the elements of a structured array are not followed",
-    "a subclass of array": "its attributes are counted only if it has a name",
-    "a frame": _FRAME,
-    "a frame whose locals were read": _FRAME,
-    "a traceback": _FRAME,
-    HIDDEN_CYCLE: "the collector never frees it",
     "an array's iterator": _UNSEEN,
     "nditer": _UNSEEN,
     "metadata of a dtype": _UNSEEN,
-    "a generator expression": _FRAME,
-    "a generator": _FRAME,
-    "a generator that has not begun": _FRAME,
-    "a delegating generator": _FRAME,
-    "a coroutine": _FRAME,
-    "an awaiting coroutine": _FRAME,
-    "an asynchronous generator": _FRAME,
-    "a context manager": _FRAME,
 }
 """Kinds of which ``why`` is known to be wrong, with the reason; random graphs do without them."""
 
@@ -725,12 +702,23 @@ def freed_by_why(namespace: dict[str, Any], name: str) -> int:
     return found.freed_bytes.get("cpu", 0)
 
 
+def freed_by_top(namespace: dict[str, Any], name: str) -> int:
+    """Return the bytes in the column "del frees" of ``top``, for which all names are looked at together."""
+    named = {key: value for key, value in namespace.items() if not key.startswith("__")}
+    references = Counter(map(id, named.values()))
+    found = with_freed(top.take(named, {}), named, references, [id(namespace)])
+    for row in found.names:
+        if name in (row.name, *row.same):
+            return (row.freed_bytes or {}).get("cpu", 0) if not row.same else freed_by_why(namespace, name)
+    return 0
+
+
 def freed_by_nothing(namespace: dict[str, Any], name: str) -> int:
     """Return 0, to test the comparison itself."""
     return 0
 
 
-LOOKS: dict[str, Look] = {"why": freed_by_why, "nothing": freed_by_nothing}
+LOOKS: dict[str, Look] = {"why": freed_by_why, "top": freed_by_top, "nothing": freed_by_nothing}
 
 
 @dataclass(frozen=True)

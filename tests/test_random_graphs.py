@@ -1,4 +1,4 @@
-"""Checks that ``why`` promises of ``del`` what dies, for random graphs of objects of many kinds.
+"""Checks that ``why`` and ``top`` promise of ``del`` what dies, for random graphs of objects of many kinds.
 
 A failure shows the wrong figures and the code that builds the graph. Paste it into a notebook, or shrink it with
 ``python -m tests.random_graphs why SEED --shrink``.
@@ -30,14 +30,16 @@ def shown(found: dict[str, str]) -> str:
     return "\n\n".join(f"# {title}\n{text}" for title, text in found.items())
 
 
+@pytest.mark.parametrize("look", ["why", "top"])
 @pytest.mark.parametrize(("first", "stop"), PARTS)
-def test_why_promises_what_dies_in_random_graphs(first: int, stop: int) -> None:
-    found = failures("why", first, stop)
+def test_what_is_promised_dies_in_random_graphs(look: str, first: int, stop: int) -> None:
+    found = failures(look, first, stop)
     assert not found, shown(found)
 
 
-def test_why_promises_what_dies_with_each_kind_of_holder() -> None:
-    found = failures("why", "each")
+@pytest.mark.parametrize("look", ["why", "top"])
+def test_what_is_promised_dies_with_each_kind_of_holder(look: str) -> None:
+    found = failures(look, "each")
     assert not found, shown(found)
 
 

@@ -20,6 +20,7 @@ from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.arrays import (
     Reader,
     each,
+    holding_objects,
     is_array,
     library_type,
     place_of,
@@ -148,6 +149,15 @@ class Region:
         self._add_references_in_torch(beyond)
         return {key for key, number in beyond.items() if number > 0}
 
+    def in_hidden_cycles(self) -> set[int]:
+        """Return the arrays of objects that lead to themselves.
+
+        The garbage collector does not look into an array, so it never frees such a cycle.
+        """
+        arrays = of_types(self._array_types, list(self.objects.values()))
+        with_objects = list(compress(arrays, holding_objects(arrays)))
+        return {id(array) for array in with_objects if id(array) in self.reach(self._edges.get(id(array), ()))}
+
     def reach(self, keys: Iterable[NodeKey], without: Collection[NodeKey] = ()) -> set[NodeKey]:
         """Return some nodes and all nodes to which they lead, except those ``without`` and what only these lead to."""
         waiting = [key for key in keys if key not in without]
@@ -182,7 +192,7 @@ class Region:
             groups: the identities of the roots.
             ours: as in ``held_from_outside``.
         """
-        shared = self.reach(self.held_from_outside(ours))
+        shared = self.reach(self.held_from_outside(ours) | self.in_hidden_cycles())
         labels: dict[NodeKey, int] = {}
         met_twice = list[NodeKey]()
         for label, root in enumerate(groups):
@@ -239,8 +249,8 @@ class Region:
 
     def _read(self, roots: Sequence[object]) -> None:
         self.objects.update(by_identity(roots))
-        self._barriers.entered(roots)  # a named function's globals are barriers, too
         waiting: list[Any] = [item for item in self.objects.values() if not is_left_out(item)]
+        self._barriers.open(waiting)
         self._learn(waiting)
         while waiting:
             self._visited += 1
@@ -395,7 +405,7 @@ class Region:
     def _divided(self, items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         """Return the items with one reference, and those with several that are no constants.
 
-        Shared memory, and tensors to which torch's C++ code may refer, count as those with several.
+        Shared memory, arrays of objects, and tensors to which torch's C++ code may refer count as those with several.
         """
         type_ids = self._learn(items)
         counts = list(map(sys.getrefcount, items))
@@ -414,6 +424,9 @@ class Region:
             apart += _known_to_torch(of_types(self._tensor_types, singles))
         if not self._segment_types.isdisjoint(type_ids):
             apart += of_types(self._segment_types, singles)
+        if not self._array_types.isdisjoint(type_ids):
+            arrays = of_types(self._array_types, singles)
+            apart += compress(arrays, holding_objects(arrays))
         if apart:
             keys = set(map(id, apart))
             singles = [item for item in singles if id(item) not in keys]

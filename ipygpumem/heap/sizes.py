@@ -39,13 +39,13 @@ from ipygpumem.heap.bulk import (
     of_types,
     one_of_each,
 )
-from ipygpumem.heap.knowledge.barriers import Barriers
+from ipygpumem.heap.knowledge.barriers import Barriers, is_left_out
 from ipygpumem.heap.knowledge.own_bytes import STORAGE_BYTES, OwnBytes, of_storages, of_tensors
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.libraries import ObjectPart, Piece, parts_of
 from ipygpumem.heap.walk import Group, Walk
 from ipygpumem.interrupts import is_from_signal
-from ipygpumem.introspect import ATOMS, HAS_REFERENCES, class_dict, is_instance, name_of, text_of, type_name
+from ipygpumem.introspect import ATOMS, HAS_REFERENCES, is_instance, name_of, type_name
 from ipygpumem.records import RetainedArray
 
 MOST_SIZED = 4_000_000
@@ -155,8 +155,9 @@ class Sizes(Walk):
             self._waiting.pop(id(value))
             self.seen.discard(id(value))
         shares, remaining = list[Share](), list[ObjectPart]()
-        is_other_class = is_instance(value, type) and not is_own_class(value)
-        is_skipped = id(value) in self.seen or is_other_class or self.is_stopped()
+        is_skipped = id(value) in self.seen or is_left_out(value) or self.is_stopped()
+        if not is_skipped:
+            self._barriers.open([value])
         parts = [] if is_skipped else self._parts(value)
         for part in parts:
             if part.objects is None:
@@ -164,7 +165,7 @@ class Sizes(Walk):
             else:
                 shares += self._of_part(part)
         before = self._total()
-        self._take(list(class_dict(value).values()) if is_own_class(value) else [value])
+        self._take([value])
         self._finish()
         size = self._total() - before
         shares += [Share(name, part.kind, name, part.items, size) for part in remaining for name in part.names]
@@ -467,18 +468,13 @@ class Sizes(Walk):
             self._add(device, size)
 
 
-def is_own_class(value: object) -> bool:
-    """Return True for a class of the notebook or script."""
-    return is_instance(value, type) and text_of(class_dict(value).get("__module__")) == "__main__"
-
-
 def sizeable(values: Sequence[object]) -> list[object]:
     """Return the values without plain numbers, short text, modules, and classes of libraries."""
     texts, kinds = of_types(ATOMS, values), one_of_each(values)
     chosen = set(map(id, compress(texts, map(_LARGE.__le__, map(sys.getsizeof, texts)))))
-    classes = {key for key, one in kinds.items() if is_instance(one, type)}
-    chosen.update(map(id, filter(is_own_class, of_types(classes, values))))
-    plain = {key for key, one in kinds.items() if is_instance(one, ModuleType)} | classes | ATOMS
+    asked = {key for key, one in kinds.items() if is_instance(one, type) or is_instance(one, ModuleType)}
+    chosen.update(id(item) for item in of_types(asked, values) if not is_left_out(item))
+    plain = asked | ATOMS
     return [item for item in values if id(type(item)) not in plain or id(item) in chosen]
 
 

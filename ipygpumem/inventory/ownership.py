@@ -31,6 +31,9 @@ _MOST_PLACES = 4
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _PARTS_SHOWN, _LEAST_SHARE = 5, 0.01
 _SMALL = ReferencePath("smaller objects, which something else uses too", "")
+_HIDDEN_CYCLE = ReferencePath(
+    "a cycle through an array of objects, which Python never frees", "set the array's elements to None before"
+)
 _UNSEEN = ReferencePath("something that cannot be seen from Python: a running function or compiled code", "")
 
 
@@ -123,6 +126,9 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
         if named or region.may_share:
             hidden = roots.hidden | {id(region.objects), id(region.folded), id(holding)}
             groups, held = _holders(name, holding, region, held, replace(roots, hidden=hidden), is_name=is_name)
+        cycles = region.in_hidden_cycles()
+        if cycles:
+            groups[_HIDDEN_CYCLE] = set(cycles)
         held_parts, counted = _parts(region, groups, held)
         freed = region.bytes_of(every - counted)
     device_bytes = sum((Counter(part.device_bytes) for part in held_parts), freed)

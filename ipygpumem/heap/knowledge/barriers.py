@@ -25,6 +25,7 @@ from ipygpumem.heap.bulk import by_identity, of_types, one_of_each, types_of, wi
 from ipygpumem.heap.holders.frames import is_users, running_ids
 from ipygpumem.heap.holders.tasks import storage_of_context
 from ipygpumem.introspect import (
+    HEAP_TYPE,
     class_dict,
     is_instance,
     is_users_class,
@@ -38,7 +39,9 @@ _FUNCTION, _FRAME = {id(FunctionType)}, {id(FrameType)}
 
 
 class Barriers:
-    """The barriers of one walk. It keeps some objects alive: use it, then drop it.
+    """The barriers of one walk.
+
+    Objects are known by their identities, because all of them stay alive during a look.
 
     Args:
         namespaces: identities of further dicts that are not entered, because they contain the user's names.
@@ -52,8 +55,8 @@ class Barriers:
         """Identities of dicts that are not entered."""
         self._namespaces.update(map(id, [sys.modules, *storages]))
         self._running: set[int] = running_ids()
-        self._kept_alive: list[object] = [*modules, *storages]
-        """Objects whose identities must not be reused."""
+        self._storages = storages
+        """Kept alive, so that their identities are not reused."""
         self._known: set[int] = set()
         """Identities of the types that ``learn`` has seen."""
         self._closed: set[int] = set()
@@ -66,6 +69,11 @@ class Barriers:
     def may_enter(self, item: object) -> bool:
         """Return True if a walk enters an object."""
         return bool(self.entered([item]))
+
+    def open(self, objects: Sequence[object]) -> None:
+        """Let walks enter some modules, classes or frames, because they begin there."""
+        self.entered(objects)
+        self._verdicts.update(dict.fromkeys(map(id, objects), True))
 
     def entered(self, objects: Sequence[Any]) -> Sequence[Any]:
         """Return the objects that a walk enters."""
@@ -94,7 +102,7 @@ class Barriers:
                 continue
             self._known.add(type_id)
             is_loop = loop is not None and is_instance(example, loop)
-            if is_loop or is_instance(example, CodeType) or module_of(example).partition(".")[0] in TOOLS:
+            if is_loop or is_instance(example, CodeType) or _is_of_tool(example):
                 self._closed.add(type_id)
             elif any(is_instance(example, kind) for kind in (ModuleType, type, FrameType)):
                 self._asked.add(type_id)
@@ -107,15 +115,12 @@ class Barriers:
         for namespace in by_identity(list(namespaces)).values():
             if text_of(namespace.get("__name__")) in sys.modules and id(namespace) not in self._namespaces:
                 self._namespaces.add(id(namespace))
-                self._kept_alive.append(namespace)
 
     def _refused(self, objects: Sequence[object]) -> set[int]:
         """Return the identities of the modules, classes and frames that are not entered."""
         for key, item in by_identity(objects).items():
             if key not in self._verdicts:
                 self._verdicts[key] = self._may_enter(item)
-                if not self._verdicts[key]:  # of one that is entered, references are counted
-                    self._kept_alive.append(item)
         return {key for key in map(id, objects) if not self._verdicts[key]}
 
     def _may_enter(self, item: Any) -> bool:
@@ -123,7 +128,22 @@ class Barriers:
             return id(item) not in self._running and is_users(item)
         if is_instance(item, ModuleType):
             return id(item) not in self._modules
-        return is_users_class(item) and not _can_be_imported(item)
+        return _is_users_class(item) and not _can_be_imported(item)
+
+
+_DATA_OF_TOOLS = ("IPython.core.display", "IPython.lib.display")
+"""Modules of IPython whose objects are the user's data, such as images."""
+
+
+def _is_of_tool(item: object) -> bool:
+    module = module_of(item)
+    return module.partition(".")[0] in TOOLS and module not in _DATA_OF_TOOLS
+
+
+def _is_users_class(kind: Any) -> bool:
+    """Return True for a class of the user, also one from code that belongs to no module, as after ``runpy``."""
+    has_module = text_of(class_dict(kind).get("__module__")) in sys.modules
+    return is_users_class(kind) or (not has_module and type.__dict__["__flags__"].__get__(kind) & HEAP_TYPE > 0)
 
 
 def is_left_out(item: Any) -> bool:
@@ -131,9 +151,9 @@ def is_left_out(item: Any) -> bool:
     if is_instance(item, ModuleType):
         return item is sys.modules.get(text_of(module_dict(item).get("__name__")))
     if is_instance(item, type):
-        return not is_users_class(item)
+        return not _is_users_class(item)
     is_foreign = is_of_library(item, "asyncio", "AbstractEventLoop") or is_instance(item, CodeType)
-    return is_foreign or module_of(item).partition(".")[0] in TOOLS
+    return is_foreign or _is_of_tool(item)
 
 
 def _can_be_imported(kind: type) -> bool:
