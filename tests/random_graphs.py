@@ -771,7 +771,7 @@ def examined(graph: Graph, look: Look) -> list[tuple[str, int, int, list[str], s
             exec(compile(statement, "cell", "exec"), namespace)
     except Exception as error:
         return [("", 0, 0, [], f"{type(error).__name__}: {error}")]
-    gc.collect()
+    collect()
     before = {name for name, reference in alive.items() if reference() is not None}
     slack_bytes = SLACK_BYTES * (len(graph.nodes) + 1)
     wrong = list[tuple[str, int, int, list[str], str]]()
@@ -792,9 +792,14 @@ def examined(graph: Graph, look: Look) -> list[tuple[str, int, int, list[str], s
 def alive_without(name: str, namespace: dict[str, Any], alive: dict[str, Any]) -> str:
     """Delete a name; return the payloads that are still alive."""
     del namespace[name]
-    for _ in range(3):  # what finalizers of the first collection drop
-        gc.collect()
+    collect()
     return json.dumps([payload for payload, reference in alive.items() if reference() is not None])
+
+
+def collect() -> None:
+    """Collect garbage, and what it drops: arrays of objects and finalizers free more cycles."""
+    for _ in range(3):
+        gc.collect()
 
 
 def in_fork(work: Callable[[], str]) -> str:

@@ -23,11 +23,6 @@ WITHIN = 0.05
 SMALL_BYTES = 1 << 16
 """Bytes of containers and names, which one command counts and another does not."""
 
-CLASS = "why does not enter a class of the notebook; top enters one only if a name refers to it"
-METHODS = "only leaks reads what the functions of an instance's class keep: closures, defaults, globals"
-GLOBALS = "only leaks reads the globals of a function from another module"
-FRAMES = "only leaks reads the locals of a frame that is no part of a traceback"
-STRUCTURED = "the references in a structured array are not counted, so the holder is out of sight for del"
 BUFFER = "the references in a memoryview of compiled code are not counted, so the holder is out of sight for del"
 GRAPH = "top does not read autograd graphs; why of an expression counts the model's memory, too"
 DICTS = "leaks gives each instance a dict, and so makes it larger"
@@ -39,32 +34,7 @@ PART = "survivors and leaks name one part of the object, why the whole object"
 TEXT = "one step is written in two ways"
 
 KNOWN_SIZES: dict[str, str] = {
-    "named : a class with text": CLASS,
-    "left : a class with text": CLASS,
-    "named : an enumeration": CLASS,
-    "left : an enumeration": CLASS,
-    "named numpy: a class with arrays": CLASS,
-    "left numpy: a class with arrays": CLASS,
-    "named : a property that closes over data": METHODS,
-    "left : a property that closes over data": METHODS,
-    "named : a method's default argument": METHODS,
-    "left : a method's default argument": METHODS,
-    "named : a class of runpy": METHODS,
-    "left : a class of runpy": METHODS,
-    "named : an object of runpy": METHODS,
-    "left : an object of runpy": METHODS,
-    "named : a function of runpy": GLOBALS,
-    "left : a function of runpy": GLOBALS,
-    "named : a function of exec": GLOBALS,
-    "left : a function of exec": GLOBALS,
-    "named : frames": FRAMES,
-    "left : frames": FRAMES,
-    "named : a list of the stack": FRAMES,
-    "left : a list of the stack": FRAMES,
-    "named numpy: a structured array of objects": STRUCTURED,
-    "left numpy: a structured array of objects": STRUCTURED,
-    "named numpy: a structured array of arrays": STRUCTURED,
-    "left numpy: a structured array of arrays": STRUCTURED,
+    "left numpy: a class with arrays": "leaks does not list a class that an experiment has left",
     "named sklearn: a compiled query of scikit-learn": BUFFER,
     "left sklearn: a compiled query of scikit-learn": BUFFER,
     "named torch: losses": GRAPH,
@@ -112,15 +82,6 @@ KNOWN_HOLDERS: dict[str, str] = {
     "place : a function's attribute": TEXT,
     "place : a module": "survivors name the module by the notebook's variable, leaks and why by its own name",
     "place : a default argument": TEXT,
-    "left : a class with text": CLASS,
-    "left : an enumeration": CLASS,
-    "left numpy: a class with arrays": CLASS,
-    "left : a property that closes over data": METHODS,
-    "left : a method's default argument": METHODS,
-    "left : a class of runpy": METHODS,
-    "left : an object of runpy": METHODS,
-    "left : a function of runpy": GLOBALS,
-    "left : a function of exec": GLOBALS,
     "named sklearn: a tree of neighbours": BUFFER,
     "left sklearn: a tree of neighbours": BUFFER,
     "place : two places": "each search ends at another one of two holders",
@@ -137,6 +98,8 @@ if sys.version_info[:2] in ((3, 11), (3, 12)):
     KNOWN_SIZES |= dict.fromkeys(WITH_INLINE_ATTRIBUTES, DICTS)
 if sys.version_info < (3, 11):
     KNOWN_SIZES["place : a suspended generator"] = GROWTH
+NEVER_FREED = {"named numpy: an object in a cycle through an array"}
+"""Questions about objects that ``del`` does not free, which only ``why`` says."""
 UNSEEN = {
     "named : a written StringIO",
     "left : a written StringIO",
@@ -144,10 +107,6 @@ UNSEEN = {
     "left : a database in memory",
     "named : a compressor",
     "left : a compressor",
-    "named : a module made by hand",
-    "left : a module made by hand",
-    "left : HTML",
-    "left : an image of IPython",
     "named polars: a lazy frame",
     "left polars: a lazy frame",
     "named polars: a lazy frame of a query",
@@ -223,6 +182,8 @@ def test_commands_name_the_same_size(question: str, answers_to: Callable[[str], 
     largest = max(answer.size_bytes for answer in answers)
     least = (1 - WITHIN) * largest - SMALL_BYTES
     exact = [answer for answer in answers if not answer.is_at_least]
+    if question in NEVER_FREED:
+        exact = [answer for answer in exact if not answer.command.startswith("why: del")]
     assert {answer.command: answer.size_bytes for answer in exact if answer.size_bytes < least} == {}, answers
     assert (largest < MIB) is (question in UNSEEN), answers
 

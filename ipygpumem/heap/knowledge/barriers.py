@@ -14,7 +14,7 @@ A module or class that nothing but some objects refers to is none of these: the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from operator import not_
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -31,7 +31,6 @@ from ipygpumem.introspect import (
     is_users_class,
     module_dict,
     module_of,
-    name_of,
     text_of,
 )
 
@@ -128,7 +127,7 @@ class Barriers:
             return id(item) not in self._running and is_users(item)
         if is_instance(item, ModuleType):
             return id(item) not in self._modules
-        return _is_users_class(item) and not _can_be_imported(item)
+        return _is_made_at_run_time(item)
 
 
 _DATA_OF_TOOLS = ("IPython.core.display", "IPython.lib.display")
@@ -140,23 +139,31 @@ def _is_of_tool(item: object) -> bool:
     return module.partition(".")[0] in TOOLS and module not in _DATA_OF_TOOLS
 
 
-def _is_users_class(kind: Any) -> bool:
-    """Return True for a class of the user, also one from code that belongs to no module, as after ``runpy``."""
-    has_module = text_of(class_dict(kind).get("__module__")) in sys.modules
-    return is_users_class(kind) or (not has_module and type.__dict__["__flags__"].__get__(kind) & HEAP_TYPE > 0)
-
-
 def is_left_out(item: Any) -> bool:
     """Return True for an object whose content is never counted, not even if a name of the user refers to it."""
     if is_instance(item, ModuleType):
         return item is sys.modules.get(text_of(module_dict(item).get("__name__")))
     if is_instance(item, type):
-        return not _is_users_class(item)
+        return not (is_users_class(item) or _is_made_at_run_time(item))
     is_foreign = is_of_library(item, "asyncio", "AbstractEventLoop") or is_instance(item, CodeType)
     return is_foreign or _is_of_tool(item)
 
 
-def _can_be_imported(kind: type) -> bool:
-    """Return True if a class has its name in the module that defines it."""
+def _is_made_at_run_time(kind: type) -> bool:
+    """Return True for a class that a statement made, if its module has no such name: a function made it, or ``exec``.
+
+    ``exec`` without a ``__name__`` makes classes that claim to be of ``builtins``.
+    """
+    if not type.__dict__["__flags__"].__get__(kind) & HEAP_TYPE:
+        return False
     module: Any = sys.modules.get(text_of(class_dict(kind).get("__module__")))
-    return is_instance(module, ModuleType) and module_dict(module).get(name_of(kind)) is kind
+    if not is_instance(module, ModuleType):
+        return True
+    found: Any = None
+    space: Mapping[str, Any] = module_dict(module)
+    for name in type.__dict__["__qualname__"].__get__(kind).split("."):
+        found = space.get(name)
+        if not is_instance(found, type):
+            break
+        space = class_dict(found)
+    return found is not kind
