@@ -247,15 +247,17 @@ def _in_container(name: str, container: Any, allowance: Allowance) -> list[_Stor
     is_dict = id(type(container)) in _DICT_TYPES
     keys = list(islice(container, _MOST_ITEMS)) if is_dict else range(len(items))
     found = list[tuple[_Path, BaseException]]()
-    inner = list[tuple[object, Any]]()
+    # Two lists: ten thousand pairs would make Python collect the young garbage, which makes all that is young old.
+    inner_keys, inner = list[object](), list[Any]()
     for key, item in zip(keys, items, strict=False):
         type_id = id(type(item))
         if type_id in error_types:
             found.append(((key,), item))
         elif type_id in _CONTAINERS and 0 < len(item) <= _MOST_INSIDE:
-            inner.append((key, item))
+            inner_keys.append(key)
+            inner.append(item)
     direct = len(found)
-    containers, are_only_errors = _in_inner(inner, found, allowance)
+    containers, are_only_errors = _in_inner(inner_keys, inner, found, allowance)
     if direct + containers == len(container) > 1 and are_only_errors:
         return [(error, name, container, ()) for _, error in found[:_MOST_STORED]]
     if not any(type(container) is kind for kind in _WITH_PLACES) or not all(_key_code(path[0]) for path, _ in found):
@@ -264,20 +266,23 @@ def _in_container(name: str, container: Any, allowance: Allowance) -> list[_Stor
 
 
 def _in_inner(
-    inner: Sequence[tuple[object, Any]], found: list[tuple[_Path, BaseException]], allowance: Allowance
+    keys: Sequence[object],
+    inner: Sequence[Any],
+    found: list[tuple[_Path, BaseException]],
+    allowance: Allowance,
 ) -> tuple[int, bool]:
-    """Add the errors in the inner containers of a container to ``found``.
+    """Add the errors in the inner containers of a container, which have these ``keys``, to ``found``.
 
     Returns:
         The number of inner containers with errors, and True if these have only numbers and text besides.
     """
     containers, are_only_errors = 0, True
-    for some in chunks(inner, _AT_ONCE):
+    for some_keys, some in zip(chunks(keys, _AT_ONCE), chunks(inner, _AT_ONCE), strict=True):
         if len(found) >= _MOST_STORED or allowance.is_spent():
             break
-        if not kinds_of(gc.get_referents(*[item for _, item in some]), BaseException):
+        if not kinds_of(gc.get_referents(*some), BaseException):
             continue
-        for key, item in some:
+        for key, item in zip(some_keys, some, strict=True):
             errors = _errors_in(item)
             if not errors:
                 continue
