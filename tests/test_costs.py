@@ -36,7 +36,7 @@ MOST = {
     "a look at what grows, each name": 0.07,
     "a recovery, each object": 0.002,
     "a recovery, each name": 0.01,
-    "a recovery, each frame": 150,
+    "a recovery, each frame": 160,
     "with torch, the first experiment": 2300,
     "with torch, an empty experiment": 2080,
     "with torch, a trivial cell": 201,

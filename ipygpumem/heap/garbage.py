@@ -221,18 +221,23 @@ class Garbage:
         With ``since``, look only at objects made after that mark, if they are still young. Add to ``falls`` how far RSS
         fell in each collection, without other Python threads.
         """
+        return self._collect_among(objects_since(since), falls)
+
+    def collect_young(self, falls: list[int] | None = None) -> int:
+        """Collect the garbage that is still young; all garbage if the collector is off, or has no young generations."""
+        return self._collect_among(young_objects() if _YOUNG and gc.isenabled() else None, falls)
+
+    def _collect_among(self, young: list[object] | None, falls: list[int] | None) -> int:
+        """Collect the garbage among the young objects, or all garbage, and empty the list."""
         self._falls = falls
         try:
-            return self._collect_since(since)
+            return self._collect_all() if young is None else self._collect_new(young)
         finally:
             self._falls = None
 
-    def _collect_since(self, since: GcMark | None) -> int:
-        young = objects_since(since)
-        if young is None:
-            return self._collect_all()
+    def _collect_new(self, young: list[object]) -> int:
         run_code = _that_run_code(young)
-        del young
+        young.clear()  # the callers' references to the list stay
         died = self._make_old()
         # Objects that a finaliser freed may be old.
         return died + self._collect_all() if any(reference() is None for reference in run_code) else died
@@ -331,9 +336,16 @@ def objects_since(mark: GcMark | None) -> list[object] | None:
     """
     if mark is None or not gc.isenabled():
         return None
-    young = gc.get_objects(generation=0)  # its own, not a new list, which would contain itself: a cycle
-    young += gc.get_objects(generation=1)
+    young = young_objects()
     return young if any(map(is_, young, repeat(mark))) and mark.is_last() else None
+
+
+def young_objects() -> list[object]:
+    """Return the tracked objects that a collection of the young generations examines. The list keeps them alive."""
+    young = gc.get_objects(generation=0)  # its own, not a new list, which would contain itself: a cycle
+    if 1 in _YOUNG:
+        young += gc.get_objects(generation=1)
+    return young
 
 
 def _that_run_code(items: Sequence[object]) -> list[Callable[[], object]]:

@@ -14,7 +14,7 @@ import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import compress, islice
 from types import FrameType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
@@ -44,6 +44,8 @@ _DICT_TYPES, _CLEARABLE_TYPES = set(map(id, _DICTS)), set(map(id, _CLEARABLE))
 _CONTAINERS = set(map(id, CONTAINERS)) | _DICT_TYPES
 _AT_ONCE = 40
 """Number of inner containers to read before another look at the allowance."""
+_NAMES_AT_ONCE, _ITEMS_AT_ONCE = 200, 1000
+"""Number of names, and of items of a container, that are skipped together if none of them holds an error."""
 _ARGUMENTS, _CLASS = {id(tuple), id(dict)}, {id(type)}
 """Types of an error's arguments and attributes, and of its class."""
 _NOT_FOLLOWED = {*ATOMS, *map(id, (type, ModuleType, FrameType))}
@@ -224,18 +226,42 @@ def _stored(named: Mapping[str, object], allowance: Allowance) -> list[_Stored]:
     found = list[_Stored]()
     cleared = set[int]()
     error_types = kinds_of(list(named.values()), BaseException)
-    for name, value in named.items():
-        type_id = id(type(value))
-        if type_id in error_types and len(found) < _MOST_STORED:
-            found.append((value, name, None, ()))  # type: ignore[arg-type]  # its type says so
-        elif type_id in _CONTAINERS and value and id(value) not in cleared:
-            if allowance.is_spent():
-                break
-            some = _in_container(name, value, allowance)
-            if type_id in _CLEARABLE_TYPES and some:
-                cleared.add(id(value))  # its other names need no statement of their own
-            found += some
+    for names, values in _that_may_hold_errors(named, error_types):
+        for name, value in zip(names, values, strict=True):
+            type_id = id(type(value))
+            if type_id in error_types and len(found) < _MOST_STORED:
+                found.append((value, name, None, ()))
+            elif type_id in _CONTAINERS and value and id(value) not in cleared:
+                if allowance.is_spent():
+                    return found
+                some = _in_container(name, value, allowance)
+                if type_id in _CLEARABLE_TYPES and some:
+                    cleared.add(id(value))  # its other names need no statement of their own
+                found += some
     return found
+
+
+def _that_may_hold_errors(
+    named: Mapping[str, object], error_types: set[int]
+) -> Iterator[tuple[Sequence[str], Sequence[Any]]]:
+    """Yield names and their objects, without most of those that hold no errors.
+
+    So 100,000 names of short lists of numbers take no step each.
+    """
+    names, values = list(named), list(named.values())
+    for some_names, some in zip(chunks(names, _NAMES_AT_ONCE), chunks(values, _NAMES_AT_ONCE), strict=True):
+        containers = of_types(_CONTAINERS, some)
+        short = _short(containers)
+        if types_of(some).isdisjoint(error_types) and len(short) == len(containers):
+            inside = gc.get_referents(*short)
+            if types_of(inside).isdisjoint(kinds_of(inside, BaseException) | _CONTAINERS):
+                continue
+        yield some_names, some
+
+
+def _short(containers: Sequence[Any]) -> list[Any]:
+    """Return the containers that are read if they are in another one."""
+    return list(compress(containers, map(_MOST_INSIDE.__ge__, map(len, containers))))
 
 
 def _in_container(name: str, container: Any, allowance: Allowance) -> list[_Stored]:
@@ -249,13 +275,17 @@ def _in_container(name: str, container: Any, allowance: Allowance) -> list[_Stor
     found = list[tuple[_Path, BaseException]]()
     # Two lists: ten thousand pairs would make Python collect the young garbage, which makes all that is young old.
     inner_keys, inner = list[object](), list[Any]()
-    for key, item in zip(keys, items, strict=False):
-        type_id = id(type(item))
-        if type_id in error_types:
-            found.append(((key,), item))
-        elif type_id in _CONTAINERS and 0 < len(item) <= _MOST_INSIDE:
-            inner_keys.append(key)
-            inner.append(item)
+    for some_keys, some in zip(chunks(keys, _ITEMS_AT_ONCE), chunks(items, _ITEMS_AT_ONCE), strict=True):
+        short = _short(of_types(_CONTAINERS, some))
+        if types_of(some).isdisjoint(error_types) and not kinds_of(gc.get_referents(*short), BaseException):
+            continue  # without a step for each of many items
+        for key, item in zip(some_keys, some, strict=True):
+            type_id = id(type(item))
+            if type_id in error_types:
+                found.append(((key,), item))
+            elif type_id in _CONTAINERS and 0 < len(item) <= _MOST_INSIDE:
+                inner_keys.append(key)
+                inner.append(item)
     direct = len(found)
     containers, are_only_errors = _in_inner(inner_keys, inner, found, allowance)
     if direct + containers == len(container) > 1 and are_only_errors:

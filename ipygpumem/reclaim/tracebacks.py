@@ -298,6 +298,11 @@ _RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERA
 _OWNERS = ((GeneratorType, "gi_frame"), (CoroutineType, "cr_frame"), (AsyncGeneratorType, "ag_frame"))
 
 
+def is_resumed(frame: FrameType) -> bool:
+    """Return True for the frame of a generator or coroutine."""
+    return bool(frame.f_code.co_flags & _RESUMED)
+
+
 def frame_of(item: object) -> FrameType | None:
     """Return the frame of a generator or coroutine that has not finished; None for any other object."""
     name = next((name for kind, name in _OWNERS if type(item) is kind), None)

@@ -10,6 +10,8 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from itertools import compress, repeat
+from operator import not_
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -60,12 +62,14 @@ def references_of_names(shell: Any) -> Counter[int]:
 
 def named_objects(shell: Any) -> dict[str, object]:
     """Return the notebook's names, names with an underscore last, then its outputs."""
-    namespace = {name: value for name, value in list(shell.user_ns.items()) if type(name) is str}
+    namespace = dict(shell.user_ns)
     if is_exactly(namespace.get("open"), FunctionType):  # IPython's own
         namespace.pop("open")
     names = ownable(namespace)
-    found = {name: namespace[name] for name in names if not name.startswith("_")}
-    found |= {name: namespace[name] for name in names}
+    is_private = list(map(str.startswith, names, repeat("_")))  # in C: there may be 100,000 names
+    if any(is_private):
+        names = [*compress(names, map(not_, is_private)), *compress(names, is_private)]
+    found = dict(zip(names, map(namespace.__getitem__, names), strict=True))
     outputs: Any = namespace.get("_oh")
     kept = list(dict.items(outputs)) if is_instance(outputs, dict) else []
     return found | {f"Out[{number}]": value for number, value in kept if type(number) is int}
