@@ -211,3 +211,33 @@ def test_an_estimate_with_a_broken_torch_says_so_in_one_line() -> None:
         sys.modules["torch"] = torch
         with pytest.raises(EstimateError, match="torch cannot make estimates: "):
             estimating.loaded()
+
+
+EXPANDED = {
+    "a name": "start {name}",
+    "a dollar": "start $name",
+    "an attribute": "start {name.upper()}",
+    "nothing": "start plain",
+    "an unknown name": "start {unknown}",
+}
+
+
+@pytest.mark.parametrize("call", ["%experiment LINE", "get_ipython().run_line_magic('experiment', 'LINE')"])
+@pytest.mark.parametrize("line", EXPANDED.values(), ids=EXPANDED)
+def test_variables_in_a_line_are_replaced_as_ipython_does(loaded: InteractiveShell, call: str, line: str) -> None:
+    loaded.run_cell("name = 'one'")
+    loaded.run_cell(call.replace("LINE", line))
+    (experiment,) = app_of(loaded).experiments.open
+    assert experiment.name == loaded.var_expand(line).removeprefix("start ")
+
+
+def test_locals_of_the_calling_function_are_replaced_in_a_line(loaded: InteractiveShell) -> None:
+    loaded.run_cell(
+        """
+def inner(local):
+    get_ipython().run_line_magic("experiment", "start {local}")
+inner("two")
+"""
+    )
+    (experiment,) = app_of(loaded).experiments.open
+    assert experiment.name == "two"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -32,8 +33,7 @@ class GpuMemMagics(Magics):
         for magic in MAGICS:
             name = magic.lstrip("%")
             called = _Called(self, magic)
-            if name == "gpumemit":  # code follows
-                no_var_expand(called)
+            no_var_expand(called)  # see ``_expanded``
             if magic.startswith("%%"):
                 self.magics["cell"][name] = called
             if not magic.startswith("%%") or (name in REWRITTEN and f"%{name}" not in MAGICS):
@@ -97,6 +97,8 @@ class _Called:
 
     def __call__(self, line: str, cell: str | None = None) -> None:
         __tracebackhide__ = True
+        if self.__name__ != "gpumemit":  # code follows
+            line = _expanded(self.__self__.shell, line)
         if cell is not None or self.__name__ == "gpumemit":
             self.__self__.call(self.__name__, line, cell)  # its errors may come from the user's code
             return
@@ -113,3 +115,21 @@ class _Called:
                 raise
             guard = self.__self__._app.context.guard
             guard.failed(f"%{self.__name__}", error, _LOST.get(self.__name__, ""), asked=True)
+
+
+def _expanded(shell: Any, line: str) -> str:
+    """Return a line with its variables, such as ``{name}`` or ``$name``.
+
+    IPython itself copies all names before each line, also if there are 100,000 of them and nothing to replace.
+    """
+    if "{" not in line and "$" not in line:
+        return line
+    depth, frame = 2, sys._getframe(2)  # from here: our magic, and the function of IPython that called it
+    while frame.f_back is not None and frame.f_code.co_name in _CALLERS and frame.f_globals.get("__name__") == _IPYTHON:
+        depth, frame = depth + 1, frame.f_back
+    expanded: str = shell.var_expand(line, depth)
+    return expanded
+
+
+_CALLERS = {"run_line_magic", "run_cell_magic", "magic"}
+_IPYTHON = "IPython.core.interactiveshell"
