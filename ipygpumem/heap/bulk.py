@@ -9,11 +9,11 @@ import gc
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import chain, compress, islice
-from operator import not_
+from itertools import chain, compress, count, islice
+from operator import ne, not_
 from typing import Any, TypeVar
 
-from ipygpumem.introspect import mro_of, type_name
+from ipygpumem.introspect import ID_BYTES, identities, mro_of, type_name
 
 T = TypeVar("T")
 Progress = Callable[[float], None]
@@ -56,6 +56,47 @@ def without_types(unwanted: Collection[int], items: Sequence[T]) -> Sequence[T]:
 def one_of_each(items: Sequence[T]) -> dict[int, T]:
     """Return one item of each type, by the type's identity."""
     return dict(zip(map(id, map(type, items)), items, strict=True))
+
+
+class Kinds:
+    """The types of very many objects, of which most are like their neighbours: less than half of the time."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self._items = items
+        self.examples = dict[int, Any]()
+        """One object of each type, by the type's identity."""
+        self._of_parts = list[set[int]]()
+        """The identities of the types in each part."""
+        types = identities(map(type, items))
+        for part, some in zip(_parts(types), chunks(items, _PART), strict=True):
+            examples = one_of_each(some[:1] if part == part[:ID_BYTES] * len(some) else some)
+            self.examples.update(examples)
+            self._of_parts.append(set(examples))
+
+    def positions(self, kinds: Collection[int]) -> Iterator[int]:
+        """Yield the positions of the objects of these types."""
+        for number, (some, types) in enumerate(zip(chunks(self._items, _PART), self._of_parts, strict=True)):
+            if not types.isdisjoint(kinds):
+                is_wanted = map(kinds.__contains__, map(id, map(type, some)))
+                yield from compress(count(number * _PART), is_wanted)
+
+
+_PART = 500
+"""Number of identities to compare at once."""
+
+
+def _parts(row: bytes) -> Iterator[bytes]:
+    """Yield the bytes of some ``identities`` at a time."""
+    for start in range(0, len(row), _PART * ID_BYTES):
+        yield row[start : start + _PART * ID_BYTES]
+
+
+def differences(first: bytes, second: bytes) -> Iterator[int]:
+    """Yield the positions at which two rows of as many ``identities`` differ; few do, so they are compared in parts."""
+    for number, parts in enumerate(zip(_parts(first), _parts(second), strict=True)):
+        if parts[0] != parts[1]:
+            before, after = (memoryview(part).cast("Q") for part in parts)
+            yield from compress(count(number * _PART), map(ne, before, after))
 
 
 def type_names(items: Sequence[object]) -> list[str]:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, compress
 from operator import not_
 from types import FunctionType
 from typing import Any
 
 from ipygpumem.heap.arrays import Array, Reader, Span, Storages, is_array, library_type, owner_of, place_of
-from ipygpumem.heap.bulk import by_identity
+from ipygpumem.heap.bulk import CONTAINERS, by_identity, chunks, types_of, without_types
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.heap.walk import MOST_AT_START, Walk
-from ipygpumem.introspect import is_instance, module_dict, named_objects, users_modules
+from ipygpumem.introspect import ATOMS, is_instance, module_dict, named_objects, users_modules
 
 _LARGE = 1 << 16
 """Arrays with more bytes are tracked by place, in an entry that the garbage collector has to examine."""
 
+_AT_ONCE, _SHORT = 200, 50
+"""Number of named containers to look into at once, and their average length at most."""
+_CONTAINER_TYPES = set(map(id, CONTAINERS))
 _MOST_INSTALLED = 300
 """Maximum number of objects to enter in an installed module, whose data is at the top level, not in functions."""
 
@@ -37,8 +41,8 @@ def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
     namespaces = {id(names): names for names in map(module_dict, own.values()) if names is not namespace}
     walk = Walk(MOST_AT_START, ("ndarray",), {"__main__", *own}, is_hasty=True)
     walk.pass_over(namespace, *namespaces.values())  # their contents belong to the whole session
-    named = [value for _, value in named_objects(namespace)]
-    values = [*named, *(value for names in namespaces.values() for _, value in named_objects(names))]
+    named = without_types(ATOMS, list(dict(namespace).values()))
+    values = [*_that_may_lead_on(named), *(value for names in namespaces.values() for _, value in named_objects(names))]
     arrays = list(chain.from_iterable(walk.run([(values, None)])))
     complete = walk.complete
     for module in by_identity(walk.of_kind("module", named)).values():
@@ -47,6 +51,19 @@ def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
         arrays += chain.from_iterable(walk.run([(found, None)]))
     walk.drop()
     return arrays, complete
+
+
+def _that_may_lead_on(values: Sequence[object]) -> Iterator[object]:
+    """Yield the values, without short containers of numbers and text: a walk takes half a microsecond for each."""
+    for part in chunks(values, _AT_ONCE):
+        if not _hold_only_atoms(part):
+            yield from part
+
+
+def _hold_only_atoms(containers: Sequence[Any]) -> bool:
+    if not _CONTAINER_TYPES.issuperset(types_of(containers)) or sum(map(len, containers)) > _AT_ONCE * _SHORT:
+        return False
+    return ATOMS.issuperset(types_of(gc.get_referents(*containers)))
 
 
 class BaselineSnapshot:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import NOT_ENTERED, library_type
-from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, types_of
+from ipygpumem.heap.bulk import Kinds, by_identity, chunks, container_base, kinds_of, of_types, types_of
 from ipygpumem.introspect import ATOMS, class_dict, instance_dict, is_users_class, is_users_module, module_dict
 from ipygpumem.scope.scope import ownable
 
@@ -26,7 +26,6 @@ _MOST_NAMES = 10_000
 """Maximum number of names, the latest first."""
 _SHORT = 100
 """Maximum length of containers with known items; of longer ones, the length and the last item are recorded."""
-_SIZED: tuple[Any, ...] = (list, tuple, dict, set, frozenset, deque)
 _ORDERED = {id(kind) for kind in (list, dict, deque)}
 _SKIPPED = (ModuleType, type, *NOT_ENTERED)
 """Types whose objects lead to everything; only attributes of named modules and classes are recorded."""
@@ -54,7 +53,8 @@ class Contents:
         self._ends: dict[int, tuple[int, int]] = {}
         """Length, and identity of the last item or key, of each long container."""
         self._older = max(0, len(namespace) - _MOST_NAMES)
-        values = list(islice(dict(namespace).values(), self._older, None))
+        # From the end, so that the older ones are not touched.
+        values = list(islice(reversed(namespace.values()), _MOST_NAMES))[::-1]
         self._known.update(map(id, values))
         level = _leading(values)
         for owner, space in _spaces(values):
@@ -131,9 +131,10 @@ class Contents:
 
 def _spaces(values: Sequence[Any]) -> Iterator[tuple[Any, dict[str, object]]]:
     """Yield the modules and classes among ``values`` with their namespaces."""
-    for module in of_types(kinds_of(values, ModuleType), values):
+    examples = list(Kinds(values).examples.values())
+    for module in of_types(kinds_of(examples, ModuleType), values):
         yield module, module_dict(module)
-    for kind in of_types(kinds_of(values, type), values):
+    for kind in of_types(kinds_of(examples, type), values):
         yield kind, gc.get_referents(class_dict(kind))[0]
 
 
@@ -143,18 +144,27 @@ _NUMBERS = frozenset(id(kind) for kind in (int, float, complex, bool, type(None)
 def _leading(items: Sequence[Any]) -> list[Any]:
     """Return the items, each once, that may refer to more and do not lead to everything."""
     loop = library_type("asyncio", "AbstractEventLoop")  # each task leads to it, and it to all tasks
-    skipped = kinds_of(items, *_SKIPPED, *([loop] if loop else []))
-    found = by_identity(of_types(types_of(items) - skipped - ATOMS, items)).values()
+    examples = Kinds(items).examples
+    skipped = kinds_of(list(examples.values()), *_SKIPPED, *([loop] if loop else []))
+    kinds = examples.keys() - skipped - ATOMS
+    found = list(by_identity(of_types(kinds, items)).values())
+    if id(dict) not in kinds:
+        return found
     return [item for item in found if type(item) is not dict or "__builtins__" not in item]
 
 
 def _by_length(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return the items without the long containers, and these."""
+    kinds_of_base: dict[Any, set[int]] = {}
+    for key, one in Kinds(items).examples.items():
+        kinds_of_base.setdefault(container_base(type(one)), set()).add(key)
     long = dict[int, object]()
-    for base in _SIZED:
-        if kinds := kinds_of(items, base):
+    for base, kinds in kinds_of_base.items():
+        if base is not None:
             sized = of_types(kinds, items)
             long.update(by_identity(list(compress(sized, map(_SHORT.__lt__, map(base.__len__, sized))))))
+    if not long:
+        return list(items), []
     return list(compress(items, map(not_, map(long.__contains__, map(id, items))))), list(long.values())
 
 

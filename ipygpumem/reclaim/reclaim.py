@@ -9,24 +9,24 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
-from itertools import chain, compress, repeat
-from operator import is_, is_not, ne
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import compress, count, repeat
+from operator import is_, ne
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from ipygpumem import interrupts
 from ipygpumem.errors import GpuMemError, describe_error
-from ipygpumem.heap.arrays import library_type, watch
-from ipygpumem.heap.bulk import one_of_each
+from ipygpumem.heap.arrays import library_type, read_array, watch
+from ipygpumem.heap.bulk import Kinds, differences
 from ipygpumem.heap.garbage import Garbage, GcMark, weak
-from ipygpumem.introspect import is_instance, loaded
+from ipygpumem.introspect import identities, is_instance, loaded
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import has_mps, loaded_torch
 from ipygpumem.probes.allocator import snapshots
 from ipygpumem.probes.host import free_heap_bytes, malloc_trim
 from ipygpumem.records import FreeingStep, Reading
-from ipygpumem.scope.scope import ownable
+from ipygpumem.scope.scope import is_ownable
 
 Step = tuple[str, Callable[[], object]]
 """A step's name and function.
@@ -201,44 +201,61 @@ class NameSnapshot:
 
     Dead objects may leave objects behind in reference cycles, except tensors, which refer to nothing. It keeps no
     object alive, and does not cover objects that only other objects refer to. There may be 100,000 names: only
-    tensors cost a Python call each.
+    tensors, and objects that support weak references, cost a Python object each.
     """
 
-    def __init__(self, namespace: dict[str, Any]) -> None:
-        now = dict(namespace)  # one object, where a list of 100,000 pairs makes the collector examine them
-        names = ownable(chain(compress(now, map(gc.is_tracked, now.values())), _arrays_of_objects(now)))
-        values = list(map(now.__getitem__, names))
-        kinds, tensor_type = one_of_each(values), library_type("torch", "Tensor")
-        array_type = library_type("numpy", "ndarray")  # NumPy does not resize an array that has weak references
-        tensors = {kind for kind, one in kinds.items() if tensor_type is not None and is_instance(one, tensor_type)}
-        arrays = {kind for kind, one in kinds.items() if array_type is not None and is_instance(one, array_type)}
-        weakly = {kind for kind, one in kinds.items() if weak(one) is not None} - tensors - arrays
-        self._tensors = {name: (id(value), watch(value)) for name, value in _of_kinds(tensors, names, values)}
-        self._weakly = {name: weakref.ref(value) for name, value in _of_kinds(weakly, names, values)}
-        self._others = {name: id(value) for name, value in _of_kinds(kinds.keys() - tensors - weakly, names, values)}
+    def __init__(self, namespace: dict[str, Any], names: tuple[str, ...] = ()) -> None:
+        """Take a snapshot; ``names`` are those of the namespace, if the caller has a tuple of them."""
+        values = tuple(namespace.values())
+        self._names = names if len(names) == len(values) else tuple(namespace)
+        self._identities = identities(values)
+        self._leads_on = bytearray(map(gc.is_tracked, values))
+        """For each name 1 if its object may refer to more, 0 for numbers and text."""
+        kinds = Kinds(values)
+        array_type = library_type("numpy", "ndarray")
+        array_kinds = _kinds_that_derive_from(array_type, kinds.examples)
+        for position in kinds.positions(array_kinds):
+            self._leads_on[position] = read_array("dtype", values[position]).hasobject
+        tensor_kinds = _kinds_that_derive_from(library_type("torch", "Tensor"), kinds.examples)
+        # NumPy does not resize an array that has weak references.
+        weak_kinds = {kind for kind, one in kinds.examples.items() if weak(one) is not None}
+        weak_kinds -= tensor_kinds | array_kinds
+        self._tensors: dict[str, tuple[int, Callable[[], bool]]] = {}
+        self._weakly: dict[str, weakref.ref[Any]] = {}
+        for position in self._owned(kinds.positions(tensor_kinds)):
+            value = values[position]
+            self._tensors[self._names[position]] = id(value), watch(value)
+            self._leads_on[position] = False  # known better
+        for position in self._owned(kinds.positions(weak_kinds)):
+            self._weakly[self._names[position]] = weakref.ref(values[position])
 
     def some_may_live_on(self, namespace: dict[str, Any]) -> bool:
         """Return True if an object has lost its name, and it or an object that it referred to may be still alive."""
-        if any(map(ne, self._others.values(), map(id, map(namespace.get, self._others, repeat(_GONE))))):
+        if any(True for _ in self._owned(self._changed(namespace))):
             return True
-        alive = list(map(weakref.ref.__call__, self._weakly.values()))
-        now = map(namespace.get, self._weakly, repeat(_GONE))
-        if any(map(is_, alive, repeat(None))) or any(map(is_not, alive, now)):
+        # A new object may have the identity of one that has died.
+        if any(map(is_, map(weakref.ref.__call__, self._weakly.values()), repeat(None))):
             return True
         return any(
             earlier != id(namespace.get(name)) and is_alive() for name, (earlier, is_alive) in self._tensors.items()
         )
 
+    def _owned(self, positions: Iterable[int]) -> Iterator[int]:
+        """Yield the positions of names that are the user's, and whose objects may refer to more."""
+        for position in positions:
+            if self._leads_on[position] and is_ownable(self._names[position]):
+                yield position
 
-def _of_kinds(kinds: Collection[int], names: list[str], values: list[Any]) -> Iterator[tuple[str, Any]]:
-    """Return the names and values of these types, by the types' identities."""
-    return compress(zip(names, values, strict=True), map(kinds.__contains__, map(id, map(type, values))))
+    def _changed(self, namespace: dict[str, Any]) -> Iterator[int]:
+        """Return the positions of the names that have other objects now."""
+        if identities(namespace) == identities(self._names):
+            return differences(self._identities, identities(namespace.values()))
+        values = map(namespace.get, self._names, repeat(_GONE))
+        return compress(count(), map(ne, memoryview(self._identities).cast("Q"), map(id, values)))
 
 
-def _arrays_of_objects(names: dict[str, Any]) -> list[str]:
-    """Return the names of object arrays, which the collector does not look into."""
-    array_type: Any = library_type("numpy", "ndarray")
-    if array_type is None:
-        return []
-    arrays = compress(names.items(), map(is_, map(type, names.values()), repeat(array_type)))
-    return [name for name, array in arrays if array.dtype.hasobject]
+def _kinds_that_derive_from(base: type | None, kinds: Mapping[int, object]) -> set[int]:
+    """Return the identities of the types that derive from a library's class, if it is loaded."""
+    if base is None:
+        return set()
+    return {kind for kind, one in kinds.items() if is_instance(one, base)}

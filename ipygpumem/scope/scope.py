@@ -6,6 +6,7 @@ back. It handles names only, not memory or IPython.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from operator import is_
 from types import ModuleType
 from typing import Any
 
-from ipygpumem.introspect import is_instance
+from ipygpumem.introspect import identities, is_instance
 from ipygpumem.scope.bindings import Bindings
 from ipygpumem.scope.instrumenting import BINDS, HAS_BOUND, HAS_ENDED, HAS_IMPORTED, MAY_BIND, split_event
 
@@ -78,9 +79,12 @@ class Scope:
         self._drop_imports = drop_imports
         self._clock = clock if clock is not None else itertools.count()
         self._saved_by_others = saved_by_others
-        self._first = tuple(namespace)
-        self._outer = dict.fromkeys(self._first)
-        """Names that are known to be older; a dict without values is not examined by the collector."""
+        self.first = tuple(namespace)
+        """The names at the start."""
+        self._is_first_whole = True
+        """False once a name of the start may be at its old position with a new object."""
+        self._saved_elsewhere: list[dict[Any, None]] = [dict.fromkeys(objects) for objects in saved_by_others()]
+        """Names that other threads' scopes will restore: some may be unbound now."""
         self._assigned: set[str] = set()
         self._imported: set[str] = set()
         self._either: set[str] = set()
@@ -95,8 +99,18 @@ class Scope:
         self._maybe: Namespace = {}
         """Old objects of the names that the running statement may bind."""
         self.outcome = Outcome()
-        for objects in saved_by_others():  # among them may be names that are unbound now
-            self._outer.update(dict.fromkeys(objects))
+
+    @functools.cached_property
+    def _outer(self) -> dict[Any, None]:
+        """Names that are known to be older.
+
+        Made when one is looked up, which an empty scope among 100,000 names never does. A dict without values is not
+        examined by the collector.
+        """
+        names: dict[Any, None] = dict.fromkeys(self.first)
+        for saved_names in self._saved_elsewhere:
+            names.update(saved_names)
+        return names
 
     def note(self, bindings: Bindings, reported: Iterable[str] = ()) -> None:
         """Record the names that code of this scope may bind; it reports its imports of those ``reported`` itself."""
@@ -223,25 +237,30 @@ class Scope:
 
     def own_names(self) -> list[str]:
         """Return the names that the end of this scope would delete, restore or keep."""
+        later = self._later_names()
         # There may be 100,000 names, hardly any of them this scope's.
-        new = filter(is_ownable, filterfalse(self._outer.__contains__, self._later_names()))
+        new = filter(is_ownable, filterfalse(self._outer.__contains__, later)) if later else ()
         return [name for name in (*self.waiting, *new) if self._is_own(name)]
 
     def _later_names(self) -> tuple[Any, ...]:
         """Return the names added since the start, or all names if an older one has been deleted."""
-        names, first = tuple(self._namespace), len(self._first)
-        return names[first:] if self._begins_with(self._first, names) else names
+        names = tuple(self._namespace)
+        return names[len(self.first) :] if self._begin_with_first(names) else names
 
     def gone(self) -> list[str]:
         """Return the outer names that no longer exist."""
-        if len(self._outer) == len(self._first) and self._begins_with(self._first, tuple(self._namespace)):
+        if self._begin_with_first(tuple(self._namespace)) and self._has_only_first():
             return []
         return list(filterfalse(self._namespace.__contains__, list(self._outer)))
 
-    @staticmethod
-    def _begins_with(first: tuple[Any, ...], names: tuple[Any, ...]) -> bool:
-        """Return True if ``names`` begin with ``first``; dicts keep their order. Twice as fast as single look-ups."""
-        return len(names) >= len(first) and all(map(is_, names, first))
+    def _begin_with_first(self, names: tuple[Any, ...]) -> bool:
+        """Return True if ``names`` begin with the names of the start; dicts keep their order."""
+        return self._is_first_whole and identities(names).startswith(identities(self.first))
+
+    def _has_only_first(self) -> bool:
+        """Return True if the outer names are those of the start."""
+        is_made = "_outer" in vars(self)
+        return len(self._outer) == len(self.first) if is_made else not self._saved_elsewhere
 
     def names_to_delete(self, own: list[str]) -> list[str]:
         """Return the ``own`` names whose objects the end of this scope drops."""
@@ -270,6 +289,8 @@ class Scope:
 
     def misspelt_keep(self) -> list[str]:
         """Return the plain names in ``keep`` that neither exist nor occur in the scope's code."""
+        if not self._keep:
+            return []
         known = self._assigned | self._imported | self._outer.keys()
         return [pattern for pattern in self.unmatched_keep() if pattern.isidentifier() and pattern not in known]
 
@@ -320,7 +341,7 @@ class Scope:
                 if name not in self._outer and name not in self._shared and not stays:
                     del other.waiting[name]
                     other._outer.pop(name, None)
-                    other._first = ()
+                    other._is_first_whole = False
                     self._outer[name] = None
 
     def restore_all(self) -> None:
@@ -401,7 +422,7 @@ def note_deleted(scopes: Sequence[Scope], name: str) -> None:
         if not scope._shadows(name) or scope.is_saved_by_others(name):
             return
         scope._outer.pop(name, None)
-        scope._first = ()  # rebound, it may be at its old position with a new object
+        scope._is_first_whole = False  # rebound, it may be at its old position with a new object
 
 
 def settle(scopes: Sequence[Scope]) -> None:

@@ -758,7 +758,7 @@ class Experiment(Block):
         self.was_started = True
         self.outputs_at_start = self.outputs.mark()
         with growth_for("the list of what is there before an experiment"):
-            self._baseline = self._experiments.survivors.baseline(self.remarks)
+            self._baseline = self._experiments.survivors.baseline(self.remarks, self.scope.first)
         if self.budget is not None:
             self._limits.callback(self.budget.stop)  # before an interrupt can come between
             self.budget.start()
@@ -942,7 +942,8 @@ class Experiment(Block):
 
         try:
             search = ArraySearch()
-            namespace, values = self._context.namespace, self._baseline.contents.unknown(self._context.namespace)
+            namespace = self._context.namespace
+            values = functools.partial(self._baseline.contents.unknown, namespace)
             keepers = (*self.scope.outcome.kept, *self.scope.shared())
             arrays = [array for name in keepers for _, array in search.find(namespace.get(name))]
             kept = {array.storage for array in arrays}

@@ -109,7 +109,9 @@ class WatchedName:
 class Baseline:
     """The names and arrays at the start of an experiment."""
 
-    def __init__(self, context: ShellContext, remarks: list[str], known: Iterable[Span]) -> None:
+    def __init__(
+        self, context: ShellContext, remarks: list[str], known: Iterable[Span], names: tuple[str, ...]
+    ) -> None:
         self._namespace = context.namespace
         self._before: BaselineSnapshot | None = None
         self._failed = False
@@ -122,7 +124,7 @@ class Baseline:
                 self._failed = True
                 why = f"because the baseline at the start failed: {describe_error(error)}"
                 remarks.append(f"objects still alive will not be listed, {why}")
-        self._names = NameSnapshot(context.namespace)
+        self._names = NameSnapshot(context.namespace, names)
         self.contents = Contents(context.namespace)
         self._made, self._garbage = ObjectsSince(), context.garbage
         self._threads = frozenset(sys._current_frames())
@@ -173,8 +175,8 @@ class HostGrowth(NamedTuple):
     """RAM that an experiment leaves in use, and what is known about it."""
 
     size_bytes: int
-    kept: list[object]
-    """The objects of names that the user has kept."""
+    kept: Callable[[], list[object]]
+    """Returns the objects of names that the user has kept."""
     names: dict[int, str]
     """The experiment's names, by the identity of their objects."""
     remarks: list[str]
@@ -193,10 +195,10 @@ class Survivors:
         self._deleted: dict[str, tuple[int, WatchedName | None, Callable[[], object] | None]] = {}
         """For each name that a cell may have deleted: the cell's number, and the name's arrays and object."""
 
-    def baseline(self, remarks: list[str]) -> Baseline:
-        """Return a baseline of the current state; a failure is added to ``remarks``."""
+    def baseline(self, remarks: list[str], names: tuple[str, ...]) -> Baseline:
+        """Return a baseline of the current state, with these names; a failure is added to ``remarks``."""
         watched = [is_alive for item in self.known for is_alive, _ in item.arrays]
-        return Baseline(self._context, remarks, [one.place for one in watched if isinstance(one, WatchedArray)])
+        return Baseline(self._context, remarks, [one.place for one in watched if isinstance(one, WatchedArray)], names)
 
     @staticmethod
     def watch(named: Iterable[tuple[str, object]], search: ArraySearch) -> list[WatchedName]:
@@ -336,7 +338,7 @@ class Survivors:
                 baseline.objects_since(),
                 elsewhere=baseline.elsewhere(),
                 counted=sizes,
-                kept=growth.kept,
+                kept=growth.kept(),
                 smallest=self._context.config.min_held_bytes,
                 size_bytes=growth.size_bytes - size_of(array for item in alive for array in item.alive()),
             )
