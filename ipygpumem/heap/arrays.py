@@ -18,7 +18,7 @@ from itertools import chain, compress, repeat
 from operator import attrgetter, not_
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.bulk import chunks, kinds_of, of_types, one_of_each, type_names, without_types
+from ipygpumem.heap.bulk import Kinds, chunks, kinds_of, of_types, one_of_each, type_names, without_types
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import class_dict, instance_dict, is_atom, is_instance, module_of, text_of, type_name
 
@@ -347,6 +347,10 @@ class PlainTensors(NamedTuple):
     """Bytes of the storages."""
     devices: list[str]
 
+    def has_sizes(self) -> bool:
+        """Return True if all tensors have memory of a known size."""
+        return _INTEGERS.issuperset(map(type, self.sizes)) and "meta" not in self.devices
+
     def of(self, chosen: Iterable[object]) -> PlainTensors:
         """Return the rows for which ``chosen`` is true."""
         chosen = list(chosen)
@@ -372,6 +376,7 @@ class Reader:
         self._strided = torch.strided
         self._layout, self._shape = self.base.layout.__get__, self.base.shape.__get__
         self._storage, self._nbytes = self.base.untyped_storage, self._storage_type.nbytes
+        self._is_cpu = self.base.is_cpu.__get__
         self._is_shared = self._storage_type.is_shared
         self._getters: dict[str, Callable[[Any], Any]] = {}
         self._foreign: dict[int, bool] = {}
@@ -439,25 +444,40 @@ class Reader:
 
     def plain(self, tensors: Sequence[Any]) -> tuple[PlainTensors, list[Any]]:
         """Return the tensors whose only storage is their own, read in C, and the rest."""
-        foreign = {key for key, one in one_of_each(tensors).items() if self.is_foreign(one)}
+        foreign = {key for key, one in Kinds(tensors).examples.items() if self.is_foreign(one)}
         found, rest = PlainTensors([], [], [], [], []), list[Any]()
         for part in chunks(tensors):
             own = without_types(foreign, part)
-            storages = each(self._storage, own)
-            devices = list(map(self.text, each(attrgetter("device"), storages)))
-            columns = own, storages, each(attrgetter("_cdata"), storages), each(self._nbytes, storages), devices
+            columns = self._columns(own)
             # A sparse tensor has no storage, and torch.compile may not have decided a size yet.
-            is_plain = [
-                kind is int and text != "meta" for kind, text in zip(map(type, columns[3]), devices, strict=True)
-            ]
-            for column, more in zip(list[Any](found), columns, strict=True):
-                column.extend(compress(more, is_plain))
+            if columns.has_sizes():
+                for column, more in zip(list[Any](found), columns, strict=True):
+                    column.extend(more)
+            else:
+                is_plain = [
+                    type(size) is int and text != "meta"
+                    for size, text in zip(columns.sizes, columns.devices, strict=True)
+                ]
+                for column, more in zip(list[Any](found), columns, strict=True):
+                    column.extend(compress(more, is_plain))
+                rest += compress(own, map(not_, is_plain))
             rest += of_types(foreign, part) if foreign else []
-            rest += compress(own, map(not_, is_plain))
         return found, rest
+
+    def _columns(self, tensors: Sequence[Any]) -> PlainTensors:
+        """Return what is known of tensors, with None for what they do not have."""
+        storages = each(self._storage, tensors)
+        if all(each(self._is_cpu, tensors)):  # without an object for each device
+            devices = ["cpu"] * len(tensors)
+        else:
+            devices = list(map(self.text, each(attrgetter("device"), storages)))
+        keys, sizes = each(attrgetter("_cdata"), storages), each(self._nbytes, storages)
+        return PlainTensors(list(tensors), storages, keys, sizes, devices)
 
     def are_shared(self, storages: Sequence[Any], devices: Sequence[str]) -> list[bool]:
         """Return for each storage whether other processes may share its host memory."""
+        if set(devices) == {"cpu"}:
+            return list(map(self._is_shared, storages))
         # An accelerator's storage always says so.
         return [device == "cpu" and self._is_shared(one) for device, one in zip(devices, storages, strict=True)]
 
@@ -535,6 +555,8 @@ class Reader:
         sizes = [] if any(map(self.is_foreign, one_of_each(tensors).values())) else each(self._shape, tensors)
         if None in sizes or not sizes or not _INTEGERS.issuperset(map(type, chain.from_iterable(sizes))):
             return list(map(self.shape, tensors))
+        if sizes.count(sizes[0]) == len(sizes):  # most are like their neighbours
+            return [tuple(sizes[0])] * len(sizes)
         plain = {size: tuple(size) for size in set(sizes)}
         return list(map(plain.__getitem__, sizes))
 

@@ -19,6 +19,9 @@ T = TypeVar("T")
 Progress = Callable[[float], None]
 """Called with the finished share of the work."""
 
+ROWS: set[int] = set()
+"""Identities of our own types of rows, which refer only to numbers and text; an inventory may have a million rows."""
+
 OBSERVERS: list[Callable[[], object]] = []
 """Called again and again while objects are followed: the memory guard raises ``MemoryError`` there."""
 
@@ -101,7 +104,9 @@ def differences(first: bytes, second: bytes) -> Iterator[int]:
 
 def type_names(items: Sequence[object]) -> list[str]:
     """Return the name of each item's type."""
-    names = {key: type_name(one) for key, one in one_of_each(items).items()}
+    names = {key: type_name(one) for key, one in Kinds(items).examples.items()}
+    if len(names) == 1:
+        return [*names.values()] * len(items)
     return list(map(names.__getitem__, map(id, map(type, items))))
 
 

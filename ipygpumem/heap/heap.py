@@ -32,7 +32,7 @@ from ipygpumem.heap.arrays import (
     library_type,
     places_of,
 )
-from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, one_of_each, types_of
+from ipygpumem.heap.bulk import ROWS, by_identity, chunks, kinds_of, of_types, one_of_each, types_of, without_types
 from ipygpumem.heap.holders.frames import emptied_locals, running_locals
 from ipygpumem.introspect import ATOMS, is_atom, is_instance
 from ipygpumem.probes.accelerators import loaded_torch
@@ -176,7 +176,7 @@ class Heap:
             for _, those, kinds in roles:
                 if not kinds.isdisjoint(kinds_here):
                     those += of_types(kinds, part)
-            yield gc.get_referents(*part)
+            yield gc.get_referents(*(part if ROWS.isdisjoint(kinds_here) else without_types(ROWS, part)))
         yield from _referents_of(_contents(self.ndarrays))
 
     def of_types(self, kinds: set[int]) -> list[object]:

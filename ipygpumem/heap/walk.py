@@ -242,6 +242,9 @@ class Walk:
                 arrays, leading = self._sift(part, with_paths=label is not None)
                 if label is None:
                     self._queue.extend(zip(chunks(leading, _AT_ONCE), repeat("")))
+                elif len(arrays) == len(part) and not leading:  # such as a list of a million tensors
+                    places_here = range(start, start + len(part))
+                    self.paths.update(zip(map(id, arrays), map(label, places_here), strict=True))
                 elif arrays or leading:
                     from_last = range(start + len(part) - 1, start - 1, -1)
                     places = dict(zip(map(id, reversed(part)), from_last, strict=True))
@@ -343,9 +346,12 @@ class Walk:
 
     def _new(self, items: Sequence[Any]) -> list[Any]:
         by_key = by_identity(items)
+        if self.seen.isdisjoint(by_key):
+            self.seen.update(by_key)
+            return list(by_key.values())
         new = by_key.keys() - self.seen
         self.seen |= new
-        return list(by_key.values()) if len(new) == len(by_key) else [by_key[key] for key in by_key if key in new]
+        return [by_key[key] for key in by_key if key in new]
 
 
 # -- with their sizes -----------------------------------------------------------------------------------------------
@@ -455,10 +461,14 @@ class NamedArrays(Walk):
 
     def named(self, roots: Collection[tuple[str, object]]) -> dict[int, Any]:
         """Return the arrays and other objects behind names, by identity; those on the shortest paths first."""
+        return by_identity(self.arrays_behind(roots))
+
+    def arrays_behind(self, roots: Collection[tuple[str, object]]) -> list[Any]:
+        """Return the same as a list; their identities are the keys of ``paths``, too."""
         names, values = list(map(itemgetter(0), roots)), list(map(itemgetter(1), roots))
-        found = dict[int, Any]()
+        found = list[Any]()
         for arrays in self.run([(values, names.__getitem__)]):
-            found.update(by_identity(arrays))
+            found += arrays
         return found
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:

@@ -12,6 +12,7 @@ from itertools import compress
 from operator import attrgetter
 from typing import Literal, NamedTuple, get_args
 
+from ipygpumem.heap.bulk import ROWS
 from ipygpumem.probes.nvml import device_here
 from ipygpumem.records import Record
 from ipygpumem.units import format_bytes, format_change
@@ -51,6 +52,9 @@ class TensorRecord(NamedTuple):
     """Identity of the storage within its library; equal in two inventories if the storage is the same."""
     note: str = ""
     """Why the size is missing, or not that of a storage."""
+
+
+ROWS.add(id(TensorRecord))
 
 
 class TensorGroup(NamedTuple):

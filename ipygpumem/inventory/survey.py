@@ -14,14 +14,13 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import compress, repeat
-from operator import attrgetter, not_
+from operator import attrgetter, itemgetter, not_
 from types import FrameType, ModuleType
 from typing import Any
 
 from ipygpumem.heap.arrays import Memory, Reader, Storages, describe, each, is_array, library_type, memory_of, place_of
-from ipygpumem.heap.bulk import Progress, chunks, kinds_of, no_progress, of_types, type_names, without_types
+from ipygpumem.heap.bulk import Kinds, Progress, chunks, kinds_of, no_progress, of_types, type_names
 from ipygpumem.heap.heap import Heap, refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.frames import peek
 from ipygpumem.heap.holders.nodes import has_graph
@@ -98,9 +97,9 @@ class _Survey:
         self._heap = Heap()
         progress(0.25)
         names = NamedArrays()
-        self._named = names.named(roots)
+        self._named = names.arrays_behind(roots)
         progress(0.7)
-        self._labels = Labels(names.paths, cells_of(names.paths, cell_of))
+        self._labels = Labels(names.paths, cell_of)
         names.drop()
         if not names.complete:
             self.notes.append("the search for names stopped early: some tensors are shown without their names")
@@ -112,9 +111,9 @@ class _Survey:
 
     def _all(self, base: type, on_heap: Sequence[object]) -> list[Any]:
         """Return all instances of a library's class, named ones first; ``on_heap`` are those the collector lists."""
-        named = list(self._named.values())
-        more = compress(on_heap, map(not_, map(self._named.__contains__, map(id, on_heap))))
-        return [*of_types(kinds_of(named, base), named), *more]
+        kinds = kinds_of(list(Kinds(self._named).examples.values()), base)
+        more = compress(on_heap, map(not_, map(self._labels.paths.__contains__, map(id, on_heap))))
+        return [*(of_types(kinds, self._named) if kinds else ()), *more]
 
     def records(self, storages: Storages | None) -> list[TensorRecord]:
         """Return the records of all tensors and arrays, the largest first; add torch's storages to ``storages``."""
@@ -134,7 +133,7 @@ class _Survey:
                 records += listed.records(roles)
                 if listed.unread:
                     self.notes.append(f"the memory of {len(listed.unread)} tensors {listed.unread[0]}")
-        buffers = _jax_records(self._named.values(), self._labels)
+        buffers = _jax_records(self._named, self._labels)
         shown |= _shown_by_jax(arrays, buffers)
         records += buffers.values()
         records += array_records(arrays, self._labels, shown)
@@ -173,25 +172,44 @@ def torch_reader() -> Iterator[Reader | None]:
 _MAPPED = "a memory map: bytes of the file, not all of them in RAM"
 
 
-@dataclass(frozen=True)
 class Labels:
-    """The notebook's names of tensors and arrays, by identity."""
+    """The notebook's names of tensors and arrays, by identity.
 
-    paths: dict[int, str]
-    cells: dict[int, int | None]
-    """The cell that bound the first part of the path."""
+    Attributes:
+        paths: the name of each.
+    """
+
+    def __init__(self, paths: dict[int, str], cell_of: CellOf) -> None:
+        self.paths = paths
+        self._cell_of = cell_of
+        self._cells: dict[str, int | None] = {"": None}
+        """The cell that bound the first part of a path, by the path up to its first bracket."""
+
+    def cells(self, paths: Sequence[str | None]) -> list[int | None]:
+        """Return for each path the cell that bound its first part; None without a path."""
+        texts = [path or "" for path in paths]
+        first = texts[0].partition("[")[0] if texts else ""
+        if first in self._cells and first != "Out" and all(map(str.startswith, texts, repeat(f"{first}["))):
+            return [self._cells[first]] * len(texts)  # such as the items of a list of a million tensors
+        heads = list(map(itemgetter(0), map(str.partition, texts, repeat("["))))
+        if any(head == "Out" or head.startswith("list(") for head in set(heads)):
+            heads = list(map(_head_of, texts))
+        for head in set(heads) - self._cells.keys():
+            self._cells[head] = self._cell_of(first_part(head.replace("list(", "")).rstrip(")"))
+        return list(map(self._cells.__getitem__, heads))
+
+    def cell(self, item: object) -> int | None:
+        """Return the cell that bound the first part of an array's name."""
+        return self.cells([self.paths.get(id(item))])[0]
 
 
-def cells_of(paths: Mapping[int, str], cell_of: CellOf) -> dict[int, int | None]:
-    """Return the cell that bound the first part of each path, by the array's identity."""
-    heads = [path if path.startswith(("Out[", "list(")) else path.partition("[")[0] for path in paths.values()]
-    cells = {head: cell_of(first_part(head.replace("list(", "")).rstrip(")")) for head in dict.fromkeys(heads)}
-    return dict(zip(paths, map(cells.__getitem__, heads), strict=True))
+def _head_of(path: str) -> str:
+    return path if path.startswith(("Out[", "list(")) else path.partition("[")[0]
 
 
 def add_gradients(reader: Reader, tensors: list[Any], labels: Labels) -> list[Any]:
     """Add the gradients, which may not have had a Python object, named after their tensors; return them."""
-    known = set(map(id, tensors))
+    known = set[int]()
     gradients: list[Any] = []
     for tensor in compress(list(tensors), each(reader.base.requires_grad.__get__, tensors)):
         # A computed tensor has none unless it was told to retain it; reading the attribute would print a warning.
@@ -201,12 +219,12 @@ def add_gradients(reader: Reader, tensors: list[Any], labels: Labels) -> list[An
         if gradient is None:
             continue
         gradients.append(gradient)
+        known = known or set(map(id, tensors))
         if id(gradient) not in known:
             known.add(id(gradient))
             tensors.append(gradient)
         if id(tensor) in labels.paths and id(gradient) not in labels.paths:
             labels.paths[id(gradient)] = f"{labels.paths[id(tensor)]}.grad"
-            labels.cells[id(gradient)] = labels.cells[id(tensor)]
     return gradients
 
 
@@ -222,8 +240,10 @@ class TensorList:
         for _, memory in wholes:
             for key in memory.storages:
                 self._wholes.setdefault(key, []).append(memory)
-        shared = self._wholes.keys() | {key for key, number in Counter(plain.keys).items() if number > 1}
-        is_shared = list(map(shared.__contains__, plain.keys))
+        shared = set(self._wholes)
+        if len(set(plain.keys)) < len(plain.keys):
+            shared.update(key for key, number in Counter(plain.keys).items() if number > 1)
+        is_shared = list(map(shared.__contains__, plain.keys)) if shared else []
         self._memories = [*wholes, *((tensor, reader.memory(tensor)) for tensor in compress(plain.tensors, is_shared))]
         self._alone = plain.of(map(not_, is_shared)) if shared else plain
         """The tensors that share their storage with no other tensor."""
@@ -278,54 +298,63 @@ class TensorList:
             if not self._is_part(memory):  # otherwise it is listed with the whole
                 together.setdefault(tuple(memory.storages) or (id(tensor),), []).append((tensor, memory))
         some = [found[0] if len(found) == 1 else min(found, key=self._rank) for found in together.values()]
+        shown = self._shown
+        tensors = [tensor for tensor, _ in some]
         found = self._records(
-            roles,
-            [tensor for tensor, _ in some],
-            list(together),
+            tensors,
+            [key[0] for key in together],
             [memory.device or self._reader.device(tensor) for tensor, memory in some],
             [sum(memory.storages.values()) for _, memory in some],
-            [len(found) - 1 for found in together.values()],
+            _roles(roles, together, map(id, tensors)),
+            [len(tensors) - 1 + sum(map(shown.__getitem__, key)) for key, tensors in together.items()],
             [memory.shared for _, memory in some],
             [memory.note for _, memory in some],
         )
-        for tensors, storages, keys, sizes, devices in zip(*map(chunks, self._alone), strict=True):
-            zeros, texts = [0] * len(keys), [""] * len(keys)
+        for part, storages, keys, sizes, devices in zip(*map(chunks, self._alone), strict=True):
+            kinds: Iterable[Role] = _roles(roles, zip(keys), map(id, part)) if roles else repeat("other", len(part))
+            aliases: Iterable[int] = map(shown.__getitem__, keys) if shown else repeat(0, len(part))
             shared = self._reader.are_shared(storages, devices)
-            found += self._records(roles, tensors, list(zip(keys)), devices, sizes, zeros, shared, texts)
+            found += self._records(part, keys, devices, sizes, kinds, aliases, shared, repeat("", len(part)))
         return found
 
     def _records(
         self,
-        roles: Mapping[int, Role],
         tensors: Sequence[Any],
-        keys: Sequence[tuple[int, ...]],
+        keys: Sequence[int],
         devices: Sequence[str],
         sizes: Sequence[int],
-        aliases: Sequence[int],
+        kinds: Iterable[Role],
+        aliases: Iterable[int],
         shared: Sequence[bool],
-        notes: Sequence[str],
+        notes: Iterable[str],
     ) -> list[TensorRecord]:
         """Return the records of tensors on different storages: read column by column in C; there may be a million."""
-        reader, owners, shown = self._reader, self._owners, self._shown
-        ids = list(map(id, tensors))
-        requires = list(map(bool, each(reader.base.requires_grad.__get__, tensors)))
+        reader, owners = self._reader, self._owners
+        names = list(map(self._labels.paths.get, map(id, tensors)))
+        requires: Iterable[bool] = repeat(False, len(tensors))
+        in_graph: Iterable[bool] = repeat(False, len(tensors))
+        if any(given := each(reader.base.requires_grad.__get__, tensors)):
+            requires = list(map(bool, given))
+            in_graph = [is_so and has_graph(one) for is_so, one in zip(requires, tensors, strict=True)]
+        libraries: Iterable[str] = repeat("torch", len(tensors))
+        if owners:
+            libraries = ["numpy" if key in owners else "torch" for key in keys]
+            keys = [owners.get(key, key) for key in keys]
         columns = (
-            map(self._labels.paths.get, ids),
+            names,
             type_names(tensors),
             reader.shapes(tensors),
             map(reader.text, each(reader.base.dtype.__get__, tensors)),
             devices,
             sizes,
-            _roles(roles, keys, ids) if roles else repeat("other", len(ids)),
+            kinds,
             requires,
-            [is_so and has_graph(one) for is_so, one in zip(requires, tensors, strict=True)],
-            map(self._labels.cells.get, ids),
-            [more + sum(map(shown.__getitem__, key)) for more, key in zip(aliases, keys, strict=True)]
-            if shown
-            else aliases,
+            in_graph,
+            self._labels.cells(names),
+            aliases,
             shared,
-            ["numpy" if key[0] in owners else "torch" for key in keys],
-            [owners.get(key[0], key[0]) for key in keys],
+            libraries,
+            keys,
             notes,
         )
         return list(map(functools.partial(tuple.__new__, TensorRecord), zip(*columns, strict=True)))
@@ -361,7 +390,7 @@ def array_records(arrays: Sequence[object], labels: Labels, shown: set[int]) -> 
             dtype=found.dtype,
             device="cpu",
             size_bytes=found.size_bytes,
-            cell=labels.cells.get(id(item)),
+            cell=labels.cell(item),
             library="numpy" if is_array(owner) else "buffer",
             storage=key,
             note=_MAPPED if type_name(owner) == "mmap" else "",
@@ -397,9 +426,12 @@ def _parameters(tensors: Sequence[Any]) -> Iterator[Any]:
     base = library_type("torch.nn", "Parameter")
     if base is None:
         return
-    own = kinds_of(tensors, base)
-    yield from of_types(own, tensors)
-    for tensor in without_types(own | {id(base.__base__)}, tensors):
+    examples = Kinds(tensors).examples
+    own = kinds_of(list(examples.values()), base)
+    subclasses = examples.keys() - own - {id(base.__base__)}
+    if own:
+        yield from of_types(own, tensors)
+    for tensor in of_types(subclasses, tensors) if subclasses else ():
         if (instance_dict(tensor) or {}).get("_is_param") is True:
             yield tensor  # torch's mark on a subclass's parameters
 
@@ -466,7 +498,7 @@ def _jax_record(array: Any, labels: Labels) -> TensorRecord:
         dtype=str(array.dtype),
         device="cpu" if first.platform == "cpu" else f"jax:{first.id if number is None else number}",
         size_bytes=int(array.on_device_size_in_bytes()),
-        cell=labels.cells.get(id(array)),
+        cell=labels.cell(array),
         library="jax",
         storage=id(array) if is_spread or not array.is_ready() else int(array.unsafe_buffer_pointer()),
         note=f"on {len(devices)} devices: the bytes of all" if is_spread else "",
