@@ -465,7 +465,7 @@ class Reader:
         return found, rest
 
     def _columns(self, tensors: Sequence[Any]) -> PlainTensors:
-        """Return what is known of tensors, with None for what they do not have."""
+        """Return the storages, sizes and devices of tensors, with None where a tensor has none."""
         storages = each(self._storage, tensors)
         if all(each(self._is_cpu, tensors)):  # without an object for each device
             devices = ["cpu"] * len(tensors)

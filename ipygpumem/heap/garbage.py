@@ -221,23 +221,26 @@ class Garbage:
         With ``since``, look only at objects made after that mark, if they are still young. Add to ``falls`` how far RSS
         fell in each collection, without other Python threads.
         """
-        return self._collect_among(objects_since(since), falls)
-
-    def collect_young(self, falls: list[int] | None = None) -> int:
-        """Collect the garbage that is still young; all garbage if the collector is off, or has no young generations."""
-        return self._collect_among(young_objects() if _YOUNG and gc.isenabled() else None, falls)
-
-    def _collect_among(self, young: list[object] | None, falls: list[int] | None) -> int:
-        """Collect the garbage among the young objects, or all garbage, and empty the list."""
         self._falls = falls
         try:
-            return self._collect_all() if young is None else self._collect_new(young)
+            return self._collect_since(since)
         finally:
             self._falls = None
 
-    def _collect_new(self, young: list[object]) -> int:
+    def collect_young(self, falls: list[int] | None = None) -> int:
+        """Collect the garbage that is still young; all garbage if the collector is off, or has no young generations."""
+        self._falls = falls
+        try:
+            return self._make_old() if _YOUNG and gc.isenabled() else self._collect_all()
+        finally:
+            self._falls = None
+
+    def _collect_since(self, since: GcMark | None) -> int:
+        young = objects_since(since)
+        if young is None:
+            return self._collect_all()
         run_code = _that_run_code(young)
-        young.clear()  # the callers' references to the list stay
+        del young
         died = self._make_old()
         # Objects that a finaliser freed may be old.
         return died + self._collect_all() if any(reference() is None for reference in run_code) else died

@@ -8,7 +8,8 @@ inside the list are counted, as the collector counts them: an object with more r
 everything behind it. The rest is dead. The dead objects die with the list, unless they are in or behind a cycle.
 
 Not seen are cycles that lead through a module, a class of a module, a running frame, or a container of more than 10,000
-items. Their objects stay until Python itself runs a full collection.
+items, and old cycles that only a finaliser of a dead object frees. Their objects stay until Python itself runs a full
+collection.
 """
 
 from __future__ import annotations

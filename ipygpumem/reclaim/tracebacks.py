@@ -314,7 +314,14 @@ def _in_use(candidates: list[FrameType]) -> set[int]:
     if sys.version_info >= (3, 11):
         return {id(frame) for frame in candidates if not _refers_to_its_code(frame)}
     running = {id(frame) for top in sys._current_frames().values() for frame in stack(top)}
-    made = [frame for frame in candidates if frame.f_code.co_flags & _RESUMED]
+    made = list[FrameType]()
+    for frame in candidates:
+        # A search for the owner passes over the heap. Each traceback has IPython's frames, and the frame of a stand-in,
+        # which never starts, holds nothing.
+        if is_resumed(frame) and (is_shells(frame) or frame.f_lasti < 0):
+            running.add(id(frame))
+        elif is_resumed(frame):
+            made.append(frame)
     return running | {id(frame_of(item)) for item in (gc.get_referrers(*made) if made else ())}
 
 

@@ -16,11 +16,6 @@ gc.callbacks[:] = [count]
 class Node:
     def __init__(self, held=None):
         self.me, self.held = self, held
-class Closing:
-    def __init__(self, close):
-        self.me, self.close = self, close
-    def __del__(self):
-        self.close()
 class Slotted:
     __slots__ = "me", "held"
 def wait():
@@ -100,11 +95,6 @@ def test_a_recovery_with_too_many_objects_collects_everything(counting: Kernel) 
 def test_a_long_container_is_not_read(counting: Kernel) -> None:
     recovers(counting, failing("rows = [[] for _ in range(200_000)]; array = big(); gc.collect(); full.clear()"))
     assert counting.value("len(full)") == 0
-
-
-def test_garbage_with_a_finaliser_frees_what_is_old(counting: Kernel) -> None:
-    works(counting, "kept = [Node()]; kept[0].held = [big()]; gc.collect()")
-    recovers(counting, failing("closing, array = Closing(kept.clear), big()"))
 
 
 def test_the_frames_locals_are_emptied_as_before(counting: Kernel) -> None:
