@@ -8,7 +8,6 @@ those from inside is also held from outside. So it takes no search of the heap t
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -63,7 +62,7 @@ class Region:
     Attributes:
         objects: the nodes that are objects, by identity.
         pieces: the nodes that are memory of a library.
-        folded: the folded containers and instances of classes written in Python, with ``keeps_folded``.
+        folded: the folded objects that may lead to more, with ``keeps_folded``.
         complete: False if there were too many objects, or graphs with too many nodes.
 
     Raises:
@@ -282,7 +281,7 @@ class Region:
                     self._visited += len(singles)
                     todo.append(singles)
                     if self._keeps_folded:
-                        self.folded += filter(gc.is_tracked, singles)
+                        self.folded += singles
             if references.of_torch or references.of_graphs:
                 waiting += self._add_references_of_torch(references)
 

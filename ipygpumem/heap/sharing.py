@@ -31,7 +31,7 @@ def partners(region: Region, heap: Heap, held: Collection[int]) -> Partners:
     A tensor that a graph from outside has saved is its own partner.
 
     Args:
-        region: has read some objects.
+        region: has read some objects, with ``keeps_folded``.
         heap: the live objects.
         held: objects of the region that are held from outside. A tensor's storage is a partner of these only, because
             torch keeps its Python object while the tensor lives.
@@ -41,8 +41,9 @@ def partners(region: Region, heap: Heap, held: Collection[int]) -> Partners:
     if not own:
         return {}
     candidates = [*heap.of_types(sharing_kinds() | BUFFERS), *heap.ndarrays, *heap.tensors]
-    outside = _Outside(with_memory([item for item in candidates if id(item) not in region.objects]))
-    tensors = [tensor for tensor in heap.tensors if id(tensor) not in region.objects]
+    inside = region.objects.keys() | set(map(id, region.folded))
+    outside = _Outside(with_memory([item for item in candidates if id(item) not in inside]))
+    tensors = [tensor for tensor in heap.tensors if id(tensor) not in inside]
     nodes = Nodes()
     saved = {storage_key(item) for leaves in (True, False) for item in kept_behind(tensors, nodes, leaves=leaves)}
     found: Partners = {}

@@ -331,7 +331,7 @@ def _freed(holding: list[object], references: list[int], device: str, allowance:
         allowance: the time and memory for it.
     """
     with undisturbed():
-        region = Region(holding, allowance, keeps_arrays=True)
+        region = Region(holding, allowance, keeps_folded=True, keeps_arrays=True)
         held = region.held_from_outside(dict(zip(map(id, holding), references, strict=True)))
         allowance.check()
         heap = Heap()  # after counting, because it refers to every object
