@@ -76,12 +76,14 @@ class Kinds:
             self.examples.update(examples)
             self._of_parts.append(set(examples))
 
-    def positions(self, kinds: Collection[int]) -> Iterator[int]:
-        """Yield the positions of the objects of these types."""
+    def positions(self, kinds: Collection[int]) -> list[int]:
+        """Return the positions of the objects of these types."""
+        found = list[int]()
         for number, (some, types) in enumerate(zip(chunks(self._items, _PART), self._of_parts, strict=True)):
             if not types.isdisjoint(kinds):
                 is_wanted = map(kinds.__contains__, map(id, map(type, some)))
-                yield from compress(count(number * _PART), is_wanted)
+                found += compress(count(number * _PART), is_wanted)
+        return found
 
 
 _PART = 500

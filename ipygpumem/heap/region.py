@@ -144,7 +144,7 @@ class Region:
         _, usual = counts.popitem()  # the references that each object has at this moment
         beyond: dict[int, int] = {}
         for key, number in counts.items():
-            beyond[key] = number - usual - self._inside[key] - ours.get(key, 0)
+            beyond[key] = number - usual - self._inside.get(key, 0) - ours.get(key, 0)
         self._add_references_in_torch(beyond)
         return {key for key, number in beyond.items() if number > 0}
 
@@ -490,7 +490,7 @@ class Region:
                 in_torch = count(tensor) - 1
                 if in_torch:
                     beyond[id(tensor)] -= shows_one
-                beyond[id(tensor)] += max(0, in_torch - self._inside_torch[id(tensor)])
+                beyond[id(tensor)] += max(0, in_torch - self._inside_torch.get(id(tensor), 0))
             by_storage: dict[Any, list[Any]] = {}
             for tensor in tensors if count_of_storage is not None else ():
                 by_storage.setdefault(storage_key(tensor), []).append(tensor)

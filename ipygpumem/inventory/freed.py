@@ -25,10 +25,11 @@ def with_freed(
     with undisturbed():
         roots = [named[row.name] for row in found.names]
         region = Region(roots, namespaces=[*namespaces, id(named)])
-        ours = Counter(map(id, named.values())) + Counter(map(id, roots))
-        for key in map(id, roots):
-            ours[key] += references.get(key, 0)
-        freed = region.freed_by(list(map(id, roots)), ours) if region.complete else None
+        keys = list(map(id, roots))
+        ours = Counter(map(id, named.values()))
+        ours.update(keys)
+        ours.update({key: references.get(key, 0) for key in keys})
+        freed = region.freed_by(keys, ours) if region.complete else None
     if freed is None:
         return found
     rows = [row._replace(freed_bytes=dict(size)) for row, size in zip(found.names, freed, strict=True)]

@@ -26,7 +26,7 @@ from ipygpumem.probes.accelerators import has_mps, loaded_torch
 from ipygpumem.probes.allocator import snapshots
 from ipygpumem.probes.host import free_heap_bytes, malloc_trim
 from ipygpumem.records import FreeingStep, Reading
-from ipygpumem.scope.scope import is_ownable
+from ipygpumem.scope.scope import are_ownable
 
 Step = tuple[str, Callable[[], object]]
 """A step's name and function.
@@ -231,7 +231,7 @@ class NameSnapshot:
 
     def some_may_live_on(self, namespace: dict[str, Any]) -> bool:
         """Return True if an object has lost its name, and it or an object that it referred to may be still alive."""
-        if any(True for _ in self._owned(self._changed(namespace))):
+        if self._owned(self._changed(namespace)):
             return True
         # A new object may have the identity of one that has died.
         if any(map(is_, map(weakref.ref.__call__, self._weakly.values()), repeat(None))):
@@ -240,11 +240,11 @@ class NameSnapshot:
             earlier != id(namespace.get(name)) and is_alive() for name, (earlier, is_alive) in self._tensors.items()
         )
 
-    def _owned(self, positions: Iterable[int]) -> Iterator[int]:
-        """Yield the positions of names that are the user's, and whose objects may refer to more."""
-        for position in positions:
-            if self._leads_on[position] and is_ownable(self._names[position]):
-                yield position
+    def _owned(self, positions: Iterable[int]) -> list[int]:
+        """Return the positions of names that are the user's, and whose objects may refer to more."""
+        leading = list(positions)
+        leading = list(compress(leading, map(self._leads_on.__getitem__, leading)))
+        return list(compress(leading, are_ownable(list(map(self._names.__getitem__, leading)))))
 
     def _changed(self, namespace: dict[str, Any]) -> Iterator[int]:
         """Return the positions of the names that have other objects now."""

@@ -41,8 +41,15 @@ def is_ownable(name: object) -> bool:
 def ownable(names: Iterable[Any]) -> list[str]:
     """Return the names that a scope may own, without a Python call for each of many."""
     names = list(names)
-    texts = list(compress(names, map(is_, map(type, names), repeat(str))))
-    return list(compress(texts, map(is_, map(_SHELLS_OWN.fullmatch, texts), repeat(None))))
+    return list(compress(names, are_ownable(names)))
+
+
+def are_ownable(names: Sequence[Any]) -> list[bool]:
+    """Return for each name whether a scope may own it, without a Python call for each of many."""
+    are_texts = list(map(is_, map(type, names), repeat(str)))
+    if all(are_texts):
+        return list(map(is_, map(_SHELLS_OWN.fullmatch, names), repeat(None)))
+    return list(map(is_ownable, names))
 
 
 @dataclass
