@@ -70,6 +70,10 @@ class Kinds:
         """One object of each type, by the type's identity."""
         self._of_parts = list[set[int]]()
         """The identities of the types in each part."""
+        if len(items) <= _PART:
+            self.examples = one_of_each(items)
+            self._of_parts.append(set(self.examples))
+            return
         types = identities(map(type, items))
         for part, some in zip(_parts(types), chunks(items, _PART), strict=True):
             examples = one_of_each(some[:1] if part == part[:ID_BYTES] * len(some) else some)

@@ -44,7 +44,7 @@ _DICT_TYPES, _CLEARABLE_TYPES = set(map(id, _DICTS)), set(map(id, _CLEARABLE))
 _CONTAINERS = set(map(id, CONTAINERS)) | _DICT_TYPES
 _AT_ONCE = 40
 """Number of inner containers to read before another look at the allowance."""
-_NAMES_AT_ONCE, _ITEMS_AT_ONCE = 200, 1000
+_NAMES_AT_ONCE, _ITEMS_AT_ONCE = 2000, 1000
 """Number of names, and of items of a container, that are skipped together if none of them holds an error."""
 _ARGUMENTS, _CLASS = {id(tuple), id(dict)}, {id(type)}
 """Types of an error's arguments and attributes, and of its class."""

@@ -26,7 +26,7 @@ from ipygpumem.probes.accelerators import has_mps, loaded_torch
 from ipygpumem.probes.allocator import snapshots
 from ipygpumem.probes.host import free_heap_bytes, malloc_trim
 from ipygpumem.records import FreeingStep, Reading
-from ipygpumem.scope.scope import are_ownable
+from ipygpumem.scope.scope import ownable
 
 Step = tuple[str, Callable[[], object]]
 """A step's name and function.
@@ -242,9 +242,10 @@ class NameSnapshot:
 
     def _owned(self, positions: Iterable[int]) -> list[int]:
         """Return the positions of names that are the user's, and whose objects may refer to more."""
-        leading = list(positions)
-        leading = list(compress(leading, map(self._leads_on.__getitem__, leading)))
-        return list(compress(leading, are_ownable(list(map(self._names.__getitem__, leading)))))
+        leading = [position for position in positions if self._leads_on[position]]
+        names = list(map(self._names.__getitem__, leading))
+        owned = set(ownable(names))  # in C: there may be 100,000 names
+        return [position for position, name in zip(leading, names, strict=True) if type(name) is str and name in owned]
 
     def _changed(self, namespace: dict[str, Any]) -> Iterator[int]:
         """Return the positions of the names that have other objects now."""
