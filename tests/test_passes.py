@@ -45,7 +45,7 @@ QUIET = {
 }
 PRESENT = {
     "status": (2, 4.1),
-    "leaks": (2, 9.9),
+    "leaks": (3, 9.9),
     "top": (0, 0.0),
     "why of an array": (0, 0.0),
     "why of a list": (0, 0.0),
@@ -55,7 +55,7 @@ PRESENT = {
 }
 """Passes of each look today, and visits of each object. A commit that raises a number says why."""
 if sys.version_info < (3, 11):  # the objects' dicts are tracked on their own, so that there are more to visit
-    PRESENT |= {"status": (2, 7.3), "leaks": (2, 16.0), "tensors": (1, 2.5)}
+    PRESENT |= {"status": (2, 7.3), "leaks": (3, 16.0), "tensors": (1, 2.5)}
     PRESENT |= {"an experiment that leaves an array": (2, 7.2), "why of an object in a cycle": (3, 7.2)}
 MOST_PASSES, MOST_VISITS = 1, 1.5
 """Goal of each look; the collector does not list some containers, which are visited as the parts of others."""
