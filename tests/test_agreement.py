@@ -121,10 +121,32 @@ SLOW = {"many lists", "a tree of XML", "groups", "user's empty objects", "a tee"
 """Kinds of so many objects that the commands take seconds."""
 
 
+ALIKE = {
+    *(
+        "long texts",
+        "wide texts",
+        "numbers",
+        "floats",
+        "times",
+        "bytes",
+        "a bytearray",
+        "a dict",
+        "a counter",
+        "a tree",
+    ),
+    *("tuples", "a set", "named tuples", "user's lists", "user's dicts", "user's objects with slots", "a BytesIO"),
+    *("a memoryview", "texts of StringDType", "parsed JSON", "a bound method", "a chain map", "a mapping proxy"),
+    *("a partial", "a C queue", "a namespace", "a data class", "an iterator", "a generator", "an executor's future"),
+    *("a masked array", "a view of few rows", "a class of runpy", "an object of runpy", "a list of the stack"),
+    *("an item of a list", "an item of a list in a dict", "a deque", "a slot", "a queue", "a thread's local"),
+}
+"""Kinds of objects and places like another one, which `make test` leaves out."""
+
+
 def is_quick(name: str, question: Question) -> bool:
     """Return True for a question that `make test` asks."""
     situation, kind = name.partition(" ")[0], name.partition(": ")[2]
-    if question.library not in ("", "numpy") or kind in SLOW:
+    if question.library not in ("", "numpy") or kind in SLOW | ALIKE:
         return False
     if situation == "left":
         return kind in LEFT_BY_DEFAULT
