@@ -10,8 +10,9 @@ import numpy
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from ipygpumem.heap.sizes import Share
+from ipygpumem.heap.sizes import Share, Sizes
 from ipygpumem.inventory import top
+from ipygpumem.inventory.freed import with_freed
 from ipygpumem.inventory.top import LargestNames, NamedSize
 from ipygpumem.magics.tensors import largest
 from ipygpumem.report.inventory import content_of, top_report
@@ -102,8 +103,9 @@ def test_a_memory_map_counts_its_pages_in_ram() -> None:
 
 def test_a_class_of_the_users_is_listed_with_its_attributes() -> None:
     own: Any = type("Own", (), {"table": bytes(MIB), "__module__": "__main__"})
-    rows = take(own=own, other=type("Other", (), {"table": bytes(2 * MIB)}), instance=own())
-    assert list(rows) == ["own"]
+    made: Any = type("Made", (), {"table": bytes(2 * MIB)})  # no module has it
+    rows = take(own=own, made=made, of_a_library=NamedSize, instance=own())
+    assert list(rows) == ["made", "own"]
     assert rows["own"].parts[0].name == ".table"
 
 
@@ -154,6 +156,17 @@ loop.append(loop)
     assert rows["twice"].remedy == "del twice, also"
 
 
+def test_a_name_with_too_many_objects_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top, "Sizes", functools.partial(Sizes, limit=20_000))
+    named = {"rows": [[str(number), [number]] for number in range(50_000)], "text": "x" * MIB}
+    found = top.take(named, {})
+    assert {row.name: row.is_at_least for row in found.names} == {"rows": True, "text": False}
+    (table,) = top_report(found).tables
+    assert [row[0].startswith("at least ") for row in table.rows] == [True, False]
+    (rows, _) = with_freed(found, named, {}, ()).names
+    assert (rows.freed_bytes or {})["cpu"] <= rows.size_bytes
+
+
 def test_memory_in_no_name_has_a_row_of_its_own() -> None:
     found = top.take({"rows": [bytes(MIB)]}, {"cpu": 100 * MIB, "cuda:0": 8 * MIB})
     (table,) = top_report(found).tables
@@ -188,7 +201,7 @@ def test_nothing_of_a_hostile_object_runs_and_the_next_row_is_right() -> None:
     thing = hostile.made(hostile.Slotted, bytes(MIB))
     with hostile.untouched():
         rows = take(thing=thing, klass=hostile.Hostile, box=hostile.made(hostile.Container), next=bytes(2 * MIB))
-    assert list(rows) == ["next", "thing"]
+    assert list(rows) == ["next", "thing", "klass"]
 
 
 QUIET = "class Quiet(list):\n    __repr__ = lambda self: 'quiet'"

@@ -32,5 +32,9 @@ def with_freed(
         freed = region.freed_by(keys, ours) if region.complete else None
     if freed is None:
         return found
-    rows = [row._replace(freed_bytes=dict(size)) for row, size in zip(found.names, freed, strict=True)]
-    return replace(found, names=tuple(rows))
+    rows = []
+    for row, size in zip(found.names, freed, strict=True):
+        if row.is_at_least:  # what is freed may be a higher bound
+            row = row._replace(device_bytes=dict(Counter(row.device_bytes) | size))
+        rows.append(row._replace(freed_bytes=dict(size)))
+    return replace(found, names=tuple(sorted(rows, key=lambda row: -row.size_bytes)))

@@ -60,6 +60,8 @@ class NamedSize(NamedTuple):
     """Reasons why the size is an estimate, or not all in RAM."""
     freed_bytes: dict[str, int] | None = None
     """Bytes by device that are freed if all names of the object are deleted; None if unknown."""
+    is_at_least: bool = False
+    """True if the object leads to more objects than a look examines, so that ``device_bytes`` is a lower bound."""
 
     @property
     def size_bytes(self) -> int:
@@ -175,6 +177,7 @@ def _measured(objects: Mapping[str, object], progress: Progress) -> tuple[list[N
                 sum(part.kind != "index" for part in size.parts),
                 holds=size.also_in,
                 notes=size.notes,
+                is_at_least=not size.complete,
             )
         )
     sizes.drop()

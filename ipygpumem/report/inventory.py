@@ -105,8 +105,9 @@ def top_report(found: LargestNames, *, top: int = 20) -> Report:
 def _row(row: NamedSize, device: str, size: int, used: int) -> dict[str, str]:
     share = f"{size / used:.0%}" if used else ""
     holders = f"; {listed(row.held_by, 3)} also refer{'s' * (len(row.held_by) == 1)} to it"
+    least = "at least " if row.is_at_least else ""
     return {
-        "size": format_bytes(size),
+        "size": least + format_bytes(size),
         "share": "" if share in ("0%", "") else share,
         "del frees": "" if row.freed_bytes is None else format_bytes(row.freed_bytes.get(device, 0)),
         "name": clean(", ".join([row.name, *row.same])),
@@ -173,6 +174,8 @@ def why_report(found: Ownership) -> Report:
     """Return the report on a name or an expression."""
     total, freed = found.size_bytes, sum(found.freed_bytes.values())
     head = [clean_name(found.name), clean_name(found.type_name), *sizes(found.device_bytes)]
+    if not found.complete:
+        head[2:3] = [f"at least {part}" for part in head[2:3]]
     if found.is_name and (freed or found.complete):
         head.append(
             f"del {clean_name(target_of(found.name))} frees {format_bytes(freed) if found.held else 'all of it'}"
