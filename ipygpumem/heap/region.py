@@ -34,7 +34,6 @@ from ipygpumem.heap.bulk import (
     kinds_of,
     of_types,
     one_of_each,
-    types_of,
     without_types,
 )
 from ipygpumem.heap.knowledge.barriers import Barriers, is_left_out
@@ -263,23 +262,26 @@ class Region:
         key = id(node)
         size = self._bytes[key] = Counter[str]()
         edges = self._edges[key] = {}
-        todo: list[Sequence[Any]] = [[node]]
+        todo: list[tuple[Sequence[Any], set[int]]] = [([node], {id(type(node))})]
         while todo:
-            part = todo.pop()
+            part, type_ids = todo.pop()
             self._look_around()
-            size.update(self._own(part, key, edges))
-            references = self._references.of(part)
+            size.update(self._own(part, type_ids, key, edges))
+            references = self._references.of(part, type_ids)
             self.complete &= references.is_complete
             self._waking += [(key, id(task)) for task in references.waking]
             for below in chunks(references.of_python):
-                singles, shared = self._divided(below)
+                type_ids = self._learn(below)
+                singles, shared = self._divided(below, type_ids)
                 self._inside.update(map(id, shared))
                 waiting += self._add_nodes(shared, edges)
-                plain, singles = self._without_leaves(singles)
-                size["cpu"] += self._own_bytes.of(plain)
+                if not self._leaf_types.isdisjoint(type_ids):
+                    leaves = of_types(self._leaf_types, singles)
+                    size["cpu"] += self._own_bytes.of(leaves, type_ids & self._leaf_types)
+                    singles = without_types(self._leaf_types, singles) if len(leaves) < len(singles) else ()
                 if singles:
                     self._visited += len(singles)
-                    todo.append(singles)
+                    todo.append((singles, type_ids - self._leaf_types))
                     if self._keeps_folded:
                         self.folded += singles
             if references.of_torch or references.of_graphs:
@@ -297,10 +299,9 @@ class Region:
         self._has_graphs = self._has_graphs or bool(references.of_graphs)
         return self._add_nodes(tensors, {})
 
-    def _own(self, items: Sequence[Any], key: int, edges: dict[NodeKey, None]) -> Counter[str]:
-        """Return the bytes of some objects; add edges to the memory behind them."""
-        size = Counter(cpu=self._own_bytes.of(items))
-        type_ids = types_of(items)
+    def _own(self, items: Sequence[Any], type_ids: set[int], key: int, edges: dict[NodeKey, None]) -> Counter[str]:
+        """Return the bytes of some objects of at most these types; add edges to the memory behind them."""
+        size = Counter(cpu=self._own_bytes.of(items, type_ids))
         if self._arrays is not None:
             arrays = of_types(self._tensor_types | self._array_types, items)
             self._arrays.setdefault(key, []).extend(arrays)
@@ -401,12 +402,11 @@ class Region:
         spans += [(piece.address, piece.address + piece.size_bytes, piece.key) for piece in pieces]
         return sorted(spans, key=lambda span: (span[0], -span[1], type(span[2]) is tuple))
 
-    def _divided(self, items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    def _divided(self, items: Sequence[Any], type_ids: set[int]) -> tuple[Sequence[Any], Sequence[Any]]:
         """Return the items with one reference, and those with several that are no constants.
 
         Shared memory, arrays of objects, and tensors to which torch's C++ code may refer count as those with several.
         """
-        type_ids = self._learn(items)
         counts = list(map(sys.getrefcount, items))
         is_single = list(map(self._once.__ge__, counts))
         singles: Sequence[Any] = items
@@ -431,15 +431,6 @@ class Region:
             singles = [item for item in singles if id(item) not in keys]
             shared = [*shared, *apart]
         return singles, shared
-
-    def _without_leaves(self, items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Return the items that lead to nothing, and those that may lead to more."""
-        type_ids = types_of(items)
-        if type_ids <= self._leaf_types:
-            return items, ()
-        if self._leaf_types.isdisjoint(type_ids):
-            return (), items
-        return of_types(self._leaf_types, items), without_types(self._leaf_types, items)
 
     def _add_nodes(self, shared: Sequence[Any], edges: dict[NodeKey, None]) -> list[Any]:
         """Add edges to some objects; return the new ones that may lead to more."""

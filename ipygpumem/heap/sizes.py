@@ -124,6 +124,8 @@ class Sizes(Walk):
         self._barriers = Barriers()
         self._references = ReferenceReader(self._barriers)
         self._own_bytes = OwnBytes()
+        self._sized: set[int] = set()
+        """Identities of the types that ``_own_bytes`` knows."""
         self._times = 1
         """Number of objects for which each examined one stands."""
         self._label = ""
@@ -273,7 +275,8 @@ class Sizes(Walk):
         times = self._times = int(path or 1)
         if len(objects) == 1 and self._length(objects[0]) > CHUNK:
             step = self._step(self._length(objects[0]))
-            yield from ((part, None) for part in self._contents_of_long(objects[0], step))
+            for part in self._contents_of_long(objects[0], step):
+                yield self._barriers.entered(part), None
             self._times = times
             return
         yield self._chain(objects), None
@@ -301,7 +304,7 @@ class Sizes(Walk):
             self._piece(piece)
         if pieces:
             items = [item for item in items if type(item) is not Piece]
-        for part in chunks(items):
+        for part in chunks(self._barriers.entered(items)):
             if self.allowance is not None and self.is_stopped():
                 return
             self._sift(part, with_paths=False)
@@ -309,8 +312,9 @@ class Sizes(Walk):
     def _sift(self, items: Sequence[Any], *, with_paths: bool) -> tuple[list[Any], list[Any]]:
         """Count the new ones among ``items``; keep those that lead to more for later."""
         self._progress()
-        items = self._barriers.entered(items)
         several = self._sort(items)
+        if not several <= self._sized:
+            self._sized |= self._own_bytes.learn(items)
         fresh = self._fresh(items)
         if self.left <= 0 and fresh:
             self.complete = False
@@ -319,12 +323,13 @@ class Sizes(Walk):
             return [], []
         self.left -= len(fresh) + _CHUNK_COST
         self._objects += len(fresh) * self._times
-        self._add("cpu", self._own_bytes.of(fresh))
+        self._add("cpu", self._own_bytes.of(fresh, several))
         if not self._arrays.isdisjoint(several):
             self._tensors(self.of_kind("tensor", fresh))
             self._ndarrays(self.of_kind("ndarray", fresh))
-        for item in of_types(self._own_bytes.readers, fresh):
-            self._look_behind(item)
+        if not self._own_bytes.readers.keys().isdisjoint(several):
+            for item in of_types(self._own_bytes.readers, fresh):
+                self._look_behind(item)
         self._enter_later(self.of_kind("leading", fresh))
         return [], []
 

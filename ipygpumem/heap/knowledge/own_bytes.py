@@ -63,9 +63,15 @@ class OwnBytes:
                     self._learn(type_id, type(example))
         return type_ids
 
-    def of(self, items: Sequence[Any]) -> int:
-        """Return the bytes of objects themselves, with the attributes that they store outside a dict."""
-        type_ids = self.learn(items)
+    def of(self, items: Sequence[Any], type_ids: set[int] | None = None) -> int:
+        """Return the bytes of objects themselves, with the attributes that they store outside a dict.
+
+        Args:
+            items: the objects.
+            type_ids: at least the identities of their types, if ``learn`` has seen these: a tenth less work.
+        """
+        if type_ids is None:
+            type_ids = self.learn(items)
         size = 0
         arrays = self._arrays & type_ids
         if arrays:
@@ -80,8 +86,9 @@ class OwnBytes:
             different |= in_two_blocks
             size += rounded(Counter(each(sys.getsizeof, of_types(in_two_blocks, items))), _HEADER)
         size += rounded(Counter(each(sys.getsizeof, without_types(different, items))))
-        if not self._inline.isdisjoint(type_ids):
-            size += _attributes_of(of_types(self._inline, items))
+        inline = of_types(self._inline, items) if not self._inline.isdisjoint(type_ids) else ()
+        if inline:
+            size += _attributes_of(inline)
         return size
 
     def _learn(self, type_id: int, kind: type) -> None:

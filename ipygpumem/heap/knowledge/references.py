@@ -17,7 +17,7 @@ from ipygpumem.heap.arrays import elements, library_type, read_array
 from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.holders.graphs import gradient_of, saved_by
 from ipygpumem.heap.holders.nodes import Nodes
-from ipygpumem.heap.holders.tasks import without_wakeups
+from ipygpumem.heap.holders.tasks import BUILTIN, without_wakeups
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.libraries import bytes_of
 from ipygpumem.introspect import is_instance
@@ -69,27 +69,28 @@ class ReferenceReader:
         """Types that derive from ``dict``."""
         self._special: dict[str, set[int]] = {name: set() for name, _, _ in _SPECIAL}
 
-    def of(self, objects: Sequence[Any]) -> References:
-        """Return the references of some objects."""
-        type_ids = types_of(objects)
+    def of(self, objects: Sequence[Any], type_ids: set[int] | None = None) -> References:
+        """Return the references of some objects; ``type_ids`` are at least those of their types, if known."""
+        if type_ids is None:
+            type_ids = types_of(objects)
         if not type_ids <= self._known:
             self._learn(objects)
-        owners, callbacks = without_wakeups(objects)
+            type_ids = types_of(objects)
+        owners, callbacks = objects, list[Any]()
+        if not BUILTIN.isdisjoint(type_ids):
+            owners, callbacks = without_wakeups(objects)
         found: list[Any] = gc.get_referents(*owners)
-        graphs = _Graphs([], [])
-        is_complete = True
         if self._has_text_keys and not self._dicts.isdisjoint(type_ids):
             found += self._text_keys(owners)
-        if not self._special["array"].isdisjoint(type_ids):
-            for array in of_types(self._special["array"], objects):
-                inside = _inside_array(array)
-                if inside is None:
-                    is_complete = False
-                else:
-                    found += inside
         if not self._special["stream"].isdisjoint(type_ids):
             for stream in of_types(self._special["stream"], objects):
                 found += bytes_of(stream)
+        is_complete = True
+        if not self._special["array"].isdisjoint(type_ids):
+            inside = [_inside_array(array) for array in of_types(self._special["array"], objects)]
+            is_complete = None not in inside
+            found += chain.from_iterable(filter(None, inside))
+        graphs = _Graphs([], [])
         if not self._special["tensor"].isdisjoint(type_ids):
             self._read_tensors(of_types(self._special["tensor"], objects), graphs)
         waking = [callback.__self__ for callback in callbacks]
