@@ -78,6 +78,21 @@ def test_memory_in_the_only_dict_of_an_object_is_counted_once() -> None:
         sizes.drop()
 
 
+def test_a_part_that_leads_back_has_no_other_part() -> None:
+    class Connector:
+        def __init__(self, trainer: object) -> None:
+            self.trainer = trainer
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.connector, self.results = Connector(self), [bytes(1 << 20)]
+
+    size = Sizes().measure(Trainer())
+    assert [share.name for share in size.parts] == [".results", ".connector"]
+    assert size.parts[1].size_bytes < 10_000  # with its class, which a function has made
+    assert 1 << 20 < size.size_bytes < (1 << 20) + 20_000
+
+
 def test_an_array_and_a_tensor_on_its_memory_are_counted_once() -> None:
     numpy = pytest.importorskip("numpy")
     arrow = pytest.importorskip("pyarrow")

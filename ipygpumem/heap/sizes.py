@@ -161,11 +161,16 @@ class Sizes(Walk):
         if not is_skipped:
             self._barriers.open([value])
         parts = [] if is_skipped else self._parts(value)
+        if not is_skipped:
+            # A part may lead back to the object: a trainer's callback refers to the trainer, and does not own its data.
+            self.seen.add(id(value))
         for part in parts:
             if part.objects is None:
                 remaining.append(part)
             else:
                 shares += self._of_part(part)
+        if not is_skipped:
+            self.seen.discard(id(value))
         before = self._total()
         self._take([value])
         self._finish()
