@@ -283,14 +283,38 @@ _BY_METHOD: tuple[tuple[str, str, Behind], ...] = (
 """Functions that call an instance's methods: for the library's own classes only."""
 
 
-def behind(kind: type) -> Behind | None:
-    """Return the function that reads the memory behind instances of ``kind``; None if none is known."""
-    own = library_of(kind)
+class LoadedReader(NamedTuple):
+    """A function that reads the memory behind the instances of a loaded class."""
+
+    base: type
+    function: Behind
+    library: str
+    """Only this library's own classes can be read; empty if instances of any subclass can."""
+
+
+def loaded_readers() -> list[LoadedReader]:
+    """Return the functions for the classes of loaded libraries."""
+    found = []
     for table in (_BY_INSTANCE, _BY_METHOD):
         for module, name, function in table:
             base = library_type(module, name)
-            if base is not None and type.__subclasscheck__(base, kind):
-                return function if table is _BY_INSTANCE or own == module.partition(".")[0] else None
+            if base is not None:
+                library = module.partition(".")[0] if table is _BY_METHOD else ""
+                found.append(LoadedReader(base, function, library))
+    return found
+
+
+def behind(kind: type, readers: Sequence[LoadedReader] | None = None) -> Behind | None:
+    """Return the function that reads the memory behind instances of ``kind``; None if none is known.
+
+    Args:
+        kind: any type.
+        readers: the result of ``loaded_readers``, which saves the search for each of many types.
+    """
+    for reader in loaded_readers() if readers is None else readers:
+        if type.__subclasscheck__(reader.base, kind):
+            is_readable = not reader.library or library_of(kind) == reader.library
+            return reader.function if is_readable else None
     return None
 
 

@@ -11,6 +11,7 @@ import gc
 import sys
 from collections.abc import Sequence
 from itertools import chain, compress
+from operator import eq
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import elements, library_type, read_array
@@ -81,7 +82,7 @@ class ReferenceReader:
             owners, callbacks = without_wakeups(objects)
         found: list[Any] = gc.get_referents(*owners)
         if self._has_text_keys and not self._dicts.isdisjoint(type_ids):
-            found += self._text_keys(owners)
+            found += self._text_keys(owners, self._dicts & type_ids)
         if not self._special["stream"].isdisjoint(type_ids):
             for stream in of_types(self._special["stream"], objects):
                 found += bytes_of(stream)
@@ -112,19 +113,9 @@ class ReferenceReader:
                 if base is not None and is_instance(example, base):
                     self._special[name].add(type_id)
 
-    def _text_keys(self, objects: Sequence[Any]) -> list[Any]:
-        """Return the text keys of dicts, which the collector leaves out; without those that many objects share.
-
-        Of a dict with any other key, it reports all keys.
-        """
-        plain = of_types(_DICT, objects)
-        if len(gc.get_referents(*plain)) != sum(map(len, plain)):
-            plain = [item for item in plain if len(gc.get_referents(item)) == len(item)]
-        keys = list(chain.from_iterable(plain))
-        # A subclass's instance reports its attributes and its class, too.
-        for item in of_types(self._dicts - _DICT, objects):
-            reported = set(map(id, gc.get_referents(item)))
-            keys += [key for key in dict.__iter__(item) if id(key) not in reported]
+    def _text_keys(self, objects: Sequence[Any], dicts: set[int]) -> list[Any]:
+        """Return the text keys of dicts, without those that many objects share."""
+        keys = text_keys(objects, dicts)
         return list(compress(keys, map(COMMON_REFERENCES.__gt__, map(sys.getrefcount, keys))))
 
     def _read_tensors(self, tensors: Sequence[Any], graphs: _Graphs) -> None:
@@ -143,6 +134,26 @@ class ReferenceReader:
                 for node in self._nodes.of(tensor):
                     graphs.tensors.extend((_key_of(node), kept) for kept in saved_by(node))
                     graphs.nodes.extend((_key_of(node), _key_of(part)) for part in self._nodes.following(node))
+
+
+def text_keys(objects: Sequence[Any], dicts: set[int]) -> list[Any]:
+    """Return the text keys of dicts, which the collector leaves out; of a dict with any other key, it reports all.
+
+    Args:
+        objects: any objects.
+        dicts: the types among theirs that derive from ``dict``, by identity.
+    """
+    plain = of_types(_DICT, objects)
+    if len(gc.get_referents(*plain)) != sum(map(len, plain)):
+        numbers_reported = map(len, map(gc.get_referents, plain))
+        plain = list(compress(plain, map(eq, numbers_reported, map(len, plain))))
+    keys = list(chain.from_iterable(plain))
+    subclasses = dicts - _DICT
+    # A subclass's instance reports its attributes and its class, too.
+    for item in of_types(subclasses, objects) if subclasses else ():
+        reported = set(map(id, gc.get_referents(item)))
+        keys += [key for key in dict.__iter__(item) if id(key) not in reported]
+    return keys
 
 
 class _Graphs(NamedTuple):
