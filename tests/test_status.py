@@ -1,5 +1,6 @@
 """The reconciliation as a whole, with stand-ins for torch and the driver: what is asked, what fails, what is shown."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ipygpumem.heap.total import Total, total
 from ipygpumem.inventory import findings
 from ipygpumem.inventory.breakdown import Part, Reconciliation, Storage
 from ipygpumem.inventory.findings import Findings
+from ipygpumem.meter.meter import Meter
 from ipygpumem.probes import allocator, nvml, outside
 from ipygpumem.probes.accelerators import CachingAllocatorProbe
 from ipygpumem.probes.host import HostProbe
@@ -358,3 +361,31 @@ def test_the_time_of_a_start_is_exact_enough_to_tell_cells_apart() -> None:
         process.communicate(b"\n")
     assert before - 0.01 <= found.started_at <= after + 0.01
     assert found.memory_bytes > 0
+
+
+def test_status_passes_over_the_heap_once(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[int] = []
+    list_objects = gc.get_objects
+
+    def counted(generation: int | None = None) -> list[Any]:
+        passes.append(1)
+        return list_objects(generation)
+
+    shell.run_line_magic("load_ext", "ipygpumem")
+    monkeypatch.setattr(gc, "get_objects", counted)
+    shell.run_line_magic("gpumem", "status")
+    assert passes == [1]
+
+
+def test_objects_are_counted_even_if_the_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(observer: object) -> list[Storage]:
+        raise ValueError("no look")
+
+    counts: list[Total] = []
+    monkeypatch.setattr(findings, "roles_of_objects", fail)
+    monkeypatch.setattr(findings, "total", lambda: counts.append(total()) or counts[0])
+    meter = Meter([HostProbe()])
+    result = findings.now(meter)
+    meter.close()
+    assert list(result.failures) == ["tensors and arrays"]
+    assert len(counts) == 1

@@ -14,11 +14,12 @@ import gc
 import os
 import sys
 import threading
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextvars import copy_context
-from itertools import chain, compress, count, filterfalse, islice, repeat, starmap
-from operator import is_, not_
-from typing import Any
+from itertools import accumulate, chain, compress, count, filterfalse, islice, repeat, starmap
+from operator import not_
+from typing import Any, Protocol
 
 from ipygpumem.errors import GpuMemError
 from ipygpumem.heap.arrays import (
@@ -84,8 +85,30 @@ def refuse_while_traced(what: str) -> None:
         raise GpuMemError(f"torch is tracing this code (torch.jit.trace, torch.compile): {what} outside of it")
 
 
+class HeapObserver(Protocol):
+    """Sees all objects during a heap's pass over them.
+
+    Attributes:
+        is_complete: set to True after the last objects.
+    """
+
+    is_complete: bool
+
+    def see(self, tracked: Sequence[object], untracked: list[object]) -> list[object]:
+        """Observe some tracked objects, and the untracked ones to which they refer, once for each reference.
+
+        No other list of the heap contains the untracked objects, except those of running functions.
+
+        Returns:
+            The untracked objects that the observer sees for the first time.
+        """
+
+
 class Heap:
     """The objects that were alive when it was made. It keeps all of them alive: use it, then drop it.
+
+    Args:
+        observer: sees the objects during the pass over them.
 
     Attributes:
         tensors: torch tensors, including those that only another object refers to.
@@ -96,7 +119,7 @@ class Heap:
         local: objects of the local names of running functions, and of the current context's variables.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, observer: HeapObserver | None = None) -> None:
         # Before any list of ours refers to a frame's locals: ``peek`` counts references.
         self.local: list[object] = [*running_locals(), *copy_context().values()]
         emptied = emptied_locals()
@@ -114,17 +137,24 @@ class Heap:
         self.ndarrays: list[object] = []
         self._one_of_each: dict[int, object] = {}
         """An object of each type, by the type's identity."""
+        self._roles = [(base, found, set[int]()) for base, found in self._lists() if base is not None]
+        """Classes with the list of their instances, and the types that derive from them, by identity."""
         self._inside: list[tuple[object, set[int]]] | None = None
         """Object arrays, with the identities of the containers and arrays in them; views, with that of their base."""
         # Python 3.12's asyncio shows the collector objects that it has freed and keeps for reuse. Putting one into a
         # list frees it again, and every later collection would loop for ever.
-        for item in (self, vars(self), self.local, sys.modules.get("_asyncio")):  # Python 3.10 lists the dict, too
-            for place in islice(compress(count(), map(is_, self._tracked, repeat(item))), 1):
-                self._tracked[place] = None
-        if emptied:
-            for place in list(compress(count(), map(emptied.__contains__, map(id, self._tracked)))):
-                self._tracked[place] = None
-        self._look_behind()
+        left_out = (self, vars(self), self.local, sys.modules.get("_asyncio"))  # Python 3.10 lists the dict, too
+        unwanted = {*emptied, *map(id, left_out)}
+        for place in list(compress(count(), map(unwanted.__contains__, map(id, self._tracked)))):
+            self._tracked[place] = None
+        self._look_behind(observer)
+
+    def _lists(self) -> Iterator[tuple[type | None, list[object]]]:
+        yield library_type("torch", "Tensor"), self.tensors
+        yield library_type("torch.nn", "Module"), self.modules
+        yield library_type("torch.optim", "Optimizer"), self.optimizers
+        yield library_type("asyncio", "Task"), self.tasks
+        yield library_type("numpy", "ndarray"), self.ndarrays
 
     def drop(self) -> None:
         """Drop all references. If the maker of the heap is in it, they would be a cycle."""
@@ -133,51 +163,50 @@ class Heap:
             objects.clear()
         self._identities.clear()
         self._one_of_each.clear()
+        self._roles.clear()
         self._inside = None
 
-    def _look_behind(self) -> None:
-        """Find the arrays and the containers that the collector does not track."""
-        arrays = {id(library_type("numpy", "ndarray"))}
-        wanted = arrays | _CONTAINERS
+    def _look_behind(self, observer: HeapObserver | None) -> None:
+        """Find the arrays and the containers that the collector does not track, in one pass over all objects."""
         behind: dict[int, object] = {}
-        level: Iterator[Sequence[object]] = chain(self._referents(), [self.local])
-        while True:
-            known = len(behind)
-            for referents in level:
-                found = of_types(wanted, list(filterfalse(gc.is_tracked, referents)))
-                if found:
-                    behind.update(by_identity(of_types(arrays, found)))
-                    behind.update(by_identity(_containers_of_more(of_types(_CONTAINERS, found))))
-            new = list(islice(behind.values(), known, None))
-            if not new:
-                return
-            of_new = of_types(arrays, new), of_types(_CONTAINERS, new)
-            self.ndarrays += of_new[0]
-            self._containers += of_new[1]
-            level = _referents_of([*of_new[1], *_contents(of_new[0])])
-
-    def _referents(self) -> Iterator[list[object]]:
-        """Yield the referents of tracked objects, and collect tensors, arrays, modules and optimizers on the way."""
-        roles: list[tuple[type | None, list[object], set[int]]] = [
-            (library_type("torch", "Tensor"), self.tensors, set()),
-            (library_type("torch.nn", "Module"), self.modules, set()),
-            (library_type("torch.optim", "Optimizer"), self.optimizers, set()),
-            (library_type("asyncio", "Task"), self.tasks, set()),
-            (library_type("numpy", "ndarray"), self.ndarrays, set()),
-        ]
         for part in chunks(self._tracked):
-            kinds_here = types_of(part)
-            if new := kinds_here - self._one_of_each.keys():
-                several = one_of_each(part)
-                self._one_of_each.update({kind: several[kind] for kind in new})
-                for base, _, kinds in roles:
-                    if base is not None:
-                        kinds.update(kind for kind in new if is_instance(several[kind], base))
-            for _, those, kinds in roles:
-                if not kinds.isdisjoint(kinds_here):
-                    those += of_types(kinds, part)
-            yield gc.get_referents(*(part if ROWS.isdisjoint(kinds_here) else without_types(ROWS, part)))
-        yield from _referents_of(_contents(self.ndarrays))
+            type_ids = self._sort(part)
+            leading = part if ROWS.isdisjoint(type_ids) else without_types(ROWS, part)  # not our own rows
+            untracked = list(filterfalse(gc.is_tracked, gc.get_referents(*leading)))
+            if observer is not None:
+                untracked = observer.see(part, untracked)
+            behind.update(_that_lead_on(untracked))
+        untracked = list(filterfalse(gc.is_tracked, self.local))
+        if observer is not None:
+            untracked = observer.see([], untracked)
+            observer.is_complete = True
+        behind.update(_that_lead_on(untracked))
+        new = list(behind.values())
+        contents = _contents(self.ndarrays)
+        while new or contents:
+            arrays = of_types({id(library_type("numpy", "ndarray"))}, new)
+            containers = of_types(_CONTAINERS, new)
+            self.ndarrays += arrays
+            self._containers += containers
+            known = len(behind)
+            for part in chunks([*containers, *contents, *_contents(arrays)]):
+                behind.update(_that_lead_on(list(filterfalse(gc.is_tracked, gc.get_referents(*part)))))
+            new = list(islice(behind.values(), known, None))
+            contents = []
+
+    def _sort(self, objects: Sequence[object]) -> set[int]:
+        """Collect the tensors, modules, optimizers, tasks and arrays among tracked objects; return the types."""
+        type_ids = types_of(objects)
+        new = type_ids - self._one_of_each.keys()
+        if new:
+            examples = one_of_each(of_types(new, objects))
+            self._one_of_each.update(examples)
+            for base, _, kinds in self._roles:
+                kinds.update(kind for kind, example in examples.items() if is_instance(example, base))
+        for _, found, kinds in self._roles:
+            if not kinds.isdisjoint(type_ids):
+                found += of_types(kinds, objects)
+        return type_ids
 
     def of_types(self, kinds: set[int]) -> list[object]:
         """Return the objects of some types, including those that the collector does not track."""
@@ -278,21 +307,30 @@ def _that_refer_to(objects: dict[int, object], candidates: list[object]) -> list
     ]
 
 
-_GROUP = 64
-"""Number of containers to examine at once."""
 _CONTAINERS = {id(dict), id(tuple)}
 """Types that the collector stops tracking if they contain only arrays, numbers and text."""
 
 
+def _that_lead_on(untracked: Sequence[object]) -> dict[int, object]:
+    """Return the arrays among some objects, and the containers that hold more than numbers and text, by identity."""
+    arrays = {id(library_type("numpy", "ndarray"))}
+    found = of_types(arrays | _CONTAINERS, untracked)
+    containers = _containers_of_more(of_types(_CONTAINERS, found))
+    return by_identity(of_types(arrays, found)) | by_identity(containers)
+
+
 def _containers_of_more(untracked: Sequence[object]) -> list[object]:
-    """Return the containers that hold more than numbers and text: few do, and they are often made together."""
-    return [
-        item
-        for start in range(0, len(untracked), _GROUP)  # calls no function of ours for each
-        if not ATOMS.issuperset(map(id, map(type, gc.get_referents(*untracked[start : start + _GROUP]))))
-        for item in untracked[start : start + _GROUP]
-        if not ATOMS.issuperset(map(id, map(type, gc.get_referents(item))))
-    ]
+    """Return the containers that hold more than numbers and text.
+
+    In C, because there are a hundred thousand: the place of each such object in the contents of all containers, one
+    after the other, gives the container that holds it.
+    """
+    contents = list(map(gc.get_referents, untracked))
+    ends = list(accumulate(map(len, contents)))
+    type_ids = map(id, map(type, chain.from_iterable(contents)))
+    places = compress(count(), map(not_, map(ATOMS.__contains__, type_ids)))
+    positions = set(map(bisect_right, repeat(ends), places))
+    return list(map(untracked.__getitem__, sorted(positions)))
 
 
 def _referents_of(items: Sequence[object]) -> Iterator[list[object]]:

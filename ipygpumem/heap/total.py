@@ -6,18 +6,17 @@ import contextlib
 import gc
 import sys
 from collections.abc import Iterable, Sequence
-from itertools import compress
-from operator import and_, not_
-from types import MethodDescriptorType
-from typing import NamedTuple
+from itertools import compress, filterfalse
+from operator import not_
+from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import library_type
-from ipygpumem.heap.bulk import by_identity, chunks, held_once, of_types, one_of_each, referents
-from ipygpumem.heap.heap import undisturbed
-from ipygpumem.heap.holders.frames import running_locals
-from ipygpumem.heap.knowledge.own_bytes import STORAGE_BYTES, TENSOR_BYTES
-from ipygpumem.heap.libraries import Behind, Piece, behind, library_of
-from ipygpumem.introspect import class_dict
+from ipygpumem.heap.arrays import Reader, library_type
+from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, one_of_each, types_of
+from ipygpumem.heap.heap import Heap, undisturbed
+from ipygpumem.heap.knowledge.own_bytes import STORAGE_BYTES, OwnBytes, of_tensors
+from ipygpumem.heap.knowledge.references import text_keys
+from ipygpumem.heap.libraries import Behind, Piece, library_of
+from ipygpumem.introspect import HAS_REFERENCES
 
 
 class Total(NamedTuple):
@@ -37,90 +36,134 @@ def total() -> Total:
     >>> total().objects_bytes > 1_000_000
     True
     """
+    count = ObjectCount()
     with undisturbed():
-        return _Count().take()
+        heap = Heap(count)
+        heap.drop()
+    return count.total()
 
 
-class _Count:
-    """One count in progress. It keeps types and pieces alive, because identities of dead ones may be used again."""
+_NOT_READ = {"torch", "ipygpumem"} | sys.stdlib_module_names
+"""Libraries whose memory behind objects is counted elsewhere: as tensors, objects or mapped files."""
+
+
+class ObjectCount:
+    """Counts the memory of all live objects during a heap's pass over them.
+
+    Attributes:
+        is_complete: True once it has seen all objects.
+    """
 
     def __init__(self) -> None:
-        self._kinds: dict[int, type] = {}
-        self._sized: set[int] = set()
-        """Types whose size the interpreter knows."""
-        self._dicts = set[int]()
-        """Types that derive from ``dict``."""
-        self._tensors = set[int]()
+        self.is_complete = False
+        self._size = 0
+        self._own_bytes = OwnBytes()
+        self._types: set[int] = set()
+        """Identities of the types that have been sorted into the next three."""
+        self._leading: set[int] = set()
+        """Types whose objects may refer to other objects."""
+        self._tensors: set[int] = set()
         """Types of tensors, which have C++ objects."""
         self._readers: dict[int, Behind] = {}
+        """Functions that read the memory behind objects, by the identity of the type."""
+        self._once = _references_if_held_once()
+        self._shared: set[int] = set()
+        """Identities of the counted untracked objects with several references. Objects with one are met once."""
         self._read: dict[int, object] = {}
+        """Objects behind which memory was read; kept alive, so that no identity is reused."""
         self._pieces: dict[object, tuple[str, Piece]] = {}
 
-    def take(self) -> Total:
-        """Return the result."""
-        waiting = list[Sequence[object]](chunks(gc.get_objects()))  # before all that grows below
-        waiting.append([tuple(running_locals())])  # the collector does not list running frames
-        size, shared, alone = 0, set[int](), held_once()
-        while waiting:
-            items = waiting.pop()
-            for key, item in one_of_each(items).items():
-                if key not in self._kinds:
-                    self._note(key, type(item))
-            known = of_types(self._sized, items)
-            size += sum(map(sys.getsizeof, known))
-            if len(known) < len(items):
-                size += sum(map(object.__sizeof__, of_types(self._kinds.keys() - self._sized, items)))
-            size += len(of_types(self._tensors, items)) * (TENSOR_BYTES + STORAGE_BYTES) if self._tensors else 0
-            if self._readers:
-                self._look_behind(of_types(self._readers, items))
-            for below in chunks(referents(items, self._dicts)):
-                # The collector has listed the tracked ones. Objects with one holder are met once.
-                references = list(map(sys.getrefcount, below))
-                untracked = list(map(not_, map(gc.is_tracked, below)))
-                several = by_identity(list(compress(below, map(and_, untracked, map(alone.__lt__, references)))))
-                fresh = several.keys() - shared
-                shared |= fresh
-                rest = compress(below, map(and_, untracked, map(alone.__ge__, references)))
-                if found := [*rest, *map(several.__getitem__, fresh)]:
-                    waiting.append(found)
-        return Total(size, tuple(self._pieces.values()))
+    def total(self) -> Total:
+        """Return the memory of the objects that it has seen."""
+        return Total(self._size, tuple(self._pieces.values()))
 
-    def _note(self, key: int, kind: type) -> None:
-        """Record how instances of a type are measured."""
-        self._kinds[key] = kind
-        if _is_sized_by_python(kind):
-            self._sized.add(key)
-        if type.__subclasscheck__(dict, kind):
-            self._dicts.add(key)
-        if (base := library_type("torch", "Tensor")) is not None and type.__subclasscheck__(base, kind):
-            self._tensors.add(key)
-        library = library_of(kind)
-        reader = None if library in {"torch", "ipygpumem"} | sys.stdlib_module_names else behind(kind)
-        if reader is not None:
-            self._readers[key] = reader
+    def see(self, tracked: Sequence[object], untracked: list[object]) -> list[object]:
+        """Count tracked objects, and the untracked ones to which they refer; return the new ones of these."""
+        type_ids = self._add(tracked)
+        new = self._new(untracked)
+        waiting = [*new, *self._new_keys(tracked, type_ids)]
+        while waiting:
+            type_ids = self._add(waiting)
+            below: list[object] = []
+            if not self._leading.isdisjoint(type_ids):
+                for part in chunks(of_types(self._leading, waiting)):
+                    below += self._new(list(filterfalse(gc.is_tracked, gc.get_referents(*part))))
+                    below += self._new_keys(part, type_ids)
+            waiting = below
+        return new
+
+    def _new_keys(self, objects: Sequence[object], type_ids: set[int]) -> list[object]:
+        """Return the text keys of dicts that were not counted yet, each once."""
+        dicts = self._own_bytes.dicts & type_ids
+        if not dicts:
+            return []
+        # Dicts of instances share their keys, to which one reference may be left.
+        keys = list(by_identity(text_keys(objects, dicts)).values())
+        return self._new(keys)
+
+    def _new(self, untracked: Sequence[object]) -> list[object]:
+        """Return the objects that were not counted yet, each once."""
+        references = map(sys.getrefcount, untracked)
+        are_shared = list(map(self._once.__lt__, references))
+        shared = by_identity(list(compress(untracked, are_shared)))
+        new_keys = shared.keys() - self._shared
+        self._shared |= new_keys
+        return [*compress(untracked, map(not_, are_shared)), *map(shared.__getitem__, new_keys)]
+
+    def _add(self, items: Sequence[object]) -> set[int]:
+        """Add the bytes of objects themselves, and the memory behind them; return the identities of their types."""
+        self._size += self._own_bytes.requested(items)
+        type_ids = types_of(items)
+        if not type_ids <= self._types:
+            self._learn(of_types(type_ids - self._types, items))
+        if not self._tensors.isdisjoint(type_ids):
+            self._add_tensors(of_types(self._tensors, items))
+        if not self._readers.keys().isdisjoint(type_ids):
+            self._look_behind(of_types(self._readers, items))
+        return type_ids
+
+    def _learn(self, items: Sequence[object]) -> None:
+        """Sort the types of some objects."""
+        self._types |= types_of(items)
+        tensor = library_type("torch", "Tensor")
+        if tensor is not None:
+            self._tensors |= kinds_of(items, tensor)
+        for type_id, example in one_of_each(items).items():
+            if type.__dict__["__flags__"].__get__(type(example)) & HAS_REFERENCES:
+                self._leading.add(type_id)
+            reader = self._own_bytes.readers.get(type_id)
+            if reader is not None and library_of(type(example)) not in _NOT_READ:
+                self._readers[type_id] = reader
+
+    def _add_tensors(self, tensors: Sequence[Any]) -> None:
+        """Add the bytes of torch's C++ objects."""
+        torch: Any = sys.modules["torch"]
+        with torch._C.DisableTorchFunction():
+            self._size += of_tensors(Reader(torch), tensors) + STORAGE_BYTES * len(tensors)
 
     def _look_behind(self, items: Iterable[object]) -> None:
+        """Read the memory that libraries keep behind objects."""
         waiting = list(items)
         while waiting:
             item = waiting.pop()
-            if id(type(item)) not in self._kinds:
-                self._note(id(type(item)), type(item))
+            self._own_bytes.learn([item])
+            self._learn([item])
             reader = self._readers.get(id(type(item)))
-            if reader is not None and id(item) not in self._read:
-                self._read[id(item)] = item
-                with contextlib.suppress(Exception):  # a thread changes it, or an unknown version of a library
-                    found = list(reader(item))
-                    waiting += found
-                    library = library_of(type(item)) or "other libraries"
-                    for piece in found:
-                        if type(piece) is Piece:
-                            self._pieces.setdefault(piece.key, (library, piece))
+            if reader is None or id(item) in self._read:
+                continue
+            self._read[id(item)] = item
+            with contextlib.suppress(Exception):  # a thread changes it, or an unknown version of a library
+                found = list(reader(item))
+                waiting += found
+                library = library_of(type(item)) or "other libraries"
+                for piece in found:
+                    if type(piece) is Piece:
+                        self._pieces.setdefault(piece.key, (library, piece))
 
 
-def _is_sized_by_python(kind: type) -> bool:
-    """Return True if the ``__sizeof__`` of a class is the interpreter's own code, and not another library's."""
-    method = next(names["__sizeof__"] for names in map(class_dict, type.mro(kind)) if "__sizeof__" in names)
-    if type(method) is not MethodDescriptorType:
-        return False
-    module = type.__dict__["__module__"].__get__(method.__objclass__)
-    return type(module) is str and module.partition(".")[0] in sys.stdlib_module_names
+def _references_if_held_once() -> int:
+    """Return the reference count of an object with one holder, as it is seen in a list of referents."""
+    holder = [object()]
+    found = list(filterfalse(gc.is_tracked, gc.get_referents(holder)))
+    (references,) = map(sys.getrefcount, found)
+    return references

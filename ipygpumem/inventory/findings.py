@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from ipygpumem.errors import describe_error
 from ipygpumem.heap.arrays import is_array, is_of_library, owner_of, place_of
-from ipygpumem.heap.total import Total, total
+from ipygpumem.heap.total import ObjectCount, Total, total
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.inventory.breakdown import (
     OF,
@@ -76,7 +76,9 @@ class Findings:
 
 
 def reconcile(
-    read: Callable[[], Mapping[str, Reading]], look: Callable[[], Iterable[Storage]] | None = None
+    read: Callable[[], Mapping[str, Reading]],
+    look: Callable[[], Iterable[Storage]] | None = None,
+    count: Callable[[], Total] = total,
 ) -> Findings:
     """Return each device's breakdown; failures are recorded, and only an error of ``read`` is raised.
 
@@ -84,6 +86,7 @@ def reconcile(
         read: reads each device, with detail.
         look: returns the storages of the tensors and arrays that Python holds, each once; None to skip them. Called
             after ``read``, because it takes memory itself.
+        count: returns the memory of all objects. Called after ``look``, unless that is None.
     """
     findings = Findings(read())
     none_known: list[Child] | None = None
@@ -96,7 +99,7 @@ def reconcile(
     everything: Total | None = None
     if look is not None:
         held = findings.attempt("tensors and arrays", lambda: list(look()), None)
-        everything = findings.attempt("all objects", total, everything)
+        everything = findings.attempt("all objects", count, everything)
     blocks: dict[str, Snapshot] = {}
     for backend in ("cuda", "xpu"):
         none: dict[str, Snapshot] = {}
@@ -118,7 +121,16 @@ def reconcile(
 
 def now(meter: Meter) -> Findings:
     """Return each device's memory now, and what it consists of."""
-    return reconcile(functools.partial(meter.now, detail=True), lambda: storages_of(roles_of_objects()))
+    counted = ObjectCount()
+
+    def look() -> Iterator[Storage]:
+        return storages_of(roles_of_objects(counted))
+
+    def count() -> Total:
+        """Return the count of the look, or count again if that has failed."""
+        return counted.total() if counted.is_complete else total()
+
+    return reconcile(functools.partial(meter.now, detail=True), look, count)
 
 
 def _host(figures: list[HostFigures], held: list[Storage] | None, everything: Total | None) -> list[Reconciliation]:

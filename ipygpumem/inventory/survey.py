@@ -21,7 +21,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import Memory, Reader, Storages, describe, each, is_array, library_type, memory_of, place_of
 from ipygpumem.heap.bulk import Kinds, Progress, chunks, kinds_of, no_progress, of_types, type_names
-from ipygpumem.heap.heap import Heap, refuse_while_traced, undisturbed
+from ipygpumem.heap.heap import Heap, HeapObserver, refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.frames import peek
 from ipygpumem.heap.holders.nodes import has_graph
 from ipygpumem.heap.walk import NamedArrays
@@ -56,14 +56,17 @@ def take(
             survey.drop()
 
 
-def roles_of_objects() -> list[tuple[object, Role]]:
+def roles_of_objects(observer: HeapObserver | None = None) -> list[tuple[object, Role]]:
     """Return all live tensors and arrays, including those inside sparse and wrapper tensors, with their roles.
 
     The list keeps them alive: use it, then drop it.
+
+    Args:
+        observer: sees all objects during the pass over the heap.
     """
     refuse_while_traced("list tensors")
     with undisturbed():
-        survey = _Survey((), lambda root: None)
+        survey = _Survey((), lambda root: None, observer=observer)
         try:
             return survey.roles()
         finally:
@@ -91,10 +94,11 @@ class _Survey:
         roots: Iterable[tuple[str, object]],
         cell_of: CellOf,
         progress: Progress = no_progress,
+        observer: HeapObserver | None = None,
     ) -> None:
         self.notes: list[str] = []
         roots = list(roots)  # before the heap is listed: ``peek`` counts references
-        self._heap = Heap()
+        self._heap = Heap(observer)
         progress(0.25)
         names = NamedArrays()
         self._named = names.arrays_behind(roots)
