@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from itertools import accumulate, chain, compress, count, filterfalse, islice, repeat, starmap
-from operator import not_
+from operator import is_, not_
 from typing import Any, Protocol
 
 from ipygpumem.errors import GpuMemError
@@ -33,7 +33,7 @@ from ipygpumem.heap.arrays import (
     library_type,
     places_of,
 )
-from ipygpumem.heap.bulk import ROWS, by_identity, chunks, kinds_of, of_types, one_of_each, types_of, without_types
+from ipygpumem.heap.bulk import ROWS, by_identity, chunks, kinds_of, of_types, one_of_each, without_types
 from ipygpumem.heap.holders.frames import emptied_locals, running_locals
 from ipygpumem.introspect import ATOMS, is_atom, is_instance
 from ipygpumem.probes.accelerators import loaded_torch
@@ -143,10 +143,15 @@ class Heap:
         """Object arrays, with the identities of the containers and arrays in them; views, with that of their base."""
         # Python 3.12's asyncio shows the collector objects that it has freed and keeps for reuse. Putting one into a
         # list frees it again, and every later collection would loop for ever.
-        left_out = (self, vars(self), self.local, sys.modules.get("_asyncio"))  # Python 3.10 lists the dict, too
-        unwanted = {*emptied, *map(id, left_out)}
-        for place in list(compress(count(), map(unwanted.__contains__, map(id, self._tracked)))):
-            self._tracked[place] = None
+        left_out = [self, self.local, sys.modules.get("_asyncio")]
+        if sys.version_info < (3, 11):
+            left_out.append(vars(self))
+        for item in left_out:
+            for place in islice(compress(count(), map(is_, self._tracked, repeat(item))), 1):
+                self._tracked[place] = None
+        if emptied:
+            for place in list(compress(count(), map(emptied.__contains__, map(id, self._tracked)))):
+                self._tracked[place] = None
         self._look_behind(observer)
 
     def _lists(self) -> Iterator[tuple[type | None, list[object]]]:
@@ -196,13 +201,13 @@ class Heap:
 
     def _sort(self, objects: Sequence[object]) -> set[int]:
         """Collect the tensors, modules, optimizers, tasks and arrays among tracked objects; return the types."""
-        type_ids = types_of(objects)
-        new = type_ids - self._one_of_each.keys()
-        if new:
-            examples = one_of_each(of_types(new, objects))
-            self._one_of_each.update(examples)
+        examples = one_of_each(objects)
+        type_ids = set(examples)
+        for type_id in type_ids - self._one_of_each.keys():
+            self._one_of_each[type_id] = examples[type_id]
             for base, _, kinds in self._roles:
-                kinds.update(kind for kind, example in examples.items() if is_instance(example, base))
+                if is_instance(examples[type_id], base):
+                    kinds.add(type_id)
         for _, found, kinds in self._roles:
             if not kinds.isdisjoint(type_ids):
                 found += of_types(kinds, objects)

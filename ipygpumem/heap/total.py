@@ -11,12 +11,12 @@ from operator import not_
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import Reader, library_type
-from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, one_of_each, types_of
+from ipygpumem.heap.bulk import by_identity, chunks, of_types, one_of_each
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.knowledge.own_bytes import STORAGE_BYTES, OwnBytes, of_tensors
 from ipygpumem.heap.knowledge.references import text_keys
 from ipygpumem.heap.libraries import Behind, Piece, library_of
-from ipygpumem.introspect import HAS_REFERENCES
+from ipygpumem.introspect import HAS_REFERENCES, is_instance
 
 
 class Total(NamedTuple):
@@ -79,8 +79,8 @@ class ObjectCount:
 
     def see(self, tracked: Sequence[object], untracked: list[object]) -> list[object]:
         """Count tracked objects, and the untracked ones to which they refer; return the new ones of these."""
-        type_ids = self._add(tracked)
         new = self._new(untracked)
+        type_ids = self._add(tracked)
         waiting = [*new, *self._new_keys(tracked, type_ids)]
         while waiting:
             type_ids = self._add(waiting)
@@ -112,28 +112,29 @@ class ObjectCount:
 
     def _add(self, items: Sequence[object]) -> set[int]:
         """Add the bytes of objects themselves, and the memory behind them; return the identities of their types."""
-        self._size += self._own_bytes.requested(items)
-        type_ids = types_of(items)
-        if not type_ids <= self._types:
-            self._learn(of_types(type_ids - self._types, items))
+        examples = one_of_each(items)
+        type_ids = set(examples)
+        for type_id in type_ids - self._types:
+            self._learn(type_id, examples[type_id])
+        self._size += self._own_bytes.requested(items, type_ids)
         if not self._tensors.isdisjoint(type_ids):
             self._add_tensors(of_types(self._tensors, items))
         if not self._readers.keys().isdisjoint(type_ids):
             self._look_behind(of_types(self._readers, items))
         return type_ids
 
-    def _learn(self, items: Sequence[object]) -> None:
-        """Sort the types of some objects."""
-        self._types |= types_of(items)
+    def _learn(self, type_id: int, example: object) -> None:
+        """Sort the type of an object."""
+        self._types.add(type_id)
+        self._own_bytes.learn([example])
         tensor = library_type("torch", "Tensor")
-        if tensor is not None:
-            self._tensors |= kinds_of(items, tensor)
-        for type_id, example in one_of_each(items).items():
-            if type.__dict__["__flags__"].__get__(type(example)) & HAS_REFERENCES:
-                self._leading.add(type_id)
-            reader = self._own_bytes.readers.get(type_id)
-            if reader is not None and library_of(type(example)) not in _NOT_READ:
-                self._readers[type_id] = reader
+        if tensor is not None and is_instance(example, tensor):
+            self._tensors.add(type_id)
+        if type.__dict__["__flags__"].__get__(type(example)) & HAS_REFERENCES:
+            self._leading.add(type_id)
+        reader = self._own_bytes.readers.get(type_id)
+        if reader is not None and library_of(type(example)) not in _NOT_READ:
+            self._readers[type_id] = reader
 
     def _add_tensors(self, tensors: Sequence[Any]) -> None:
         """Add the bytes of torch's C++ objects."""
@@ -146,8 +147,7 @@ class ObjectCount:
         waiting = list(items)
         while waiting:
             item = waiting.pop()
-            self._own_bytes.learn([item])
-            self._learn([item])
+            self._learn(id(type(item)), item)
             reader = self._readers.get(id(type(item)))
             if reader is None or id(item) in self._read:
                 continue

@@ -59,12 +59,11 @@ class OwnBytes:
 
     def learn(self, items: Sequence[object]) -> set[int]:
         """Return the identities of the types of some objects, after learning how to size the new ones."""
-        type_ids = types_of(items)
-        if not type_ids <= self._known:
-            new = of_types(type_ids - self._known, items)
-            for type_id, example in one_of_each(new).items():
-                self._known.add(type_id)
-                self._learn(type_id, type(example))
+        examples = one_of_each(items)
+        type_ids = set(examples)
+        for type_id in type_ids - self._known:
+            self._known.add(type_id)
+            self._learn(type_id, type(examples[type_id]))
         return type_ids
 
     def of(self, items: Sequence[Any], type_ids: set[int] | None = None) -> int:
@@ -81,12 +80,15 @@ class OwnBytes:
         plain = without_types(self._special, items)
         return rounded(Counter(each(sys.getsizeof, plain))) + self._of_special(of_types(self._special, items))
 
-    def requested(self, items: Sequence[Any]) -> int:
+    def requested(self, items: Sequence[Any], type_ids: set[int]) -> int:
         """Return the bytes that objects have requested from allocators, without the data of arrays.
 
         For the whole heap, because ``of`` takes twice as long.
+
+        Args:
+            items: any objects.
+            type_ids: the identities of their types, which ``learn`` has returned.
         """
-        type_ids = self.learn(items)
         size = 0
         if not self._inline.isdisjoint(type_ids):
             size += _attributes_of(of_types(self._inline, items))
