@@ -25,7 +25,6 @@ SMALL_BYTES = 1 << 16
 
 BUFFER = "the references in a memoryview of compiled code are not counted, so the holder is out of sight for del"
 GRAPH = "top does not read autograd graphs; why of an expression counts the model's memory, too"
-DICTS = "leaks gives each instance a dict, and so makes it larger"
 TWICE = "leaks counts the object's content twice: once as an array or text, once as an object"
 GROWTH = "an experiment looks for new untracked objects only within reach of a name"
 FILE = "an experiment lists only memory that has grown, and a mapped file is none"
@@ -87,15 +86,6 @@ KNOWN_HOLDERS: dict[str, str] = {
     "place : two places": "each search ends at another one of two holders",
 }
 """Questions to which commands name different holders today, with the reason."""
-WITH_INLINE_ATTRIBUTES = {
-    "named : user's objects",
-    "left : user's objects",
-    "named : user's empty objects",
-    "left : user's empty objects",
-}
-"""Questions about instances whose attributes CPython 3.11 and 3.12 keep outside a dict until something reads it."""
-if sys.version_info[:2] in ((3, 11), (3, 12)):
-    KNOWN_SIZES |= dict.fromkeys(WITH_INLINE_ATTRIBUTES, DICTS)
 if sys.version_info < (3, 11):
     KNOWN_SIZES["place : a suspended generator"] = GROWTH
 NEVER_FREED = {"named numpy: an object in a cycle through an array"}

@@ -7,6 +7,7 @@ through their base class. Modules and other libraries' classes are not entered, 
 from __future__ import annotations
 
 import gc
+import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ from ipygpumem.heap.arrays import (
     slot_descriptors,
     slots,
 )
+from ipygpumem.heap.attributes import attribute_name, attributes_in_dict, has_nameless_attributes
 from ipygpumem.heap.bulk import (
     CHUNK,
     CONTAINERS,
@@ -445,6 +447,15 @@ _CONTAINERS: tuple[tuple[type, str], ...] = (
 )
 
 
+_MARK = "\0"
+_MARKED = re.compile(f"{_MARK}([0-9]+){_MARK}")
+_KEY_OF_DICT = re.compile(r'\.__dict__\["([^"]*)"\]')
+
+
+def _key_as_attribute(match: re.Match[str]) -> str:
+    return _attribute(match[1])
+
+
 class NamedArrays(Walk):
     """Finds arrays under names, by their shortest paths."""
 
@@ -452,6 +463,10 @@ class NamedArrays(Walk):
         super().__init__(MOST_OBJECTS, classes={"__main__"})
         self._slots: dict[int, dict[str, Any]] = {}
         """Cached ``slot_descriptors``, by a type's identity."""
+        self._attributes_unread: list[tuple[object, object]] = []
+        """Objects and the values of their attributes whose names were not read; their places are in the marks."""
+        self._names: dict[int, dict[str, None]] = {}
+        """Names of attributes that led to arrays, by the identity of the object's type."""
         known = (("torch.nn", "Module", "module"), ("pandas", "DataFrame", "frame"), ("pandas", "Series", "frame"))
         bases = [*((*_ARRAYS[name], name) for name in ("tensor", "ndarray")), *known]
         found = [(library_type(module, name), category) for module, name, category in bases]
@@ -469,7 +484,13 @@ class NamedArrays(Walk):
         found = list[Any]()
         for arrays in self.run([(values, names.__getitem__)]):
             found += arrays
+        self._read_names()
         return found
+
+    def drop(self) -> None:
+        """Drop all references."""
+        super().drop()
+        self._attributes_unread.clear()
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
         """Yield the contents of an object, with their paths."""
@@ -514,22 +535,52 @@ class NamedArrays(Walk):
 
     def _object(self, item: Any, category: str, path: str) -> Iterator[Group]:
         yield from self._fields(item, category, path)
-        # Reading ``__dict__`` creates the dict for good, so only objects that hold more than numbers and text are read.
-        if self._kinds["skip"].issuperset(types_of(gc.get_referents(item))):
+        referents = gc.get_referents(item)
+        if self._kinds["skip"].issuperset(types_of(referents)):
             return
-        attributes = instance_dict(item) or {}
-        self.pass_over(*[attributes] * bool(attributes))
+        if category == "module" or category == "frame":
+            attributes = instance_dict(item) or {}
+        else:
+            attributes = attributes_in_dict(item, referents)
+        if attributes:
+            self.pass_over(attributes)
         for name in _COLLAPSED if category == "module" else ():
             inner = attributes.get(name)
             if inner is not None and is_instance(inner, dict) and id(inner) not in self.seen:
                 self.pass_over(inner)
                 yield from self._attributes(dict(dict.items(inner)), path)
         yield from self._attributes(attributes, path)
-        if category != "function":  # a function's slots lead to its module's namespace
-            kind = id(type(item))
-            if kind not in self._slots:
-                self._slots[kind] = slot_descriptors(type(item))
-            yield from self._attributes(slots(item, self._slots[kind]), path)
+        if category == "function":  # its slots lead to its module's namespace
+            return
+        kind = id(type(item))
+        if kind not in self._slots:
+            self._slots[kind] = slot_descriptors(type(item))
+        in_slots = slots(item, self._slots[kind])
+        yield from self._attributes(in_slots, path)
+        if has_nameless_attributes(item):
+            known = set(map(id, [attributes, type(item), *attributes.values(), *in_slots.values()]))
+            nameless = [value for value in referents if id(value) not in known]
+            yield nameless, lambda position: self._unread(item, nameless[position], path)
+
+    def _unread(self, item: object, value: object, path: str) -> str:
+        """Return the path of an attribute with a mark instead of its name, which is read if it leads to an array."""
+        self._attributes_unread.append((item, value))
+        return f"{path}{_MARK}{len(self._attributes_unread) - 1}{_MARK}"
+
+    def _read_names(self) -> None:
+        """Replace the marks in the paths of arrays by the names of attributes."""
+        for key, path in self.paths.items():
+            if _MARK in path:
+                self.paths[key] = _KEY_OF_DICT.sub(_key_as_attribute, _MARKED.sub(self._read_name, path))
+
+    def _read_name(self, mark: re.Match[str]) -> str:
+        item, value = self._attributes_unread[int(mark[1])]
+        names = self._names.setdefault(id(type(item)), {})
+        name = attribute_name(item, value, list(names))
+        if name is None:
+            return f".<{type_name(value)}>"
+        names[name] = None
+        return _attribute(name)
 
     def _fields(self, item: Any, category: str, path: str) -> Iterator[Group]:
         if category == "function":

@@ -1,0 +1,88 @@
+"""Reads the attributes of objects without giving them a dict.
+
+CPython 3.11 and later store the attributes of an instance outside a dict, and older versions give an instance without
+attributes none. Reading ``__dict__`` creates it for good: 180 bytes for each instance. The collector reports a dict
+that is there, but not which one of the dicts it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from types import FunctionType
+from typing import Any
+
+from ipygpumem.introspect import class_dict, instance_dict, mro_of
+
+_MANAGED_DICT = 1 << 4
+"""Flag of classes whose instances may store their attributes outside a dict, from Python 3.11 on."""
+_MOST_TRIED = 10
+"""Number of keys of a dict that are compared with attributes."""
+_MISSING = object()
+
+
+def has_nameless_attributes(item: object) -> bool:
+    """Return True if an object may store attributes outside a dict."""
+    return bool(type.__dict__["__flags__"].__get__(type(item)) & _MANAGED_DICT)
+
+
+def attributes_in_dict(item: object, referents: Sequence[object]) -> dict[str, Any]:
+    """Return the dict of an object's attributes if it has one already, else an empty dict.
+
+    Args:
+        item: an object that is no class.
+        referents: the objects to which it refers.
+    """
+    is_unclear = False
+    for candidate in referents:
+        if type(candidate) is dict and candidate:
+            answers = set(islice(_are_attributes(item, candidate), _MOST_TRIED))
+            if answers == {True}:
+                return candidate
+            is_unclear = is_unclear or not answers
+    if is_unclear and not has_nameless_attributes(item) and type(item) is not FunctionType:
+        return instance_dict(item) or {}
+    return {}
+
+
+def attribute_name(item: object, value: object, known: Sequence[str] = ()) -> str | None:
+    """Return the name of an object's attribute; None if it has none with this value.
+
+    Args:
+        item: the object, which gets a dict if no known name is right.
+        value: the value of the attribute.
+        known: names of attributes of other objects of the same class.
+    """
+    for name in known:
+        if _is_readable(type(item), name) and _read(item, name) is value:
+            return name
+    attributes = instance_dict(item) or {}
+    if attributes is value:
+        return "__dict__"
+    for name, found in list(attributes.items()):
+        if found is value and type(name) is str:
+            return name
+    return None
+
+
+def _are_attributes(item: object, names: dict[Any, Any]) -> Iterator[bool]:
+    """Yield True for each entry of a dict that is an attribute of the object, too; leave out unreadable names."""
+    for name, value in list(names.items()):
+        if type(name) is str and _is_readable(type(item), name):
+            yield _read(item, name) is value
+
+
+def _read(item: object, name: str) -> object:
+    try:
+        return object.__getattribute__(item, name)  # finds it without creating the dict
+    except (AttributeError, TypeError):
+        return _MISSING
+
+
+def _is_readable(kind: type, name: str) -> bool:
+    """Return True if reading an attribute runs no code of a property or another descriptor in the class."""
+    for base in mro_of(kind):
+        found = class_dict(base).get(name, _MISSING)
+        if found is not _MISSING:
+            return not any("__get__" in class_dict(part) for part in mro_of(type(found)))
+    return True
