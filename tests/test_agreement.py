@@ -25,7 +25,6 @@ SMALL_BYTES = 1 << 16
 
 BUFFER = "the references in a memoryview of compiled code are not counted, so the holder is out of sight for del"
 GRAPH = "top does not read autograd graphs; why of an expression counts the model's memory, too"
-TWICE = "leaks counts the object's content twice: once as an array or text, once as an object"
 GROWTH = "an experiment looks for new untracked objects only within reach of a name"
 FILE = "an experiment lists only memory that has grown, and a mapped file is none"
 JAGGED = "del frees less, because a reference in C++ is not explained"
@@ -44,11 +43,6 @@ KNOWN_SIZES: dict[str, str] = {
     "left torch: one loss": GRAPH,
     "named torch: a jagged tensor": JAGGED,
     "left torch: a jagged tensor": JAGGED,
-    "left numpy: many arrays": TWICE,
-    "left torch: many tensors": TWICE,
-    "left torch: many parameters": TWICE,
-    "left torch: a tensor with a hook": TWICE,
-    "place : a default argument": TWICE,
     "place : a builtin": GROWTH,
     "place : a handler of logging": GROWTH,
     "left pyarrow: a mapped file of pyarrow": FILE,

@@ -39,8 +39,24 @@ _SIZED = {id(kind) for kind in (list, dict, set, str, bytes, bytearray)}
 Unreached = tuple[object, Size]
 
 
+class Places:
+    """The user's functions, caches, generators and errors, and the objects that they keep.
+
+    Make it before anything is measured: it holds a second reference to each object, so that ``Sizes`` remembers the
+    object and nothing counts it twice.
+    """
+
+    def __init__(self, heap: Heap) -> None:
+        self.items: list[Any] = list(_places(heap))
+        self.contents: dict[int, object] = {}
+        """The objects in these places, and those of running functions, by identity."""
+        for place in self.items:
+            self.contents.update(by_identity(_contents(place)))
+        self.contents.update(by_identity(heap.local))
+
+
 def find(
-    heap: Heap,
+    places: Places,
     sizes: Sizes,
     names: Iterable[object],
     modules: Iterable[ModuleType],
@@ -50,22 +66,20 @@ def find(
     """Return objects of at least ``smallest`` bytes with their sizes, largest first.
 
     Args:
-        heap: the live objects.
+        places: the places in which the user's code keeps objects.
         sizes: has measured everything that is listed elsewhere.
         names: the objects of the notebook's names.
         modules: the user's modules among the names, whose data is kept on purpose, too.
         large: the objects that ``large_objects`` returns.
         smallest: minimum bytes of each.
     """
-    places = list(_places(heap))
-    barriers = set(map(id, places)) - sizes.seen
+    barriers = set(map(id, places.items)) - sizes.seen
     sizes.seen |= barriers
     kept = [*names, *(value for module in modules for value in list(module_dict(module).values()))]
     classes = list(filter(is_users_class, of_types(kinds_of(kept, type), kept)))
     sizes.together([*kept, *(value for kind in classes for value in list(class_dict(kind).values()))])
     sizes.seen -= barriers
-    inside = by_identity([*(item for place in places for item in _contents(place)), *heap.local])
-    waiting = [item for key, item in inside.items() if key not in sizes.seen]
+    waiting = [item for key, item in places.contents.items() if key not in sizes.seen]
     waiting = [item for item in waiting if not is_atom(item) or sys.getsizeof(item) >= smallest]
     waiting += islice((item for item in large if id(item) not in sizes.seen), _MOST)
     found = [(item, sizes.together([item])) for item in waiting]

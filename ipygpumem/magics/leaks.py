@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import compress
 from types import ModuleType
@@ -78,19 +78,29 @@ def _look(
         graphs = [one for one in retained.graphs if sum(one.shares.values()) >= smallest]
         skipped = listed.union(*(one.shares for one in graphs))
         unnamed, beyond = _unnamed(app, heap, skipped, smallest)
-        remaining, of_outputs = _others(app, heap, names, outputs, smallest)
+        remaining, of_outputs = _others(app, heap, names, outputs, smallest, listed)
         found_kept = _sized([*graphs, *retained.outputs(heap.large(smallest))], smallest, listed)
         heap.drop()
     return [*found, *unnamed, *remaining], beyond, _together(found_kept + of_outputs), retained.complete
 
 
 def _others(
-    app: App, heap: Heap, names: Mapping[str, object], outputs: Mapping[str, object], smallest: int
+    app: App,
+    heap: Heap,
+    names: Mapping[str, object],
+    outputs: Mapping[str, object],
+    smallest: int,
+    listed: Container[StorageKey],
 ) -> tuple[list[RetainedArray], list[Kept]]:
-    """Return leaks of any other kind than arrays, and the other memory of outputs."""
+    """Return leaks of any other kind than arrays, and the other memory of outputs.
+
+    The arrays in ``listed`` have rows of their own: each byte is in one row.
+    """
     survivors = app.experiments.survivors
+    places = unreached.Places(heap)
     sizes = Sizes()
     items = heap.large(smallest)
+    sizes.leave_out(_with_storage(heap, listed, items.keys()))
     arrays = [array for (library, _), same in items.items() if library == "numpy" for array in same]
     of_objects = set(map(id, compress(arrays, holding_objects(arrays))))
     sizes.leave_out(array for array in arrays if id(array) in of_objects)  # not their elements
@@ -98,7 +108,7 @@ def _others(
     large = [*in_run_modules(app.context.shell), *unreached.large_objects(heap, smallest)]
     leaked = survivors.others_alive(heap, sizes, smallest)
     modules = {name: sys.modules[name] for name in _users_modules(app.context.namespace) if name in sys.modules}
-    found = unreached.find(heap, sizes, names.values(), modules.values(), large, smallest)
+    found = unreached.find(places, sizes, names.values(), modules.values(), large, smallest)
     holders = explain((), heap, survivors.roots(), more=[item for item, _ in found[:MOST_EXPLAINED]])
     for item, size in found[:MOST_EXPLAINED]:
         holder = holders["object", id(item)]
@@ -112,6 +122,14 @@ def _others(
         for name, value, size in of_outputs
         if size >= smallest
     ]
+
+
+def _with_storage(heap: Heap, storages: Container[StorageKey], without: Container[StorageKey]) -> Iterator[object]:
+    """Yield the tensors and arrays on some storages, but not ``without`` others."""
+    for item in [*heap.tensors, *heap.ndarrays]:
+        key = storage_key(item)
+        if key is not None and key in storages and key not in without:
+            yield item
 
 
 def _together(rows: Iterable[Kept]) -> list[Kept]:
