@@ -28,7 +28,6 @@ GRAPH = "top does not read autograd graphs; why of an expression counts the mode
 GROWTH = "an experiment looks for new untracked objects only within reach of a name"
 FILE = "an experiment lists only memory that has grown, and a mapped file is none"
 JAGGED = "del frees less, because a reference in C++ is not explained"
-PART = "survivors and leaks name one part of the object, why the whole object"
 TEXT = "one step is written in two ways"
 
 KNOWN_SIZES: dict[str, str] = {
@@ -51,30 +50,11 @@ KNOWN_SIZES: dict[str, str] = {
 }
 """Questions to which commands give different sizes today, with the reason."""
 KNOWN_HOLDERS: dict[str, str] = {
-    "left numpy: views": PART,
-    "left numpy: many arrays": PART,
-    "left numpy: a trainer": PART,
-    "left pandas: parts": PART,
-    "left pandas: an index that was searched": PART,
-    "left pandas: a groupby": PART,
-    "left scipy.sparse: a matrix": PART,
-    "left xarray: a dataset": PART,
-    "left sklearn: a compiled query of scikit-learn": PART,
-    "left torch: a module": PART,
-    "left torch: an optimizer": PART,
-    "left torch: many tensors": PART,
-    "left torch: many parameters": PART,
-    "left torch: a jagged tensor": PART,
-    "left torch: a model with gradients": PART,
-    "left : frames": PART,
-    "left : a list of the stack": PART,
     "left torch: losses": GRAPH,
     "left torch: a sum of losses": GRAPH,
     "left torch: one loss": GRAPH,
     "named torch: a tensor with a hook": TEXT,
-    "place : a function's attribute": TEXT,
     "place : a module": "survivors name the module by the notebook's variable, leaks and why by its own name",
-    "place : a default argument": TEXT,
     "named sklearn: a tree of neighbours": BUFFER,
     "left sklearn: a tree of neighbours": BUFFER,
     "place : two places": "each search ends at another one of two holders",

@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from itertools import accumulate, chain, compress, count, filterfalse, islice, repeat, starmap
 from operator import is_, not_
@@ -35,10 +35,11 @@ from ipygpumem.heap.arrays import (
 )
 from ipygpumem.heap.bulk import ROWS, by_identity, chunks, kinds_of, of_types, one_of_each, without_types
 from ipygpumem.heap.holders.frames import emptied_locals, running_locals
+from ipygpumem.heap.large import LargeUntracked
 from ipygpumem.introspect import ATOMS, is_atom, is_instance
 from ipygpumem.probes.accelerators import loaded_torch
 
-_FEW = 50
+_FEW = 100
 """Maximum number of objects for the collector's own search for referrers, which compares every pair."""
 
 
@@ -117,17 +118,31 @@ class Heap:
         optimizers: torch optimizers.
         tasks: asyncio tasks.
         local: objects of the local names of running functions, and of the current context's variables.
+
+    Args:
+        smallest: minimum bytes of the untracked objects that ``large_untracked`` returns; None if it is not called.
+        of_libraries: types of libraries whose untracked objects it returns, too.
     """
 
-    def __init__(self, observer: HeapObserver | None = None) -> None:
+    def __init__(
+        self,
+        observer: HeapObserver | None = None,
+        *,
+        smallest: int | None = None,
+        of_libraries: Sequence[type] = (),
+    ) -> None:
         # Before any list of ours refers to a frame's locals: ``peek`` counts references.
         self.local: list[object] = [*running_locals(), *copy_context().values()]
         emptied = emptied_locals()
+        self._young: set[int] = set(map(id, gc.get_objects(generation=0)))
+        """Identities of the youngest objects; younger ones were made later, unless a collection has run since."""
+        self._collections = _collections()
         # Objects made from here on are ours. This object must not be in its own list, nor in a variable that an inner
         # function shares: that would be a cycle, and it must be freed as soon as it is dropped.
         self._tracked: list[object] = gc.get_objects()
         """Keeps the objects alive, so that no identity is reused."""
-        self._identities: set[int] = set()
+        self._added: dict[int, object] = {}
+        """Objects made later for older ones, by identity."""
         self._containers: list[object] = []
         """Untracked containers that hold more than plain numbers and text."""
         self.tensors: list[object] = []
@@ -135,10 +150,13 @@ class Heap:
         self.optimizers: list[object] = []
         self.tasks: list[object] = []
         self.ndarrays: list[object] = []
+        self._large = None if smallest is None else LargeUntracked(smallest, of_libraries)
         self._one_of_each: dict[int, object] = {}
         """An object of each type, by the type's identity."""
         self._roles = [(base, found, set[int]()) for base, found in self._lists() if base is not None]
         """Classes with the list of their instances, and the types that derive from them, by identity."""
+        self._referrers: dict[int, list[Any]] = {}
+        """The objects that refer to each object that was asked about, by its identity."""
         self._inside: list[tuple[object, set[int]]] | None = None
         """Object arrays, with the identities of the containers and arrays in them; views, with that of their base."""
         # Python 3.12's asyncio shows the collector objects that it has freed and keeps for reuse. Putting one into a
@@ -149,6 +167,8 @@ class Heap:
         for item in left_out:
             for place in islice(compress(count(), map(is_, self._tracked, repeat(item))), 1):
                 self._tracked[place] = None
+            self._young.discard(id(item))
+        self._young -= emptied
         if emptied:
             for place in list(compress(count(), map(emptied.__contains__, map(id, self._tracked)))):
                 self._tracked[place] = None
@@ -166,10 +186,14 @@ class Heap:
         found = self.tensors, self.modules, self.optimizers, self.tasks, self.ndarrays, self.local
         for objects in (self._tracked, self._containers, *found):
             objects.clear()
-        self._identities.clear()
+        self._added.clear()
+        self._young.clear()
+        self._collections.clear()
         self._one_of_each.clear()
         self._roles.clear()
+        self._referrers.clear()
         self._inside = None
+        self._large = None
 
     def _look_behind(self, observer: HeapObserver | None) -> None:
         """Find the arrays and the containers that the collector does not track, in one pass over all objects."""
@@ -178,10 +202,12 @@ class Heap:
             type_ids = self._sort(part)
             leading = part if ROWS.isdisjoint(type_ids) else without_types(ROWS, part)  # not our own rows
             untracked = list(filterfalse(gc.is_tracked, gc.get_referents(*leading)))
+            self._note_large(untracked)
             if observer is not None:
                 untracked = observer.see(part, untracked)
             behind.update(_that_lead_on(untracked))
         untracked = list(filterfalse(gc.is_tracked, self.local))
+        self._note_large(untracked)
         if observer is not None:
             untracked = observer.see([], untracked)
             observer.is_complete = True
@@ -195,9 +221,15 @@ class Heap:
             self._containers += containers
             known = len(behind)
             for part in chunks([*containers, *contents, *_contents(arrays)]):
-                behind.update(_that_lead_on(list(filterfalse(gc.is_tracked, gc.get_referents(*part)))))
+                untracked = list(filterfalse(gc.is_tracked, gc.get_referents(*part)))
+                self._note_large(untracked)
+                behind.update(_that_lead_on(untracked))
             new = list(islice(behind.values(), known, None))
             contents = []
+
+    def _note_large(self, untracked: list[object]) -> None:
+        if self._large is not None:
+            self._large.read(untracked)
 
     def _sort(self, objects: Sequence[object]) -> set[int]:
         """Collect the tensors, modules, optimizers, tasks and arrays among tracked objects; return the types."""
@@ -244,6 +276,10 @@ class Heap:
                 by_storage.setdefault(array.storage, []).append(item)
         return by_storage
 
+    def large_untracked(self) -> list[object]:
+        """Return the large untracked objects, without arrays; see ``LargeUntracked``."""
+        return [] if self._large is None else list(self._large.found.values())
+
     def places(self) -> set[Span]:
         """Return the places of the arrays that own the memory of arrays on the heap."""
         return places_of(self.ndarrays)
@@ -258,47 +294,84 @@ class Heap:
                 found.update(by_identity(list(compress(items, map(wanted.__contains__, map(id, items))))))
         return list(found.values())
 
+    def with_identities(self, wanted: Collection[int]) -> dict[int, object]:
+        """Return the live objects with the ``wanted`` identities; looks behind each object only for untracked ones."""
+        found = dict[int, object]()
+        for items in (self._tracked, self.large_untracked()) if wanted else ():
+            found.update(by_identity(list(compress(items, map(wanted.__contains__, map(id, items))))))
+        missing = set(wanted).difference(found)
+        return found | by_identity(self.referred(missing))
+
     def add(self, item: object) -> None:
         """Add an object that was made later for an older one, such as the dict of its attributes."""
-        if id(item) not in self._alive():
-            self._identities.add(id(item))
-            self._tracked.append(item)
+        self._added[id(item)] = item
 
-    def _alive(self) -> set[int]:
-        """Return the identities of all tracked objects: made when needed, since that takes long."""
-        self._identities = self._identities or set(map(id, self._tracked))
-        return self._identities
+    def _alive(self, items: Sequence[object]) -> list[object]:
+        """Return the items that were alive when the heap was made; a set of all identities would take seconds."""
+        wanted = by_identity(items)
+        if self._collections == _collections():
+            later = wanted.keys() & map(id, gc.get_objects(generation=0))
+            later -= self._young
+            alive = wanted.keys() - later
+        else:
+            alive = set(filter(wanted.__contains__, map(id, self._tracked)))
+        return [item for key, item in wanted.items() if key in alive or key in self._added]
 
-    def referrers(self, objects: dict[int, object]) -> Iterator[tuple[object, list[int]]]:
+    def referrers(self, objects: Mapping[int, object]) -> Iterator[tuple[object, list[int]]]:
         """Yield the objects that refer to some of ``objects`` (by identity), and the identities of those.
 
         Only objects that were alive when the heap was made count: a search must not find its own lists.
         """
-        if any(not gc.is_tracked(item) for item in objects.values()):
-            # The collector's own search would miss containers that it no longer tracks.
-            referrers = _that_refer_to(objects, self._tracked) + _that_refer_to(objects, self._containers)
-            if any(map(is_atom, objects.values())):  # such as text in the dict of an lru_cache
-                for part in _referents_of(self._tracked):
-                    plain = by_identity(list(filterfalse(gc.is_tracked, of_types(_CONTAINERS, part))))
-                    referrers += _that_refer_to(objects, list(plain.values()))
-                referrers = list(by_identity(referrers).values())
-        elif len(objects) > _FEW:
-            referrers = _that_refer_to(objects, self._tracked)
-        else:
-            # A task does not report to that search what its future refers to.
-            found = [*gc.get_referrers(*objects.values()), *_that_refer_to(objects, self.tasks)]
-            alive = self._alive()
-            referrers = [item for item in by_identity(found).values() if id(item) in alive]
-        for item in referrers:
-            children = [id(child) for child in gc.get_referents(item) if id(child) in objects]
-            if children:
-                yield item, list(dict.fromkeys(children))
+        by_object = self.referrers_of(objects)
+        children: dict[int, list[int]] = {}
+        referrers: dict[int, object] = {}
+        for key in objects:
+            for referrer in by_object[key]:
+                referrers[id(referrer)] = referrer
+                children.setdefault(id(referrer), []).append(key)
+        for key, referrer in referrers.items():
+            yield referrer, children[key]
+
+    def referrers_of(self, objects: Mapping[int, object]) -> Mapping[int, Sequence[Any]]:
+        """Return the referrers of ``objects``, and of all that were asked about before, by identity.
+
+        Several questions about one object take one search.
+        """
+        new = {key: item for key, item in objects.items() if key not in self._referrers}
+        for key in new:
+            self._referrers[key] = []
+        for referrer in self._candidates(new) if new else ():
+            for key in new.keys() & map(id, gc.get_referents(referrer)):
+                self._referrers[key].append(referrer)
         if self._inside is None:
             self._inside = [(array, _identities_inside(array)) for array in self.ndarrays]
             self._inside = [(array, inside) for array, inside in self._inside if inside]
         for array, inside in self._inside:  # the collector does not look into an array
-            if not inside.isdisjoint(objects):
-                yield array, [key for key in objects if key in inside]
+            for key in inside.intersection(new):
+                self._referrers[key].append(array)
+        return self._referrers
+
+    def _candidates(self, objects: dict[int, object]) -> list[object]:
+        """Return all objects that refer to some of ``objects``, and maybe more."""
+        if len(objects) > _FEW:
+            found = _that_refer_to(objects, self._tracked)
+            found += _that_refer_to(objects, list(self._added.values()))
+        else:
+            # A task does not report to that search what its future refers to.
+            found = self._alive([*gc.get_referrers(*objects.values()), *_that_refer_to(objects, self.tasks)])
+        if not all(map(gc.is_tracked, objects.values())):
+            # The collector's own search misses containers that it no longer tracks, some since the heap was made.
+            found += _that_refer_to(objects, [*self._containers, *filterfalse(gc.is_tracked, self._tracked)])
+        if any(map(is_atom, objects.values())):  # such as text in the dict of an lru_cache
+            for part in _referents_of(self._tracked):
+                plain = by_identity(list(filterfalse(gc.is_tracked, of_types(_CONTAINERS, part))))
+                found += _that_refer_to(objects, list(plain.values()))
+        return list(by_identity(found).values())
+
+
+def _collections() -> list[int]:
+    """Return the number of collections so far of each generation."""
+    return [generation["collections"] for generation in gc.get_stats()]
 
 
 def _that_refer_to(objects: dict[int, object], candidates: list[object]) -> list[object]:

@@ -78,14 +78,11 @@ class Retained:
         self._locked: set[StorageKey | None] = set()
         """Storages that code out of sight may keep alive."""
         self._graphs_of_outputs: dict[str, list[StorageKey]] = {}
-        self._referrers: dict[int, list[object]] = {}
         items = {id(item): item for item in (*heap.tensors, *heap.ndarrays, *outputs.values())}
+        self._referrers = heap.referrers_of(items)
+        self._tensor_ids = set(map(id, heap.tensors))
         with torch_reader() as reader:
             self._read = (lambda name, tensor: None) if reader is None else reader.read
-            for referrer, children in heap.referrers(items) if items else ():
-                if reader is None or not is_instance(referrer, reader.base):  # C++ holds a tensor's gradient
-                    for child in children:
-                        self._referrers.setdefault(child, []).append(referrer)
             tensors = [] if reader is None else [item for item in heap.tensors if reader.memory(item).is_plain]
             self._lock(set() if reader is None else set(map(reader.address_of_others, tensors)))
             self.graphs = list(self._graphs())
@@ -108,7 +105,11 @@ class Retained:
 
     def _is_held(self, item: object, inside: Collection[int] = ()) -> bool:
         """Return True if any Python object, except those ``inside``, refers to an object."""
-        return id(item) in self._in_frames or any(id(one) not in inside for one in self._referrers.get(id(item), ()))
+        return id(item) in self._in_frames or any(id(one) not in inside for one in self._referrers_of(item))
+
+    def _referrers_of(self, item: object) -> list[Any]:
+        """Return the objects that refer to an item, without tensors: C++ code holds a tensor's gradient."""
+        return [one for one in self._referrers.get(id(item), ()) if id(one) not in self._tensor_ids]
 
     def _dies(self, key: StorageKey, inside: Collection[int]) -> bool:
         """Return True if a storage is freed with the objects ``inside``."""
@@ -157,7 +158,7 @@ class Retained:
         """Return a tensor with a graph; its kind is empty if the graph may still be needed."""
         path = self._paths.get(id(tensor), "")
         value = "loss.item()" if math.prod(self._read("shape", tensor) or ()) == 1 else "result.detach()"
-        container, holders = _LAST_STEP.sub("", path), self._referrers.get(id(tensor), [])
+        container, holders = _LAST_STEP.sub("", path), self._referrers_of(tensor)
         instead = f"{path} = {value}"
         kind = "" if not path or path.isidentifier() else "stored"
         if any(is_instance(one, list) or is_instance(one, deque) for one in holders):

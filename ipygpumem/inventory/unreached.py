@@ -11,15 +11,16 @@ import gc
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import compress, islice
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, types_of
+from ipygpumem.heap.bulk import by_identity, kinds_of, of_types
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.frames import SUSPENDED, code_of, failed, locals_of
+from ipygpumem.heap.large import large_of
 from ipygpumem.heap.libraries import cached, loaded_classes
-from ipygpumem.heap.sizes import Size, Sizes
+from ipygpumem.heap.sizes import Sizes
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,
@@ -34,9 +35,6 @@ from ipygpumem.reclaim.tracebacks import frames, names_in
 
 _MOST = 2000
 """Maximum number of large objects to measure that only libraries hold."""
-_SIZED = {id(kind) for kind in (list, dict, set, str, bytes, bytearray)}
-"""Types whose objects are large by themselves if they hold much."""
-Unreached = tuple[object, Size]
 
 
 class Places:
@@ -55,23 +53,43 @@ class Places:
         self.contents.update(by_identity(heap.local))
 
 
-def find(
-    places: Places,
-    sizes: Sizes,
-    names: Iterable[object],
-    modules: Iterable[ModuleType],
-    large: Iterable[object],
-    smallest: int,
-) -> list[Unreached]:
-    """Return objects of at least ``smallest`` bytes with their sizes, largest first.
+def candidates(
+    places: Places, large: Iterable[object], sizes: Sizes, names: Iterable[object], smallest: int, most: int
+) -> list[object]:
+    """Return the objects that are leaks of at least ``smallest`` bytes if no name leads to them.
 
     Args:
         places: the places in which the user's code keeps objects.
+        large: the objects that ``large_objects`` returns.
+        sizes: has measured the arrays that are listed elsewhere.
+        names: the objects of the notebook's names, which are no leaks.
+        smallest: minimum bytes of each.
+        most: maximum number of objects, the largest ones.
+    """
+    named = set(map(id, names))
+    found = list[tuple[int, object]]()
+    sizes.seen.update(map(id, places.items))  # their contents are measured themselves
+    for key, item in places.contents.items():
+        if key not in named and (not is_atom(item) or sys.getsizeof(item) >= smallest):
+            found.append((sizes.together([item]), item))
+    without_name = (item for item in large if id(item) not in named and id(item) not in places.contents)
+    for item in islice(without_name, _MOST):
+        # What a large container leads to matters only if no name leads to the container, and few are measured then.
+        own = sys.getsizeof(item)
+        found.append((own if own >= smallest else sizes.together([item]), item))
+    found = [(size, item) for size, item in found if size >= smallest]
+    largest = set(map(id, map(itemgetter(1), sorted(found, key=itemgetter(0), reverse=True)[:most])))
+    return [item for _, item in found if id(item) in largest]
+
+
+def count_named(sizes: Sizes, places: Places, names: Iterable[object], modules: Iterable[ModuleType]) -> None:
+    """Measure what names lead to by items and attributes: it is kept on purpose.
+
+    Args:
         sizes: has measured everything that is listed elsewhere.
+        places: the places in which the user's code keeps objects.
         names: the objects of the notebook's names.
         modules: the user's modules among the names, whose data is kept on purpose, too.
-        large: the objects that ``large_objects`` returns.
-        smallest: minimum bytes of each.
     """
     barriers = set(map(id, places.items)) - sizes.seen
     sizes.seen |= barriers
@@ -79,15 +97,6 @@ def find(
     classes = list(filter(is_users_class, of_types(kinds_of(kept, type), kept)))
     sizes.together([*kept, *(value for kind in classes for value in list(class_dict(kind).values()))])
     sizes.seen -= barriers
-    waiting = [item for key, item in places.contents.items() if key not in sizes.seen]
-    waiting = [item for item in waiting if not is_atom(item) or sys.getsizeof(item) >= smallest]
-    waiting += islice((item for item in large if id(item) not in sizes.seen), _MOST)
-    found = [(item, sizes.together([item])) for item in waiting]
-    # Only a large object's parts are worth the time.
-    measured = [
-        (item, Sizes().measure(item)._replace(device_bytes={"cpu": size})) for item, size in found if size >= smallest
-    ]
-    return sorted(measured, key=lambda pair: -pair[1].size_bytes)
 
 
 def _places(heap: Heap) -> Iterator[Any]:
@@ -117,14 +126,15 @@ def _contents(place: Any) -> list[object]:
 
 
 def large_objects(heap: Heap, smallest: int) -> list[object]:
-    """Return the objects that are large by themselves; while the list exists, ``Sizes`` remembers those it counts."""
-    found, bases, known, wanted = dict[int, object](), loaded_classes(), set[int](), set[int]()
-    for part in chunks(heap.tracked):
-        held = gc.get_referents(*part)
-        if not known.issuperset(here := types_of(held)):
-            known |= here
-            wanted |= kinds_of(held, *bases)
-        sized = of_types(_SIZED, held)
-        large = list(compress(sized, map(smallest.__le__, map(sys.getsizeof, sized))))
-        found.update(by_identity([*large, *of_types(wanted, held)]))
-    return list(found.values())
+    """Return the objects that are large by themselves; while the list exists, ``Sizes`` remembers those it counts.
+
+    Args:
+        heap: the live objects; made with the same ``smallest``, and with ``loaded_classes``.
+        smallest: minimum bytes of text and containers.
+    """
+    tracked = by_identity(large_of(heap.tracked, smallest))
+    # Our own lists, to which only a running function refers, are no leaks.
+    referrers = heap.referrers_of(tracked)
+    containers = [item for key, item in tracked.items() if referrers[key]]
+    of_libraries = heap.instances(*loaded_classes())
+    return list(by_identity([*containers, *of_libraries, *heap.large_untracked()]).values())

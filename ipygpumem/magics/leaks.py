@@ -12,23 +12,24 @@ from types import ModuleType
 from typing import Any
 
 from ipygpumem.heap.arrays import StorageKey, holding_objects, library_type, storage_key
-from ipygpumem.heap.bulk import Progress, of_types, one_of_each
+from ipygpumem.heap.bulk import Progress, by_identity, of_types, one_of_each
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.graphs import live_tensors, requiring_grad
-from ipygpumem.heap.holders.search import NOTEBOOK, explain
+from ipygpumem.heap.holders.search import NOTEBOOK
+from ipygpumem.heap.libraries import loaded_classes
 from ipygpumem.heap.sizes import Sizes, row_of
 from ipygpumem.introspect import is_atom, is_instance, is_users_module, module_dict, text_of, type_name
 from ipygpumem.inventory import unreached
 from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
 from ipygpumem.inventory.survey import optimizer_states
 from ipygpumem.magics.parsing import Options
-from ipygpumem.records import RetainedArray
+from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.report.content import Kept, leaks_report
 from ipygpumem.report.layout import Report
 from ipygpumem.scope.scope import ownable
 from ipygpumem.shell.app import App
 from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs
-from ipygpumem.shell.survivors import MOST_EXPLAINED, WatchedName, held_without_name, size_of
+from ipygpumem.shell.survivors import MOST_EXPLAINED, Questions, WatchedName, held_without_name, size_of
 
 _OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")
 _QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")
@@ -63,7 +64,7 @@ def _look(
         outputs = {f"Out[{number}]": value for number, value in kept.items() if not is_atom(value)}
         paths, inside = paths_of(names, outputs)
         inside |= keepers | {id(kept), id(outputs)}
-        heap = Heap()
+        heap = Heap(smallest=smallest, of_libraries=loaded_classes())
         progress(0.3)
         retained = Retained(heap, paths, outputs, inside)
         progress(0.5)
@@ -72,60 +73,127 @@ def _look(
         expected = _of_training(heap, {key for item in known for key in _storages(item)})
         # State that the user's live optimizer needs is no leak.
         known = [item for item in known if item.held.name or not expected.issuperset(_storages(item))]
-        found = [row for _, row in app.experiments.survivors.explained(known, heap)]
-        progress(0.7)
         listed = {key for item in known for key in _storages(item)}
         graphs = [one for one in retained.graphs if sum(one.shares.values()) >= smallest]
         skipped = listed.union(*(one.shares for one in graphs))
-        unnamed, beyond = _unnamed(app, heap, skipped, smallest)
-        remaining, of_outputs = _others(app, heap, names, outputs, smallest, listed)
+        unnamed = {key: held_without_name(same[0]) for key, same in heap.large(smallest).items() if key not in skipped}
+        ordered = sorted(unnamed, key=lambda key: -unnamed[key].size_bytes)
+        of_objects = _Objects(app, heap, names, outputs, smallest, listed)
+        progress(0.7)
+        questions = Questions(ordered[:MOST_EXPLAINED], of_objects.to_explain)
+        of_survivors = app.experiments.survivors.explained(known, heap, questions=questions)
+        modules = _users_modules(app.context.namespace)
+        found = [row for _, row in of_survivors]
+        without_name = [key for key in questions.storages if not _is_plain(questions.holders[key].path, modules)]
+        found += [replace(unnamed[key], holder=questions.holders[key]) for key in without_name]
+        beyond = [unnamed[key] for key in ordered[MOST_EXPLAINED:]]
+        found += of_objects.leaked(questions.holders, modules)
         found_kept = _sized([*graphs, *retained.outputs(heap.large(smallest))], smallest, listed)
+        found_kept += of_objects.of_outputs()
         heap.drop()
-    return [*found, *unnamed, *remaining], beyond, _together(found_kept + of_outputs), retained.complete
+    return found, beyond, _together(found_kept), retained.complete
 
 
-def _others(
-    app: App,
-    heap: Heap,
-    names: Mapping[str, object],
-    outputs: Mapping[str, object],
-    smallest: int,
-    listed: Container[StorageKey],
-) -> tuple[list[RetainedArray], list[Kept]]:
-    """Return leaks of any other kind than arrays, and the other memory of outputs.
+class _Objects:
+    """Memory of any other kind than arrays: that of survivors, in places that no name leads to, and of outputs.
 
-    The arrays in ``listed`` have rows of their own: each byte is in one row.
+    Args:
+        app: the extension.
+        heap: the live objects.
+        names: the notebook's names and their objects.
+        outputs: the outputs that IPython keeps.
+        smallest: minimum bytes of each row.
+        listed: storages that have rows of their own: each byte is in one row.
     """
-    survivors = app.experiments.survivors
-    places = unreached.Places(heap)
-    sizes = Sizes()
-    items = heap.large(smallest)
-    sizes.leave_out(_with_storage(heap, listed, items.keys()))
-    arrays = [array for (library, _), same in items.items() if library == "numpy" for array in same]
-    of_objects = set(map(id, compress(arrays, holding_objects(arrays))))
-    sizes.leave_out(array for array in arrays if id(array) in of_objects)  # not their elements
-    sizes.together([item for same in items.values() for item in same if id(item) not in of_objects])
-    large = [*in_run_modules(app.context.shell), *unreached.large_objects(heap, smallest)]
-    leaked = survivors.others_alive(heap, sizes, smallest)
-    modules = {name: sys.modules[name] for name in _users_modules(app.context.namespace) if name in sys.modules}
-    found = unreached.find(places, sizes, names.values(), modules.values(), large, smallest)
-    holders = explain((), heap, survivors.roots(), more=[item for item, _ in found[:MOST_EXPLAINED]])
-    for item, size in found[:MOST_EXPLAINED]:
-        holder = holders["object", id(item)]
-        module = _OF_MODULE.fullmatch(_QUOTED.sub("", holder.path))
-        if module is None and not _is_plain(holder.path, modules.keys()):
-            leaked.append(replace(row_of([item], size), holder=holder))
-    sizes.together(heap.tensors)  # those of outputs are listed by storage, as are large arrays
-    of_outputs = [(name, value, sizes.together([value])) for name, value in outputs.items()]
-    return leaked, [
-        (size, "cpu", f"{name}: {type_name(value)} that only IPython holds", f"to free it: %xdel _{name[4:-1]}", size)
-        for name, value, size in of_outputs
-        if size >= smallest
-    ]
+
+    def __init__(
+        self,
+        app: App,
+        heap: Heap,
+        names: Mapping[str, object],
+        outputs: Mapping[str, object],
+        smallest: int,
+        listed: Container[StorageKey],
+    ) -> None:
+        self._app, self._heap, self._names, self._outputs = app, heap, names, outputs
+        self._smallest = smallest
+        self._places = unreached.Places(heap)
+        self._places.contents.update(by_identity(list(in_run_modules(app.context.shell))))
+        # Before anything is measured, because each is remembered only if something else refers to it, too.
+        self._large = unreached.large_objects(heap, smallest)
+        self._listed = listed
+        self._sizes = self._without_arrays()
+        self._survivors = app.experiments.survivors.others_alive(heap, self._sizes, smallest)
+        alone = self._without_arrays()
+        self._candidates = unreached.candidates(
+            self._places, self._large, alone, names.values(), smallest, MOST_EXPLAINED
+        )
+        self._has_names = False
+        """True once ``_sizes`` has measured what names lead to."""
+
+    @property
+    def to_explain(self) -> list[object]:
+        """The objects whose holders are searched."""
+        return [*(other.item for other in self._survivors if other.is_alone), *self._candidates]
+
+    def leaked(self, holders: Mapping[StorageKey, ReferencePath], user_modules: Container[str]) -> list[RetainedArray]:
+        """Return the rows of leaks, given the holders of the objects ``to_explain``."""
+        rows = [other.with_holder(holders) for other in self._survivors]
+        left = list[object]()
+        for item in self._candidates:
+            path = holders["object", id(item)].path
+            is_in_module = _OF_MODULE.fullmatch(_QUOTED.sub("", path)) is not None
+            if not is_in_module and not _is_plain(path, user_modules):
+                left.append(item)
+        if left:
+            self._measure_names()
+        for item in left:
+            if id(item) not in self._sizes.seen:
+                size = self._sizes.together([item])
+                if size >= self._smallest:
+                    # Only a large object's parts are worth the time.
+                    parts = Sizes().measure(item)._replace(device_bytes={"cpu": size})
+                    rows.append(replace(row_of([item], parts), holder=holders["object", id(item)]))
+        return rows
+
+    def of_outputs(self) -> list[Kept]:
+        """Return the other memory of outputs; call it after ``leaked``."""
+        alone = self._without_arrays()
+        if alone.together(list(self._outputs.values())) < self._smallest:
+            return []  # so it need not be known what names lead to
+        self._measure_names()
+        self._sizes.together(self._heap.tensors)  # those of outputs are listed by storage, as are large arrays
+        rows = list[Kept]()
+        for name, value in self._outputs.items():
+            size = self._sizes.together([value])
+            if size >= self._smallest:
+                what = f"{name}: {type_name(value)} that only IPython holds"
+                rows.append((size, "cpu", what, f"to free it: %xdel _{name[4:-1]}", size))
+        return rows
+
+    def _without_arrays(self) -> Sizes:
+        """Return sizes without the arrays that have rows of their own, and without large ones."""
+        sizes = Sizes()
+        items = self._heap.large(self._smallest)
+        sizes.leave_out(_with_storage(self._heap, self._listed, items.keys()))
+        arrays = [array for (library, _), same in items.items() if library == "numpy" for array in same]
+        of_objects = set(map(id, compress(arrays, holding_objects(arrays))))
+        sizes.leave_out(array for array in arrays if id(array) in of_objects)  # not their elements
+        sizes.together([item for same in items.values() for item in same if id(item) not in of_objects])
+        return sizes
+
+    def _measure_names(self) -> None:
+        """Count all that names lead to, which takes long next to many objects."""
+        if self._has_names:
+            return
+        self._has_names = True
+        namespace = self._app.context.namespace
+        modules = [sys.modules[name] for name in _users_modules(namespace) if name in sys.modules]
+        unreached.count_named(self._sizes, self._places, self._names.values(), modules)
 
 
 def _with_storage(heap: Heap, storages: Container[StorageKey], without: Container[StorageKey]) -> Iterator[object]:
-    """Yield the tensors and arrays on some storages, but not ``without`` others."""
+    """Yield the tensors and arrays on some storages, but not ``without`` some."""
     for item in [*heap.tensors, *heap.ndarrays]:
         key = storage_key(item)
         if key is not None and key in storages and key not in without:
@@ -170,22 +238,6 @@ def _of_training(heap: Heap, survivors: set[StorageKey]) -> set[StorageKey | Non
         for owner, tensor in owned
         if tensor is not None and is_instance(owner, base) and storage_key(owner) not in survivors
     }
-
-
-def _unnamed(
-    app: App, heap: Heap, storages: set[StorageKey], smallest: int
-) -> tuple[list[RetainedArray], list[RetainedArray]]:
-    """Return the tensors and arrays without a path from a notebook name, except those in ``storages``.
-
-    If there are too many to examine, the second list has the smallest ones.
-    """
-    found = {key: held_without_name(same[0]) for key, same in heap.large(smallest).items() if key not in storages}
-    ordered = sorted(found, key=lambda key: -found[key].size_bytes)
-    holders = explain(ordered[:MOST_EXPLAINED], heap, app.experiments.survivors.roots())
-    modules = _users_modules(app.context.namespace)
-    unnamed = [key for key in ordered[:MOST_EXPLAINED] if not _is_plain(holders[key].path, modules)]
-    shown = [replace(found[key], holder=holders[key]) for key in unnamed]
-    return shown, [found[key] for key in ordered[MOST_EXPLAINED:]]
 
 
 def _users_modules(namespace: dict[str, Any]) -> set[str]:

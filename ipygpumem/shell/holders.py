@@ -16,6 +16,7 @@ from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.heap.holders.search import NOTEBOOK, Roots, explain
+from ipygpumem.heap.libraries import loaded_classes
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import is_users_module, module_dict, type_name, users_modules
@@ -186,7 +187,7 @@ def _with_received(
 def _large(take: Callable[[list[object], Heap], _T]) -> _T:
     """Return ``take`` of the objects that are large by themselves."""
     with undisturbed():
-        heap = Heap()
+        heap = Heap(smallest=MIB, of_libraries=loaded_classes())
         found = take(large_objects(heap, MIB), heap)
         heap.drop()
     return found

@@ -8,7 +8,7 @@ import gc
 import re
 import sys
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from itertools import chain, compress, filterfalse
@@ -36,6 +36,7 @@ from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
 from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.graphs import live_tensors
+from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import LAST_ERROR, OF_MODULE, Root, Roots, explain
 from ipygpumem.heap.objects_since import ObjectsSince
 from ipygpumem.heap.sizes import Size, Sizes, row_of
@@ -64,6 +65,8 @@ _DELETING_ANY = {"reset", "reset_selective"}
 _DELETING = {"del", "xdel", *_DELETING_ANY}
 """Words of cells that delete names."""
 _MOST_DELETED = 1000
+_MOST_PLACES = 4
+"""Maximum number of places to search for the arrays of one name."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ class WatchedName:
     """Storages of ``tensors``; there may be very many."""
     is_old_perhaps: bool = False
     """True if its memory may be older than the experiment, because the baseline was incomplete."""
+    object_id: int = 0
+    """Identity of the object to which the name referred; 0 if unknown."""
 
     @classmethod
     def of(cls, held: RetainedArray, pairs: Sequence[tuple[object, Array]]) -> WatchedName:
@@ -98,12 +103,46 @@ class WatchedName:
             found += compress(self.tensors, self.storages.alive(keys))
         return sorted(found, key=attrgetter("size_bytes"), reverse=True)
 
+    def row(self, arrays: Iterable[Array]) -> Row:
+        """Return the row of some of its arrays, whose holder is searched."""
+        return Row([array.storage for array in arrays], self.object_id)
+
     def divided(self, storages: Container[StorageKey]) -> Iterator[WatchedName]:
         """Yield the arrays in ``storages``, then all other arrays; each part has its own holder."""
         for inside in (True, False):
             arrays = tuple(pair for pair in self.arrays if (pair[1].storage in storages) is inside)
             tensors = tuple(array for array in self.tensors if (array.storage in storages) is inside)
             yield replace(self, arrays=arrays, tensors=tensors)
+
+
+@dataclass
+class Questions:
+    """Further storages and objects whose holders one search finds together with those of the survivors."""
+
+    storages: Sequence[StorageKey] = ()
+    objects: Sequence[object] = ()
+    holders: dict[StorageKey, ReferencePath] = field(default_factory=dict)
+    """The answers; the key of an object is "object" and its identity."""
+
+
+class OtherAlive(NamedTuple):
+    """An object without arrays that has outlived an experiment."""
+
+    item: object
+    held: RetainedArray
+    """Its row in the report of the experiment."""
+    row: RetainedArray
+    """Its size now."""
+
+    @property
+    def is_alone(self) -> bool:
+        """True if it is the only object of the row, so that its holder can be searched."""
+        return self.held.objects == 1
+
+    def with_holder(self, holders: Mapping[StorageKey, ReferencePath]) -> RetainedArray:
+        """Return its row with the holder."""
+        holder = holders.get(("object", id(self.item)), self.held.holder) if self.is_alone else self.held.holder
+        return replace(self.row, name=self.held.name, cell=self.held.cell, holder=holder)
 
 
 class Baseline:
@@ -233,6 +272,8 @@ class Survivors:
         first = running_cell(context.shell) if first_cell is None else first_cell
         parts = [part for item in watched for part in item.divided(kept)] if kept else watched
         items = [item for item in parts if size_of(item.alive()) >= smallest]
+        object_ids = {name: key for key, name in growth.names.items()}
+        items = [replace(item, object_id=object_ids.get(item.held.name, 0)) for item in items]
         new = baseline.surely_new(self._names()) if items and not baseline.is_complete else None
         alive = [self._with_cell(item, first, new) for item in items]
         named = {array.storage for item in alive for array in item.alive()}
@@ -344,7 +385,8 @@ class Survivors:
             )
         )
         holders = explain((), heap, roots, more=[row.items[0] for row in rows if not row.chain])
-        by_name = {row.name: row for row in arrays if row.name}
+        by_name = {row.name: row for row in reversed(arrays) if row.name}
+        merged = set[int]()
         found = []
         for row in rows:
             name = growth.names.get(id(row.items[0]), "") if len(row.items) == 1 else ""
@@ -354,32 +396,27 @@ class Survivors:
             held = replace(row.held, name=name, holder=holder, cell=cell)
             if name in by_name:  # its arrays are listed already
                 known = by_name.pop(name)
+                merged.add(id(known))
                 held = replace(known, size_bytes=known.size_bytes + held.size_bytes, parts=held.parts)
             found.append(held)
             self.known_others.append((tuple(map(id, row.items)), held))
-        rest = [row for row in arrays if not row.name or row.name in by_name]
+        rest = [row for row in arrays if id(row) not in merged]
         return tuple(sorted([*rest, *found], key=lambda held: -held.size_bytes))
 
-    def others_alive(self, heap: Heap, sizes: Sizes, smallest: int) -> list[RetainedArray]:
-        """Return the rows of objects without arrays that are still alive, and forget the rest."""
-        wanted = {key for keys, _ in self.known_others for key in keys}
-        alive = {id(item): item for item in heap.referred(wanted)}
+    def others_alive(self, heap: Heap, sizes: Sizes, smallest: int) -> list[OtherAlive]:
+        """Return the objects without arrays that are still alive, and forget the rest."""
+        alive = heap.with_identities({key for keys, _ in self.known_others for key in keys})
         known = [([alive[key] for key in keys if key in alive], held) for keys, held in self.known_others]
         known = [
             (items, held) for items, held in known if items and row_of(items, Size({}, 0)).type_name == held.type_name
         ]
         self.known_others = [(tuple(map(id, items)), held) for items, held in known]
-        found = [
-            (items[0], held, row_of(items, sizes.measure(items if len(items) > 1 else items[0])))
-            for items, held in known
-        ]
-        found = [(item, held, row) for item, held, row in found if row.size_bytes >= smallest]
-        holders = explain((), heap, self.roots(), more=[item for item, held, _ in found if held.objects == 1])
-        rows = []
-        for item, held, row in found:
-            holder = holders.get(("object", id(item)), held.holder)
-            rows.append(replace(row, name=held.name, cell=held.cell, holder=holder))
-        return rows
+        found = list[OtherAlive]()
+        for items, held in known:
+            size = sizes.measure(items if len(items) > 1 else items[0])
+            if size.size_bytes >= smallest:
+                found.append(OtherAlive(items[0], held, row_of(items, size)))
+        return found
 
     def update(self, heap: Heap) -> None:
         """Drop records of arrays that are no longer on the ``heap``."""
@@ -397,25 +434,51 @@ class Survivors:
         return replace(item, held=replace(item.held, cell=cell), is_old_perhaps=is_old_perhaps)
 
     def explained(
-        self, watched: Sequence[WatchedName], heap: Heap, keepers: Container[str] = ()
+        self,
+        watched: Sequence[WatchedName],
+        heap: Heap,
+        keepers: Container[str] = (),
+        *,
+        questions: Questions | None = None,
     ) -> list[tuple[WatchedName, RetainedArray]]:
-        """Return the live arrays of each name, largest first, with the holder of the largest one.
+        """Return the live arrays of each name, largest first, with the object that holds all of them.
 
-        Those to which only the names ``keepers`` lead are left out.
+        Arrays of one name in several places make several rows. Those to which only the names ``keepers`` lead are left
+        out. The first search answers the ``questions``, too.
         """
-        alive = sorted(((item, item.alive()) for item in watched), key=lambda pair: -size_of(pair[1]))
-        alive = [(item, arrays) for item, arrays in alive if arrays]
-        holders = explain([arrays[0].storage for _, arrays in alive[:MOST_EXPLAINED]], heap, self.roots(keepers))
-        found = []
-        for item, arrays in alive:
-            holder = holders.get(arrays[0].storage)
-            if holder is not None and holder.path.startswith(_KEPT.text):
-                continue
-            if holder is not None and item.is_old_perhaps:
-                holder = _perhaps_old(holder)
-            row = replace(item.held, size_bytes=size_of(arrays), arrays=len(arrays), holder=holder)
-            found.append((item, row))
-        return found
+        roots = self.roots(keepers)
+        found = list[tuple[WatchedName, RetainedArray]]()
+        waiting = list(watched)
+        for number in range(_MOST_PLACES):
+            alive = _largest_first(waiting)
+            rows = {arrays[0].storage: item.row(arrays) for item, arrays in alive[:MOST_EXPLAINED]}
+            if questions is None or number > 0:
+                holders = explain(rows, heap, roots, rows=rows)
+            else:
+                holders = explain([*rows, *questions.storages], heap, roots, more=questions.objects, rows=rows)
+                questions.holders.update(holders)
+            waiting.clear()
+            for item, arrays in alive:
+                key = arrays[0].storage
+                parts = self._parts(item, rows.get(key), may_divide=number < _MOST_PLACES - 1)
+                waiting += parts[1:]
+                holder = holders.get(key)
+                if holder is not None and len(parts) == 1 and not rows[key].is_whole:
+                    holder = replace(holder, path=f"{holder.path}, and other places")
+                row = _row_of(parts[0], holder)
+                if row is not None:
+                    found.append((parts[0], row))
+            if not waiting:
+                break
+        return sorted(found, key=lambda pair: -pair[1].size_bytes)
+
+    def _parts(self, item: WatchedName, row: Row | None, *, may_divide: bool) -> list[WatchedName]:
+        """Return the arrays to which the holder of a row leads, and the rest if both deserve rows."""
+        if row is None or row.is_whole or not may_divide:
+            return [item]
+        parts = list(item.divided(row.held))
+        least = min(size_of(part.alive()) for part in parts)
+        return parts if least >= self._context.config.min_held_bytes else [item]
 
     def roots(self, keepers: Container[str] = ()) -> Roots:
         """Return the namespaces and objects from which the user can reach objects, the names ``keepers`` last."""
@@ -443,6 +506,23 @@ class Survivors:
             id(self._ours): Root("ipygpumem itself", 4, "please report this bug in ipygpumem"),
         }
         return Roots(namespaces, objects, cell_of=lambda filename: cell_of_file(shell, filename), names=namespace)
+
+
+def _largest_first(watched: Iterable[WatchedName]) -> list[tuple[WatchedName, list[Array]]]:
+    """Return the names with live arrays, and these arrays."""
+    both = [(item, item.alive()) for item in watched]
+    alive = [(item, arrays) for item, arrays in both if arrays]
+    return sorted(alive, key=lambda pair: -size_of(pair[1]))
+
+
+def _row_of(item: WatchedName, holder: ReferencePath | None) -> RetainedArray | None:
+    """Return the row of a name's arrays; None if only a name to keep leads to them."""
+    if holder is not None and holder.path.startswith(_KEPT.text):
+        return None
+    if holder is not None and item.is_old_perhaps:
+        holder = _perhaps_old(holder)
+    arrays = item.alive()
+    return replace(item.held, size_bytes=size_of(arrays), arrays=len(arrays), holder=holder)
 
 
 def _of_numpy(

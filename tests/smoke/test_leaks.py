@@ -169,6 +169,53 @@ PASTED = {
 """Cells that leave 8 MiB each, and what frees them; of a task without a name only that there is something."""
 
 
+def survivors(notebook: Kernel) -> list[tuple[int, str]]:
+    """Return the sizes and holders of what the last experiment has left."""
+    found: list[tuple[int, str]] = notebook.value(
+        "[(row.size_bytes, row.holder.path) for row in __import__('ipygpumem').experiments()[-1].survivors]"
+    )
+    return found
+
+
+def test_arrays_in_two_places_make_two_rows(notebook: Kernel) -> None:
+    works(notebook, "import numpy; first, second = {}, {'runs': []}")
+    works(
+        notebook,
+        """
+%%experiment x
+xs = [numpy.ones(1 << 18) for _ in range(9)]
+first['a'] = xs[0]
+second['runs'].append({'data': xs[1:]})
+""".strip(),
+    )
+    expected = [(16 << 20, 'notebook variable second["runs"][0]["data"]'), (2 << 20, 'notebook variable first["a"]')]
+    assert survivors(notebook) == expected
+    lines = leaks(notebook).splitlines()
+    assert lines[0] == "2 leaks · 18 MiB"
+    assert "16 MiB · xs: list with 8 arrays" in lines[1]
+    assert 'held by notebook variable second["runs"][0]["data"] ·' in lines[1]
+    assert 'held by notebook variable first["a"] ·' in lines[2]
+    works(notebook, 'del second["runs"][0]["data"]')
+    assert leaks(notebook).splitlines()[0] == "1 leak · 2 MiB"
+    works(notebook, 'del first["a"]')
+    assert leaks(notebook) == "no leak of at least 1 MiB was found"
+
+
+def test_arrays_under_several_keys_are_held_by_the_dict(notebook: Kernel) -> None:
+    works(notebook, "import numpy; outer = {'older': 1}")
+    works(
+        notebook,
+        """
+%%experiment x
+xs = [numpy.ones(1 << 18) for _ in range(3)]
+outer.update(enumerate(xs))
+""".strip(),
+    )
+    assert [path for _, path in survivors(notebook)] == ["notebook variable outer"]
+    assert "held by notebook variable outer · to free it: remove them from there" in leaks(notebook)
+    works(notebook, "del outer")
+
+
 def test_what_no_experiment_measured_gets_advice_that_can_be_pasted(notebook: Kernel, tmp_path: Path) -> None:
     for name in ("one", "two", "three"):
         (tmp_path / f"{name}.py").write_text("import numpy; KEPT = numpy.ones(1 << 20)" if name == "three" else "")

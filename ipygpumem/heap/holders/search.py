@@ -16,7 +16,7 @@ import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import (
     AsyncGeneratorType,
     CellType,
@@ -44,6 +44,7 @@ from ipygpumem.heap.arrays import (
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.frames import FORGET_LAST_ERROR, peek, running_frames, running_ids
 from ipygpumem.heap.holders.graphs import DETACH, GRADIENT, keepers, requiring_grad
+from ipygpumem.heap.holders.rows import Row, RowHolders
 from ipygpumem.heap.holders.tasks import ContextValue, context_values, is_pending, wakes_task
 from ipygpumem.heap.libraries import is_segment
 from ipygpumem.introspect import (
@@ -110,9 +111,14 @@ def explain(
     roots: Roots,
     *,
     more: Iterable[object] = (),
+    rows: Mapping[StorageKey, Row] | None = None,
     max_visits: int = MOST_VISITS,
 ) -> dict[StorageKey, ReferencePath]:
-    """Return the holder that keeps each storage alive; the key of each of ``more`` is "object" and its identity."""
+    """Return the holder that keeps each storage alive; the key of each of ``more`` is "object" and its identity.
+
+    The holder of a storage that stands for a row in ``rows`` is the nearest one of all the row's arrays; it sets
+    ``held`` of the row.
+    """
     wanted = set(keys)
     objects: dict[StorageKey, list[object]] = {("object", id(item)): [item] for item in more}
     without_storage = objects.keys() - wanted
@@ -120,7 +126,8 @@ def explain(
         key = storage_key(item) or ("object", id(item))
         if key in wanted:
             objects.setdefault(key, []).append(item)
-    holders, unnamed, left_out = _holders(objects, heap, roots, max_visits)
+    of_rows = RowHolders(rows or {}, heap, roots.namespaces)
+    holders, unnamed, left_out = _holders(objects, heap, roots, max_visits, of_rows)
     rest = wanted - holders.keys()
     if rest and heap.tensors:
         # A tensor saved by a graph may also be a Python object that only the graph refers to, which is no answer.
@@ -144,7 +151,13 @@ def explain(
 
 
 def _holders(
-    objects: dict[StorageKey, list[object]], heap: Heap, roots: Roots, max_visits: int, *, of_graphs: bool = False
+    objects: dict[StorageKey, list[object]],
+    heap: Heap,
+    roots: Roots,
+    max_visits: int,
+    rows: RowHolders | None = None,
+    *,
+    of_graphs: bool = False,
 ) -> tuple[dict[StorageKey, ReferencePath], dict[StorageKey, ReferencePath], bool]:
     """Return the best-named holders of the storages' objects, then those that nothing visible refers to.
 
@@ -153,15 +166,20 @@ def _holders(
     search = Search([item for items in objects.values() for item in items], heap, roots, max_visits)
     writer = PathWriter(roots)
 
-    def best(ways: _Ways, items: list[object]) -> ReferencePath | None:
+    def best(ways: _Ways, key: StorageKey, items: list[object]) -> ReferencePath | None:
         chains = [chain for item in items if (chain := search.chain(item, ways)) is not None]
         nearest = min(((root.rank, len(steps)) for root, steps in chains), default=None)
-        nearby = [writer.holder(*way, of_graph=of_graphs) for way in chains if (way[0].rank, len(way[1])) == nearest]
-        return min(nearby, key=_order, default=None)
+        nearby = [way for way in chains if (way[0].rank, len(way[1])) == nearest]
+        found = [(writer.holder(*way, of_graph=of_graphs), way) for way in nearby]
+        if not found:
+            return None
+        holder, (root, steps) = min(found, key=lambda pair: _order(pair[0]))
+        shorter = steps if rows is None else rows.shortened(key, steps)
+        return holder if len(shorter) == len(steps) else writer.holder_of_several(root, shorter)
 
-    named = {key: holder for key, items in objects.items() if (holder := best(search.named, items)) is not None}
+    named = {key: holder for key, items in objects.items() if (holder := best(search.named, key, items)) is not None}
     rest = [(key, items) for key, items in objects.items() if key not in named]
-    unnamed = {key: holder for key, items in rest if (holder := best(search.unnamed, items)) is not None}
+    unnamed = {key: holder for key, items in rest if (holder := best(search.unnamed, key, items)) is not None}
     return named, unnamed, search.is_cut and bool(rest)
 
 
@@ -564,6 +582,11 @@ class PathWriter:
             default = path.removal or _REMOVE * (not path.is_fixed)
         return ReferencePath(path=_ended(path.text), advice=path.advice or ("" if is_own else default))
 
+    def holder_of_several(self, root: Root, chain: Sequence[object]) -> ReferencePath:
+        """Return the path to an object that holds several things; they may be all that is in it, or not."""
+        found = self.holder(root, chain)
+        return found if found.advice or len(chain) > 1 else replace(found, advice="remove them from there")
+
     def _name(self, item: object) -> str:
         if is_instance(item, type):
             return f"class {name_of(item)}"  # type: ignore[arg-type]  # is_instance says so
@@ -620,8 +643,15 @@ class PathWriter:
             variable = function.__code__.co_freevars[_position(cells, after)]
             path.say(f": closure of function {name}, variable {variable}")
             return 3 if len(steps) > 3 else 2
-        if after is not None and (child is function.__defaults__ or child is function.__kwdefaults__):
+        if child is function.__defaults__ or child is function.__kwdefaults__:
             path.say(f": default argument of function {name}")
+            return 1 if after is None else 2
+        if child is cells:
+            path.say(f": closure of function {name}")
+            return 1
+        names = instance_dict(function)
+        if after is not None and child is names:
+            path.say(f": function {name}{_attribute(function, after)}")
             return 2
         path.say(f": function {name}{_attribute(function, child)}")
         return 1

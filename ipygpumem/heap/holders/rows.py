@@ -1,0 +1,126 @@
+"""Names one holder for a row of several arrays: the nearest object that leads to all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import compress
+from operator import not_
+
+from ipygpumem.heap.arrays import StorageKey, is_of_pandas, storage_key
+from ipygpumem.heap.bulk import by_identity, chunks
+from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.knowledge.barriers import Barriers
+from ipygpumem.heap.knowledge.references import ReferenceReader
+from ipygpumem.introspect import instance_dict, type_name
+
+_MOST_VISITED = 2_000_000
+"""Maximum number of objects to look at for all rows of a report: a second of work."""
+_OF_PANDAS = {"DataFrame", "Series", "Index"}
+"""Names of pandas' classes that users know; a name ends in ``Index`` for the rest."""
+
+
+class Row:
+    """The arrays of one row, the first of which is explained.
+
+    Args:
+        storages: the storages of the arrays.
+        object_id: identity of the object that a name of the experiment referred to; 0 if there was none.
+    """
+
+    def __init__(self, storages: Iterable[StorageKey], object_id: int = 0) -> None:
+        self.storages = set(storages)
+        self.object_id = object_id
+        self.array_ids: dict[int, StorageKey] = {}
+        """The storage of each array, by the array's identity."""
+        self.held: set[StorageKey] = set(self.storages)
+        """The storages to which the holder of the first array leads."""
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the holder leads to all arrays."""
+        return self.held == self.storages
+
+
+class RowHolders:
+    """Shortens chains of references so that they end at the holder of a whole row.
+
+    Args:
+        rows: the rows by the storage that is explained.
+        heap: the live objects.
+        namespaces: identities of the dicts with the user's names, which lead to everything.
+    """
+
+    def __init__(self, rows: Mapping[StorageKey, Row], heap: Heap, namespaces: Iterable[int]) -> None:
+        self._rows = rows
+        self._barriers = Barriers(namespaces)
+        self._references = ReferenceReader(self._barriers, has_text_keys=False)
+        self._left = _MOST_VISITED
+        by_storage: dict[StorageKey, list[Row]] = {}
+        for row in rows.values():
+            for storage in row.storages:
+                by_storage.setdefault(storage, []).append(row)
+        for item in [*heap.tensors, *heap.ndarrays] if rows else ():
+            key = storage_key(item)
+            if key is not None and key in by_storage:
+                for row in by_storage[key]:
+                    row.array_ids[id(item)] = key
+
+    def shortened(self, key: StorageKey, chain: Sequence[object]) -> Sequence[object]:
+        """Return the chain up to the nearest object that leads to all arrays of the row, or to most of them.
+
+        The storages to which that object leads become the row's ``held``.
+        """
+        row = self._rows.get(key)
+        if row is None:
+            return chain
+        position = self._nearest(row, chain)
+        for number, item in enumerate(chain[:position]):
+            if id(item) == row.object_id:
+                return chain[: number + 1]  # all of the name's object is alive
+        while position > 0 and _is_inner(chain[position - 1], chain[position]):
+            position -= 1
+        return chain[: position + 1]
+
+    def _nearest(self, row: Row, chain: Sequence[object]) -> int:
+        """Return the position of the nearest holder of a row in a chain; set the row's ``held``."""
+        nearest = len(chain) - 1
+        missing = dict(row.array_ids)
+        seen = set[int]()
+        for position in reversed(range(len(chain))):
+            self._reach(chain[position], missing.keys(), seen)
+            reached = missing.keys() & seen
+            if reached:
+                nearest = position
+            for array_id in reached:
+                del missing[array_id]
+            if not missing:
+                return nearest
+            if self._left <= 0:
+                return len(chain) - 1
+        row.held = row.storages & {storage for key, storage in row.array_ids.items() if key not in missing}
+        return nearest
+
+    def _reach(self, item: object, wanted: Collection[int], seen: set[int]) -> None:
+        """Add the identities of all objects to which an item leads; stop once all ``wanted`` ones are among them."""
+        waiting: list[Sequence[object]] = [[item]]
+        while waiting and self._left > 0:
+            by_key = by_identity(waiting.pop())
+            new = list(compress(by_key.values(), map(not_, map(seen.__contains__, by_key))))
+            seen.update(by_key)
+            self._left -= len(new)
+            if not new:
+                continue
+            references = self._references.of(new)
+            waiting += chunks(references.of_python)
+            if references.of_torch:
+                waiting.append([tensor for _, tensor in references.of_torch])
+            if all(map(seen.__contains__, wanted)):
+                return
+
+
+def _is_inner(owner: object, item: object) -> bool:
+    """Return True for an object for which users write no name: attributes' dicts, and what is inside a data frame."""
+    if type(item) is dict:
+        return instance_dict(owner) is item
+    name = type_name(item)
+    return is_of_pandas(item) and name not in _OF_PANDAS and not name.endswith("Index")
