@@ -35,7 +35,7 @@ from ipygpumem.heap.arrays import (
 )
 from ipygpumem.heap.bulk import ROWS, by_identity, chunks, kinds_of, of_types, one_of_each, without_types
 from ipygpumem.heap.holders.frames import emptied_locals, running_locals
-from ipygpumem.heap.large import LargeUntracked
+from ipygpumem.heap.large import LargeObjects
 from ipygpumem.introspect import ATOMS, is_atom, is_instance
 from ipygpumem.probes.accelerators import loaded_torch
 
@@ -120,8 +120,8 @@ class Heap:
         local: objects of the local names of running functions, and of the current context's variables.
 
     Args:
-        smallest: minimum bytes of the untracked objects that ``large_untracked`` returns; None if it is not called.
-        of_libraries: types of libraries whose untracked objects it returns, too.
+        smallest: minimum bytes of the objects that ``large_objects`` returns; None if it is not called.
+        of_libraries: types of libraries whose objects it returns, too.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Heap:
         self.optimizers: list[object] = []
         self.tasks: list[object] = []
         self.ndarrays: list[object] = []
-        self._large = None if smallest is None else LargeUntracked(smallest, of_libraries)
+        self._large = None if smallest is None else LargeObjects(smallest, of_libraries)
         self._one_of_each: dict[int, object] = {}
         """An object of each type, by the type's identity."""
         self._roles = [(base, found, set[int]()) for base, found in self._lists() if base is not None]
@@ -202,6 +202,8 @@ class Heap:
             type_ids = self._sort(part)
             leading = part if ROWS.isdisjoint(type_ids) else without_types(ROWS, part)  # not our own rows
             untracked = list(filterfalse(gc.is_tracked, gc.get_referents(*leading)))
+            if self._large is not None:
+                self._large.read_tracked(part, type_ids)
             self._note_large(untracked)
             if observer is not None:
                 untracked = observer.see(part, untracked)
@@ -276,9 +278,14 @@ class Heap:
                 by_storage.setdefault(array.storage, []).append(item)
         return by_storage
 
-    def large_untracked(self) -> list[object]:
-        """Return the large untracked objects, without arrays; see ``LargeUntracked``."""
-        return [] if self._large is None else list(self._large.found.values())
+    def large_objects(self) -> list[object]:
+        """Return the objects that are large by themselves, without arrays."""
+        if self._large is None:
+            return []
+        # Our own lists, to which only a running function refers, are left out.
+        referrers = self.referrers_of(self._large.containers)
+        containers = [item for key, item in self._large.containers.items() if referrers[key]]
+        return [*containers, *self._large.found.values()]
 
     def places(self) -> set[Span]:
         """Return the places of the arrays that own the memory of arrays on the heap."""
@@ -297,7 +304,8 @@ class Heap:
     def with_identities(self, wanted: Collection[int]) -> dict[int, object]:
         """Return the live objects with the ``wanted`` identities; looks behind each object only for untracked ones."""
         found = dict[int, object]()
-        for items in (self._tracked, self.large_untracked()) if wanted else ():
+        large = [] if self._large is None else list(self._large.found.values())
+        for items in (self._tracked, large) if wanted else ():
             found.update(by_identity(list(compress(items, map(wanted.__contains__, map(id, items))))))
         missing = set(wanted).difference(found)
         return found | by_identity(self.referred(missing))

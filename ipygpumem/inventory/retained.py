@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import StorageKey, describe, is_array, owner_of, place_of, read_array, storage_key
@@ -78,8 +78,8 @@ class Retained:
         self._locked: set[StorageKey | None] = set()
         """Storages that code out of sight may keep alive."""
         self._graphs_of_outputs: dict[str, list[StorageKey]] = {}
-        items = {id(item): item for item in (*heap.tensors, *heap.ndarrays, *outputs.values())}
-        self._referrers = heap.referrers_of(items)
+        self._referrers: Mapping[int, Sequence[Any]] = {}
+        """The objects that refer to each object that was asked about, by its identity."""
         self._tensor_ids = set(map(id, heap.tensors))
         with torch_reader() as reader:
             self._read = (lambda name, tensor: None) if reader is None else reader.read
@@ -102,6 +102,10 @@ class Retained:
             return "object", id(item)
         self._sizes[found.storage] = found.device, found.size_bytes
         return found.storage
+
+    def _ask_about(self, items: Iterable[object]) -> None:
+        """Find the objects that refer to some items: all at once, because each search passes over the heap."""
+        self._referrers = self._heap.referrers_of({id(item): item for item in items})
 
     def _is_held(self, item: object, inside: Collection[int] = ()) -> bool:
         """Return True if any Python object, except those ``inside``, refers to an object."""
@@ -127,13 +131,20 @@ class Retained:
 
     def _graphs(self) -> Iterator[Finding]:
         """Yield the graphs that are probably not needed; none if there are too many to follow."""
-        held = list(filter(self._is_held, self._heap.tensors))
-        with_graphs = [tensor for tensor in held if self._read("requires_grad", tensor) and has_graph(tensor)]
+        requiring = [tensor for tensor in self._heap.tensors if self._read("requires_grad", tensor)]
+        with_graphs = list(filter(has_graph, requiring))
+        held = self._heap.tensors
+        if with_graphs:
+            self._ask_about([*self._heap.tensors, *self._heap.ndarrays])
+            held = list(filter(self._is_held, held))
+            with_graphs = list(filter(self._is_held, with_graphs))
         ids_with_graphs = set(map(id, with_graphs))
         leaves = [tensor for tensor in held if id(tensor) not in ids_with_graphs]
         gradients = [grad for tensor in leaves if (grad := self._read("_grad", tensor)) is not None]
         scripted = [item for module in self._heap.modules for item in of_script(module)]
         self._locked.update(map(self._key, (*gradients, *scripted)))
+        if not with_graphs:
+            return
         nodes = _Nodes([*gradients, *with_graphs], self._at_rest())
         self.complete = nodes.are_all
         needed = [nodes.first(gradient) for gradient in gradients]  # after backward(create_graph=True)
@@ -202,10 +213,18 @@ class Retained:
     def outputs(self, listed: Collection[StorageKey]) -> Iterator[Finding]:
         """Yield the outputs that only IPython refers to, without those already ``listed``."""
         found = self._graphs_of_outputs
+        if not self._outputs:
+            return
+        by_output: dict[StorageKey, str] = {}
         for key, items in self._shown_by.items():
             names = {_ROOT.findall(path)[0] for item in items if (path := self._paths.get(id(item)))}
-            if len(names) == 1 and self._dies(key, self._inside_outputs):
-                found.setdefault(names.pop(), []).append(key)
+            if len(names) == 1 and not names.isdisjoint(self._outputs):
+                by_output[key] = names.pop()
+        arrays = [item for key in by_output for item in self._shown_by[key]]
+        self._ask_about([*self._outputs.values(), *arrays])
+        for key, name in by_output.items():
+            if self._dies(key, self._inside_outputs):
+                found.setdefault(name, []).append(key)
         for name, value in self._outputs.items():
             if not self._is_held(value, self._inside_outputs):
                 keys = [key for key in found.get(name, ()) if key not in listed]

@@ -18,8 +18,7 @@ from typing import Any
 from ipygpumem.heap.bulk import by_identity, kinds_of, of_types
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.frames import SUSPENDED, code_of, failed, locals_of
-from ipygpumem.heap.large import large_of
-from ipygpumem.heap.libraries import cached, loaded_classes
+from ipygpumem.heap.libraries import cached
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.introspect import (
     class_dict,
@@ -60,7 +59,7 @@ def candidates(
 
     Args:
         places: the places in which the user's code keeps objects.
-        large: the objects that ``large_objects`` returns.
+        large: the objects that are large by themselves.
         sizes: has measured the arrays that are listed elsewhere.
         names: the objects of the notebook's names, which are no leaks.
         smallest: minimum bytes of each.
@@ -123,18 +122,3 @@ def _contents(place: Any) -> list[object]:
         defaults = *(place.__defaults__ or ()), *(place.__kwdefaults__ or {}).values()
         return [*cells, *defaults, *(instance_dict(place) or {}).values()]
     return list(locals_of(place).values()) if is_exactly(place, *SUSPENDED) else cached(place)
-
-
-def large_objects(heap: Heap, smallest: int) -> list[object]:
-    """Return the objects that are large by themselves; while the list exists, ``Sizes`` remembers those it counts.
-
-    Args:
-        heap: the live objects; made with the same ``smallest``, and with ``loaded_classes``.
-        smallest: minimum bytes of text and containers.
-    """
-    tracked = by_identity(large_of(heap.tracked, smallest))
-    # Our own lists, to which only a running function refers, are no leaks.
-    referrers = heap.referrers_of(tracked)
-    containers = [item for key, item in tracked.items() if referrers[key]]
-    of_libraries = heap.instances(*loaded_classes())
-    return list(by_identity([*containers, *of_libraries, *heap.large_untracked()]).values())

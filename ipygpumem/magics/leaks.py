@@ -120,7 +120,7 @@ class _Objects:
         self._places = unreached.Places(heap)
         self._places.contents.update(by_identity(list(in_run_modules(app.context.shell))))
         # Before anything is measured, because each is remembered only if something else refers to it, too.
-        self._large = unreached.large_objects(heap, smallest)
+        self._large = heap.large_objects()
         self._listed = listed
         self._sizes = self._without_arrays()
         self._survivors = app.experiments.survivors.others_alive(heap, self._sizes, smallest)

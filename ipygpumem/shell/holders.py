@@ -25,7 +25,6 @@ from ipygpumem.inventory.children import growth_by_ending, with_endings
 from ipygpumem.inventory.contents import Contents
 from ipygpumem.inventory.records import Inventory, TensorRecord
 from ipygpumem.inventory.top import LargestNames, NamedSize
-from ipygpumem.inventory.unreached import large_objects
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.host import own_pages
 from ipygpumem.probes.outside import Child
@@ -188,7 +187,7 @@ def _large(take: Callable[[list[object], Heap], _T]) -> _T:
     """Return ``take`` of the objects that are large by themselves."""
     with undisturbed():
         heap = Heap(smallest=MIB, of_libraries=loaded_classes())
-        found = take(large_objects(heap, MIB), heap)
+        found = take(heap.large_objects(), heap)
         heap.drop()
     return found
 
