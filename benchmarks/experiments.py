@@ -44,9 +44,9 @@ _METHOD = f"""\
 Cells from request to `idle`, in turns with a bare cell of the same code in another kernel that holds the same: median
 of the difference over {{repeats}} turns. `start` and `end` are two cells, so are their twins. ipyexperiments does the
 same with `with IPyExperimentsCPU():`, or with `exp = IPyExperimentsCPU()` and `exp.finish()`. A recovery is from a
-function that raises `MemoryError`: one that follows another recovery, and the first after other cells. A try is one of
-{_TRIES} that fail in one `%%autofit`. Reached: the target, and {_TIMES} times faster
-than ipyexperiments where that does the same."""
+function that raises `MemoryError`: one that follows another recovery, and the first after other cells, which also
+collects what garbage there is from before. A try is one of {_TRIES} that fail in one `%%autofit`. Reached: the target,
+and {_TIMES} times faster than ipyexperiments where that does the same."""
 
 _GROWTH = """
 The same beside 0 to 1,000,000 dicts, {repeats} turns each:

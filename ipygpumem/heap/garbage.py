@@ -227,14 +227,6 @@ class Garbage:
         finally:
             self._falls = None
 
-    def collect_young(self, falls: list[int] | None = None) -> int:
-        """Collect the garbage that is still young; all garbage if the collector is off, or has no young generations."""
-        self._falls = falls
-        try:
-            return self._make_old() if _YOUNG and gc.isenabled() else self._collect_all()
-        finally:
-            self._falls = None
-
     def _collect_since(self, since: GcMark | None) -> int:
         young = objects_since(since)
         if young is None:

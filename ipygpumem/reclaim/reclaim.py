@@ -77,9 +77,9 @@ def _credit(before: Mapping[str, Reading], after: Mapping[str, Reading], done_by
     return freed
 
 
-def _collect(garbage: Garbage, since: GcMark | None, *, only_young: bool) -> object:
+def _collect(garbage: Garbage, since: GcMark | None) -> object:
     falls: list[int] = []
-    died = garbage.collect_young(falls) if only_young else garbage.collect(since, falls)
+    died = garbage.collect(since, falls)
     return AtMost(max(0, sum(falls))) if died and falls else died
 
 
@@ -92,21 +92,14 @@ def _now(meter: Meter) -> dict[str, Reading]:
 
 
 def steps_that_free(
-    garbage: Garbage,
-    since: Callable[[], GcMark | None] = lambda: None,
-    *,
-    only_young: Callable[[], bool] = lambda: False,
-    devices: bool = True,
+    garbage: Garbage, since: Callable[[], GcMark | None] = lambda: None, *, devices: bool = True
 ) -> list[Step]:
     """Return the steps that free memory once nothing refers to it any more.
 
-    Args:
-        garbage: the collector.
-        since: returns the mark after which all possible garbage was made, if there is one.
-        only_young: returns True if all garbage that matters is young.
-        devices: False if a broken context prevents emptying the devices' caches.
+    ``since`` returns the mark after which all possible garbage was made, if there is one. Pass ``devices=False`` if a
+    broken context prevents emptying the devices' caches.
     """
-    steps: list[Step] = [("garbage", lambda: _collect(garbage, since(), only_young=only_young()))]
+    steps: list[Step] = [("garbage", lambda: _collect(garbage, since()))]
     if loaded("pyarrow") is not None:
         steps.append(("pyarrow's pool", release_pyarrow_pool))
     if devices and loaded_torch() is not None:

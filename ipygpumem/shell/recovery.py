@@ -10,14 +10,15 @@ from functools import partial
 
 from ipygpumem.fitting.budgets import Budget, refusal
 from ipygpumem.heap.allowance import Allowance
+from ipygpumem.heap.garbage import GcMark
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import text_of
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.allocator import failed_allocation
 from ipygpumem.probes.cgroup import Kills
 from ipygpumem.probes.host import available_bytes
-from ipygpumem.reclaim import kept_errors, listing, old_cycles, reclaim, tracebacks
-from ipygpumem.reclaim.reclaim import steps_that_free
+from ipygpumem.reclaim import kept_errors, listing, reclaim, tracebacks
+from ipygpumem.reclaim.reclaim import NameSnapshot, steps_that_free
 from ipygpumem.records import Cause, FreeingStep, Reading, RecoveryRecord
 from ipygpumem.report import content
 from ipygpumem.report.layout import Report, note
@@ -51,6 +52,10 @@ class Recovery:
         """Called with each out-of-memory error before anything is freed, and with the experiment that it leaves."""
         private = {"flags": mmap.MAP_PRIVATE} if hasattr(mmap, "MAP_PRIVATE") else {}  # not on Windows
         self._spare = _Spare(-1, _SPARE_BYTES, **private)
+        self._named: NameSnapshot | None = None
+        """The names after the last recovery; None once a cell has run without one."""
+        self._mark: GcMark | None = None
+        """The garbage mark of that recovery."""
 
     def cell_ended(self, cell: Cell, error: BaseException | None) -> None:
         """Free memory held by the cell's error, if ``release_frames`` says so."""
@@ -77,6 +82,8 @@ class Recovery:
                 cell.recovery = self._record(error, failure, cell, release=releases)
             elif releases:
                 release_stored(error, self._shell)  # frames that still ran when the inner experiment ended
+        if cell.recovery is None:
+            self._named = None  # the cell may have left garbage
 
     def reports(self, cell: Cell) -> list[Report]:
         """Return the report of a recovery; call it once the experiments that end with the cell have ended."""
@@ -130,18 +137,16 @@ class Recovery:
         waiting = [error]  # emptied by the step, so that no reference is left here
         frames: list[int] = []
         steps: list[FreeingStep] = []
-        old_garbage: list[bool] = []
 
         def free() -> None:
-            cleared, is_old = self._release(waiting.pop())
-            frames.append(cleared)
-            old_garbage.append(is_old)
+            frames.append(release_stored(waiting.pop(), self._shell))
 
         if release:
-            freeing = steps_that_free(
-                self._garbage, only_young=lambda: old_garbage == [False], devices=not failure.poisoned
-            )
+            freeing = steps_that_free(self._garbage, self._since, devices=not failure.poisoned)
             reclaim.run_steps(self._meter, [("frames", free), *freeing], steps)
+            self._named, self._mark = None, self._garbage.last
+            with contextlib.suppress(MemoryError):
+                self._named = NameSnapshot(self._shell.user_ns)
         now = reclaim.current(self._meter.now())
         return RecoveryRecord(
             kind=failure.kind,
@@ -179,23 +184,13 @@ class Recovery:
                     lines.append(f"the traceback's frames still hold {least}{size}: %gpumem free frees it")
         return lines
 
-    def _release(self, error: BaseException) -> tuple[int, bool]:
-        """Release the frames of ``error``.
+    def _since(self) -> GcMark | None:
+        """Return the mark of the last full collection if only failed code has run since, else None.
 
-        Returns:
-            The number of frames cleared, and True if only a full collection frees the objects that they held, or if
-            that is unknown.
+        So only the first of several recoveries in a row pays for a full collection.
         """
-        behind: list[object] | None = None
-        with contextlib.suppress(MemoryError):  # nothing is known then
-            behind = old_cycles.behind_frames(error, self._shell.user_ns, Allowance().share(2))
-        cleared = release_stored(error, self._shell)
-        if behind is None:
-            return cleared, True
-        try:
-            return cleared, old_cycles.any_old_cycle(behind)
-        except MemoryError:
-            return cleared, True
+        named = self._named
+        return None if named is None or named.some_may_live_on(self._shell.user_ns) else self._mark
 
     def failed_inside(self, error: BaseException, leaving: object) -> str:
         """Free memory held by an error that leaves the ``with`` block of the experiment ``leaving``.
