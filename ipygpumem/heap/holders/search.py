@@ -580,7 +580,10 @@ class PathWriter:
         default = of_root if of_root or len(steps) == 1 else _REMOVE
         if not of_root and (path.is_fixed or root.rank == OF_MODULE or is_inside):
             default = path.removal or _REMOVE * (not path.is_fixed)
-        return ReferencePath(path=_ended(path.text), advice=path.advice or ("" if is_own else default))
+        advice = path.advice or ("" if is_own else default)
+        if advice == LAST_ERROR.advice and is_instance(steps[-1], BaseException):
+            advice = FORGET_LAST_ERROR  # %gpumem free clears frames, not what the error itself refers to
+        return ReferencePath(path=_ended(path.text), advice=advice)
 
     def holder_of_several(self, root: Root, chain: Sequence[object]) -> ReferencePath:
         """Return the path to an object that holds several things; they may be all that is in it, or not."""
