@@ -28,7 +28,6 @@ GRAPH = "top does not read autograd graphs; why of an expression counts the mode
 GROWTH = "an experiment looks for new untracked objects only within reach of a name"
 FILE = "an experiment lists only memory that has grown, and a mapped file is none"
 JAGGED = "del frees less, because a reference in C++ is not explained"
-TEXT = "one step is written in two ways"
 
 KNOWN_SIZES: dict[str, str] = {
     "left numpy: a class with arrays": "leaks does not list a class that an experiment has left",
@@ -53,11 +52,8 @@ KNOWN_HOLDERS: dict[str, str] = {
     "left torch: losses": GRAPH,
     "left torch: a sum of losses": GRAPH,
     "left torch: one loss": GRAPH,
-    "named torch: a tensor with a hook": TEXT,
-    "place : a module": "survivors name the module by the notebook's variable, leaks and why by its own name",
     "named sklearn: a tree of neighbours": BUFFER,
     "left sklearn: a tree of neighbours": BUFFER,
-    "place : two places": "each search ends at another one of two holders",
 }
 """Questions to which commands name different holders today, with the reason."""
 if sys.version_info < (3, 11):
@@ -182,7 +178,8 @@ def test_commands_name_the_same_holder(question: str, answers_to: Callable[[str]
     holders = {answer.command: answer.holder for answer in answers_to(question) if answer.command in commands}
     holders = {command: holder for command, holder in holders.items() if holder}
     if not is_left:
-        assert all(re.match(rf"(notebook variable )?{expression}\b", holder) for holder in holders.values()), holders
+        path = re.compile(rf"(notebook variable |hook on )?{expression}\b")
+        assert all(map(path.match, holders.values())), holders
         return
     of_why = holders.pop(f"why {expression}", "")
     # A row may be about a container in which nothing else is.

@@ -16,7 +16,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS
 from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.search import PathWriter, Root, Roots
+from ipygpumem.heap.holders.search import PathWriter, Roots
 from ipygpumem.heap.sizes import MOST_SIZED, Size, Sizes, row_of
 from ipygpumem.introspect import module_of
 from ipygpumem.inventory.contents import Contents
@@ -43,7 +43,7 @@ class Remaining:
     def holder(self, roots: Roots) -> ReferencePath:
         """Return the path from the name."""
         chain = (*self.chain, self.items[0]) if len(self.items) == 1 else self.chain
-        found = PathWriter(roots).holder(Root.of_variable(self.name), chain)
+        found = PathWriter(roots).holder_from_name(self.name, chain)
         return found if len(self.items) == 1 else ReferencePath(found.path, "remove them from there")
 
 
@@ -79,6 +79,8 @@ def find(
             one._replace(items=[item for item in one.items if id(item) in new or not gc.is_tracked(item)])
             for one in received
         ]
+    # Of two places, the one that a search for holders names.
+    received.sort(key=lambda one: (len(one.chain), len(one.name), one.name))
     inside = {id(item) for one in received for item in one.items}
     _measure_old(counted, names, inside.union(new))
     is_sure, left = counted.complete, size_bytes

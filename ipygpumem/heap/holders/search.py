@@ -585,6 +585,22 @@ class PathWriter:
             advice = FORGET_LAST_ERROR  # %gpumem free clears frames, not what the error itself refers to
         return ReferencePath(path=_ended(path.text), advice=advice)
 
+    def holder_from_name(self, name: str, chain: Sequence[object]) -> ReferencePath:
+        """Return the path from a notebook's name along ``chain``, which begins with the name's object.
+
+        The path of a loaded module does not depend on its name in the notebook.
+        """
+        module: Any = chain[0]
+        if is_instance(module, ModuleType):
+            names = module_dict(module)
+            inside = chain[2:] if len(chain) > 1 and chain[1] is names else chain[1:]
+            module_name = text_of(names.get("__name__"))
+            if inside and sys.modules.get(module_name) is module:
+                key = next((key for key, value in list(names.items()) if value is inside[0]), None)
+                root = Root.of_module(module_name, key, _module_code(module_name, self._names))
+                return self.holder(root, inside)
+        return self.holder(Root.of_variable(name), chain)
+
     def holder_of_several(self, root: Root, chain: Sequence[object]) -> ReferencePath:
         """Return the path to an object that holds several things; they may be all that is in it, or not."""
         found = self.holder(root, chain)
