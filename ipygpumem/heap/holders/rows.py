@@ -11,7 +11,7 @@ from ipygpumem.heap.bulk import by_identity, chunks
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
-from ipygpumem.introspect import instance_dict, type_name
+from ipygpumem.introspect import instance_dict, is_instance, type_name
 
 _MOST_VISITED = 2_000_000
 """Maximum number of objects to look at for all rows of a report: a second of work."""
@@ -65,6 +65,10 @@ class RowHolders:
                 for row in by_storage[key]:
                     row.array_ids[id(item)] = key
 
+    def number_in(self, key: StorageKey) -> int:
+        """Return the number of storages in a row."""
+        return len(self._rows[key].storages)
+
     def shortened(self, key: StorageKey, chain: Sequence[object]) -> Sequence[object]:
         """Return the chain up to the nearest object that leads to all arrays of the row, or to most of them.
 
@@ -75,10 +79,12 @@ class RowHolders:
             return chain
         position = self._nearest(row, chain)
         for number, item in enumerate(chain[:position]):
-            if id(item) == row.object_id:
+            if id(item) == row.object_id and not is_instance(item, BaseException):
                 return chain[: number + 1]  # all of the name's object is alive
         while position > 0 and _is_inner(chain[position - 1], chain[position]):
             position -= 1
+        if is_instance(chain[position], BaseException):
+            return chain  # the advice for what an exception holds names its attribute or local name
         return chain[: position + 1]
 
     def _nearest(self, row: Row, chain: Sequence[object]) -> int:

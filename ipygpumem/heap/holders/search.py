@@ -174,8 +174,10 @@ def _holders(
         if not found:
             return None
         holder, (root, steps) = min(found, key=lambda pair: _order(pair[0]))
-        shorter = steps if rows is None else rows.shortened(key, steps)
-        return holder if len(shorter) == len(steps) else writer.holder_of_several(root, shorter)
+        if rows is None:
+            return holder
+        shorter = rows.shortened(key, steps)
+        return holder if len(shorter) == len(steps) else writer.holder_of_row(root, shorter, rows.number_in(key))
 
     named = {key: holder for key, items in objects.items() if (holder := best(search.named, key, items)) is not None}
     rest = [(key, items) for key, items in objects.items() if key not in named]
@@ -601,10 +603,12 @@ class PathWriter:
                 return self.holder(root, inside)
         return self.holder(Root.of_variable(name), chain)
 
-    def holder_of_several(self, root: Root, chain: Sequence[object]) -> ReferencePath:
-        """Return the path to an object that holds several things; they may be all that is in it, or not."""
+    def holder_of_row(self, root: Root, chain: Sequence[object], number: int) -> ReferencePath:
+        """Return the path to an object that holds a ``number`` of arrays, and maybe more than these."""
         found = self.holder(root, chain)
-        return found if found.advice or len(chain) > 1 else replace(found, advice="remove them from there")
+        if found.advice or len(chain) > 1:
+            return found
+        return replace(found, advice=_REMOVE if number == 1 else "remove them from there")
 
     def _name(self, item: object) -> str:
         if is_instance(item, type):
