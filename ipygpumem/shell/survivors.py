@@ -272,7 +272,8 @@ class Survivors:
         first = running_cell(context.shell) if first_cell is None else first_cell
         parts = [part for item in watched for part in item.divided(kept)] if kept else watched
         items = [item for item in parts if size_of(item.alive()) >= smallest]
-        object_ids = {name: key for key, name in growth.names.items()}
+        made = baseline.objects_since() if items else set()  # an older object of a name is more than the leak
+        object_ids = {name: key for key, name in growth.names.items() if key in made}
         items = [replace(item, object_id=object_ids.get(item.held.name, 0)) for item in items]
         new = baseline.surely_new(self._names()) if items and not baseline.is_complete else None
         alive = [self._with_cell(item, first, new) for item in items]
