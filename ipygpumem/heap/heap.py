@@ -95,13 +95,19 @@ class HeapObserver(Protocol):
 
     is_complete: bool
 
-    def see(self, tracked: Sequence[object], untracked: list[object]) -> list[object]:
-        """Observe some tracked objects, and the untracked ones to which they refer, once for each reference.
+    def see(
+        self, tracked: Sequence[object], untracked: list[object], examples: Mapping[int, object]
+    ) -> Sequence[object]:
+        """Observe some tracked objects, and the untracked ones to which they refer.
 
-        No other list of the heap contains the untracked objects, except those of running functions.
+        Args:
+            tracked: objects that it has not seen before.
+            untracked: an object for each reference to it. No other list of the heap contains these objects, except
+                those of running functions.
+            examples: a tracked object of each type, by the type's identity.
 
         Returns:
-            The untracked objects that the observer sees for the first time.
+            The untracked objects that it sees for the first time; not all of those that refer to no other objects.
         """
 
 
@@ -198,22 +204,23 @@ class Heap:
     def _look_behind(self, observer: HeapObserver | None) -> None:
         """Find the arrays and the containers that the collector does not track, in one pass over all objects."""
         behind: dict[int, object] = {}
+        leading: Sequence[object]
         for part in chunks(self._tracked):
-            type_ids = self._sort(part)
-            leading = part if ROWS.isdisjoint(type_ids) else without_types(ROWS, part)  # not our own rows
+            examples = one_of_each(part)
+            self._sort(part, examples)
+            leading = part if ROWS.isdisjoint(examples) else without_types(ROWS, part)  # not our own rows
             untracked = list(filterfalse(gc.is_tracked, gc.get_referents(*leading)))
             if self._large is not None:
-                self._large.read_tracked(part, type_ids)
+                self._large.read_tracked(part, set(examples))
             self._note_large(untracked)
-            if observer is not None:
-                untracked = observer.see(part, untracked)
-            behind.update(_that_lead_on(untracked))
-        untracked = list(filterfalse(gc.is_tracked, self.local))
+            leading = untracked if observer is None else observer.see(part, untracked, examples)
+            behind.update(_that_lead_on(leading))
+        leading = untracked = list(filterfalse(gc.is_tracked, self.local))
         self._note_large(untracked)
         if observer is not None:
-            untracked = observer.see([], untracked)
+            leading = observer.see([], untracked, {})
             observer.is_complete = True
-        behind.update(_that_lead_on(untracked))
+        behind.update(_that_lead_on(leading))
         new = list(behind.values())
         contents = _contents(self.ndarrays)
         while new or contents:
@@ -233,9 +240,8 @@ class Heap:
         if self._large is not None:
             self._large.read(untracked)
 
-    def _sort(self, objects: Sequence[object]) -> set[int]:
-        """Collect the tensors, modules, optimizers, tasks and arrays among tracked objects; return the types."""
-        examples = one_of_each(objects)
+    def _sort(self, objects: Sequence[object], examples: dict[int, object]) -> None:
+        """Collect the tensors, modules, optimizers, tasks and arrays among tracked objects."""
         type_ids = set(examples)
         for type_id in type_ids - self._one_of_each.keys():
             self._one_of_each[type_id] = examples[type_id]
@@ -245,7 +251,6 @@ class Heap:
         for _, found, kinds in self._roles:
             if not kinds.isdisjoint(type_ids):
                 found += of_types(kinds, objects)
-        return type_ids
 
     def of_types(self, kinds: set[int]) -> list[object]:
         """Return the objects of some types, including those that the collector does not track."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress, filterfalse
 from operator import not_
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import Reader, library_type
-from ipygpumem.heap.bulk import by_identity, chunks, of_types, one_of_each
+from ipygpumem.heap.bulk import by_identity, chunks, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.knowledge.own_bytes import STORAGE_BYTES, OwnBytes, of_tensors
 from ipygpumem.heap.knowledge.references import text_keys
@@ -61,7 +61,7 @@ class ObjectCount:
         self._types: set[int] = set()
         """Identities of the types that have been sorted into the next three."""
         self._leading: set[int] = set()
-        """Types whose objects may refer to other objects."""
+        """Types whose objects may refer to other objects, and types of arrays."""
         self._tensors: set[int] = set()
         """Types of tensors, which have C++ objects."""
         self._readers: dict[int, Behind] = {}
@@ -77,20 +77,27 @@ class ObjectCount:
         """Return the memory of the objects that it has seen."""
         return Total(self._size, tuple(self._pieces.values()))
 
-    def see(self, tracked: Sequence[object], untracked: list[object]) -> list[object]:
-        """Count tracked objects, and the untracked ones to which they refer; return the new ones of these."""
+    def see(
+        self, tracked: Sequence[object], untracked: list[object], examples: Mapping[int, object]
+    ) -> Sequence[object]:
+        """Count tracked objects, and the untracked ones to which they refer; return the new ones that lead to more."""
         new = self._new(untracked)
-        type_ids = self._add(tracked)
-        waiting = [*new, *self._new_keys(tracked, type_ids)]
-        while waiting:
-            type_ids = self._add(waiting)
-            below: list[object] = []
-            if not self._leading.isdisjoint(type_ids):
-                for part in chunks(of_types(self._leading, waiting)):
-                    below += self._new(list(filterfalse(gc.is_tracked, gc.get_referents(*part))))
-                    below += self._new_keys(part, type_ids)
-            waiting = below
-        return new
+        type_ids = self._add(tracked, examples)
+        new_keys = self._new_keys(tracked, type_ids)
+        found = leading = self._add_untracked(new)
+        self._add_untracked(new_keys)
+        while leading:
+            new = []
+            for part in chunks(leading):
+                new += self._new(list(filterfalse(gc.is_tracked, gc.get_referents(*part))))
+                new += self._new_keys(part, types_of(part))
+            leading = self._add_untracked(new)
+        return found
+
+    def _add_untracked(self, items: Sequence[object]) -> Sequence[object]:
+        """Add the bytes of untracked objects; return those that lead to more."""
+        type_ids = self._add(items, one_of_each(items))
+        return [] if self._leading.isdisjoint(type_ids) else of_types(self._leading, items)
 
     def _new_keys(self, objects: Sequence[object], type_ids: set[int]) -> list[object]:
         """Return the text keys of dicts that were not counted yet, each once."""
@@ -110,9 +117,8 @@ class ObjectCount:
         self._shared |= new_keys
         return [*compress(untracked, map(not_, are_shared)), *map(shared.__getitem__, new_keys)]
 
-    def _add(self, items: Sequence[object]) -> set[int]:
+    def _add(self, items: Sequence[object], examples: Mapping[int, object]) -> set[int]:
         """Add the bytes of objects themselves, and the memory behind them; return the identities of their types."""
-        examples = one_of_each(items)
         type_ids = set(examples)
         for type_id in type_ids - self._types:
             self._learn(type_id, examples[type_id])
@@ -130,7 +136,8 @@ class ObjectCount:
         tensor = library_type("torch", "Tensor")
         if tensor is not None and is_instance(example, tensor):
             self._tensors.add(type_id)
-        if type.__dict__["__flags__"].__get__(type(example)) & HAS_REFERENCES:
+        may_refer = type.__dict__["__flags__"].__get__(type(example)) & HAS_REFERENCES
+        if may_refer or type_id in self._own_bytes.arrays:
             self._leading.add(type_id)
         reader = self._own_bytes.readers.get(type_id)
         if reader is not None and library_of(type(example)) not in _NOT_READ:
