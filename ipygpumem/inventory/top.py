@@ -27,6 +27,8 @@ _FEW = 300
 _GROUP, _LITTLE = 1000, 1 << 20
 _SMALLEST = 1 << 10
 """Smallest size in bytes of a listed name."""
+_SMALLEST_CLASS = 1 << 16
+"""The same of a class, which takes some KiB for its methods."""
 _CONTAINERS, _MOST_TASKS = (list, tuple, set, dict), 1000
 """Containers in which so many items may be asyncio tasks."""
 _PARTS = 10
@@ -184,7 +186,7 @@ def _measured(objects: Mapping[str, object], progress: Progress) -> tuple[list[N
     found = [
         row._replace(same=tuple(same[id(firsts[row.name])][1:]), held_by=tuple(held_by.get(row.name, ())))
         for row in rows
-        if row.size_bytes >= _SMALLEST
+        if row.size_bytes >= (_SMALLEST_CLASS if is_instance(named[row.name], type) else _SMALLEST)
     ]
     return found, len(named) - len(found), complete
 

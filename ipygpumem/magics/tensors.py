@@ -6,6 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -79,7 +80,10 @@ def largest(shell: Any, frame: FrameType | None = None, progress: Progress | Non
             progress=report,
         )
         namespaces = {id(shell.user_ns), id(shell.user_ns_hidden), id(shell.user_ns.get("_oh"))}
-        return with_freed(found, objects, references, namespaces)
+        found = with_freed(found, objects, references, namespaces)
+    # Other contexts and functions may refer to these, too, and no ``del`` ends that.
+    rows = [row._replace(freed_bytes=None) if row.name in remedies else row for row in found.names]
+    return replace(found, names=tuple(rows))
 
 
 def _working(app: App | None, what: str) -> AbstractContextManager[Progress]:

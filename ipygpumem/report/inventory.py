@@ -99,7 +99,13 @@ def top_report(found: LargestNames, *, top: int = 20) -> Report:
         table.append({"size": sizes, "name": f"and {len(rest):,} more"})
     table += _without_name(found)
     notes = list(map(clean, [*found.notes, *lines]))
-    return Report("top", head, notes, [Table.of(table, {"cell", "size", "share", "del frees"})], records=[found])
+    return Report(
+        "top",
+        head,
+        notes,
+        [Table.of(table, {"cell", "size", "share", "del frees"}, whole={"to free it"})],
+        records=[found],
+    )
 
 
 def _row(row: NamedSize, device: str, size: int, used: int) -> dict[str, str]:
@@ -126,12 +132,9 @@ def _without_name(found: LargestNames) -> list[dict[str, str]]:
         used = found.used_bytes.get(device, 0)
         if device in OUTSIDE or not used or size < _LEAST_SHARE * used:
             continue
-        if device == "cpu":
-            content, command = "Python, libraries, objects without a name", "%gpumem shows its parts"
-        else:
-            content, command = "graphs, libraries' own memory", "%gpumem leaks"
-        row = {"size": format_bytes(size), "share": f"{size / used:.0%}", "name": "(no name)", "content": content}
-        rows.append({**row, "device": "" if device == "cpu" else device, "to free it": command})
+        row = {"size": format_bytes(size), "share": f"{size / used:.0%}", "name": "(no name)"}
+        command = "%gpumem" if device == "cpu" else "%gpumem leaks"
+        rows.append({**row, "device": "" if device == "cpu" else device, "content": f"see {command}"})
     return rows
 
 

@@ -56,7 +56,8 @@ class LineSegment(NamedTuple):
 class Table:
     """Rows of text under headings; columns named in ``numbers`` are right-aligned, those in ``code`` monospaced.
 
-    There is a bar for each row, or none at all. A ``folded`` table shows only its title where the front-end can fold.
+    Columns named in ``whole``, such as code to paste, are broken last. There is a bar for each row, or none at all. A
+    ``folded`` table shows only its title where the front-end can fold.
     """
 
     title: str
@@ -66,6 +67,7 @@ class Table:
     code: Collection[str] = ()
     bars: Sequence[Bar | None] = ()
     folded: bool = False
+    whole: Collection[str] = ()
 
     @classmethod
     def of(

@@ -185,6 +185,10 @@ def _pieces(word: str, width: int) -> list[str]:
     return pieces
 
 
+_WIDEST_WHOLE = 40
+"""Maximum width of a column of code that is broken last."""
+
+
 def _table(table: Table, style: Style) -> list[str]:
     """Return the lines of ``table`` without its title: headings, a rule, and rows followed by their bars.
 
@@ -195,10 +199,14 @@ def _table(table: Table, style: Style) -> list[str]:
     head, *body = [tuple(map(clean, row)) for row in (table.columns, *table.rows)]
     widths = [max(map(columns, column)) for column in zip(head, *body, strict=True)]
     numeric = [name in table.numbers for name in table.columns]
+    kept = [
+        name in table.numbers or (name in table.whole and size <= _WIDEST_WHOLE)
+        for name, size in zip(table.columns, widths, strict=True)
+    ]
     drawn = [text_bar(bar) if bar else "" for bar in table.bars] if style.bars and any(table.bars) else []
-    for behind, gap in itertools.product((drawn, []), _GAPS):
+    for unbroken, behind, gap in itertools.product((kept, numeric), (drawn, []), _GAPS):
         bar_width = gap + BAR_COLUMNS if behind else 0
-        fitting = _fitting(widths, numeric, width - gap * (len(widths) - 1) - bar_width)
+        fitting = _fitting(widths, unbroken, width - gap * (len(widths) - 1) - bar_width)
         if fitting is not None:
             break
     else:
