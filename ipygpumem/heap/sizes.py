@@ -150,6 +150,11 @@ class Sizes(Walk):
         """Identities of objects that this measurement counted, and some objects that earlier ones did."""
         self._measured: list[tuple[str, set[int]]] = []
 
+    def drop(self) -> None:
+        """Drop all references."""
+        super().drop()
+        self._met.clear()
+
     def measure(self, value: object, label: str = "") -> Size:
         """Return the memory that ``value`` holds and that no earlier call counted."""
         rest = self._begin(label)
@@ -171,6 +176,7 @@ class Sizes(Walk):
                 shares += self._of_part(part)
         if not is_skipped:
             self.seen.discard(id(value))
+            self._met.pop(id(value), None)
         before = self._total()
         self._take([value])
         self._finish()
