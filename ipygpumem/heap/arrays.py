@@ -451,14 +451,14 @@ class Reader:
             columns = self._columns(own)
             # A sparse tensor has no storage, and torch.compile may not have decided a size yet.
             if columns.has_sizes():
-                for column, more in zip(list[Any](found), columns, strict=True):
+                for column, more in zip(list[Any](found), list[Any](columns), strict=True):
                     column.extend(more)
             else:
                 is_plain = [
                     type(size) is int and text != "meta"
                     for size, text in zip(columns.sizes, columns.devices, strict=True)
                 ]
-                for column, more in zip(list[Any](found), columns, strict=True):
+                for column, more in zip(list[Any](found), list[Any](columns), strict=True):
                     column.extend(compress(more, is_plain))
                 rest += compress(own, map(not_, is_plain))
             rest += of_types(foreign, part) if foreign else []
