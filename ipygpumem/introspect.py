@@ -235,10 +235,10 @@ def users_modules() -> dict[str, ModuleType]:
 
 def solid_base(kind: type) -> Any:
     """Return the first built-in base of a class, which creates the instances."""
-    return next(base for base in type.mro(kind) if not _is_made_by_statement(base))
+    return next(base for base in type.mro(kind) if not is_made_by_statement(base))
 
 
-def _is_made_by_statement(kind: type) -> bool:
+def is_made_by_statement(kind: type) -> bool:
     """Return True for a class made by a ``class`` statement; some C classes are on the heap, too."""
     of = type.__dict__
     added = of["__basicsize__"].__get__(kind) - of["__basicsize__"].__get__(of["__base__"].__get__(kind) or object)

@@ -154,6 +154,7 @@ class Sizes(Walk):
         """Drop all references."""
         super().drop()
         self._met.clear()
+        self._references = ReferenceReader(self._barriers)  # the old one refers to nodes of graphs
 
     def measure(self, value: object, label: str = "") -> Size:
         """Return the memory that ``value`` holds and that no earlier call counted."""

@@ -34,6 +34,7 @@ _SMALL = ReferencePath("smaller objects, which something else uses too", "")
 _HIDDEN_CYCLE = ReferencePath(
     "a cycle through an array of objects, which Python never frees", "set the array's elements to None before"
 )
+_NOT_REACHED = ReferencePath("something that the search did not reach within its limits", "")
 _UNSEEN = ReferencePath("something that cannot be seen from Python: a running function or compiled code", "")
 
 
@@ -114,9 +115,8 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
         is_name: True if the name does not count as a holder.
     """
     with undisturbed():
-        whole = Sizes(limit=MOST_NODES)
-        parts = whole.measure(holding[0]).parts  # before the region refers to each object: shared ones take longer
-        whole.drop()
+        # Before the region refers to each object, because shared ones take longer.
+        parts = Sizes(limit=MOST_NODES).measure(holding[0]).parts
         region = Region(holding, namespaces=roots.namespaces, keeps_folded=True)
         root = id(holding[0])
         held = region.held_from_outside({root: references})
@@ -194,6 +194,9 @@ def _worth_naming(region: Region, held: set[int], total: int) -> set[int]:
     """Return the objects held from outside, without those that are a small part of ``total``, such as a dtype."""
     if len(held) > _MOST_SEARCHED:
         return held
+    plain = {key for key in held if is_atom(region.objects[key])}
+    if region.bytes_of(plain).total() < _LEAST_BYTES:
+        held = held - plain  # constants, such as names of attributes
     sizes = {key: region.bytes_of(region.reach([key])).total() for key in held}
     return {key for key, size in sizes.items() if size * len(held) >= _LEAST_SHARE * total}
 
@@ -228,7 +231,7 @@ def _by_holder(
         groups.setdefault(holder, set()).add(of_graphs[storage])
     without_holder -= set(of_graphs.values())
     if without_holder:
-        groups[_UNSEEN] = without_holder
+        groups[_NOT_REACHED if search.is_cut else _UNSEEN] = without_holder
     return groups
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import queue
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import ipygpumem
 from ipygpumem.heap.region import Region
@@ -249,3 +253,60 @@ def test_a_script_that_has_run_holds_its_names_too(notebook: Kernel, tmp_path: P
     works(notebook, leak.rpartition("to free it: ")[2])
     (report,) = works(notebook, "%gpumem leaks").reports("leaks")
     assert "made.py" not in report
+
+
+def test_an_object_has_no_holder_for_what_all_of_its_kind_share() -> None:
+    class Outer:
+        small = 1
+
+        class Inner:
+            big = bytearray(MIB)
+
+    @functools.lru_cache
+    def cached(size: int) -> bytes:
+        return bytes(size)
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, given: Any) -> Any:  # type: ignore[override]
+            ctx.doubled = given * 2
+            return given**2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+            return grad
+
+    waiting: queue.Queue[Any] = queue.Queue()
+    waiting.put(bytearray(MIB))
+    cached(MIB)
+    squared = Square.apply(torch.ones(2**18, requires_grad=True))
+    for found in (ipygpumem.why(waiting), ipygpumem.why(cached), ipygpumem.why(Outer), ipygpumem.why(squared)):
+        assert [part.holder.path for part in found.held] == [], found.name
+        assert found.freed_bytes["cpu"] >= MIB, found.name
+
+
+@pytest.mark.usefixtures("small_heap")
+def test_a_holder_that_is_too_far_away_is_not_called_invisible(notebook: Kernel) -> None:
+    works(notebook, "big = bytearray(2**20); chain = (big,)\nfor _ in range(1000): chain = [chain]")
+    (report,) = works(notebook, "%gpumem why big").reports("why")
+    assert "something that the search did not reach within its limits" in report
+    works(notebook, "while type(chain) is list: chain = chain[0]\ndel chain, big")
+
+
+def test_rows_in_two_lists_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [[number + 10**6] for number in range(5000)]
+    again = list(rows)
+    folded: list[int] = []
+    fold = Region._fold
+
+    def counted(self: Region, node: Any, waiting: list[Any]) -> None:
+        folded.append(id(node))
+        fold(self, node, waiting)
+
+    monkeypatch.setattr(Region, "_fold", counted)
+    found = ipygpumem.why(rows)
+    assert len(folded) < 100
+    assert "local again" in found.held[0].holder.path
+    alone = ipygpumem.why([[number + 10**7] for number in range(5000)])
+    assert alone.size_bytes == pytest.approx(found.size_bytes, rel=0.01)
+    del again

@@ -14,7 +14,7 @@ A module or class that nothing but some objects refers to is none of these: the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import compress
 from operator import not_
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -25,12 +25,13 @@ from ipygpumem.heap.bulk import by_identity, of_types, one_of_each, types_of, wi
 from ipygpumem.heap.holders.frames import is_users, running_ids
 from ipygpumem.heap.holders.tasks import storage_of_context
 from ipygpumem.introspect import (
-    HEAP_TYPE,
     class_dict,
     is_instance,
+    is_made_by_statement,
     is_users_class,
     module_dict,
     module_of,
+    name_of,
     text_of,
 )
 
@@ -150,20 +151,16 @@ def is_left_out(item: Any) -> bool:
 
 
 def _is_made_at_run_time(kind: type) -> bool:
-    """Return True for a class that a statement made, if its module has no such name: a function made it, or ``exec``.
+    """Return True for a class of the user that its module does not have: a function made it, or ``exec``.
 
-    ``exec`` without a ``__name__`` makes classes that claim to be of ``builtins``.
+    ``exec`` without a ``__name__`` makes classes that claim to be of ``builtins``. A class inside a class counts, too:
+    it is part of that one. A library's own class never counts, because all of its objects may share one, such as the
+    named tuple of ``functools.lru_cache``.
     """
-    if not type.__dict__["__flags__"].__get__(kind) & HEAP_TYPE:
+    if not is_made_by_statement(kind):
         return False
-    module: Any = sys.modules.get(text_of(class_dict(kind).get("__module__")))
-    if not is_instance(module, ModuleType):
+    name = text_of(class_dict(kind).get("__module__"))
+    module: Any = sys.modules.get(name)
+    if name == "builtins" or not is_instance(module, ModuleType):
         return True
-    found: Any = None
-    space: Mapping[str, Any] = module_dict(module)
-    for name in type.__dict__["__qualname__"].__get__(kind).split("."):
-        found = space.get(name)
-        if not is_instance(found, type):
-            break
-        space = class_dict(found)
-    return found is not kind
+    return is_users_class(kind) and module_dict(module).get(name_of(kind)) is not kind
