@@ -33,7 +33,6 @@ from typing import Any
 
 from ipygpumem.api import inventories
 from ipygpumem.inventory import ownership, top
-from ipygpumem.inventory.freed import with_freed
 
 KIB = 1 << 10
 SLACK_BYTES = 3 * KIB
@@ -706,7 +705,7 @@ def freed_by_top(namespace: dict[str, Any], name: str) -> int:
     """Return the bytes in the column "del frees" of ``top``, for which all names are looked at together."""
     named = {key: value for key, value in namespace.items() if not key.startswith("__")}
     references = Counter(map(id, named.values()))
-    found = with_freed(top.take(named, {}), named, references, [id(namespace)])
+    found = top.take(named, {}, references=references, namespaces=[id(namespace)])
     for row in found.names:
         if name in (row.name, *row.same):
             return (row.freed_bytes or {}).get("cpu", 0) if not row.same else freed_by_why(namespace, name)

@@ -102,7 +102,7 @@ def every_report(word: str = "x") -> list[Report]:
     tensor = TensorRecord(word, word, (1,), word, word, MIB, note=word)
     inventory = Inventory((tensor, tensor), 0.0, notes=(word,))
     share = Share(word, "keys", word, 1, MIB)
-    named = NamedSize(word, word, {word: MIB}, 1, (share,), 1, (word,), (word,), (word,), 1, word, (word,))
+    named = NamedSize(word, word, {word: MIB}, (share,), 1, (word,), (word,), (word,), 1, word, (word,))
     largest = LargestNames((named, named), {word: GIB}, 0.0, 1, (word,))
     parts = (HeldPart(ReferencePath(word, word), 1, {word: MIB}),)
     owned = Ownership(word, True, word, {word: MIB}, {word: 1}, ((word, 1),), parts)

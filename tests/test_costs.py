@@ -31,7 +31,7 @@ MOST = {
     "%gpumem leaks, each object": 0.01,
     "%gpumem leaks, each name": 0.016,
     "%gpumem top, each object": 0.077,
-    "%gpumem top, each name": 0.115,
+    "%gpumem top, each name": 0.17,
     "a look at what grows, each object": 0.05,
     "a look at what grows, each name": 0.07,
     "a recovery, each object": 0.002,

@@ -264,7 +264,7 @@ def test_figures_of_cards_are_the_process_own_and_the_drivers() -> None:
 
 
 def test_a_name_lists_the_devices_that_hold_more_than_a_little_of_it() -> None:
-    row = NamedSize("x\x1b[31m" + "y" * 200, "Net", {"cpu": 10, "cuda:0": 5000, "cuda:1": 5000}, 1)
+    row = NamedSize("x\x1b[31m" + "y" * 200, "Net", {"cpu": 10, "cuda:0": 5000, "cuda:1": 5000})
     (found,) = snapshot.names([row])
     assert (found["devices"], found["size"]) == ("cuda:0 + cuda:1", 10_010)
     assert found["name"].isprintable()

@@ -10,9 +10,9 @@ import numpy
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from ipygpumem.heap.sizes import Share, Sizes
+from ipygpumem.heap.region import Region
+from ipygpumem.heap.sizes import Share
 from ipygpumem.inventory import top
-from ipygpumem.inventory.freed import with_freed
 from ipygpumem.inventory.top import LargestNames, NamedSize
 from ipygpumem.magics.tensors import largest
 from ipygpumem.report.inventory import content_of, top_report
@@ -119,9 +119,9 @@ def test_very_many_names_are_measured_together_and_the_large_one_is_found() -> N
 
 def test_names_devices_and_sizes_are_selected() -> None:
     rows = (
-        NamedSize("model", "Net", {"cpu": 10, "cuda:0": 500}, 3),
-        NamedSize("frame", "DataFrame", {"cpu": 100}, 3),
-        NamedSize("Out[5]", "list", {"cpu": 7}, 3),
+        NamedSize("model", "Net", {"cpu": 10, "cuda:0": 500}),
+        NamedSize("frame", "DataFrame", {"cpu": 100}),
+        NamedSize("Out[5]", "list", {"cpu": 7}),
     )
     found = LargestNames(rows, {"cpu": 1000, "cuda:0": 600}, 0.0)
     assert [row.name for row in top.select(found, ["Out[[]5]", "Out[5]"]).names] == ["Out[5]"]
@@ -157,14 +157,13 @@ loop.append(loop)
 
 
 def test_a_name_with_too_many_objects_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(top, "Sizes", functools.partial(Sizes, limit=20_000))
+    monkeypatch.setattr(top, "Region", functools.partial(Region, most=20_000))
     named = {"rows": [[str(number), [number]] for number in range(50_000)], "text": "x" * MIB}
     found = top.take(named, {})
     assert {row.name: row.is_at_least for row in found.names} == {"rows": True, "text": False}
     (table,) = top_report(found).tables
-    assert [row[0].startswith("at least ") for row in table.rows] == [True, False]
-    (rows, _) = with_freed(found, named, {}, ()).names
-    assert (rows.freed_bytes or {})["cpu"] <= rows.size_bytes
+    assert {row[1]: row[0].startswith("at least ") for row in table.rows} == {"rows": True, "text": False}
+    assert [row.freed_bytes for row in top.take(named, {}, references={}).names] == [None, None]
 
 
 def test_memory_in_no_name_has_a_row_of_its_own() -> None:
@@ -191,7 +190,7 @@ def test_memory_in_no_name_has_a_row_of_its_own() -> None:
 )
 def test_content_is_shown_as_the_user_knows_it(kind: str, parts: dict[str, int], shown: str) -> None:
     shares = tuple(Share(name, kind, "DataFrame", 7, size) for name, size in parts.items())
-    row = NamedSize("x", "X", {"cpu": sum(parts.values())}, 1, shares, len(shares))
+    row = NamedSize("x", "X", {"cpu": sum(parts.values())}, shares, len(shares))
     assert content_of(row) == shown
 
 

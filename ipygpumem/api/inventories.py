@@ -15,7 +15,6 @@ from ipygpumem.heap.holders.search import Root, Roots
 from ipygpumem.introspect import is_instance, module_dict, text_of, type_name
 from ipygpumem.inventory import ownership, records, survey
 from ipygpumem.inventory import top as largest
-from ipygpumem.inventory.freed import with_freed
 from ipygpumem.inventory.ownership import Ownership
 from ipygpumem.inventory.records import Inventory, InventoryDiff
 from ipygpumem.inventory.top import LargestNames
@@ -92,7 +91,7 @@ def _in_script(frame: FrameType) -> LargestNames:
     references = Counter(id(value) for _, value in pairs)
     named = dict(reversed(pairs))
     pairs.clear()  # their references would count as holders
-    return with_freed(largest.take(named, {"cpu": rss_bytes()}), named, references, [id(frame.f_globals)])
+    return largest.take(named, {"cpu": rss_bytes()}, references=references, namespaces=[id(frame.f_globals)])
 
 
 def _check_names(names: Sequence[object], function: str, example: str) -> None:

@@ -153,16 +153,18 @@ def parts_of_container(container: Any, base: Any, step: int = CHUNK) -> Iterator
     Raises:
         RuntimeError: a thread changes the container.
     """
+    length = base.__len__(container)
     if base is list or base is tuple:
-        for start in range(0, base.__len__(container), step):
+        for start in range(0, length, step):
             yield base.__getitem__(container, slice(start, start + CHUNK))
         return
     iterators = [base.__iter__(container)]
     if base is dict:
         iterators.append(iter(dict.values(container)))
     for items in iterators:
-        while part := list(islice(items, CHUNK)):
-            yield part
+        # No variable for a chunk, which would count as another reference to its items.
+        for _ in range(0, length, step):
+            yield list(islice(items, CHUNK))
             next(islice(items, step - CHUNK, step - CHUNK), None)  # skips items in C
 
 

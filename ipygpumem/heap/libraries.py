@@ -14,7 +14,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import islice
 from operator import attrgetter, methodcaller
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -371,17 +371,41 @@ BUFFERS = {id(bytes), id(bytearray)}
 """Types whose memory an object of a library may show."""
 
 
-def pieces_behind(item: Any) -> list[Piece]:
-    """Return the memory behind an object."""
-    function = behind(type(item))
+class BehindObject(NamedTuple):
+    """The memory behind an object of a library."""
+
+    pieces: list[Piece]
+    objects: list[object]
+    """Python objects that only the library refers to, and that are no memory themselves."""
+    is_complete: bool
+    """False if the object could not be read: it is closed, or of an unknown version of the library."""
+
+
+def behind_object(item: Any, read: Behind) -> BehindObject:
+    """Return the memory behind an object; ``read`` is the function that reads it."""
     try:
-        found = list(function(item)) if function is not None else []
+        parts = list(read(item))
     except Exception as error:  # closed, or an unknown version of the library
         if is_from_signal(error):
             raise
-        return []
-    inside = [[part] if type(part) is Piece else [piece for _, piece in with_memory([part])] for part in found]
-    return list(chain.from_iterable(inside))
+        return BehindObject([], [], is_complete=False)
+    found = BehindObject([], [], is_complete=True)
+    for part in parts:
+        if type(part) is Piece:
+            found.pieces.append(part)
+            continue
+        pieces = [piece for _, piece in with_memory([part])]
+        if pieces:
+            found.pieces.extend(pieces)
+        else:
+            found.objects.append(part)
+    return found
+
+
+def pieces_behind(item: Any) -> list[Piece]:
+    """Return the memory behind an object."""
+    read = behind(type(item))
+    return [] if read is None else behind_object(item, read).pieces
 
 
 def library_of(kind: type) -> str:

@@ -1,66 +1,35 @@
-"""Measures how much memory any object holds, and what it consists of.
-
-No user code runs: objects are followed as in ``walk``, and sized by the C code of their built-in or library base.
-Loops over objects run in C, so that a million short strings take a quarter of a second.
-"""
+"""Measures how much memory any object holds, and what it consists of: queries over a region."""
 
 from __future__ import annotations
 
-import gc
-import math
 import sys
-from bisect import bisect_left, bisect_right
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import compress, repeat
-from operator import attrgetter, is_, itemgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from itertools import compress
+from operator import attrgetter
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.allowance import Allowance
-from ipygpumem.heap.arrays import (
-    PlainTensors,
-    Reader,
-    describe,
-    holding_objects,
-    is_array,
-    is_of_library,
-    library_type,
-    place_of,
-    read_array,
-    storage_key,
-)
-from ipygpumem.heap.bulk import (
-    CHUNK,
-    by_identity,
-    chunks,
-    container_base,
-    held_once,
-    of_types,
-    one_of_each,
-)
-from ipygpumem.heap.knowledge.barriers import Barriers, is_left_out
-from ipygpumem.heap.knowledge.own_bytes import STORAGE_BYTES, OwnBytes, of_storages, of_tensors
-from ipygpumem.heap.knowledge.references import ReferenceReader
-from ipygpumem.heap.libraries import ObjectPart, Piece, parts_of
-from ipygpumem.heap.walk import Group, Walk
+from ipygpumem.heap.allowance import Allowance, AllowanceError
+from ipygpumem.heap.arrays import holding_objects, library_type
+from ipygpumem.heap.bulk import container_base, of_types, one_of_each
+from ipygpumem.heap.graph import NodeKey
+from ipygpumem.heap.knowledge.barriers import is_left_out
+from ipygpumem.heap.libraries import ObjectPart, parts_of
+from ipygpumem.heap.reading import MOST_NODES
+from ipygpumem.heap.region import Region
 from ipygpumem.interrupts import is_from_signal
-from ipygpumem.introspect import ATOMS, HAS_REFERENCES, is_instance, name_of, type_name
+from ipygpumem.introspect import ATOMS, is_instance, name_of, type_name
 from ipygpumem.records import RetainedArray
 
 MOST_SIZED = 4_000_000
-"""Maximum number of objects that one ``Sizes`` examines."""
-_MOST_ITEMS = 1_000_000
-"""Number of items to examine of longer containers: an evenly spread sample stands for all."""
+"""Maximum number of objects to examine while something waits for the result."""
 _MOST_SORTED = 200_000
 """Maximum number of items that are sorted by type if there is an allowance."""
-_AT_ONCE = 2000
-_CHUNK_COST = 40
-"""Number of objects that take as long as the overhead of a chunk: a chain has one object in each."""
-_MOST_MET = 100_000
-"""Maximum number of objects that one measurement compares with those of earlier ones."""
+_SAMPLED_IN_HASTE = 1_000_000
+"""Number of items from which a container is measured by a sample if there is an allowance."""
 _LARGE = 1 << 16
-"""Smallest size in bytes of host memory that is compared by address, because a tensor and an array may share it."""
+"""Minimum bytes of shared memory to mention."""
 
 
 class Share(NamedTuple):
@@ -81,7 +50,6 @@ class Size(NamedTuple):
 
     device_bytes: dict[str, int]
     """Bytes by device; ``cpu`` is RAM."""
-    objects: int
     parts: tuple[Share, ...] = ()
     """The largest first."""
     also_in: tuple[str, ...] = ()
@@ -97,16 +65,20 @@ class Size(NamedTuple):
         return sum(self.device_bytes.values())
 
 
-class Sizes(Walk):
+class Sizes:
     """Measures objects one after the other; memory that several share is counted once.
 
     It keeps shared objects alive: use it inside ``undisturbed``, then drop it.
 
     Args:
         named: objects by label. Each of these objects is counted only when it is measured itself.
-        limit: maximum number of objects to examine; one measurement uses a third of what is left.
+        region: a region to which the measurements add objects; by default an empty one.
+        limit: maximum number of objects to examine.
         progress: called again and again during a measurement.
         allowance: time and memory for all measurements; without it they are not limited.
+
+    Attributes:
+        complete: False if the last measurement reached a limit.
 
     >>> Sizes().measure([bytes(1_000_000)]).size_bytes > 1_000_000
     True
@@ -115,125 +87,131 @@ class Sizes(Walk):
     def __init__(
         self,
         named: Mapping[str, object] | None = None,
-        limit: int = MOST_SIZED,
+        *,
+        region: Region | None = None,
+        limit: int = MOST_NODES,
         progress: Callable[[], object] = bool,
         allowance: Allowance | None = None,
     ) -> None:
-        super().__init__(limit, find=("tensor", "ndarray"), allowance=allowance)
-        self._alone, self._progress = held_once(), progress
-        self._barriers = Barriers()
-        self._references = ReferenceReader(self._barriers)
-        self._own_bytes = OwnBytes()
-        self._sized: set[int] = set()
-        """Identities of the types that ``_own_bytes`` knows."""
-        self._times = 1
-        """Number of objects for which each examined one stands."""
-        self._label = ""
-        self._labels: dict[object, str] = {}
-        """Labels of named objects by identity, and of pieces of memory by key."""
-        self._starts, self._ends = list[int](), list[int]()
-        """Large host memory that has been counted: sorted, without overlaps."""
-        self._pieces: set[object] = set()
-        self._read: set[int] = set()
-        """Identities of object arrays whose elements have been counted."""
-        self._left_out: set[object] = set()
-        """Keys of storages, and of small NumPy arrays, whose data is not counted."""
-        self._bytes, self._objects, self._also, self._notes = Counter[str](), 0, dict[str, None](), dict[str, None]()
+        self.complete = True
+        if region is None and allowance is None:
+            region = Region(most=limit, progress=progress)
+        elif region is None:
+            region = Region((), allowance, most=limit, sampled_from=_SAMPLED_IN_HASTE, progress=progress)
+        self.region = region
         labels = {id(item): label for label, item in reversed(list((named or {}).items()))}
         objects = sizeable(list((named or {}).values()))
-        self._kept.append(objects)
-        self._waiting = {key: labels[key] for key in map(id, objects)}
-        """Labels of named objects that have not been measured yet, by identity."""
-        self._labels |= dict[object, str](self._waiting.items())
-        self.seen.update(self._waiting)
-        self._counted, self._met = set[int](), dict[int, object]()
-        """Identities of objects that this measurement counted, and some objects that earlier ones did."""
-        self._measured: list[tuple[str, set[int]]] = []
+        self.region.reader.reserve(objects)
+        self._labels = {key: labels[key] for key in map(id, objects)}
+        """Labels of the named objects, by identity."""
+        self._waiting = set(self._labels)
+        """The named objects that have not been measured yet."""
+        self._measured: list[tuple[str, set[NodeKey]]] = []
+        """The nodes that each labelled measurement counted."""
+
+    @property
+    def allowance(self) -> Allowance | None:
+        """The time and memory for the following measurements."""
+        return self.region.reader.allowance
+
+    @allowance.setter
+    def allowance(self, allowance: Allowance | None) -> None:
+        self.region.reader.allowance = allowance
 
     def drop(self) -> None:
         """Drop all references."""
-        super().drop()
-        self._met.clear()
-        self._references = ReferenceReader(self._barriers)  # the old one refers to nodes of graphs
+        self.region = Region()
 
-    def measure(self, value: object, label: str = "") -> Size:
-        """Return the memory that ``value`` holds and that no earlier call counted."""
-        rest = self._begin(label)
-        if self._waiting.get(id(value)) == label:
-            self._waiting.pop(id(value))
-            self.seen.discard(id(value))
-        shares, remaining = list[Share](), list[ObjectPart]()
-        is_skipped = id(value) in self.seen or is_left_out(value) or self.is_stopped()
-        if not is_skipped:
-            self._barriers.open([value])
-        parts = [] if is_skipped else self._parts(value)
-        if not is_skipped:
-            # A part may lead back to the object: a trainer's callback refers to the trainer, and does not own its data.
-            self.seen.add(id(value))
-        for part in parts:
-            if part.objects is None:
-                remaining.append(part)
-            else:
-                shares += self._of_part(part)
-        if not is_skipped:
-            self.seen.discard(id(value))
-            self._met.pop(id(value), None)
-        before = self._total()
-        self._take([value])
-        self._finish()
-        size = self._total() - before
-        shares += [Share(name, part.kind, name, part.items, size) for part in remaining for name in part.names]
-        shares.sort(key=attrgetter("size_bytes"), reverse=True)
-        self.left += rest
-        self._find_sharers()
-        if label:
-            self._measured.append((label, self._counted))
-        found = {device: size for device, size in self._bytes.items() if size > 0}
-        return Size(found, self._objects, tuple(shares), tuple(self._also), tuple(self._notes), self.complete)
+    def pass_over(self, identities: Iterable[int]) -> None:
+        """Never enter the objects with these identities; the caller keeps them alive."""
+        self.region.reader.barriers.passed_over.update(identities)
 
-    def together(self, values: Sequence[object]) -> int:
-        """Return the bytes that several named objects hold, on all devices; faster than one after the other."""
-        rest = self._begin("")
-        self.seen.difference_update(self._waiting.keys() & set(map(id, values)))
-        self._take(list(values))
-        self._finish()
-        self.left += rest
-        return self._total()
-
-    def of_pieces(self, pieces: Sequence[Piece]) -> dict[str, int]:
-        """Return the bytes by device of some memory, as far as no earlier call counted it."""
-        rest = self._begin("")
-        self._take(pieces)
-        self.left += rest
-        return dict(self._bytes)
+    @contextmanager
+    def passing_over(self, identities: Set[int]) -> Iterator[None]:
+        """Do not enter the objects with these identities in the block."""
+        passed_over = self.region.reader.barriers.passed_over
+        added = identities - passed_over
+        passed_over |= added
+        try:
+            yield
+        finally:
+            passed_over -= added
 
     def leave_out(self, arrays: Iterable[Any]) -> None:
         """Do not count the data of ``arrays``; the objects themselves and their elements count when measured."""
-        for array in arrays:
-            if not is_array(array):
-                self._left_out.add(storage_key(array))
-            elif read_array("nbytes", array) < _LARGE:
-                self._left_out.add(("numpy", id(array)))
+        self.region.reader.leave_out(arrays)
+
+    def has_counted(self, item: object) -> bool:
+        """Return True if an object to which several objects refer has been counted."""
+        return not self.not_counted({id(item)})
+
+    def not_counted(self, identities: Set[int]) -> set[int]:
+        """Return the identities of the objects that have not been counted; only those with several references."""
+        counted = self.region.objects.keys() - self._waiting
+        return set(identities - counted)
+
+    def measure(self, value: object, label: str = "") -> Size:
+        """Return the memory that ``value`` holds and that no earlier call counted."""
+        reader = self.region.reader
+        reader.complete = self.complete = not self._is_stopped()
+        if not self.complete:
+            return Size({}, complete=False)
+        is_named = self._labels.get(id(value)) == label and id(value) in self._waiting
+        if is_left_out(value) or (id(value) in self.region.objects and not is_named):
+            also_in = {self._labels[id(value)]: None} if self._labels.get(id(value), label) != label else {}
+            return Size({}, also_in=tuple(also_in))
+        measurement = _Measurement(self.region)
+        self._waiting.discard(id(value))
+        shares, remaining = list[Share](), list[ObjectPart]()
+        # A part may lead back to the object: a trainer's callback refers to the trainer, and does not own its data.
+        reader.reserve([value])
+        reader.barriers.open([value])
+        for part in self._parts(value):
+            if part.objects is None:
+                remaining.append(part)
+            elif part.kind == "items" and container_base(type(value)) is not None:
+                size = measurement.add_items(value, part.objects)
+                shares.append(Share(part.names[0], part.kind, part.names[0], part.items, size))
             else:
-                _, start, end = place_of(array)
-                self._uncounted(start, end)
+                shares += self._of_part(part, measurement)
+        reader.release([value])
+        size = measurement.add(reader.barriers.entered([value]))
+        shares += [Share(name, part.kind, name, part.items, size) for part in remaining for name in part.names]
+        shares.sort(key=attrgetter("size_bytes"), reverse=True)
+        also_in = self._sharers(measurement, label)
+        if label:
+            self._measured.append((label, measurement.nodes))
+        self.complete = reader.complete
+        device_bytes = dict(self.region.bytes_of(measurement.nodes))
+        return Size(device_bytes, tuple(shares), tuple(also_in), tuple(measurement.notes), reader.complete)
 
-    def _begin(self, label: str) -> int:
-        """Reset the sums of a measurement; return the number of objects that are left for later ones."""
-        rest, self.left = self.left, math.ceil(self.left / 3)
-        self._bytes, self._objects, self._also, self._notes = Counter(), 0, {}, {}
-        self._label, self.complete, self._counted, self._met = label, True, set(), {}
-        return rest - self.left
+    def together(self, values: Sequence[object]) -> int:
+        """Return the bytes that several objects hold, on all devices; faster than one after the other."""
+        reader = self.region.reader
+        reader.complete = self.complete = not self._is_stopped()
+        if not self.complete:
+            return 0
+        reader.release([value for value in values if id(value) in self._waiting])
+        self._waiting.difference_update(map(id, values))
+        size = _Measurement(self.region).add(reader.barriers.entered(values))
+        self.complete = reader.complete
+        return size
 
-    def _find_sharers(self) -> None:
-        """Record the labels of earlier objects that share more than a little with this one."""
-        for label, own in self._measured if self._met else ():
-            common = [self._met[key] for key in own & self._met.keys()]
-            kinds = set(map(id, map(type, common)))
-            arrays = map(describe, of_types(self._arrays, common))
-            size = sum(array.size_bytes for array in arrays if array is not None)
-            if common and (self._own_bytes.readers.keys() & kinds or size + self._own_bytes.of(common) >= _LARGE):
-                self._also[label] = None
+    def _is_stopped(self) -> bool:
+        return self.allowance is not None and self.allowance.is_spent()
+
+    def _sharers(self, measurement: _Measurement, label: str) -> dict[str, None]:
+        """Return the labels of other objects that share more than a little with one; named objects always count."""
+        met = measurement.met
+        found = dict.fromkeys(self._labels[key] for key in self._labels.keys() & met if self._labels[key] != label)
+        for other, nodes in self._measured:
+            common = nodes & met
+            if not common:
+                continue
+            shared_bytes = self.region.bytes_of(self.region.reach(common) & nodes).total()
+            if shared_bytes >= _LARGE or any(type(key) is tuple for key in common):
+                found[other] = None
+        return found
 
     def _parts(self, value: object) -> list[ObjectPart]:
         base = container_base(type(value))
@@ -246,243 +224,70 @@ class Sizes(Walk):
                 raise
             return []
 
-    def _of_part(self, part: ObjectPart) -> list[Share]:
+    def _of_part(self, part: ObjectPart, measurement: _Measurement) -> list[Share]:
         """Measure a part; names that share memory get equal shares, except of the elements of an object array."""
-        values, own = list[Any](part.objects or ()), Counter[str]()
+        values = self.region.reader.owned(part.objects or ())
+        weights = [0] * len(part.names)
         if len(part.names) > 1:
             for array in filter(_is_rows_of_objects, values):
-                self._read.update((id(array), id(array.base)))
-                for name, row in zip(part.names, array, strict=True):
-                    before = self._total()
-                    self._elements(row)
-                    self._finish()
-                    own[name] += self._total() - before
-        before = self._total()
-        self._take(values)
-        self._finish()
-        together = (self._total() - before) // len(part.names)
-        kind = type_name(values[0]) if part.kind in ("keys", "attributes", "items") and values else ""
-        return [Share(name, part.kind, kind, part.items, own[name] + together) for name in part.names]
+                for position, row in enumerate(array):
+                    weights[position] += _bytes_of_row(row)
+        size = measurement.add(values)
+        together = max(0, size - sum(weights)) // len(part.names)
+        kind = type_name(part.objects[0]) if part.objects and part.kind in ("keys", "attributes", "items") else ""
+        return [
+            Share(name, part.kind, kind, part.items, min(size, weight + together))
+            for name, weight in zip(part.names, weights, strict=True)
+        ]
 
-    def _total(self) -> int:
-        return self._bytes.total()
 
-    def _finish(self) -> None:
-        """Examine everything that was found but not entered yet."""
-        deque(self.run(()), maxlen=0)
-        self._times = 1
+class _Measurement:
+    """The nodes that one measurement adds to a region.
 
-    # -- the walk -------------------------------------------------------------------------------------------------
+    Attributes:
+        nodes: the new nodes.
+        met: nodes that were in the region before, and some of the new ones.
+        notes: the reasons why the size is an estimate.
+    """
 
-    def kind_of(self, item: object) -> str:
-        """Return how objects of the type of ``item`` are handled."""
-        if is_array(item):
-            return "ndarray"
-        if is_of_library(item, "torch", "Tensor"):
-            return "tensor"
-        return "leading" if type.__dict__["__flags__"].__get__(type(item)) & HAS_REFERENCES else "skip"
+    def __init__(self, region: Region) -> None:
+        self.nodes: set[NodeKey] = set()
+        self.met: set[NodeKey] = set()
+        self.notes: dict[str, None] = {}
+        self._region = region
+        self._has_items = False
 
-    def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
-        """Yield the contents of some objects; ``path`` is the number of objects for which each of them stands."""
-        times = self._times = int(path or 1)
-        if len(objects) == 1 and self._length(objects[0]) > CHUNK:
-            step = self._step(self._length(objects[0]))
-            for part in self._contents_of_long(objects[0], step):
-                yield self._barriers.entered(part), None
-            self._times = times
-            return
-        yield self._chain(objects), None
-        references = self._references.of(objects)
-        self.complete &= references.is_complete and not self._references.is_full
-        yield references.of_python, None
-        yield [tensor for _, tensor in references.of_torch], None
+    def add(self, values: Sequence[object]) -> int:
+        """Read objects; return the bytes of the new nodes, on all devices."""
+        return self._added(lambda: self._region.reader.read(values))
 
-    def _step(self, length: int) -> int:
-        """Return how far apart the chunks of a container begin."""
-        stands_for = max(1, -(-length // _MOST_ITEMS))
-        if stands_for > 1:
-            self._times *= stands_for
-            self._notes["estimated from a sample of its items"] = None
-        return CHUNK * stands_for
+    def add_items(self, container: object, items: Sequence[object]) -> int:
+        """Read items of a container before the container itself; return the bytes that are new, on all devices."""
+        before = self._region.bytes_of([id(container)]).total() if self._has_items else 0
+        size = self._added(lambda: self._region.reader.read_items(container, items))
+        self._has_items = True
+        return size + self._region.bytes_of([id(container)]).total() - before
 
-    def _may_lead_on(self, container: Any) -> bool:
-        """Return True: numbers and text are counted, too."""
-        return True
-
-    def _take(self, items: Sequence[Any]) -> None:
-        """Count objects and pieces of memory; note what they lead to."""
-        pieces = of_types({id(Piece)}, items)
-        for piece in pieces:
-            self._piece(piece)
-        if pieces:
-            items = [item for item in items if type(item) is not Piece]
-        for part in chunks(self._barriers.entered(items)):
-            if self.allowance is not None and self.is_stopped():
-                return
-            self._sift(part, with_paths=False)
-
-    def _sift(self, items: Sequence[Any], *, with_paths: bool) -> tuple[list[Any], list[Any]]:
-        """Count the new ones among ``items``; keep those that lead to more for later."""
-        self._progress()
-        several = self._sort(items)
-        if not several <= self._sized:
-            self._sized |= self._own_bytes.learn(items)
-        fresh = self._fresh(items)
-        if self.left <= 0 and fresh:
-            self.complete = False
-            self._queue.clear()
-            self._long.clear()
-            return [], []
-        self.left -= len(fresh) + _CHUNK_COST
-        self._objects += len(fresh) * self._times
-        self._add("cpu", self._own_bytes.of(fresh, several))
-        if not self._arrays.isdisjoint(several):
-            self._tensors(self.of_kind("tensor", fresh))
-            self._ndarrays(self.of_kind("ndarray", fresh))
-        if not self._own_bytes.readers.keys().isdisjoint(several):
-            for item in of_types(self._own_bytes.readers, fresh):
-                self._look_behind(item)
-        self._enter_later(self.of_kind("leading", fresh))
-        return [], []
-
-    def _enter_later(self, items: list[Any]) -> None:
-        self._queue.extend((some, str(self._times)) for some in chunks(items, _AT_ONCE))
-
-    def _fresh(self, items: Sequence[Any]) -> Sequence[Any]:
-        """Return the items that have not been counted. Most have one reference: they need not be remembered."""
-        references = list(map(sys.getrefcount, items))
-        shared = list(compress(items, map(self._alone.__lt__, references)))
-        if not shared:
-            return items
-        by_key = by_identity(shared)
-        met = self._labels.keys() & by_key.keys()
-        self._also.update(dict.fromkeys([self._labels[key] for key in met if self._labels[key] != self._label]))
-        new_keys = by_key.keys() - self.seen
-        self.seen |= new_keys
-        self._counted |= new_keys
-        new = [by_key[key] for key in by_key if key in new_keys]
-        if len(self._met) < _MOST_MET and len(new) < len(by_key):
-            self._met |= {key: by_key[key] for key in by_key.keys() - self._counted}
-        self._kept.append(new)
-        return [*compress(items, map(self._alone.__ge__, references)), *new]
-
-    # -- bytes ----------------------------------------------------------------------------------------------------
-
-    def _add(self, device: str, size_bytes: int) -> None:
-        self._bytes[device] += size_bytes * self._times
-
-    def _piece(self, piece: Piece) -> None:
-        """Add memory behind an object."""
-        known = self._labels.setdefault(piece.key, self._label)
-        if piece.key in self._pieces:
-            self._also.update(dict.fromkeys([known] * (known != self._label)))
-            return
-        self._pieces.add(piece.key)
-        size = piece.size_bytes
-        if piece.address and size >= _LARGE:
-            size = self._uncounted(piece.address, piece.address + size)
-        self._add(piece.device, size)
-        if piece.note:
-            self._notes[piece.note] = None
-
-    def _uncounted(self, start: int, end: int) -> int:
-        """Return the number of bytes of a span of host memory that no other span had, and note it as counted."""
-        first, last = bisect_right(self._starts, start), bisect_left(self._starts, end)
-        first -= first > 0 and self._ends[first - 1] > start
-        spans = list(zip(self._starts[first:last], self._ends[first:last], strict=True))
-        counted = sum(min(end, stop) - max(start, begin) for begin, stop in spans)
-        self._starts[first:last] = [min([start, *self._starts[first:last]])]
-        self._ends[first:last] = [max([end, *self._ends[first:last]])]
-        return end - start - counted
-
-    def _look_behind(self, item: object) -> None:
+    def _added(self, read: Callable[[], list[NodeKey]]) -> int:
+        region = self._region
+        region.graph.notes.clear()
         try:
-            found = list(self._own_bytes.readers[id(type(item))](item))
-        except Exception as error:  # closed, or an unknown version of the library
-            if is_from_signal(error):
-                raise
-            self._notes["not all of it can be read"] = None
-            return
-        self._take(found)
+            new = read()
+        except AllowanceError:
+            new = region.reader.new
+            region.reader.complete = False
+        self.nodes.update(new)
+        self.met |= region.reader.met
+        self.notes.update(region.graph.notes)
+        return region.bytes_of(new).total()
 
-    def _ndarrays(self, arrays: list[Any]) -> None:
-        """Add NumPy arrays, and the owners of their memory."""
-        if not arrays:
-            return
-        base: Any = library_type("numpy", "ndarray")
-        read = base.__dict__
-        bases = list(map(read["base"].__get__, arrays))
-        owners = list(compress(arrays, map(is_, bases, repeat(None))))
-        for array in compress(owners, map(_LARGE.__le__, map(read["nbytes"].__get__, owners))):
-            _, start, end = place_of(array)
-            self._add("cpu", self._uncounted(start, end) - (end - start))
-        for array in owners if self._left_out else ():
-            self._add("cpu", -read_array("nbytes", array) * (("numpy", id(array)) in self._left_out))
-        self._sort(bases)
-        for array, owner in zip(arrays, bases, strict=True):
-            if owner is not None and id(type(owner)) in self._kinds["skip"] and self._is_unknown(owner):
-                _, start, end = place_of(array)
-                self._add("cpu", self._uncounted(start, end))
-        leading = [array for array, owner in zip(arrays, bases, strict=True) if owner is not None]
-        for array in compress(owners, holding_objects(owners)):
-            if id(array) in self._read:
-                continue
-            if read["size"].__get__(array) > _MOST_ITEMS:
-                self._elements(array)
-            else:
-                leading.append(array)
-        leading += filter(gc.is_tracked, arrays)  # with attributes
-        self._enter_later(list(by_identity(leading).values()))
 
-    def _is_unknown(self, owner: object) -> bool:
-        return id(type(owner)) not in ATOMS and id(type(owner)) not in self._own_bytes.readers
-
-    def _elements(self, array: Any) -> None:
-        """Count the elements of an object array."""
-        base: Any = library_type("numpy", "ndarray")
-        flat = base.ravel(base.view(array, base), "K")
-        times, step = self._times, self._step(len(flat))
-        for start in range(0, len(flat), step):
-            self._take(flat[start : start + CHUNK].tolist())
-        self._times = times
-
-    def _tensors(self, tensors: list[Any]) -> None:
-        """Add torch tensors, their gradients, and what their attributes refer to."""
-        torch: Any = sys.modules.get("torch")
-        if not tensors or torch is None:
-            return
-        with torch._C.DisableTorchFunction():
-            reader = Reader(torch)
-            plain, rest = reader.plain(tensors)
-            self._storages(plain)
-            for tensor in rest:
-                found = describe(tensor)
-                if found is not None:
-                    self._piece(Piece(found.storage, found.size_bytes, found.device))
-            self._add("cpu", of_tensors(reader, tensors))
-        self._enter_later(tensors)
-
-    def _storages(self, plain: PlainTensors) -> None:
-        """Add tensors' storages: small ones all at once, rounded as malloc does."""
-        columns = zip(plain.sizes, plain.devices, plain.storages, strict=True)
-        found: dict[tuple[object, ...], tuple[int, str, Any]] = dict(
-            zip(zip(repeat("torch"), plain.keys), columns, strict=False)
-        )
-        apart = {key for key, (size, device, _) in found.items() if size >= _LARGE and device == "cpu"}
-        apart |= found.keys() & self._pieces
-        new = found.keys() - self._pieces
-        for size, device, _ in map(found.__getitem__, new & self._left_out):
-            self._add(device, -size)
-        for key in apart:
-            size, device, storage = found.pop(key)
-            if key in new:
-                self._add("cpu", STORAGE_BYTES)
-            self._piece(Piece(key, size, device, storage.data_ptr() if device == "cpu" else 0))
-        self._pieces.update(found)
-        self._labels.update(dict.fromkeys(found, self._label))
-        sizes, devices = list(map(itemgetter(0), found.values())), list(map(itemgetter(1), found.values()))
-        for device, size in of_storages(sizes, devices).items():
-            self._add(device, size)
+def _bytes_of_row(row: Any) -> int:
+    """Return the bytes of the objects in a row of an array, and of what they lead to."""
+    elements = row.tolist()
+    region = Region([elements])
+    size = region.bytes_of(region.reach([id(elements)])) - region.bytes_of([id(elements)])
+    return size.total()
 
 
 def sizeable(values: Sequence[object]) -> list[object]:

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from ipygpumem.heap.arrays import storage_key
+from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.search import EVENT_LOOP, NOTEBOOK, PathWriter, Root, Roots, Search, explain
 from ipygpumem.heap.holders.tasks import is_pending
 from ipygpumem.heap.knowledge.barriers import is_left_out
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
-from ipygpumem.heap.region import MOST_NODES, NodeKey, Region
+from ipygpumem.heap.region import Region
 from ipygpumem.heap.sharing import Partners, partners
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.introspect import is_atom, is_instance, is_users_class, module_of, target_of, type_name
@@ -115,12 +116,11 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
         is_name: True if the name does not count as a holder.
     """
     with undisturbed():
-        # Before the region refers to each object, because shared ones take longer.
-        parts = Sizes(limit=MOST_NODES).measure(holding[0]).parts
-        region = Region(holding, namespaces=roots.namespaces, keeps_folded=True)
+        region = Region(namespaces=roots.namespaces, keeps_folded=True)
+        parts = Sizes(region=region).measure(holding[0]).parts
         root = id(holding[0])
-        held = region.held_from_outside({root: references})
         every = region.reach([root])
+        held = region.held_from_outside({root: references}) & every
         named = _worth_naming(region, held, region.bytes_of(every).total())
         groups = dict[ReferencePath, set[NodeKey]]()
         if named or region.may_share:

@@ -7,7 +7,7 @@ Elsewhere, new objects that the collector tracks count if an old object refers t
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import not_
@@ -17,7 +17,7 @@ from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS
 from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.search import PathWriter, Roots
-from ipygpumem.heap.sizes import MOST_SIZED, Size, Sizes, row_of
+from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.introspect import module_of
 from ipygpumem.inventory.contents import Contents
 from ipygpumem.records import ReferencePath, RetainedArray
@@ -85,12 +85,12 @@ def find(
     _measure_old(counted, names, inside.union(new))
     is_sure, left = counted.complete, size_bytes
     for one in received:
-        items = [item for item in one.items if id(item) not in counted.seen]
+        items = [item for item in one.items if not counted.has_counted(item)]
         for held, some in _rows(items, counted, smallest):
             left -= held.size_bytes
             yield Remaining(held, some, one.name, one.chain, not is_sure)
     if left >= smallest:
-        for held, some in _rows([*_entries(heap, new, counted.seen), *elsewhere], counted, smallest):
+        for held, some in _rows([*_entries(heap, new, counted.not_counted(new)), *elsewhere], counted, smallest):
             yield Remaining(held, some, is_old_perhaps=not is_sure)
 
 
@@ -99,25 +99,22 @@ def most_bytes(names: Mapping[str, object], contents: Contents, new: set[int], e
     sizes, tracked = Sizes(), gc.get_objects()
     found = sizes.together([item for one in contents.received(dict(names), new) for item in one.items])
     are_new = list(map(new.__contains__, map(id, tracked)))
-    sizes.seen.update(compress(map(id, tracked), map(not_, are_new)))
+    sizes.pass_over(compress(map(id, tracked), map(not_, are_new)))
     return found + sizes.together([*compress(tracked, are_new), *elsewhere])
 
 
 def _measure_old(counted: Sizes, names: Mapping[str, object], new: set[int]) -> None:
     """Count the memory behind the names, without passing through new objects."""
-    fresh = new.difference(counted.seen)
-    counted.seen |= fresh
-    counted.together(list(names.values()))
-    counted.seen -= fresh
-    counted.left = MOST_SIZED  # for the new objects
+    with counted.passing_over(counted.not_counted(new)):
+        counted.together(list(names.values()))
 
 
-def _entries(heap: Heap, new: set[int], seen: Collection[int]) -> list[object]:
+def _entries(heap: Heap, new: set[int], not_counted: set[int]) -> list[object]:
     """Return the new objects, not counted yet, to which an old object refers.
 
     The age of a dict is uncertain: its new contents count instead.
     """
-    found, waiting = list[object](), heap.referred(new.difference(seen), without=new)
+    found, waiting = list[object](), heap.referred(not_counted, without=new)
     done = set(map(id, waiting))
     while waiting:
         dicts = of_types({id(dict)}, waiting)
@@ -146,4 +143,4 @@ def _rows(items: Sequence[object], counted: Sizes, smallest: int) -> Iterator[tu
                 rest += some
                 size_of_rest += found.size_bytes
     if size_of_rest >= smallest:
-        yield row_of(rest, Size({"cpu": size_of_rest}, len(rest))), tuple(rest)
+        yield row_of(rest, Size({"cpu": size_of_rest})), tuple(rest)

@@ -6,7 +6,7 @@ import fnmatch
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from ipygpumem.heap.bulk import Progress, chunks, no_progress, of_types, one_of_
 from ipygpumem.heap.heap import refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.tasks import is_pending, pending
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
+from ipygpumem.heap.region import Region
 from ipygpumem.heap.sizes import Share, Sizes, sizeable
 from ipygpumem.introspect import is_instance, target_of, type_name
 from ipygpumem.probes.nvml import device_here
@@ -43,8 +44,6 @@ class NamedSize(NamedTuple):
     type_name: str
     device_bytes: dict[str, int]
     """Bytes by device; ``cpu`` is RAM. Memory that several names share is counted for one of them."""
-    objects: int
-    """Number of Python objects."""
     parts: tuple[Share, ...] = ()
     """The largest columns, keys, attributes or kinds of items."""
     part_count: int = 0
@@ -107,25 +106,40 @@ def take(
     named: Mapping[str, object],
     used_bytes: Mapping[str, int],
     *,
+    references: Mapping[int, int] | None = None,
+    namespaces: Iterable[int] = (),
     cell_of: Callable[[str], int | None] = lambda root: None,
     remedy_of: Callable[[Sequence[str]], str] = lambda names: f"del {', '.join(map(target_of, names))}",
     progress: Progress = no_progress,
 ) -> LargestNames:
-    """Return the memory that named objects hold.
+    """Return the memory that named objects hold, and what deleting each of them frees.
+
+    Args:
+        named: the objects by name; no other object of our callers refers to them.
+        used_bytes: the process's memory by device.
+        references: number of references to each object, by identity, that end with its names. If it is missing, the
+            freed bytes are unknown.
+        namespaces: identities of dicts that contain the names.
+        cell_of: returns the last cell that bound a name.
+        remedy_of: returns the line that deletes all of an object's names.
+        progress: called with the finished share.
 
     Raises:
         GpuMemError: torch traces the calling code.
     """
     refuse_while_traced("measure objects")
     with undisturbed():
-        rows, small, complete = _measured(named, progress)
+        measured = _measure(named, namespaces, progress)
+        if references is not None and measured.complete:
+            measured = _with_freed(measured, named, references)
+        measured.sizes.drop()
     rows = [
         _with_remedy(row._replace(cell=cell_of(row.name)), named, remedy_of((row.name, *row.same)))
-        for row in sorted(rows, key=lambda row: -row.size_bytes)
+        for row in sorted(measured.rows, key=lambda row: -row.size_bytes)
     ]
-    notes = () if complete else ("there are too many objects to examine: some names hold more",)
+    notes = () if measured.complete else ("there are too many objects to examine: some names hold more",)
     unnamed = Counter(used_bytes) - sum((Counter(row.device_bytes) for row in rows), Counter[str]())
-    return LargestNames(tuple(rows), dict(used_bytes), time.time(), small, notes, dict(unnamed))
+    return LargestNames(tuple(rows), dict(used_bytes), time.time(), measured.small_names, notes, dict(unnamed))
 
 
 def _with_remedy(row: NamedSize, named: Mapping[str, object], deletion: str) -> NamedSize:
@@ -150,45 +164,61 @@ def _has_pending(value: Any) -> bool:
     return kind is not None and bool(pending(list(islice(value.values() if kind is dict else value, _MOST_TASKS))))
 
 
-def _measured(objects: Mapping[str, object], progress: Progress) -> tuple[list[NamedSize], int, bool]:
-    """Return the rows, the number of names with little memory, and False if a limit was reached."""
-    same: dict[int, list[str]] = {}
-    for name, value in objects.items():
-        same.setdefault(id(value), []).append(name)
-    firsts = {names[0]: objects[names[0]] for names in same.values()}
+class _Measured(NamedTuple):
+    """The rows, and the measurements from which they are."""
+
+    rows: list[NamedSize]
+    small_names: int
+    complete: bool
+    sizes: Sizes
+    """Its region is the only one besides our callers to refer to the objects."""
+
+
+def _measure(named: Mapping[str, object], namespaces: Iterable[int], progress: Progress) -> _Measured:
+    """Measure named objects one after the other."""
+    names_of: dict[int, list[str]] = {}
+    for name, value in named.items():
+        names_of.setdefault(id(value), []).append(name)
+    firsts = {names[0]: named[names[0]] for names in names_of.values()}
     wanted = set(map(id, sizeable(list(firsts.values()))))
-    named = {name: value for name, value in firsts.items() if id(value) in wanted}
-    chosen, complete = _without_little(named, progress), True
-    rows, held_by = list[NamedSize](), dict[str, list[str]]()
-    sizes = Sizes(named, progress=lambda: progress(len(rows) / len(chosen)))
+    sizeable_names = {name: value for name, value in firsts.items() if id(value) in wanted}
+    chosen = _without_little(sizeable_names, progress)
+    complete, rows, held_by, number_of_names = True, list[NamedSize](), dict[str, list[str]](), len(chosen)
+    region = Region(namespaces=[*namespaces, id(named)], progress=lambda: progress(len(rows) / number_of_names))
+    sizes = Sizes(chosen, region=region)
     for name in _in_order(chosen):
-        value = named[name]
-        size = sizes.measure(value, name)
+        size = sizes.measure(chosen[name], name)
         complete &= size.complete
         for other in size.also_in:
             held_by.setdefault(other, []).append(name)
-        kind = type_name(value)
-        parts = size.parts[:_PARTS]
-        rows.append(
-            NamedSize(
-                name,
-                kind,
-                size.device_bytes,
-                size.objects,
-                parts,
-                sum(part.kind != "index" for part in size.parts),
-                holds=size.also_in,
-                notes=size.notes,
-                is_at_least=not size.complete,
-            )
+        row = NamedSize(
+            name,
+            type_name(chosen[name]),
+            size.device_bytes,
+            size.parts[:_PARTS],
+            sum(part.kind != "index" for part in size.parts),
+            same=tuple(names_of[id(chosen[name])][1:]),
+            holds=size.also_in,
+            notes=size.notes,
+            is_at_least=not size.complete,
         )
-    sizes.drop()
-    found = [
-        row._replace(same=tuple(same[id(firsts[row.name])][1:]), held_by=tuple(held_by.get(row.name, ())))
+        rows.append(row)
+    listed = [
+        row._replace(held_by=tuple(held_by.get(row.name, ())))
         for row in rows
-        if row.size_bytes >= (_SMALLEST_CLASS if is_instance(named[row.name], type) else _SMALLEST)
+        if row.size_bytes >= (_SMALLEST_CLASS if is_instance(chosen[row.name], type) else _SMALLEST)
     ]
-    return found, len(named) - len(found), complete
+    return _Measured(listed, len(sizeable_names) - len(listed), complete, sizes)
+
+
+def _with_freed(measured: _Measured, named: Mapping[str, object], references: Mapping[int, int]) -> _Measured:
+    """Return the rows with the bytes that die with each object if all of its names are deleted."""
+    keys = [id(named[row.name]) for row in measured.rows]
+    ours = Counter(map(id, named.values()))
+    ours.update({key: references.get(key, 0) for key in keys})
+    freed = measured.sizes.region.freed_by(keys, ours)
+    rows = [row._replace(freed_bytes=dict(size)) for row, size in zip(measured.rows, freed, strict=True)]
+    return measured._replace(rows=rows)
 
 
 def _without_little(named: Mapping[str, object], progress: Progress) -> dict[str, object]:

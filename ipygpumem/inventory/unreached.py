@@ -67,7 +67,7 @@ def candidates(
     """
     named = set(map(id, names))
     found = list[tuple[int, object]]()
-    sizes.seen.update(map(id, places.items))  # their contents are measured themselves
+    sizes.pass_over(map(id, places.items))  # their contents are measured themselves
     for key, item in places.contents.items():
         if key not in named and (not is_atom(item) or sys.getsizeof(item) >= smallest):
             found.append((sizes.together([item]), item))
@@ -90,12 +90,11 @@ def count_named(sizes: Sizes, places: Places, names: Iterable[object], modules: 
         names: the objects of the notebook's names.
         modules: the user's modules among the names, whose data is kept on purpose, too.
     """
-    barriers = set(map(id, places.items)) - sizes.seen
-    sizes.seen |= barriers
     kept = [*names, *(value for module in modules for value in list(module_dict(module).values()))]
     classes = list(filter(is_users_class, of_types(kinds_of(kept, type), kept)))
-    sizes.together([*kept, *(value for kind in classes for value in list(class_dict(kind).values()))])
-    sizes.seen -= barriers
+    values = (value for kind in classes for value in list(class_dict(kind).values()))
+    with sizes.passing_over(set(map(id, places.items))):
+        sizes.together([*kept, *values])
 
 
 def _places(heap: Heap) -> Iterator[Any]:

@@ -148,7 +148,7 @@ class _Objects:
         if left:
             self._measure_names()
         for item in left:
-            if id(item) not in self._sizes.seen:
+            if not self._sizes.has_counted(item):
                 size = self._sizes.together([item])
                 if size >= self._smallest:
                     # Only a large object's parts are worth the time.

@@ -16,7 +16,6 @@ from ipygpumem.heap.holders.frames import background_frames, peek
 from ipygpumem.heap.holders.tasks import context_values
 from ipygpumem.introspect import is_name, target_of
 from ipygpumem.inventory import records, survey
-from ipygpumem.inventory.freed import with_freed
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.top import LargestNames, select
 from ipygpumem.inventory.top import take as take_largest
@@ -75,12 +74,12 @@ def largest(shell: Any, frame: FrameType | None = None, progress: Progress | Non
         found = take_largest(
             objects,
             used,
+            references=references,
+            namespaces={id(shell.user_ns), id(shell.user_ns_hidden), id(shell.user_ns.get("_oh"))},
             cell_of=cell_of,
             remedy_of=functools.partial(_remedy_of, shell, remedies),
             progress=report,
         )
-        namespaces = {id(shell.user_ns), id(shell.user_ns_hidden), id(shell.user_ns.get("_oh"))}
-        found = with_freed(found, objects, references, namespaces)
     # Other contexts and functions may refer to these, too, and no ``del`` ends that.
     rows = [row._replace(freed_bytes=None) if row.name in remedies else row for row in found.names]
     return replace(found, names=tuple(rows))

@@ -203,12 +203,12 @@ class _PlaceSearch:
             return
         allowance = self.allowance.share(2)
         sizes = Sizes(limit=MOST_SIZED // 4, allowance=allowance)
-        sizes.pass_over(*self.errors)
+        sizes.pass_over(map(id, self.errors))
         sizes.together([behind_tensors, self.own])
         if not sizes.complete:  # some of the places' memory may be the notebook's
             for position in candidates:
                 self._cut(position, allowance)
-                self._add_other(position, Size({}, 0, complete=False))
+                self._add_other(position, Size({}, complete=False))
             return
         for number, position in enumerate(candidates):
             sizes.allowance = self.allowance.share(min(_MOST_SHARES, len(candidates) - number))
@@ -223,7 +223,7 @@ class _PlaceSearch:
         if max(self.own_bytes, default=0) >= _LEAST:
             return list(every_position)
         sizes = Sizes(limit=MOST_SIZED // 4, allowance=self.allowance.share(3))
-        sizes.pass_over(*self.errors)
+        sizes.pass_over(map(id, self.errors))
         total_bytes, candidates = 0, list[int]()
         for positions in chunks(every_position, _GROUP):
             size_bytes = sizes.together([self.places[position].value for position in positions])
@@ -241,7 +241,7 @@ class _PlaceSearch:
         """Add the row of a place; a large container that was not counted in full has at least its own bytes."""
         place, own_bytes = self.places[position], self.own_bytes[position]
         if not size.complete and position in self.alone and size.size_bytes < own_bytes:
-            size = Size({"cpu": own_bytes}, 1, complete=False)
+            size = Size({"cpu": own_bytes}, complete=False)
         if not size.device_bytes:
             return
         row = self.rows.get(place.key)

@@ -199,7 +199,7 @@ def _in_libraries(known: set[int], roots: Roots, items: list[object], heap: Heap
     for item in new:
         place = _OF_MODULE.match(holders["object", id(item)].path)
         if place is not None and not is_users_module(sys.modules.get(place[1])):
-            row = rows.get(place[0]) or NamedSize(place[0], type_name(item), {"cpu": 0}, 0)
+            row = rows.get(place[0]) or NamedSize(place[0], type_name(item), {"cpu": 0})
             size = sizes.measure(item).device_bytes.get("cpu", 0) + row.device_bytes["cpu"]
             rows[place[0]] = row._replace(device_bytes={"cpu": size})
     sizes.drop()

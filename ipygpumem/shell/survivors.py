@@ -409,7 +409,7 @@ class Survivors:
         alive = heap.with_identities({key for keys, _ in self.known_others for key in keys})
         known = [([alive[key] for key in keys if key in alive], held) for keys, held in self.known_others]
         known = [
-            (items, held) for items, held in known if items and row_of(items, Size({}, 0)).type_name == held.type_name
+            (items, held) for items, held in known if items and row_of(items, Size({})).type_name == held.type_name
         ]
         self.known_others = [(tuple(map(id, items)), held) for items, held in known]
         found = list[OtherAlive]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import queue
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import ipygpumem
+from ipygpumem.heap.reading import GraphReader
 from ipygpumem.heap.region import Region
 from ipygpumem.units import MIB
 from tests import hostile
@@ -297,13 +299,13 @@ def test_rows_in_two_lists_are_read_together(monkeypatch: pytest.MonkeyPatch) ->
     rows = [[number + 10**6] for number in range(5000)]
     again = list(rows)
     folded: list[int] = []
-    fold = Region._fold
+    fold = GraphReader._fold
 
-    def counted(self: Region, node: Any, waiting: list[Any]) -> None:
-        folded.append(id(node))
-        fold(self, node, waiting)
+    def counted(self: GraphReader, key: int, items: Sequence[Any], waiting: list[Any]) -> None:
+        folded.append(key)
+        fold(self, key, items, waiting)
 
-    monkeypatch.setattr(Region, "_fold", counted)
+    monkeypatch.setattr(GraphReader, "_fold", counted)
     found = ipygpumem.why(rows)
     assert len(folded) < 100
     assert "local again" in found.held[0].holder.path

@@ -45,6 +45,9 @@ class Barriers:
 
     Args:
         namespaces: identities of further dicts that are not entered, because they contain the user's names.
+
+    Attributes:
+        passed_over: identities of further objects that are not entered.
     """
 
     def __init__(self, namespaces: Iterable[int] = ()) -> None:
@@ -65,6 +68,7 @@ class Barriers:
         """Types of which each object is looked at: modules, classes and frames."""
         self._verdicts: dict[int, bool] = {}
         """True for each module, class or frame that may be entered, by identity."""
+        self.passed_over: set[int] = set()
 
     def may_enter(self, item: object) -> bool:
         """Return True if a walk enters an object."""
@@ -89,10 +93,11 @@ class Barriers:
         refused = self._namespaces
         if not self._asked.isdisjoint(type_ids):
             refused = refused | self._refused(of_types(self._asked, objects))
-        identities = list(map(id, objects))
-        if refused.isdisjoint(identities):
-            return objects
-        return list(compress(objects, map(not_, map(refused.__contains__, identities))))
+        for identities_refused in (refused, self.passed_over):
+            if identities_refused and not identities_refused.isdisjoint(map(id, objects)):
+                is_refused = map(identities_refused.__contains__, map(id, objects))
+                objects = list(compress(objects, map(not_, is_refused)))
+        return objects
 
     def _learn(self, objects: Sequence[object]) -> None:
         """Classify the types of some objects."""
@@ -148,6 +153,17 @@ def is_left_out(item: Any) -> bool:
         return not (is_users_class(item) or _is_made_at_run_time(item))
     is_foreign = is_of_library(item, "asyncio", "AbstractEventLoop") or is_instance(item, CodeType)
     return is_foreign or _is_of_tool(item)
+
+
+def without_left_out(items: Sequence[Any]) -> Sequence[Any]:
+    """Return the items for which ``is_left_out`` is False; of most types, all items are alike."""
+    left_out = set[int]()
+    for type_id, example in one_of_each(items).items():
+        if is_instance(example, ModuleType) or is_instance(example, type):
+            left_out.update(id(item) for item in of_types({type_id}, items) if is_left_out(item))
+        elif is_left_out(example):
+            left_out.update(map(id, of_types({type_id}, items)))
+    return [item for item in items if id(item) not in left_out] if left_out else items
 
 
 def _is_made_at_run_time(kind: type) -> bool:

@@ -80,6 +80,28 @@ class OwnBytes:
         plain = without_types(self._special, items)
         return rounded(Counter(each(sys.getsizeof, plain))) + self._of_special(of_types(self._special, items))
 
+    def each(self, items: Sequence[Any]) -> list[int]:
+        """Return the bytes of each object; those of a class with attributes outside a dict share them equally."""
+        type_ids = self.learn(items)
+        sizes = list(each(sys.getsizeof, items))
+        by_size = {size: rounded({size: 1}) for size in set(sizes)}
+        found = list(map(by_size.__getitem__, sizes))
+        if self._special.isdisjoint(type_ids):
+            return found
+        in_two_blocks = {size: rounded({size: 1}, _HEADER) for size in by_size}
+        shares: dict[int, int] = {}
+        for type_id in self._inline & type_ids:
+            same = of_types({type_id}, items)
+            shares[type_id] = self.of(same) // len(same)
+        for position, type_id in enumerate(map(id, map(type, items))):
+            if type_id in _TWO_BLOCKS:
+                found[position] = in_two_blocks[sizes[position]]
+            elif type_id in shares:
+                found[position] = shares[type_id]
+            elif type_id in self._special:
+                found[position] = self.of([items[position]])
+        return found
+
     def requested(self, items: Sequence[Any], type_ids: set[int]) -> int:
         """Return the bytes that objects have requested from allocators, without the data of arrays.
 

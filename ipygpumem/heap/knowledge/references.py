@@ -156,6 +156,13 @@ def text_keys(objects: Sequence[Any], dicts: set[int]) -> list[Any]:
     return keys
 
 
+def has_own_keys(dicts: Sequence[Any]) -> bool:
+    """Return True if dicts have text keys that few other objects refer to."""
+    keys = list(chain.from_iterable(map(dict.__iter__, dicts)))
+    texts = [key for key in keys if type(key) is str] if set(map(type, keys)) != {str} else keys
+    return bool(texts) and min(map(sys.getrefcount, texts)) < COMMON_REFERENCES
+
+
 class _Graphs(NamedTuple):
     tensors: list[tuple[Owner, Any]]
     nodes: list[tuple[Owner, Owner]]

@@ -1,0 +1,120 @@
+"""The nodes that a region consists of, with their bytes, and the references between them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
+
+from ipygpumem.heap.libraries import Piece
+
+NodeKey = int | tuple[object, ...]
+"""Identity of an object, or the key of a piece of memory or of a node of an autograd graph."""
+
+
+class Graph:
+    """Nodes: objects and pieces of memory. Objects with one reference are folded into the node that refers to them.
+
+    Attributes:
+        objects: the nodes that are objects, by identity; keeps them alive.
+        pieces: the nodes that are memory of a library.
+        edges: the nodes to which each node leads. A node without references is not among the keys.
+        cpu_bytes: RAM of each node with the objects folded into it. Leaves, such as numbers and text, are missing:
+            they are measured when they are asked for.
+        device_bytes: bytes on accelerators of the nodes that have any.
+        inside: number of references from inside to each object.
+        inside_torch: number of references from torch's C++ code inside to each tensor.
+        folded: the folded objects that may lead to more, if they are wanted.
+        arrays: the tensors and arrays that are folded into each node or are that node, if they are wanted.
+        waking: a node and the identity of a task that a future in this node wakes, for each such future.
+        of_other_libraries: pieces of torch's storages that another library has allocated, and whose owner is
+            not inside.
+        has_autograd: True if there are nodes of autograd graphs, whose references cannot be counted.
+        notes: the reasons why sizes are estimates, or memory is not all in RAM.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[int, Any] = {}
+        self.pieces: dict[tuple[object, ...], Piece] = {}
+        self.edges: dict[NodeKey, tuple[NodeKey, ...]] = {}
+        self.cpu_bytes: dict[NodeKey, int] = {}
+        self.device_bytes: dict[NodeKey, Counter[str]] = {}
+        self.inside: Counter[int] = Counter()
+        self.inside_torch: Counter[int] = Counter()
+        self.folded: list[object] = []
+        self.arrays: dict[NodeKey, list[Any]] = {}
+        self.waking: list[tuple[int, int]] = []
+        self.of_other_libraries: set[NodeKey] = set()
+        self.has_autograd = False
+        self.notes: dict[str, None] = {}
+
+    def lead(self, start: NodeKey, ends: Iterable[NodeKey]) -> None:
+        """Add edges from a node."""
+        known = self.edges.get(start, ())
+        self.edges[start] = (*known, *(end for end in dict.fromkeys(ends) if end not in known))
+
+    def add_bytes(self, key: NodeKey, size: Counter[str]) -> None:
+        """Add bytes by device to a node."""
+        self.cpu_bytes[key] = self.cpu_bytes.get(key, 0) + size.pop("cpu", 0)
+        if size:
+            self.device_bytes.setdefault(key, Counter()).update(size)
+
+    def reach(self, keys: Iterable[NodeKey], without: Collection[NodeKey] = ()) -> set[NodeKey]:
+        """Return some nodes and all nodes to which they lead, except those ``without`` and what only these lead to."""
+        waiting = [key for key in keys if key not in without]
+        reached = set(waiting)
+        while waiting:
+            for key in self.edges.get(waiting.pop(), ()):
+                if key not in reached and key not in without:
+                    reached.add(key)
+                    waiting.append(key)
+        return reached
+
+
+class Overlap(NamedTuple):
+    """Memory that two nodes show."""
+
+    owner: NodeKey | None
+    """The node that was there first; None if the memory is not counted at all."""
+    size_bytes: int
+
+
+class Spans:
+    """The addresses of host memory, each byte of which belongs to the node that claimed it first.
+
+    >>> spans = Spans()
+    >>> spans.claim(0, 100, 1)
+    []
+    >>> spans.claim(60, 200, 2)
+    [Overlap(owner=1, size_bytes=40)]
+    """
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._owners: list[NodeKey | None] = []
+
+    def claim(self, start: int, end: int, owner: NodeKey | None) -> list[Overlap]:
+        """Claim the bytes from ``start`` to ``end``; return those that other nodes have claimed before."""
+        first, last = bisect_right(self._ends, start), bisect_left(self._starts, end)
+        overlaps = []
+        free: list[tuple[int, int]] = []
+        position = start
+        for number in range(first, last):
+            size = min(end, self._ends[number]) - max(start, self._starts[number])
+            overlaps.append(Overlap(self._owners[number], size))
+            if self._starts[number] > position:
+                free.append((position, self._starts[number]))
+            position = self._ends[number]
+        if position < end:
+            free.append((position, end))
+        for begin, stop in free:
+            self._insert(begin, stop, owner)
+        return overlaps
+
+    def _insert(self, start: int, end: int, owner: NodeKey | None) -> None:
+        place = bisect_left(self._starts, start)
+        self._starts.insert(place, start)
+        self._ends.insert(place, end)
+        self._owners.insert(place, owner)
