@@ -7,26 +7,18 @@ them. No user code runs.
 from __future__ import annotations
 
 import gc
-import io
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, compress, repeat
-from operator import not_, or_
+from operator import not_
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.arrays import (
-    Reader,
-    each,
     holding_objects,
-    is_array,
-    library_type,
-    place_of,
-    read_array,
     slots,
-    storage_key,
 )
 from ipygpumem.heap.bulk import (
     CHUNK,
@@ -34,22 +26,20 @@ from ipygpumem.heap.bulk import (
     OBSERVERS,
     by_identity,
     chunks,
-    container_base,
     held_once,
-    kinds_of,
     of_types,
-    one_of_each,
     parts_of_container,
     types_of,
     without_types,
 )
-from ipygpumem.heap.graph import Graph, NodeKey, Spans
+from ipygpumem.heap.graph import Graph, NodeKey
 from ipygpumem.heap.holders.tasks import BUILTIN
 from ipygpumem.heap.knowledge.barriers import Barriers, without_left_out
-from ipygpumem.heap.knowledge.own_bytes import OwnBytes, of_storages, of_tensors
+from ipygpumem.heap.knowledge.kinds import Types
 from ipygpumem.heap.knowledge.references import COMMON_REFERENCES, ReferenceReader, References, has_own_keys
-from ipygpumem.heap.libraries import BUFFERS, Piece, behind_object
-from ipygpumem.introspect import ATOMS, HAS_REFERENCES, instance_dict, is_atom, is_instance
+from ipygpumem.heap.knowledge.torch_references import known_to_torch
+from ipygpumem.heap.memory import MemoryReader
+from ipygpumem.introspect import ATOMS, instance_dict, is_instance
 
 MOST_NODES = 20_000_000
 """Maximum number of objects, except numbers and text with one reference."""
@@ -57,8 +47,6 @@ _LARGEST_CONSTANT = 512
 """Maximum bytes of plain numbers and text that count as constants if many objects refer to them."""
 _FEW = 8
 """Fewer nodes are read one by one, which takes 30 µs each; more are read together, which takes 2 µs an object."""
-_LARGE = 1 << 16
-"""Smallest size in bytes of host memory that is compared by address, because a tensor and an array may share it."""
 _MOST_INSIDE = 100_000
 """Maximum number of references to list at once: the list takes memory."""
 _MOST_IN_LINK = 100
@@ -66,59 +54,6 @@ _MOST_IN_LINK = 100
 SAMPLED = "estimated from a sample of its items"
 _PLAIN_CONTAINERS = set(map(id, CONTAINERS))
 _LEADS_TO_ALL = (FunctionType, ModuleType, FrameType, type)
-
-
-class Types:
-    """Sorts types by how their objects are read; types are known by their identities.
-
-    Attributes:
-        tensors: types of torch tensors.
-        arrays: types of NumPy arrays.
-        segments: types of shared memory, which stays alive without its object.
-        streams: types of ``BytesIO``.
-        leaves: types of objects that lead to nothing.
-        containers: the built-in container from which a type derives.
-        own_bytes: knows the bytes of objects.
-    """
-
-    def __init__(self) -> None:
-        self.own_bytes = OwnBytes()
-        self.tensors: set[int] = set()
-        self.arrays: set[int] = set()
-        self.segments: set[int] = set()
-        self.streams: set[int] = set()
-        self.leaves: set[int] = set(ATOMS)
-        self.containers: dict[int, Any] = {}
-        self._known: set[int] = set()
-
-    def learn(self, items: Sequence[object]) -> set[int]:
-        """Return the identities of the items' types, after sorting the new ones."""
-        type_ids = self.own_bytes.learn(items)
-        if type_ids <= self._known:
-            return type_ids
-        self._known |= type_ids
-        bases = (
-            (self.tensors, library_type("torch", "Tensor")),
-            (self.arrays, library_type("numpy", "ndarray")),
-            (self.segments, library_type("multiprocessing.shared_memory", "SharedMemory")),
-            (self.streams, io.BytesIO),
-        )
-        for known, base in bases:
-            if base is not None:
-                known |= kinds_of(items, base)
-        for type_id, example in one_of_each(items).items():
-            base = container_base(type(example))
-            if base is not None:
-                self.containers[type_id] = base
-            may_refer = type.__dict__["__flags__"].__get__(type(example)) & HAS_REFERENCES
-            if not may_refer and type_id not in self.apart and type_id not in self.own_bytes.readers:
-                self.leaves.add(type_id)
-        return type_ids
-
-    @property
-    def apart(self) -> set[int]:
-        """The types of objects that may have other references than those that Python counts."""
-        return self.tensors | self.arrays | self.segments
 
 
 class GraphReader:
@@ -158,12 +93,11 @@ class GraphReader:
         self.met: set[NodeKey] = set()
         self.types = Types()
         self.barriers = Barriers(namespaces)
-        self.spans = Spans()
+        self.memory = MemoryReader(graph, self.types, keeps_arrays=keeps_arrays)
         self._graph = graph
         self._most = most
         self._sampled_from = sampled_from
         self._keeps_folded = keeps_folded
-        self._keeps_arrays = keeps_arrays
         self._progress = progress
         self._references = ReferenceReader(self.barriers)
         self._once = held_once()
@@ -172,10 +106,6 @@ class GraphReader:
         """Nodes that an interrupted reading has not read."""
         self._with_items_read: set[int] = set()
         """Containers whose items have been read before them, by identity."""
-        self._left_out: list[object] = []
-        """Arrays whose data is not counted; another reference to each, so that it becomes a node."""
-        self._small_left_out: set[int] = set()
-        """The small NumPy arrays among them, by identity."""
 
     def read(self, roots: Sequence[object]) -> list[NodeKey]:
         """Add objects and everything that they lead to; return the new nodes.
@@ -184,7 +114,7 @@ class GraphReader:
             AllowanceError: the allowance is spent. The nodes so far stay in the graph.
         """
         graph = self._graph
-        self.new, self.met = [], set()
+        self._begin()
         waiting = []
         for key, item in by_identity(roots).items():
             if key in self.barriers.passed_over:
@@ -211,7 +141,7 @@ class GraphReader:
             AllowanceError: the allowance is spent.
         """
         key = id(container)
-        self.new, self.met = [], set()
+        self._begin()
         waiting = list[Any]()
         self._with_items_read.add(key)
         for part in chunks(self.barriers.entered(items)):
@@ -222,6 +152,10 @@ class GraphReader:
             self._fold(key, singles, waiting)
         self._read(waiting)
         return self.new
+
+    def _begin(self) -> None:
+        self.new, self.met = [], set()
+        self.memory.begin()
 
     def reserve(self, objects: Sequence[object]) -> None:
         """Add objects as nodes that no reading enters before they are released."""
@@ -237,20 +171,6 @@ class GraphReader:
         constants = _constants(entered, list(map(sys.getrefcount, entered)))
         return [item for item in entered if id(item) not in constants]
 
-    def leave_out(self, arrays: Iterable[Any]) -> None:
-        """Do not count the data of some tensors and arrays; what else they lead to counts when it is read."""
-        for array in arrays:
-            self._left_out.append(array)
-            if not is_array(array):
-                key = storage_key(array)
-                if key is not None:
-                    self._graph.pieces.setdefault(key, Piece(key, 0))
-            elif read_array("nbytes", array) >= _LARGE:
-                _, start, end = place_of(array)
-                self.spans.claim(start, end, None)
-            else:
-                self._small_left_out.add(id(array))
-
     # -- nodes -----------------------------------------------------------------------------------------------------
 
     def _read(self, waiting: list[Any]) -> None:
@@ -263,9 +183,9 @@ class GraphReader:
             self._unread.update(by_identity(waiting))
             self.complete &= not self._references.is_full
             self._references = ReferenceReader(self.barriers)  # its nodes of graphs would count as references
-            self._join_by_address()
-            for key in self._small_left_out.intersection(self.new):
-                graph.cpu_bytes[key] -= read_array("nbytes", graph.objects[key])
+            self.new += self.memory.new
+            self.memory.join_by_address(self.new)
+            self.met |= self.memory.met
             for key, task in graph.waking[tasks_known:]:
                 if task in graph.objects:  # a future leads to no task but one to which something else leads, too
                     graph.inside[task] += 1
@@ -288,49 +208,62 @@ class GraphReader:
 
     def _fold(self, key: int, items: Sequence[Any], waiting: list[Any]) -> None:
         """Read objects that belong to a node, and everything that only they lead to; add new nodes to ``waiting``."""
-        graph = self._graph
-        size = Counter[str]()
-        edges: dict[NodeKey, None] = {}
-        linked = set[int]()
-        todo: list[tuple[Sequence[Any], set[int], int]] = [(items, types_of(items), 1)]
-        while todo:
-            part, type_ids, times = todo.pop()
-            self._look_around()
-            if len(part) == 1:
-                following = self._linked(part[0])
-                linked.update(map(id, following))
-                part = [*part, *following]
-            for device, own in self._own(part, type_ids, key, edges, waiting).items():
-                size[device] += own * times
-            for references, stands_for in self._references_of(part, type_ids):
-                times_below = times * stands_for
-                self.complete &= references.is_complete
-                graph.waking += [(key, id(task)) for task in references.waking]
-                for below in chunks(references.of_python):
-                    if linked:
-                        below = [item for item in below if id(item) not in linked]
-                    type_ids_below = self.types.learn(below)
-                    singles, shared = self._divided(below, type_ids_below)
-                    graph.inside.update(map(id, shared))
-                    edges.update(dict.fromkeys(map(id, shared)))
-                    waiting += self._add_nodes(shared)
-                    if not self.types.leaves.isdisjoint(type_ids_below):
-                        leaves = of_types(self.types.leaves, singles)
-                        leaf_types = type_ids_below & self.types.leaves
-                        size["cpu"] += self.types.own_bytes.of(leaves, leaf_types) * times_below
-                        singles = without_types(self.types.leaves, singles) if len(leaves) < len(singles) else ()
-                    if singles:
-                        self._visited += len(singles)
-                        todo.append((singles, type_ids_below - self.types.leaves, times_below))
-                        if self._keeps_folded:
-                            graph.folded += singles
-                if references.of_torch or references.of_graphs:
-                    waiting += self._add_references_of_torch(references)
-            if self._visited > self._most:
-                self.complete = False
-                break
-        graph.add_bytes(key, size)
-        graph.lead(key, edges)
+        folding = _Folding(key, items)
+        try:
+            while folding.todo:
+                if self._visited > self._most:
+                    self.complete = False
+                    break
+                self._look_around()
+                self._fold_part(folding, *folding.todo.pop(), waiting)
+        finally:  # a spent allowance leaves what was read so far
+            self._graph.add_bytes(key, folding.size)
+            self._graph.lead(key, folding.edges)
+
+    def _fold_part(
+        self, folding: _Folding, part: Sequence[Any], type_ids: set[int], times: int, waiting: list[Any]
+    ) -> None:
+        """Read some objects that belong to a node; each stands for ``times`` objects."""
+        if len(part) == 1:
+            following = self._linked(part[0])
+            folding.linked.update(map(id, following))
+            part = [*part, *following]
+        size, of_libraries = self.memory.of(part, type_ids, folding.key, folding.edges)
+        folding.add(size, times)
+        if of_libraries:
+            self.types.learn(of_libraries)
+            waiting += self._shared_nodes(folding, of_libraries)
+        for references, stands_for in self._references_of(part, type_ids):
+            self.complete &= references.is_complete
+            self._graph.waking += [(folding.key, id(task)) for task in references.waking]
+            for below in chunks(references.of_python):
+                if folding.linked:
+                    below = [item for item in below if id(item) not in folding.linked]
+                waiting += self._fold_below(folding, below, times * stands_for)
+            if references.of_torch or references.of_graphs:
+                waiting += self._add_references_of_torch(references)
+
+    def _fold_below(self, folding: _Folding, below: Sequence[Any], times: int) -> list[Any]:
+        """Read objects to which objects of a node refer; return the new nodes among them."""
+        type_ids = self.types.learn(below)
+        leaf_types = type_ids & self.types.leaves
+        singles, shared = self._divided(below, type_ids)
+        if leaf_types:
+            leaves = of_types(leaf_types, singles)
+            folding.add(Counter(cpu=self.types.own_bytes.of(leaves, leaf_types)), times)
+            singles = without_types(leaf_types, singles) if len(leaves) < len(singles) else ()
+        if singles:
+            self._visited += len(singles)
+            folding.todo.append((singles, type_ids - leaf_types, times))
+            if self._keeps_folded:
+                self._graph.folded += singles
+        return self._shared_nodes(folding, shared)
+
+    def _shared_nodes(self, folding: _Folding, shared: Sequence[Any]) -> list[Any]:
+        """Add references of a node to objects that are nodes; return those that have to be read."""
+        self._graph.inside.update(map(id, shared))
+        folding.edges.update(dict.fromkeys(map(id, shared)))
+        return self._add_nodes(shared)
 
     def _linked(self, item: Any) -> list[Any]:
         """Return the next objects of a linked list to which only the list refers: one by one would take long."""
@@ -437,7 +370,7 @@ class GraphReader:
                 shared = list(compress(shared, map(not_, map(constants.__contains__, map(id, shared)))))
         apart = list[Any]()
         if not self.types.tensors.isdisjoint(type_ids):
-            apart += _known_to_torch(of_types(self.types.tensors, singles))
+            apart += known_to_torch(of_types(self.types.tensors, singles))
         if not self.types.segments.isdisjoint(type_ids):
             apart += of_types(self.types.segments, singles)
         if not self.types.arrays.isdisjoint(type_ids):
@@ -556,149 +489,30 @@ class GraphReader:
                 rest_owners.append(owner)
         return rest, rest_owners
 
-    # -- bytes -----------------------------------------------------------------------------------------------------
-
-    def _own(
-        self, items: Sequence[Any], type_ids: set[int], key: int, edges: dict[NodeKey, None], waiting: list[Any]
-    ) -> Counter[str]:
-        """Return the bytes of objects of at most these types; add edges to the memory behind them."""
-        types = self.types
-        size = Counter(cpu=types.own_bytes.of(items, type_ids))
-        if self._keeps_arrays:
-            arrays = of_types(types.tensors | types.arrays, items)
-            self._graph.arrays.setdefault(key, []).extend(arrays)
-        if not types.tensors.isdisjoint(type_ids):
-            tensors = of_types(types.tensors, items)
-            is_node = len(items) == 1 and id(items[0]) == key
-            size.update(self._own_of_tensors(tensors, edges if is_node else None))
-        if not types.arrays.isdisjoint(type_ids):
-            for array in of_types(types.arrays, items):
-                self._add_pieces(self._foreign_memory(array), edges)
-        if not types.own_bytes.readers.keys().isdisjoint(type_ids):
-            for item in of_types(types.own_bytes.readers, items):
-                content = behind_object(item, types.own_bytes.readers[id(type(item))])
-                self._add_pieces(content.pieces, edges)
-                if not content.is_complete:
-                    self._graph.notes["not all of it can be read"] = None
-                if content.objects:
-                    # Only the library refers to them.
-                    types.learn(content.objects)
-                    self._graph.inside.update(map(id, content.objects))
-                    edges.update(dict.fromkeys(map(id, content.objects)))
-                    waiting += self._add_nodes(content.objects)
-        return size
-
-    def _own_of_tensors(self, tensors: Sequence[Any], edges: dict[NodeKey, None] | None) -> Counter[str]:
-        """Return the bytes of tensors; of a tensor that is a node, the storage is a node, to which ``edges`` lead."""
-        with sys.modules["torch"]._C.DisableTorchFunction():
-            reader = Reader(sys.modules["torch"])
-            size = Counter(cpu=of_tensors(reader, tensors))
-            plain, unusual = reader.plain(tensors)
-            if edges is None:
-                size.update(of_storages(plain.sizes, plain.devices))
-                return size
-            addresses = each(sys.modules["torch"].UntypedStorage.data_ptr, plain.storages)
-            columns = zip(plain.keys, plain.sizes, plain.devices, addresses, strict=True)
-            pieces = [Piece(("torch", key), *column) for key, *column in columns]
-            self._add_pieces(pieces, edges)
-            for piece, is_own in zip(pieces, reader.resizable(plain.storages), strict=True):
-                if piece.device == "cpu" and not is_own:
-                    self._graph.of_other_libraries.add(piece.key)
-            for tensor in unusual:
-                memory = reader.memory(tensor)
-                if memory.device != "meta":
-                    parts = memory.storages.items()
-                    self._add_pieces([Piece(("torch", key), bytes_, memory.device) for key, bytes_ in parts], edges)
-        return size
-
-    def _foreign_memory(self, array: Any) -> list[Piece]:
-        """Return the memory that an array shows, if it belongs to an object of which nothing else is known."""
-        owner = read_array("base", array)
-        if owner is None or is_array(owner) or is_atom(owner):
-            return []
-        self.types.learn([owner])
-        if id(type(owner)) not in self.types.leaves:
-            return []
-        _, start, end = place_of(array)
-        return [Piece(("memory", id(owner)), end - start, address=start)]
-
-    def _add_pieces(self, pieces: Sequence[Piece], edges: dict[NodeKey, None]) -> None:
-        graph = self._graph
-        for piece in pieces:
-            edges[piece.key] = None
-            if piece.key in graph.pieces:
-                self.met.add(piece.key)
-                continue
-            graph.pieces[piece.key] = piece
-            self.new.append(piece.key)
-            if piece.note:
-                graph.notes[piece.note] = None
-            if piece.key[0] == "torch":
-                graph.add_bytes(piece.key, of_storages([piece.size_bytes], [piece.device]))
-            else:
-                graph.add_bytes(piece.key, Counter({piece.device: piece.size_bytes}))
-
-    # -- memory by address -----------------------------------------------------------------------------------------
-
-    def _join_by_address(self) -> None:
-        """Count host memory once that several nodes show: arrays and buffers first, then the pieces of libraries.
-
-        A library that shows an array's memory has a reference to the array that no Python object contains.
-        """
-        for start, end, key in self._new_spans():
-            overlaps = self.spans.claim(start, end, key)
-            for overlap in overlaps:
-                self._count_once(key, overlap.owner, overlap.size_bytes)
-
-    def _count_once(self, key: NodeKey, owner: NodeKey | None, size_bytes: int) -> None:
-        """Take memory that belongs to another node off a node; memory that is not counted has no owner."""
-        graph = self._graph
-        if type(key) is int and type(owner) is int:
-            return  # both have a size of their own
-        known_bytes = graph.cpu_bytes.get(key)
-        if known_bytes is None and type(key) is int:
-            known_bytes = self.types.own_bytes.of([graph.objects[key]])
-        graph.cpu_bytes[key] = max(0, (known_bytes or 0) - size_bytes)
-        if owner is None:
-            return
-        piece, end = (key, owner) if type(key) is tuple else (owner, key)
-        if end in graph.edges.get(piece, ()):
-            return
-        self.met.add(owner)
-        graph.lead(piece, [end])
-        graph.of_other_libraries.discard(piece)
-        if type(end) is int:
-            graph.inside[end] += 1
-
-    def _new_spans(self) -> list[tuple[int, int, NodeKey]]:
-        """Return the start and end of large host memory of new nodes, with the node.
-
-        Of memory that begins at the same address, the largest comes first, and objects before pieces.
-        """
-        graph = self._graph
-        spans: list[tuple[int, int, NodeKey]] = []
-        objects = [graph.objects[key] for key in self.new if type(key) is int]
-        for array in of_types(self.types.arrays, objects):
-            if read_array("base", array) is None and read_array("nbytes", array) >= _LARGE:
-                _, start, end = place_of(array)
-                spans.append((start, end, id(array)))
-        numpy: Any = sys.modules.get("numpy")
-        for data in of_types(BUFFERS, objects) if numpy is not None else ():
-            if sys.getsizeof(data) >= _LARGE:
-                _, start, end = place_of(numpy.frombuffer(data, "u1"))
-                spans.append((start, end, id(data)))
-        for key in self.new:
-            piece = graph.pieces.get(key) if type(key) is tuple else None
-            if piece is not None and piece.address and piece.size_bytes >= _LARGE:
-                spans.append((piece.address, piece.address + piece.size_bytes, key))
-        return sorted(spans, key=lambda span: (span[0], -span[1], type(span[2]) is tuple))
-
     def _look_around(self) -> None:
         for observe in OBSERVERS:
             observe()
         if self.allowance is not None:
             self.allowance.check()
         self._progress()
+
+
+class _Folding:
+    """A node that is being read."""
+
+    def __init__(self, key: int, items: Sequence[Any]) -> None:
+        self.key = key
+        self.size = Counter[str]()
+        self.edges: dict[NodeKey, None] = {}
+        self.linked = set[int]()
+        """Links of a list that were read together, by identity."""
+        self.todo: list[tuple[Sequence[Any], set[int], int]] = [(items, types_of(items), 1)]
+        """Objects to read, with at least the identities of their types, and the number for which each stands."""
+
+    def add(self, size: Counter[str], times: int) -> None:
+        """Add the bytes of objects that stand for ``times`` objects each."""
+        for device, number in size.items():
+            self.size[device] += number * times
 
 
 class _Belonging:
@@ -745,27 +559,3 @@ def _counts_of_one_holder() -> tuple[int, int]:
 
 
 _ONCE_IN_LIST, _ONCE_BY_INDEX = _counts_of_one_holder()
-
-
-def _known_to_torch(tensors: Sequence[Any]) -> list[Any]:
-    """Return the tensors that torch's C++ code refers to, or may refer to, and those that share a storage."""
-    torch: Any = sys.modules["torch"]
-    count: Any = getattr(torch.Tensor, "_use_count", None)  # neither is in every torch
-    count_of_storage: Any = getattr(torch._C, "_storage_Use_Count", None)
-    if count is None or count_of_storage is None:
-        return list(tensors)
-    with torch._C.DisableTorchFunction():
-        reader = Reader(torch)
-        plain, unusual = reader.plain(tensors)
-        requires_grad = each(reader.base.requires_grad.__get__, plain.tensors)
-        uses = each(count, plain.tensors)
-        storage_uses = each(count_of_storage, plain.keys)
-        # Storages on accelerators always belong to torch.
-        is_own = map(or_, map("cpu".__ne__, plain.devices), reader.resizable(plain.storages))
-        columns = zip(map(bool, requires_grad), uses, storage_uses, is_own, strict=True)
-        is_alone = list(map(_IS_ALONE.__eq__, columns))
-    return [*unusual, *compress(plain.tensors, map(not_, is_alone))]
-
-
-_IS_ALONE = (False, 1, 2, True)
-"""A tensor that requires no gradient, and is used once; one use of its storage is ours, and torch allocated it."""

@@ -139,7 +139,7 @@ class Sizes:
 
     def leave_out(self, arrays: Iterable[Any]) -> None:
         """Do not count the data of ``arrays``; the objects themselves and their elements count when measured."""
-        self.region.reader.leave_out(arrays)
+        self.region.reader.memory.leave_out(arrays)
 
     def has_counted(self, item: object) -> bool:
         """Return True if an object to which several objects refer has been counted."""

@@ -1,0 +1,65 @@
+"""Sorts the types of objects by how a walk reads their objects."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from ipygpumem.heap.arrays import library_type
+from ipygpumem.heap.bulk import container_base, kinds_of, one_of_each
+from ipygpumem.heap.knowledge.own_bytes import OwnBytes
+from ipygpumem.introspect import ATOMS, HAS_REFERENCES
+
+
+class Types:
+    """Sorts types by how their objects are read; types are known by their identities.
+
+    Attributes:
+        tensors: types of torch tensors.
+        arrays: types of NumPy arrays.
+        segments: types of shared memory, which stays alive without its object.
+        streams: types of ``BytesIO``.
+        leaves: types of objects that lead to nothing.
+        containers: the built-in container from which a type derives.
+        own_bytes: knows the bytes of objects.
+    """
+
+    def __init__(self) -> None:
+        self.own_bytes = OwnBytes()
+        self.tensors: set[int] = set()
+        self.arrays: set[int] = set()
+        self.segments: set[int] = set()
+        self.streams: set[int] = set()
+        self.leaves: set[int] = set(ATOMS)
+        self.containers: dict[int, Any] = {}
+        self._known: set[int] = set()
+
+    def learn(self, items: Sequence[object]) -> set[int]:
+        """Return the identities of the items' types, after sorting the new ones."""
+        type_ids = self.own_bytes.learn(items)
+        if type_ids <= self._known:
+            return type_ids
+        self._known |= type_ids
+        bases = (
+            (self.tensors, library_type("torch", "Tensor")),
+            (self.arrays, library_type("numpy", "ndarray")),
+            (self.segments, library_type("multiprocessing.shared_memory", "SharedMemory")),
+            (self.streams, io.BytesIO),
+        )
+        for known, base in bases:
+            if base is not None:
+                known |= kinds_of(items, base)
+        for type_id, example in one_of_each(items).items():
+            base = container_base(type(example))
+            if base is not None:
+                self.containers[type_id] = base
+            may_refer = type.__dict__["__flags__"].__get__(type(example)) & HAS_REFERENCES
+            if not may_refer and type_id not in self.apart and type_id not in self.own_bytes.readers:
+                self.leaves.add(type_id)
+        return type_ids
+
+    @property
+    def apart(self) -> set[int]:
+        """The types of objects that may have other references than those that Python counts."""
+        return self.tensors | self.arrays | self.segments

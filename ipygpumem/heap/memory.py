@@ -1,0 +1,201 @@
+"""Adds the bytes of objects, and the memory behind them, to a graph: each byte of host memory once."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ipygpumem.heap.arrays import Reader, each, is_array, place_of, read_array, storage_key
+from ipygpumem.heap.bulk import of_types
+from ipygpumem.heap.graph import Graph, NodeKey, Spans
+from ipygpumem.heap.knowledge.kinds import Types
+from ipygpumem.heap.knowledge.own_bytes import of_storages, of_tensors
+from ipygpumem.heap.libraries import BUFFERS, Piece, behind_object
+from ipygpumem.introspect import is_atom
+
+_LARGE = 1 << 16
+"""Smallest size in bytes of host memory that is compared by address, because a tensor and an array may share it."""
+
+
+class MemoryReader:
+    """Adds memory to a graph.
+
+    Args:
+        graph: the graph.
+        types: the types of its objects.
+        keeps_arrays: fill ``graph.arrays``.
+
+    Attributes:
+        new: the pieces that were added since ``begin``.
+        met: the pieces of earlier readings, and the nodes with whose memory new ones overlap.
+    """
+
+    def __init__(self, graph: Graph, types: Types, *, keeps_arrays: bool) -> None:
+        self.new: list[NodeKey] = []
+        self.met: set[NodeKey] = set()
+        self._graph = graph
+        self._types = types
+        self._keeps_arrays = keeps_arrays
+        self._spans = Spans()
+        self._left_out: list[object] = []
+        """Arrays whose data is not counted; another reference to each, so that it becomes a node."""
+        self._small_left_out: set[int] = set()
+        """The small NumPy arrays among them, by identity."""
+
+    def begin(self) -> None:
+        """Begin with a new reading."""
+        self.new, self.met = [], set()
+
+    def leave_out(self, arrays: Iterable[Any]) -> None:
+        """Do not count the data of some tensors and arrays; what else they lead to counts when it is read."""
+        for array in arrays:
+            self._left_out.append(array)
+            if not is_array(array):
+                key = storage_key(array)
+                if key is not None:
+                    self._graph.pieces.setdefault(key, Piece(key, 0))
+            elif read_array("nbytes", array) >= _LARGE:
+                _, start, end = place_of(array)
+                self._spans.claim(start, end, None)
+            else:
+                self._small_left_out.add(id(array))
+
+    def of(
+        self, items: Sequence[Any], type_ids: set[int], key: int, edges: dict[NodeKey, None]
+    ) -> tuple[Counter[str], list[object]]:
+        """Return the bytes of objects of at most these types, and the objects to which only a library refers.
+
+        Args:
+            items: the objects.
+            type_ids: at least the identities of their types.
+            key: the node to which they belong.
+            edges: the edges of this node; those to the memory behind the objects are added.
+        """
+        types = self._types
+        size = Counter(cpu=types.own_bytes.of(items, type_ids))
+        of_libraries = list[object]()
+        if self._keeps_arrays:
+            arrays = of_types(types.tensors | types.arrays, items)
+            self._graph.arrays.setdefault(key, []).extend(arrays)
+        if not types.tensors.isdisjoint(type_ids):
+            tensors = of_types(types.tensors, items)
+            is_node = len(items) == 1 and id(items[0]) == key
+            size.update(self._of_tensors(tensors, edges if is_node else None))
+        if not types.arrays.isdisjoint(type_ids):
+            for array in of_types(types.arrays, items):
+                self._add(self._foreign_memory(array), edges)
+        if not types.own_bytes.readers.keys().isdisjoint(type_ids):
+            for item in of_types(types.own_bytes.readers, items):
+                behind = behind_object(item, types.own_bytes.readers[id(type(item))])
+                self._add(behind.pieces, edges)
+                of_libraries += behind.objects
+                if not behind.is_complete:
+                    self._graph.notes["not all of it can be read"] = None
+        return size, of_libraries
+
+    def join_by_address(self, new: Sequence[NodeKey]) -> None:
+        """Count host memory of new nodes once that several nodes show.
+
+        Arrays and buffers come first, then the pieces of libraries. A library that shows an array's memory has a
+        reference to the array that no Python object contains.
+        """
+        for start, end, key in self._spans_of(new):
+            for overlap in self._spans.claim(start, end, key):
+                self._count_once(key, overlap.owner, overlap.size_bytes)
+        for key in self._small_left_out.intersection(new):
+            self._graph.cpu_bytes[key] -= read_array("nbytes", self._graph.objects[key])
+
+    def _of_tensors(self, tensors: Sequence[Any], edges: dict[NodeKey, None] | None) -> Counter[str]:
+        """Return the bytes of tensors; of a tensor that is a node, the storage is a node, to which ``edges`` lead."""
+        with sys.modules["torch"]._C.DisableTorchFunction():
+            reader = Reader(sys.modules["torch"])
+            size = Counter(cpu=of_tensors(reader, tensors))
+            plain, unusual = reader.plain(tensors)
+            if edges is None:
+                size.update(of_storages(plain.sizes, plain.devices))
+                return size
+            addresses = each(sys.modules["torch"].UntypedStorage.data_ptr, plain.storages)
+            columns = zip(plain.keys, plain.sizes, plain.devices, addresses, strict=True)
+            pieces = [Piece(("torch", key), *column) for key, *column in columns]
+            self._add(pieces, edges)
+            for piece, is_own in zip(pieces, reader.resizable(plain.storages), strict=True):
+                if piece.device == "cpu" and not is_own:
+                    self._graph.of_other_libraries.add(piece.key)
+            for tensor in unusual:
+                memory = reader.memory(tensor)
+                if memory.device != "meta":
+                    parts = memory.storages.items()
+                    self._add([Piece(("torch", key), bytes_, memory.device) for key, bytes_ in parts], edges)
+        return size
+
+    def _foreign_memory(self, array: Any) -> list[Piece]:
+        """Return the memory that an array shows, if it belongs to an object of which nothing else is known."""
+        owner = read_array("base", array)
+        if owner is None or is_array(owner) or is_atom(owner):
+            return []
+        self._types.learn([owner])
+        if id(type(owner)) not in self._types.leaves:
+            return []
+        _, start, end = place_of(array)
+        return [Piece(("memory", id(owner)), end - start, address=start)]
+
+    def _add(self, pieces: Sequence[Piece], edges: dict[NodeKey, None]) -> None:
+        graph = self._graph
+        for piece in pieces:
+            edges[piece.key] = None
+            if piece.key in graph.pieces:
+                self.met.add(piece.key)
+                continue
+            graph.pieces[piece.key] = piece
+            self.new.append(piece.key)
+            if piece.note:
+                graph.notes[piece.note] = None
+            if piece.key[0] == "torch":
+                graph.add_bytes(piece.key, of_storages([piece.size_bytes], [piece.device]))
+            else:
+                graph.add_bytes(piece.key, Counter({piece.device: piece.size_bytes}))
+
+    def _count_once(self, key: NodeKey, owner: NodeKey | None, size_bytes: int) -> None:
+        """Take memory that belongs to another node off a node; memory that is not counted has no owner."""
+        graph = self._graph
+        if type(key) is int and type(owner) is int:
+            return  # both have a size of their own
+        known_bytes = graph.cpu_bytes.get(key)
+        if known_bytes is None and type(key) is int:
+            known_bytes = self._types.own_bytes.of([graph.objects[key]])
+        graph.cpu_bytes[key] = max(0, (known_bytes or 0) - size_bytes)
+        if owner is None:
+            return
+        piece, end = (key, owner) if type(key) is tuple else (owner, key)
+        if end in graph.edges.get(piece, ()):
+            return
+        self.met.add(owner)
+        graph.lead(piece, [end])
+        graph.of_other_libraries.discard(piece)
+        if type(end) is int:
+            graph.inside[end] += 1
+
+    def _spans_of(self, new: Sequence[NodeKey]) -> list[tuple[int, int, NodeKey]]:
+        """Return the start and end of large host memory of nodes, with the node.
+
+        Of memory that begins at the same address, the largest comes first, and objects before pieces.
+        """
+        graph = self._graph
+        spans: list[tuple[int, int, NodeKey]] = []
+        objects = [graph.objects[key] for key in new if type(key) is int]
+        for array in of_types(self._types.arrays, objects):
+            if read_array("base", array) is None and read_array("nbytes", array) >= _LARGE:
+                _, start, end = place_of(array)
+                spans.append((start, end, id(array)))
+        numpy: Any = sys.modules.get("numpy")
+        for data in of_types(BUFFERS, objects) if numpy is not None else ():
+            if sys.getsizeof(data) >= _LARGE:
+                _, start, end = place_of(numpy.frombuffer(data, "u1"))
+                spans.append((start, end, id(data)))
+        for key in new:
+            piece = graph.pieces.get(key) if type(key) is tuple else None
+            if piece is not None and piece.address and piece.size_bytes >= _LARGE:
+                spans.append((piece.address, piece.address + piece.size_bytes, key))
+        return sorted(spans, key=lambda span: (span[0], -span[1], type(span[2]) is tuple))
