@@ -43,24 +43,6 @@ FILE_WITH_DATA = f"""
 
 CASES: dict[str, Case] = {
     # -- memory behind C objects of the standard library
-    "a written StringIO": Case(
-        """
-        import io
-        x = io.StringIO()
-        for number in range(300):
-            _ = x.write(f"{number:05d}" * 2_000)
-        del number
-        """
-    ),
-    "a database in memory": Case(
-        """
-        import sqlite3
-        x = sqlite3.connect(":memory:")
-        x.execute("create table t (text text)")
-        x.executemany("insert into t values (?)", (("x" * 1000,) for _ in range(12_000)))
-        x.commit()
-        """
-    ),
     "a compressor": Case(
         """
         import lzma

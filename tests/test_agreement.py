@@ -61,10 +61,6 @@ if sys.version_info < (3, 11):
 NEVER_FREED = {"named numpy: an object in a cycle through an array"}
 """Questions about objects that ``del`` does not free, which only ``why`` says."""
 UNSEEN = {
-    "named : a written StringIO",
-    "left : a written StringIO",
-    "named : a database in memory",
-    "left : a database in memory",
     "named : a compressor",
     "left : a compressor",
     "named polars: a lazy frame",

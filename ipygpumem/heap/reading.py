@@ -48,7 +48,7 @@ from ipygpumem.heap.holders.tasks import BUILTIN
 from ipygpumem.heap.knowledge.barriers import Barriers, without_left_out
 from ipygpumem.heap.knowledge.own_bytes import OwnBytes, of_storages, of_tensors
 from ipygpumem.heap.knowledge.references import COMMON_REFERENCES, ReferenceReader, References, has_own_keys
-from ipygpumem.heap.libraries import BUFFERS, Piece, behind_object
+from ipygpumem.heap.libraries import BUFFERS, UNREAD, Piece, behind_object
 from ipygpumem.introspect import ATOMS, HAS_REFERENCES, instance_dict, is_atom, is_instance
 
 MOST_NODES = 20_000_000
@@ -579,7 +579,7 @@ class GraphReader:
                 content = behind_object(item, types.own_bytes.readers[id(type(item))])
                 self._add_pieces(content.pieces, edges)
                 if not content.is_complete:
-                    self._graph.notes["not all of it can be read"] = None
+                    self._graph.notes[UNREAD] = None
                 if content.objects:
                     # Only the library refers to them.
                     types.learn(content.objects)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import Reader, each, library_type
 from ipygpumem.heap.bulk import container_base, of_types, one_of_each, types_of, without_types
-from ipygpumem.heap.libraries import VISITS_BUFFER, Behind, behind, loaded_readers
+from ipygpumem.heap.libraries import VISITS_BUFFER, Behind, behind, bulk_reader, loaded_readers
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import class_dict
 
@@ -51,6 +51,8 @@ class OwnBytes:
         """Identities of the types that ``learn`` has seen."""
         self._sizers: dict[int, Callable[[Any], int]] = {}
         """C functions that size instances of classes with a ``__sizeof__`` of their own, by the type's identity."""
+        self._in_bulk: dict[int, Callable[[Sequence[Any]], int]] = {}
+        """Functions that return the memory in C of many objects of a type, by the type's identity."""
         self._inline: set[int] = set()
         """Types of objects with attributes outside a dict."""
         self._special: set[int] = set(_TWO_BLOCKS)
@@ -81,7 +83,7 @@ class OwnBytes:
         return rounded(Counter(each(sys.getsizeof, plain))) + self._of_special(of_types(self._special, items))
 
     def each(self, items: Sequence[Any]) -> list[int]:
-        """Return the bytes of each object; those of a class with attributes outside a dict share them equally."""
+        """Return the bytes of each object; those of a class with memory outside the object share it equally."""
         type_ids = self.learn(items)
         sizes = list(each(sys.getsizeof, items))
         by_size = {size: rounded({size: 1}) for size in set(sizes)}
@@ -90,7 +92,7 @@ class OwnBytes:
             return found
         in_two_blocks = {size: rounded({size: 1}, _HEADER) for size in by_size}
         shares: dict[int, int] = {}
-        for type_id in self._inline & type_ids:
+        for type_id in (self._inline | self._in_bulk.keys()) & type_ids:
             same = of_types({type_id}, items)
             shares[type_id] = self.of(same) // len(same)
         for position, type_id in enumerate(map(id, map(type, items))):
@@ -117,6 +119,8 @@ class OwnBytes:
         if not self.arrays.isdisjoint(type_ids):
             size += sum(map(object.__sizeof__, of_types(self.arrays, items)))
             items = without_types(self.arrays, items)
+        for type_id in self._in_bulk.keys() & type_ids:
+            size += self._in_bulk[type_id](of_types({type_id}, items))
         for type_id in self._sizers.keys() & type_ids - self.arrays:
             size += _sum(self._sizers[type_id], of_types({type_id}, items))
             items = without_types({type_id}, items)
@@ -142,6 +146,8 @@ class OwnBytes:
         inline = of_types(self._inline, items) if not self._inline.isdisjoint(type_ids) else ()
         if inline:
             size += _attributes_of(inline)
+        for type_id in self._in_bulk.keys() & type_ids:
+            size += self._in_bulk[type_id](of_types({type_id}, items))
         return size
 
     def _learn(self, type_id: int, kind: type) -> None:
@@ -152,6 +158,9 @@ class OwnBytes:
         # The bytes that a ``BytesIO`` shares are a reference of it.
         if reader is not None and not type.__subclasscheck__(io.BytesIO, kind):
             self.readers[type_id] = reader
+        in_bulk = bulk_reader(kind)
+        if in_bulk is not None:
+            self._in_bulk[type_id] = in_bulk
         if type.__subclasscheck__(dict, kind):
             self.dicts.add(type_id)
         array_type = library_type("numpy", "ndarray")
@@ -160,7 +169,7 @@ class OwnBytes:
         if type.__dict__["__flags__"].__get__(kind) & _MANAGED_DICT and container_base(kind) is None:
             self._inline.add(type_id)
         in_two_blocks = self.dicts - {id(dict)}
-        if any(type_id in types for types in (self._sizers, self.arrays, self._inline, in_two_blocks)):
+        if any(type_id in types for types in (self._sizers, self._in_bulk, self.arrays, self._inline, in_two_blocks)):
             self._special.add(type_id)
 
 

@@ -1,8 +1,8 @@
 """Knows what objects refer to: what the collector reports, and what it does not.
 
 The collector reports each reference of a container once. It leaves out the text keys of dicts, the elements of object
-arrays, the array behind a view, the bytes in a ``BytesIO`` up to Python 3.11, and all that torch keeps in C++. It
-reports too much where a future wakes a task: the future does not own the task.
+arrays, the array behind a view or a row, the bytes in a ``BytesIO`` up to Python 3.11, and all that torch keeps in C++.
+It reports too much where a future wakes a task: the future does not own the task.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import chain, compress
 from operator import eq
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import elements, library_type, read_array
+from ipygpumem.heap.arrays import STRING_KIND, flat_elements, inside_row, library_type, read_array
 from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.holders.graphs import gradient_of, saved_by
 from ipygpumem.heap.holders.nodes import Nodes
@@ -28,6 +28,7 @@ COMMON_REFERENCES = 100
 _DICT = {id(dict)}
 _SPECIAL: tuple[tuple[str, str, str], ...] = (
     ("array", "numpy", "ndarray"),
+    ("row", "numpy", "void"),
     ("tensor", "torch", "Tensor"),
     ("stream", "io", "BytesIO"),
 )
@@ -83,14 +84,8 @@ class ReferenceReader:
         found: list[Any] = gc.get_referents(*owners)
         if self._has_text_keys and not self._dicts.isdisjoint(type_ids):
             found += self._text_keys(owners, self._dicts & type_ids)
-        if not self._special["stream"].isdisjoint(type_ids):
-            for stream in of_types(self._special["stream"], objects):
-                found += bytes_of(stream)
-        is_complete = True
-        if not self._special["array"].isdisjoint(type_ids):
-            inside = [_inside_array(array) for array in of_types(self._special["array"], objects)]
-            is_complete = None not in inside
-            found += chain.from_iterable(filter(None, inside))
+        unreported, is_complete = self._unreported(objects, type_ids)
+        found += unreported
         graphs = _Graphs([], [])
         if not self._special["tensor"].isdisjoint(type_ids):
             self._read_tensors(of_types(self._special["tensor"], objects), graphs)
@@ -112,6 +107,25 @@ class ReferenceReader:
                 base = library_type(module, kind)
                 if base is not None and is_instance(example, base):
                     self._special[name].add(type_id)
+
+    def _unreported(self, objects: Sequence[Any], type_ids: set[int]) -> tuple[list[Any], bool]:
+        """Return the objects in streams, arrays and rows of arrays; False if an array was too long to read."""
+        found = list[Any]()
+        is_complete = True
+        if not self._special["stream"].isdisjoint(type_ids):
+            for stream in of_types(self._special["stream"], objects):
+                found += bytes_of(stream)
+        if not self._special["row"].isdisjoint(type_ids):
+            for row in of_types(self._special["row"], objects):
+                found += inside_row(row)
+        if not self._special["array"].isdisjoint(type_ids):
+            for array in of_types(self._special["array"], objects):
+                inside = _inside_array(array)
+                if inside is None:
+                    is_complete = False
+                else:
+                    found += inside
+        return found, is_complete
 
     def _text_keys(self, objects: Sequence[Any], dicts: set[int]) -> list[Any]:
         """Return the text keys of dicts, without those that many objects share."""
@@ -173,29 +187,16 @@ def _key_of(node: object) -> Owner:
 
 
 def _inside_array(array: Any) -> list[Any] | None:
-    """Return the base of a view, or the objects in an array; None if there are too many."""
+    """Return the base of a view, the objects in an array, or the dtype that has its texts; None if there are too many.
+
+    NumPy gives each array of texts a dtype of its own.
+    """
     viewed = read_array("base", array)
     if viewed is not None:
         return [viewed]
-    if not read_array("dtype", array).hasobject:
-        return []
-    return _elements(array)
-
-
-def _elements(array: Any) -> list[Any] | None:
-    """Return the objects in an array that owns its elements; None if there are too many."""
     dtype = read_array("dtype", array)
-    if dtype.names is None:
-        items = elements(array)
-        for _ in range(read_array("ndim", array) - 1) if items is not None else ():
-            items = list(chain.from_iterable(items or ()))
-        return items
-    found = list[Any]()
-    for name in dtype.names:  # of a structured array
-        if dtype[name].hasobject:
-            base: Any = library_type("numpy", "ndarray")
-            items = _elements(base.__getitem__(base.view(array, base), name))
-            if items is None:
-                return None
-            found += items
-    return found
+    if dtype.kind == STRING_KIND:
+        return [dtype]
+    if not dtype.hasobject:
+        return []
+    return flat_elements(array)
