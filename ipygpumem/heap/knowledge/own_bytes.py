@@ -16,6 +16,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import Reader, each, library_type
 from ipygpumem.heap.bulk import container_base, of_types, one_of_each, types_of, without_types
+from ipygpumem.heap.knowledge.certainty import Keepers
 from ipygpumem.heap.libraries import VISITS_BUFFER, Behind, behind, bulk_reader, loaded_readers
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import class_dict
@@ -58,6 +59,9 @@ class OwnBytes:
         self._special: set[int] = set(_TWO_BLOCKS)
         """Types whose instances ``sys.getsizeof`` alone does not measure: all of the above."""
         self._loaded_readers = loaded_readers()
+        self._keepers = Keepers(self._is_read)
+        self._libraries: dict[int, str] = {}
+        """The library that keeps uncounted memory of a type's instances, or an empty text, by the type's identity."""
 
     def learn(self, items: Sequence[object]) -> set[int]:
         """Return the identities of the types of some objects, after learning how to size the new ones."""
@@ -125,6 +129,37 @@ class OwnBytes:
             size += _sum(self._sizers[type_id], of_types({type_id}, items))
             items = without_types({type_id}, items)
         return size + _sum(sys.getsizeof, items)
+
+    def uncounted(self, items: Sequence[object], type_ids: set[int] | None = None) -> set[str]:
+        """Return the libraries that keep memory of some objects which nothing counts, such as ``{"faiss"}``.
+
+        The bytes of these objects are at least those that ``of`` returns. Each type is examined once, so that many
+        objects take as long as reading their types.
+
+        Args:
+            items: the objects, also those that lead to nothing, such as a handle of a C library.
+            type_ids: at least the identities of their types, if known: then known types cost nothing.
+
+        >>> OwnBytes().uncounted([1, "text", [], object()])
+        set()
+        """
+        if type_ids is None:
+            type_ids = types_of(items)
+        if not type_ids <= self._libraries.keys():
+            for type_id, example in one_of_each(items).items():
+                if type_id not in self._libraries:
+                    self._libraries[type_id] = self._keepers.of(type(example), example)
+        return {self._libraries.get(type_id, "") for type_id in type_ids} - {""}
+
+    def _is_read(self, kind: type) -> bool:
+        """Return True if a table has a function for a type, or it is one of the arrays that are read anyway."""
+        if bulk_reader(kind) is not None or behind(kind, self._loaded_readers) is not None:
+            return True
+        for module, name in (("numpy", "ndarray"), ("torch", "Tensor")):
+            base = library_type(module, name)
+            if base is not None and type.__subclasscheck__(base, kind):
+                return True
+        return False
 
     def _of_special(self, items: Sequence[Any]) -> int:
         """Return the bytes of objects that have more than one block of memory, or a size of their own."""
