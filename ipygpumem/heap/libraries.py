@@ -35,6 +35,7 @@ from ipygpumem.heap.arrow import buffers
 from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.holders.frames import SUSPENDED, in_traceback, locals_of
 from ipygpumem.heap.holders.graphs import of_script
+from ipygpumem.heap.mapped import MappedFiles, note_on_pages
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import (
     ATOMS,
@@ -51,7 +52,6 @@ from ipygpumem.introspect import (
 )
 from ipygpumem.probes.host import resident_bytes
 from ipygpumem.probes.outside import linked_bytes
-from ipygpumem.units import format_bytes
 
 
 class Piece(NamedTuple):
@@ -154,8 +154,10 @@ def _memory_map(mapped: Any) -> Iterator[object]:
         return
     size, note = mmap.mmap.__len__(mapped), _MAPPED
     with contextlib.suppress(structs.UnknownLayoutError, OSError):
-        resident = resident_bytes(structs.address_of_map(mapped), size)
-        note = f"the pages in RAM of a memory map of {format_bytes(size)}" if resident < size else ""
+        address = structs.address_of_map(mapped)
+        resident = resident_bytes(address, size)
+        is_file = MappedFiles().contain(address, size)
+        note = note_on_pages(size, is_file=is_file) if is_file or resident < size else ""
         size = resident
     yield _of(mapped, size, note)
 

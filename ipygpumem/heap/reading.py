@@ -49,6 +49,7 @@ from ipygpumem.heap.knowledge.barriers import Barriers, without_left_out
 from ipygpumem.heap.knowledge.own_bytes import OwnBytes, of_storages, of_tensors
 from ipygpumem.heap.knowledge.references import COMMON_REFERENCES, ReferenceReader, References, has_own_keys
 from ipygpumem.heap.libraries import BUFFERS, UNREAD, Piece, behind_object
+from ipygpumem.heap.mapped import MappedFiles
 from ipygpumem.introspect import ATOMS, HAS_REFERENCES, instance_dict, is_atom, is_instance
 
 MOST_NODES = 20_000_000
@@ -166,6 +167,7 @@ class GraphReader:
         self._keeps_arrays = keeps_arrays
         self._progress = progress
         self._references = ReferenceReader(self.barriers)
+        self._files = MappedFiles()
         self._once = held_once()
         self._visited = 0
         self._unread: dict[int, Any] = {}
@@ -631,12 +633,17 @@ class GraphReader:
                 continue
             graph.pieces[piece.key] = piece
             self.new.append(piece.key)
-            if piece.note:
-                graph.notes[piece.note] = None
+            size, note = piece.size_bytes, piece.note
+            if piece.address and size >= _LARGE:
+                in_ram = self._files.in_ram(piece.address, size)
+                if in_ram is not None:
+                    size, note = in_ram
+            if note:
+                graph.notes[note] = None
             if piece.key[0] == "torch":
-                graph.add_bytes(piece.key, of_storages([piece.size_bytes], [piece.device]))
+                graph.add_bytes(piece.key, of_storages([size], [piece.device]))
             else:
-                graph.add_bytes(piece.key, Counter({piece.device: piece.size_bytes}))
+                graph.add_bytes(piece.key, Counter({piece.device: size}))
 
     # -- memory by address -----------------------------------------------------------------------------------------
 
