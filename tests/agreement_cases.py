@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 
 
@@ -99,6 +100,45 @@ CASES: dict[str, Case] = {
                 def data(self):
                     return data
             return Lazy()
+        x = make()
+        del make
+        """
+    ),
+    "a cached property that closes over data": Case(
+        """
+        import functools
+        def make():
+            data = b"x" * (12 << 20)
+            class Lazy:
+                @functools.cached_property
+                def data(self):
+                    return data
+            return Lazy()
+        x = make()
+        del make
+        """
+    ),
+    "a static method that closes over data": Case(
+        """
+        def make():
+            data = b"x" * (12 << 20)
+            class Lazy:
+                @staticmethod
+                def get():
+                    return data
+            return Lazy()
+        x = make()
+        del make
+        """
+    ),
+    "an attribute of a metaclass": Case(
+        """
+        def make():
+            class Meta(type):
+                data = b"x" * (12 << 20)
+            class Made(metaclass=Meta):
+                pass
+            return Made()
         x = make()
         del make
         """
@@ -209,6 +249,30 @@ CASES: dict[str, Case] = {
         del frame
         """
     ),
+    "a traceback": Case(
+        """
+        def fail():
+            data = b"x" * (12 << 20)
+            raise ValueError(len(data))
+        try:
+            fail()
+        except ValueError as error:
+            x = error.__traceback__
+        del fail
+        """
+    ),
+    "a suspended coroutine": Case(
+        """
+        import asyncio
+        async def wait():
+            data = b"x" * (12 << 20)
+            await asyncio.sleep(0)
+            return len(data)
+        x = wait()
+        _ = x.send(None)
+        del wait
+        """
+    ),
     "a list of the stack": Case(
         """
         import inspect
@@ -284,6 +348,16 @@ CASES: dict[str, Case] = {
     "a function of runpy": Case("""import runpy; x = runpy.run_path(path)["predict"]""", setup=FILE_WITH_DATA),
     "a class of runpy": Case("""import runpy; x = runpy.run_path(path)["Model"]""", setup=FILE_WITH_DATA),
     "an object of runpy": Case("""import runpy; x = runpy.run_path(path)["Model"]()""", setup=FILE_WITH_DATA),
+    "a method of runpy": Case("""import runpy; x = runpy.run_path(path)["Model"]().predict""", setup=FILE_WITH_DATA),
+    "a module of importlib": Case(
+        """
+        spec = importlib.util.spec_from_file_location("other_script", path)
+        x = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(x)
+        del spec
+        """,
+        setup=f"import importlib.util\n{textwrap.dedent(FILE_WITH_DATA)}",
+    ),
     "a function of exec": Case(
         """
         def make():
@@ -316,6 +390,12 @@ CASES: dict[str, Case] = {
     "HTML": Case("""from IPython.display import HTML; x = HTML("x" * (12 << 20))"""),
     "an image of IPython": Case(
         """from IPython.display import Image; x = Image(data=b"\\x89PNG" + b"x" * (12 << 20), format="png")"""
+    ),
+    "displays of text": Case(
+        """
+        from IPython.display import JSON, Markdown
+        x = [Markdown("x" * (6 << 20)), JSON(["x" * (6 << 20)])]
+        """
     ),
     # -- numpy
     "texts of StringDType": Case(

@@ -43,7 +43,6 @@ KNOWN_SIZES: dict[str, str] = {
     "left torch: a jagged tensor": JAGGED,
     "place : a builtin": GROWTH,
     "place : a handler of logging": GROWTH,
-    "left pyarrow: a mapped file of pyarrow": FILE,
     "named : many lists": "top examines fewer objects than why, and does not say which name is cut",
     "left : many lists": "each command examines another number of objects, and none says that its figure is cut",
 }
