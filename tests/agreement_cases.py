@@ -470,7 +470,10 @@ CASES: dict[str, Case] = {
         "import pandas as pd",
     ),
     "a mapped file of pyarrow": Case(
-        """x = pa.ipc.open_file(pa.memory_map(path)).read_all()""",
+        """
+        x = pa.ipc.open_file(pa.memory_map(path)).read_all()
+        _ = sum(chunk.to_numpy().sum() for chunk in x["a"].chunks)  # reads all pages
+        """,
         "pyarrow",
         """
         import pathlib, tempfile

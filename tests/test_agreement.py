@@ -26,16 +26,13 @@ SMALL_BYTES = 1 << 16
 BUFFER = "the references in a memoryview of compiled code are not counted, so the holder is out of sight for del"
 GRAPH = "top does not read autograd graphs; why of an expression counts the model's memory, too"
 GROWTH = "an experiment looks for new untracked objects only within reach of a name"
-FILE = "an experiment lists only memory that has grown, and a mapped file is none"
 JAGGED = "del frees less, because a reference in C++ is not explained"
 
 KNOWN_SIZES: dict[str, str] = {
     "left numpy: a class with arrays": "leaks does not list a class that an experiment has left",
     "named sklearn: a compiled query of scikit-learn": BUFFER,
     "left sklearn: a compiled query of scikit-learn": BUFFER,
-    "named torch: losses": GRAPH,
     "left torch: losses": GRAPH,
-    "named torch: a sum of losses": GRAPH,
     "left torch: a sum of losses": GRAPH,
     "named torch: one loss": GRAPH,
     "left torch: one loss": GRAPH,

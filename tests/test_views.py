@@ -42,6 +42,13 @@ def test_arrays_and_large_or_cheap_views_need_no_note(tmp_path: Path) -> None:
     assert {small_view(value) for value in [*views, *others]} == {""}
 
 
+def test_texts_of_a_view_count_as_shown() -> None:
+    pytest.importorskip("numpy", minversion="2.0")
+    texts = numpy.array([f"{number:0400d}" for number in range(10_000)], dtype=numpy.dtypes.StringDType())
+    assert small_view(texts) == small_view(texts[:]) == small_view(texts[:5_000]) == ""
+    assert small_view(texts[:10]).startswith("10 values of an array of 4.")
+
+
 def test_views_of_pandas_are_named_with_their_rows() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(numpy.ones(BIG))

@@ -19,6 +19,7 @@ from operator import attrgetter, not_
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import Kinds, chunks, kinds_of, of_types, one_of_each, type_names, without_types
+from ipygpumem.heap.structs import UnknownLayoutError, memory_of_texts
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import class_dict, instance_dict, is_atom, is_instance, module_of, text_of, type_name
 
@@ -150,10 +151,22 @@ def _describe_ndarray(array: Any) -> Array:
         behind = describe(owner)
         size, key = (0, ("object", id(owner))) if behind is None else (behind.size_bytes, behind.storage)
     elif read_array("flags", owner).owndata:
-        size, key = int(read_array("nbytes", owner)), ("numpy", id(owner))
+        size, key = int(read_array("nbytes", owner)) + _bytes_of_texts(owner), ("numpy", id(owner))
     else:
         size, key = max(_span(owner), _span(array)), ("numpy", id(owner))
     return Array(type_name(array), tuple(read_array("shape", array)), str(read_array("dtype", array)), "cpu", size, key)
+
+
+def _bytes_of_texts(array: Any) -> int:
+    """Return the bytes of the texts that an array's dtype keeps; 0 for an array of anything else."""
+    dtype = read_array("dtype", array)
+    if dtype.kind != STRING_KIND:
+        return 0
+    try:
+        _, size = memory_of_texts(dtype)
+    except UnknownLayoutError:
+        return 0
+    return size
 
 
 def _span(array: Any) -> int:

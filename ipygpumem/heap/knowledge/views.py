@@ -65,7 +65,13 @@ def _of_array(array: Any) -> str:
     described = describe(array)
     if described is None or _is_mapped(array):
         return ""
-    if not _is_small(read_array("nbytes", array), described.size_bytes):
+    shown_bytes = read_array("nbytes", array)
+    owner = owner_of(array)
+    if is_array(owner) and read_array("nbytes", owner) > shown_bytes:
+        shown_bytes = described.size_bytes * shown_bytes // read_array("nbytes", owner)  # with the texts of its rows
+    elif is_array(owner):
+        return ""
+    if not _is_small(shown_bytes, described.size_bytes):
         return ""
     return f"{_shape(described.shape)} of an array of {format_bytes(described.size_bytes)}: .copy()"
 
