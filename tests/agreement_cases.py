@@ -530,6 +530,16 @@ CASES: dict[str, Case] = {
     "a jagged tensor": Case(
         """x = torch.nested.nested_tensor([torch.ones(1000, 1500)] * 2, layout=torch.jagged)""", "torch", "import torch"
     ),
+    "a sum of jagged tensors": Case(
+        """x = torch.nested.nested_tensor([torch.ones(1000, 1500)] * 2, layout=torch.jagged) + 1""",
+        "torch",
+        "import torch",
+    ),
+    "a jagged tensor of values and offsets": Case(
+        """x = torch.nested.nested_tensor_from_jagged(torch.ones(2000, 1500), torch.tensor([0, 500, 2000]))""",
+        "torch",
+        "import torch",
+    ),
     "a small view of a tensor": Case(
         """
         big = torch.ones(3000, 1000)

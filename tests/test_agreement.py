@@ -26,7 +26,6 @@ SMALL_BYTES = 1 << 16
 BUFFER = "the references in a memoryview of compiled code are not counted, so the holder is out of sight for del"
 GRAPH = "top does not read autograd graphs; why of an expression counts the model's memory, too"
 GROWTH = "an experiment looks for new untracked objects only within reach of a name"
-JAGGED = "del frees less, because a reference in C++ is not explained"
 
 KNOWN_SIZES: dict[str, str] = {
     "left numpy: a class with arrays": "leaks does not list a class that an experiment has left",
@@ -36,8 +35,6 @@ KNOWN_SIZES: dict[str, str] = {
     "left torch: a sum of losses": GRAPH,
     "named torch: one loss": GRAPH,
     "left torch: one loss": GRAPH,
-    "named torch: a jagged tensor": JAGGED,
-    "left torch: a jagged tensor": JAGGED,
     "place : a builtin": GROWTH,
     "place : a handler of logging": GROWTH,
     "named : many lists": "top examines fewer objects than why, and does not say which name is cut",

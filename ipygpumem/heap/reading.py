@@ -607,8 +607,9 @@ class GraphReader:
                 if piece.device == "cpu" and not is_own:
                     self._graph.of_other_libraries.add(piece.key)
             for tensor in unusual:
-                memory = reader.memory(tensor)
-                if memory.device != "meta":
+                # The tensors in a wrapper are references of it; those in a sparse tensor are not.
+                memory = reader.own(tensor) if reader.is_foreign(tensor) else reader.memory(tensor)
+                if memory is not None and memory.device != "meta":
                     parts = memory.storages.items()
                     self._add_pieces([Piece(("torch", key), bytes_, memory.device) for key, bytes_ in parts], edges)
         return size

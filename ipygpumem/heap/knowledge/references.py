@@ -14,14 +14,14 @@ from itertools import chain, compress
 from operator import eq
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import STRING_KIND, flat_elements, inside_row, library_type, read_array
+from ipygpumem.heap.arrays import STRING_KIND, flat_elements, inside_row, is_of_library, library_type, read_array
 from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.holders.graphs import gradient_of, saved_by
 from ipygpumem.heap.holders.nodes import Nodes
 from ipygpumem.heap.holders.tasks import BUILTIN, without_wakeups
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.libraries import bytes_of
-from ipygpumem.introspect import is_instance
+from ipygpumem.introspect import instance_dict, is_instance
 
 COMMON_REFERENCES = 100
 """A number or text with as many references is a constant, which no user owns."""
@@ -142,6 +142,8 @@ class ReferenceReader:
                 viewed = base._base.__get__(tensor)
                 if viewed is not None:
                     graphs.tensors.append((owner, viewed))
+                if is_of_library(tensor, *_JAGGED):
+                    graphs.tensors.extend((owner, kept) for kept in _kept_by_jagged(tensor, viewed))
                 first = self._nodes.first(tensor)
                 if first is not None:
                     graphs.nodes.append((owner, _key_of(first)))
@@ -175,6 +177,20 @@ def has_own_keys(dicts: Sequence[Any]) -> bool:
     keys = list(chain.from_iterable(map(dict.__iter__, dicts)))
     texts = [key for key in keys if type(key) is str] if set(map(type, keys)) != {str} else keys
     return bool(texts) and min(map(sys.getrefcount, texts)) < COMMON_REFERENCES
+
+
+_JAGGED = ("torch.nested._internal.nested_tensor", "NestedTensor")
+
+
+def _kept_by_jagged(tensor: Any, viewed: Any) -> list[Any]:
+    """Return the tensors to which torch's C++ code refers for a jagged tensor, besides the one of which it is a view.
+
+    ``_nested_view_from_jagged`` records the view twice, for backward and for forward gradients, and keeps the offsets
+    and lengths to make the view again.
+    """
+    attributes = instance_dict(tensor) or {}
+    kept = [viewed, attributes.get("_offsets"), attributes.get("_lengths")]
+    return [item for item in kept if item is not None]
 
 
 class _Graphs(NamedTuple):
