@@ -69,7 +69,7 @@ _FOLLOWED = {
 
 _EXCEPTIONS: dict[str, tuple[str, ...]] = {
     "pandas": ("pandas._libs.parsers",),
-    "torch": ("torch._C._distributed", "torch._C.ScriptFunction", "torch._C.ScriptObject", "torch.classes"),
+    "torch": ("torch._C._distributed", "torch._C.ScriptFunction", "torch._C.ScriptObject", "torch.jit.ScriptFunction"),
     "zmq": ("zmq.backend.cython._zmq.Frame",),
 }
 """Starts of the names of types that keep memory all the same, by library."""
