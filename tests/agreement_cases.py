@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 
 
@@ -43,24 +44,6 @@ FILE_WITH_DATA = f"""
 
 CASES: dict[str, Case] = {
     # -- memory behind C objects of the standard library
-    "a written StringIO": Case(
-        """
-        import io
-        x = io.StringIO()
-        for number in range(300):
-            _ = x.write(f"{number:05d}" * 2_000)
-        del number
-        """
-    ),
-    "a database in memory": Case(
-        """
-        import sqlite3
-        x = sqlite3.connect(":memory:")
-        x.execute("create table t (text text)")
-        x.executemany("insert into t values (?)", (("x" * 1000,) for _ in range(12_000)))
-        x.commit()
-        """
-    ),
     "a compressor": Case(
         """
         import lzma
@@ -117,6 +100,45 @@ CASES: dict[str, Case] = {
                 def data(self):
                     return data
             return Lazy()
+        x = make()
+        del make
+        """
+    ),
+    "a cached property that closes over data": Case(
+        """
+        import functools
+        def make():
+            data = b"x" * (12 << 20)
+            class Lazy:
+                @functools.cached_property
+                def data(self):
+                    return data
+            return Lazy()
+        x = make()
+        del make
+        """
+    ),
+    "a static method that closes over data": Case(
+        """
+        def make():
+            data = b"x" * (12 << 20)
+            class Lazy:
+                @staticmethod
+                def get():
+                    return data
+            return Lazy()
+        x = make()
+        del make
+        """
+    ),
+    "an attribute of a metaclass": Case(
+        """
+        def make():
+            class Meta(type):
+                data = b"x" * (12 << 20)
+            class Made(metaclass=Meta):
+                pass
+            return Made()
         x = make()
         del make
         """
@@ -227,6 +249,30 @@ CASES: dict[str, Case] = {
         del frame
         """
     ),
+    "a traceback": Case(
+        """
+        def fail():
+            data = b"x" * (12 << 20)
+            raise ValueError(len(data))
+        try:
+            fail()
+        except ValueError as error:
+            x = error.__traceback__
+        del fail
+        """
+    ),
+    "a suspended coroutine": Case(
+        """
+        import asyncio
+        async def wait():
+            data = b"x" * (12 << 20)
+            await asyncio.sleep(0)
+            return len(data)
+        x = wait()
+        _ = x.send(None)
+        del wait
+        """
+    ),
     "a list of the stack": Case(
         """
         import inspect
@@ -302,6 +348,16 @@ CASES: dict[str, Case] = {
     "a function of runpy": Case("""import runpy; x = runpy.run_path(path)["predict"]""", setup=FILE_WITH_DATA),
     "a class of runpy": Case("""import runpy; x = runpy.run_path(path)["Model"]""", setup=FILE_WITH_DATA),
     "an object of runpy": Case("""import runpy; x = runpy.run_path(path)["Model"]()""", setup=FILE_WITH_DATA),
+    "a method of runpy": Case("""import runpy; x = runpy.run_path(path)["Model"]().predict""", setup=FILE_WITH_DATA),
+    "a module of importlib": Case(
+        """
+        spec = importlib.util.spec_from_file_location("other_script", path)
+        x = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(x)
+        del spec
+        """,
+        setup=f"import importlib.util\n{textwrap.dedent(FILE_WITH_DATA)}",
+    ),
     "a function of exec": Case(
         """
         def make():
@@ -334,6 +390,12 @@ CASES: dict[str, Case] = {
     "HTML": Case("""from IPython.display import HTML; x = HTML("x" * (12 << 20))"""),
     "an image of IPython": Case(
         """from IPython.display import Image; x = Image(data=b"\\x89PNG" + b"x" * (12 << 20), format="png")"""
+    ),
+    "displays of text": Case(
+        """
+        from IPython.display import JSON, Markdown
+        x = [Markdown("x" * (6 << 20)), JSON(["x" * (6 << 20)])]
+        """
     ),
     # -- numpy
     "texts of StringDType": Case(
@@ -408,7 +470,10 @@ CASES: dict[str, Case] = {
         "import pandas as pd",
     ),
     "a mapped file of pyarrow": Case(
-        """x = pa.ipc.open_file(pa.memory_map(path)).read_all()""",
+        """
+        x = pa.ipc.open_file(pa.memory_map(path)).read_all()
+        _ = sum(chunk.to_numpy().sum() for chunk in x["a"].chunks)  # reads all pages
+        """,
         "pyarrow",
         """
         import pathlib, tempfile
@@ -464,6 +529,16 @@ CASES: dict[str, Case] = {
     ),
     "a jagged tensor": Case(
         """x = torch.nested.nested_tensor([torch.ones(1000, 1500)] * 2, layout=torch.jagged)""", "torch", "import torch"
+    ),
+    "a sum of jagged tensors": Case(
+        """x = torch.nested.nested_tensor([torch.ones(1000, 1500)] * 2, layout=torch.jagged) + 1""",
+        "torch",
+        "import torch",
+    ),
+    "a jagged tensor of values and offsets": Case(
+        """x = torch.nested.nested_tensor_from_jagged(torch.ones(2000, 1500), torch.tensor([0, 500, 2000]))""",
+        "torch",
+        "import torch",
     ),
     "a small view of a tensor": Case(
         """

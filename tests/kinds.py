@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import ctypes
 import datetime
 import gc
@@ -18,9 +19,12 @@ import json
 import mmap
 import os
 import random
+import sqlite3
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +83,66 @@ def written(size: int) -> io.BytesIO:
     return stream
 
 
+def written_text(size: int) -> io.StringIO:
+    stream = io.StringIO()
+    for number in range(size // 10_050):
+        stream.write(f"{number:05d}" * 2000)
+    return stream
+
+
+def read_text(size: int) -> io.StringIO:
+    """Return a stream that keeps four bytes for each character, because it was read."""
+    stream = io.StringIO()
+    stream.write("x" * (size // 4))
+    stream.seek(0)
+    stream.read(1)
+    return stream
+
+
+def database(size: int, *, place: str = ":memory:") -> sqlite3.Connection:
+    connection = sqlite3.connect(place)
+    connection.execute("pragma cache_size=-1000000")
+    connection.execute("create table t (text text)")
+    connection.executemany("insert into t values (?)", (("x" * 1000,) for _ in range(size // 1100)))
+    return connection
+
+
+def deserialized(size: int) -> sqlite3.Connection:
+    with contextlib.closing(database(size)) as original:
+        original.commit()
+        data = original.serialize()
+    connection = sqlite3.connect(":memory:")
+    connection.deserialize(data)
+    return connection
+
+
+def rows(size: int) -> object:
+    """Return rows of structured arrays: one that shows its array's memory, and one that is a copy."""
+    array = lib["numpy"].zeros(2, [("name", object), ("parts", object, (2,)), ("number", int)])
+    for row in array:
+        row["name"] = b"x" * (size // 8)
+        row["parts"][:] = [[b"x" * (size // 8)], None]
+    return [array[1], array[0].copy(), lib["numpy"].array([([b"x" * (size // 2)],)], [("deep", [("data", object)])])[0]]
+
+
+def structured(size: int) -> object:
+    array = lib["numpy"].zeros(size // 95, [("text", object), ("number", "i4")])
+    array["text"] = texts(size // 95)
+    return array
+
+
+HAS_TEXTS = find_spec("numpy") is not None and version("numpy") >= "2"
+
+
+def short_texts(size: int) -> object:
+    return lib["numpy"].array([f"{number:07d}" for number in range(size // 16)], lib["numpy"].dtypes.StringDType())
+
+
+def long_texts(size: int) -> object:
+    array = lib["numpy"].array(texts(size // 130, 100), lib["numpy"].dtypes.StringDType())
+    return [array, array[5:10]]
+
+
 def views(size: int) -> object:
     base = lib["numpy"].ones(size // 8)
     return [base[start::7] for start in range(7)]
@@ -131,6 +195,21 @@ def vocabulary(size: int) -> object:
     return pipeline
 
 
+def typed_list(size: int) -> Any:
+    items = lib["numba.typed"].List()
+    for number in range(size // 9):
+        items.append(number)
+    return items
+
+
+def typed_dict(size: int) -> Any:
+    numba: Any = sys.modules["numba"]
+    items = lib["numba.typed"].Dict.empty(numba.int64, numba.float64)
+    for number in range(size // 40):
+        items[number] = 1.0
+    return items
+
+
 def stepped(size: int) -> object:
     torch = lib["torch"]
     model = torch.nn.Linear(int((size / 16) ** 0.5), int((size / 16) ** 0.5))
@@ -171,6 +250,12 @@ KINDS: dict[str, dict[str, Callable[[int], object]]] = {
         "an array.array": lambda size: array.array("d", [1.0]) * (size // 8),
         "a BytesIO": lambda size: io.BytesIO(b"x" * size),
         "a written BytesIO": written,
+        "a StringIO": lambda size: io.StringIO("x" * (size // 4)),
+        "a written StringIO": written_text,
+        "a StringIO that was read": read_text,
+        "a database in memory": database,
+        "a database of a file": lambda size: database(size, place=""),
+        **({"a deserialized database": deserialized} if sys.version_info >= (3, 11) else {}),
         "a memory map": mapped,
         "a ctypes array": lambda size: (ctypes.c_char * size).from_buffer_copy(b"x" * size),
         "a memoryview": lambda size: memoryview(b"x" * size)[10:20],
@@ -186,6 +271,9 @@ KINDS: dict[str, dict[str, Callable[[int], object]]] = {
         "many arrays": lambda size: [lib["numpy"].ones(20 + number % 180) for number in range(size // 1100)],
         "objects": lambda size: lib["numpy"].array(texts(size // 90), dtype=object),
         "texts": lambda size: lib["numpy"].arange(size // 132).astype("U33"),
+        "rows": rows,
+        "structured objects": structured,
+        **({"short texts of StringDType": short_texts, "texts of StringDType": long_texts} if HAS_TEXTS else {}),
     },
     "pandas": {
         "objects": lambda size: lib["pandas"].DataFrame({"text": texts(size // 90), "n": 1.5}, dtype=object),
@@ -251,6 +339,14 @@ KINDS: dict[str, dict[str, Callable[[int], object]]] = {
         "many views": lambda size: list(lib["torch"].ones(size // 600)),
         "a sparse tensor": lambda size: lib["torch"].ones(1000, size // 20_000).to_sparse(),
     },
+    "shapely": {
+        "points": lambda size: lib["shapely"].points(lib["numpy"].ones((size // 210, 2))),
+        "polygons": lambda size: list(lib["shapely"].polygons(lib["numpy"].ones((size // 1260, 40, 2)))),
+        "collections": lambda size: [
+            lib["shapely"].multipoints(lib["numpy"].ones((10, 2))) for _ in range(size // 1690)
+        ],
+    },
+    "numba.typed": {"a list": typed_list, "a dict": typed_dict},
     "spacy": {"a vocabulary": vocabulary},
     "lightgbm": {"a model": booster},
     "xgboost": {"a model": trees, "a matrix": lambda size: lib["xgboost"].DMatrix(lib["numpy"].ones((size // 80, 10)))},

@@ -26,24 +26,17 @@ SMALL_BYTES = 1 << 16
 BUFFER = "the references in a memoryview of compiled code are not counted, so the holder is out of sight for del"
 GRAPH = "top does not read autograd graphs; why of an expression counts the model's memory, too"
 GROWTH = "an experiment looks for new untracked objects only within reach of a name"
-FILE = "an experiment lists only memory that has grown, and a mapped file is none"
-JAGGED = "del frees less, because a reference in C++ is not explained"
 
 KNOWN_SIZES: dict[str, str] = {
     "left numpy: a class with arrays": "leaks does not list a class that an experiment has left",
     "named sklearn: a compiled query of scikit-learn": BUFFER,
     "left sklearn: a compiled query of scikit-learn": BUFFER,
-    "named torch: losses": GRAPH,
     "left torch: losses": GRAPH,
-    "named torch: a sum of losses": GRAPH,
     "left torch: a sum of losses": GRAPH,
     "named torch: one loss": GRAPH,
     "left torch: one loss": GRAPH,
-    "named torch: a jagged tensor": JAGGED,
-    "left torch: a jagged tensor": JAGGED,
     "place : a builtin": GROWTH,
     "place : a handler of logging": GROWTH,
-    "left pyarrow: a mapped file of pyarrow": FILE,
     "named : many lists": "top examines fewer objects than why, and does not say which name is cut",
     "left : many lists": "each command examines another number of objects, and none says that its figure is cut",
 }
@@ -61,10 +54,6 @@ if sys.version_info < (3, 11):
 NEVER_FREED = {"named numpy: an object in a cycle through an array"}
 """Questions about objects that ``del`` does not free, which only ``why`` says."""
 UNSEEN = {
-    "named : a written StringIO",
-    "left : a written StringIO",
-    "named : a database in memory",
-    "left : a database in memory",
     "named : a compressor",
     "left : a compressor",
     "named polars: a lazy frame",

@@ -17,7 +17,7 @@ from tests.alone import printed
 
 MIB = 1 << 20
 TOGETHER = ["", "numpy pandas pyarrow polars polars.datatypes PIL.Image scipy.sparse xarray"]
-REST = "zarr h5py sklearn spacy lightgbm xgboost", "jax torch"
+REST = "zarr h5py sklearn spacy lightgbm xgboost shapely", "jax torch", "numba.typed"
 TOGETHER += [pytest.param(names, marks=pytest.mark.thorough) for names in REST]
 ROUGH = {
     "polars.datatypes: a Categorical",
@@ -25,8 +25,10 @@ ROUGH = {
     "lightgbm: a model",
     "xgboost: a model",
     "xgboost: a matrix",
+    "shapely: polygons",
+    "numba.typed: a list",
 }
-"""Kinds whose size is estimated."""
+"""Kinds whose size is estimated, or whose making leaves gaps between objects."""
 QUIET = {"ARROW_DEFAULT_MEMORY_POOL": "system", "_RJEM_MALLOC_CONF": "dirty_decay_ms:0,muzzy_decay_ms:0"}
 """Settings with which pyarrow and polars keep no freed memory."""
 

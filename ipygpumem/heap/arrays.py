@@ -19,6 +19,7 @@ from operator import attrgetter, not_
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import Kinds, chunks, kinds_of, of_types, one_of_each, type_names, without_types
+from ipygpumem.heap.structs import UnknownLayoutError, memory_of_texts
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import class_dict, instance_dict, is_atom, is_instance, module_of, text_of, type_name
 
@@ -150,10 +151,22 @@ def _describe_ndarray(array: Any) -> Array:
         behind = describe(owner)
         size, key = (0, ("object", id(owner))) if behind is None else (behind.size_bytes, behind.storage)
     elif read_array("flags", owner).owndata:
-        size, key = int(read_array("nbytes", owner)), ("numpy", id(owner))
+        size, key = int(read_array("nbytes", owner)) + _bytes_of_texts(owner), ("numpy", id(owner))
     else:
         size, key = max(_span(owner), _span(array)), ("numpy", id(owner))
     return Array(type_name(array), tuple(read_array("shape", array)), str(read_array("dtype", array)), "cpu", size, key)
+
+
+def _bytes_of_texts(array: Any) -> int:
+    """Return the bytes of the texts that an array's dtype keeps; 0 for an array of anything else."""
+    dtype = read_array("dtype", array)
+    if dtype.kind != STRING_KIND:
+        return 0
+    try:
+        _, size = memory_of_texts(dtype)
+    except UnknownLayoutError:
+        return 0
+    return size
 
 
 def _span(array: Any) -> int:
@@ -164,9 +177,20 @@ def _span(array: Any) -> int:
     return 0 if 0 in shape else int(read_array("itemsize", array) + after_first)
 
 
+def holds_objects(dtype: Any) -> bool:
+    """Return True if arrays of a dtype refer to Python objects; NumPy says so of ``StringDType``, too."""
+    return bool(dtype.hasobject) and dtype.kind != STRING_KIND
+
+
+STRING_KIND = "T"
+"""Kind of NumPy's ``StringDType``, whose texts are in memory of the dtype."""
+
+
 def elements(array: Any) -> list[Any] | None:
-    """Return the elements of an object array, nested like the array; None for any other array."""
-    if not is_array(array) or not read_array("dtype", array).hasobject or read_array("size", array) > _MOST_ELEMENTS:
+    """Return the elements of an array of objects, nested like the array; None for any other array."""
+    if not is_array(array) or not holds_objects(read_array("dtype", array)):
+        return None
+    if read_array("size", array) > _MOST_ELEMENTS:
         return None
     try:
         items = read_array("tolist", array)()
@@ -178,19 +202,48 @@ def elements(array: Any) -> list[Any] | None:
 
 
 def holding_objects(arrays: Sequence[Any]) -> list[bool]:
-    """Return for each NumPy array whether its elements are objects."""
+    """Return for each NumPy array whether its elements are objects, or have fields of objects."""
     array_type: Any = library_type("numpy", "ndarray")
     dtypes = list(map(array_type.__dict__["dtype"].__get__, arrays)) if arrays else []
-    of_objects = {key for key, dtype in {id(dtype): dtype for dtype in dtypes}.items() if dtype.hasobject}
+    of_objects = {key for key, dtype in {id(dtype): dtype for dtype in dtypes}.items() if holds_objects(dtype)}
     return list(map(of_objects.__contains__, map(id, dtypes)))
 
 
 def flat_elements(array: Any) -> list[Any] | None:
-    """Return the elements of an object array in one flat list; None for any other array."""
-    items = elements(array)
-    for _ in range(read_array("ndim", array) - 1) if items is not None else ():
-        items = list(chain.from_iterable(items or ()))
-    return items
+    """Return the objects in an array in one flat list, those of all fields of a structured array.
+
+    None for an array without objects, and for one with too many.
+    """
+    if not is_array(array):
+        return None
+    dtype = read_array("dtype", array)
+    if dtype.names is None:
+        items = elements(array)
+        for _ in range(read_array("ndim", array) - 1) if items is not None else ():
+            items = list(chain.from_iterable(items or ()))
+        return items
+    if not holds_objects(dtype):
+        return None
+    base: Any = library_type("numpy", "ndarray")
+    found = list[Any]()
+    for name in dtype.names:
+        if dtype[name].hasobject:
+            items = flat_elements(base.__getitem__(base.view(array, base), name))
+            if items is None:
+                return None
+            found += items
+    return found
+
+
+def inside_row(row: Any) -> list[Any]:
+    """Return the objects to which a row of a structured array refers: the array, or its own objects if it is a copy."""
+    numpy: Any = sys.modules["numpy"]
+    viewed = numpy.void.base.__get__(row)
+    if is_array(viewed):
+        return [viewed]
+    if not holds_objects(numpy.void.dtype.__get__(row)):
+        return []
+    return flat_elements(numpy.array(row, ndmin=1)) or []
 
 
 def slot_descriptors(kind: type) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from operator import attrgetter, methodcaller
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
+from ipygpumem.heap import structs
 from ipygpumem.heap.arrays import (
     Reader,
     each,
@@ -34,6 +35,7 @@ from ipygpumem.heap.arrow import buffers
 from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.holders.frames import SUSPENDED, in_traceback, locals_of
 from ipygpumem.heap.holders.graphs import of_script
+from ipygpumem.heap.mapped import MappedFiles, note_on_pages
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import (
     ATOMS,
@@ -50,7 +52,6 @@ from ipygpumem.introspect import (
 )
 from ipygpumem.probes.host import resident_bytes
 from ipygpumem.probes.outside import linked_bytes
-from ipygpumem.units import format_bytes
 
 
 class Piece(NamedTuple):
@@ -73,6 +74,8 @@ _SAVED = "estimated by the size of the saved model"
 _BY_VALUES = "estimated by its number of values"
 _CATEGORY, _BY_CATEGORIES = 100, "estimated by its number of categories"
 """Bytes that polars needs for a category besides a long text."""
+UNREAD = "not all of it can be read"
+"""Note of a piece that has more memory than its size."""
 _MAPPED = "a memory map: only its used pages are in RAM"
 
 
@@ -147,12 +150,52 @@ def _lightgbm_booster(booster: Any) -> Iterator[object]:
 
 
 def _memory_map(mapped: Any) -> Iterator[object]:
-    if not mmap.mmap.closed.__get__(mapped):  # type: ignore[attr-defined]  # typeshed has a property
-        size, note = mmap.mmap.__len__(mapped), _MAPPED
-        with contextlib.suppress(KeyError, OSError):  # without NumPy, its address is unknown
-            resident = resident_bytes(place_of(sys.modules["numpy"].frombuffer(mapped, "u1"))[1], size)
-            size, note = resident, f"the pages in RAM of a memory map of {format_bytes(size)}" * (resident < size)
-        yield _of(mapped, size, note)
+    if mmap.mmap.closed.__get__(mapped):  # type: ignore[attr-defined]  # typeshed has a property
+        return
+    size, note = mmap.mmap.__len__(mapped), _MAPPED
+    with contextlib.suppress(structs.UnknownLayoutError, OSError):
+        address = structs.address_of_map(mapped)
+        resident = resident_bytes(address, size)
+        is_file = MappedFiles().contain(address, size)
+        note = note_on_pages(size, is_file=is_file) if is_file or resident < size else ""
+        size = resident
+    yield _of(mapped, size, note)
+
+
+def _numba_list(items: Any) -> Iterator[object]:
+    attributes = instance_dict(items) or {}
+    memory = attributes.get("_opaque")
+    if memory is not None:  # a list without a type has none yet
+        kind = attributes["_list_type"].item_type
+        yield _of(memory, structs.bytes_of_typed_list(memory.data), _note_on_numba([kind]))
+
+
+def _numba_dict(items: Any) -> Iterator[object]:
+    attributes = instance_dict(items) or {}
+    memory = attributes.get("_opaque")
+    if memory is not None:
+        kind = attributes["_dict_type"]
+        yield _of(memory, structs.bytes_of_typed_dict(memory.data), _note_on_numba([kind.key_type, kind.value_type]))
+
+
+def _note_on_numba(kinds: Sequence[object]) -> str:
+    """Return the note of a container of anything but numbers: its items may have memory of their own."""
+    numbers = [library_type("numba.core.types", name) for name in ("Number", "Boolean")]
+    for kind in kinds:
+        if not any(base is not None and is_instance(kind, base) for base in numbers):
+            return UNREAD
+    return ""
+
+
+def _numpy_row(row: Any) -> Iterable[object]:
+    """Return nothing: what a structured scalar leads to is a reference, though the collector knows of none."""
+    return ()
+
+
+def _numpy_texts(dtype: Any) -> Iterator[object]:
+    address, size = structs.memory_of_texts(dtype)
+    if size:
+        yield Piece(("texts", address), size)
 
 
 _PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}
@@ -243,6 +286,17 @@ def segments(items: Sequence[object]) -> list[object]:
     return [] if base is None else list(filter(is_segment, of_types(kinds_of(items, base), items)))
 
 
+def _sqlite_connection(connection: Any) -> Iterator[object]:
+    for address, size in structs.memory_of_database(connection):
+        key = ("sqlite", address) if address else ("object", id(connection))
+        yield Piece(key, size)
+
+
+def _text_stream(stream: Any) -> Iterator[object]:
+    if not io.StringIO.closed.__get__(stream):
+        yield _of(stream, structs.bytes_of_text_stream(stream))
+
+
 def _torch_storage(storage: Any) -> Iterator[object]:
     device = str(storage.device)
     address = storage.data_ptr() if device == "cpu" else 0
@@ -253,13 +307,19 @@ _BY_INSTANCE: tuple[tuple[str, str, Behind], ...] = (
     ("PIL.Image", "Image", _pillow_image),
     ("_ctypes", "Array", _ctypes_data),
     ("io", "BytesIO", bytes_of),
+    ("io", "StringIO", _text_stream),
     ("jax._src.array", "ArrayImpl", _jax_array),
     ("mmap", "mmap", _memory_map),
     (*_SEGMENT, _shared_memory),
+    ("numba.typed.typeddict", "Dict", _numba_dict),
+    ("numba.typed.typedlist", "List", _numba_list),
+    ("numpy", "void", _numpy_row),
+    ("numpy.dtypes", "StringDType", _numpy_texts),
     ("polars._plr", "PySeries", _polars_column),
     ("polars.dataframe.frame", "DataFrame", _polars_frame),
     ("polars.series.series", "Series", _polars_series),
     ("pyarrow", "Array", _arrow_array),
+    ("sqlite3", "Connection", _sqlite_connection),
     ("torch.jit", "ScriptModule", of_script),
 )
 """Functions that read an instance of any subclass without running the subclass's code."""
@@ -269,8 +329,11 @@ _BY_METHOD: tuple[tuple[str, str, Behind], ...] = (
     ("h5py", "Group", _h5py_file),
     ("lightgbm", "Booster", _lightgbm_booster),
     ("pandas._libs.index", "IndexEngine", lambda engine: [_of(engine, engine.sizeof())]),
+    ("matplotlib.backends._backend_agg", "RendererAgg", lambda drawn: [_of(drawn, memoryview(drawn).nbytes)]),
+    ("pyarrow", "BinaryScalar", lambda scalar: filter(None, [scalar.as_buffer()])),
     ("pyarrow", "Buffer", _arrow_buffer),
     ("pyarrow", "ChunkedArray", attrgetter("chunks")),
+    ("pyarrow", "ListScalar", lambda scalar: [] if scalar.values is None else [scalar.values]),
     ("pyarrow", "RecordBatch", attrgetter("columns")),
     ("pyarrow", "Table", attrgetter("columns")),
     ("sklearn.neighbors._ball_tree", "BinaryTree64", methodcaller("get_arrays")),
@@ -281,6 +344,39 @@ _BY_METHOD: tuple[tuple[str, str, Behind], ...] = (
     ("xgboost", "DMatrix", lambda data: [_of(data, data.num_nonmissing() * 8, _BY_VALUES)]),  # each has an index
 )
 """Functions that call an instance's methods: for the library's own classes only."""
+
+
+def _shapely_bytes(geometries: Sequence[Any]) -> int:
+    """Return the bytes of GEOS's objects, as measured with GEOS 3.14: one for each part, and 24 for each coordinate."""
+    numpy: Any = sys.modules["numpy"]
+    shapely: Any = sys.modules["shapely.lib"]
+    array = numpy.empty(len(geometries), object)
+    array[:] = geometries
+    kinds = numpy.maximum(shapely.get_type_id(array), 0)  # a geometry that was never completed has -1
+    parts = numpy.maximum(shapely.get_num_geometries(array), 1)
+    rings = shapely.get_num_interior_rings(array)
+    of_parts = parts * numpy.array(_BYTES_OF_PART)[kinds]
+    of_collections = numpy.where(kinds >= _FIRST_COLLECTION, _BYTES_OF_COLLECTION, 0)
+    coordinates = shapely.get_num_coordinates(array)
+    return int((of_parts + of_collections + rings * _BYTES_OF_RING + coordinates * 24).sum())
+
+
+_BYTES_OF_PART = (114, 137, 137, 200, 114, 137, 200, 137)
+"""Bytes without coordinates: a point, line, ring, polygon, and each part of a collection of points, lines, polygons, or
+of all of these."""
+_FIRST_COLLECTION, _BYTES_OF_COLLECTION, _BYTES_OF_RING = 4, 235, 140
+
+_IN_BULK: tuple[tuple[str, str, Callable[[Sequence[Any]], int]], ...] = (("shapely.lib", "Geometry", _shapely_bytes),)
+"""Functions that return the memory in C of many small objects at once; none of them share any."""
+
+
+def bulk_reader(kind: type) -> Callable[[Sequence[Any]], int] | None:
+    """Return the function that returns the memory in C of instances of a class, many at once; None if none is known."""
+    for module, name, function in _IN_BULK:
+        base = library_type(module, name)
+        if base is not None and type.__subclasscheck__(base, kind):
+            return function
+    return None
 
 
 class LoadedReader(NamedTuple):

@@ -12,7 +12,8 @@ from ipygpumem.heap.bulk import of_types
 from ipygpumem.heap.graph import Graph, NodeKey, Spans
 from ipygpumem.heap.knowledge.kinds import Types
 from ipygpumem.heap.knowledge.own_bytes import of_storages, of_tensors
-from ipygpumem.heap.libraries import BUFFERS, Piece, behind_object
+from ipygpumem.heap.libraries import BUFFERS, UNREAD, Piece, behind_object
+from ipygpumem.heap.mapped import MappedFiles
 from ipygpumem.introspect import is_atom
 
 _LARGE = 1 << 16
@@ -39,6 +40,7 @@ class MemoryReader:
         self._types = types
         self._keeps_arrays = keeps_arrays
         self._spans = Spans()
+        self._files = MappedFiles()
         self._left_out: list[object] = []
         """Arrays whose data is not counted; another reference to each, so that it becomes a node."""
         self._small_left_out: set[int] = set()
@@ -92,7 +94,7 @@ class MemoryReader:
                 self._add(behind.pieces, edges)
                 of_libraries += behind.objects
                 if not behind.is_complete:
-                    self._graph.notes["not all of it can be read"] = None
+                    self._graph.notes[UNREAD] = None
         return size, of_libraries
 
     def join_by_address(self, new: Sequence[NodeKey]) -> None:
@@ -124,8 +126,9 @@ class MemoryReader:
                 if piece.device == "cpu" and not is_own:
                     self._graph.of_other_libraries.add(piece.key)
             for tensor in unusual:
-                memory = reader.memory(tensor)
-                if memory.device != "meta":
+                # The tensors in a wrapper are references of it; those in a sparse tensor are not.
+                memory = reader.own(tensor) if reader.is_foreign(tensor) else reader.memory(tensor)
+                if memory is not None and memory.device != "meta":
                     parts = memory.storages.items()
                     self._add([Piece(("torch", key), bytes_, memory.device) for key, bytes_ in parts], edges)
         return size
@@ -150,12 +153,17 @@ class MemoryReader:
                 continue
             graph.pieces[piece.key] = piece
             self.new.append(piece.key)
-            if piece.note:
-                graph.notes[piece.note] = None
+            size, note = piece.size_bytes, piece.note
+            if piece.address and size >= _LARGE:
+                in_ram = self._files.in_ram(piece.address, size)
+                if in_ram is not None:
+                    size, note = in_ram
+            if note:
+                graph.notes[note] = None
             if piece.key[0] == "torch":
-                graph.add_bytes(piece.key, of_storages([piece.size_bytes], [piece.device]))
+                graph.add_bytes(piece.key, of_storages([size], [piece.device]))
             else:
-                graph.add_bytes(piece.key, Counter({piece.device: piece.size_bytes}))
+                graph.add_bytes(piece.key, Counter({piece.device: size}))
 
     def _count_once(self, key: NodeKey, owner: NodeKey | None, size_bytes: int) -> None:
         """Take memory that belongs to another node off a node; memory that is not counted has no owner."""

@@ -43,7 +43,7 @@ def total() -> Total:
     return count.total()
 
 
-_NOT_READ = {"torch", "ipygpumem"} | sys.stdlib_module_names
+_NOT_READ = {"torch", "ipygpumem"} | sys.stdlib_module_names - {"_io", "sqlite3"}
 """Libraries whose memory behind objects is counted elsewhere: as tensors, objects or mapped files."""
 
 

@@ -381,6 +381,21 @@ def unused_mappings() -> dict[tuple[int, int], int]:
     return found
 
 
+_LINE_OF_FILE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ [1-9]\d* +(/.*)$", re.MULTILINE)
+"""A line of ``/proc/self/maps`` whose mapping has a file: it has an inode."""
+_IN_MEMORY = (b"/dev/shm/", b"/memfd:", b"/SYSV", b"/dev/zero")  # nothing is written there
+"""Starts of the names of files that are memory themselves."""
+
+
+def mapped_files() -> list[tuple[int, int]]:
+    """Return the first and last addresses of all mapped files, in this order; none if the kernel lists none."""
+    try:
+        lines = _LINE_OF_FILE.findall(Path("/proc/self/maps").read_bytes())
+    except OSError:
+        return []
+    return [(int(start, 16), int(end, 16)) for start, end, name in lines if not name.startswith(_IN_MEMORY)]
+
+
 _ENTRY = 8
 _AT_ONCE = 1 << 17
 """Number of pages to read at once: 1 MiB of entries for 512 MiB of memory."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem import interrupts
 from ipygpumem.errors import GpuMemError, describe_error
-from ipygpumem.heap.arrays import library_type, read_array, watch
+from ipygpumem.heap.arrays import holds_objects, library_type, read_array, watch
 from ipygpumem.heap.bulk import Kinds, differences
 from ipygpumem.heap.garbage import Garbage, GcMark, weak
 from ipygpumem.introspect import identities, is_instance, loaded
@@ -208,7 +208,7 @@ class NameSnapshot:
         array_type = library_type("numpy", "ndarray")
         array_kinds = _kinds_that_derive_from(array_type, kinds.examples)
         for position in kinds.positions(array_kinds):
-            self._leads_on[position] = read_array("dtype", values[position]).hasobject
+            self._leads_on[position] = holds_objects(read_array("dtype", values[position]))
         tensor_kinds = _kinds_that_derive_from(library_type("torch", "Tensor"), kinds.examples)
         # NumPy does not resize an array that has weak references.
         weak_kinds = {kind for kind, one in kinds.examples.items() if weak(one) is not None}

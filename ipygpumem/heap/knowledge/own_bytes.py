@@ -16,7 +16,8 @@ from typing import Any
 
 from ipygpumem.heap.arrays import Reader, each, library_type
 from ipygpumem.heap.bulk import container_base, of_types, one_of_each, types_of, without_types
-from ipygpumem.heap.libraries import VISITS_BUFFER, Behind, behind, loaded_readers
+from ipygpumem.heap.knowledge.certainty import Keepers
+from ipygpumem.heap.libraries import VISITS_BUFFER, Behind, behind, bulk_reader, loaded_readers
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import class_dict
 
@@ -51,11 +52,16 @@ class OwnBytes:
         """Identities of the types that ``learn`` has seen."""
         self._sizers: dict[int, Callable[[Any], int]] = {}
         """C functions that size instances of classes with a ``__sizeof__`` of their own, by the type's identity."""
+        self._in_bulk: dict[int, Callable[[Sequence[Any]], int]] = {}
+        """Functions that return the memory in C of many objects of a type, by the type's identity."""
         self._inline: set[int] = set()
         """Types of objects with attributes outside a dict."""
         self._special: set[int] = set(_TWO_BLOCKS)
         """Types whose instances ``sys.getsizeof`` alone does not measure: all of the above."""
         self._loaded_readers = loaded_readers()
+        self._keepers = Keepers(self._is_read)
+        self._libraries: dict[int, str] = {}
+        """The library that keeps uncounted memory of a type's instances, or an empty text, by the type's identity."""
 
     def learn(self, items: Sequence[object]) -> set[int]:
         """Return the identities of the types of some objects, after learning how to size the new ones."""
@@ -81,7 +87,7 @@ class OwnBytes:
         return rounded(Counter(each(sys.getsizeof, plain))) + self._of_special(of_types(self._special, items))
 
     def each(self, items: Sequence[Any]) -> list[int]:
-        """Return the bytes of each object; those of a class with attributes outside a dict share them equally."""
+        """Return the bytes of each object; those of a class with memory outside the object share it equally."""
         type_ids = self.learn(items)
         sizes = list(each(sys.getsizeof, items))
         by_size = {size: rounded({size: 1}) for size in set(sizes)}
@@ -90,7 +96,7 @@ class OwnBytes:
             return found
         in_two_blocks = {size: rounded({size: 1}, _HEADER) for size in by_size}
         shares: dict[int, int] = {}
-        for type_id in self._inline & type_ids:
+        for type_id in (self._inline | self._in_bulk.keys()) & type_ids:
             same = of_types({type_id}, items)
             shares[type_id] = self.of(same) // len(same)
         for position, type_id in enumerate(map(id, map(type, items))):
@@ -117,10 +123,43 @@ class OwnBytes:
         if not self.arrays.isdisjoint(type_ids):
             size += sum(map(object.__sizeof__, of_types(self.arrays, items)))
             items = without_types(self.arrays, items)
+        for type_id in self._in_bulk.keys() & type_ids:
+            size += self._in_bulk[type_id](of_types({type_id}, items))
         for type_id in self._sizers.keys() & type_ids - self.arrays:
             size += _sum(self._sizers[type_id], of_types({type_id}, items))
             items = without_types({type_id}, items)
         return size + _sum(sys.getsizeof, items)
+
+    def uncounted(self, items: Sequence[object], type_ids: set[int] | None = None) -> set[str]:
+        """Return the libraries that keep memory of some objects which nothing counts, such as ``{"faiss"}``.
+
+        The bytes of these objects are at least those that ``of`` returns. Each type is examined once, so that many
+        objects take as long as reading their types.
+
+        Args:
+            items: the objects, also those that lead to nothing, such as a handle of a C library.
+            type_ids: at least the identities of their types, if known: then known types cost nothing.
+
+        >>> OwnBytes().uncounted([1, "text", [], object()])
+        set()
+        """
+        if type_ids is None:
+            type_ids = types_of(items)
+        if not type_ids <= self._libraries.keys():
+            for type_id, example in one_of_each(items).items():
+                if type_id not in self._libraries:
+                    self._libraries[type_id] = self._keepers.of(type(example), example)
+        return {self._libraries.get(type_id, "") for type_id in type_ids} - {""}
+
+    def _is_read(self, kind: type) -> bool:
+        """Return True if a table has a function for a type, or it is one of the arrays that are read anyway."""
+        if bulk_reader(kind) is not None or behind(kind, self._loaded_readers) is not None:
+            return True
+        for module, name in (("numpy", "ndarray"), ("torch", "Tensor")):
+            base = library_type(module, name)
+            if base is not None and type.__subclasscheck__(base, kind):
+                return True
+        return False
 
     def _of_special(self, items: Sequence[Any]) -> int:
         """Return the bytes of objects that have more than one block of memory, or a size of their own."""
@@ -142,6 +181,8 @@ class OwnBytes:
         inline = of_types(self._inline, items) if not self._inline.isdisjoint(type_ids) else ()
         if inline:
             size += _attributes_of(inline)
+        for type_id in self._in_bulk.keys() & type_ids:
+            size += self._in_bulk[type_id](of_types({type_id}, items))
         return size
 
     def _learn(self, type_id: int, kind: type) -> None:
@@ -152,6 +193,9 @@ class OwnBytes:
         # The bytes that a ``BytesIO`` shares are a reference of it.
         if reader is not None and not type.__subclasscheck__(io.BytesIO, kind):
             self.readers[type_id] = reader
+        in_bulk = bulk_reader(kind)
+        if in_bulk is not None:
+            self._in_bulk[type_id] = in_bulk
         if type.__subclasscheck__(dict, kind):
             self.dicts.add(type_id)
         array_type = library_type("numpy", "ndarray")
@@ -160,7 +204,7 @@ class OwnBytes:
         if type.__dict__["__flags__"].__get__(kind) & _MANAGED_DICT and container_base(kind) is None:
             self._inline.add(type_id)
         in_two_blocks = self.dicts - {id(dict)}
-        if any(type_id in types for types in (self._sizers, self.arrays, self._inline, in_two_blocks)):
+        if any(type_id in types for types in (self._sizers, self._in_bulk, self.arrays, self._inline, in_two_blocks)):
             self._special.add(type_id)
 
 

@@ -1,8 +1,8 @@
 """Knows what objects refer to: what the collector reports, and what it does not.
 
 The collector reports each reference of a container once. It leaves out the text keys of dicts, the elements of object
-arrays, the array behind a view, the bytes in a ``BytesIO`` up to Python 3.11, and all that torch keeps in C++. It
-reports too much where a future wakes a task: the future does not own the task.
+arrays, the array behind a view or a row, the bytes in a ``BytesIO`` up to Python 3.11, and all that torch keeps in C++.
+It reports too much where a future wakes a task: the future does not own the task.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from itertools import chain, compress
 from operator import eq
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import elements, library_type, read_array
+from ipygpumem.heap.arrays import STRING_KIND, flat_elements, inside_row, is_of_library, library_type, read_array
 from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.holders.graphs import gradient_of, saved_by
 from ipygpumem.heap.holders.nodes import Nodes
 from ipygpumem.heap.holders.tasks import BUILTIN, without_wakeups
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.libraries import bytes_of
-from ipygpumem.introspect import is_instance
+from ipygpumem.introspect import instance_dict, is_instance
 
 COMMON_REFERENCES = 100
 """A number or text with as many references is a constant, which no user owns."""
 _DICT = {id(dict)}
 _SPECIAL: tuple[tuple[str, str, str], ...] = (
     ("array", "numpy", "ndarray"),
+    ("row", "numpy", "void"),
     ("tensor", "torch", "Tensor"),
     ("stream", "io", "BytesIO"),
 )
@@ -83,14 +84,8 @@ class ReferenceReader:
         found: list[Any] = gc.get_referents(*owners)
         if self._has_text_keys and not self._dicts.isdisjoint(type_ids):
             found += self._text_keys(owners, self._dicts & type_ids)
-        if not self._special["stream"].isdisjoint(type_ids):
-            for stream in of_types(self._special["stream"], objects):
-                found += bytes_of(stream)
-        is_complete = True
-        if not self._special["array"].isdisjoint(type_ids):
-            inside = [_inside_array(array) for array in of_types(self._special["array"], objects)]
-            is_complete = None not in inside
-            found += chain.from_iterable(filter(None, inside))
+        unreported, is_complete = self._unreported(objects, type_ids)
+        found += unreported
         graphs = _Graphs([], [])
         if not self._special["tensor"].isdisjoint(type_ids):
             self._read_tensors(of_types(self._special["tensor"], objects), graphs)
@@ -113,6 +108,25 @@ class ReferenceReader:
                 if base is not None and is_instance(example, base):
                     self._special[name].add(type_id)
 
+    def _unreported(self, objects: Sequence[Any], type_ids: set[int]) -> tuple[list[Any], bool]:
+        """Return the objects in streams, arrays and rows of arrays; False if an array was too long to read."""
+        found = list[Any]()
+        is_complete = True
+        if not self._special["stream"].isdisjoint(type_ids):
+            for stream in of_types(self._special["stream"], objects):
+                found += bytes_of(stream)
+        if not self._special["row"].isdisjoint(type_ids):
+            for row in of_types(self._special["row"], objects):
+                found += inside_row(row)
+        if not self._special["array"].isdisjoint(type_ids):
+            for array in of_types(self._special["array"], objects):
+                inside = _inside_array(array)
+                if inside is None:
+                    is_complete = False
+                else:
+                    found += inside
+        return found, is_complete
+
     def _text_keys(self, objects: Sequence[Any], dicts: set[int]) -> list[Any]:
         """Return the text keys of dicts, without those that many objects share."""
         keys = text_keys(objects, dicts)
@@ -128,6 +142,8 @@ class ReferenceReader:
                 viewed = base._base.__get__(tensor)
                 if viewed is not None:
                     graphs.tensors.append((owner, viewed))
+                if is_of_library(tensor, *_JAGGED):
+                    graphs.tensors.extend((owner, kept) for kept in _kept_by_jagged(tensor, viewed))
                 first = self._nodes.first(tensor)
                 if first is not None:
                     graphs.nodes.append((owner, _key_of(first)))
@@ -163,6 +179,20 @@ def has_own_keys(dicts: Sequence[Any]) -> bool:
     return bool(texts) and min(map(sys.getrefcount, texts)) < COMMON_REFERENCES
 
 
+_JAGGED = ("torch.nested._internal.nested_tensor", "NestedTensor")
+
+
+def _kept_by_jagged(tensor: Any, viewed: Any) -> list[Any]:
+    """Return the tensors to which torch's C++ code refers for a jagged tensor, besides the one of which it is a view.
+
+    ``_nested_view_from_jagged`` records the view twice, for backward and for forward gradients, and keeps the offsets
+    and lengths to make the view again.
+    """
+    attributes = instance_dict(tensor) or {}
+    kept = [viewed, attributes.get("_offsets"), attributes.get("_lengths")]
+    return [item for item in kept if item is not None]
+
+
 class _Graphs(NamedTuple):
     tensors: list[tuple[Owner, Any]]
     nodes: list[tuple[Owner, Owner]]
@@ -173,29 +203,16 @@ def _key_of(node: object) -> Owner:
 
 
 def _inside_array(array: Any) -> list[Any] | None:
-    """Return the base of a view, or the objects in an array; None if there are too many."""
+    """Return the base of a view, the objects in an array, or the dtype that has its texts; None if there are too many.
+
+    NumPy gives each array of texts a dtype of its own.
+    """
     viewed = read_array("base", array)
     if viewed is not None:
         return [viewed]
-    if not read_array("dtype", array).hasobject:
-        return []
-    return _elements(array)
-
-
-def _elements(array: Any) -> list[Any] | None:
-    """Return the objects in an array that owns its elements; None if there are too many."""
     dtype = read_array("dtype", array)
-    if dtype.names is None:
-        items = elements(array)
-        for _ in range(read_array("ndim", array) - 1) if items is not None else ():
-            items = list(chain.from_iterable(items or ()))
-        return items
-    found = list[Any]()
-    for name in dtype.names:  # of a structured array
-        if dtype[name].hasobject:
-            base: Any = library_type("numpy", "ndarray")
-            items = _elements(base.__getitem__(base.view(array, base), name))
-            if items is None:
-                return None
-            found += items
-    return found
+    if dtype.kind == STRING_KIND:
+        return [dtype]
+    if not dtype.hasobject:
+        return []
+    return flat_elements(array)

@@ -1,0 +1,288 @@
+"""Knows which types keep memory that nothing counts: extension types of libraries that are in no table.
+
+A C library says nowhere how much memory its objects keep. So each of its types counts as one that keeps more than its
+size, unless something is known about it:
+
+- a table has a function that reads its memory, or it has a ``__sizeof__`` of its own;
+- its library keeps data in arrays, containers and other objects that are followed, as pandas does;
+- it is a value, such as a date, an error or a class;
+- it was compiled from Python, so that its attributes are Python objects.
+
+The standard library is the other way round: its types refer to objects that are followed, except a few.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+from ipygpumem.heap import structs
+from ipygpumem.heap.arrays import library_type
+from ipygpumem.introspect import (
+    HEAP_TYPE,
+    class_dict,
+    is_instance,
+    is_made_by_statement,
+    is_users_class,
+    module_dict,
+    mro_of,
+    name_of,
+    text_of,
+)
+
+_VALUES: tuple[type, ...] = (
+    *(int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset),
+    *(BaseException, type, ModuleType, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo),
+)
+"""Built-in types whose C subclasses are values, too, such as pandas' ``Timestamp``."""
+
+_OF_STANDARD_LIBRARY: dict[str, tuple[str, ...]] = {
+    "_bz2": ("BZ2Compressor", "BZ2Decompressor"),
+    "_dbm": ("dbm",),
+    "_gdbm": ("gdbm",),
+    "_lzma": ("LZMACompressor", "LZMADecompressor"),
+    "_ssl": ("MemoryBIO",),
+    "_tkinter": ("tkapp",),
+    "_zstd": ("ZstdCompressor", "ZstdDecompressor", "ZstdDict"),
+    "compression.zstd": ("ZstdCompressor", "ZstdDecompressor", "ZstdDict"),
+    "pyexpat": ("xmlparser",),
+    "xml.etree.ElementTree": ("XMLParser",),
+    "zlib": ("Compress", "Decompress", "_ZlibDecompressor"),
+}
+"""Types of the standard library that keep memory in C, by module."""
+
+_FOLLOWED = {
+    *("aiohttp", "contourpy", "frozenlist", "h5py", "kiwisolver", "matplotlib", "multidict", "numpy", "pandas"),
+    *("propcache", "psutil", "pydantic_core", "sklearn", "torch", "torchvision", "uarray", "xxhash", "yarl", "zmq"),
+    *("blis", "cymem", "murmurhash", "preshed", "spacy", "srsly", "thinc"),  # by way of a pool of cymem
+    "_cyutility",  # Cython's views of memory that belongs to other objects
+    "_dynfunc",  # numba's functions
+    "_nrt_python",  # numba's owners of arrays' memory, which the arrays show
+    "nanobind",
+    "pybind11_builtins",  # bases of all classes that these have made
+    *("ipygpumem", "IPython", "ipykernel", "debugpy", "_pydevd_bundle", "_pydev_bundle", "pydevd"),
+}
+"""Libraries whose C types refer to objects that are followed, are small, or are read by a function in a table."""
+
+_EXCEPTIONS: dict[str, tuple[str, ...]] = {
+    "pandas": ("pandas._libs.parsers",),
+    "torch": ("torch._C._distributed", "torch._C.ScriptFunction", "torch._C.ScriptObject", "torch.jit.ScriptFunction"),
+    "zmq": ("zmq.backend.cython._zmq.Frame",),
+}
+"""Starts of the names of types that keep memory all the same, by library."""
+
+_VALUES_OF: dict[str, tuple[str, ...]] = {
+    "cftime": ("datetime",),
+    "charset_normalizer": ("",),
+    "protobuf": ("Descriptor", "EnumDescriptor", "FieldDescriptor", "FileDescriptor"),
+    "jaxlib": (
+        *("Array", "Client", "Config", "Device", "DeviceList", "Layout", "Memory", "Mesh", "Sharding"),
+        *("PyTreeDef", "PyTreeRegistry"),
+    ),
+    "jax": ("Sharding",),
+    "lxml": ("QName", "ClassLookup", "ErrorLog", "Resolver"),
+    "netCDF4": ("Dimension",),
+    "polars": ("PyDataFrame", "Expr", "DataType", "Selector", "When", "Then"),
+    "pyarrow": (
+        *("DataType", "Type", "Field", "Schema", "KeyValueMetadata", "MemoryPool", "Function", "FunctionRegistry"),
+        *("FunctionOptions", "Options", "Kernel", "Expression", "FileSystem", "FileSelector", "FileInfo", "Codec"),
+        *("BooleanScalar", "FloatScalar", "DoubleScalar", "HalfFloatScalar", "DurationScalar", "NullScalar"),
+        *("Int8Scalar", "Int16Scalar", "Int32Scalar", "Int64Scalar", "TimestampScalar", "MonthDayNanoIntervalScalar"),
+        *("Date32Scalar", "Date64Scalar", "Time32Scalar", "Time64Scalar", "Decimal128Scalar", "Decimal256Scalar"),
+    ),
+    "regex": ("",),
+    "_regex": ("",),
+    "tokenizers": ("AddedToken", "Regex"),
+    "yaml": ("Mark",),
+}
+"""Ends of the names of types that are small values, or that other types hold, by library."""
+
+_NAMES = {
+    "_box": "numba",
+    "_cffi_backend": "cffi",
+    "_dispatcher": "numba",
+    "_polars_runtime_32": "polars",
+    "_polars_runtime_64": "polars",
+    "_polars_runtime_compat": "polars",
+    "google": "protobuf",
+}
+"""Libraries' names as users know them, by the first part of their modules' names."""
+
+
+class Keepers:
+    """Finds the library that keeps memory of a type's instances which nothing counts.
+
+    Args:
+        is_read: returns True for a type whose memory is counted.
+    """
+
+    def __init__(self, is_read: Callable[[type], bool]) -> None:
+        self._is_read = is_read
+
+    def of(self, kind: type, example: object = None) -> str:
+        """Return the library's name, such as ``faiss``; empty if all memory of the instances is counted.
+
+        Args:
+            kind: the type.
+            example: an instance: a class written in Python may keep memory behind a pointer of ctypes.
+        """
+        if _is_unreadable(kind):
+            return _library(kind)
+        if self._is_read(kind):
+            return ""
+        for base in mro_of(kind):
+            if base is object:
+                break
+            if _is_handle_of_swig(base):
+                return _library(kind)
+            if _has_fields_in_c(base):
+                if not _keeps_memory(base):
+                    return ""
+                return _library(kind) or _library(base)
+        if example is not None and _has_pointer(kind, example):
+            return _library(kind) or "ctypes"
+        return ""
+
+
+def _has_fields_in_c(kind: type) -> bool:
+    """Return True if a class adds fields of C to its base.
+
+    A class statement adds at most a dict, weak references and slots, all of which the class then names. A library may
+    add as little to a class that it creates at run time, but names none of them.
+    """
+    if name_of(type(kind)) in _METACLASSES_OF_C:
+        return True
+    if not is_made_by_statement(kind):
+        return True
+    own = class_dict(kind)
+    names = ("__dict__", "__weakref__", "__slots__")
+    adds_bytes = _basic_size(kind) > _basic_size(type.__dict__["__base__"].__get__(kind) or object)
+    return adds_bytes and not any(name in own for name in names)
+
+
+_METACLASSES_OF_C = {"pybind11_type", "nb_type", "nb_type_0"}
+"""Metaclasses of classes whose instances have an object of C++; the classes themselves add no fields."""
+
+
+def _basic_size(kind: type) -> int:
+    size: int = type.__dict__["__basicsize__"].__get__(kind)
+    return size
+
+
+def _is_handle_of_swig(kind: type) -> bool:
+    """Return True for a class that SWIG has written: its instances own an object of C++."""
+    return "thisown" in class_dict(kind)
+
+
+def _keeps_memory(kind: type) -> bool:
+    """Return True if instances of a C class may keep memory that nothing counts."""
+    if any(type.__subclasscheck__(value, kind) for value in _VALUES):
+        return False
+    module, name = _module_of(kind), name_of(kind)
+    package = module.partition(".")[0]
+    library = _NAMES.get(package, package)
+    if not library or library == "builtins" or library.startswith("swig_runtime_data"):
+        return False  # functions and generators of Cython, and handles of objects whose classes are known
+    if package in sys.stdlib_module_names:
+        return name in _OF_STANDARD_LIBRARY.get(module, ())
+    if _has_size_or_is_compiled(kind) or name.startswith("__pyx_"):  # Cython's closures and default arguments
+        return False
+    if _is_enumeration(kind):
+        return False
+    if library in _FOLLOWED:
+        return f"{module}.{name}".startswith(_EXCEPTIONS.get(library, ()))
+    endings = _VALUES_OF.get(library, ())
+    names = map(name_of, mro_of(kind))
+    return not any(name.endswith(endings) for name in names)
+
+
+def _has_size_or_is_compiled(kind: type) -> bool:
+    """Return True for a class with a ``__sizeof__`` of its own, and for one that mypyc has compiled from Python."""
+    for base in mro_of(kind):
+        own = class_dict(base)
+        if base is not object and ("__sizeof__" in own or "__mypyc_attrs__" in own):
+            return True
+    return False
+
+
+def _is_enumeration(kind: type) -> bool:
+    """Return True for an enumeration of pybind11."""
+    return "__members__" in class_dict(kind) and "__entries" in class_dict(kind)
+
+
+def _is_unreadable(kind: type) -> bool:
+    """Return True for a type with a function in a table that this version of the library does not allow."""
+    for module, name, can_read in _READ_FROM_STRUCTS:
+        base = library_type(module, name)
+        if base is not None and type.__subclasscheck__(base, kind):
+            return not can_read()
+    return False
+
+
+_READ_FROM_STRUCTS: tuple[tuple[str, str, Callable[[], bool]], ...] = (
+    ("io", "StringIO", lambda: structs.can_read_text_streams()),
+    ("numpy.dtypes", "StringDType", lambda: structs.can_read_texts()),
+    ("sqlite3", "Connection", lambda: structs.can_read_databases()),
+)
+
+
+def _has_pointer(kind: type, example: object) -> bool:
+    """Return True if an object of a library's class written in Python has an attribute that is a pointer of ctypes."""
+    library = _library(kind)
+    if library in _FOLLOWED or library in sys.stdlib_module_names:
+        return False
+    pointers = [library_type("ctypes", "c_void_p"), library_type("_ctypes", "_Pointer")]
+    for value in _attributes(example):
+        for pointer in pointers:
+            if pointer is not None and type.__subclasscheck__(pointer, type(value)):
+                return True
+    return False
+
+
+def _attributes(item: object) -> Iterator[object]:
+    """Yield the values of an object's attributes, and its class; creates no dict of attributes."""
+    for value in gc.get_referents(item):
+        if type(value) is dict:
+            yield from list(value.values())
+        else:
+            yield value
+
+
+def _library(kind: type) -> str:
+    """Return the name of the library that has defined a class, or the nearest of its bases that is not the user's."""
+    for base in mro_of(kind):
+        first = _module_of(base).partition(".")[0]
+        if first and first != "builtins" and not is_users_class(base):
+            return _NAMES.get(first, first.lstrip("_"))
+    return ""
+
+
+def _module_of(kind: type) -> str:
+    """Return the name of the module of a class, also of one of C that names none, and so seems to be a built-in."""
+    try:
+        named = text_of(type.__dict__["__module__"].__get__(kind))
+    except AttributeError:  # made by code without a module
+        return ""
+    return _module_that_has(kind) if named == "builtins" else named
+
+
+def _module_that_has(kind: type) -> str:
+    """Return the name of a module that has a class under its name; ``builtins`` if it seems to be CPython's own.
+
+    The standard library's modules come first, because other modules import its classes. All classes of CPython that are
+    in no module, such as the type of an iterator, are static.
+    """
+    name = name_of(kind)
+    found = ""
+    for module_name, module in list(sys.modules.items()):
+        if is_instance(module, ModuleType) and module_dict(module).get(name) is kind:
+            if module_name.partition(".")[0] in sys.stdlib_module_names:
+                return module_name
+            found = found or module_name
+    if found:
+        return found
+    is_static = not type.__dict__["__flags__"].__get__(kind) & HEAP_TYPE
+    return "builtins" if is_static else name

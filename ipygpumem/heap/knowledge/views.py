@@ -1,0 +1,109 @@
+"""Finds small views that keep a large block of memory alive, and knows the call that copies them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ipygpumem.heap.arrays import (
+    answers_itself,
+    describe,
+    inside_pandas,
+    is_array,
+    is_of_library,
+    is_of_pandas,
+    memory_of,
+    owner_of,
+    read_array,
+)
+from ipygpumem.heap.bulk import by_identity
+from ipygpumem.units import MIB, format_bytes
+
+_LEAST_UNUSED_BYTES = MIB
+"""A view is worth a note from this number of bytes that it keeps and does not show."""
+_SMALL = 10
+"""A small view shows at most one part in so many of the block."""
+
+
+def small_view(value: object) -> str:
+    """Return a note on a small view of a large block, with the call that copies it; empty for any other object.
+
+    No code of the user runs.
+
+    >>> import numpy
+    >>> big = numpy.ones((1_000_000, 4))
+    >>> small_view(big[:10])
+    '10 × 4 of an array of 30.5 MiB: .copy()'
+    >>> small_view(big)
+    ''
+    """
+    if is_of_library(value, "torch", "Tensor"):
+        return _of_tensor(value)
+    if is_array(value):
+        return _of_array(value)
+    if is_of_pandas(value):
+        return _of_pandas(value)
+    return ""
+
+
+def _of_tensor(tensor: Any) -> str:
+    torch: Any = sys.modules["torch"]
+    if answers_itself(torch, type(tensor)):
+        return ""
+    described = describe(tensor)
+    if described is None or described.storage[0] != "torch":  # sparse, or without memory
+        return ""
+    with torch._C.DisableTorchFunction():
+        shown_bytes = torch.Tensor.numel(tensor) * torch.Tensor.element_size(tensor)
+    if not _is_small(shown_bytes, described.size_bytes):
+        return ""
+    return f"{_shape(described.shape)} of a storage of {format_bytes(described.size_bytes)}: .clone()"
+
+
+def _of_array(array: Any) -> str:
+    described = describe(array)
+    if described is None or _is_mapped(array):
+        return ""
+    shown_bytes = read_array("nbytes", array)
+    owner = owner_of(array)
+    if is_array(owner) and read_array("nbytes", owner) > shown_bytes:
+        shown_bytes = described.size_bytes * shown_bytes // read_array("nbytes", owner)  # with the texts of its rows
+    elif is_array(owner):
+        return ""
+    if not _is_small(shown_bytes, described.size_bytes):
+        return ""
+    return f"{_shape(described.shape)} of an array of {format_bytes(described.size_bytes)}: .copy()"
+
+
+def _of_pandas(value: object) -> str:
+    """Return the note on a frame, series or index whose arrays are views of larger ones."""
+    arrays: Sequence[Any] = inside_pandas(value)
+    if any(map(_is_mapped, arrays)):
+        return ""
+    shown_bytes = sum(read_array("nbytes", array) for array in arrays)
+    owners = by_identity([owner for owner in map(owner_of, arrays) if is_array(owner)])
+    kept_bytes = sum(read_array("nbytes", owner) for owner in owners.values())
+    if not _is_small(shown_bytes, kept_bytes):
+        return ""
+    views = [array for array in arrays if id(array) not in owners]
+    rows = max(read_array("shape", view)[-1] for view in views)
+    noun = "row" if rows == 1 else "rows"
+    return f"{rows:,} {noun} of a block of {format_bytes(kept_bytes)}: .copy()"
+
+
+def _is_small(shown_bytes: int, kept_bytes: int) -> bool:
+    return shown_bytes * _SMALL <= kept_bytes and kept_bytes - shown_bytes >= _LEAST_UNUSED_BYTES
+
+
+def _is_mapped(array: Any) -> bool:
+    """Return True for an array on a memory map, of which only the pages that were read are in RAM."""
+    return is_of_library(memory_of(array), "mmap", "mmap")
+
+
+def _shape(shape: Sequence[int]) -> str:
+    if not shape:
+        return "1 value"
+    if len(shape) == 1:
+        return f"{shape[0]:,} values" if shape[0] != 1 else "1 value"
+    return " × ".join(map(str, shape))

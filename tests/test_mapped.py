@@ -1,0 +1,81 @@
+"""Mapped files are called files, and only their pages in RAM count, whichever library shows them."""
+
+import mmap
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ipygpumem.heap.mapped import MappedFiles
+from ipygpumem.heap.sizes import Size, Sizes
+
+MIB = 1 << 20
+NOTE = "the pages in RAM of a mapped file of 8 MiB"
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages are read as Linux shows them")
+
+
+def assert_read(size: Size, *, pages: int) -> None:
+    """Check that a mapped file of 8 MiB counts some bytes; the kernel maps up to 2 MiB around what is read."""
+    assert pages <= size.size_bytes <= pages + 3 * MIB
+    assert size.notes == (NOTE,)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "numbers"
+    path.write_bytes(b"x" * 8 * MIB)
+    return path
+
+
+def test_a_map_of_a_file_counts_the_pages_that_were_read(path: Path) -> None:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert_read(Sizes().measure(mapped), pages=0)
+        assert mapped[: 4 * MIB].count(b"y") == 0
+        assert_read(Sizes().measure(mapped), pages=4 * MIB)
+
+
+def test_a_map_without_a_file_is_no_file() -> None:
+    with mmap.mmap(-1, 8 * MIB) as mapped:
+        mapped[: 2 * MIB] = b"x" * 2 * MIB
+        size = Sizes().measure(mapped)
+    assert 2 * MIB <= size.size_bytes <= 3 * MIB
+    assert size.notes == (NOTE.replace("mapped file", "memory map"),)
+
+
+def test_arrays_of_numpy_on_files_count_their_pages(path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    array = numpy.memmap(path, "u1", "r")
+    assert int(array[: 4 * MIB].max()) == ord("x")
+    with path.open("rb") as file:
+        other: Any = numpy.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), "u1")
+        assert_read(Sizes().measure(array), pages=4 * MIB)
+        assert_read(Sizes().measure(other), pages=0)
+
+
+def test_tables_of_pyarrow_on_files_count_their_pages(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    path = str(tmp_path / "table")
+    table = arrow.table({"a": arrow.array(range(MIB))})
+    with arrow.OSFile(path, "wb") as sink, arrow.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    assert Sizes().measure(table).notes == ()
+    mapped = arrow.ipc.open_file(arrow.memory_map(path)).read_all()
+    assert Sizes().measure(mapped).size_bytes < 3 * MIB
+    assert mapped["a"].slice(0, MIB // 2).to_numpy().max() == MIB // 2 - 1
+    assert_read(Sizes().measure(mapped), pages=4 * MIB)
+
+
+def test_the_kernels_list_is_read_once_and_only_if_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def mappings() -> list[tuple[int, int]]:
+        calls.append(1)
+        return [(1000, 2000), (2000, 3000), (5000, 6000)]
+
+    monkeypatch.setattr("ipygpumem.heap.mapped.mapped_files", mappings)
+    files = MappedFiles()
+    assert calls == []
+    spans = {(1000, 1000): True, (1500, 1500): True, (1500, 1501): False, (999, 10): False, (3000, 1): False}
+    assert {span: files.contain(*span) for span in spans} == spans
+    assert calls == [1]
