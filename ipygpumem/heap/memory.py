@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ipygpumem.heap.arrays import Reader, each, is_array, place_of, read_array, storage_key
+from ipygpumem.heap.arrays import Reader, each, is_array, library_type, place_of, read_array, storage_key
 from ipygpumem.heap.bulk import of_types
 from ipygpumem.heap.graph import Graph, NodeKey, Spans
 from ipygpumem.heap.knowledge.kinds import Types
@@ -198,7 +198,7 @@ class MemoryReader:
                 _, start, end = place_of(array)
                 spans.append((start, end, id(array)))
         numpy: Any = sys.modules.get("numpy")
-        for data in of_types(BUFFERS, objects) if numpy is not None else ():
+        for data in of_types(BUFFERS, objects) if library_type("numpy", "ndarray") is not None else ():
             if sys.getsizeof(data) >= _LARGE:
                 _, start, end = place_of(numpy.frombuffer(data, "u1"))
                 spans.append((start, end, id(data)))

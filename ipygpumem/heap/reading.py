@@ -271,7 +271,7 @@ class GraphReader:
         linked = list[Any]()
         base = self.types.containers.get(id(kind))
         is_long = base is not None and base.__len__(item) > _MOST_IN_LINK
-        if is_long or any(is_instance(item, base) for base in _LEADS_TO_ALL):
+        if is_long or id(item) in self._with_items_read or any(is_instance(item, base) for base in _LEADS_TO_ALL):
             return linked
         while len(linked) < CHUNK:
             following = _of_same_kind(item, kind)

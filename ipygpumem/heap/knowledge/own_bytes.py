@@ -89,23 +89,28 @@ class OwnBytes:
     def each(self, items: Sequence[Any]) -> list[int]:
         """Return the bytes of each object; those of a class with memory outside the object share it equally."""
         type_ids = self.learn(items)
-        sizes = list(each(sys.getsizeof, items))
-        by_size = {size: rounded({size: 1}) for size in set(sizes)}
-        found = list(map(by_size.__getitem__, sizes))
-        if self._special.isdisjoint(type_ids):
-            return found
-        in_two_blocks = {size: rounded({size: 1}, _HEADER) for size in by_size}
+        # ``sys.getsizeof`` would run the code of a class with a ``__sizeof__`` of its own.
+        different = (self._special - _TWO_BLOCKS) & type_ids
+        sizes = list(each(sys.getsizeof, without_types(different, items)))
+        in_one_block = {size: rounded({size: 1}) for size in set(sizes)}
+        if not different and _TWO_BLOCKS.isdisjoint(type_ids):
+            return list(map(in_one_block.__getitem__, sizes))
+        in_two_blocks = {size: rounded({size: 1}, _HEADER) for size in in_one_block}
         shares: dict[int, int] = {}
-        for type_id in (self._inline | self._in_bulk.keys()) & type_ids:
+        for type_id in (self._inline | self._in_bulk.keys()) & different:
             same = of_types({type_id}, items)
             shares[type_id] = self.of(same) // len(same)
-        for position, type_id in enumerate(map(id, map(type, items))):
-            if type_id in _TWO_BLOCKS:
-                found[position] = in_two_blocks[sizes[position]]
-            elif type_id in shares:
-                found[position] = shares[type_id]
-            elif type_id in self._special:
-                found[position] = self.of([items[position]])
+        found = []
+        following = iter(sizes)
+        for item, type_id in zip(items, map(id, map(type, items)), strict=True):
+            if type_id in shares:
+                found.append(shares[type_id])
+            elif type_id in different:
+                found.append(self.of([item]))
+            elif type_id in _TWO_BLOCKS:
+                found.append(in_two_blocks[next(following)])
+            else:
+                found.append(in_one_block[next(following)])
         return found
 
     def requested(self, items: Sequence[Any], type_ids: set[int]) -> int:
