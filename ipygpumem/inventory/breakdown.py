@@ -253,7 +253,12 @@ MANY_BYTES, MANY_SHARE = 64 * MIB, 0.1
 """Bytes, and share of the RSS or of what an experiment keeps, from which a note says how many cannot be named."""
 PYTHON, OF = "Python objects", "of "
 """Name of a part, and prefix of the kind of a library's memory that is neither a tensor nor a NumPy array."""
-_OBJECTS = {PYTHON: "text, numbers, containers, functions, classes, code of modules"}
+PRINTED = "printed by cells"
+"""Name of the part with the text that IPython keeps."""
+_OBJECTS = {
+    PYTHON: "text, numbers, containers, functions, classes, code of modules",
+    PRINTED: "text and displays that IPython keeps for %notebook: %gpumem free drops them",
+}
 _OF_LIBRARY = "its frames, models, images: delete their names"
 _OWN = {
     "data of libraries": "written pages of mapped files: freed when the kernel restarts",

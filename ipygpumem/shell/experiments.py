@@ -329,7 +329,7 @@ class ExperimentManager:
             if experiment not in here:
                 self._leave_to(cell, experiment)
                 if cell.number is not None:
-                    experiment.outputs_at_start.keys.add(cell.number)
+                    experiment.outputs.leave_to_others(experiment.outputs_at_start, cell.number)
         if here and not self._cells.running():
             settle([experiment.scope for experiment in here])
         for experiment in self.open:
