@@ -268,6 +268,8 @@ _OWN = {
 """Parts by the fields of ``OwnPages``, with advice."""
 _REST = "libraries' own data and caches: delete names, then %gpumem free"
 _NOT_NAMED = "not named"
+UNACCOUNTED = "no object and no free page of malloc accounts for them"
+"""The measured fact about pages without a name."""
 
 
 def host_parts(
@@ -275,7 +277,6 @@ def host_parts(
     storages: Iterable[Storage] | None,
     resident: Resident,
     objects: Mapping[str, int] | None = None,
-    causes: str = "libraries' own data",
 ) -> Reconciliation:
     """Return the breakdown of the host's memory.
 
@@ -284,7 +285,6 @@ def host_parts(
         storages: the tensors and arrays that Python holds, on any device; None if unknown.
         resident: returns the bytes in RAM of each address range.
         objects: bytes of objects without arrays' data, by part.
-        causes: what probably is in pages that cannot be named.
     """
     notes: list[str] = []
     group = figures.group
@@ -326,7 +326,7 @@ def host_parts(
     ]
     rest = sum(part.size_bytes or 0 for part in parts if part.name == _NOT_NAMED)
     if rest > min(MANY_BYTES, MANY_SHARE * figures.rss_bytes):
-        notes.append(f"{format_bytes(rest)} of this process are not named: probably {causes}")
+        notes.append(f"{format_bytes(rest)} of this process are not named: {UNACCOUNTED}")
     if figures.children_bytes is None:
         notes.append(f"child processes are not known separately here: they are among the {_OTHERS}")
     return Reconciliation("cpu", total, basis, tuple(parts), tuple(notes))
@@ -363,7 +363,7 @@ def _private(
     for name, size_bytes in named.items():
         parts.append(Part(name, min(left, size_bytes), _OWN.get(name) or _OBJECTS.get(name, _OF_LIBRARY)))
         left -= min(left, size_bytes)
-    return [*parts, Part(_NOT_NAMED, left, _REST)] if len(parts) else whole
+    return [*parts, Part(_NOT_NAMED, left, "no object accounts for them: delete names, then %gpumem free")] if len(parts) else whole
 
 
 def _disjoint(storages: Iterable[Storage]) -> list[Storage]:

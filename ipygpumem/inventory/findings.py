@@ -29,7 +29,6 @@ from ipygpumem.inventory.breakdown import (
     host_parts,
     pools_on,
 )
-from ipygpumem.inventory.leftover import likely_causes
 from ipygpumem.inventory.survey import roles_of_objects
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import TORCH_DEVICES, loaded_torch, uncounted
@@ -148,8 +147,7 @@ def _host(
             elif piece.device == "cpu":
                 objects[f"data of {library}"] += piece.size_bytes
     objects = Counter({name: size for name, size in objects.items() if size >= MIB})
-    causes = likely_causes()
-    return [host_parts(found, buffers, anonymous_bytes, objects, causes) for found in figures]
+    return [host_parts(found, buffers, anonymous_bytes, objects) for found in figures]
 
 
 def _cards(nvml: Nvml, findings: Findings) -> list[Reconciliation]:
