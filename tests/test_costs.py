@@ -46,7 +46,7 @@ MOST = {
 }
 """Calls of our functions, and calls that these lead to. A commit that raises a number says why."""
 
-MOST_FILES = {"a trivial cell": 26, "an empty experiment": 50}
+MOST_FILES = {"a trivial cell": 27, "an empty experiment": 51}
 """Files of ours whose code runs, which a reader of such a cell must open. A commit that raises one says why."""
 SLACK = 1.1
 """Python's own functions call each other in another way in each version."""

@@ -363,7 +363,9 @@ def _private(
     for name, size_bytes in named.items():
         parts.append(Part(name, min(left, size_bytes), _OWN.get(name) or _OBJECTS.get(name, _OF_LIBRARY)))
         left -= min(left, size_bytes)
-    return [*parts, Part(_NOT_NAMED, left, "no object accounts for them: delete names, then %gpumem free")] if len(parts) else whole
+    if not parts:
+        return whole
+    return [*parts, Part(_NOT_NAMED, left, "no object accounts for them: delete names, then %gpumem free")]
 
 
 def _disjoint(storages: Iterable[Storage]) -> list[Storage]:

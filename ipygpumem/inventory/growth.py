@@ -40,6 +40,7 @@ class Extents:
     def __init__(self) -> None:
         self._lengths: dict[int, int] = {}
         """Lengths above ``_SHORT``: of 10,000 short lists, none costs an entry."""
+        self._bases = _measures_by_base()
         self._measures: dict[int, Callable[[Any], int] | None] = {}
         """The function that returns the extent of a type's instances, by the type's identity; None if it has none."""
 
@@ -65,7 +66,11 @@ class Extents:
         type_ids = types_of(items)
         if not type_ids <= self._measures.keys():
             for type_id, example in one_of_each(items).items():
-                self._measures[type_id] = _measure_of(type(example))
+                if type_id not in self._measures:
+                    self._measures[type_id] = None
+                    for base, measure_of_base in self._bases.items():
+                        if type.__subclasscheck__(base, type(example)):
+                            self._measures[type_id] = measure_of_base
         for type_id in type_ids:
             measure = self._measures[type_id]
             if measure is not None:
@@ -87,10 +92,11 @@ _COUNTED: tuple[Any, ...] = (list, dict, set, deque)
 """Containers that are measured by their number of items."""
 
 
-def _measure_of(kind: type) -> Callable[[Any], int] | None:
-    """Return the C function that returns the extent of a type's instances: items, bytes or letters."""
+def _measures_by_base() -> dict[Any, Callable[[Any], int]]:
+    """Return the C functions that return the extent of containers: items, bytes or letters."""
     bases = dict[Any, Callable[[Any], int]]()
-    bases.update((base, base.__len__) for base in _COUNTED)
+    for base in _COUNTED:
+        bases[base] = base.__len__
     bases[bytearray] = bytearray.__len__
     if not VISITS_BUFFER:  # else its bytes are a new object
         bases[io.BytesIO] = io.BytesIO.__sizeof__
@@ -98,10 +104,7 @@ def _measure_of(kind: type) -> Callable[[Any], int] | None:
     array: Any = getattr(sys.modules.get("array"), "array", None)
     if type(array) is type:
         bases[array] = array.__dict__["__sizeof__"]
-    for base, measure in bases.items():
-        if type.__subclasscheck__(base, kind):
-            return measure
-    return None
+    return bases
 
 
 def _grown_bytes(item: Any, measure: Callable[[Any], int], earlier: int, length: int) -> int:

@@ -23,6 +23,7 @@ from ipygpumem.shell.cell import HISTORY_LENGTH, Cell, CellObserver
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.error_isolation import Part
 from ipygpumem.shell.experiments import ExperimentManager
+from ipygpumem.shell.free_heap import FreeHeap
 from ipygpumem.shell.ipython.caches import error_of, last_error, shown_since
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.subscribers import Subscribers
@@ -48,6 +49,7 @@ class Session:
         self._experiments = experiments
         self._subscribers = subscribers
         self.trends = Trends()
+        self._free_heap = FreeHeap()
         self.observers: tuple[CellObserver, ...] = (experiments,)
         """Replaced, not changed, because an observer may join during a hook."""
         self._waits_to_be_shown = False
@@ -212,6 +214,7 @@ class Session:
         """Return the report line of a cell, or nothing if it is hidden."""
         context = self._context
         remarks = self._recovery.remarks(cell, _error(cell, result) if cell.failed else None)
+        remarks += self._free_heap.remark(record, text_of(getattr(cell.info, "raw_cell", None)))
         growing = self.trends.add(record)
         if growing.wants_look or growing.growths:
             from ipygpumem.shell import holders  # loading the extension must stay fast
