@@ -22,7 +22,7 @@ from tests.kernel import Kernel
 from tests.steps import works
 
 MOST = {
-    "a trivial cell": 200,
+    "a trivial cell": 205,
     "an empty experiment": 1450,
     "an empty experiment, each object": 0,
     "an empty experiment, each name": 0.016,
@@ -39,8 +39,8 @@ MOST = {
     "a recovery, each frame": 150,
     "with torch, the first experiment": 2400,
     "with torch, an empty experiment": 2160,
-    "with torch, a trivial cell": 201,
-    "a guarded cell": 250,
+    "with torch, a trivial cell": 206,
+    "a guarded cell": 256,
     "%gpumem tensors, each tensor": 1.5,
     "an experiment that leaves tensors, each tensor": 10.5,
 }

@@ -15,12 +15,19 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 from ipygpumem.probes import Probe
 from ipygpumem.probes.host import PAGE_BYTES, rss_bytes
 from ipygpumem.records import Reading
 from ipygpumem.units import KIB, MIB, format_bytes
+
+resource: ModuleType | None
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 MOUNT = "/dev/shm"  # noqa: S108  # nothing is written there
 BLOCK_BYTES = 512
@@ -32,6 +39,8 @@ NOT_SHARED_OUT = "RSS, in which shared pages count fully: PSS cannot be read"
 """Note on a figure of processes whose PSS cannot be read."""
 
 
+_STARTUP_BYTES = 4 * MIB
+"""Maximum growth of this process between a measurement and the start of a child."""
 _CLOCK_SECONDS = 0.1
 """The clock of files may be as much behind."""
 _State = tuple[int, bytes, int]
@@ -235,6 +244,34 @@ def size_of(pid: int) -> tuple[int, bool] | None:
         pages = int(_pages(pid)[1])
         return (pages * PAGE_BYTES, False) if pages else None
     return None
+
+
+class EndedChildren(NamedTuple):
+    """The kernel's figures of all child processes that have ended and were waited for, and of their descendants."""
+
+    peak_bytes: int
+    """The largest RSS that any of them has had."""
+    touched_bytes: int
+    """Pages that they have touched, each time that one was mapped; fewer with huge pages."""
+
+    @classmethod
+    def now(cls) -> EndedChildren | None:
+        """Return the figures of this moment; None where the system has none."""
+        if resource is None:
+            return None
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        unit = 1 if sys.platform == "darwin" else KIB
+        return cls(usage.ru_maxrss * unit, usage.ru_minflt * PAGE_BYTES)
+
+    def peak_since(self, before: EndedChildren, own_peak_bytes: int) -> int | None:
+        """Return the peak of the largest child that has ended since ``before``; None if it is not known.
+
+        It is known only of a child larger than all that ended earlier, and larger than this process was: until a child
+        executes its program, it has this process's pages.
+        """
+        if self.peak_bytes <= before.peak_bytes or self.peak_bytes <= own_peak_bytes + _STARTUP_BYTES:
+            return None
+        return self.peak_bytes
 
 
 class Child(NamedTuple):
