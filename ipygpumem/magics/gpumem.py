@@ -16,6 +16,7 @@ from ipygpumem.magics.experiment import described, there_are
 from ipygpumem.magics.parsing import Options
 from ipygpumem.meter.traces import preload as create
 from ipygpumem.meter.traces import why_none
+from ipygpumem.probes.outside import other_kernels
 from ipygpumem.reclaim import reclaim
 from ipygpumem.records import CellRecord
 from ipygpumem.report.content import freed_report
@@ -159,4 +160,4 @@ def status(app: App, options: Options) -> list[Report]:
         cells.append(CellRecord(number, None, None, cell.started_at, seconds, True, None, ()))
     readings = found.readings.values()
     children = with_endings(found.children, app.context.namespace)
-    return [status_report(headline, lines, readings, found.reconciliations, children, cells)]
+    return [status_report(headline, lines, readings, found.reconciliations, children, cells, other_kernels())]

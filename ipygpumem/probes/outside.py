@@ -13,7 +13,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -316,3 +316,66 @@ def _started_at(pid: int) -> float | None:
         return boot + (ticks + 0.5) / os.sysconf("SC_CLK_TCK")  # the middle of the tick in which it started
     except (OSError, ValueError, IndexError, AttributeError):
         return None
+
+
+# -- other kernels ------------------------------------------------------------------------------------------------
+
+_SESSION = b"JPY_SESSION_NAME="
+"""Variable in which Jupyter's server gives a kernel the path of its notebook."""
+
+
+class OtherKernel(NamedTuple):
+    """Another Jupyter kernel of this user."""
+
+    pid: int
+    memory_bytes: int
+    is_shared_out: bool
+    """True if shared pages are divided among their processes (PSS); False if they count fully (RSS)."""
+    notebook: str
+    """The path of its notebook, if the kernel's environment has it."""
+
+
+def other_kernels() -> list[OtherKernel]:
+    """Return the other Jupyter kernels of this user, the largest first; none where there is no /proc."""
+    found = list[OtherKernel]()
+    own = {os.getpid(), *descendants()}
+    try:
+        pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+    except OSError:
+        return found
+    for pid in pids:
+        if pid in own or not is_kernel(_words_of(pid)) or not _is_own(pid):
+            continue
+        size = size_of(pid)
+        if size is not None:
+            found.append(OtherKernel(pid, *size, notebook_of(pid)))
+    return sorted(found, key=lambda kernel: -kernel.memory_bytes)
+
+
+def is_kernel(words: Sequence[str]) -> bool:
+    """Return True for the command line of a Jupyter kernel, in which Python runs ipykernel."""
+    return any(word == "ipykernel" or word.endswith(("kernel_launcher", "kernel_launcher.py")) for word in words)
+
+
+def notebook_of(pid: int) -> str:
+    """Return the path of the notebook that a kernel of this user runs; empty if it is not known."""
+    if not _is_own(pid):
+        return ""
+    with contextlib.suppress(OSError):  # it has ended
+        for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if variable.startswith(_SESSION):
+                return os.fsdecode(variable.removeprefix(_SESSION))
+    return ""
+
+
+def _is_own(pid: int) -> bool:
+    """Return True for a process of this user; root may read the environment of any process, and does not."""
+    with contextlib.suppress(OSError, AttributeError):  # it has ended; Windows
+        return Path(f"/proc/{pid}").stat().st_uid == os.getuid()
+    return False
+
+
+def _words_of(pid: int) -> list[str]:
+    with contextlib.suppress(OSError):
+        return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")
+    return []
