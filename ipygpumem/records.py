@@ -263,7 +263,8 @@ class CellRecord(Record):
     experiments that ended with the cell. Empty without either.
     """
     child_peak_bytes: int | None = None
-    """Growth at its peak of the child process that ran the cell (``%%isolate``), or None."""
+    """RSS at its peak of the largest child process that ended in the cell, if it was larger than all earlier ones and
+    than this process; or the growth at its peak of the child process that ran the cell (``%%isolate``); or None."""
 
 
 @dataclass(frozen=True, slots=True)

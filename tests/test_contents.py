@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import array
 import gc
+import io
+import sys
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
@@ -10,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from ipygpumem.heap import garbage
+from ipygpumem.heap.libraries import VISITS_BUFFER
 from ipygpumem.heap.objects_since import ObjectsSince
 from ipygpumem.inventory.contents import Contents
 
@@ -128,3 +133,60 @@ def test_a_new_object_at_the_address_of_an_old_one_is_new_if_the_collector_knows
     assert list(contents.received(names)) == []
     (found,) = contents.received(names, {id(new)})
     assert found.items == [new]
+
+
+def grown(change: str) -> list[tuple[str, list[str], int]]:
+    """Return the containers that have grown by 100 KB, with the steps to them and their growth in KB."""
+    names: dict[str, object] = {
+        "buffer": bytearray(),
+        "filled": bytearray(200_000),
+        "numbers": [],
+        "table": {},
+        "unique": set(),
+        "queue": deque(),
+        "counter": Counter(),
+        "typed": array.array("d"),
+        "text": io.StringIO(),
+        "bytes_": io.BytesIO(),
+        "closed": io.StringIO(),
+        "deep": {"t": [bytearray()]},
+        "s": Store(),
+        "Own": type("Own", (), {"data": bytearray(), "__module__": "__main__"}),
+        "bound": list[object]().extend,
+    }
+    names["closed"].close()  # type: ignore[attr-defined]  # it is a stream
+    contents = Contents(names)
+    exec(change, names, names)
+    names.pop("__builtins__")
+    found = contents.grown(names, 100_000)
+    return [(one.name, [type(item).__name__ for item in one.chain], one.size_bytes // 1000) for one in found]
+
+
+STEPS_TO_ITEMS = ["Store"] if sys.version_info >= (3, 11) else ["Store", "dict"]
+KB_800 = pytest.approx(800, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("buffer.extend(bytes(800_000))", [("buffer", ["bytearray"], 800)]),
+        ("filled.extend(bytes(800_000))", [("filled", ["bytearray"], 800)]),
+        ("filled[:] = b''; buffer += bytes(90_000)", []),
+        ("numbers.extend([7] * 100_000)", [("numbers", ["list"], KB_800)]),
+        ("numbers += range(1000, 23_000)", [("numbers", ["list"], KB_800)]),
+        ("table.update(dict.fromkeys(range(15_000)))", [("table", ["dict"], pytest.approx(1000, rel=0.4))]),
+        ("unique.update(range(14_000))", [("unique", ["set"], pytest.approx(900, rel=0.2))]),
+        ("queue.extend([None] * 100_000)", [("queue", ["deque"], KB_800)]),
+        ("counter.update(range(15_000))", [("counter", ["Counter"], pytest.approx(1000, rel=0.4))]),
+        ("typed.frombytes(bytes(800_000))", [("typed", ["array"], KB_800)]),
+        ("text.write('x' * 800_000)", [("text", ["StringIO"], KB_800)]),
+        ("bytes_.write(bytes(800_000))", [] if VISITS_BUFFER else [("bytes_", ["BytesIO"], KB_800)]),
+        ("deep['t'][0].extend(bytes(800_000))", [("deep", ["dict", "list", "bytearray"], 800)]),
+        ("s.items += [7] * 100_000", [("s", [*STEPS_TO_ITEMS, "list"], KB_800)]),
+        ("Own.data.extend(bytes(800_000))", [("Own", ["type", "dict", "bytearray"], 800)]),
+        ("buffer = bytearray(800_000)", []),
+        ("pass", []),
+    ],
+)
+def test_old_containers_that_have_grown_are_found(change: str, expected: list[tuple[str, list[str], object]]) -> None:
+    assert grown(change) == expected

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from ipygpumem.fitting import fit
+from ipygpumem.inventory import leftover
 from ipygpumem.inventory.breakdown import host_parts
-from ipygpumem.inventory.leftover import likely_causes
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes import cgroup, host, own_limits
 from ipygpumem.probes.cgroup import Group
@@ -422,4 +422,27 @@ def test_an_autofit_that_fits_nothing_names_the_limit_and_contradicts_nothing(li
 def test_a_mock_in_place_of_a_library_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", MagicMock())
     assert type(host.allocated_bytes()) is int
-    assert "pyarrow" not in likely_causes()
+    assert host.RamFigures.now().arrow_peak_bytes == 0
+
+
+def ram(**figures: int) -> host.RamFigures:
+    return host.RamFigures(
+        **{"file_bytes": 0, "free_bytes": 0, "modules": 100, "arrow_peak_bytes": 50 * MIB, **figures}
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        ({}, "no object and no free page of malloc accounts for them"),
+        ({"arrow_peak_bytes": 80 * MIB}, "; up to 30 MiB may be free pages of pyarrow's pool"),
+        ({"arrow_peak_bytes": 800 * MIB}, "; up to 95 MiB may be free pages of pyarrow's pool"),
+        ({"modules": 220}, "; 120 modules were imported"),
+    ],
+)
+def test_a_cause_is_named_only_if_its_figure_rose(now: dict[str, int], said: str) -> None:
+    (line,) = leftover.unnamed(ram(), ram(**now), 95 * MIB, {})
+    assert line.endswith(said)
+    assert "probably" not in line
+    assert ("pyarrow" in line) == ("arrow_peak_bytes" in now)
+    assert ("imported" in line) == ("modules" in now)

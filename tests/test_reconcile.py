@@ -233,16 +233,18 @@ def test_arrays_count_as_far_as_they_are_in_ram() -> None:
     assert found["not named"] == 500
 
 
-def test_own_pages_are_objects_data_of_libraries_stacks_free_pages_and_a_rest_with_its_causes() -> None:
+def test_own_pages_are_objects_data_of_libraries_stacks_free_pages_and_a_rest() -> None:
     figures = HostFigures(**{**vars(MACHINE), "own": OwnPages(data_bytes=100, stack_bytes=50, free_heap_bytes=60)})
     held = [Storage("cpu", 1000, 800, "other"), Storage("cpu", 5000, 40, "of pyarrow")]
     objects = {"Python objects": 150, "data of polars": 30}
-    found = host_parts(figures, held, all_there, objects, "caches")
+    found = host_parts(figures, held, all_there, objects)
     expected = {"arrays: other": 800, "data of pyarrow": 40, **objects}
     expected |= {"data of libraries": 100, "stacks": 50, "free heap pages": 60, "not named": 270}
     assert expected.items() <= sizes(found).items()
-    assert found.notes == ("270 B of this process are not named: probably caches",)
-    most = host_parts(figures, held, all_there, {**objects, "Python objects": 300}, "caches")
+    assert found.notes == (
+        "270 B of this process are not named: no object and no free page of malloc accounts for them",
+    )
+    most = host_parts(figures, held, all_there, {**objects, "Python objects": 300})
     assert most.notes == (), "less than a tenth"
     too_many = sizes(host_parts(figures, held, all_there, {"Python objects": 5000}))
     assert too_many["Python objects"] == 660

@@ -253,7 +253,12 @@ MANY_BYTES, MANY_SHARE = 64 * MIB, 0.1
 """Bytes, and share of the RSS or of what an experiment keeps, from which a note says how many cannot be named."""
 PYTHON, OF = "Python objects", "of "
 """Name of a part, and prefix of the kind of a library's memory that is neither a tensor nor a NumPy array."""
-_OBJECTS = {PYTHON: "text, numbers, containers, functions, classes, code of modules"}
+PRINTED = "printed by cells"
+"""Name of the part with the text that IPython keeps."""
+_OBJECTS = {
+    PYTHON: "text, numbers, containers, functions, classes, code of modules",
+    PRINTED: "text and displays that IPython keeps for %notebook: %gpumem free drops them",
+}
 _OF_LIBRARY = "its frames, models, images: delete their names"
 _OWN = {
     "data of libraries": "written pages of mapped files: freed when the kernel restarts",
@@ -263,6 +268,8 @@ _OWN = {
 """Parts by the fields of ``OwnPages``, with advice."""
 _REST = "libraries' own data and caches: delete names, then %gpumem free"
 _NOT_NAMED = "not named"
+UNACCOUNTED = "no object and no free page of malloc accounts for them"
+"""The measured fact about pages without a name."""
 
 
 def host_parts(
@@ -270,7 +277,6 @@ def host_parts(
     storages: Iterable[Storage] | None,
     resident: Resident,
     objects: Mapping[str, int] | None = None,
-    causes: str = "libraries' own data",
 ) -> Reconciliation:
     """Return the breakdown of the host's memory.
 
@@ -279,7 +285,6 @@ def host_parts(
         storages: the tensors and arrays that Python holds, on any device; None if unknown.
         resident: returns the bytes in RAM of each address range.
         objects: bytes of objects without arrays' data, by part.
-        causes: what probably is in pages that cannot be named.
     """
     notes: list[str] = []
     group = figures.group
@@ -321,7 +326,7 @@ def host_parts(
     ]
     rest = sum(part.size_bytes or 0 for part in parts if part.name == _NOT_NAMED)
     if rest > min(MANY_BYTES, MANY_SHARE * figures.rss_bytes):
-        notes.append(f"{format_bytes(rest)} of this process are not named: probably {causes}")
+        notes.append(f"{format_bytes(rest)} of this process are not named: {UNACCOUNTED}")
     if figures.children_bytes is None:
         notes.append(f"child processes are not known separately here: they are among the {_OTHERS}")
     return Reconciliation("cpu", total, basis, tuple(parts), tuple(notes))
@@ -358,7 +363,9 @@ def _private(
     for name, size_bytes in named.items():
         parts.append(Part(name, min(left, size_bytes), _OWN.get(name) or _OBJECTS.get(name, _OF_LIBRARY)))
         left -= min(left, size_bytes)
-    return [*parts, Part(_NOT_NAMED, left, _REST)] if len(parts) else whole
+    if not parts:
+        return whole
+    return [*parts, Part(_NOT_NAMED, left, "no object accounts for them: delete names, then %gpumem free")]
 
 
 def _disjoint(storages: Iterable[Storage]) -> list[Storage]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.arrays import NOT_ENTERED, library_type
 from ipygpumem.heap.bulk import Kinds, by_identity, chunks, container_base, kinds_of, of_types, types_of
 from ipygpumem.introspect import ATOMS, class_dict, instance_dict, is_users_class, is_users_module, module_dict
+from ipygpumem.inventory.growth import Extents
 from ipygpumem.scope.scope import ownable
 
 _LEVELS = 3
@@ -40,6 +41,15 @@ class Received(NamedTuple):
     items: list[object]
 
 
+class GrownContainer(NamedTuple):
+    """An old container that has grown, which may keep only numbers or bytes."""
+
+    name: str
+    chain: tuple[object, ...]
+    """The path: objects from the named one to the container."""
+    size_bytes: int
+
+
 class Contents:
     """The objects within a few steps of a notebook's names, by identity; keeps none of them alive.
 
@@ -52,10 +62,13 @@ class Contents:
         """Objects; and those among them whose contents are known."""
         self._ends: dict[int, tuple[int, int]] = {}
         """Length, and identity of the last item or key, of each long container."""
+        self._extents = Extents()
         self._older = max(0, len(namespace) - _MOST_NAMES)
         # From the end, so that the older ones are not touched.
         values = list(islice(reversed(namespace.values()), _MOST_NAMES))[::-1]
         self._known.update(map(id, values))
+        for part in chunks(values, 500):
+            self._extents.add(part)
         level = _leading(values)
         for owner, space in _spaces(values):
             self._known.add(id(space))
@@ -71,6 +84,7 @@ class Contents:
                 if len(self._known) < _MOST:
                     children = gc.get_referents(*part)
                     self._known.update(map(id, children))
+                    self._extents.add(children)
                     self._parents.update(map(id, part))
                     level += children
             level = [item for item in _leading(level) if id(item) not in self._parents]
@@ -107,6 +121,29 @@ class Contents:
                         following[id(child)] = child
             level = list(following.values())
 
+    def grown(self, namespace: dict[str, Any], smallest: int) -> Iterator[GrownContainer]:
+        """Yield the containers within reach that have grown by at least ``smallest`` bytes since, each once."""
+        now = dict(namespace)
+        names = {id(now[name]): name for name in reversed(ownable(now))}
+        values: list[Any] = [now[name] for name in names.values()]
+        spaces = [(owner, space) for owner, space in _spaces(values) if id(space) in self._parents]
+        levels, done = [values], set[int]()
+        for number in range(_LEVELS + 1):
+            known = list(compress(levels[-1], map(self._known.__contains__, map(id, levels[-1]))))
+            for found in self._extents.grown(known, smallest):
+                if id(found.item) not in done:
+                    done.add(id(found.item))
+                    chain = _chain_to(found.item, levels, spaces)
+                    yield GrownContainer(names[id(chain[0])], chain, found.size_bytes)
+            if number < _LEVELS:
+                # Children of other objects were not recorded.
+                parents = [item for item in _leading(levels[-1]) if id(item) in self._parents]
+                parents, _ = _by_length(parents)
+                children = by_identity(gc.get_referents(*parents))
+                if number == 0:
+                    children.update((id(space), space) for _, space in spaces)
+                levels.append(list(children.values()))
+
     def _contents(self, item: object) -> list[object]:
         """Return the objects in another one; the dict of its attributes may be newer than these."""
         children = gc.get_referents(item)
@@ -127,6 +164,32 @@ class Contents:
         keys = list(islice(item, length - 1, None))
         values = list(islice(item.values(), length, None)) if type(item) is dict else keys[1:]
         return values if id(keys[0]) == last else []
+
+
+def _chain_to(
+    item: object, levels: Sequence[Sequence[object]], spaces: Sequence[tuple[object, dict[str, object]]]
+) -> tuple[object, ...]:
+    """Return the objects from a named one to ``item``, which is in the last of some levels of references."""
+    chain = [item]
+    owners = {id(space): owner for owner, space in spaces}
+    for level in levels[-2::-1]:
+        child = chain[0]
+        parent = owners.get(id(child))
+        if parent is None:
+            parent = _parent_of(child, level)
+        chain.insert(0, parent)
+    return tuple(chain)
+
+
+def _parent_of(child: object, level: Sequence[object]) -> object:
+    """Return the object in ``level`` that refers to ``child``."""
+    for part in chunks(level, 500):
+        if id(child) not in by_identity(gc.get_referents(*part)):
+            continue
+        for item in part:
+            if any(one is child for one in gc.get_referents(item)):
+                return item
+    return child  # a thread has removed it since
 
 
 def _spaces(values: Sequence[Any]) -> Iterator[tuple[Any, dict[str, object]]]:

@@ -29,7 +29,6 @@ from ipygpumem.inventory.breakdown import (
     host_parts,
     pools_on,
 )
-from ipygpumem.inventory.leftover import likely_causes
 from ipygpumem.inventory.survey import roles_of_objects
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import TORCH_DEVICES, loaded_torch, uncounted
@@ -79,6 +78,7 @@ def reconcile(
     read: Callable[[], Mapping[str, Reading]],
     look: Callable[[], Iterable[Storage]] | None = None,
     count: Callable[[], Total] = total,
+    of_ipython: Mapping[str, int] | None = None,
 ) -> Findings:
     """Return each device's breakdown; failures are recorded, and only an error of ``read`` is raised.
 
@@ -87,6 +87,7 @@ def reconcile(
         look: returns the storages of the tensors and arrays that Python holds, each once; None to skip them. Called
             after ``read``, because it takes memory itself.
         count: returns the memory of all objects. Called after ``look``, unless that is None.
+        of_ipython: bytes of Python objects that IPython keeps, which have parts of their own.
     """
     findings = Findings(read())
     none_known: list[Child] | None = None
@@ -107,7 +108,7 @@ def reconcile(
     nvml = Nvml()
     for device, reading in findings.readings.items():
         if device == "cpu":
-            ask = functools.partial(_host, figures, held, everything)
+            ask = functools.partial(_host, figures, held, everything, of_ipython or {})
         elif device.partition(":")[0] in TORCH_DEVICES:
             ask = functools.partial(_device, nvml, reading, blocks.get(device), held, findings)
         else:
@@ -119,8 +120,8 @@ def reconcile(
     return findings
 
 
-def now(meter: Meter) -> Findings:
-    """Return each device's memory now, and what it consists of."""
+def now(meter: Meter, of_ipython: Mapping[str, int] | None = None) -> Findings:
+    """Return each device's memory now, and what it consists of; see ``reconcile`` for ``of_ipython``."""
     counted = ObjectCount()
 
     def look() -> Iterator[Storage]:
@@ -130,21 +131,23 @@ def now(meter: Meter) -> Findings:
         """Return the count of the look, or count again if that has failed."""
         return counted.total() if counted.is_complete else total()
 
-    return reconcile(functools.partial(meter.now, detail=True), look, count)
+    return reconcile(functools.partial(meter.now, detail=True), look, count, of_ipython)
 
 
-def _host(figures: list[HostFigures], held: list[Storage] | None, everything: Total | None) -> list[Reconciliation]:
+def _host(
+    figures: list[HostFigures], held: list[Storage] | None, everything: Total | None, of_ipython: Mapping[str, int]
+) -> list[Reconciliation]:
     objects, buffers = Counter[str](), list(held or ())
     if everything is not None:
-        objects[PYTHON] = everything.objects_bytes
+        objects.update(of_ipython)
+        objects[PYTHON] = max(0, everything.objects_bytes - sum(of_ipython.values()))
         for library, piece in everything.pieces:
             if piece.device == "cpu" and piece.address:
                 buffers.append(Storage("cpu", piece.address, piece.size_bytes, f"{OF}{library}"))
             elif piece.device == "cpu":
                 objects[f"data of {library}"] += piece.size_bytes
     objects = Counter({name: size for name, size in objects.items() if size >= MIB})
-    causes = likely_causes()
-    return [host_parts(found, buffers, anonymous_bytes, objects, causes) for found in figures]
+    return [host_parts(found, buffers, anonymous_bytes, objects) for found in figures]
 
 
 def _cards(nvml: Nvml, findings: Findings) -> list[Reconciliation]:

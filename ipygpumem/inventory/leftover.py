@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from ipygpumem.heap.heap import undisturbed
 from ipygpumem.heap.sizes import Sizes
-from ipygpumem.introspect import loaded
-from ipygpumem.inventory.breakdown import MANY_BYTES, MANY_SHARE
+from ipygpumem.inventory.breakdown import MANY_BYTES, MANY_SHARE, UNACCOUNTED
 from ipygpumem.probes.host import RamFigures, own_pages
 from ipygpumem.units import MIB, format_bytes
 
@@ -34,7 +33,7 @@ def unnamed(start: RamFigures, now: RamFigures, kept_bytes: int, named: Mapping[
     if left <= max(_FEW_BYTES, min(MANY_BYTES, MANY_SHARE * kept_bytes)):
         return []
     texts = [f"{format_bytes(size)} {name}" for name, size in sizes.items() if size >= MIB]
-    texts.append(f"{format_bytes(left)} not named, probably {likely_causes(now.modules - start.modules)}")
+    texts.append(f"{format_bytes(left)} not named: {_unnamed_text(start, now, left)}")
     return [f"{format_bytes(kept_bytes)} of RAM are still in use: {', '.join(texts)}"]
 
 
@@ -44,11 +43,15 @@ def ram_of(values: list[object]) -> int:
         return Sizes().measure(values).device_bytes.get("cpu", 0) if values else 0
 
 
-def likely_causes(modules: int = 0) -> str:
-    """Return the likely causes of memory without a name; ``modules`` is the number of modules imported since."""
-    causes = [f"{modules:,} imported modules"] * (modules >= _MANY_MODULES)
-    if (arrow := loaded("pyarrow")) is not None:
-        pool = arrow.default_memory_pool()
-        free = (pool.max_memory() or 0) - pool.bytes_allocated()
-        causes += [f"free pages of pyarrow's pool (up to {format_bytes(free)})"] * (free >= MIB)
-    return ", ".join([*causes, "data that libraries allocate themselves, their caches, gaps between objects"])
+def _unnamed_text(start: RamFigures, now: RamFigures, left_bytes: int) -> str:
+    """Return the measured facts about ``left_bytes`` of RAM without a name.
+
+    pyarrow does not tell the free pages in its pool. New ones are at most the rise of its peak.
+    """
+    texts = [UNACCOUNTED]
+    modules, risen = now.modules - start.modules, now.arrow_peak_bytes - start.arrow_peak_bytes
+    if modules >= _MANY_MODULES:
+        texts.append(f"{modules:,} modules were imported")
+    if risen >= MIB:
+        texts.append(f"up to {format_bytes(min(risen, left_bytes))} may be free pages of pyarrow's pool")
+    return "; ".join(texts)

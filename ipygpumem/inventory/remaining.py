@@ -16,7 +16,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS
 from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.search import PathWriter, Roots
+from ipygpumem.heap.holders.search import NOTEBOOK, PathWriter, Roots
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.introspect import module_of
 from ipygpumem.inventory.contents import Contents
@@ -92,6 +92,16 @@ def find(
     if left >= smallest:
         for held, some in _rows([*_entries(heap, new, counted.not_counted(new)), *elsewhere], counted, smallest):
             yield Remaining(held, some, is_old_perhaps=not is_sure)
+
+
+def grown(names: Mapping[str, object], contents: Contents, smallest: int, roots: Roots) -> list[tuple[str, int]]:
+    """Return the paths of the old containers that have grown, each with its growth in bytes, the largest first."""
+    writer = PathWriter(roots)
+    found = list[tuple[str, int]]()
+    for container in contents.grown(dict(names), smallest):
+        path = writer.holder_from_name(container.name, container.chain).path
+        found.append((path.removeprefix(NOTEBOOK), container.size_bytes))
+    return sorted(found, key=lambda row: -row[1])
 
 
 def most_bytes(names: Mapping[str, object], contents: Contents, new: set[int], elsewhere: Sequence[object]) -> int:

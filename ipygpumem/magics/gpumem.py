@@ -9,12 +9,14 @@ from fnmatch import fnmatchcase
 from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.introspect import text_of
 from ipygpumem.inventory import findings
+from ipygpumem.inventory.breakdown import PRINTED
 from ipygpumem.inventory.children import with_endings
 from ipygpumem.magics import tensors
 from ipygpumem.magics.experiment import described, there_are
 from ipygpumem.magics.parsing import Options
 from ipygpumem.meter.traces import preload as create
 from ipygpumem.meter.traces import why_none
+from ipygpumem.probes.outside import other_kernels
 from ipygpumem.reclaim import reclaim
 from ipygpumem.records import CellRecord
 from ipygpumem.report.content import freed_report
@@ -24,6 +26,7 @@ from ipygpumem.report.layout import Report, clean, count, device_label, listed, 
 from ipygpumem.report.status import status_report
 from ipygpumem.shell.app import App
 from ipygpumem.shell.ipython.caches import Outputs
+from ipygpumem.shell.ipython.printed import Printed
 from ipygpumem.shell.ipython.sources import number_of_input
 from ipygpumem.units import MIB, format_bytes, format_change, format_seconds
 
@@ -49,10 +52,12 @@ def quiet(app: App, options: Options) -> list[Report]:
 
 
 def free(app: App, options: Options) -> list[Report]:
-    """Free memory now: frames of stored tracebacks, garbage, caches."""
+    """Free memory now: printed output, frames of stored tracebacks, garbage, caches."""
     context = app.context
-    first = [
-        ("outputs", Outputs(context.shell).forget_hidden),
+    outputs = Outputs(context.shell)
+    first: list[reclaim.Step] = [
+        ("outputs", outputs.forget_hidden),
+        ("printed output", outputs.printed.forget),
         ("tracebacks", app.recovery.release_stored_tracebacks),
     ]
     steps, freed = reclaim.free_now(context.meter, context.garbage, *first)
@@ -145,7 +150,7 @@ def status(app: App, options: Options) -> list[Report]:
     """Return the settings, the open experiments, and the memory of each device."""
     headline = " · ".join(_headline(app))
     lines = described(app.experiments) or ["no experiment is open"]
-    found = findings.now(app.context.meter)
+    found = findings.now(app.context.meter, {PRINTED: Printed(app.context.shell).size_bytes()})
     lines += [f"{probe} cannot be read: {error}" for probe, error in app.context.meter.failures.items()]
     lines += [f"{source} cannot be read: {error}" for source, error in found.failures.items()]
     cells, running = list(app.session.history), app.context.cells
@@ -155,4 +160,4 @@ def status(app: App, options: Options) -> list[Report]:
         cells.append(CellRecord(number, None, None, cell.started_at, seconds, True, None, ()))
     readings = found.readings.values()
     children = with_endings(found.children, app.context.namespace)
-    return [status_report(headline, lines, readings, found.reconciliations, children, cells)]
+    return [status_report(headline, lines, readings, found.reconciliations, children, cells, other_kernels())]

@@ -29,6 +29,7 @@ from ipygpumem.report.layout import Report
 from ipygpumem.scope.scope import ownable
 from ipygpumem.shell.app import App
 from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs
+from ipygpumem.shell.ipython.printed import Printed
 from ipygpumem.shell.survivors import MOST_EXPLAINED, Questions, WatchedName, held_without_name, size_of
 
 _OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")
@@ -42,6 +43,7 @@ def leaks(app: App, options: Options) -> list[Report]:
     with app.context.display.working("leaks") as progress:
         found, beyond, kept, is_all = _look(app, smallest, progress)
     kept += _sized(caches(), smallest)
+    kept += Printed(app.context.shell).leaks(smallest)
     notes = [] if is_all else ["too many autograd graphs to examine: they are not listed"]
     segments = app.context.meter.now().get("shm")
     notes += [f"shared memory: {segments.note}"] if segments is not None and segments.note else []
@@ -64,6 +66,7 @@ def _look(
         outputs = {f"Out[{number}]": value for number, value in kept.items() if not is_atom(value)}
         paths, inside = paths_of(names, outputs)
         inside |= keepers | {id(kept), id(outputs)}
+        printed = set(map(id, Printed(app.context.shell).own_texts()))
         heap = Heap(smallest=smallest, of_libraries=loaded_classes())
         progress(0.3)
         retained = Retained(heap, paths, outputs, inside)
@@ -79,6 +82,7 @@ def _look(
         unnamed = {key: held_without_name(same[0]) for key, same in heap.large(smallest).items() if key not in skipped}
         ordered = sorted(unnamed, key=lambda key: -unnamed[key].size_bytes)
         of_objects = _Objects(app, heap, names, outputs, smallest, listed)
+        of_objects.leave_out(printed)
         progress(0.7)
         questions = Questions(ordered[:MOST_EXPLAINED], of_objects.to_explain)
         of_survivors = app.experiments.survivors.explained(known, heap, questions=questions)
@@ -130,6 +134,10 @@ class _Objects:
         )
         self._has_names = False
         """True once ``_sizes`` has measured what names lead to."""
+
+    def leave_out(self, identities: Container[int]) -> None:
+        """List no row for these objects, which have a row of their own."""
+        self._candidates = [item for item in self._candidates if id(item) not in identities]
 
     @property
     def to_explain(self) -> list[object]:

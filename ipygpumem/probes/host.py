@@ -304,6 +304,8 @@ class RamFigures(NamedTuple):
     """Free bytes in the heap of glibc's malloc, with or without pages in RAM."""
     modules: int
     """Number of imported modules."""
+    arrow_peak_bytes: int = 0
+    """The most that pyarrow's pool has ever had allocated: what it has freed since may stay there as free pages."""
 
     @classmethod
     def now(cls) -> RamFigures:
@@ -315,7 +317,9 @@ class RamFigures(NamedTuple):
                 file_bytes = own_limits.figure(os.read(file, 4096), b"\nRssFile:")
             finally:
                 os.close(file)
-        return cls(file_bytes, free_heap_bytes() or 0, len(sys.modules))
+        pool = getattr(loaded("pyarrow"), "default_memory_pool", None)
+        peak = 0 if pool is None else pool().max_memory() or 0
+        return cls(file_bytes, free_heap_bytes() or 0, len(sys.modules), peak)
 
 
 class OwnPages(NamedTuple):

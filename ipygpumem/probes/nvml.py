@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from ipygpumem.errors import DeviceError, describe_error
 from ipygpumem.probes import host
 from ipygpumem.probes.accelerators import current_device, has_context, in_use, loaded_torch, parse_device, uncounted
+from ipygpumem.probes.outside import is_kernel, notebook_of
 from ipygpumem.records import Record
 from ipygpumem.units import GIB
 
@@ -273,8 +274,9 @@ def process_label(pid: int) -> str:
             words = [process.name()]
             if os.getpid() in [parent.pid for parent in process.parents()]:
                 words.append("started by this kernel")
-            elif any(word == "ipykernel" or word.endswith("kernel_launcher") for word in process.cmdline()):
-                words.append("of another kernel")
+            elif is_kernel(process.cmdline()):
+                notebook = notebook_of(pid)
+                words.append(f"of another kernel: {notebook}" if notebook else "of another kernel")
     return f"process {pid}" + f" ({', '.join(words)})" * bool(words)
 
 

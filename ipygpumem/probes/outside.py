@@ -13,14 +13,21 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 from ipygpumem.probes import Probe
 from ipygpumem.probes.host import PAGE_BYTES, rss_bytes
 from ipygpumem.records import Reading
 from ipygpumem.units import KIB, MIB, format_bytes
+
+resource: ModuleType | None
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 MOUNT = "/dev/shm"  # noqa: S108  # nothing is written there
 BLOCK_BYTES = 512
@@ -32,6 +39,8 @@ NOT_SHARED_OUT = "RSS, in which shared pages count fully: PSS cannot be read"
 """Note on a figure of processes whose PSS cannot be read."""
 
 
+_STARTUP_BYTES = 4 * MIB
+"""Maximum growth of this process between a measurement and the start of a child."""
 _CLOCK_SECONDS = 0.1
 """The clock of files may be as much behind."""
 _State = tuple[int, bytes, int]
@@ -237,6 +246,34 @@ def size_of(pid: int) -> tuple[int, bool] | None:
     return None
 
 
+class EndedChildren(NamedTuple):
+    """The kernel's figures of all child processes that have ended and were waited for, and of their descendants."""
+
+    peak_bytes: int
+    """The largest RSS that any of them has had."""
+    touched_bytes: int
+    """Pages that they have touched, each time that one was mapped; fewer with huge pages."""
+
+    @classmethod
+    def now(cls) -> EndedChildren | None:
+        """Return the figures of this moment; None where the system has none."""
+        if resource is None:
+            return None
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        unit = 1 if sys.platform == "darwin" else KIB
+        return cls(usage.ru_maxrss * unit, usage.ru_minflt * PAGE_BYTES)
+
+    def peak_since(self, before: EndedChildren, own_peak_bytes: int) -> int | None:
+        """Return the peak of the largest child that has ended since ``before``; None if it is not known.
+
+        It is known only of a child larger than all that ended earlier, and larger than this process was: until a child
+        executes its program, it has this process's pages.
+        """
+        if self.peak_bytes <= before.peak_bytes or self.peak_bytes <= own_peak_bytes + _STARTUP_BYTES:
+            return None
+        return self.peak_bytes
+
+
 class Child(NamedTuple):
     """A descendant of this process."""
 
@@ -279,3 +316,66 @@ def _started_at(pid: int) -> float | None:
         return boot + (ticks + 0.5) / os.sysconf("SC_CLK_TCK")  # the middle of the tick in which it started
     except (OSError, ValueError, IndexError, AttributeError):
         return None
+
+
+# -- other kernels ------------------------------------------------------------------------------------------------
+
+_SESSION = b"JPY_SESSION_NAME="
+"""Variable in which Jupyter's server gives a kernel the path of its notebook."""
+
+
+class OtherKernel(NamedTuple):
+    """Another Jupyter kernel of this user."""
+
+    pid: int
+    memory_bytes: int
+    is_shared_out: bool
+    """True if shared pages are divided among their processes (PSS); False if they count fully (RSS)."""
+    notebook: str
+    """The path of its notebook, if the kernel's environment has it."""
+
+
+def other_kernels() -> list[OtherKernel]:
+    """Return the other Jupyter kernels of this user, the largest first; none where there is no /proc."""
+    found = list[OtherKernel]()
+    own = {os.getpid(), *descendants()}
+    try:
+        pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+    except OSError:
+        return found
+    for pid in pids:
+        if pid in own or not is_kernel(_words_of(pid)) or not _is_own(pid):
+            continue
+        size = size_of(pid)
+        if size is not None:
+            found.append(OtherKernel(pid, *size, notebook_of(pid)))
+    return sorted(found, key=lambda kernel: -kernel.memory_bytes)
+
+
+def is_kernel(words: Sequence[str]) -> bool:
+    """Return True for the command line of a Jupyter kernel, in which Python runs ipykernel."""
+    return any(word == "ipykernel" or word.endswith(("kernel_launcher", "kernel_launcher.py")) for word in words)
+
+
+def notebook_of(pid: int) -> str:
+    """Return the path of the notebook that a kernel of this user runs; empty if it is not known."""
+    if not _is_own(pid):
+        return ""
+    with contextlib.suppress(OSError):  # it has ended
+        for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if variable.startswith(_SESSION):
+                return os.fsdecode(variable.removeprefix(_SESSION))
+    return ""
+
+
+def _is_own(pid: int) -> bool:
+    """Return True for a process of this user; root may read the environment of any process, and does not."""
+    with contextlib.suppress(OSError, AttributeError):  # it has ended; Windows
+        return Path(f"/proc/{pid}").stat().st_uid == os.getuid()
+    return False
+
+
+def _words_of(pid: int) -> list[str]:
+    with contextlib.suppress(OSError):
+        return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")
+    return []

@@ -126,12 +126,14 @@ def holder_lines(
     run: str,
     runs: int,
     keeper_of: Callable[[TensorRecord], str],
+    free_bytes: int = 0,
 ) -> list[str]:
     """Return the holders of the memory that each of the last ``runs`` runs added, the largest first.
 
     ``run`` is what a run is called. ``keeper_of`` names the graph, closure or cache that keeps an array without a name.
     Names are compared, not objects: a name that the code rebinds each time holds no more than before. The inventories
-    have only arrays without a name.
+    have only arrays without a name. ``free_bytes`` is the growth of the free pages in malloc's heap: what names hold
+    cannot be in them.
     """
     old = {row.name: row.device_bytes for row in before[0].names}
     known = {row.storage for row in before[1].tensors}
@@ -148,7 +150,11 @@ def holder_lines(
             found.append((rest, "objects without a name" if new is None else clean(keeper_of(new))))
         label = device_label(device)
         lines += [f"{label} {format_change(size)} per {run} is held by {holder}" for size, holder in found]
-    return lines[:_HOLDERS_SHOWN] or list(now[0].notes)
+        lines = lines[:_HOLDERS_SHOWN]
+        if device == "cpu":
+            named_bytes = sum(size for size, _ in found)
+            lines += free_heap_line(growth, min(free_bytes // runs, growth.most_bytes - named_bytes), run)
+    return lines or list(now[0].notes)
 
 
 def process_lines(grown: Iterable[ProcessGrowth], growth: Growth, run: str, runs: int) -> list[str]:
@@ -174,11 +180,10 @@ def _processes(item: ProcessGrowth) -> str:
     return f"{noun} {names}; to end {pronoun}: {clean(item.ends_by)}"
 
 
-def free_heap_line(growth: Growth, free_bytes: int, run: str, runs: int) -> list[str]:
-    """Return a line if free pages of malloc's heap account for the growth of RAM, by ``free_bytes`` in all ``runs``."""
-    size = free_bytes // runs
+def free_heap_line(growth: Growth, size: int, run: str) -> list[str]:
+    """Return a line if free pages of malloc's heap account for the growth of RAM, by ``size`` bytes in each run."""
     accounts_for_it = 2 * size >= growth.least_bytes
-    if growth.device != "cpu" or not accounts_for_it:
+    if not accounts_for_it:
         return []
     label = device_label(growth.device)
     return [f"{label} {format_change(size)} per {run} is free in malloc's heap, in gaps between objects: %gpumem free"]

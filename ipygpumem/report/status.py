@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ipygpumem.inventory.breakdown import Part, Reconciliation
-from ipygpumem.probes.outside import Child
+from ipygpumem.probes.outside import Child, OtherKernel
 from ipygpumem.records import CellRecord, Reading
 from ipygpumem.report.layout import SEPARATOR, Bar, Report, Table, clean, clean_name, device_label, sizes
 from ipygpumem.units import format_bytes
@@ -24,12 +24,14 @@ def status_report(
     reconciliations: Sequence[Reconciliation] = (),
     children: Sequence[Child] = (),
     cells: Sequence[CellRecord] = (),
+    kernels: Sequence[OtherKernel] = (),
 ) -> Report:
-    """Return the open features, each device's memory and its parts, and the processes started by ``cells``."""
+    """Return the open features, each device's memory and its parts, the processes started by ``cells``, and kernels."""
     readings = list(readings)
     noted = [(item.device, item.note) for item in readings if item.note]
     noted += [(item.device, note) for item in reconciliations for note in item.notes]
     tables = [_readings_table(readings), *map(_parts_table, reconciliations), _children_table(children, cells)]
+    tables.append(_kernels_table(kernels))
     notes = [clean(f"{device_label(device)}: {note}") for device, note in noted]
     return Report("status", headline.split(SEPARATOR), (*map(clean, lines), *notes), tables, records=reconciliations)
 
@@ -57,6 +59,24 @@ def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> T
     is_pss = all(child.is_shared_out for child in children)
     kind = "PSS: shared pages count by share" if is_pss else "RSS: shared pages count fully"
     return Table.of(rows, {"size", "on devices", "process"}, f"child processes, by {kind}", code={"to end it"})
+
+
+def _kernels_table(kernels: Sequence[OtherKernel]) -> Table:
+    """Return the other Jupyter kernels of the user, each with its notebook."""
+    rows = []
+    for kernel in kernels[:_CHILDREN_SHOWN]:
+        row = {
+            "size": format_bytes(kernel.memory_bytes),
+            "process": str(kernel.pid),
+            "notebook": clean(kernel.notebook) or "unknown",
+        }
+        rows.append(row)
+    rest = kernels[_CHILDREN_SHOWN:]
+    if rest:
+        size = format_bytes(sum(kernel.memory_bytes for kernel in rest))
+        rows.append({"size": size, "notebook": f"and {len(rest):,} more"})
+    measure = "PSS" if all(kernel.is_shared_out for kernel in kernels) else "RSS"
+    return Table.of(rows, {"size", "process"}, f"your other Jupyter kernels, by {measure}")
 
 
 def started_in(child: Child, cells: Sequence[CellRecord]) -> str:

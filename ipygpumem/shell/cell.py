@@ -13,6 +13,7 @@ from time import perf_counter, time
 from typing import Any, NamedTuple, Protocol
 
 from ipygpumem.meter.meter import Measurement
+from ipygpumem.probes.outside import EndedChildren
 from ipygpumem.records import Cause, CellRecord, RecoveryRecord, Usage
 from ipygpumem.report.layout import Report
 from ipygpumem.scope.bindings import Bindings, bindings_of
@@ -80,6 +81,10 @@ class Cell:
         """Usage when its code ended, if memory may be freed after that."""
         self.child_peak_bytes: int | None = None
         """Growth of its child process at its peak, if it ran in one."""
+        self.ended_children: EndedChildren | None = None
+        """The child processes that had ended before its code."""
+        self.touched_by_children = 0
+        """Bytes that child processes that ended in it have touched, if their peak is not known."""
         self.failed = False
         """True if an error ended it, or was shown in it."""
         self.over = False

@@ -63,6 +63,8 @@ Parameters = dict[str, int | float | str]
 PARAMETER = re.compile(r"[^\W\d][\w.-]{0,79}")
 _CLOCK_SECONDS = 0.02
 """Error of the times at which processes start."""
+_MOST_GROWN = 5
+"""Maximum number of grown containers to name."""
 _ATTEMPTS = 5
 """Maximum number of attempts to end an experiment: finalisers may raise, or a Ctrl-C may interrupt, each of them."""
 _NOT_BOUND = object()
@@ -329,7 +331,7 @@ class ExperimentManager:
             if experiment not in here:
                 self._leave_to(cell, experiment)
                 if cell.number is not None:
-                    experiment.outputs_at_start.keys.add(cell.number)
+                    experiment.outputs.leave_to_others(experiment.outputs_at_start, cell.number)
         if here and not self._cells.running():
             settle([experiment.scope for experiment in here])
         for experiment in self.open:
@@ -1028,13 +1030,16 @@ class Experiment(Block):
 
     def _of_host(self, kept: Mapping[str, int], least: int) -> list[str]:
         """Return notes on RAM without a name, and on child processes, if at least so much was left."""
-        from ipygpumem.inventory import children, leftover  # most experiments leave less
+        from ipygpumem.inventory import children, leftover, remaining  # most experiments leave less
 
         notes, namespace = list[str](), self._context.namespace
         if kept.get("cpu", 0) >= least:
+            grown = remaining.grown(namespace, self._baseline.contents, least, self._experiments.survivors.roots())
+            notes += [f"{path} grew by {format_bytes(size)}" for path, size in grown[:_MOST_GROWN]]
             values = self._baseline.contents.unknown(namespace)
             alive = sum(item.size_bytes for item in self._survivors if item.device == "cpu")
-            named = {"still alive": alive, "kept": leftover.ram_of(values)}
+            of_grown = sum(size for _, size in grown)
+            named = {"still alive": alive, "kept": leftover.ram_of(values), "in what grew": of_grown}
             notes += leftover.unnamed(self._ram_at_start, self._ram_at_end, kept["cpu"], named)
         if kept.get("children", 0) >= least:
             new = [child for child in outside.children() if child.started_at >= self._started_at - _CLOCK_SECONDS]

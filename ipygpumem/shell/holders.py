@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ipygpumem.errors import describe_error
 from ipygpumem.heap.bulk import Progress
@@ -32,7 +32,6 @@ from ipygpumem.probes.outside import children as children_now
 from ipygpumem.reclaim.reclaim import trim_host_heap
 from ipygpumem.report.history import (
     STATUS_LISTS_PROCESSES,
-    free_heap_line,
     growth_line,
     holder_lines,
     process_lines,
@@ -40,9 +39,12 @@ from ipygpumem.report.history import (
 )
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import named_objects
+from ipygpumem.shell.ipython.printed import REMEDY, Printed
 from ipygpumem.shell.trends import FirstLook, Growing, Processes
 from ipygpumem.units import MIB
 
+_PRINTED = "printed output"
+"""Stands among the names for the text that IPython keeps of cells."""
 _OF_MODULE = re.compile(r"module ([\w.]+), global \w+")
 _MOST = 2000
 """Maximum number of large objects whose holders are searched."""
@@ -52,10 +54,14 @@ _Named = Callable[[], dict[str, object]]
 
 def remarks(growing: Growing, context: ShellContext, roots: Callable[[], Roots]) -> list[str]:
     """Return the remarks on a cell that grows with every run."""
+
+    def named() -> dict[str, object]:
+        return named_objects(context.shell) | {_PRINTED: Printed(context.shell).texts()}
+
     if growing.wants_look:
         with context.display.working("names") as progress:
-            look(growing, lambda: named_objects(context.shell), "run", roots, progress, context.meter)
-    note_processes(growing, lambda: named_objects(context.shell), "run")
+            look(growing, named, "run", roots, progress, context.meter)
+    note_processes(growing, named, "run")
     if not growing.growths:
         return []
     return [*map(growth_line, growing.growths), *growing.process_lines, *growing.held]
@@ -69,7 +75,7 @@ def look(
         free_heap_bytes = own_pages().free_heap_bytes  # of the code: the search has not begun
         live_tensors(Garbage())  # creates the objects of tensors known only in C++
         objects = _grouped(named())
-        names, arrays = top.take(objects, {}, progress=progress), survey.take(objects.items())
+        names, arrays = _largest(objects, progress), survey.take(objects.items())
         unnamed = replace(arrays, tensors=tuple(row for row in arrays.tensors if row.name is None))
         before, growing.before = growing.before, None
         if before is None:
@@ -93,11 +99,24 @@ def look(
         growing.held = [f"the memory after our own search could not be measured ({describe_error(error)})"]
 
 
+def _largest(objects: dict[str, object], progress: Progress) -> LargestNames:
+    """Return the memory of ``objects``, with words instead of a type for the output that IPython keeps."""
+    found = top.take(objects, {}, progress=progress)
+    rows = list[NamedSize]()
+    for row in found.names:
+        if row.name == _PRINTED:
+            row = row._replace(type_name=f"kept by IPython; to free it: {REMEDY}", parts=())
+        rows.append(row)
+    return replace(found, names=tuple(rows))
+
+
 def _with_new_memory(names: LargestNames, before: FirstLook, objects: dict[str, object], roots: Roots) -> LargestNames:
     """Return the names with objects that they received since the first look, and with new objects in libraries."""
     if names.notes:
         names = _with_received(names, before.names, before.contents, objects)
-    in_libraries = _large(functools.partial(_in_libraries, before.large, roots))
+    printed: Any = objects.get(_PRINTED, ())
+    known = before.large.union(map(id, printed))
+    in_libraries = _large(functools.partial(_in_libraries, known, roots))
     return replace(names, names=(*names.names, *in_libraries))
 
 
@@ -125,8 +144,7 @@ def _holders_of_growth(
         if growth.device == "children":  # ``note_processes`` finds them
             holders.append(STATUS_LISTS_PROCESSES)
             continue
-        lines = holder_lines(earlier, now, [growth], run, growing.runs, keeper)
-        lines += free_heap_line(growth, grown_free_bytes, run, growing.runs)
+        lines = holder_lines(earlier, now, [growth], run, growing.runs, keeper, grown_free_bytes)
         holders += lines or [unknown_line(growth)]
     return list(dict.fromkeys(holders))  # notes on names are the same for all devices
 

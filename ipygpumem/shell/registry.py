@@ -73,7 +73,7 @@ MAGICS = {
     %gpumem quiet              hide the lines of cells that moved less than 1 MiB: [on|off]
     %gpumem status             show settings, open experiments, and each device's memory [--on ENGINES]
     %gpumem preload            create the accelerator's context now, and show its cost
-    %gpumem free               free memory now: stored tracebacks, garbage, caches [--on ENGINES]
+    %gpumem free               free memory now: printed output, tracebacks, garbage, caches [--on ENGINES]
     %gpumem leaks              list memory that was not freed, and what holds it [--min SIZE] [--on ENGINES]
     %gpumem why EXPRESSION     show what ``del`` of a name would free, and what else holds the rest
     %gpumem top [NAME...]      list the names that hold the most memory, of any kind [--device D] [--min SIZE] [-n 20]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from threading import get_ident
@@ -14,22 +15,27 @@ from typing import Any
 from ipygpumem import interrupts
 from ipygpumem.introspect import text_of, type_name
 from ipygpumem.meter import own_growth
+from ipygpumem.probes.outside import EndedChildren
 from ipygpumem.reclaim import tracebacks
 from ipygpumem.reclaim.reclaim import decrease
-from ipygpumem.records import CellRecord
+from ipygpumem.records import CellRecord, Usage
 from ipygpumem.report import content
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.cell import HISTORY_LENGTH, Cell, CellObserver
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.error_isolation import Part
 from ipygpumem.shell.experiments import ExperimentManager
+from ipygpumem.shell.free_heap import FreeHeap
 from ipygpumem.shell.ipython.caches import error_of, last_error, shown_since
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.subscribers import Subscribers
 from ipygpumem.shell.trends import Trends
+from ipygpumem.units import MIB, format_bytes
 
 _GARBAGE_SHARE = 0.05
 """Maximum predicted cost of collecting all garbage after a cell, as a share of the cell's CPU time."""
+_MUCH_TOUCHED = 64 * MIB
+"""Bytes that ended child processes must have touched to be mentioned: a Python that imports NumPy touches 30 MiB."""
 _LINE_LENGTH = 80
 _HEAD_LENGTH = 4000
 """Number of characters searched for a describing line."""
@@ -48,6 +54,7 @@ class Session:
         self._experiments = experiments
         self._subscribers = subscribers
         self.trends = Trends()
+        self._free_heap = FreeHeap()
         self.observers: tuple[CellObserver, ...] = (experiments,)
         """Replaced, not changed, because an observer may join during a hook."""
         self._waits_to_be_shown = False
@@ -61,6 +68,7 @@ class Session:
 
         def measure() -> None:
             cell.last_error = last_error()
+            cell.ended_children = EndedChildren.now()
             cell.measurement = context.meter.start()
 
         begins: list[Part] = [(measure, "this cell's memory was not measured")]
@@ -189,6 +197,8 @@ class Session:
                 cell.struck_after = problem
         usages, cell.measurement = context.meter.stop(cell.measurement), None
         now = {usage.device: usage.after_bytes for usage in usages}
+        if cell.child_peak_bytes is None:
+            _note_ended_children(cell, usages)
         source = text_of(getattr(cell.info, "raw_cell", None))
         # A cell magic that rejects its line has run none of the cell's code.
         has_run = not (source.startswith("%%") and type_name(error) == "UsageError")
@@ -212,6 +222,10 @@ class Session:
         """Return the report line of a cell, or nothing if it is hidden."""
         context = self._context
         remarks = self._recovery.remarks(cell, _error(cell, result) if cell.failed else None)
+        remarks += self._free_heap.remark(record, text_of(getattr(cell.info, "raw_cell", None)))
+        if cell.touched_by_children >= _MUCH_TOUCHED:
+            touched = format_bytes(cell.touched_by_children)
+            remarks.append(f"child processes that ended in it touched {touched}; their peak is not known")
         growing = self.trends.add(record)
         if growing.wants_look or growing.growths:
             from ipygpumem.shell import holders  # loading the extension must stay fast
@@ -263,6 +277,20 @@ class Session:
             (observer.shown, f"{_feature(observer)} missed that this cell was shown") for observer in self.observers
         ]
         self._context.guard.each("post_run_cell", *shown)
+
+
+def _note_ended_children(cell: Cell, usages: Sequence[Usage]) -> None:
+    """Set the peak of the largest child process that has ended in a cell; if it is unknown, the pages touched."""
+    before, ended = cell.ended_children, EndedChildren.now()
+    if before is None or ended is None or ended == before:
+        return
+    own_peak = 0
+    for usage in usages:
+        if usage.device == "cpu":
+            own_peak = usage.before_bytes + usage.peak_delta_bytes
+    cell.child_peak_bytes = ended.peak_since(before, own_peak)
+    if cell.child_peak_bytes is None:
+        cell.touched_by_children = ended.touched_bytes - before.touched_bytes
 
 
 def _feature(observer: CellObserver) -> str:

@@ -136,8 +136,8 @@ class Barriers:
         return _is_made_at_run_time(item)
 
 
-_DATA_OF_TOOLS = ("IPython.core.display", "IPython.lib.display")
-"""Modules of IPython whose objects are the user's data, such as images."""
+_DATA_OF_TOOLS = ("IPython.core.display", "IPython.lib.display", "IPython.utils.capture")
+"""Modules of IPython whose objects are the user's data, such as images and captured output."""
 
 
 def _is_of_tool(item: object) -> bool:

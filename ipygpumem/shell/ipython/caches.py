@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance, module_dict
 from ipygpumem.reclaim import tracebacks
 from ipygpumem.scope.scope import ownable
+from ipygpumem.shell.ipython.printed import Printed, PrintedMark
 
 _NAME = re.compile(r"(?P<output>_{1,3}|_(?P<number>\d+))|_i{1,3}|_i\d+")
 """IPython's names of outputs, and (with an ``i``) of inputs."""
@@ -124,6 +125,8 @@ class OutputMark(NamedTuple):
     users: dict[str, Any]
     """Values of ``_``, ``__`` and ``___`` bound by the user."""
     stored: StoredMark
+    printed: PrintedMark
+    """The texts and displays that IPython 9 keeps of cells."""
 
 
 class Outputs:
@@ -131,6 +134,7 @@ class Outputs:
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
+        self.printed = Printed(shell)
 
     def _cache(self) -> dict[int, Any]:
         cache = self._shell.user_ns.get("_oh")
@@ -144,7 +148,7 @@ class Outputs:
         last = list(self._cache().items())[: -2 * len(_LATEST) : -1]
         latest = {name: _latest(getattr(hook, name, ""), last) for name in _LATEST}
         stored = {path: time for path, (_, time) in self._stored().items()}
-        return OutputMark(set(self._cache()), latest, users, stored)
+        return OutputMark(set(self._cache()), latest, users, stored, self.printed.mark())
 
     def _value_of(self, latest: LatestOutput) -> object:
         """Return the object, or an empty text if it has been deleted."""
@@ -156,6 +160,13 @@ class Outputs:
     def settle(self, mark: OutputMark) -> None:
         """Remove deleted outputs from ``mark``, because %reset restarts the count and reuses their numbers."""
         mark.keys.intersection_update(self._cache())
+        self.printed.settle(mark.printed)
+
+    def leave_to_others(self, mark: OutputMark, number: int) -> None:
+        """Let ``forget_since`` keep the outputs of a cell of another thread."""
+        mark.keys.add(number)
+        for numbers in mark.printed.numbers.values():
+            numbers.add(number)
 
     def since(self, mark: OutputMark) -> dict[int, Any]:
         """Return the outputs created after ``mark``, by cell number."""
@@ -175,6 +186,7 @@ class Outputs:
         if last is not None and new:
             last.result = None
         self._forget_caches(mark.stored)
+        self.printed.forget_since(mark.printed)
 
     def forget_hidden(self) -> None:
         """Drop hidden copies of outputs whose names are gone.

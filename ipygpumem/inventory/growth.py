@@ -1,0 +1,131 @@
+"""Finds old containers that have grown: a list of numbers, a ``bytearray``, a set, a text stream.
+
+The collector knows neither numbers nor bytes, so that no new object shows this growth: ``buffer.extend(data)`` adds
+64 MiB to an object that existed before.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress, islice
+from typing import Any, NamedTuple
+
+from ipygpumem.heap.arrays import each
+from ipygpumem.heap.bulk import by_identity, of_types, one_of_each, types_of
+from ipygpumem.heap.libraries import VISITS_BUFFER
+
+_NUMBERS = frozenset(map(id, (int, float, complex)))
+_FIRST_MADE = 257
+"""Smallest number above those that CPython makes once for all (-5 to 256)."""
+_SHORT = 100
+"""Length of containers that counts as none: it is no memory to speak of."""
+_MOST_NUMBERS = 1_000_000
+"""Maximum number of items of a container whose numbers are measured; the rest counts like these."""
+
+
+class Grown(NamedTuple):
+    """An old container that has grown."""
+
+    item: Any
+    size_bytes: int
+    """Bytes that it has grown by, with the numbers in it."""
+
+
+class Extents:
+    """The lengths of containers at some moment, by identity; keeps none of them alive."""
+
+    def __init__(self) -> None:
+        self._lengths: dict[int, int] = {}
+        """Lengths above ``_SHORT``: of 10,000 short lists, none costs an entry."""
+        self._bases = _measures_by_base()
+        self._measures: dict[int, Callable[[Any], int] | None] = {}
+        """The function that returns the extent of a type's instances, by the type's identity; None if it has none."""
+
+    def add(self, items: Sequence[object]) -> None:
+        """Add the containers among ``items``."""
+        for same, measure in self._containers(items):
+            long, lengths = _long(same, measure)
+            self._lengths.update(zip(map(id, long), lengths, strict=True))
+
+    def grown(self, items: Sequence[object], smallest: int) -> Iterator[Grown]:
+        """Yield the containers among some ``items`` that were there that have grown by ``smallest`` bytes or more."""
+        for same, measure in self._containers(items):
+            for item, length in zip(*_long(same, measure), strict=True):
+                earlier = self._lengths.get(id(item), 0)
+                if length <= earlier:
+                    continue
+                size = _grown_bytes(item, measure, earlier, length)
+                if size >= smallest:
+                    yield Grown(item, size)
+
+    def _containers(self, items: Sequence[object]) -> Iterator[tuple[Sequence[Any], Callable[[Any], int]]]:
+        """Yield the containers of each type, with the function that returns their extent."""
+        type_ids = types_of(items)
+        if not type_ids <= self._measures.keys():
+            for type_id, example in one_of_each(items).items():
+                if type_id not in self._measures:
+                    self._measures[type_id] = None
+                    for base, measure_of_base in self._bases.items():
+                        if type.__subclasscheck__(base, type(example)):
+                            self._measures[type_id] = measure_of_base
+        for type_id in type_ids:
+            measure = self._measures[type_id]
+            if measure is not None:
+                yield of_types({type_id}, items), measure
+
+
+def _long(same: Sequence[Any], measure: Callable[[Any], int]) -> tuple[list[Any], list[int]]:
+    """Return the containers that are no short ones, and their lengths; a closed stream has none."""
+    lengths = each(measure, same)
+    if None in lengths:
+        lengths = [length or 0 for length in lengths]
+    are_long = list(map(_SHORT.__lt__, lengths))
+    if not any(are_long):
+        return [], []
+    return list(compress(same, are_long)), list(compress(lengths, are_long))
+
+
+_COUNTED: tuple[Any, ...] = (list, dict, set, deque)
+"""Containers that are measured by their number of items."""
+
+
+def _measures_by_base() -> dict[Any, Callable[[Any], int]]:
+    """Return the C functions that return the extent of containers: items, bytes or letters."""
+    bases = dict[Any, Callable[[Any], int]]()
+    for base in _COUNTED:
+        bases[base] = base.__len__
+    bases[bytearray] = bytearray.__len__
+    if not VISITS_BUFFER:  # else its bytes are a new object
+        bases[io.BytesIO] = io.BytesIO.__sizeof__
+    bases[io.StringIO] = io.StringIO.tell  # after a write, this is its length
+    array: Any = getattr(sys.modules.get("array"), "array", None)
+    if type(array) is type:
+        bases[array] = array.__dict__["__sizeof__"]
+    return bases
+
+
+def _grown_bytes(item: Any, measure: Callable[[Any], int], earlier: int, length: int) -> int:
+    """Return the bytes that a container has grown by."""
+    for base in _COUNTED:
+        if measure is base.__len__:
+            share = (length - earlier) / length
+            return int(share * base.__sizeof__(item)) + _numbers_bytes(item, base, earlier, length)
+    return length - earlier
+
+
+def _numbers_bytes(item: Any, base: Any, earlier: int, length: int) -> int:
+    """Return the bytes of the numbers added to a container; a set does not tell which these are."""
+    first = 0 if base is set else earlier
+    items = list(islice(base.__iter__(item), first, first + _MOST_NUMBERS))
+    added = list(items)
+    if base is dict:
+        added += islice(dict.values(item), first, first + _MOST_NUMBERS)
+    numbers = by_identity(of_types(_NUMBERS, added))
+    size = 0
+    for number in numbers.values():
+        if type(number) is not int or not -5 <= number < _FIRST_MADE:
+            size += sys.getsizeof(number)
+    return int(size * (length - earlier) / max(1, len(items)))

@@ -1,0 +1,52 @@
+"""Says when a cell's freed memory stays with malloc.
+
+``del losses`` after a long loop frees the objects, but malloc keeps the pages between the objects that are left, and
+RAM does not fall.
+"""
+
+from __future__ import annotations
+
+from ipygpumem.probes.host import free_heap_bytes, own_pages
+from ipygpumem.records import CellRecord
+from ipygpumem.units import MIB, format_bytes
+
+_MOVED_BYTES = 64 * MIB
+"""A cell that allocates or frees less, and deletes no name, is not looked at: asking malloc takes up to 4 ms."""
+_LEAST_BYTES = 128 * MIB
+"""Twice what malloc keeps on purpose at the heap's end (``M_TRIM_THRESHOLD``, at most 64 MiB)."""
+_LEAST_SHARE = 0.125
+"""Share of the RSS from which free pages matter to the user."""
+
+
+class FreeHeap:
+    """The free pages of malloc's heap, as far as they were mentioned."""
+
+    def __init__(self) -> None:
+        self._known_bytes = 0
+        """Free bytes in RAM at the last remark, or fewer since then."""
+        self._rss_bytes = 0
+        """RSS at the last remark."""
+
+    def remark(self, record: CellRecord, source: str) -> list[str]:
+        """Return a line if the free pages of the heap have grown by many since the last one."""
+        usage = record.usages[0] if record.usages else None  # the host's comes first
+        if usage is None or usage.device != "cpu":
+            return []
+        fallen = self._rss_bytes - min(usage.before_bytes, usage.after_bytes)
+        if fallen > self._known_bytes // 2:
+            # The pages have gone back, as with %gpumem free: malloc still counts them as free.
+            self._known_bytes = 0
+        moved = max(abs(usage.delta_bytes), usage.peak_delta_bytes)
+        if not (moved >= _MOVED_BYTES or "del" in source or "clear" in source):
+            return []
+        least = max(_LEAST_BYTES, int(_LEAST_SHARE * usage.after_bytes))
+        free = free_heap_bytes()
+        if free is None or free - self._known_bytes < least:
+            self._known_bytes = min(self._known_bytes, free or 0)
+            return []
+        in_ram = own_pages().free_heap_bytes  # takes longer
+        if in_ram - self._known_bytes < least:
+            self._known_bytes = min(self._known_bytes, in_ram)
+            return []
+        self._known_bytes, self._rss_bytes = in_ram, usage.after_bytes
+        return [f"{format_bytes(in_ram)} free in the heap: %gpumem free"]

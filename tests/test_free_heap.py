@@ -1,0 +1,72 @@
+"""A cell's line says when freed memory stays with malloc."""
+
+import re
+import sys
+
+import pytest
+
+from tests.kernel import Kernel
+from tests.steps import ok, tidied_kernel
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+
+shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free")
+
+FREE = re.compile(r"^ *([\d.]+) MiB free in the heap: %gpumem free$", re.MULTILINE)
+
+
+def free(kernel: Kernel, *cells: str) -> list[float]:
+    """Run cells, and return the MiB of free pages that their lines mention."""
+    found = list[float]()
+    for cell in cells:
+        for text in ok(kernel, cell).reports("cell"):
+            found += map(float, FREE.findall(text))
+    return found
+
+
+FREEING = {
+    "a deleted list between kept objects": """
+x = [bytes(3000) for _ in range(100_000)]
+kept = x[::500]
+del x
+""",
+    "locals of a function": """
+def run():
+    x = [bytes(3000) for _ in range(100_000)]
+    return x[::500]
+kept = run()
+""",
+    "arrays in a loop": """
+import numpy
+x = [numpy.ones(400) for _ in range(100_000)]
+kept = x[::500]
+x = None
+""",
+    "a cleared dict": """
+x = {number: bytearray(3000) for number in range(100_000)}
+kept = [x[number] for number in range(0, 100_000, 500)]
+x.clear()
+""",
+}
+
+
+@pytest.mark.parametrize("case", FREEING)
+def test_memory_that_malloc_keeps_is_mentioned_once(notebook: Kernel, case: str) -> None:
+    (size,) = free(notebook, FREEING[case], "1", "y = 2; del y")
+    assert size == pytest.approx(300, rel=0.1)
+    ok(notebook, "%gpumem free")
+    assert free(notebook, "y = 2; del y") == []
+
+
+def test_del_in_a_later_cell_is_mentioned(notebook: Kernel) -> None:
+    assert free(notebook, "x = [bytes(3000) for _ in range(100_000)]", "kept = x[::500]") == []
+    assert free(notebook, "del x") == [pytest.approx(300, rel=0.1)]
+
+
+def test_memory_that_goes_back_to_the_system_is_not(notebook: Kernel) -> None:
+    cells = ("x = bytearray(300 << 20)", "del x", "x = [bytes(400) for _ in range(600_000)]", "del x")
+    assert free(notebook, *cells) == []
+
+
+def test_an_experiment_that_trims_the_heap_leaves_no_remark(notebook: Kernel) -> None:
+    assert free(notebook, f"%%experiment a --keep kept\n{FREEING['a cleared dict']}") == []

@@ -1,0 +1,47 @@
+"""An experiment's report says which older containers have grown."""
+
+import re
+
+import pytest
+
+from ipygpumem.heap.libraries import VISITS_BUFFER
+from tests.kernel import Kernel
+from tests.steps import ok, tidied_kernel
+
+shared_kernel, notebook = tidied_kernel("%experiment end", "%reset -f", "%gpumem free")
+
+CASES = {
+    "a bytearray": ("buf = bytearray()", "buf.extend(bytes(64 << 20))", "buf", 64),
+    "a filled bytearray": ("buf = bytearray(30 << 20)", "buf.extend(bytes(64 << 20))", "buf", 64),
+    "a list of one number": ("buf = []", "buf.extend([7] * (8 << 20))", "buf", 64),
+    "a list of numbers": ("buf = []", "buf.extend(range(1000, 1_000_000))", "buf", 36),
+    "a dict": ("buf = {}", "buf.update(dict.fromkeys(range(1_000_000)))", "buf", 66),
+    "a set": ("buf = set()", "buf.update(range(1_000_000))", "buf", 59),
+    "a deque": ("from collections import deque\nbuf = deque()", "buf.extend([7] * (8 << 20))", "buf", 66),
+    "an array": ("import array\nbuf = array.array('d')", "buf.frombytes(bytes(64 << 20))", "buf", 66),
+    "a text stream": ("import io\nbuf = io.StringIO()", "buf.write('x' * (64 << 20))", "buf", 64),
+    "a stream of bytes": ("import io\nbuf = io.BytesIO()", "buf.write(bytes(64 << 20))", "buf", 64),
+    "an attribute": ("class A: pass\na = A(); a.buf = bytearray()", "a.buf.extend(bytes(64 << 20))", "a.buf", 64),
+    "an item": ("outer = {'b': [bytearray()]}", "outer['b'][0].extend(bytes(64 << 20))", 'outer["b"][0]', 64),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_grew_is_named_with_its_growth(notebook: Kernel, case: str) -> None:
+    before, inside, path, size = CASES[case]
+    ok(notebook, before)
+    (text,) = ok(notebook, f"%%experiment grows\n{inside}").reports("experiment")
+    if case == "a stream of bytes" and VISITS_BUFFER:
+        assert "bytes on cpu · held by notebook variable buf" in text
+        return
+    found = re.search(r"^ *(\S+) grew by ([\d.]+) MiB$", text, re.MULTILINE)
+    assert found is not None, text
+    assert found[1] == path
+    assert float(found[2]) == pytest.approx(size, rel=0.06)
+    assert "not named" not in text, text
+
+
+def test_what_did_not_grow_is_not_named(notebook: Kernel) -> None:
+    ok(notebook, "buf = bytearray(30 << 20); keeper = []")
+    (text,) = ok(notebook, "%%experiment grows\nx = bytes(64 << 20); keeper.append(x)").reports("experiment")
+    assert "grew by" not in text, text
