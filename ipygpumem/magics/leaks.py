@@ -15,7 +15,7 @@ from ipygpumem.heap.arrays import StorageKey, holding_objects, library_type, sto
 from ipygpumem.heap.bulk import Progress, by_identity, of_types, one_of_each
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.graphs import live_tensors, requiring_grad
-from ipygpumem.heap.holders.search import NOTEBOOK
+from ipygpumem.heap.holders.roots import NOTEBOOK
 from ipygpumem.heap.libraries import loaded_classes
 from ipygpumem.heap.sizes import Sizes, row_of
 from ipygpumem.introspect import is_atom, is_instance, is_users_module, module_dict, text_of, type_name

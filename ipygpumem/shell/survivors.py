@@ -36,8 +36,9 @@ from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
 from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.graphs import live_tensors
+from ipygpumem.heap.holders.roots import LAST_ERROR, OF_MODULE, Root, Roots
 from ipygpumem.heap.holders.rows import Row
-from ipygpumem.heap.holders.search import LAST_ERROR, OF_MODULE, Root, Roots, explain
+from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.objects_since import ObjectsSince
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.heap.walk import MOST_AT_START, ArraySearch
