@@ -37,7 +37,7 @@ def test_a_survivor_is_reported_at_the_end_of_its_experiment_and_later(notebook:
     (report,) = works(notebook, "%experiment end").reports("experiment")
     line = (
         '8 MiB · x: ndarray float64 1048576 on cpu · cell 5 · held by notebook variable cache["run3"][0] · '
-        "to free it: remove it from there"
+        'to free it: del cache["run3"][0]'
     )
     assert line in report
     assert leaks(notebook).splitlines() == ["1 leak · 8 MiB", "  " + line]
@@ -148,21 +148,21 @@ def test_an_attribute_of_a_users_module_is_no_leak(notebook: Kernel, tmp_path: P
 PASTED = {
     "fs = {'a b': functools.lru_cache(big)}; fs['a b']();": 'fs["a b"].cache_clear()',
     "def make(x): return lambda: x\nclosures = [make(big())]": (
-        "closures[0] = None  # when you no longer need the function"
+        "del closures[0]  # when you no longer need the function"
     ),
     "def f(x=big()): pass": "f = None  # when you no longer need the function",
-    "class Trainer:\n    def __init__(self): self.x = big()\nends = {'end': Trainer().__init__}": 'ends["end"] = None',
+    "class Trainer:\n    def __init__(self): self.x = big()\nends = {'end': Trainer().__init__}": 'del ends["end"]',
     "def steps(x): yield x\ng = steps(big()); next(g);": "g.close()",
     "async def turns(x): yield x\nag = turns(big()); await ag.asend(None);": "await ag.aclose()",
-    'async def load(x): await asyncio.sleep(1)\nloads = {"it\'s": load(big())}': """loads["it's"] = None""",
+    'async def load(x): await asyncio.sleep(1)\nloads = {"it\'s": load(big())}': """del loads["it's"]""",
     "try: fails(big())\nexcept Exception as e: error = e": "error = None  # once you have read it",
-    "try: fails(big())\nexcept Exception as e: errors = ['', {1: e}]": "errors[1][1] = None  # once you have read it",
+    "try: fails(big())\nexcept Exception as e: errors = ['', {1: e}]": "del errors[1][1]  # once you have read it",
     "import one; one.HIDDEN = {3: big()}; del one": "import one; one.HIDDEN[3] = None",
     "import two as m; m.Files = Files; m.Files.load(1 << 20); del Files;": "m.Files.load.cache_clear()",
     "%run -n three.py\ndel KEPT": "get_ipython()._main_mod_cache['{folder}/three.py'].KEPT = None",
     "async def work(x): await asyncio.Queue().get()\nt = asyncio.create_task(work(big()))": "t.cancel(); t = None",
     "async def wait(x, q): await q.get()\nq = asyncio.Queue(); asyncio.create_task(wait(big(), q));": "",
-    "async def fail(x): fails(x)\nfailed = [asyncio.create_task(fail(big()))]": "failed[0] = None",
+    "async def fail(x): fails(x)\nfailed = [asyncio.create_task(fail(big()))]": "del failed[0]",
     "async def stop(x):\n    e.cancel(); await asyncio.sleep(9)\ne = asyncio.create_task(stop(big()))": "e = None",
     "plt.imshow(big().reshape(1024, -1));": "plt.close(1)",
 }
@@ -212,7 +212,7 @@ outer.update(enumerate(xs))
 """.strip(),
     )
     assert [path for _, path in survivors(notebook)] == ["notebook variable outer"]
-    assert "held by notebook variable outer · to free it: remove them from there" in leaks(notebook)
+    assert "held by notebook variable outer · to free it: for key in list(outer)[1:]: del outer[key]" in leaks(notebook)
     works(notebook, "del outer")
 
 

@@ -7,9 +7,9 @@ import gc
 import itertools
 import re
 import sys
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections import Counter, defaultdict, deque
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import (
     AsyncGeneratorType,
     CellType,
@@ -24,7 +24,8 @@ from types import (
 )
 from typing import Any
 
-from ipygpumem.heap.arrays import elements, is_array, is_of_library, is_of_pandas, library_type, slots
+from ipygpumem.heap.arrays import elements, is_array, is_of_library, is_of_pandas, library_type, read_array, slots
+from ipygpumem.heap.holders.cuts import Cut, Kind, split, statement_of
 from ipygpumem.heap.holders.frames import FORGET_LAST_ERROR, peek
 from ipygpumem.heap.holders.graphs import DETACH
 from ipygpumem.heap.holders.roots import EVENT_LOOP, LAST_ERROR, NOTEBOOK, OF_MODULE, REMOVE, Root, Roots, module_code
@@ -36,9 +37,12 @@ from ipygpumem.introspect import (
     is_exactly,
     is_instance,
     is_name,
+    is_users,
+    is_users_class,
     key_text,
     module_dict,
     module_of,
+    mro_of,
     name_of,
     text_of,
     type_name,
@@ -59,53 +63,129 @@ _SUSPENSIONS = {
 """The attribute prefix of each kind, its description, and the statement that ends it."""
 
 
+@dataclass(frozen=True)
+class Way:
+    """A path to an object, and the reference that its advice removes, if it does that alone."""
+
+    holder: ReferencePath
+    cut: Cut | None = None
+
+
 class _Path:
-    """A path under construction, and how to free its target."""
+    """A path under construction, and how to free its target.
+
+    Attributes:
+        text: the path so far.
+        code: code of the path's target; empty if it cannot be typed.
+        cut: the reference to remove, so that the target dies; None if there is none, or no code for it.
+        is_fixed: True if the reference to the target itself cannot be removed, such as that of a tuple.
+        advice: the statement that frees the target, or words, if a step knew one.
+        is_lost: True if a step cannot be typed: the text ends there.
+    """
 
     def __init__(self, root: Root, text: str) -> None:
-        self.text, self.code, self.nearest = text, root.code, root.code
-        self.advice = "" if root.advice == REMOVE or root.code else root.advice
-        self._may_remove = root.advice != REMOVE
-        self.is_lost, self._is_all, self.is_fixed = root.is_all, root.is_all, False
-        """Two flags: a step cannot be typed; nothing can be removed from the last step's object, such as a tuple."""
+        self.text = text
+        self.code = root.code
+        self.cut = root.cut
+        self.is_fixed = False
+        self.advice = ""
+        if root.advice != REMOVE and not root.code:
+            self.advice = root.advice
+        self.is_lost = root.is_all
+        self._is_all = root.is_all
+        self._looks_up = root.rank == OF_MODULE
+        self._is_of_library = root.advice == REMOVE
+        self._unless_cut: Cut | None = None
+        self._unless = ""
+        """Advice for a target to which no reference can be removed inside a function."""
 
-    def go(self, shown: str, code: str = "", *, is_fixed: bool = False) -> None:
-        """Append an item or attribute; the path ends before one that cannot be typed."""
+    def fixed(self, shown: str, code: str = "") -> None:
+        """Append a reference that cannot be removed: that to its object is."""
+        self._append(shown, code)
+        self.is_fixed = True
+
+    def enter(self, shown: str, code: str, cut: Cut | None) -> None:
+        """Append a reference that can be removed, by ``cut`` if there is code for it."""
+        was_out_of_reach = self.is_fixed and self.is_lost
+        self._append(shown, code)
+        if self._is_all or (cut is None and (self._unless or was_out_of_reach)):
+            return
+        if self._is_of_library and cut is not None and cut.kind is not Kind.CALL:
+            cut = None  # the library's code may need it
+        if cut is not None:
+            outer = None if self.is_fixed else self.cut
+            kind = Kind.ENTRY if cut.kind is Kind.KEY and self._looks_up else cut.kind
+            cut = replace(cut, kind=kind, outer=outer)
+            self._unless = ""
+        self.cut = cut
+        self.is_fixed = False
+
+    def _append(self, shown: str, code: str) -> None:
         if not self.is_lost:
-            self.text, self.is_lost = self.text + shown, not code and shown.startswith(" (")
-        self.code, self.is_fixed = self.code and code and self.code + code, is_fixed or (self.is_lost and self.is_fixed)
-        if self.code and not is_fixed:
-            self.nearest = self.code
+            self.text += shown
+            self.is_lost = shown.startswith(" (")
+        self.code = code
 
-    def say(self, words: str) -> None:
+    def say(self, words: str, code: str = "") -> None:
         """Append a step that only words can describe."""
-        self.text, self.code, self.is_lost = self.text + words, "", self._is_all
+        self.text += words
+        self.code = code
+        self.is_fixed = True
+        self.is_lost = self._is_all
 
-    def statement(self, template: str, target: str | None = None) -> str:
-        """Return a statement about the path's target, with its import; empty if there is none."""
-        target = self.code if target is None else target
-        needed, semicolon, code = target.rpartition("; ")
-        return target and needed + semicolon + template.format(code)
+    def statement(self, template: str) -> str:
+        """Return a statement about the path's target, with its import; empty if there is no code for it."""
+        imports, code = split(self.code)
+        return imports + template.format(code) if code else ""
 
     @property
     def removal(self) -> str:
-        """The statement that removes the path's target, or the nearest object that can be removed; may be empty."""
-        if not self._may_remove:
-            return ""  # a library's global
-        return self.statement("del {}", self.nearest) if self.is_fixed else self.statement("{} = None")
+        """The statement that removes the target, or the nearest object that can be removed; may be empty."""
+        if self.cut is None:
+            return ""
+        if self.cut.kind is Kind.NAME and not self.is_fixed:
+            imports, code = split(self.cut.target)
+            return f"{imports}{code} = None"
+        return self.cut.statement
 
     def advise(self, advice: str, words: str) -> None:
         """Record how to free the path's target, unless that is known: by a statement, or else in words."""
         self.advice = self.advice or advice or words
+
+    def advise_unless(self, comment: str, words: str) -> None:
+        """Remove the current target unless the final one can be removed from an object further along the path."""
+        if self._unless:
+            return
+        self._unless = f"{self.removal}{comment}" if self.removal else words
+        self._unless_cut = self.cut
+
+    def way(self, root: Root) -> Way:
+        """Return the path with its advice, for a root that has advice of its own."""
+        text = _ended(self.text)
+        if self.advice:
+            return Way(ReferencePath(text, self.advice))
+        if self._unless:
+            return Way(ReferencePath(text, self._unless), self._unless_cut)
+        if self.cut is not None:
+            # A name may lead to much that is older: only the caller knows if all of it is unwanted.
+            is_name = self.cut.kind is Kind.NAME and not self.is_fixed
+            return Way(ReferencePath(text, "" if is_name else self.cut.statement), self.cut)
+        return Way(ReferencePath(text, root.advice or REMOVE))
 
 
 class PathWriter:
     """Writes chains of references as text."""
 
     def __init__(self, roots: Roots) -> None:
-        self._cell_of, self._names = roots.cell_of, roots.names
+        self._cell_of = roots.cell_of
+        self._names = roots.names
+        self._cuts = roots.cuts
 
-    def holder(self, root: Root, chain: Sequence[object], *, of_graph: bool = False) -> ReferencePath:
+    def holder(self, root: Root, chain: Sequence[object]) -> ReferencePath:
+        """Return the path from ``root`` along ``chain``."""
+        return self.way(root, chain).holder
+
+    def way(self, root: Root, chain: Sequence[object], *, of_graph: bool = False) -> Way:
         """Return the path from ``root`` along ``chain``, whose last object may be a graph's tensor."""
         steps = _without_dicts(chain)
         path = _Path(root, root.text or self._name(steps[0]))
@@ -124,19 +204,15 @@ class PathWriter:
             is_own |= is_part and behind_name
             position += taken
         if of_graph:
-            is_in_list = is_exactly(steps[-2] if len(steps) > 1 else None, list, deque)
-            drop = f"{path.code.rpartition('[')[0]}.clear()" if is_in_list else path.statement("{0} = {0}.detach()")
-            advice = f"{drop}  # and {DETACH}" if path.removal and not path.is_fixed else ""
-            return ReferencePath(_ended(path.text), path.advice or advice)
-        is_inside = root.rank == 1 and bool(root.code) and len(steps) > 1  # in the value of a context variable
-        of_root = "" if is_inside else root.advice
-        default = of_root if of_root or len(steps) == 1 else REMOVE
-        if not of_root and (path.is_fixed or root.rank == OF_MODULE or is_inside):
-            default = path.removal or REMOVE * (not path.is_fixed)
-        advice = path.advice or ("" if is_own else default)
-        if advice == LAST_ERROR.advice and is_instance(steps[-1], BaseException):
-            advice = FORGET_LAST_ERROR  # %gpumem free clears frames, not what the error itself refers to
-        return ReferencePath(path=_ended(path.text), advice=advice)
+            return Way(ReferencePath(_ended(path.text), path.advice or _advice_for_graph(steps, path)))
+        if path.advice == LAST_ERROR.advice and is_instance(steps[-1], BaseException):
+            path.advice = FORGET_LAST_ERROR  # %gpumem free clears frames, not what the error itself refers to
+        if is_own and not path.advice:
+            return Way(ReferencePath(_ended(path.text), ""))
+        way = path.way(root)
+        if way.cut is not None and way.holder.advice:
+            self._cuts[way.holder.advice.partition(_COMMENT)[0]] = [way.cut]
+        return way
 
     def holder_from_name(self, name: str, chain: Sequence[object]) -> ReferencePath:
         """Return the path from a notebook's name along ``chain``, which begins with the name's object.
@@ -154,12 +230,36 @@ class PathWriter:
                 return self.holder(root, inside)
         return self.holder(Root.of_variable(name), chain)
 
-    def holder_of_row(self, root: Root, chain: Sequence[object], number: int) -> ReferencePath:
-        """Return the path to an object that holds a ``number`` of arrays, and maybe more than these."""
-        found = self.holder(root, chain)
-        if found.advice or len(chain) > 1:
+    def cuts_inside(self, root: Root, chain: Sequence[object], wanted: Container[int]) -> list[tuple[object, Cut]]:
+        """Return the references by which the last object of a chain, or an item of it, holds the ``wanted`` objects.
+
+        The search for them ends one step below the items.
+        """
+        holder = chain[-1]
+        items = _items_of(holder)
+        direct = [item for item in items if id(item) in wanted]
+        found = self._cuts_of_items(root, chain, direct)
+        for item in items if not direct else ():
+            for part in _items_of(item):
+                if id(part) in wanted:
+                    cut = self.way(root, (*chain, item, part)).cut
+                    if cut is not None:
+                        found.append((part, cut))
+        return found
+
+    def _cuts_of_items(self, root: Root, chain: Sequence[object], items: Sequence[object]) -> list[tuple[object, Cut]]:
+        """Return the references to some items of an object, which may be very many."""
+        found = list[tuple[object, Cut]]()
+        for item in items[:_MOST_WRITTEN]:
+            cut = self.way(root, (*chain, item)).cut
+            if cut is None:
+                return []
+            found.append((item, cut))
+        if len(items) <= _MOST_WRITTEN:
             return found
-        return replace(found, advice=REMOVE if number == 1 else "remove them from there")
+        positions = {id(item): position for position, item in enumerate(_items_of(chain[-1]))}
+        _, first = found[0]
+        return [(item, replace(first, position=positions[id(item)], target="")) for item in items]
 
     def _name(self, item: object) -> str:
         if is_instance(item, type):
@@ -173,6 +273,9 @@ class PathWriter:
         """Write the next piece of a path; return the number of its references, and whether it is a model's own."""
         parent, child = steps[0], steps[1]
         kind = type(parent)
+        taken = _went_into_registry(path, steps, self._names)
+        if taken:
+            return taken, False
         if kind is FunctionType:
             return self._function(steps, path), False
         if is_exactly(parent, *_SUSPENSIONS):
@@ -190,7 +293,10 @@ class PathWriter:
         if is_of_library(parent, "asyncio", "Task"):
             self._task(parent, child, path)
             return 1, False
-        if kind is staticmethod or kind is classmethod or _went_into(path, parent, child):
+        if kind is staticmethod or kind is classmethod:
+            path.fixed("", path.code)  # reading the attribute returns the function
+            return 1, False
+        if _went_into(path, parent, child):
             return 1, False  # users do not type ``.__func__``
         return self._instance(steps, path)
 
@@ -212,23 +318,32 @@ class PathWriter:
         name = self._code_name(function)
         after = steps[2] if len(steps) > 2 else None
         cells = function.__closure__
-        path.advise(path.removal and f"{path.removal}  # when you no longer need the function", _OR_FUNCTION)
+        path.advise_unless("  # when you no longer need the function", _OR_FUNCTION)
+        code = path.code
         if cells is not None and child is cells and type(after) is CellType:
-            variable = function.__code__.co_freevars[_position(cells, after)]
-            path.say(f": closure of function {name}, variable {variable}")
+            position = _position(cells, after)
+            variable = function.__code__.co_freevars[position]
+            path.say(
+                f": closure of function {name}, variable {variable}",
+                code and f"{code}.__closure__[{position}].cell_contents",
+            )
             return 3 if len(steps) > 3 else 2
         if child is function.__defaults__ or child is function.__kwdefaults__:
-            path.say(f": default argument of function {name}")
+            path.say(f": default argument of function {name}", code and _code_of_default(code, function, after))
             return 1 if after is None else 2
         if child is cells:
             path.say(f": closure of function {name}")
             return 1
         names = instance_dict(function)
-        if after is not None and child is names:
-            path.say(f": function {name}{_attribute(function, after)}")
-            return 2
-        path.say(f": function {name}{_attribute(function, child)}")
-        return 1
+        value, taken = (after, 2) if after is not None and child is names else (child, 1)
+        attribute = _attribute(function, value)
+        path.say(f": function {name}")
+        if attribute.startswith(".") and is_users(function.__code__.co_filename):
+            target = code and f"{code}{attribute}"
+            path.enter(attribute, target, Cut(Kind.ATTRIBUTE, id(function), code, target) if code else None)
+        else:
+            path.fixed(attribute)
+        return taken
 
     def _suspended(self, steps: Sequence[object], path: _Path) -> int:
         prefix, what, ending = _SUSPENSIONS[type(steps[0])]
@@ -243,7 +358,7 @@ class PathWriter:
     def _task(self, task: object, child: object, path: _Path) -> None:
         is_failure = is_exactly(child, CoroutineType, TracebackType) or is_instance(child, BaseException)
         if not is_pending(task) and not is_failure:
-            path.go(".result()", ".result()", is_fixed=True)
+            path.fixed(".result()", path.code and f"{path.code}.result()")
             return
         cancel = f"{path.statement('{}.cancel()')}; " if path.code and is_pending(task) else ""
         path.advise(cancel + path.removal, "")
@@ -283,7 +398,7 @@ class PathWriter:
         kind = type_name(parent)
         if kind in ("DataFrame", "Series") and is_of_pandas(parent):  # users write no names for the objects inside
             inside = itertools.takewhile(lambda item: is_of_pandas(item) or is_exactly(item, tuple, list), steps)
-            path.code = ""
+            path.enter("", "", None)  # one column of several
             return min(sum(1 for _ in inside), len(steps) - 1), False
         if module_of(child) == "torch.autograd.function" or kind.endswith("Backward0"):
             path.advise("", DETACH)
@@ -303,10 +418,18 @@ class PathWriter:
                 return 2, False
             if name[1:] in _PARTS:
                 part = f".{key}" if text_of(key).isidentifier() else f".get_submodule({key!r})"
-                path.go(f"[{key}]" if text_of(key).isdecimal() else part, part)
+                target = path.code and f"{path.code}{part}"
+                is_plain = bool(target) and text_of(key).isidentifier()
+                cut = Cut(Kind.ATTRIBUTE, id(parent), path.code, target) if is_plain else None
+                path.enter(f"[{key}]" if text_of(key).isdecimal() else part, target, cut)
                 return 2, True
-        is_fixed = not name or is_instance(parent, functools.partial)
-        path.go(name or f" ({kind})", name if name[:1] == "." else "", is_fixed=is_fixed)
+        target = f"{path.code}{name}" if path.code and name[:1] == "." else ""
+        kind_of_cut = _kind_of_attribute(parent, name[1:], child)
+        if kind_of_cut is None:
+            path.fixed(name or f" ({kind})", target)
+        else:
+            cut = Cut(kind_of_cut, id(parent), path.code, target) if target else None
+            path.enter(name or f" ({kind})", target, cut)
         return 1, is_of_library(parent, "torch.optim", "Optimizer")
 
     def _handle_of(self, hooks: object, key: object) -> str:
@@ -316,6 +439,41 @@ class PathWriter:
             if handle is not None and handle.get("id") == key and handle["hooks_dict_ref"]() is hooks:
                 return f"{name}.remove()"
         return ""
+
+
+_MOST_WRITTEN = 10
+"""Maximum number of items of one container whose code is written; of more, only the positions are needed."""
+
+
+def _items_of(holder: Any) -> list[object]:
+    """Return the items of a container, or the attributes of an object."""
+    if is_instance(holder, dict):
+        return list(dict.values(holder))
+    for base in (list, tuple, set, frozenset, deque):
+        if is_instance(holder, base):
+            return list(base.__iter__(holder))
+    return [*(instance_dict(holder) or {}).values(), *slots(holder).values()]
+
+
+_COMMENT = "  # "
+_MOST_WAYS = 4
+"""Maximum number of places to name that hold one object."""
+
+
+def joined(ways: Sequence[Way]) -> ReferencePath:
+    """Return the holders of one object as one, with the line that removes it from all of them."""
+    paths = [way.holder.path for way in ways[:_MOST_WAYS]]
+    path = ", ".join(paths)
+    if len(ways) > _MOST_WAYS:
+        path += f", and {len(ways) - _MOST_WAYS} more"
+        return ReferencePath(path, "remove it from all of these")
+    cuts = [way.cut for way in ways if way.cut is not None]
+    advice = statement_of(cuts)
+    if len(cuts) == len(ways) and advice:
+        comments = [way.holder.advice.partition(_COMMENT) for way in ways]
+        comment = next((dashes + text for _, dashes, text in comments if text), "")
+        return ReferencePath(path, advice + comment)
+    return ReferencePath(path, ", and ".join(way.holder.advice.partition(_COMMENT)[0] for way in ways))
 
 
 def _kind_of_hook(owner: object, name: str) -> str:
@@ -348,24 +506,217 @@ def _ended(path: str) -> str:
 def _went_into(path: _Path, parent: Any, child: object) -> bool:
     """Append an item and return True if ``parent`` is a container."""
     if is_instance(parent, dict):
-        keys = [key for key, value in list(dict.items(parent)) if value is child]  # one copy: a thread may change it
-        shown = key_text(keys[0]) if keys else None
-        is_plain = shown is not None and shown == f'"{keys[0]}"' and keys[0].isprintable() and "\\" not in shown
-        code = "" if shown in (None, "nan", "inf", "-inf") else f"[{shown}]" if is_plain else f"[{keys[0]!r}]"
-        words = f" (under a key of type {type_name(keys[0])})" if keys else " (as a key)"
-        path.go((code if len(code) < _LONGEST_PATH // 4 else f"[{shown}]") or words, code)
-    elif is_instance(parent, list) or is_instance(parent, tuple) or type(parent) is deque:
-        item = f"[{_position(parent, child)}]"
-        path.go(item, item, is_fixed=is_instance(parent, tuple))
+        _went_into_dict(path, parent, child)
+    elif is_instance(parent, list) or type(parent) is deque:
+        position = _position(parent, child)
+        code = path.code and f"{path.code}[{position}]"
+        cut = Cut(Kind.ITEM, id(parent), path.code, code, position, len(parent)) if code else None
+        path.enter(f"[{position}]", code, cut)
+    elif is_instance(parent, tuple):
+        position = _position(parent, child)
+        path.fixed(f"[{position}]", path.code and f"{path.code}[{position}]")
     elif is_instance(parent, set) or is_instance(parent, frozenset):
-        path.go(" (in a set)")
+        _went_into_set(path, parent, child)
     elif elements(parent) is not None:
-        path.go(" (in an array of objects)")
+        _went_into_array(path, parent, child)
     elif is_array(parent):
-        pass  # a view: its own path says enough
+        path.fixed("")  # a view: its own path says enough
     else:
         return False
     return True
+
+
+def _went_into_dict(path: _Path, parent: Any, child: object) -> None:
+    """Append a value of a dict, or a key."""
+    pairs = list(dict.items(parent))  # one copy: a thread may change it
+    position = next((place for place, (_, value) in enumerate(pairs) if value is child), None)
+    by_position = is_exactly(parent, *_IN_ORDER) and path.code
+    if position is None:
+        position = next((place for place, (key, _) in enumerate(pairs) if key is child), 0)
+        code = f"list({path.code})[{position}]" if by_position else ""
+        target = f"{path.code}[{code}]" if by_position else ""
+        shown = " (as a key)"
+    else:
+        key = pairs[position][0]
+        literal = _literal(key)
+        shown = f"[{literal}]" if literal else f" (under a key of type {type_name(key)})"
+        if len(shown) >= _LONGEST_PATH // 4:
+            shown = f"[{key_text(key)}]"
+        if literal:
+            code = target = path.code and f"{path.code}[{literal}]"
+        else:
+            code = f"list({path.code}.values())[{position}]" if by_position else ""
+            target = f"{path.code}[list({path.code})[{position}]]" if by_position else ""
+    # ``import m; m.x`` is no expression.
+    imports, _ = split(path.code)
+    if imports and code.startswith("list("):
+        code, target = _after_imports(code, imports), _after_imports(target, imports)
+    elif imports and "[list(" in target:
+        target = _after_imports(target, imports)
+    cut = Cut(Kind.KEY, id(parent), path.code, target, position, len(pairs)) if target else None
+    path.enter(shown, code, cut)
+
+
+def _after_imports(code: str, imports: str) -> str:
+    """Return code that repeats an expression with imports, with these once at its start."""
+    return imports + code.replace(imports, "")
+
+
+def _literal(key: object) -> str:
+    """Return the code of a dict's key; empty if there is none that is sure to equal it."""
+    if type(key) is tuple:
+        parts = [_literal(part) for part in key]
+        if not all(parts):
+            return ""
+        return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+    shown = key_text(key)
+    if shown in (None, "nan", "inf", "-inf"):
+        return ""
+    is_plain = shown == f'"{key}"' and text_of(key).isprintable() and "\\" not in text_of(key)
+    return text_of(shown) if is_plain else repr(key)
+
+
+def _went_into_set(path: _Path, parent: Any, child: object) -> None:
+    """Append an element of a set."""
+    base: Any = set if is_instance(parent, set) else frozenset
+    items = list(base.__iter__(parent))
+    position = next((place for place, item in enumerate(items) if item is child), 0)
+    imports, owner = split(path.code)
+    code = f"{imports}list({owner})[{position}]" if owner else ""
+    if base is frozenset:
+        path.fixed(" (in a set)", code)
+    else:
+        cut = Cut(Kind.ELEMENT, id(parent), path.code, code, position, len(items)) if code else None
+        path.enter(" (in a set)", code, cut)
+
+
+def _went_into_array(path: _Path, parent: Any, child: object) -> None:
+    """Append an element of an array of objects, or a field of a structured array."""
+    cut = None
+    target = ""
+    items = elements(parent) or []
+    if path.code and len(read_array("shape", parent)) == 1:
+        names = read_array("dtype", parent).names
+        for position, item in enumerate(items):
+            if item is child and names is None:
+                target = f"{path.code}[{position}]"
+            elif names is not None and type(item) is tuple:
+                fields = [name for name, value in zip(names, item, strict=True) if value is child]
+                target = f"{path.code}[{fields[0]!r}][{position}]" if fields else target
+    if target:
+        cut = Cut(Kind.SLOT, id(parent), path.code, target)
+    path.enter(" (in an array of objects)", target, cut)
+
+
+_IN_ORDER = (dict, defaultdict, Counter)
+"""Dicts that list their keys in the order of ``dict.items``; a subclass may list them in another one."""
+
+
+def _went_into_registry(path: _Path, steps: Sequence[object], names: Mapping[str, object]) -> int:
+    """Append an object that a library's registry keeps; return the number of references, 0 if there is no registry."""
+    if len(steps) < 3 or not path.code:
+        return 0
+    parent, child, item = steps[:3]
+    if is_exactly(child, list) and is_of_library(parent, "logging", "Filterer"):
+        return _went_into_logger(path, parent, child, item)
+    if is_exactly(child, dict) and parent is library_type("weakref", "finalize"):
+        return _went_into_finalizers(path, child, item)
+    is_manager = is_of_library(parent, "IPython.core.events", "EventManager")
+    if is_manager and is_exactly(child, dict) and is_exactly(item, list) and len(steps) > 3:
+        return _went_into_callbacks(path, child, item, steps[3], names)
+    return 0
+
+
+def _went_into_logger(path: _Path, owner: object, items: Any, item: object) -> int:
+    """Append a handler or filter of a logger."""
+    name = _attribute(owner, items)
+    method = {".handlers": "removeHandler", ".filters": "removeFilter"}.get(name)
+    if method is None:
+        return 0
+    position = _position(items, item)
+    imports, code = split(path.code)
+    call = f"{imports}{code}.{method}({code}{name}[{position}])"
+    path.enter(f"{name}[{position}]", f"{path.code}{name}[{position}]", Cut(Kind.CALL, id(items), path.code, call))
+    return 2
+
+
+def _went_into_finalizers(path: _Path, registry: Any, info: object) -> int:
+    """Append the arguments of a ``weakref.finalize``."""
+    pairs = list(dict.items(registry))
+    position = next((place for place, (_, value) in enumerate(pairs) if value is info), 0)
+    imports, code = split(path.code)
+    # With the semicolon, IPython keeps no output: the arguments.
+    call = f"{imports}list({code}._registry)[{position}].detach();"
+    path.enter("._registry (arguments of a finalizer)", "", Cut(Kind.CALL, id(registry), path.code, call))
+    path.is_lost = True
+    path.is_fixed = True
+    return 2
+
+
+def _went_into_callbacks(
+    path: _Path, callbacks: Any, functions: Any, function: object, names: Mapping[str, object]
+) -> int:
+    """Append a function that IPython calls at an event."""
+    event = next((text_of(key) for key, value in callbacks.items() if value is functions), "")
+    position = _position(functions, function)
+    place = f'.callbacks["{event}"][{position}]'
+    code = f"{path.code}{place}"
+    name = next((name for name, value in list(names.items()) if value is function and is_name(name)), "")
+    imports, manager = split(path.code)
+    call = f'{imports}{manager}.unregister("{event}", {name or split(code)[1]})'
+    path.enter(place, code, Cut(Kind.CALL, id(functions), path.code, call))
+    return 3
+
+
+def _code_of_default(code: str, function: FunctionType, value: object) -> str:
+    """Return the code of a default argument of a function; empty if it is not one."""
+    defaults = function.__defaults__ or ()
+    position = next((place for place, item in enumerate(defaults) if item is value), None)
+    if position is not None:
+        return f"{code}.__defaults__[{position}]"
+    by_name = function.__kwdefaults__ or {}
+    name = next((name for name, item in by_name.items() if item is value), "")
+    return f'{code}.__kwdefaults__["{name}"]' if name else ""
+
+
+def _kind_of_attribute(owner: object, name: str, child: object) -> Kind | None:
+    """Return the kind of an attribute; None if it cannot be removed, or if the code of a library may need it."""
+    if not is_name(name) or is_instance(owner, functools.partial) or is_of_pandas(owner):
+        return None
+    if is_instance(owner, type):
+        is_method = hasattr(type(child), "__get__")
+        return Kind.MADE if is_method else Kind.ATTRIBUTE
+    kind = type(owner)
+    if type(_class_attribute(kind, name)) is functools.cached_property:
+        return Kind.MADE
+    if _class_attribute(kind, "__setattr__") is not object.__setattr__ and not is_of_library(
+        owner, "torch.nn", "Module"
+    ):
+        return None  # such as a frozen data class
+    if is_users_class(kind):
+        return Kind.ATTRIBUTE
+    is_stored = name in (instance_dict(owner) or {})
+    return Kind.ATTRIBUTE if is_stored and not name.startswith("_") else None
+
+
+def _class_attribute(kind: type, name: str) -> object:
+    """Return an attribute of a class or its bases without running their code; None if there is none."""
+    for base in mro_of(kind):
+        found = class_dict(base).get(name)
+        if found is not None:
+            return found
+    return None
+
+
+def _advice_for_graph(steps: Sequence[object], path: _Path) -> str:
+    """Return the advice for a tensor that keeps a graph: drop the graph, or the list of such tensors."""
+    if not path.removal or path.is_fixed:
+        return ""
+    is_in_list = len(steps) > 1 and is_exactly(steps[-2], list, deque)
+    drop = path.statement("{0} = {0}.detach()")
+    if is_in_list:
+        drop = f"{path.code.rpartition('[')[0]}.clear()"
+    return f"{drop}  # and {DETACH}"
 
 
 def _position(items: Iterable[object], child: object) -> int:

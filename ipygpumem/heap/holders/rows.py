@@ -65,9 +65,9 @@ class RowHolders:
                 for row in by_storage[key]:
                     row.array_ids[id(item)] = key
 
-    def number_in(self, key: StorageKey) -> int:
-        """Return the number of storages in a row."""
-        return len(self._rows[key].storages)
+    def row(self, key: StorageKey) -> Row | None:
+        """Return the row for which a storage stands; None if it stands for none."""
+        return self._rows.get(key)
 
     def shortened(self, key: StorageKey, chain: Sequence[object]) -> Sequence[object]:
         """Return the chain up to the nearest object that leads to all arrays of the row, or to most of them.

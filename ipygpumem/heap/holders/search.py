@@ -26,10 +26,11 @@ from ipygpumem.heap.arrays import (
     storage_key,
 )
 from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.cuts import statement_of
 from ipygpumem.heap.holders.frames import SUSPENDED, peek, running_frames, running_ids
 from ipygpumem.heap.holders.graphs import GRADIENT, keepers, requiring_grad
-from ipygpumem.heap.holders.paths import PathWriter, owns
-from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, OF_IPYTHON, Root, Roots, module_code
+from ipygpumem.heap.holders.paths import PathWriter, Way, joined, owns
+from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, OF_IPYTHON, REMOVE, REMOVE_THEM, Root, Roots, module_code
 from ipygpumem.heap.holders.rows import Row, RowHolders
 from ipygpumem.heap.holders.tasks import context_values, wakes_task
 from ipygpumem.introspect import (
@@ -52,7 +53,8 @@ _MOST_OWNERS = 5000
 MOST_VISITS = 20_000_000
 _NO_OBJECT = ReferencePath(path="no Python object: C++ code keeps it", advice="let the library that made it free it")
 _OUT_OF_SIGHT = ReferencePath(
-    path="something that cannot be seen from Python: a running function or compiled code", advice=""
+    path="something that cannot be seen from Python: a running function or compiled code",
+    advice="end the function, or take the object out of the library that has it, as by atexit.unregister(function)",
 )
 _NOT_REACHED = ReferencePath(
     path="something that the search did not reach within its limits",
@@ -71,12 +73,13 @@ def explain(
     *,
     more: Iterable[object] = (),
     rows: Mapping[StorageKey, Row] | None = None,
+    all_places: bool = False,
     max_visits: int = MOST_VISITS,
 ) -> dict[StorageKey, ReferencePath]:
     """Return the holder that keeps each storage alive; the key of each of ``more`` is "object" and its identity.
 
     The holder of a storage that stands for a row in ``rows`` is the nearest one of all the row's arrays; it sets
-    ``held`` of the row.
+    ``held`` of the row. With ``all_places``, the advice removes an object from all places that hold it.
     """
     wanted = set(keys)
     objects: dict[StorageKey, list[object]] = {("object", id(item)): [item] for item in more}
@@ -86,19 +89,23 @@ def explain(
         if key in wanted:
             objects.setdefault(key, []).append(item)
     of_rows = RowHolders(rows or {}, heap, roots.namespaces)
-    holders, unnamed, left_out = _holders(objects, heap, roots, max_visits, of_rows)
+    found = _Explanation(objects, heap, roots, max_visits)
+    found.explain(rows=of_rows, all_places=all_places)
+    holders, unnamed, left_out = found.named, found.unnamed, found.is_cut
     rest = wanted - holders.keys()
     if rest and heap.tensors:
         # A tensor saved by a graph may also be a Python object that only the graph refers to, which is no answer.
         candidates = requiring_grad(heap.tensors)
         owners = {("object", id(tensor)): [tensor] for tensor in candidates[:_MOST_OWNERS]}
-        named, _, is_cut = _holders(owners, heap, roots, max_visits, of_graphs=True)
+        of_owners = _Explanation(owners, heap, roots, max_visits)
+        of_owners.explain(of_graphs=True)
+        named = of_owners.named
         ordered = sorted(named, key=lambda owner: _order(named[owner]))
         kept, complete = keepers([owners[owner][0] for owner in ordered], rest)
         for key, keeper in kept.items():
             owner = named["object", id(keeper.tensor)]
             holders[key] = ReferencePath(owner.path + keeper.how, keeper.advice and (owner.advice or keeper.advice))
-        left_out |= is_cut or not complete or len(candidates) > _MOST_OWNERS
+        left_out |= of_owners.is_cut or not complete or len(candidates) > _MOST_OWNERS
         among_themselves, _ = keepers(heap.tensors, rest - kept.keys())
         if any(keeper.how == GRADIENT for keeper in among_themselves.values()):
             holders.update(dict.fromkeys(among_themselves, _NOT_REACHED if left_out else _CYCLE))
@@ -109,39 +116,105 @@ def explain(
     return {**unknown, **unnamed, **holders}
 
 
-def _holders(
-    objects: dict[StorageKey, list[object]],
-    heap: Heap,
-    roots: Roots,
-    max_visits: int,
-    rows: RowHolders | None = None,
-    *,
-    of_graphs: bool = False,
-) -> tuple[dict[StorageKey, ReferencePath], dict[StorageKey, ReferencePath], bool]:
-    """Return the best-named holders of the storages' objects, then those that nothing visible refers to.
+class _Explanation:
+    """The holders of some storages, each of which belongs to some objects.
 
-    The last value is True if some holders may not have been reached.
+    Attributes:
+        named: the best-named holders.
+        unnamed: the holders to which nothing visible refers.
+        is_cut: True if some holders may not have been reached.
     """
-    search = Search([item for items in objects.values() for item in items], heap, roots, max_visits)
-    writer = PathWriter(roots)
 
-    def best(ways: _Ways, key: StorageKey, items: list[object]) -> ReferencePath | None:
-        chains = [chain for item in items if (chain := search.chain(item, ways)) is not None]
+    def __init__(self, objects: Mapping[StorageKey, list[object]], heap: Heap, roots: Roots, max_visits: int) -> None:
+        self._objects = objects
+        self._search = Search([item for items in objects.values() for item in items], heap, roots, max_visits)
+        self._writer = PathWriter(roots)
+        self._kept = roots.kept
+        self._max_visits = max_visits
+        self._targets: dict[StorageKey, tuple[object, Way]] = {}
+        """The object to remove for each storage, and the best way to it."""
+        self.named: dict[StorageKey, ReferencePath] = {}
+        self.unnamed: dict[StorageKey, ReferencePath] = {}
+        self.is_cut = False
+
+    def explain(
+        self,
+        *,
+        rows: RowHolders | None = None,
+        all_places: bool = False,
+        of_graphs: bool = False,
+    ) -> None:
+        """Find the holders, of whole rows if there are any."""
+        for key, items in self._objects.items():
+            found = self._nearest(self._search.named, items, of_graphs=of_graphs)
+            if found is not None:
+                self.named[key] = self._of_row(key, *found, rows).holder
+        for key, items in self._objects.items():
+            found = None if key in self.named else self._nearest(self._search.unnamed, items, of_graphs=of_graphs)
+            if found is not None:
+                self.unnamed[key] = found[1].holder
+        self.is_cut = self._search.is_cut and len(self.named) < len(self._objects)
+        if all_places:
+            self._add_other_holders()
+
+    def _nearest(
+        self, ways: _Ways, items: Sequence[object], *, of_graphs: bool
+    ) -> tuple[tuple[Root, tuple[object, ...]], Way] | None:
+        """Return the shortest chain from a root to one of some objects, and its text; None if there is none."""
+        chains = []
+        for item in items:
+            chain = self._search.chain(item, ways)
+            if chain is not None:
+                chains.append(chain)
         nearest = min(((root.rank, len(steps)) for root, steps in chains), default=None)
-        nearby = [way for way in chains if (way[0].rank, len(way[1])) == nearest]
-        found = [(writer.holder(*way, of_graph=of_graphs), way) for way in nearby]
-        if not found:
-            return None
-        holder, (root, steps) = min(found, key=lambda pair: _order(pair[0]))
-        if rows is None:
-            return holder
-        shorter = rows.shortened(key, steps)
-        return holder if len(shorter) == len(steps) else writer.holder_of_row(root, shorter, rows.number_in(key))
+        nearby = [chain for chain in chains if (chain[0].rank, len(chain[1])) == nearest]
+        written = [(chain, self._writer.way(*chain, of_graph=of_graphs)) for chain in nearby]
+        return min(written, key=lambda pair: _order(pair[1].holder), default=None)
 
-    named = {key: holder for key, items in objects.items() if (holder := best(search.named, key, items)) is not None}
-    rest = [(key, items) for key, items in objects.items() if key not in named]
-    unnamed = {key: holder for key, items in rest if (holder := best(search.unnamed, key, items)) is not None}
-    return named, unnamed, search.is_cut and bool(rest)
+    def _of_row(
+        self, key: StorageKey, chain: tuple[Root, tuple[object, ...]], way: Way, rows: RowHolders | None
+    ) -> Way:
+        """Return the way to the holder of a whole row, given the way to one of its arrays."""
+        root, steps = chain
+        row = None if rows is None else rows.row(key)
+        if rows is None or row is None:
+            self._targets[key] = steps[-1], way
+            return way
+        shorter = rows.shortened(key, steps)
+        holder = shorter[-1]
+        if len(shorter) == len(steps):
+            self._targets[key] = holder, way
+            return way
+        way = self._writer.way(root, shorter)
+        if id(holder) == row.object_id:
+            self._targets[key] = holder, way
+            return way
+        cuts = self._writer.cuts_inside(root, shorter, row.array_ids)
+        reached = {row.array_ids[id(item)] for item, _ in cuts}
+        if not row.held <= reached:
+            cuts = []
+        advice = statement_of([cut for _, cut in cuts])
+        if not advice:
+            advice = REMOVE if len(row.storages) == 1 else REMOVE_THEM
+        return Way(ReferencePath(way.holder.path, advice))
+
+    def _add_other_holders(self) -> None:
+        """Name the other places that hold an object, too: it dies only if it is removed from all of them."""
+        targets = {key: pair for key, pair in self._targets.items() if pair[1].cut is not None}
+        self._search.search_for_all([target for target, _ in targets.values()], self._max_visits)
+        for key, (target, way) in targets.items():
+            assert way.cut is not None
+            found = {way.holder.advice: way}
+            # A registry leads from each of its objects to all of them.
+            ways_to_target = [] if id(target) in self._kept else self._search.ways_to([target])
+            for names, steps, _ in ways_to_target:
+                other = self._writer.way(names[0], steps)
+                found.setdefault(other.holder.advice, other)
+            ways = list(found.values())
+            if len(ways) > 1:
+                self.named[key] = joined(ways)
+            elif not way.holder.advice:
+                self.named[key] = ReferencePath(way.holder.path, statement_of([way.cut]))
 
 
 def _order(holder: ReferencePath) -> tuple[bool, int, str]:
@@ -189,6 +262,17 @@ class Search:
         """True if the search ended somewhere before it had seen everything."""
         self.named: _Ways = {}
         self._run(list(self._objects), max_visits)
+        self._finish()
+
+    def search_for_all(self, targets: Sequence[object], max_visits: int = MOST_VISITS) -> None:
+        """Go on until all holders of some objects that were examined are known."""
+        self._for_all = True
+        was_cut = self.is_cut
+        self._run([id(target) for target in targets if id(target) in self._objects], max_visits)
+        self.is_cut = was_cut
+        self._finish()
+
+    def _finish(self) -> None:
         # An output, the last error or a module may also hold, by a longer path, an object of a variable: no leak.
         self.named = {**self._ways(self._kept), **self.named}
         self._roots_at: dict[int, list[Root]] = {}
@@ -200,7 +284,9 @@ class Search:
 
     def _run(self, targets: list[int], max_visits: int) -> None:
         if targets:
-            self._direct = {id(found.value): Root.of_context(found) for found in context_values(self._roots.names)}
+            self._direct = dict(self._roots.kept)
+            for found in context_values(self._roots.names):
+                self._direct[id(found.value)] = Root.of_context(found)
             for frame, thread in running_frames():
                 local = peek(frame).items()
                 self._direct.update((id(value), Root.of_running(frame, thread, name)) for name, value in local)
@@ -349,7 +435,9 @@ class Search:
         elif key in self._modules:
             code = module_code(self._modules[key], self._roots.names)
             found = [Root.of_module(self._modules[key], name, code) for name in self._keys_of(referrer, child)]
-        elif type(referrer) is ModuleType:
+        elif (
+            type(referrer) is ModuleType and sys.modules.get(text_of(module_dict(referrer).get("__name__"))) is referrer
+        ):
             found = [Root.of_module(text_of(module_dict(referrer).get("__name__")), None)]
         elif is_instance(referrer, threading.Thread):
             name = text_of((instance_dict(referrer) or {}).get("_name"))
