@@ -49,7 +49,7 @@ from ipygpumem.introspect import instance_dict, is_atom, is_instance, module_dic
 from ipygpumem.inventory.baseline import BaselineSnapshot
 from ipygpumem.inventory.contents import Contents
 from ipygpumem.inventory.merging import merged
-from ipygpumem.inventory.remaining import find, most_bytes
+from ipygpumem.inventory.remaining import Remaining, find, most_bytes
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.reclaim.reclaim import NameSnapshot
 from ipygpumem.records import ReferencePath, RetainedArray
@@ -393,14 +393,14 @@ class Survivors:
                 size_bytes=growth.size_bytes - size_of(array for item in alive for array in item.alive()),
             )
         )
-        without_chain = [row.items[0] for row in rows if not row.chain]
-        holders = explain((), heap, roots, more=without_chain, all_places=True)
+        searched = [row.items[0] for row in rows if len(row.items) == 1 or not row.chain]
+        holders = explain((), heap, roots, more=searched, all_places=True)
         by_name = {row.name: row for row in reversed(arrays) if row.name}
         merged = set[int]()
         found = []
         for row in rows:
             name = growth.names.get(id(row.items[0]), "") if len(row.items) == 1 else ""
-            holder = row.holder(roots) if row.chain else holders["object", id(row.items[0])]
+            holder = _holder_of(row, holders, roots)
             holder = _perhaps_old(holder) if row.is_old_perhaps else holder
             cell = cell_of_output(name) or cell_that_bound(self._context.shell, name, range(first)) if name else None
             held = replace(row.held, name=name, holder=holder, cell=cell)
@@ -528,6 +528,17 @@ class Survivors:
             names=namespace,
             cuts=self.cuts,
         )
+
+
+def _holder_of(row: Remaining, holders: Mapping[StorageKey, ReferencePath], roots: Roots) -> ReferencePath:
+    """Return the holder of a row, by its path from a name, unless several places hold its object."""
+    searched = holders.get(("object", id(row.items[0])))
+    if not row.chain and searched is not None:
+        return searched
+    from_name = row.holder(roots)
+    if searched is not None and searched.path.startswith(f"{from_name.path}, "):
+        return searched
+    return from_name
 
 
 def _largest_first(watched: Iterable[WatchedName]) -> list[tuple[WatchedName, list[Array]]]:

@@ -208,6 +208,8 @@ class _Explanation:
             # A registry leads from each of its objects to all of them.
             ways_to_target = [] if id(target) in self._kept else self._search.ways_to([target])
             for names, steps, _ in ways_to_target:
+                if any(step is target for step in steps[:-1]):
+                    continue  # the object's own part refers to it
                 other = self._writer.way(names[0], steps)
                 found.setdefault(other.holder.advice, other)
             ways = list(found.values())
