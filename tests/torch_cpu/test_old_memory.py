@@ -60,12 +60,21 @@ def test_what_was_alive_before_is_no_survivor(notebook: Kernel) -> None:
     assert notebook.value("ipygpumem.experiments()[-1].survivors") == ()
 
 
-def test_a_gradient_that_the_scope_made_for_an_outer_model_is_reported_without_advice(notebook: Kernel) -> None:
+def test_a_gradient_made_for_an_outer_model_is_freed_by_its_line(notebook: Kernel) -> None:
     works(notebook, "outer = nn.Linear(1024, 1024)")
     (report,) = works(notebook, "%%experiment a\nouter(torch.ones(2, 1024)).sum().backward()").reports("experiment")
     (line,) = [line for line in report.splitlines() if "held by" in line]
-    assert line.endswith("held by notebook variable outer.weight.grad")
-    assert notebook.value("[h.holder.advice for h in ipygpumem.experiments()[-1].survivors]") == [""]
+    assert line.endswith("held by notebook variable outer.weight.grad · to free it: outer.zero_grad()")
+    works(notebook, "outer.zero_grad()")
+    assert works(notebook, "%gpumem leaks").reports("leaks") == ["no leak of at least 1 MiB was found"]
+
+
+def test_a_gradient_of_an_outer_tensor_is_freed_by_its_line(notebook: Kernel) -> None:
+    works(notebook, "leaf = torch.ones(1 << 20, requires_grad=True)")
+    (report,) = works(notebook, "%%experiment a\n(2 * leaf).sum().backward()").reports("experiment")
+    assert "held by notebook variable leaf.grad · to free it: leaf.grad = None" in report
+    works(notebook, "leaf.grad = None")
+    assert works(notebook, "%gpumem leaks").reports("leaks") == ["no leak of at least 1 MiB was found"]
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from ipygpumem.introspect import (
     instance_dict,
     is_exactly,
     is_instance,
+    is_name,
     is_users_class,
     module_dict,
     module_of,
@@ -104,7 +105,10 @@ def explain(
         kept, complete = keepers([owners[owner][0] for owner in ordered], rest)
         for key, keeper in kept.items():
             owner = named["object", id(keeper.tensor)]
-            holders[key] = ReferencePath(owner.path + keeper.how, keeper.advice and (owner.advice or keeper.advice))
+            advice = keeper.advice and (owner.advice or keeper.advice)
+            if keeper.how == GRADIENT:
+                advice = _clearing_gradients(owner.path, roots.names)
+            holders[key] = ReferencePath(owner.path + keeper.how, advice)
         left_out |= of_owners.is_cut or not complete or len(candidates) > _MOST_OWNERS
         among_themselves, _ = keepers(heap.tensors, rest - kept.keys())
         if any(keeper.how == GRADIENT for keeper in among_themselves.values()):
@@ -114,6 +118,20 @@ def explain(
     unknown = dict.fromkeys(wanted, _NOT_REACHED if left_out else _NO_OBJECT)
     unknown.update((key, _NOT_REACHED if left_out else _OUT_OF_SIGHT) for key in of_python)
     return {**unknown, **unnamed, **holders}
+
+
+def _clearing_gradients(path: str, names: Mapping[str, object]) -> str:
+    """Return the statement that drops the gradient of a tensor with some path; empty if there is no code for it.
+
+    It drops those of a whole module: one step of training makes all of them.
+    """
+    code = path.removeprefix(NOTEBOOK)
+    name = code.partition(".")[0].partition("[")[0]
+    if code == path or ": " in code or not is_name(name):
+        return ""
+    if is_of_library(names.get(name), "torch.nn", "Module"):
+        return f"{name}.zero_grad()"
+    return f"{name}.grad = None" if code == name else ""
 
 
 class _Explanation:
