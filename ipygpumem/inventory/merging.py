@@ -129,7 +129,8 @@ def _path(group: _Group) -> str:
     row, cut = group[0]
     path = "" if row.holder is None else row.holder.path
     if cut.kind is Kind.FIGURE:
-        return f"{len(group)} matplotlib figures"
+        figures = {other.position for _, other in group}
+        return f"{len(figures)} matplotlib figures" if len(figures) > 1 else path
     if all(other.owner_id == cut.owner_id for _, other in group):
         owner = _ITEM.sub("", path)
         return owner if owner != path else f"{path}, and {len(group) - 1} more there"

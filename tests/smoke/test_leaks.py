@@ -233,3 +233,35 @@ def test_what_no_experiment_measured_gets_advice_that_can_be_pasted(notebook: Ke
     assert (expected - set(told), len(told)) == (set(), len(cases)), told
     works(notebook, *told, "await asyncio.sleep(0)")
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
+
+
+SEVERAL = {
+    "for n in range(10): outer['runs'].append({'n': n, 'data': numpy.ones(1 << 20)})": (
+        'for item in outer["runs"]: del item["data"]'
+    ),
+    "for n in range(10): outer['runs'].append(numpy.ones(1 << 20))": 'outer["runs"].clear()',
+    "x = numpy.ones(1 << 20); y = numpy.ones((1 << 20, 2)); mixed += [x, y]": "del mixed[3:]",
+    "x = numpy.ones(1 << 20); outer['x'] = x; second['x'] = x": 'del outer["x"]; del second["x"]',
+}
+"""Code that leaves several arrays, or one in several places, and the line that frees the one row of it."""
+
+
+@pytest.mark.parametrize(("code", "line"), SEVERAL.items())
+def test_the_rows_of_one_container_have_one_line(notebook: Kernel, code: str, line: str) -> None:
+    works(notebook, "outer, second, mixed = {'runs': []}, {}, [1, 2, 3]", f"%%experiment a\n{code}")
+    report = leaks(notebook).splitlines()
+    assert report[0].startswith("1 leak")
+    assert report[1].endswith(f"to free it: {line}")
+    works(notebook, line)
+    assert leaks(notebook) == "no leak of at least 1 MiB was found"
+    assert notebook.value("mixed") == [1, 2, 3]
+
+
+def test_a_groupby_is_removed_as_a_whole(notebook: Kernel) -> None:
+    pytest.importorskip("pandas")
+    works(notebook, "import pandas; outer = {}")
+    make = "frame = pandas.DataFrame({'a': numpy.arange(1 << 20), 'b': 1.5}); outer['g'] = frame.groupby('a')"
+    works(notebook, f"%%experiment a\n{make}")
+    assert 'held by notebook variable outer["g"] · to free it: del outer["g"]' in leaks(notebook)
+    works(notebook, 'del outer["g"]')
+    assert leaks(notebook) == "no leak of at least 1 MiB was found"

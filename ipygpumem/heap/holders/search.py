@@ -207,6 +207,10 @@ class _Explanation:
         if id(holder) == row.object_id:
             self._targets[key] = holder, way
             return way
+        if row.is_inside_item and is_instance(holder, dict):  # such as a pandas object: it is removed as a whole
+            item = steps[len(shorter)]
+            self._targets[key] = item, self._writer.way(root, (*shorter, item))
+            return self._targets[key][1]
         cuts = self._writer.cuts_inside(root, shorter, row.array_ids)
         reached = {row.array_ids[id(item)] for item, _ in cuts}
         if not row.held <= reached:
