@@ -293,6 +293,15 @@ def test_leaks_in_one_container_are_one_line_and_the_largest_comes_first() -> No
     assert [line.split("%")[1] for line in content.leaks_report(found, MIB).lines] == ["xdel _3", "xdel _5"]
 
 
+def test_the_largest_row_of_leaks_comes_first_whatever_found_it() -> None:
+    leak = RetainedArray("x", "Tensor", (4,), "f", "cpu", 3 << 20, holder=ReferencePath("x", "del x"))
+    graphs = (5 << 20, "cpu", "losses keep their graphs", "losses.clear()", 5 << 20)
+    output = (1 << 20, "cpu", "Out[3]", "%xdel _3", 1 << 20)
+    report = content.leaks_report([leak], 1 << 20, kept=[output, graphs])
+    assert report.headline == "1 leak · 3 MiB · other rows: 6 MiB"
+    assert [line.partition(" ")[0] for line in report.lines] == ["5", "3", "1"]
+
+
 def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
     line = "2 smaller storages, 2 MiB in all: too many to examine; free larger ones first, then run it again"
     found = content.leaks_report([leak("a\x1b[2Jb", name="x\ny")], MIB, [leak("y"), leak("z")])

@@ -11,7 +11,9 @@ from itertools import chain
 from ipygpumem.heap.arrays import storage_key
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.heap import Heap, undisturbed
-from ipygpumem.heap.holders.search import EVENT_LOOP, NOTEBOOK, PathWriter, Root, Roots, Search, explain
+from ipygpumem.heap.holders.paths import PathWriter
+from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, Root, Roots
+from ipygpumem.heap.holders.search import Search, explain
 from ipygpumem.heap.holders.tasks import is_pending
 from ipygpumem.heap.knowledge.barriers import is_left_out
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments

@@ -16,7 +16,8 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS
 from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.search import NOTEBOOK, PathWriter, Roots
+from ipygpumem.heap.holders.paths import PathWriter
+from ipygpumem.heap.holders.roots import NOTEBOOK, Roots
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.introspect import module_of
 from ipygpumem.inventory.contents import Contents

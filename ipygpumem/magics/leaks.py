@@ -15,11 +15,12 @@ from ipygpumem.heap.arrays import StorageKey, holding_objects, library_type, sto
 from ipygpumem.heap.bulk import Progress, by_identity, of_types, one_of_each
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.graphs import live_tensors, requiring_grad
-from ipygpumem.heap.holders.search import NOTEBOOK
+from ipygpumem.heap.holders.roots import NOTEBOOK
 from ipygpumem.heap.libraries import loaded_classes
 from ipygpumem.heap.sizes import Sizes, row_of
 from ipygpumem.introspect import is_atom, is_instance, is_users_module, module_dict, text_of, type_name
 from ipygpumem.inventory import unreached
+from ipygpumem.inventory.merging import merged
 from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
 from ipygpumem.inventory.survey import optimizer_states
 from ipygpumem.magics.parsing import Options
@@ -57,6 +58,7 @@ def _look(
 
     The last item is False if there are too many autograd graphs to examine.
     """
+    app.experiments.survivors.cuts.clear()
     live_tensors(app.context.garbage)  # gives each a Python object
     with undisturbed():
         namespace = dict(app.context.namespace)
@@ -95,6 +97,7 @@ def _look(
         found_kept = _sized([*graphs, *retained.outputs(heap.large(smallest))], smallest, listed)
         found_kept += of_objects.of_outputs()
         heap.drop()
+    found = merged(found, app.experiments.survivors.cuts)
     return found, beyond, _together(found_kept), retained.complete
 
 

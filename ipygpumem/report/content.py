@@ -359,33 +359,59 @@ def leaks_report(
     notes: Sequence[str] = (),
 ) -> Report:
     """Return the report of ``%gpumem leaks``; ``beyond`` were too many to examine, ``kept`` are no leaks."""
-    lines = leak_lines(held)
+    other = _sum(beyond) + sum(item[4] for item in kept)
+    headline = _leaks_headline(held, smallest, other)
+    rows = [*_leak_rows(held), *_kept_rows(kept)]
+    rows.sort(key=lambda row: row[0], reverse=True)
+    lines = [line for _, line in rows]
     if beyond:
         rest = f"{count(len(beyond), 'smaller storage')}, {_total(beyond)} in all"
         lines.append(f"{rest}: too many to examine; free larger ones first, then run it again")
-    other = _sum(beyond) + sum(item[4] for item in kept)
-    none, rest = f"no leak of at least {format_bytes(smallest)}", format_bytes(other)
-    found = f"{none}, but {rest} are kept by what is listed below" if other else f"{none} was found"
+    return Report("leaks", headline, [*lines, *notes], records=held)
+
+
+def _leaks_headline(held: Sequence[RetainedArray], smallest: int, other: int) -> str:
+    """Return the number and the size of the leaks, and the size of the other rows."""
     if held:
-        found = f"{count(len(held), 'leak')}{SEPARATOR}{_total(held)}" + f"{SEPARATOR}other rows: {rest}" * bool(other)
-    kept = sorted(kept, key=lambda item: -item[0])
-    lines += [SEPARATOR.join([f"{format_bytes(i[0])} on {i[1]}", *map(clean, i[2:4])]) for i in kept[:_ROWS_SHOWN]]
-    more = kept[_ROWS_SHOWN:]
-    lines += [f"and {len(more)} more: {format_bytes(sum(item[0] for item in more))}"] * bool(more)
-    return Report("leaks", found, [*lines, *notes], records=held)
+        leaks = f"{count(len(held), 'leak')}{SEPARATOR}{_total(held)}"
+        return f"{leaks}{SEPARATOR}other rows: {format_bytes(other)}" if other else leaks
+    none = f"no leak of at least {format_bytes(smallest)}"
+    if other:
+        return f"{none}, but {format_bytes(other)} are kept by what is listed below"
+    return f"{none} was found"
+
+
+def _kept_rows(kept: Sequence[Kept]) -> list[tuple[int, str]]:
+    """Return the bytes and the line of each memory that is kept by mistake, and one line for the rest."""
+    ordered = sorted(kept, key=lambda item: item[0], reverse=True)
+    rows = []
+    for size, device, what, remedy, _ in ordered[:_ROWS_SHOWN]:
+        words = [f"{format_bytes(size)} on {device}", clean(what), clean(remedy)]
+        rows.append((size, SEPARATOR.join(words)))
+    more = ordered[_ROWS_SHOWN:]
+    if more:
+        rows.append((0, f"and {len(more)} more: {format_bytes(sum(item[0] for item in more))}"))
+    return rows
 
 
 def leak_lines(held: Sequence[RetainedArray]) -> list[str]:
     """Return one line per leak, those in one container together, and one line for the rest."""
+    return [line for _, line in _leak_rows(held)]
+
+
+def _leak_rows(held: Sequence[RetainedArray]) -> list[tuple[int, str]]:
+    """Return the bytes and the line of each group of leaks, the largest first, and one line for the rest."""
     groups: dict[tuple[object, ...], list[RetainedArray]] = {}
     for item in held:
         where = None if item.holder is None else (_LAST_INDEX.sub("", item.holder.path), item.holder.advice)
         what = (item.name, item.type_name, item.dtype, item.shape, item.device, item.cell, where)
         groups.setdefault(what, []).append(item)
-    ordered = sorted(groups.values(), key=lambda group: -sum(item.size_bytes for item in group))
+    ordered = sorted(groups.values(), key=_sum, reverse=True)
+    rows = [(_sum(group), _leak_line(group)) for group in ordered[:_ROWS_SHOWN]]
     rest = [item for group in ordered[_ROWS_SHOWN:] for item in group]
-    more = [f"and {len(rest)} more: {_total(rest)}"] if rest else []
-    return [*map(_leak_line, ordered[:_ROWS_SHOWN]), *more]
+    if rest:
+        rows.append((0, f"and {len(rest)} more: {_total(rest)}"))
+    return rows
 
 
 def _total(held: Iterable[RetainedArray]) -> str:

@@ -15,7 +15,7 @@ from itertools import chain, compress, filterfalse
 from operator import attrgetter, itemgetter, not_
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ipygpumem.errors import describe_error
 from ipygpumem.heap.arrays import (
@@ -34,10 +34,13 @@ from ipygpumem.heap.arrays import (
 from ipygpumem.heap.bulk import kinds_of, of_types
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
+from ipygpumem.heap.holders import registries
+from ipygpumem.heap.holders.cuts import Cut, Kind
 from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.graphs import live_tensors
+from ipygpumem.heap.holders.roots import LAST_ERROR, OF_IPYTHON, OF_MODULE, Root, Roots
 from ipygpumem.heap.holders.rows import Row
-from ipygpumem.heap.holders.search import LAST_ERROR, OF_MODULE, Root, Roots, explain
+from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.objects_since import ObjectsSince
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.heap.walk import MOST_AT_START, ArraySearch
@@ -45,7 +48,8 @@ from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import instance_dict, is_atom, is_instance, module_dict, text_of, type_name
 from ipygpumem.inventory.baseline import BaselineSnapshot
 from ipygpumem.inventory.contents import Contents
-from ipygpumem.inventory.remaining import find, most_bytes
+from ipygpumem.inventory.merging import merged
+from ipygpumem.inventory.remaining import Remaining, find, most_bytes
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.reclaim.reclaim import NameSnapshot
 from ipygpumem.records import ReferencePath, RetainedArray
@@ -231,6 +235,8 @@ class Survivors:
         self.known: list[WatchedName] = []
         self.known_others: list[tuple[tuple[int, ...], RetainedArray]] = []
         """The identities of other objects, and their rows."""
+        self.cuts: dict[str, list[Cut]] = {}
+        """The references that each line of the last report removes."""
         self._deleted: dict[str, tuple[int, WatchedName | None, Callable[[], object] | None]] = {}
         """For each name that a cell may have deleted: the cell's number, and the name's arrays and object."""
 
@@ -289,6 +295,7 @@ class Survivors:
             return ()
         reported = {array.storage for item in self.known for array in item.alive()}  # by an inner experiment
         working, ours = context.display.working("holders of memory that was not freed"), "the search for holders"
+        self.cuts.clear()
         with growth_for(ours), working as progress, undisturbed():
             heap = Heap()
             progress(0.5)
@@ -300,6 +307,7 @@ class Survivors:
                 progress(0.6)
                 found = self._with_others(found, heap, alive, baseline, growth, first)
             heap.drop()
+        found = tuple(merged(found, self.cuts))
         for array in arrays:
             array.detach(places)
         self.known += [item for item in alive if any(array.storage not in reported for array in item.alive())]
@@ -385,13 +393,14 @@ class Survivors:
                 size_bytes=growth.size_bytes - size_of(array for item in alive for array in item.alive()),
             )
         )
-        holders = explain((), heap, roots, more=[row.items[0] for row in rows if not row.chain])
+        searched = [row.items[0] for row in rows if len(row.items) == 1 or not row.chain]
+        holders = explain((), heap, roots, more=searched, all_places=True)
         by_name = {row.name: row for row in reversed(arrays) if row.name}
         merged = set[int]()
         found = []
         for row in rows:
             name = growth.names.get(id(row.items[0]), "") if len(row.items) == 1 else ""
-            holder = row.holder(roots) if row.chain else holders["object", id(row.items[0])]
+            holder = _holder_of(row, holders, roots)
             holder = _perhaps_old(holder) if row.is_old_perhaps else holder
             cell = cell_of_output(name) or cell_that_bound(self._context.shell, name, range(first)) if name else None
             held = replace(row.held, name=name, holder=holder, cell=cell)
@@ -454,9 +463,11 @@ class Survivors:
             alive = _largest_first(waiting)
             rows = {arrays[0].storage: item.row(arrays) for item, arrays in alive[:MOST_EXPLAINED]}
             if questions is None or number > 0:
-                holders = explain(rows, heap, roots, rows=rows)
+                holders = explain(rows, heap, roots, rows=rows, all_places=True)
             else:
-                holders = explain([*rows, *questions.storages], heap, roots, more=questions.objects, rows=rows)
+                holders = explain(
+                    [*rows, *questions.storages], heap, roots, more=questions.objects, rows=rows, all_places=True
+                )
                 questions.holders.update(holders)
             waiting.clear()
             for item, arrays in alive:
@@ -501,12 +512,33 @@ class Survivors:
         figures = getattr(getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None), "figs", None)
         plt = "plt" if namespace.get("plt", 0) is sys.modules.get("matplotlib.pyplot") else ""
         if figures is not None:
-            namespaces[id(figures)] = functools.partial(_of_pyplot, plt or "import matplotlib.pyplot as plt; plt")
+            namespaces[id(figures)] = functools.partial(
+                _of_pyplot, plt or "import matplotlib.pyplot as plt; plt", figures
+            )
+        namespaces.update(_of_shell(shell))
         objects = {
-            id(shell): Root("IPython's shell", 3, "%gpumem free"),
+            id(shell): Root("IPython's shell", OF_IPYTHON, "%gpumem free"),
             id(self._ours): Root("ipygpumem itself", 4, "please report this bug in ipygpumem"),
         }
-        return Roots(namespaces, objects, cell_of=lambda filename: cell_of_file(shell, filename), names=namespace)
+        return Roots(
+            namespaces,
+            objects,
+            registries.objects(),
+            cell_of=lambda filename: cell_of_file(shell, filename),
+            names=namespace,
+            cuts=self.cuts,
+        )
+
+
+def _holder_of(row: Remaining, holders: Mapping[StorageKey, ReferencePath], roots: Roots) -> ReferencePath:
+    """Return the holder of a row, by its path from a name, unless several places hold its object."""
+    searched = holders.get(("object", id(row.items[0])))
+    if not row.chain and searched is not None:
+        return searched
+    from_name = row.holder(roots)
+    if searched is not None and searched.path.startswith(f"{from_name.path}, "):
+        return searched
+    return from_name
 
 
 def _largest_first(watched: Iterable[WatchedName]) -> list[tuple[WatchedName, list[Array]]]:
@@ -577,6 +609,33 @@ _KEPT = Root("a name to keep", 5, "")
 """Root of the names kept on purpose; any other root is shown instead."""
 
 
+_FREED_OF_SHELL = {
+    "displayhook",
+    "display_pub",
+    "last_execution_result",
+    "InteractiveTB",
+    "history_manager",
+    "_db",
+    "db",
+}
+"""Attributes of IPython's shell whose copies of outputs and errors are freed by ``%gpumem free``."""
+
+
+def _of_shell(shell: Any) -> dict[int, Callable[[object], Root]]:
+    """Return the functions that name the attributes of IPython's shell, by the identities of the dicts with these."""
+    attributes = instance_dict(shell) or {}
+    spaces = [attributes, attributes.get("_trait_values")]
+    return {id(space): _attribute_of_shell for space in spaces if type(space) is dict}
+
+
+def _attribute_of_shell(key: object) -> Root:
+    name = text_of(key)
+    if name in _FREED_OF_SHELL or name.startswith("_"):
+        return Root(f"IPython's shell, {name}", OF_IPYTHON, "%gpumem free")
+    code = f"get_ipython().{name}"
+    return Root(code, OF_IPYTHON, "", code)
+
+
 def _variable(key: object) -> Root:
     name = text_of(key)
     if is_of_ipython(name):
@@ -589,13 +648,17 @@ def _output(key: object) -> Root:
     return Root(f"Out[{key}]", 1, f"%xdel _{key}")
 
 
-def _of_pyplot(plt: str, number: object) -> Root:
-    return Root(f"matplotlib figure {number}", OF_MODULE, f"{plt}.close({number})", is_all=True)
+def _of_pyplot(plt: str, figures: dict[object, object], number: object) -> Root:
+    position = list(figures).index(number)
+    cut = Cut(Kind.FIGURE, id(figures), plt, f"{plt}.close({number})", position, len(figures))
+    return Root(f"matplotlib figure {number}", OF_MODULE, "", is_all=True, cut=cut)
 
 
 def _of_run(file: str, key: object) -> Root:
     name = text_of(key)
-    return Root(f"module of %run {Path(file).name}, global {name}", OF_MODULE, "", code=global_of_run(file, name))
+    code = global_of_run(file, name)
+    cut = Cut(Kind.ATTRIBUTE, 0, "", code)
+    return Root(f"module of %run {Path(file).name}, global {name}", OF_MODULE, "", code, cut=cut)
 
 
 def _hidden(key: object) -> Root:

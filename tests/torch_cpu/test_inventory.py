@@ -11,7 +11,8 @@ from torch import nn
 from ipygpumem.heap.arrays import storage_key, watch
 from ipygpumem.heap.bulk import CHUNK
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.search import Roots, explain
+from ipygpumem.heap.holders.roots import Roots
+from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.total import total
 from ipygpumem.inventory import survey, top
 from ipygpumem.inventory.findings import storages_of

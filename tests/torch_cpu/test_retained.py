@@ -223,4 +223,4 @@ def test_leaks_tells_findings_below_its_usual_line(kernel: Kernel) -> None:
     scope = "%%experiment a\nx = torch.ones(1 << 18, requires_grad=True); losses[:] = [x.exp() for _ in range(3)]"
     (report,) = works(kernel, scope, "%gpumem leaks").reports("leaks")
     assert "losses: 3 tensors keep their autograd graphs" in report
-    assert report.splitlines()[0] == "4 leaks · 4 MiB"
+    assert report.splitlines()[0] == "2 leaks · 4 MiB"

@@ -21,7 +21,8 @@ from ipygpumem.api.shell import current_shell, current_traces, garbage_here, loa
 from ipygpumem.errors import GpuMemError, ReleasedError
 from ipygpumem.heap.arrays import TOOLS, Array, describe, is_of_library, library_type, watch
 from ipygpumem.heap.heap import Heap, refuse_while_traced, undisturbed
-from ipygpumem.heap.holders.search import Roots, explain
+from ipygpumem.heap.holders.roots import Roots
+from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.walk import ArraySearch, summed
 from ipygpumem.introspect import class_dict, instance_dict, is_instance, module_of, solid_base, type_name
 from ipygpumem.inventory import survey

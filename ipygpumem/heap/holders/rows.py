@@ -34,6 +34,8 @@ class Row:
         """The storage of each array, by the array's identity."""
         self.held: set[StorageKey] = set(self.storages)
         """The storages to which the holder of the first array leads."""
+        self.is_inside_item = False
+        """True if one item of that holder leads to all of these, which has no name that users write."""
 
     @property
     def is_whole(self) -> bool:
@@ -65,9 +67,9 @@ class RowHolders:
                 for row in by_storage[key]:
                     row.array_ids[id(item)] = key
 
-    def number_in(self, key: StorageKey) -> int:
-        """Return the number of storages in a row."""
-        return len(self._rows[key].storages)
+    def row(self, key: StorageKey) -> Row | None:
+        """Return the row for which a storage stands; None if it stands for none."""
+        return self._rows.get(key)
 
     def shortened(self, key: StorageKey, chain: Sequence[object]) -> Sequence[object]:
         """Return the chain up to the nearest object that leads to all arrays of the row, or to most of them.
@@ -83,6 +85,7 @@ class RowHolders:
                 return chain[: number + 1]  # all of the name's object is alive
         while position > 0 and _is_inner(chain[position - 1], chain[position]):
             position -= 1
+            row.is_inside_item = True
         if is_instance(chain[position], BaseException):
             return chain  # the advice for what an exception holds names its attribute or local name
         return chain[: position + 1]

@@ -1,0 +1,142 @@
+"""Roots of references: the names, outputs, threads and modules at which a search for holders ends."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+from ipygpumem.heap.holders.cuts import Cut, Kind, split
+from ipygpumem.heap.holders.tasks import ContextValue
+from ipygpumem.introspect import class_dict, is_instance, is_name, is_users_module, module_dict, target_of, text_of
+
+OF_MODULE, OF_IPYTHON = 2, 3
+"""The ranks of modules' global names, and of IPython's own copies."""
+NOTEBOOK, EVENT_LOOP = "notebook variable ", "the event loop"
+REMOVE = "remove it from there"
+REMOVE_THEM = "remove them from there"
+"""Advice for references that no line can be written for."""
+
+
+@dataclass(frozen=True)
+class Root:
+    """A root of references, such as a variable; the one with the lowest ``rank`` is shown.
+
+    No advice deletes more than the leak: a name may lead to much else, and be older than the leak.
+    """
+
+    text: str
+    rank: int
+    advice: str
+    code: str = ""
+    """The code to type for it, after a statement with its imports; empty if it cannot be typed."""
+    is_all: bool = False
+    """True if its target cannot be typed."""
+    cut: Cut | None = None
+    """Its own reference, if that can be removed."""
+
+    @classmethod
+    def of_variable(cls, key: object) -> Root:
+        """Return the root of a notebook's name."""
+        code = target_of(key) if type(key) is str else ""
+        return cls(f"{NOTEBOOK}{text_of(key)}", 0, "", code, cut=Cut(Kind.NAME, 0, "", code) if code else None)
+
+    @classmethod
+    def of_module(cls, module: str, key: object, code: str = "") -> Root:
+        """Return the root of a module's global name; ``code`` is the user's expression for the module."""
+        if (module, text_of(key)) in _LAST_ERROR:
+            return LAST_ERROR
+        if key is None:
+            return cls(f"module {module}", OF_MODULE, REMOVE)
+        where = f"module {module}, global {text_of(key)}"
+        target = f"{code}.{key}" if code and is_name(text_of(key)) else ""
+        if not target:
+            return cls(where, OF_MODULE, REMOVE)
+        owner: Any = sys.modules.get(module)
+        if is_users_module(owner):
+            return cls(where, OF_MODULE, "", target, cut=Cut(Kind.ATTRIBUTE, id(owner), code, target))
+        if _is_added(owner, text_of(key)):
+            return cls(where, OF_MODULE, "", target, cut=Cut(Kind.MADE, id(owner), code, target))
+        original = f"__{text_of(key)}__"
+        if is_instance(owner, ModuleType) and original in module_dict(owner):  # such as sys.excepthook
+            call = f"{target} = {split(code)[1]}.{original}"
+            return cls(where, OF_MODULE, "", target, cut=Cut(Kind.CALL, id(owner), code, call))
+        return cls(where, OF_MODULE, REMOVE, target)
+
+    @classmethod
+    def of_context(cls, found: ContextValue) -> Root:
+        """Return the root of a context variable."""
+        cut = Cut(Kind.CALL, 0, "", found.advice) if found.advice else None
+        return cls(f"context variable {found.variable}", 1, found.advice, found.code, cut=cut)
+
+    @classmethod
+    def of_running(cls, frame: FrameType, thread: str, name: str) -> Root:
+        """Return the root of a local name of a running function."""
+        code = frame.f_code
+        where = f'thread "{thread}": running {code.co_name}() line {frame.f_lineno}, local {name}'
+        return cls(where, 1, "let the function return")
+
+
+LAST_ERROR = Root("the last error", 1, "%gpumem free")
+_LAST_ERROR = {("sys", name) for name in ("last_value", "last_traceback", "last_exc")}
+
+
+def _is_added(module: Any, name: str) -> bool:
+    """Return True for a global of a library's module that the library's own code does not use: the user has added it.
+
+    An example is ``builtins.dataset``. Names such as ``re._cache`` occur in the code of functions.
+    """
+    if not is_instance(module, ModuleType) or name in _NAMES_IN_C.get(text_of(module_dict(module).get("__name__")), ()):
+        return False
+    names = module_dict(module)
+    functions = [value for value in names.values() if type(value) is FunctionType]
+    for kind in [value for value in names.values() if type(value) is type]:
+        functions += [value for value in class_dict(kind).values() if type(value) is FunctionType]
+    codes = [function.__code__ for function in functions]
+    for code in codes:  # the list grows
+        if name in code.co_names:
+            return False
+        codes += [constant for constant in code.co_consts if type(constant) is CodeType]
+    return f"__{name}__" not in names
+
+
+_NAMES_IN_C = {"builtins": frozenset(vars(builtins)), "sys": frozenset(vars(sys))}
+"""Names that code in C uses, as far as they existed when this package was imported."""
+
+
+@dataclass(frozen=True)
+class Roots:
+    """The objects that the user can name, except modules, threads and running functions, which every program has.
+
+    Attributes:
+        namespaces: by the identity of a dict: returns the root of one of its keys; None to ignore the key.
+        objects: roots by the identity of an object.
+        kept: roots by the identity of an object that they keep, to which no other object need refer.
+        hidden: identities of objects to skip, which refer to their contents only temporarily.
+        cell_of: returns the number of the cell with a code's file name.
+        cuts: receives the references that each line of advice removes, if it does nothing else.
+        names: the user's names, to write the statement that frees an object.
+    """
+
+    namespaces: Mapping[int, Callable[[object], Root | None]] = field(default_factory=dict)
+    objects: Mapping[int, Root] = field(default_factory=dict)
+    kept: Mapping[int, Root] = field(default_factory=dict)
+    hidden: frozenset[int] = frozenset()
+    cell_of: Callable[[str], int | None] = lambda filename: None
+    names: Mapping[str, object] = field(default_factory=dict)
+    cuts: dict[str, list[Cut]] = field(default_factory=dict)
+
+
+def module_code(name: str, names: Mapping[str, object]) -> str:
+    """Return the code with which a notebook with these ``names`` refers to a loaded module; empty if there is none."""
+    modules: dict[str, object] = dict(sys.modules)
+    first = name.partition(".")[0]
+    aliases = [key for key, value in list(names.items()) if value is modules[name]]
+    if aliases:
+        return aliases[0]
+    is_bound = names.get(first) is modules.get(first) and "." in name
+    written = name if all(map(str.isidentifier, name.split("."))) else ""
+    return written if is_bound or not written else f"import {name}; {name}"

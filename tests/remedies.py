@@ -1,0 +1,127 @@
+"""Leaves data in places of all kinds, runs each line that a report prints to free it, and sees what died.
+
+Run by test_remedies in processes of their own: ``python -m tests.remedies CASE ...`` prints the results as JSON.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import sys
+import textwrap
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from tests.agreement import Asker, forked
+from tests.remedy_cases import CASES, Case
+
+MAKERS = {
+    "array": "x = np.ones(5 << 20)",
+    "object": "x = Big(40 << 20)",
+}
+"""Code that makes 40 MiB: an array, and an object of the user with a text."""
+_PRELUDE = """
+import gc, weakref
+import numpy as np
+class Big:
+    def __init__(self, size):
+        self.data = b"x" * size
+"""
+_WATCH = """
+import weakref
+watched = []
+"""
+
+
+@dataclass
+class Outcome:
+    """The result of the lines that ``leaks`` printed."""
+
+    survivors: list[tuple[int, str, str]]
+    """Bytes, holder and advice of each row of the experiment's report."""
+    rows: list[tuple[int, str, str]]
+    """Bytes, holder and advice of each row of ``leaks``."""
+    sentences: list[str]
+    """The advice that is no code."""
+    failures: list[str]
+    """The lines that raised an error."""
+    alive: int
+    """Number of objects still alive after all lines."""
+    after: str = ""
+    """Error of the case's own code after the lines."""
+
+
+def outcome(case: Case, kind: str) -> Outcome:
+    """Return the result of the lines that ``leaks`` prints after an experiment."""
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    shell.run_line_magic("load_ext", "ipygpumem")
+    ask = Asker(shell)
+    ask.run(_PRELUDE)
+    ask.run(_WATCH)
+    if case.setup:
+        ask.run(textwrap.dedent(case.setup))
+    code = textwrap.dedent(case.code)
+    ask.run(f"%%experiment e\n{MAKERS[kind]}\n{code}\nwatched.append(weakref.ref(x))")
+    survivors, answers = rows(ask, "survivors"), rows(ask, "leaks")
+    sentences, failures = list[str](), list[str]()
+    for _, _, advice in answers:
+        if not is_code(shell, advice):
+            sentences.append(advice)
+            continue
+        result = shell.run_cell(advice, store_history=True)
+        if not result.success:
+            failures.append(f"{advice}: {result.error_in_exec or result.error_before_exec!r}")
+    gc.collect()
+    alive = sum(reference() is not None for reference in shell.user_ns["watched"])
+    after = ""
+    if case.after:
+        result = shell.run_cell(textwrap.dedent(case.after))
+        if not result.success:
+            after = repr(result.error_in_exec)
+    return Outcome(survivors, answers, sentences, failures, alive, after)
+
+
+def rows(ask: Asker, report: str) -> list[tuple[int, str, str]]:
+    """Return the bytes, the holder and the advice of each row of a report."""
+    if report == "leaks":
+        records = [row for row in ask.report("leaks").records if hasattr(row, "holder")]
+    else:
+        records = list(ask._app.experiments.finished[-1].survivors)
+    found = []
+    for row in records:
+        holder = row.holder
+        found.append((row.size_bytes, holder.path if holder else "", holder.advice if holder else ""))
+    return found
+
+
+def is_code(shell: Any, advice: str) -> bool:
+    """Return True if a line can be pasted: a statement or a magic."""
+    if not advice.strip():
+        return False
+    try:
+        compile(shell.transform_cell(advice), "advice", "exec", flags=0x2000)  # top-level await
+    except SyntaxError:
+        return False
+    return True
+
+
+def outcomes(names: list[str]) -> dict[str, Any]:
+    """Return the outcome of each case by name, or the error instead of it."""
+    for module in ("numpy", "zmq"):
+        importlib.import_module(module)
+    found = dict[str, Any]()
+    for name in names:
+        case = CASES[name]
+        for library in case.needs:
+            importlib.import_module(library)
+        for kind in case.kinds:
+            found[f"{name}: {kind}"] = forked(lambda case=case, kind=kind: asdict(outcome(case, kind)))
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(outcomes(sys.argv[1:] or list(CASES))))

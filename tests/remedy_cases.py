@@ -1,0 +1,346 @@
+"""Places in which code leaves data, for tests of the lines that free it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Case:
+    """A place in which an experiment leaves ``x``."""
+
+    code: str
+    """Code of the experiment, after ``x`` was made."""
+    setup: str = ""
+    """A cell before the experiment."""
+    after: str = ""
+    """Code that still works after the place was emptied."""
+    kinds: tuple[str, ...] = ("array", "object")
+    needs: tuple[str, ...] = ()
+    """Libraries to import before."""
+    sentences: tuple[str, ...] = ()
+    """The beginnings of the advice if no line can free it."""
+    is_out_of_reach: bool = False
+    """True if an experiment does not find an object there, because no name leads to it; ``leaks`` does."""
+
+
+CASES: dict[str, Case] = {
+    "a list": Case("outer.append(x)", "outer = [1, 2]", after="assert [n + 1 for n in outer] == [2, 3]"),
+    "a tuple in a dict": Case('outer["t"] = (1, x)', "outer = {}"),
+    "a tuple in a list": Case("outer.append((1, x))", "outer = []", after="for first, second in outer: second + 1"),
+    "a dict": Case('outer["a"] = x', "outer = {}"),
+    "a dict of numbers": Case("outer[3] = x", "outer = {}"),
+    "a dict as a key": Case("outer[x] = 1", "outer = {}", kinds=("object",)),
+    "a defaultdict": Case(
+        'outer["a"].append(x)', "import collections; outer = collections.defaultdict(list)", "outer['a'].append(1)"
+    ),
+    "an OrderedDict": Case('outer["a"] = x', "import collections; outer = collections.OrderedDict()"),
+    "a Counter": Case('outer["a"] = x', "import collections; outer = collections.Counter()"),
+    "a ChainMap": Case('outer["a"] = x', "import collections; outer = collections.ChainMap()"),
+    "a UserDict": Case('outer["a"] = x', "import collections; outer = collections.UserDict()"),
+    "a UserList": Case("outer.append(x)", "import collections; outer = collections.UserList()"),
+    "a set": Case("outer.add(x)", "outer = {1, 2}", kinds=("object",)),
+    "a set in a dict": Case('outer["s"].add(x)', 'outer = {"s": set()}', kinds=("object",)),
+    "a frozenset": Case("outer.append(frozenset([x, 3]))", "outer = []", kinds=("object",)),
+    "a deque": Case("outer.append(x)", "import collections; outer = collections.deque([1, 2])"),
+    "a deque alone": Case("outer.append(x)", "import collections; outer = collections.deque()"),
+    "an attribute": Case("outer.data = x", "class Outer: pass\nouter = Outer()"),
+    "a nested attribute": Case("outer.inner.data = x", "class Outer: pass\nouter = Outer(); outer.inner = Outer()"),
+    "a slot": Case("outer.data = x", "class Outer:\n    __slots__ = ('data',)\nouter = Outer()"),
+    "a class": Case("Outer.data = x", "class Outer: pass"),
+    "a list of a class": Case("Outer.data.append(x)", "class Outer:\n    data = []"),
+    "a default argument": Case(
+        """
+        def outer(data=x):
+            return 1
+        registry["f"] = outer
+        """,
+        "registry = {}",
+    ),
+    "a keyword default": Case(
+        """
+        def outer(*, data=x):
+            return 1
+        registry["f"] = outer
+        """,
+        "registry = {}",
+    ),
+    "a mutable default": Case("outer(x)", "def outer(item, seen=[]):\n    seen.append(item)", "outer(1)"),
+    "a closure": Case("outer(x)", "def make():\n    data = []\n    return data.append\nouter = make()"),
+    "a closure in a list": Case(
+        """
+        def make(data):
+            return lambda: data
+        outer.append(make(x))
+        """,
+        "outer = []",
+        "for f in outer: f()",
+    ),
+    "a closure's list": Case(
+        "outer(x)",
+        """
+        def make():
+            data = []
+            def add(item):
+                data.append(item)
+            return add
+        outer = make()
+        """,
+        "outer(1)",
+    ),
+    "a function's attribute": Case("outer.data = x", "def outer(): pass"),
+    "a cached function": Case(
+        "outer.data = x; load(1); del outer.data",
+        """
+        import functools
+        class Outer: pass
+        outer = Outer()
+        @functools.lru_cache(maxsize=None)
+        def load(number):
+            return outer.data
+        """,
+    ),
+    "a cached function's argument": Case(
+        "load(x)", "import functools\n@functools.lru_cache\ndef load(item):\n    return 1", kinds=("object",)
+    ),
+    "a cached method": Case(
+        "model.data = x; model.load(1); del model.data",
+        """
+        import functools
+        class Model:
+            @functools.lru_cache(maxsize=None)
+            def load(self, number):
+                return self.data
+        model = Model()
+        """,
+    ),
+    "a cached method of a dropped object": Case(
+        "model = Model(); model.data = x; model.load(1); del model",
+        """
+        import functools
+        class Model:
+            @functools.cache
+            def load(self, number):
+                return 1
+        """,
+    ),
+    "a cached property": Case(
+        "model.x = x; model.data; del model.x",
+        """
+        import functools
+        class Model:
+            @functools.cached_property
+            def data(self):
+                return self.x
+        model = Model()
+        """,
+    ),
+    "a cached static method": Case(
+        "Model.load(lambda: x)",
+        """
+        import functools
+        class Model:
+            @staticmethod
+            @functools.cache
+            def load(make):
+                return make()
+        """,
+    ),
+    "a partial": Case("outer.append(functools.partial(print, x))", "import functools; outer = []"),
+    "a partial in a dict": Case('outer["f"] = functools.partial(print, data=x)', "import functools; outer = {}"),
+    "a finalizer": Case("weakref.finalize(owner, print, x).atexit = False", "class Owner: pass\nowner = Owner()"),
+    "a context variable": Case("var.set(x);", "import contextvars; var = contextvars.ContextVar('var')"),
+    "a context variable's dict": Case(
+        'var.get()["a"] = x', "import contextvars; var = contextvars.ContextVar('var'); var.set({});"
+    ),
+    "a bound method": Case("outer.append(x.ravel)", "outer = []", kinds=("array",)),
+    "a bound method of an object": Case(
+        """
+        class Worker:
+            def work(self): pass
+        worker = Worker()
+        worker.data = x
+        outer.append(worker.work)
+        """,
+        "outer = []",
+        "for f in outer: f()",
+    ),
+    "a generator": Case(
+        """
+        def numbers(data):
+            yield 1
+            yield len(data)
+        outer.append(numbers(x))
+        next(outer[0])
+        """,
+        "outer = []",
+    ),
+    "a logging handler": Case(
+        """
+        class Keeping(logging.Handler):
+            def emit(self, record): pass
+        handler = Keeping()
+        handler.data = x
+        logging.getLogger("mine").addHandler(handler)
+        """,
+        "import logging",
+        "logging.getLogger('mine').error('goes on')",
+    ),
+    "a root handler": Case(
+        """
+        class Keeping(logging.Handler):
+            def emit(self, record): pass
+        handler = Keeping()
+        handler.data = x
+        logging.getLogger().addHandler(handler)
+        """,
+        "import logging",
+        "logging.getLogger('mine').error('goes on')",
+    ),
+    "a handler's buffer": Case(
+        """
+        record = logging.makeLogRecord({"args": (x,)})
+        logging.getLogger("mine").handlers[0].buffer.append(record)
+        """,
+        """
+        import logging, logging.handlers
+        logging.getLogger("mine").addHandler(logging.handlers.MemoryHandler(100))
+        """,
+        "logging.getLogger('mine').error('goes on')",
+    ),
+    "a logging filter": Case(
+        """
+        def only(record, data=x):
+            return True
+        lg.addFilter(only)
+        """,
+        "import logging; lg = logging.getLogger('mine')",
+        "lg.error('goes on')",
+    ),
+    "an atexit callback": Case(
+        "atexit.register(keep, x)", "import atexit\ndef keep(data): pass", sentences=("end ",), is_out_of_reach=True
+    ),
+    "a callback of IPython": Case(
+        """
+        def f(info, data=x): pass
+        get_ipython().events.register("pre_run_cell", f)
+        """,
+        after="1 + 1",
+        is_out_of_reach=True,
+    ),
+    "a bound callback of IPython": Case(
+        """
+        class Watcher:
+            def look(self, result): pass
+        watcher = Watcher()
+        watcher.data = x
+        get_ipython().events.register("post_run_cell", watcher.look)
+        """,
+        after="1 + 1",
+        is_out_of_reach=True,
+    ),
+    "an input transformer of IPython": Case(
+        """
+        def same(lines, data=x):
+            return lines
+        get_ipython().input_transformers_post.append(same)
+        """,
+        after="1 + 1",
+        is_out_of_reach=True,
+    ),
+    "a module's attribute": Case("settings.data = x", "import types; settings = types.ModuleType('settings')"),
+    "a hidden module": Case(
+        'sys.modules["hidden_mine"].data = x',
+        "import sys, types; sys.modules['hidden_mine'] = types.ModuleType('hidden_mine')",
+    ),
+    "a hidden module's dict": Case(
+        'sys.modules["hidden_mine"].CACHE["rows"] = x',
+        """
+        import sys, types
+        sys.modules["hidden_mine"] = types.ModuleType("hidden_mine")
+        sys.modules["hidden_mine"].CACHE = {}
+        """,
+    ),
+    "a library's module": Case("json.mine = x", "import json"),
+    "a builtin": Case("builtins.mine = x", "import builtins"),
+    "a builtin without a name": Case("import builtins; builtins.mine = [x]"),
+    "an object array": Case("outer[1] = x", "outer = np.empty(3, object)", kinds=("array",)),
+    "a weak dict's value": Case(
+        "key = Key(); keys.append(key); outer[key] = x",
+        """
+        import weakref
+        outer = weakref.WeakKeyDictionary()
+        keys = []
+        class Key: pass
+        """,
+    ),
+    "a named tuple": Case(
+        "outer.append(Point(x, 1))", "import collections; Point = collections.namedtuple('Point', 'a b'); outer = []"
+    ),
+    "a data class": Case(
+        "outer.append(Row(x))", "import dataclasses\n@dataclasses.dataclass\nclass Row:\n    data: object\nouter = []"
+    ),
+    "a namespace": Case("outer.data = x", "import types; outer = types.SimpleNamespace()"),
+    "a queue": Case("outer.put(x)", "import queue; outer = queue.Queue()"),
+    "a local of a thread": Case("outer.data = x", "import threading; outer = threading.local()"),
+    "an error": Case(
+        """
+        def fail(data):
+            raise ValueError
+        try:
+            fail(x)
+        except ValueError as error:
+            outer.append(error)
+        """,
+        "outer = []",
+    ),
+    "a trace of sys": Case("sys.mine = x", "import sys"),
+    "an excepthook": Case(
+        """
+        def hook(kind, error, trace, data=x): pass
+        threading.excepthook = hook
+        """,
+        "import threading",
+        is_out_of_reach=True,
+    ),
+    "a future": Case("outer.set_result(x)", "import concurrent.futures; outer = concurrent.futures.Future()"),
+    "an exit stack": Case("outer.callback(print, x)", "import contextlib; outer = contextlib.ExitStack()"),
+    "a singledispatch registry": Case(
+        "show.register(str, lambda item, data=x: 1)",
+        "import functools\n@functools.singledispatch\ndef show(item): return 0",
+        is_out_of_reach=True,
+    ),
+    "a map": Case("outer.append(map(len, [x]))", "outer = []"),
+    "a list iterator": Case("outer.append(iter([x]))", "outer = []"),
+    "a mapping proxy": Case("outer['p'] = types.MappingProxyType({'a': x})", "import types; outer = {}"),
+    "an enum": Case("Kind.A.data = x", "import enum\nclass Kind(enum.Enum):\n    A = 1"),
+    "a property": Case(
+        """
+        def get(self, data=x):
+            return 1
+        Outer.value = property(get)
+        """,
+        "class Outer: pass",
+    ),
+    "a signal handler": Case(
+        """
+        def handler(number, frame, data=x): pass
+        signal.signal(signal.SIGUSR1, handler);
+        """,
+        "import signal",
+        is_out_of_reach=True,
+    ),
+    "a timer": Case(
+        """
+        timer = threading.Timer(600, print, [x])
+        timer.daemon = True
+        timer.start()
+        """,
+        "import threading",
+        sentences=("let it end", "let the function return"),
+    ),
+    "a thread pool's future": Case(
+        "outer.append(pool.submit(lambda data: data, x)); outer[0].result();",
+        "import concurrent.futures; pool = concurrent.futures.ThreadPoolExecutor(1); outer = []",
+    ),
+}
