@@ -4,15 +4,20 @@ import ctypes
 import importlib
 import sys
 import textwrap
+import zlib
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+import ipygpumem
 from ipygpumem.heap import structs
 from ipygpumem.heap.knowledge import certainty
 from ipygpumem.heap.knowledge.own_bytes import OwnBytes
+from ipygpumem.inventory import top
+from ipygpumem.inventory.top import LargestNames
+from ipygpumem.report.inventory import top_report, why_report
 
 KEEPERS = {
     "lzma": ("lzma", "lzma.LZMACompressor()"),
@@ -161,3 +166,48 @@ def test_each_type_is_examined_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         own_bytes.uncounted([1, 2, "text", [], []])
     assert sorted(kind.__name__ for kind in examined) == ["int", "list", "str"]
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.compressors = [zlib.compressobj() for _ in range(20)]
+        self.rows = [bytes(1000)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        zlib.compressobj(),
+        [zlib.compressobj(), "text"],
+        {"first": zlib.compressobj()},
+        Cache(),
+        [(zlib.compressobj(),)] * 2,
+    ],
+    ids=["itself", "in a list", "in a dict", "many in an attribute", "twice"],
+)
+def test_memory_that_nothing_counts_is_said_in_top_and_why(value: object) -> None:
+    note = "zlib keeps memory that is not counted"
+    (row,) = top.take({"value": value}, {}, references={}).names
+    assert row.is_at_least
+    assert note in row.notes
+    (table,) = top_report(LargestNames((row,), {}, 0.0)).tables
+    assert table.rows[0][0].startswith("at least ")
+    found = ipygpumem.why(value)
+    assert found.is_at_least
+    assert note in found.notes
+    assert "all of it" not in str(why_report(found).head)
+
+
+def test_what_is_known_to_the_last_byte_is_said_to_be_all() -> None:
+    value = {"rows": [bytes(1000)], "names": ("a", "b")}
+    (row,) = top.take({"value": value}, {}, references={}).names
+    assert not row.is_at_least
+    assert row.notes == ()
+
+
+def test_a_small_view_says_what_it_keeps_alive() -> None:
+    numpy = pytest.importorskip("numpy")
+    view = numpy.ones((1 << 16, 8))[:10]
+    (row,) = top.take({"view": view}, {}, references={}).names
+    assert row.notes == ("10 × 8 of an array of 4 MiB: .copy()",)
+    assert ipygpumem.why(view).notes == row.notes

@@ -31,6 +31,7 @@ class Graph:
         of_other_libraries: pieces of torch's storages that another library has allocated, and whose owner is
             not inside.
         has_autograd: True if there are nodes of autograd graphs, whose references cannot be counted.
+        uncounted: libraries that keep memory which nothing counts, by the node whose objects are of them.
         notes: the reasons why sizes are estimates, or memory is not all in RAM.
     """
 
@@ -47,6 +48,7 @@ class Graph:
         self.waking: list[tuple[int, int]] = []
         self.of_other_libraries: set[NodeKey] = set()
         self.has_autograd = False
+        self.uncounted: dict[NodeKey, set[str]] = {}
         self.notes: dict[str, None] = {}
 
     def lead(self, start: NodeKey, ends: Iterable[NodeKey]) -> None:

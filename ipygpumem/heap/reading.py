@@ -230,6 +230,7 @@ class GraphReader:
             part = [*part, *following]
         size, of_libraries = self.memory.of(part, type_ids, folding.key, folding.edges)
         folding.add(size, times)
+        self._note_uncounted(folding.key, part, type_ids)
         if of_libraries:
             self.types.learn(of_libraries)
             waiting += self._shared_nodes(folding, of_libraries)
@@ -251,6 +252,7 @@ class GraphReader:
         if leaf_types:
             leaves = of_types(leaf_types, singles)
             folding.add(Counter(cpu=self.types.own_bytes.of(leaves, leaf_types)), times)
+            self._note_uncounted(folding.key, leaves, leaf_types)
             singles = without_types(leaf_types, singles) if len(leaves) < len(singles) else ()
         if singles:
             self._visited += len(singles)
@@ -258,6 +260,13 @@ class GraphReader:
             if self._keeps_folded:
                 self._graph.folded += singles
         return self._shared_nodes(folding, shared)
+
+    def _note_uncounted(self, key: int, items: Sequence[Any], type_ids: set[int]) -> None:
+        """Note the libraries that keep memory of a node's objects; ``type_ids`` are at least those of their types."""
+        own_bytes = self.types.own_bytes
+        if own_bytes.uncounted(items, type_ids):
+            libraries = own_bytes.uncounted(items, types_of(items))
+            self._graph.uncounted.setdefault(key, set()).update(libraries)
 
     def _shared_nodes(self, folding: _Folding, shared: Sequence[Any]) -> list[Any]:
         """Add references of a node to objects that are nodes; return those that have to be read."""
@@ -439,6 +448,7 @@ class GraphReader:
             is_entered = list(map(entered.__contains__, map(id, below)))
             below, owners_below = list(compress(below, is_entered)), list(compress(owners_below, is_entered))
         belonging.add(owners, self.types.own_bytes.each(items))
+        self._note_uncounted_of_each(owners, items)
 
         counts = list(map(sys.getrefcount, below))
         constants = _constants(below, counts)
@@ -448,13 +458,21 @@ class GraphReader:
         is_own_leaf = [single and leaf for single, leaf in zip(is_single, is_leaf, strict=True)]
         is_shared = [not single and id(item) not in constants for single, item in zip(is_single, below, strict=True)]
         leaves = list(compress(below, is_own_leaf))
-        belonging.add(list(compress(owners_below, is_own_leaf)), self.types.own_bytes.each(leaves))
+        leaf_owners = list(compress(owners_below, is_own_leaf))
+        belonging.add(leaf_owners, self.types.own_bytes.each(leaves))
+        self._note_uncounted_of_each(leaf_owners, leaves)
         following[0].extend(compress(below, leads_on))
         following[1].extend(compress(owners_below, leads_on))
         shared = list(compress(below, is_shared))
         self._graph.inside.update(map(id, shared))
         belonging.lead(list(compress(owners_below, is_shared)), shared)
         waiting += self._add_nodes(shared)
+
+    def _note_uncounted_of_each(self, owners: Sequence[int], items: Sequence[Any]) -> None:
+        """Note the libraries that keep memory of objects, for the node that owns each."""
+        if self.types.own_bytes.uncounted(items):
+            for owner, item in zip(owners, items, strict=True):
+                self._note_uncounted(owner, [item], {id(type(item))})
 
     def _special(self, items: Sequence[Any]) -> set[int]:
         """Return the positions of the objects that have references or memory of which the collector does not know."""
@@ -479,7 +497,7 @@ class GraphReader:
     def _without_special(
         self, items: Sequence[Any], owners: Sequence[int], special: set[int], waiting: list[Any]
     ) -> tuple[Sequence[Any], Sequence[int]]:
-        """Fold the objects at some positions into their nodes one by one; return the objects at the others."""
+        """Fold the objects at some positions into their nodes one by one; return the rest, with their nodes."""
         rest, rest_owners = list[Any](), list[int]()
         for position, (item, owner) in enumerate(zip(items, owners, strict=True)):
             if position in special:

@@ -142,6 +142,17 @@ class Region:
         size["cpu"] += sum(map(self.reader.types.own_bytes.of, chunks(leaves)))
         return +size
 
+    def uncounted_by(self, keys: Iterable[NodeKey]) -> set[str]:
+        """Return the libraries that keep memory of some nodes' objects which nothing counts, such as ``{"faiss"}``."""
+        libraries = set[str]()
+        leaves = list[Any]()
+        for key in keys:
+            if key in self.graph.uncounted:
+                libraries |= self.graph.uncounted[key]
+            elif type(key) is int and key not in self.graph.cpu_bytes and key in self.objects:
+                leaves.append(self.objects[key])
+        return libraries | self.reader.types.own_bytes.uncounted(leaves)
+
     def freed_by(self, groups: Sequence[int], ours: Mapping[int, int]) -> list[Counter[str]]:
         """Return the bytes by device that die with each of some roots.
 

@@ -15,7 +15,7 @@ from ipygpumem.heap.arrays import holding_objects, library_type
 from ipygpumem.heap.bulk import container_base, of_types, one_of_each
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.knowledge.barriers import is_left_out
-from ipygpumem.heap.libraries import ObjectPart, parts_of
+from ipygpumem.heap.libraries import UNREAD, ObjectPart, parts_of
 from ipygpumem.heap.reading import MOST_NODES
 from ipygpumem.heap.region import Region
 from ipygpumem.interrupts import is_from_signal
@@ -58,6 +58,13 @@ class Size(NamedTuple):
     """Reasons why the size is an estimate, or need not be in RAM."""
     complete: bool = True
     """False if a limit was reached: there is more."""
+    uncounted: tuple[str, ...] = ()
+    """Libraries that keep memory of the object which nothing counts, so that there is more."""
+
+    @property
+    def is_at_least(self) -> bool:
+        """Return True if the size is a lower bound."""
+        return bool(not self.complete or self.uncounted or UNREAD in self.notes)
 
     @property
     def size_bytes(self) -> int:
@@ -183,7 +190,8 @@ class Sizes:
             self._measured.append((label, measurement.nodes))
         self.complete = reader.complete
         device_bytes = dict(self.region.bytes_of(measurement.nodes))
-        return Size(device_bytes, tuple(shares), tuple(also_in), tuple(measurement.notes), reader.complete)
+        uncounted = tuple(sorted(self.region.uncounted_by(measurement.nodes)))
+        return Size(device_bytes, tuple(shares), tuple(also_in), tuple(measurement.notes), reader.complete, uncounted)
 
     def together(self, values: Sequence[object]) -> int:
         """Return the bytes that several objects hold, on all devices; faster than one after the other."""

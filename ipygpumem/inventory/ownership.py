@@ -21,6 +21,7 @@ from ipygpumem.heap.region import Region
 from ipygpumem.heap.sharing import Partners, partners
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.introspect import is_atom, is_instance, is_users_class, module_of, target_of, type_name
+from ipygpumem.inventory.top import notes_on
 from ipygpumem.records import Record, ReferencePath
 
 _MOST_SEARCHED = 2000
@@ -100,6 +101,10 @@ class Ownership(Record):
     """False if there were too many objects to follow all; then ``freed_bytes`` is empty."""
     followed: bool = True
     """False for a module, class, frame or part of IPython: its content is not counted."""
+    notes: tuple[str, ...] = ()
+    """Notes on the size, such as the libraries that keep memory which is not counted."""
+    is_at_least: bool = False
+    """True if the bytes are lower bounds."""
 
     @property
     def size_bytes(self) -> int:
@@ -119,7 +124,7 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
     """
     with undisturbed():
         region = Region(namespaces=roots.namespaces, keeps_folded=True)
-        parts = Sizes(region=region).measure(holding[0]).parts
+        size = Sizes(region=region).measure(holding[0])
         root = id(holding[0])
         every = region.reach([root])
         held = region.held_from_outside({root: references}) & every
@@ -140,10 +145,12 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
         type_name(holding[0]),
         dict(device_bytes),
         dict(freed) if region.complete else {},
-        tuple((part.name, part.size_bytes) for part in parts[:_PARTS_SHOWN]),
+        tuple((part.name, part.size_bytes) for part in size.parts[:_PARTS_SHOWN]),
         tuple(sorted(held_parts, key=lambda part: -part.size_bytes)),
         region.complete,
         not is_left_out(holding[0]),
+        notes_on(holding[0], size),
+        size.is_at_least,
     )
 
 

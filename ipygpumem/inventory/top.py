@@ -15,9 +15,10 @@ from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import Progress, chunks, no_progress, of_types, one_of_each
 from ipygpumem.heap.heap import refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.tasks import is_pending, pending
+from ipygpumem.heap.knowledge.views import small_view
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.region import Region
-from ipygpumem.heap.sizes import Share, Sizes, sizeable
+from ipygpumem.heap.sizes import Share, Size, Sizes, sizeable
 from ipygpumem.introspect import is_instance, target_of, type_name
 from ipygpumem.probes.nvml import device_here
 from ipygpumem.records import Record
@@ -62,7 +63,8 @@ class NamedSize(NamedTuple):
     freed_bytes: dict[str, int] | None = None
     """Bytes by device that are freed if all names of the object are deleted; None if unknown."""
     is_at_least: bool = False
-    """True if the object leads to more objects than a look examines, so that ``device_bytes`` is a lower bound."""
+    """True if ``device_bytes`` is a lower bound: an object leads to more objects than a look examines, or a library
+    keeps memory that nothing counts."""
 
     @property
     def size_bytes(self) -> int:
@@ -199,16 +201,38 @@ def _measure(named: Mapping[str, object], namespaces: Iterable[int], progress: P
             sum(part.kind != "index" for part in size.parts),
             same=tuple(names_of[id(chosen[name])][1:]),
             holds=size.also_in,
-            notes=size.notes,
-            is_at_least=not size.complete,
+            notes=notes_on(chosen[name], size),
+            is_at_least=size.is_at_least,
         )
         rows.append(row)
     listed = [
         row._replace(held_by=tuple(held_by.get(row.name, ())))
         for row in rows
-        if row.size_bytes >= (_SMALLEST_CLASS if is_instance(chosen[row.name], type) else _SMALLEST)
+        if row.is_at_least or row.size_bytes >= _smallest_size(chosen[row.name])
     ]
     return _Measured(listed, len(sizeable_names) - len(listed), complete, sizes)
+
+
+def _smallest_size(value: object) -> int:
+    """Return the minimum bytes of an object that is listed."""
+    return _SMALLEST_CLASS if is_instance(value, type) else _SMALLEST
+
+
+def notes_on(value: object, size: Size) -> tuple[str, ...]:
+    """Return the notes on an object's size: estimates, memory that is not counted, a small view of a large block."""
+    notes = list(size.notes)
+    if size.uncounted:
+        notes.append(_uncounted_note(size.uncounted))
+    view = small_view(value)
+    if view:
+        notes.append(view)
+    return tuple(notes)
+
+
+def _uncounted_note(libraries: Sequence[str]) -> str:
+    """Return the note on libraries that keep memory which nothing counts."""
+    verb = "keeps" if len(libraries) == 1 else "keep"
+    return f"{', '.join(libraries)} {verb} memory that is not counted"
 
 
 def _with_freed(measured: _Measured, named: Mapping[str, object], references: Mapping[int, int]) -> _Measured:

@@ -115,7 +115,7 @@ def _row(row: NamedSize, device: str, size: int, used: int) -> dict[str, str]:
     return {
         "size": least + format_bytes(size),
         "share": "" if share in ("0%", "") else share,
-        "del frees": "" if row.freed_bytes is None else format_bytes(row.freed_bytes.get(device, 0)),
+        "del frees": "" if row.freed_bytes is None else least + format_bytes(row.freed_bytes.get(device, 0)),
         "name": clean(", ".join([row.name, *row.same])),
         "device": "" if device == "cpu" else device,
         "type": clean(row.type_name),
@@ -177,12 +177,10 @@ def why_report(found: Ownership) -> Report:
     """Return the report on a name or an expression."""
     total, freed = found.size_bytes, sum(found.freed_bytes.values())
     head = [clean_name(found.name), clean_name(found.type_name), *sizes(found.device_bytes)]
-    if not found.complete:
+    if found.is_at_least or not found.complete:
         head[2:3] = [f"at least {part}" for part in head[2:3]]
     if found.is_name and (freed or found.complete):
-        head.append(
-            f"del {clean_name(target_of(found.name))} frees {format_bytes(freed) if found.held else 'all of it'}"
-        )
+        head.append(f"del {clean_name(target_of(found.name))} frees {_freed_text(found, freed)}")
     large = [part for part in found.held if part.size_bytes >= _LEAST_SHARE * total or part.is_shared]
     rows = [
         {
@@ -195,6 +193,7 @@ def why_report(found: Ownership) -> Report:
     parts = ", ".join(f"{clean_name(name)} {format_bytes(size)}" for name, size in found.parts)
     lines = [f"and {count(len(large) - len(rows), 'more holder')}"] * (len(large) > len(rows))
     lines += [f"consists of {parts}"] * bool(parts)
+    lines += map(clean, found.notes)
     if not found.followed:
         lines.append("the content of a module, class, frame or part of IPython is not counted")
     if not found.complete:
@@ -202,6 +201,13 @@ def why_report(found: Ownership) -> Report:
             "there are too many objects to follow all: figures are lower bounds, and any of it may have more holders"
         )
     return Report("why", head, lines, [Table.of(rows, {"still held"}, code={"freed by"})], records=[found])
+
+
+def _freed_text(found: Ownership, freed: int) -> str:
+    """Return the bytes that ``del`` frees; all of them only if each byte is known."""
+    if found.is_at_least:
+        return f"at least {format_bytes(freed)}"
+    return format_bytes(freed) if found.held else "all of it"
 
 
 def left_report(name: str, cell: int | None, left: Sequence[RetainedArray]) -> Report:
