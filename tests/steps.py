@@ -152,12 +152,24 @@ def host_table(kernel: Kernel) -> tuple[str, dict[str, int]]:
     (text,) = ok(kernel, "%gpumem status").reports("status")
     title = re.search(r"^  (RAM: .+)$", text, re.MULTILINE)
     assert title is not None, text
-    table = re.split(r"\n  (?:no experiment is open|experiment |child processes, by )", text[title.end() :])[0]
+    table = re.split(
+        r"\n  (?:no experiment is open|experiment |child processes, by |your other Jupyter kernels, by )",
+        text[title.end() :],
+    )[0]
     rows = re.findall(r"^ +([\d.]+ (?:[KMGTP]i)?B)  +(\S.*?)  +\S", table, re.MULTILINE)
     return title[1], {name: parse_bytes(size) for size, name in rows}
 
 
-OWN_PARTS = ("this process", "arrays:", "Python objects", "data of ", "stacks", "free heap pages", "not named")
+OWN_PARTS = (
+    "this process",
+    "arrays:",
+    "Python objects",
+    "data of ",
+    "stacks",
+    "free heap pages",
+    "not named",
+    "printed by cells",
+)
 """How the parts of a process's own pages begin."""
 
 

@@ -63,7 +63,7 @@ class GraphReader:
         graph: the graph.
         namespaces: identities of further dicts that are not entered, because they contain the user's names.
         allowance: limits the time and memory.
-        most: maximum number of objects to read.
+        most: maximum number of objects to read at once.
         sampled_from: number of items from which a container is read in part: an evenly spread sample stands for all.
         keeps_folded: fill ``graph.folded``.
         keeps_arrays: fill ``graph.arrays``.
@@ -155,6 +155,7 @@ class GraphReader:
 
     def _begin(self) -> None:
         self.new, self.met = [], set()
+        self._visited = 0
         self.memory.begin()
 
     def reserve(self, objects: Sequence[object]) -> None:

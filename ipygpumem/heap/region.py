@@ -34,7 +34,7 @@ class Region:
         roots: objects to read at once; ``reader.read`` adds more.
         allowance: limits the time and memory.
         namespaces: identities of further dicts that are not entered, because they contain the user's names.
-        most: maximum number of objects to read.
+        most: maximum number of objects to read at once.
         sampled_from: number of items from which a container is read in part.
         keeps_folded: fill ``folded``.
         keeps_arrays: let ``arrays_of`` know the arrays.

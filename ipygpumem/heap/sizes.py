@@ -80,7 +80,7 @@ class Sizes:
     Args:
         named: objects by label. Each of these objects is counted only when it is measured itself.
         region: a region to which the measurements add objects; by default an empty one.
-        limit: maximum number of objects to examine.
+        limit: maximum number of objects to examine in one measurement.
         progress: called again and again during a measurement.
         allowance: time and memory for all measurements; without it they are not limited.
 
@@ -164,7 +164,8 @@ class Sizes:
         if not self.complete:
             return Size({}, complete=False)
         is_named = self._labels.get(id(value)) == label and id(value) in self._waiting
-        if is_left_out(value) or (id(value) in self.region.objects and not is_named):
+        is_known = id(value) in self.region.objects and not is_named
+        if is_known or is_left_out(value) or id(value) in reader.barriers.passed_over:
             also_in = {self._labels[id(value)]: None} if self._labels.get(id(value), label) != label else {}
             return Size({}, also_in=tuple(also_in))
         measurement = _Measurement(self.region)
