@@ -117,8 +117,6 @@ class GraphReader:
         self._begin()
         waiting = []
         for key, item in by_identity(roots).items():
-            if key in self.barriers.passed_over:
-                continue
             if key not in graph.objects:
                 graph.objects[key] = item
                 self.new.append(key)
@@ -322,9 +320,12 @@ class GraphReader:
         if stands_for > 1:
             self._graph.notes[SAMPLED] = None
         # ``map`` keeps no reference to a chunk, which would count as another reference to its items.
-        for entered in map(self.barriers.entered, parts_of_container(container, base, CHUNK * stands_for)):
-            self._look_around()
-            yield References(entered, (), (), (), True), stands_for
+        try:
+            for entered in map(self.barriers.entered, parts_of_container(container, base, CHUNK * stands_for)):
+                self._look_around()
+                yield References(entered, (), (), (), True), stands_for
+        except RuntimeError:  # a thread changes the container: the rest is missing
+            self.complete = False
         yield self._references_besides_items(container), 1
 
     def _references_besides_items(self, container: Any) -> References:
@@ -369,6 +370,10 @@ class GraphReader:
         Shared memory, arrays of objects, and tensors to which torch's C++ code may refer count as those with several.
         """
         counts = list(map(sys.getrefcount, items))
+        if counts and min(counts) >= COMMON_REFERENCES:  # such as many times None: half of the time
+            distinct = list(by_identity(items).values())
+            if len(_constants(distinct, list(map(sys.getrefcount, distinct)))) == len(distinct):
+                return (), ()
         is_single = list(map(self._once.__ge__, counts))
         singles: Sequence[Any] = items
         shared: Sequence[Any] = ()
@@ -557,7 +562,7 @@ def _constants(items: Sequence[Any], counts: Sequence[int]) -> set[int]:
     if not counts or max(counts) < COMMON_REFERENCES:
         return set()
     common = of_types(ATOMS, list(compress(items, map(COMMON_REFERENCES.__le__, counts))))
-    return {id(item) for item in common if sys.getsizeof(item) <= _LARGEST_CONSTANT}
+    return {key for key, item in by_identity(common).items() if sys.getsizeof(item) <= _LARGEST_CONSTANT}
 
 
 def _of_same_kind(item: object, kind: type) -> list[Any]:

@@ -47,16 +47,16 @@ class Barriers:
         namespaces: identities of further dicts that are not entered, because they contain the user's names.
 
     Attributes:
-        passed_over: identities of further objects that are not entered.
+        passed_over: identities of the namespaces, and of further objects that are not entered.
     """
 
     def __init__(self, namespaces: Iterable[int] = ()) -> None:
         modules = [module for module in list(sys.modules.values()) if is_instance(module, ModuleType)]
         storages = storage_of_context()
         self._modules: set[int] = set(map(id, modules))
-        self._namespaces: set[int] = {*namespaces, *map(id, map(module_dict, modules))}
+        self.passed_over: set[int] = {*namespaces, *map(id, map(module_dict, modules))}
         """Identities of dicts that are not entered."""
-        self._namespaces.update(map(id, [sys.modules, *storages]))
+        self.passed_over.update(map(id, [sys.modules, *storages]))
         self._running: set[int] = running_ids()
         self._storages = storages
         """Kept alive, so that their identities are not reused."""
@@ -68,7 +68,6 @@ class Barriers:
         """Types of which each object is looked at: modules, classes and frames."""
         self._verdicts: dict[int, bool] = {}
         """True for each module, class or frame that may be entered, by identity."""
-        self.passed_over: set[int] = set()
 
     def may_enter(self, item: object) -> bool:
         """Return True if a walk enters an object."""
@@ -90,14 +89,9 @@ class Barriers:
             self._learn_namespaces(function.__globals__ for function in of_types(_FUNCTION, objects))
         if not _FRAME.isdisjoint(type_ids):
             self._learn_namespaces(frame.f_globals for frame in of_types(_FRAME, objects))
-        refused = self._namespaces
         if not self._asked.isdisjoint(type_ids):
-            refused = refused | self._refused(of_types(self._asked, objects))
-        for identities_refused in (refused, self.passed_over):
-            if identities_refused and not identities_refused.isdisjoint(map(id, objects)):
-                is_refused = map(identities_refused.__contains__, map(id, objects))
-                objects = list(compress(objects, map(not_, is_refused)))
-        return objects
+            objects = _without(self._refused(of_types(self._asked, objects)), objects)
+        return _without(self.passed_over, objects)
 
     def _learn(self, objects: Sequence[object]) -> None:
         """Classify the types of some objects."""
@@ -118,8 +112,8 @@ class Barriers:
         IPython's ``%run`` executes a file in a module that is not imported, but that has the name of one.
         """
         for namespace in by_identity(list(namespaces)).values():
-            if text_of(namespace.get("__name__")) in sys.modules and id(namespace) not in self._namespaces:
-                self._namespaces.add(id(namespace))
+            if text_of(namespace.get("__name__")) in sys.modules and id(namespace) not in self.passed_over:
+                self.passed_over.add(id(namespace))
 
     def _refused(self, objects: Sequence[object]) -> set[int]:
         """Return the identities of the modules, classes and frames that are not entered."""
@@ -134,6 +128,13 @@ class Barriers:
         if is_instance(item, ModuleType):
             return id(item) not in self._modules
         return _is_made_at_run_time(item)
+
+
+def _without(identities: set[int], objects: Sequence[Any]) -> Sequence[Any]:
+    """Return the objects that have none of some identities."""
+    if identities.isdisjoint(map(id, objects)):
+        return objects
+    return list(compress(objects, map(not_, map(identities.__contains__, map(id, objects)))))
 
 
 _DATA_OF_TOOLS = ("IPython.core.display", "IPython.lib.display", "IPython.utils.capture")
