@@ -242,3 +242,15 @@ def work():
 print([(row.name, row.type_name) for row in work().names], {"IPython", "numpy", "torch"} & set(sys.modules))
 """
     assert printed("-c", code).strip() == "[('local', 'list'), ('text', 'str')] set()"
+
+
+def test_a_list_in_a_shared_dict_does_not_belong_to_the_list_around_it() -> None:
+    outer = [{"inner": [bytes(MIB)]}]
+    group = outer[0]
+    named: dict[str, object] = {"outer": outer}
+    del outer
+    (row,) = top.take(named, {}, references={}).names
+    assert (row.freed_bytes or {})["cpu"] < 10_000 < MIB < row.size_bytes
+    del group
+    (row,) = top.take(named, {}, references={}).names
+    assert (row.freed_bytes or {})["cpu"] > MIB

@@ -568,10 +568,11 @@ def _constants(items: Sequence[Any], counts: Sequence[int]) -> set[int]:
 def _of_same_kind(item: object, kind: type) -> list[Any]:
     """Return the objects of a type to which an object refers, if need be by the dict of its attributes."""
     references = gc.get_referents(item)
-    same = [one for one in references if type(one) is kind]
+    same = of_types({id(kind)}, references)
     if not same and kind is not dict:
-        spaces = [one for one in references if type(one) is dict]
-        same = [one for one in gc.get_referents(*spaces) if type(one) is kind]
+        is_own = map(_ONCE_IN_LIST.__ge__, map(sys.getrefcount, references))
+        own_dicts = of_types({id(dict)}, list(compress(references, is_own)))
+        same = of_types({id(kind)}, gc.get_referents(*own_dicts))
     return same
 
 
