@@ -181,7 +181,7 @@ class GraphReader:
         finally:
             self._unread.update(by_identity(waiting))
             self.complete &= not self._references.is_full
-            self._references = ReferenceReader(self.barriers)  # its nodes of graphs would count as references
+            self._references.drop_graphs()
             self.new += self.memory.new
             self.memory.join_by_address(self.new)
             self.met |= self.memory.met

@@ -97,6 +97,10 @@ class ReferenceReader:
         """True if graphs had too many nodes to read all of them."""
         return self._nodes.is_full
 
+    def drop_graphs(self) -> None:
+        """Drop the nodes of graphs, whose references would count."""
+        self._nodes = Nodes()
+
     def _learn(self, objects: Sequence[object]) -> None:
         self._dicts |= kinds_of(objects, dict)
         for type_id, example in one_of_each(objects).items():
