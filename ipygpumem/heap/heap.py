@@ -29,9 +29,11 @@ from ipygpumem.heap.arrays import (
     describe,
     elements,
     flat_elements,
+    holding_objects,
     is_array,
     library_type,
     places_of,
+    read_array,
 )
 from ipygpumem.heap.bulk import ROWS, by_identity, chunks, kinds_of, of_types, one_of_each, without_types
 from ipygpumem.heap.holders.frames import emptied_locals, running_locals
@@ -362,6 +364,13 @@ class Heap:
         for array, inside in self._inside:  # the collector does not look into an array
             for key in inside.intersection(new):
                 self._referrers[key].append(array)
+        atoms = {key for key, item in new.items() if is_atom(item)}
+        if atoms:
+            # Numbers and text are not kept for later questions, because there may be millions in an array.
+            for array in compress(self.ndarrays, holding_objects(self.ndarrays)):
+                elements_here = () if read_array("base", array) is not None else flat_elements(array) or ()
+                for key in atoms.intersection(map(id, elements_here)):
+                    self._referrers[key].append(array)
         return self._referrers
 
     def _candidates(self, objects: dict[int, object]) -> list[object]:

@@ -15,7 +15,8 @@ from ipygpumem.heap.holders.paths import PathWriter
 from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, Root, Roots
 from ipygpumem.heap.holders.search import Search, explain
 from ipygpumem.heap.holders.tasks import is_pending
-from ipygpumem.heap.knowledge.barriers import is_left_out
+from ipygpumem.heap.knowledge.barriers import Barriers, is_left_out
+from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sharing import Partners, partners
@@ -185,7 +186,7 @@ def _parts(
     named = set[NodeKey]().union(*groups.values())
     for holder, keys in [*groups.items(), (_SMALL, set[NodeKey](held - named))]:
         reached = region.reach(keys)
-        is_shared = not counted.isdisjoint(reached)
+        is_shared = region.bytes_of(counted & reached).total() >= _LEAST_BYTES
         more = region.bytes_of(reached - counted)
         # A number that the whole process shares is no reason to delete what has it.
         is_large = more.total() >= _LEAST_BYTES
@@ -239,8 +240,11 @@ def _by_holder(
     for storage, holder in explain(of_graphs, heap, roots).items() if of_graphs else ():
         groups.setdefault(holder, set()).add(of_graphs[storage])
     without_holder -= set(of_graphs.values())
-    if without_holder:
-        groups[_NOT_REACHED if search.is_cut else _UNSEEN] = without_holder
+    not_reached = without_holder if search.is_cut else without_holder.intersection(nearest[_MOST_SEARCHED:])
+    if not_reached:
+        groups[_NOT_REACHED] = set(not_reached)
+    if without_holder - not_reached:
+        groups[_UNSEEN] = without_holder - not_reached
     return groups
 
 
@@ -257,6 +261,9 @@ class _HolderRows:
         self._writer = writer
         self._is_name = is_name
         self._by_root: dict[str, list[_Row]] = {}
+        self._references = ReferenceReader(Barriers())
+        self._with_neighbours: set[int] = set()
+        """Containers whose items have been added, by identity."""
 
     def add(self, key: NodeKey, items: Sequence[object]) -> None:
         """Add the holders of a node; ``items`` are its object, and objects that show its memory, too."""
@@ -318,8 +325,10 @@ class _HolderRows:
 
     def _add_neighbours(self, row: _Row, steps: Sequence[object]) -> None:
         """Add the objects of a container that were not searched: it may hold many more than the one that was."""
-        if self.without_holder and len(steps) > 1:
-            neighbours = self.without_holder.intersection(map(id, gc.get_referents(steps[-2])))
+        if self.without_holder and len(steps) > 1 and id(steps[-2]) not in self._with_neighbours:
+            self._with_neighbours.add(id(steps[-2]))
+            references = self._references.of([steps[-2]]).of_python
+            neighbours = self.without_holder.intersection(map(id, references))
             row.keys.update(neighbours)
             self.without_holder -= neighbours
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -313,3 +315,47 @@ def test_rows_in_two_lists_are_read_together(monkeypatch: pytest.MonkeyPatch) ->
     alone = ipygpumem.why([[number + 10**7] for number in range(5000)])
     assert alone.size_bytes == pytest.approx(found.size_bytes, rel=0.01)
     del again
+
+
+@pytest.mark.usefixtures("small_heap")
+def test_text_in_the_array_of_another_frame_is_held_by_that_frame(notebook: Kernel) -> None:
+    works(
+        notebook,
+        """
+import pandas
+texts = [f"text {number}" * 2000 for number in range(200)]
+whole = pandas.DataFrame({"text": pandas.Series(texts, dtype=object)})
+part = whole[whole.index % 2 == 0]
+del texts
+""",
+    )
+    (report,) = works(notebook, "%gpumem why part").reports("why")
+    assert re.search(r"notebook variable whole \(in an array of objects\), and \d+ more objects +del whole", report)
+    works(notebook, "del whole, part")
+
+
+def test_no_line_deletes_a_name_of_a_library() -> None:
+    texts = [f"text {number}" * 20 for number in range(1000)]
+    first = pandas.DataFrame({"text": pandas.Series(texts, dtype=object)})
+    second = pandas.DataFrame({"text": first["text"], "more": pandas.Series([f"{text}." for text in texts])})
+    del texts
+    found = ipygpumem.why(second)
+    assert [part.holder.advice for part in found.held if "del numpy" in part.holder.advice] == []
+    assert len(found.held) < 5
+
+
+def test_a_container_with_more_objects_than_are_searched_holds_all_of_them() -> None:
+    numbers = [float(number) for number in range(10_000)]
+    boxes = [[float(number)] for number in range(5000)]
+    both = numbers + [box[0] for box in boxes]
+    found = ipygpumem.why(both)
+    held = {part.holder.path: part.objects for part in found.held}
+    assert max(held.values()) > 9_900
+    assert not any("cannot be seen" in path for path in held)
+
+
+def test_a_view_of_an_array_of_texts_frees_its_texts() -> None:
+    texts = np.array([str(number) * 10 for number in range(100_000)], dtype=np.dtypes.StringDType())[5:10]
+    found = ipygpumem.why(texts)
+    assert found.held == ()
+    assert found.freed_bytes["cpu"] > MIB

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -85,11 +87,18 @@ _LAST_ERROR = {("sys", name) for name in ("last_value", "last_traceback", "last_
 
 
 def _is_added(module: Any, name: str) -> bool:
-    """Return True for a global of a library's module that the library's own code does not use: the user has added it.
+    """Return True for a global of a library's module that the library's own code does not have: the user has added it.
 
-    An example is ``builtins.dataset``. Names such as ``re._cache`` occur in the code of functions.
+    An example is ``builtins.dataset``. Names such as ``numpy.nan`` occur in the module's source, and ``re._cache`` in
+    the code of functions. Without its source, a module's names are all its own.
     """
-    if not is_instance(module, ModuleType) or name in _NAMES_IN_C.get(text_of(module_dict(module).get("__name__")), ()):
+    if not is_instance(module, ModuleType):
+        return False
+    module_name = text_of(module_dict(module).get("__name__"))
+    if module_name in _NAMES_IN_C:
+        if name in _NAMES_IN_C[module_name]:
+            return False
+    elif _is_in_source(module, name):
         return False
     names = module_dict(module)
     functions = [value for value in names.values() if type(value) is FunctionType]
@@ -128,6 +137,18 @@ class Roots:
     cell_of: Callable[[str], int | None] = lambda filename: None
     names: Mapping[str, object] = field(default_factory=dict)
     cuts: dict[str, list[Cut]] = field(default_factory=dict)
+
+
+def _is_in_source(module: ModuleType, name: str) -> bool:
+    """Return True if a module's source has a name, or may have it: with ``import *``, or if it cannot be read."""
+    file = text_of(module_dict(module).get("__file__"))
+    if not file.endswith(".py"):
+        return True
+    try:
+        source = Path(file).read_text("utf-8", "replace")
+    except OSError:
+        return True
+    return "import *" in source or re.search(rf"\b{re.escape(name)}\b", source) is not None
 
 
 def module_code(name: str, names: Mapping[str, object]) -> str:

@@ -212,9 +212,9 @@ def _inside_array(array: Any) -> list[Any] | None:
     NumPy gives each array of texts a dtype of its own.
     """
     viewed = read_array("base", array)
-    if viewed is not None:
-        return [viewed]
     dtype = read_array("dtype", array)
+    if viewed is not None:
+        return [viewed, dtype] if dtype.kind == STRING_KIND else [viewed]
     if dtype.kind == STRING_KIND:
         return [dtype]
     if not dtype.hasobject:
