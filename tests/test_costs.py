@@ -22,8 +22,8 @@ from tests.kernel import Kernel
 from tests.steps import works
 
 MOST = {
-    "a trivial cell": 205,
-    "an empty experiment": 1450,
+    "a trivial cell": 212,
+    "an empty experiment": 1480,
     "an empty experiment, each object": 0,
     "an empty experiment, each name": 0.016,
     "%gpumem status, each object": 0.02,
@@ -37,10 +37,10 @@ MOST = {
     "a recovery, each object": 0.002,
     "a recovery, each name": 0.016,
     "a recovery, each frame": 150,
-    "with torch, the first experiment": 2400,
-    "with torch, an empty experiment": 2160,
-    "with torch, a trivial cell": 206,
-    "a guarded cell": 256,
+    "with torch, the first experiment": 2450,
+    "with torch, an empty experiment": 2220,
+    "with torch, a trivial cell": 214,
+    "a guarded cell": 264,
     "%gpumem tensors, each tensor": 1.5,
     "an experiment that leaves tensors, each tensor": 10.5,
 }
