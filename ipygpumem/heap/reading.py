@@ -455,7 +455,17 @@ class GraphReader:
             below, owners_below = list(compress(below, is_entered)), list(compress(owners_below, is_entered))
         belonging.add(owners, self.types.own_bytes.each(items))
         self._note_uncounted_of_each(owners, items)
+        self._divide_level(below, owners_below, belonging, following, waiting)
 
+    def _divide_level(
+        self,
+        below: Sequence[Any],
+        owners_below: Sequence[int],
+        belonging: _Belonging,
+        following: tuple[list[Any], list[int]],
+        waiting: list[Any],
+    ) -> None:
+        """Add the objects to which the objects of a level refer: as bytes, as objects to read next, or as nodes."""
         counts = list(map(sys.getrefcount, below))
         constants = _constants(below, counts)
         is_single = list(map(_ONCE_IN_LIST.__ge__, counts))

@@ -734,7 +734,9 @@ def _attribute(owner: object, child: object) -> str:
     """Return ``.name`` for the attribute of ``owner`` that is ``child``; empty if it has no name."""
     attributes = [*(instance_dict(owner) or {}).items(), *slots(owner).items()]
     name = next((text_of(name) for name, value in attributes if value is child), "")
-    return f".{name}" if is_name(name) else " (in an attribute)" * bool(name)
+    if not name:
+        return ""
+    return f".{name}" if is_name(name) else " (in an attribute)"
 
 
 def _without_dicts(chain: Sequence[object]) -> list[object]:
