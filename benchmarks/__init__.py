@@ -1,1 +1,3 @@
-"""What ipygpumem costs and how exact it is, beside ipyexperiments, in real kernels. ``python -m benchmarks``."""
+"""What ipygpumem costs and how exact it is, beside ipyexperiments, in real kernels. ``python -m
+benchmarks``.
+"""

@@ -1,6 +1,7 @@
 """``python -m benchmarks``: print every figure; a full run writes docs/measured/benchmarks.md.
 
-Estimates at real size take longer than all else: ``--estimates`` runs them alone and writes docs/measured/estimates.md.
+Estimates at real size take longer than all else: ``--estimates`` runs them alone and writes
+docs/measured/estimates.md.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ Written by `make bench` (`python -m benchmarks`): figures seen in one run on one
 {peer} in the same run. They are not tests: nothing fails when one of them is missed. "Beats the peer" compares the two
 figures of this run, and is empty where there is one, or where both are exact. The whole took {minutes} minutes.
 [Estimates at real size](estimates.md) have a run of their own.
-"""
+"""  # noqa: E501
 
 
 def main() -> None:
@@ -87,7 +88,9 @@ def main() -> None:
 
 
 def _run_estimates(names: list[str], *, quick: bool) -> None:
-    """Run the estimates at real size; the first part writes its page, to which the second is added."""
+    """Run the estimates at real size; the first part writes its page, to which the
+    second is added.
+    """
     for name in names:
         text = _timed(name, _ESTIMATES[name], quick=quick)
         if name == "batches" and not quick and len(names) > 1:
@@ -112,8 +115,12 @@ def _section(section: Section) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", choices=[*_BENCHMARKS, *_ESTIMATES], help="run one benchmark")
-    parser.add_argument("--estimates", action="store_true", help="run the estimates at real size, and no others")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter runs, write nothing")
+    parser.add_argument(
+        "--estimates", action="store_true", help="run the estimates at real size, and no others"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer and shorter runs, write nothing"
+    )
     return parser.parse_args()
 
 

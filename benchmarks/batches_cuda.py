@@ -1,4 +1,6 @@
-"""The largest batch by estimates alone, without a card, against the largest that runs on the simulated card."""
+"""The largest batch by estimates alone, without a card, against the largest that runs on the
+simulated card.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _GIB = 24
 _METHOD = f"""\
 `ipygpumem.autofit` searches by estimates alone, with CUDA hidden, for the largest batch with which two training steps
 (AdamW) fit a card of {_GIB} GiB. The true maximum is the largest that runs, each in a fresh process, on a simulated
-card of this size."""
+card of this size."""  # noqa: E501
 
 
 def _models() -> dict[str, tuple[Callable[[], Any], Callable[[Any, int], Any], int]]:
@@ -41,7 +43,9 @@ def _models() -> dict[str, tuple[Callable[[], Any], Callable[[Any, int], Any], i
         return transformers.BertForMaskedLM(transformers.BertConfig())
 
     def t5() -> Any:
-        config = transformers.T5Config(d_model=768, d_ff=3072, num_layers=12, decoder_start_token_id=0)
+        config = transformers.T5Config(
+            d_model=768, d_ff=3072, num_layers=12, decoder_start_token_id=0
+        )
         return transformers.T5ForConditionalGeneration(config)
 
     def timms(name: str) -> Any:
@@ -55,7 +59,11 @@ def _models() -> dict[str, tuple[Callable[[], Any], Callable[[Any, int], Any], i
         "UNet": (partial(UNet, 64, 128, 256, 512), partial(images, wide=512), 64),
         "ViT large": (partial(timms, "vit_large_patch16_384"), partial(images, wide=384), 128),
         "ConvNeXt large": (partial(timms, "convnext_large"), partial(images, wide=384), 128),
-        "Swin large": (partial(timms, "swin_large_patch4_window12_384"), partial(images, wide=384), 128),
+        "Swin large": (
+            partial(timms, "swin_large_patch4_window12_384"),
+            partial(images, wide=384),
+            128,
+        ),
         "DenseNet-161": (torchvision.models.densenet161, partial(images, wide=512), 64),
     }
 
@@ -89,12 +97,22 @@ def _child(name: str, batch: int) -> object:
 
 def _in_child(name: str, batch: int = 0) -> Any:
     hidden = {} if batch else {"CUDA_VISIBLE_DEVICES": ""}
-    command = [str(estimates_cuda._PYTHON), "-W", "ignore", "-m", "benchmarks.batches_cuda", name, str(batch)]
+    command = [
+        str(estimates_cuda._PYTHON),
+        "-W",
+        "ignore",
+        "-m",
+        "benchmarks.batches_cuda",
+        name,
+        str(batch),
+    ]
     home = str(estimates_cuda._HOME)
     with tempfile.NamedTemporaryFile() as table:  # the simulated machine is this process's own
         settings = {"SIM_TOTAL_MIB": str(_GIB * 1024), "SIM_TABLE": table.name, "PYTHONPATH": home}
         env = {**os.environ, **settings, **hidden}
-        done = subprocess.run(command, env=env, cwd=home, check=True, text=True, stdout=subprocess.PIPE)
+        done = subprocess.run(
+            command, env=env, cwd=home, check=True, text=True, stdout=subprocess.PIPE
+        )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -109,7 +127,9 @@ def _true_maximum(name: str, found: int) -> int:
     else:
         high = found
         while not low:
-            low, high = (high - width, high) if _in_child(name, max(1, high - width)) else (0, high - width)
+            low, high = (
+                (high - width, high) if _in_child(name, max(1, high - width)) else (0, high - width)
+            )
             width *= 2
     while high - low > 1:
         middle = (low + high) // 2
@@ -121,14 +141,34 @@ def run(*, quick: bool) -> Section:
     """Return the batch found for each model beside the largest that runs."""
     title = "Largest batch by estimates alone"
     if not estimates_cuda._PYTHON.exists():
-        return Section(title, f"{_METHOD}\n\nThere is no simulated card here: `make gpu-sim` builds it.", ())
-    names = ["GPT-2 medium", "BERT base", "LLaMA 1B, bf16", "T5", "UNet", "ViT large", "ConvNeXt large", "Swin large"]
+        return Section(
+            title, f"{_METHOD}\n\nThere is no simulated card here: `make gpu-sim` builds it.", ()
+        )
+    names = [
+        "GPT-2 medium",
+        "BERT base",
+        "LLaMA 1B, bf16",
+        "T5",
+        "UNet",
+        "ViT large",
+        "ConvNeXt large",
+        "Swin large",
+    ]
     names += ["DenseNet-161"]
     rows = []
     for name in names[: 2 if quick else None]:
         found, tries = _in_child(name)
         true = _true_maximum(name, found)
-        rows.append(Row(name, "within 1", f"{found} by {tries} estimates", "", f"{true} runs", abs(found - true) <= 1))
+        rows.append(
+            Row(
+                name,
+                "within 1",
+                f"{found} by {tries} estimates",
+                "",
+                f"{true} runs",
+                abs(found - true) <= 1,
+            )
+        )
     return Section(title, _METHOD, tuple(rows), control="simulated card")
 
 

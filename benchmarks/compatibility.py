@@ -1,10 +1,12 @@
-"""Runs tests/smoke on every supported IPython and Python found here, and writes docs/measured/compatibility.md.
+"""Runs tests/smoke on every supported IPython and Python found here, and writes
+docs/measured/compatibility.md.
 
     python benchmarks/compatibility.py [--corners]
 
-Each combination gets a virtual environment of its own under build/matrix/, with a wheel of the package, NumPy and
-pytest in it; pip picks the ipykernel. The interpreters are those of pyenv and the PATH.
-Needs nothing beyond the standard library. The exit code is 0 only if everything that ran has passed.
+Each combination gets a virtual environment of its own under build/matrix/, with a wheel of the
+package, NumPy and pytest in it; pip picks the ipykernel. The interpreters are those of pyenv and
+the PATH. Needs nothing beyond the standard library. The exit code is 0 only if everything that ran
+has passed.
 """
 
 import argparse
@@ -33,7 +35,7 @@ from a wheel, and the ipykernel and traitlets that pip picks for each IPython; I
 
 | Python | IPython | ipykernel | traitlets | result | passed | failed | date |
 | --- | --- | --- | --- | --- | ---: | ---: | --- |
-"""
+"""  # noqa: E501
 
 PYTHONS = ((3, 10), (3, 11), (3, 12), (3, 13))
 IPYTHONS = {
@@ -41,15 +43,20 @@ IPYTHONS = {
     "8.12": ("ipython==8.12.*",),
     "last 8.x": ("ipython>=8,<9",),
     "last 9.x": ("ipython>=9",),
-    # https://github.com/googlecolab/colabtools/blob/main/setup.py; its notebook 6.5.7 asks for jupyter_client < 8.
+    # https://github.com/googlecolab/colabtools/blob/main/setup.py; its notebook 6.5.7 asks for
+    # jupyter_client < 8.
     "7.34 as in Colab": ("ipython==7.34.0", "ipykernel==6.17.1", "jupyter_client<8"),
 }
-"""What pip is asked for. None but Colab's needs a pin: today's ipykernel, traitlets and jedi still serve 7.34."""
+"""What pip is asked for. None but Colab's needs a pin: today's ipykernel, traitlets and jedi still
+serve 7.34.
+"""
 
 COLAB_PYTHON = (3, 12)
 TOOLS = ("ipykernel>=6", "numpy", "pytest", "pytest-timeout")
 AT_ONCE = 2
-_ASK = "import ensurepip, json, sys; print(json.dumps([list(sys.version_info[:3]), sys.executable]))"
+_ASK = (
+    "import ensurepip, json, sys; print(json.dumps([list(sys.version_info[:3]), sys.executable]))"
+)
 _VERSIONS = """import importlib.metadata as m, json
 print(json.dumps({name: m.version(name) for name in ("ipython", "ipykernel", "traitlets")}))"""
 
@@ -78,7 +85,12 @@ class Outcome(NamedTuple):
 
     def __str__(self) -> str:
         head = f"Python {self.python} with IPython {self.versions.get('ipython', self.ipython)}"
-        return " ".join([f"{head}: {self.broken or f'{self.passed} passed'}", *(f"`{name}`" for name in self.failed)])
+        return " ".join(
+            [
+                f"{head}: {self.broken or f'{self.passed} passed'}",
+                *(f"`{name}`" for name in self.failed),
+            ]
+        )
 
 
 def run(command: Iterable[str | Path], **options: object) -> subprocess.CompletedProcess[str]:
@@ -100,7 +112,11 @@ def _ask(path: str) -> Python | None:
     try:
         answer = run([path, "-c", _ASK], stderr=subprocess.DEVNULL, timeout=60)
         version, executable = json.loads(answer.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired):  # a pyenv shim without a version, an old Python
+    except (
+        OSError,
+        ValueError,
+        subprocess.TimeoutExpired,
+    ):  # a pyenv shim without a version, an old Python
         return None
     return Python(tuple(version), executable)
 
@@ -108,7 +124,10 @@ def _ask(path: str) -> Python | None:
 def build_wheel(python: Python) -> Path:
     """Return a wheel of the working tree: what is tested is what would be installed."""
     folder = BUILD / "wheel"
-    for old in (folder, ROOT / "build" / "lib"):  # setuptools would pack modules that are gone by now
+    for old in (
+        folder,
+        ROOT / "build" / "lib",
+    ):  # setuptools would pack modules that are gone by now
         shutil.rmtree(old, ignore_errors=True)
     run([python.path, "-m", "venv", folder / "venv"])
     pip = [folder / "venv" / "bin" / "python", "-m", "pip"]
@@ -130,18 +149,30 @@ def try_one(python: Python, ipython: str, wheel: Path) -> Outcome:
     if installed.returncode != 0:
         return Outcome(python, ipython, {}, broken=f"pip: {_last_line(installed.stdout)}")
     versions = json.loads(run([own, "-c", _VERSIONS]).stdout)
-    # The tests start in a folder of their own, so that kernels import the installed wheel and not the checkout.
+    # The tests start in a folder of their own, so that kernels import the installed wheel and not
+    # the checkout.
     place = folder / "run"
     place.mkdir()
-    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONHOME")
+    }
     options = ["-q", "-rfE", "-p", "no:cacheprovider", f"--rootdir={ROOT}", "--timeout=120"]
     try:
-        done = run([own, "-m", "pytest", *options, ROOT / "tests" / "smoke"], cwd=place, env=clean, timeout=900)
+        done = run(
+            [own, "-m", "pytest", *options, ROOT / "tests" / "smoke"],
+            cwd=place,
+            env=clean,
+            timeout=900,
+        )
     except subprocess.TimeoutExpired:
         return Outcome(python, ipython, versions, broken="the tests did not end within 15 minutes")
     (folder / "tests.log").write_text(done.stdout)
     passed = re.search(r"(\d+) passed", _last_line(done.stdout))
-    failed = tuple(re.findall(r"^(?:FAILED|ERROR) .*?(\w+::\S+)", done.stdout.replace(".py", ""), re.MULTILINE))
+    failed = tuple(
+        re.findall(r"^(?:FAILED|ERROR) .*?(\w+::\S+)", done.stdout.replace(".py", ""), re.MULTILINE)
+    )
     broken = "" if passed else f"pytest: {_last_line(done.stdout)}"
     return Outcome(python, ipython, versions, int(passed[1]) if passed else 0, failed, broken)
 
@@ -159,13 +190,21 @@ def page(outcomes: list[Outcome]) -> str:
         result = ["passes" if each.good else "fails", each.passed, len(each.failed), date]
         lines.append(f"| {' | '.join(map(str, [each.python, *versions, *result]))} |")
     wrong = [f"- {each}" for each in outcomes if not each.good]
-    return HEAD + "\n".join([*lines, *(["", "Failures:", "", *wrong] if wrong else []), "", KNOWN.read_text()])
+    return HEAD + "\n".join(
+        [*lines, *(["", "Failures:", "", *wrong] if wrong else []), "", KNOWN.read_text()]
+    )
 
 
 def combinations(pythons: list[Python], *, corners: bool) -> list[tuple[Python, str]]:
-    """Return each Python with each IPython that it can have, Colab's with Colab's Python; or the oldest and newest."""
+    """Return each Python with each IPython that it can have, Colab's with Colab's Python; or the
+    oldest and newest.
+    """
     pairs = [(python, ipython) for python in pythons for ipython in IPYTHONS]
-    pairs = [(p, ipython) for p, ipython in pairs if "Colab" not in ipython or p.version[:2] == COLAB_PYTHON]
+    pairs = [
+        (p, ipython)
+        for p, ipython in pairs
+        if "Colab" not in ipython or p.version[:2] == COLAB_PYTHON
+    ]
     pairs = [(p, ipython) for p, ipython in pairs if "9" not in ipython or p.version >= (3, 11)]
     return [pairs[0], [pair for pair in pairs if "last" in pair[1]][-1]] if corners else pairs
 

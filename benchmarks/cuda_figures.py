@@ -1,7 +1,9 @@
-"""Estimates and runs the steps of cuda_steps.py: ``python -m benchmarks.cuda_figures`` reads names, prints figures.
+"""Estimates and runs the steps of cuda_steps.py: ``python -m benchmarks.cuda_figures`` reads names,
+prints figures.
 
-It runs in the environment of the simulated card. Each figure comes from a process of its own, which is forked from this
-one after the imports: what the card has and whether it is visible is decided there.
+It runs in the environment of the simulated card. Each figure comes from a process of its own, which
+is forked from this one after the imports: what the card has and whether it is visible is decided
+there.
 """
 
 from __future__ import annotations
@@ -44,13 +46,14 @@ _SECONDS = 300
 
 
 def _build(name: str) -> Step:
-    # Without a card, models lie on the meta device. Weights have no values on the card, and erfinv_ needs a compiler.
+    # Without a card, models lie on the meta device. Weights have no values on the card, and erfinv_
+    # needs a compiler.
     place = "cuda" if torch.cuda.is_available() else "meta"
     with patch.object(torch.Tensor, "erfinv_", lambda tensor: tensor), torch.device(place):
         return STEPS[name]()
 
 
-# -- what runs in a process of its own ---------------------------------------------------------------------------------
+# -- what runs in a process of its own ----------------------------------------------------------
 
 
 def _run(step: Step) -> dict[str, Any]:
@@ -79,8 +82,17 @@ def _estimate(step: Step, *, hidden: bool) -> dict[str, Any]:
     sizes = range(taken + 1, _LARGEST_MIB)
     turn = bisect_left(sizes, True, key=lambda size: _said(card, size - taken) == "fits")
     fits = sizes[turn] if turn < len(sizes) else None  # "perhaps" on any card
-    unfit = sizes[bisect_left(sizes, True, key=lambda size: _said(card, size - taken) != "does not fit")] - 1
-    figures = {"peak": card.peak_bytes, "reserved": card.reserved_bytes, "guesses": len(found.guesses)}
+    unfit = (
+        sizes[
+            bisect_left(sizes, True, key=lambda size: _said(card, size - taken) != "does not fit")
+        ]
+        - 1
+    )
+    figures = {
+        "peak": card.peak_bytes,
+        "reserved": card.reserved_bytes,
+        "guesses": len(found.guesses),
+    }
     return {**figures, "fits_mib": fits, "unfit_mib": unfit, "seconds": found.duration_seconds}
 
 
@@ -130,7 +142,11 @@ def _others(name: str) -> dict[str, int]:
     with suppress(Exception):
         model, args, kwargs = _first_call(step)
         if len(optimizers) < 2:
-            holders = [value for value in alive if isinstance(value, nn.Module) and model in value.modules()]
+            holders = [
+                value
+                for value in alive
+                if isinstance(value, nn.Module) and model in value.modules()
+            ]
             whole = max(holders, key=lambda holder: len([*holder.modules()]))
             found |= _by_formulas(whole, adam=adam, trains=trains)
             found["torchinfo"] = _torchinfo(model, args, kwargs)
@@ -173,7 +189,9 @@ def _mem_tracker(name: str) -> dict[str, int]:
     tracker = MemTracker()
     tracker.track_external(*(module for module in modules if id(module) not in inner), *optimizers)
 
-    def forget(module: nn.Module, _: Any) -> None:  # it follows one call of a model, or is told to forget that
+    def forget(
+        module: nn.Module, _: Any
+    ) -> None:  # it follows one call of a model, or is told to forget that
         if not tracker._mod_tracker.is_bw and tracker._mod_tracker.parents == {"Global"}:
             tracker.memory_tracking.pop(module, None)
 
@@ -182,11 +200,15 @@ def _mem_tracker(name: str) -> dict[str, int]:
     return {"MemTracker": tracker.get_tracker_snapshot("peak")[torch.device("cuda:0")]["Total"]}
 
 
-# -- processes ---------------------------------------------------------------------------------------------------------
+# -- processes ----------------------------------------------------------------------------------
 
 
-def _apart(work: Callable[[], dict[str, Any]], card_mib: int = _LARGEST_MIB, *, hidden: bool = False) -> dict[str, Any]:
-    """Return the result of ``work`` in a process of its own, on a machine with one card of this size."""
+def _apart(
+    work: Callable[[], dict[str, Any]], card_mib: int = _LARGEST_MIB, *, hidden: bool = False
+) -> dict[str, Any]:
+    """Return the result of ``work`` in a process of its own, on a machine with one card of this
+    size.
+    """
     receiving, sending = os.pipe()
     with tempfile.NamedTemporaryFile() as table:
         child = os.fork()
@@ -194,7 +216,8 @@ def _apart(work: Callable[[], dict[str, Any]], card_mib: int = _LARGEST_MIB, *, 
             os.close(receiving)
             os.environ |= {"SIM_TABLE": table.name, "SIM_TOTAL_MIB": str(card_mib)}
             os.environ["CUDA_VISIBLE_DEVICES"] = "" if hidden else "0"
-            # torch called the driver at its import; the simulated one would refuse a forked process for that.
+            # torch called the driver at its import; the simulated one would refuse a forked process
+            # for that.
             ctypes.CDLL("libcudart.so.13").simulate_error(0)
             os.dup2(2, 1)  # what the step prints is no figure
             with os.fdopen(sending, "w") as file:
@@ -212,7 +235,9 @@ def _apart(work: Callable[[], dict[str, Any]], card_mib: int = _LARGEST_MIB, *, 
 
 
 def _figures(name: str) -> dict[str, Any]:
-    """Return all figures of a step: estimates, counters, whether the verdicts are true, what others say."""
+    """Return all figures of a step: estimates, counters, whether the verdicts are true, what others
+    say.
+    """
     found = _apart(lambda: _estimated_and_run(name))
     if "run" not in found:
         return found
@@ -229,7 +254,9 @@ def _figures(name: str) -> dict[str, Any]:
 
 
 def _runs(name: str, card_mib: int, seen: dict[str, Any]) -> bool:
-    """Return whether a step runs on a card: below its tensors it does not, with more than it reserved it does."""
+    """Return whether a step runs on a card: below its tensors it does not, with more than it
+    reserved it does.
+    """
     room = (card_mib - _TAKEN_MIB) * _MIB
     if not seen["allocated"] <= room < seen["reserved"]:
         return bool(room >= seen["reserved"])

@@ -1,4 +1,6 @@
-"""Models with random weights for the steps that are run on a card: those of transformers, and some of our own."""
+"""Models with random weights for the steps that are run on a card: those of transformers, and some
+of our own.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from torch.nn import functional
 class Double(nn.Sequential):
     def __init__(self, given: int, wide: int) -> None:
         first = [nn.Conv2d(given, wide, 3, padding=1), nn.GroupNorm(8, wide), nn.SiLU()]
-        super().__init__(*first, nn.Conv2d(wide, wide, 3, padding=1), nn.GroupNorm(8, wide), nn.SiLU())
+        super().__init__(
+            *first, nn.Conv2d(wide, wide, 3, padding=1), nn.GroupNorm(8, wide), nn.SiLU()
+        )
 
 
 class UNet(nn.Module):
@@ -52,7 +56,12 @@ def discriminator() -> nn.Module:
     return nn.Sequential(
         *(nn.Conv2d(3, 128, 4, 2, 1), nn.LeakyReLU(0.2, True)),
         *(nn.Conv2d(128, 256, 4, 2, 1), nn.BatchNorm2d(256), nn.LeakyReLU(0.2, True)),
-        *(nn.Conv2d(256, 512, 4, 2, 1), nn.BatchNorm2d(512), nn.LeakyReLU(0.2, True), nn.Conv2d(512, 1, 4)),
+        *(
+            nn.Conv2d(256, 512, 4, 2, 1),
+            nn.BatchNorm2d(512),
+            nn.LeakyReLU(0.2, True),
+            nn.Conv2d(512, 1, 4),
+        ),
     )
 
 
@@ -63,15 +72,26 @@ def language_model(name: str, **config: Any) -> Any:
 
 
 def gpt2(wide: int, deep: int, heads: int) -> Any:
-    return language_model("GPT2LMHeadModel", of="GPT2Config", n_embd=wide, n_layer=deep, n_head=heads, use_cache=False)
+    return language_model(
+        "GPT2LMHeadModel", of="GPT2Config", n_embd=wide, n_layer=deep, n_head=heads, use_cache=False
+    )
 
 
-def llama(wide: int, inner: int, deep: int, heads: int, dtype: Any = torch.bfloat16, **more: Any) -> Any:
-    config = {"hidden_size": wide, "intermediate_size": inner, "num_hidden_layers": deep, "num_attention_heads": heads}
+def llama(
+    wide: int, inner: int, deep: int, heads: int, dtype: Any = torch.bfloat16, **more: Any
+) -> Any:
+    config = {
+        "hidden_size": wide,
+        "intermediate_size": inner,
+        "num_hidden_layers": deep,
+        "num_attention_heads": heads,
+    }
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        model = language_model("LlamaForCausalLM", of="LlamaConfig", use_cache=False, **config, **more)
+        model = language_model(
+            "LlamaForCausalLM", of="LlamaConfig", use_cache=False, **config, **more
+        )
     finally:
         torch.set_default_dtype(before)
     return model

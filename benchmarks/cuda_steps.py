@@ -1,7 +1,8 @@
-"""Training and inference steps of public models, which benchmarks/cuda_figures.py estimates and runs.
+"""Training and inference steps of public models, which benchmarks/cuda_figures.py estimates and
+runs.
 
-Each entry builds its model with random weights and returns a function that runs two steps, because an optimizer
-allocates its state in the first one.
+Each entry builds its model with random weights and returns a function that runs two steps, because
+an optimizer allocates its state in the first one.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def _infer(call: Callable[[], Any], mode: Any = torch.no_grad) -> Step:
     return run
 
 
-# -- pictures ----------------------------------------------------------------------------------------------------------
+# -- pictures -----------------------------------------------------------------------------------
 
 
 def _images(count: int, size: int = 224) -> Any:
@@ -135,7 +136,10 @@ def _adversaries() -> Step:
             real, noise = _images(512, 32), torch.randn(512, 100, 1, 1, device=_DEVICE)
             first.zero_grad()
             fake = make(noise)
-            (functional.softplus(-judge(real)).mean() + functional.softplus(judge(fake.detach())).mean()).backward()
+            (
+                functional.softplus(-judge(real)).mean()
+                + functional.softplus(judge(fake.detach())).mean()
+            ).backward()
             first.step()
             second.zero_grad()
             functional.softplus(-judge(fake)).mean().backward()
@@ -158,7 +162,9 @@ def _boxes(pictures: int, objects: int, size: int, *, masks: bool) -> list[dict[
 def _detector(name: str, batch: int, size: int, *, masks: bool = False) -> Step:
     from torchvision.models import detection
 
-    model = getattr(detection, name)(weights=None, weights_backbone=None, min_size=size, max_size=size).train()
+    model = getattr(detection, name)(
+        weights=None, weights_backbone=None, min_size=size, max_size=size
+    ).train()
 
     def loss() -> Any:
         return sum(model([*_images(batch, size)], _boxes(batch, 4, size, masks=masks)).values())
@@ -169,13 +175,17 @@ def _detector(name: str, batch: int, size: int, *, masks: bool = False) -> Step:
 def _detect(name: str, batch: int, size: int) -> Step:
     from torchvision.models import detection
 
-    model = getattr(detection, name)(weights=None, weights_backbone=None, min_size=size, max_size=size).eval()
+    model = getattr(detection, name)(
+        weights=None, weights_backbone=None, min_size=size, max_size=size
+    ).eval()
     return _infer(lambda: model([*_images(batch, size)]))
 
 
 def _detr() -> Step:
     config = {"use_timm_backbone": False, "use_pretrained_backbone": False, "num_queries": 100}
-    model = language_model("DetrModel", of="DetrConfig", backbone_config=_resnet(), backbone=None, **config)
+    model = language_model(
+        "DetrModel", of="DetrConfig", backbone_config=_resnet(), backbone=None, **config
+    )
     head = nn.Linear(256, 92)
 
     def loss() -> Any:
@@ -204,8 +214,14 @@ def _segment(batch: int, size: int, optimizer: Any, **options: Any) -> Step:
 
 
 def _segformer() -> Step:
-    config = {"depths": [3, 4, 6, 3], "hidden_sizes": [64, 128, 320, 512], "decoder_hidden_size": 768}
-    model = language_model("SegformerForSemanticSegmentation", of="SegformerConfig", num_labels=19, **config)
+    config = {
+        "depths": [3, 4, 6, 3],
+        "hidden_sizes": [64, 128, 320, 512],
+        "decoder_hidden_size": 768,
+    }
+    model = language_model(
+        "SegformerForSemanticSegmentation", of="SegformerConfig", num_labels=19, **config
+    )
 
     def loss() -> Any:
         labels = torch.zeros(4, 512, 512, dtype=torch.long, device=_DEVICE)
@@ -220,7 +236,9 @@ def _video() -> Step:
     model = r2plus1d_18(weights=None)
 
     def loss() -> Any:
-        return functional.cross_entropy(model(torch.randn(8, 3, 16, 112, 112, device=_DEVICE)), _labels(8))
+        return functional.cross_entropy(
+            model(torch.randn(8, 3, 16, 112, 112, device=_DEVICE)), _labels(8)
+        )
 
     return _train(loss, _momentum(model.parameters()), mixed=_fp16, scaler=True)
 
@@ -229,12 +247,17 @@ def _latent_diffusion() -> Step:
     from diffusers import UNet2DConditionModel
 
     model = UNet2DConditionModel(cross_attention_dim=768)
-    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn())
+    average = torch.optim.swa_utils.AveragedModel(
+        model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn()
+    )
     optimizer = _fused(model.parameters())
 
     def run() -> None:
         for _ in range(2):
-            x, text = torch.randn(4, 4, 64, 64, device=_DEVICE), torch.randn(4, 77, 768, device=_DEVICE)
+            x, text = (
+                torch.randn(4, 4, 64, 64, device=_DEVICE),
+                torch.randn(4, 77, 768, device=_DEVICE),
+            )
             with torch.autocast("cuda", dtype=_bf16):
                 loss = functional.mse_loss(model(x, _labels(4), text).sample.float(), x)
             loss.backward()
@@ -248,7 +271,12 @@ def _latent_diffusion() -> Step:
 def _transformer_diffusion() -> Step:
     from diffusers import DiTTransformer2DModel
 
-    sizes = {"num_attention_heads": 16, "attention_head_dim": 72, "num_layers": 28, "sample_size": 32}
+    sizes = {
+        "num_attention_heads": 16,
+        "attention_head_dim": 72,
+        "num_layers": 28,
+        "sample_size": 32,
+    }
     model = DiTTransformer2DModel(in_channels=4, out_channels=8, patch_size=2, **sizes)
 
     def loss() -> Any:
@@ -261,20 +289,34 @@ def _transformer_diffusion() -> Step:
 def _decode() -> Step:
     from diffusers import AutoencoderKL
 
-    blocks = {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
-    model = AutoencoderKL(block_out_channels=(128, 256, 512, 512), layers_per_block=2, **blocks).half().eval()
-    return _infer(lambda: model.decode(torch.randn(4, 4, 64, 64, device=_DEVICE, dtype=_fp16)).sample)
+    blocks = {
+        "down_block_types": ("DownEncoderBlock2D",) * 4,
+        "up_block_types": ("UpDecoderBlock2D",) * 4,
+    }
+    model = (
+        AutoencoderKL(block_out_channels=(128, 256, 512, 512), layers_per_block=2, **blocks)
+        .half()
+        .eval()
+    )
+    return _infer(
+        lambda: model.decode(torch.randn(4, 4, 64, 64, device=_DEVICE, dtype=_fp16)).sample
+    )
 
 
 def _with_average(name: str, batch: int) -> Step:
     import timm
 
     model = timm.create_model(name, num_classes=1000)
-    average, optimizer = deepcopy(model).requires_grad_(False), _momentum(model.parameters(), nesterov=True)
+    average, optimizer = (
+        deepcopy(model).requires_grad_(False),
+        _momentum(model.parameters(), nesterov=True),
+    )
 
     def run() -> None:
         for _ in range(2):
-            functional.cross_entropy(model(_images(batch)), _labels(batch), label_smoothing=0.1).backward()
+            functional.cross_entropy(
+                model(_images(batch)), _labels(batch), label_smoothing=0.1
+            ).backward()
             optimizer.step()
             optimizer.zero_grad()
             with torch.no_grad():
@@ -303,16 +345,25 @@ def _lightning(precision: str) -> Step:
     model = Classifier()
 
     def run() -> None:
-        batches: Any = [(torch.randn(128, 3, 224, 224), torch.zeros(128, dtype=torch.long)) for _ in range(2)]
+        batches: Any = [
+            (torch.randn(128, 3, 224, 224), torch.zeros(128, dtype=torch.long)) for _ in range(2)
+        ]
         data = torch.utils.data.DataLoader(batches, batch_size=None)
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        options = {"max_epochs": 1, "devices": 1, "enable_model_summary": False, "gradient_clip_val": 1.0}
-        lightning.Trainer(accelerator="gpu", precision=precision, **quiet, **options).fit(model, data)
+        options = {
+            "max_epochs": 1,
+            "devices": 1,
+            "enable_model_summary": False,
+            "gradient_clip_val": 1.0,
+        }
+        lightning.Trainer(accelerator="gpu", precision=precision, **quiet, **options).fit(
+            model, data
+        )
 
     return run
 
 
-# -- graphs ------------------------------------------------------------------------------------------------------------
+# -- graphs -------------------------------------------------------------------------------------
 
 
 def _graph(kind: str, wide: int, deep: int, nodes: int, edges: int, **options: Any) -> Step:
@@ -321,13 +372,16 @@ def _graph(kind: str, wide: int, deep: int, nodes: int, edges: int, **options: A
     model = getattr(layers, kind)(128, wide, deep, 40, **options)
 
     def loss() -> Any:
-        x, edge = torch.randn(nodes, 128, device=_DEVICE), torch.zeros(2, edges, dtype=torch.long, device=_DEVICE)
+        x, edge = (
+            torch.randn(nodes, 128, device=_DEVICE),
+            torch.zeros(2, edges, dtype=torch.long, device=_DEVICE),
+        )
         return functional.cross_entropy(model(x, edge), _labels(nodes))
 
     return _train(loss, torch.optim.Adam(model.parameters()))
 
 
-# -- texts -------------------------------------------------------------------------------------------------------------
+# -- texts --------------------------------------------------------------------------------------
 
 
 def _tokens(count: int, length: int) -> Any:
@@ -349,7 +403,9 @@ def _read(model: Any, batch: int, length: int) -> Step:
     return _infer(lambda: model(input_ids=_tokens(batch, length)))
 
 
-def _encoder_decoder(name: str, of: str, optimizer: Any, batch: int, lengths: tuple[int, int], **options: Any) -> Step:
+def _encoder_decoder(
+    name: str, of: str, optimizer: Any, batch: int, lengths: tuple[int, int], **options: Any
+) -> Step:
     model = language_model(name, of=of, **options.pop("config"))
 
     def loss() -> Any:
@@ -378,14 +434,30 @@ def _wave() -> Step:
 
 
 def _experts(how: str) -> Step:
-    config = {"hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 8, "num_attention_heads": 16}
-    more = {"num_key_value_heads": 8, "num_local_experts": 8, "use_cache": False, "experts_implementation": how}
-    model = language_model("MixtralForCausalLM", of="MixtralConfig", **config, **more).to(torch.bfloat16)
+    config = {
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+    }
+    more = {
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "use_cache": False,
+        "experts_implementation": how,
+    }
+    model = language_model("MixtralForCausalLM", of="MixtralConfig", **config, **more).to(
+        torch.bfloat16
+    )
     return _teach(model, torch.optim.AdamW, 1, 256)
 
 
 def _recurrent(kind: Any, optimizer: Any) -> Step:
-    embedding, layer, head = nn.Embedding(20_000, 1024), kind(1024, 1024, 2, batch_first=True), nn.Linear(1024, 20_000)
+    embedding, layer, head = (
+        nn.Embedding(20_000, 1024),
+        kind(1024, 1024, 2, batch_first=True),
+        nn.Linear(1024, 20_000),
+    )
     model = nn.ModuleList([embedding, layer, head])
 
     def loss() -> Any:
@@ -426,21 +498,32 @@ def _prefill() -> Step:
         with torch.inference_mode():
             found = model(input_ids=_tokens(8, 2048), use_cache=True, logits_to_keep=1)
             for _ in range(8):
-                found = model(input_ids=_tokens(8, 1), past_key_values=found.past_key_values, use_cache=True)
+                found = model(
+                    input_ids=_tokens(8, 1), past_key_values=found.past_key_values, use_cache=True
+                )
 
     return run
 
 
 def _low_rank_8b() -> Step:
     config = {"num_key_value_heads": 8, "vocab_size": 128_256, "max_position_embeddings": 8192}
-    model = checkpointed(adapted(llama(4096, 14336, 32, 32, **config), "q_proj", "k_proj", "v_proj", "o_proj"))
+    model = checkpointed(
+        adapted(llama(4096, 14336, 32, 32, **config), "q_proj", "k_proj", "v_proj", "o_proj")
+    )
     return _teach(model, _AdamW, 1, 4096)
 
 
 def _mistral() -> Step:
-    config = {"hidden_size": 2048, "intermediate_size": 7168, "num_hidden_layers": 12, "num_attention_heads": 16}
+    config = {
+        "hidden_size": 2048,
+        "intermediate_size": 7168,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 16,
+    }
     more = {"num_key_value_heads": 4, "use_cache": False, "attn_implementation": "eager"}
-    model = language_model("MistralForCausalLM", of="MistralConfig", **config, **more).to(torch.bfloat16)
+    model = language_model("MistralForCausalLM", of="MistralConfig", **config, **more).to(
+        torch.bfloat16
+    )
     return _teach(model, _AdamW, 2, 1024)
 
 
@@ -448,7 +531,9 @@ def _x_transformer() -> Step:
     from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper
 
     layers = Decoder(dim=1024, depth=12, heads=16, attn_flash=True, rotary_pos_emb=True)
-    model = AutoregressiveWrapper(TransformerWrapper(num_tokens=20_000, max_seq_len=1024, attn_layers=layers))
+    model = AutoregressiveWrapper(
+        TransformerWrapper(num_tokens=20_000, max_seq_len=1024, attn_layers=layers)
+    )
     return _train(lambda: model(_tokens(8, 1025)), _AdamW(model.parameters()), mixed=_bf16)
 
 
@@ -456,8 +541,13 @@ def _x_encoder() -> Step:
     from x_transformers import Encoder, ViTransformerWrapper
 
     layers = Encoder(dim=768, depth=12, heads=12, attn_flash=False)
-    model = ViTransformerWrapper(image_size=384, patch_size=16, num_classes=1000, attn_layers=layers)
-    return _train(lambda: functional.cross_entropy(model(_images(16, 384)), _labels(16)), _AdamW(model.parameters()))
+    model = ViTransformerWrapper(
+        image_size=384, patch_size=16, num_classes=1000, attn_layers=layers
+    )
+    return _train(
+        lambda: functional.cross_entropy(model(_images(16, 384)), _labels(16)),
+        _AdamW(model.parameters()),
+    )
 
 
 def _contrast() -> Step:
@@ -470,9 +560,19 @@ def _contrast() -> Step:
 
 
 def _score() -> Step:
-    config = {"hidden_size": 2048, "num_hidden_layers": 24, "ffn_dim": 8192, "num_attention_heads": 32}
-    model = language_model("OPTForCausalLM", of="OPTConfig", use_cache=False, **config).half().eval()
-    return _infer(lambda: model(input_ids=_tokens(8, 1024), labels=_tokens(8, 1024)).loss, torch.inference_mode)
+    config = {
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "ffn_dim": 8192,
+        "num_attention_heads": 32,
+    }
+    model = (
+        language_model("OPTForCausalLM", of="OPTConfig", use_cache=False, **config).half().eval()
+    )
+    return _infer(
+        lambda: model(input_ids=_tokens(8, 1024), labels=_tokens(8, 1024)).loss,
+        torch.inference_mode,
+    )
 
 
 def _trainer() -> Step:
@@ -485,11 +585,18 @@ def _trainer() -> Step:
         def __getitem__(self, _: int) -> Any:
             return {"input_ids": torch.ones(256, dtype=torch.long), "labels": torch.tensor(0)}
 
-    model = language_model("RobertaForSequenceClassification", of="RobertaConfig", max_position_embeddings=514)
+    model = language_model(
+        "RobertaForSequenceClassification", of="RobertaConfig", max_position_embeddings=514
+    )
     folder = tempfile.mkdtemp()
 
     def run() -> None:
-        options = {"max_steps": 2, "per_device_train_batch_size": 32, "report_to": [], "save_strategy": "no"}
+        options = {
+            "max_steps": 2,
+            "per_device_train_batch_size": 32,
+            "report_to": [],
+            "save_strategy": "no",
+        }
         arguments = transformers.TrainingArguments(folder, bf16=True, disable_tqdm=True, **options)
         transformers.Trainer(model, arguments, train_dataset=Texts()).train()
 
@@ -500,7 +607,12 @@ _bf16, _fp16 = torch.bfloat16, torch.float16
 _AdamW, _SGD, _Adafactor = torch.optim.AdamW, torch.optim.SGD, torch.optim.Adafactor
 _loop, _fused = partial(_AdamW, foreach=False), partial(_AdamW, fused=True)
 _momentum = partial(_SGD, lr=0.1, momentum=0.9)
-_BERT = {"of": "BertConfig", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
+_BERT = {
+    "of": "BertConfig",
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+}
 _WHISPER = {"num_mel_bins": 80, "d_model": 768, "encoder_layers": 12, "decoder_layers": 12}
 _WHISPER |= {"encoder_attention_heads": 12, "decoder_attention_heads": 12}
 _WHISPER |= {"encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072, "use_cache": False}
@@ -514,16 +626,26 @@ _T5 = {
 }
 
 STEPS |= {
-    "ResNet-50, batch 128, AMP float16, SGD": lambda: _classifier("resnet50", 128, _momentum, mixed=_fp16, scaler=True),
+    "ResNet-50, batch 128, AMP float16, SGD": lambda: _classifier(
+        "resnet50", 128, _momentum, mixed=_fp16, scaler=True
+    ),
     "ResNet-152, batch 128, no_grad": lambda: _classify("resnet152", 128, torch.no_grad),
-    "EfficientNet-B3, batch 64, RMSprop": lambda: _classifier("efficientnet_b3", 64, torch.optim.RMSprop, 300),
-    "ConvNeXt-B, batch 32, bf16, AdamW": lambda: _classifier("convnext_base", 32, _AdamW, mixed=_bf16),
+    "EfficientNet-B3, batch 64, RMSprop": lambda: _classifier(
+        "efficientnet_b3", 64, torch.optim.RMSprop, 300
+    ),
+    "ConvNeXt-B, batch 32, bf16, AdamW": lambda: _classifier(
+        "convnext_base", 32, _AdamW, mixed=_bf16
+    ),
     "ViT-B/16, batch 64, AdamW": lambda: _classifier("vit_base_patch16_224", 64, _AdamW),
     "ViT-L/16, batch 32, bf16, fused AdamW, clip": lambda: _classifier(
         "vit_large_patch16_224", 32, _fused, mixed=_bf16, clipped=True
     ),
-    "ViT-L/16, batch 128, inference_mode": lambda: _classify("vit_large_patch16_224", 128, torch.inference_mode),
-    "Swin-B, batch 32, bf16, AdamW": lambda: _classifier("swin_base_patch4_window7_224", 32, _AdamW, mixed=_bf16),
+    "ViT-L/16, batch 128, inference_mode": lambda: _classify(
+        "vit_large_patch16_224", 128, torch.inference_mode
+    ),
+    "Swin-B, batch 32, bf16, AdamW": lambda: _classifier(
+        "swin_base_patch4_window7_224", 32, _AdamW, mixed=_bf16
+    ),
     "UNet, batch 8 of 256 px, Adam": _unet,
     "diffusion UNet, bf16, AdamW, clip": _diffusion,
     "DCGAN, two optimizers": _adversaries,
@@ -531,7 +653,9 @@ STEPS |= {
     "GPT-2 medium, 4 accumulated, clip": lambda: _teach(
         gpt2(1024, 24, 16), _AdamW, 2, 1024, rounds=4, clipped=True, mixed=_bf16
     ),
-    "GPT-2 XL, bf16, checkpointing": lambda: _teach(checkpointed(gpt2(1600, 48, 25)), _AdamW, 4, 1024, mixed=_bf16),
+    "GPT-2 XL, bf16, checkpointing": lambda: _teach(
+        checkpointed(gpt2(1600, 48, 25)), _AdamW, 4, 1024, mixed=_bf16
+    ),
     "LLaMA 1B, bf16, AdamW": lambda: _teach(small(), _AdamW, 2, 2048),
     "LLaMA 1B, float32, Adafactor": lambda: _teach(small(torch.float32), _Adafactor, 1, 1024),
     "LLaMA 1B, generation with a cache": _prefill,
@@ -561,9 +685,15 @@ STEPS |= {
     "Stable Diffusion VAE, decoding, float16": _decode,
     "ViT-S, Lightning, bf16-mixed, clip": lambda: _lightning("bf16-mixed"),
     "ViT-S, Lightning, 16-mixed, clip": lambda: _lightning("16-mixed"),
-    "GCN, 100,000 nodes, Adam": lambda: _graph("GCN", 256, 3, 100_000, 1_000_000, add_self_loops=False),
-    "GIN, 100,000 nodes, Adam": lambda: _graph("GIN", 256, 4, 100_000, 1_000_000, norm="batch_norm"),
-    "GAT, 50,000 nodes, Adam": lambda: _graph("GAT", 128, 3, 50_000, 500_000, heads=4, add_self_loops=False),
+    "GCN, 100,000 nodes, Adam": lambda: _graph(
+        "GCN", 256, 3, 100_000, 1_000_000, add_self_loops=False
+    ),
+    "GIN, 100,000 nodes, Adam": lambda: _graph(
+        "GIN", 256, 4, 100_000, 1_000_000, norm="batch_norm"
+    ),
+    "GAT, 50,000 nodes, Adam": lambda: _graph(
+        "GAT", 128, 3, 50_000, 500_000, heads=4, add_self_loops=False
+    ),
     "GraphSAGE, 200,000 nodes, Adam": lambda: _graph("GraphSAGE", 256, 3, 200_000, 2_000_000),
     "LLaMA 8B, LoRA (peft), checkpointing, 1 × 4096": _low_rank_8b,
     "Mistral of 12 layers, eager attention, bf16": _mistral,

@@ -10,14 +10,26 @@ from pathlib import Path
 
 from benchmarks.report import NOT_INSTALLED
 
-_PACKAGES = ("IPython", "ipykernel", "jupyter_client", "ipygpumem", "ipyexperiments", "numpy", "psutil", "torch")
+_PACKAGES = (
+    "IPython",
+    "ipykernel",
+    "jupyter_client",
+    "ipygpumem",
+    "ipyexperiments",
+    "numpy",
+    "psutil",
+    "torch",
+)
 
 
 def describe() -> list[str]:
     """Return the date, the machine and the versions, one line each."""
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    versions = [f"Python {platform.python_version()}", *(f"{name} {_version(name)}" for name in _PACKAGES)]
+    versions = [
+        f"Python {platform.python_version()}",
+        *(f"{name} {_version(name)}" for name in _PACKAGES),
+    ]
     return [
         f"Date: {today}",
         f"Machine: {_processor()}, {os.cpu_count()} CPUs, {memory:.0f} GiB of RAM",

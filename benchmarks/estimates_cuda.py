@@ -1,4 +1,6 @@
-"""Estimates of training and inference at real size, against torch's own CUDA allocator on a simulated card."""
+"""Estimates of training and inference at real size, against torch's own CUDA allocator on a
+simulated card.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,23 @@ from benchmarks.report import Row, Section, table
 _HOME = Path(__file__).parent.parent
 PAGE = _HOME / "docs" / "measured" / "estimates.md"
 _PYTHON = _HOME / "build" / "simgpu" / "python"
-_PACKAGES = ["timm", "torchvision==0.26.0", "transformers", "tokenizers", "safetensors", "huggingface_hub<2"]
-_PACKAGES += ["peft", "accelerate", "diffusers", "torch_geometric", "lightning", "lightning-utilities", "torchmetrics"]
+_PACKAGES = [
+    "timm",
+    "torchvision==0.26.0",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "huggingface_hub<2",
+]
+_PACKAGES += [
+    "peft",
+    "accelerate",
+    "diffusers",
+    "torch_geometric",
+    "lightning",
+    "lightning-utilities",
+    "torchmetrics",
+]
 _PACKAGES += ["x-transformers", "einx", "einops", "torch_einops_utils", "torchinfo"]
 _THEIRS = [
     "pyyaml",
@@ -43,7 +60,7 @@ _WAYS = {"card": "with a card", "hidden": "CUDA hidden"}
 _METHOD = """\
 Two steps of each model with random weights, once with a card that is visible and once with CUDA hidden, against
 `max_memory_allocated` and `max_memory_reserved` of a run on the simulated card; the steps one by one, and what other
-tools say, are in [estimates.md](estimates.md)."""
+tools say, are in [estimates.md](estimates.md)."""  # noqa: E501
 
 _HEAD = """\
 # Estimates at real size
@@ -71,14 +88,18 @@ torchinfo's total has no optimizer. The formulas are left out for other optimize
 Not compared: bitsandbytes, whose CUDA library does not load on the simulated card; Mask R-CNN's training, which needs
 values that only kernels compute; what cuDNN takes, which is off there. A step that another tool fails on, or that
 an estimate refuses, says so below the table.
-"""
+"""  # noqa: E501
 
 
 def run(*, quick: bool) -> Section:
-    """Return how far estimates are from the counters of torch's allocator, and write the page of all steps."""
+    """Return how far estimates are from the counters of torch's allocator, and write the page of
+    all steps.
+    """
     title = "Estimates at real size"
     if not _PYTHON.exists():
-        return Section(title, f"{_METHOD}\n\nThere is no simulated card here: `make gpu-sim` builds it.", ())
+        return Section(
+            title, f"{_METHOD}\n\nThere is no simulated card here: `make gpu-sim` builds it.", ()
+        )
     _install()
     names = json.loads(_python("--list").stdout.splitlines()[-1])[: _QUICK if quick else None]
     found = _all_figures(names)
@@ -88,17 +109,23 @@ def run(*, quick: bool) -> Section:
 
 
 def _install() -> None:
-    """Install the models' libraries beside the simulated torch; their own requirements would bring another torch."""
+    """Install the models' libraries beside the simulated torch; their own requirements would bring
+    another torch.
+    """
     pip = [str(_PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "--no-deps", *_PACKAGES], check=True)
     subprocess.run([*pip, *_THEIRS], check=True)
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
+# -- figures ------------------------------------------------------------------------------------
 
 
 def _settings() -> dict[str, Any]:
-    quiet = {"TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(_HOME)}
+    quiet = {
+        "TRANSFORMERS_VERBOSITY": "error",
+        "PYTHONWARNINGS": "ignore",
+        "PYTHONPATH": str(_HOME),
+    }
     return {"env": {**os.environ, **quiet}, "text": True, "stdout": subprocess.PIPE}
 
 
@@ -108,7 +135,9 @@ def _python(*arguments: str) -> Any:
 
 
 def _all_figures(names: list[str]) -> dict[str, dict[str, Any]]:
-    """Return the figures of each step, from processes that take the next one when they are done with one."""
+    """Return the figures of each step, from processes that take the next one when they are done
+    with one.
+    """
     waiting = names[::-1]
     found: dict[str, dict[str, Any]] = {name: {} for name in names}
 
@@ -130,7 +159,9 @@ def _all_figures(names: list[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _error(figures: dict[str, Any], way: str, estimated: str = "peak", seen: str = "allocated") -> float | None:
+def _error(
+    figures: dict[str, Any], way: str, estimated: str = "peak", seen: str = "allocated"
+) -> float | None:
     value = figures.get(way, {}).get(estimated)
     return value / figures["run"][seen] - 1 if value and figures["run"].get("ran") else None
 
@@ -143,22 +174,43 @@ def _other_errors(found: dict[str, dict[str, Any]], tool: str) -> list[float]:
     return _errors(found, "others", tool)
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
+# -- tables -------------------------------------------------------------------------------------
 
 
 def _rows(found: dict[str, dict[str, Any]]) -> list[Row]:
     """Return the totals: left with a card, right with CUDA hidden."""
 
-    def row(figure: str, target: str, of: Callable[[str], Any], met: Callable[[Any], bool], text: str = "{}") -> Row:
+    def row(
+        figure: str,
+        target: str,
+        of: Callable[[str], Any],
+        met: Callable[[Any], bool],
+        text: str = "{}",
+    ) -> Row:
         values = [of(way) for way in _WAYS]
-        return Row(figure, target, text.format(values[0]), "", text.format(values[1]), all(map(met, values)))
+        return Row(
+            figure,
+            target,
+            text.format(values[0]),
+            "",
+            text.format(values[1]),
+            all(map(met, values)),
+        )
 
     def sizes(way: str, asked: str) -> int:
-        return sum(figures.get(way, {}).get(asked) is (asked == "unfit_ran") for figures in found.values())
+        return sum(
+            figures.get(way, {}).get(asked) is (asked == "unfit_ran") for figures in found.values()
+        )
 
     steps = len(found)
     return [
-        row("median error of the peak", "0.1 %", lambda way: _middle(_errors(found, way)), _MEDIAN.__ge__, "{:.4%}"),
+        row(
+            "median error of the peak",
+            "0.1 %",
+            lambda way: _middle(_errors(found, way)),
+            _MEDIAN.__ge__,
+            "{:.4%}",
+        ),
         row("highest", "", lambda way: max(_errors(found, way)), bool, "{:+.2%}"),
         row("lowest", "-2 %", lambda way: min(_errors(found, way)), _LOW.__le__, "{:+.2%}"),
         row(
@@ -170,7 +222,12 @@ def _rows(found: dict[str, dict[str, Any]]) -> list[Row]:
         ),
         row('"fits" that were false', "0", lambda way: sizes(way, "fits_ran"), (0).__ge__),
         row('"does not fit" that ran at that size', "", lambda way: sizes(way, "unfit_ran"), bool),
-        row(f"refused, of {steps} steps", "5", lambda way: len(_refused(found, way)), _REFUSED.__ge__),
+        row(
+            f"refused, of {steps} steps",
+            "5",
+            lambda way: len(_refused(found, way)),
+            _REFUSED.__ge__,
+        ),
     ]
 
 
@@ -187,9 +244,18 @@ def _page(found: dict[str, dict[str, Any]]) -> str:
     totals = [(row.figure, row.target, row.ours, row.control) for row in _rows(found)]
     totals += [("steps", "50", str(len(found)), str(len(found)))]
     others = [(tool, *_spread(_other_errors(found, tool))) for tool in _OTHERS]
-    others = [("ipygpumem, " + text, *_spread(_errors(found, way))) for way, text in _WAYS.items()] + others
+    others = [
+        ("ipygpumem, " + text, *_spread(_errors(found, way))) for way, text in _WAYS.items()
+    ] + others
     lines = [_line(name, figures) for name, figures in found.items()]
-    heads = ("step", "run: allocated, reserved", "with a card", "CUDA hidden", "fits from: ran", *_OTHERS)
+    heads = (
+        "step",
+        "run: allocated, reserved",
+        "with a card",
+        "CUDA hidden",
+        "fits from: ran",
+        *_OTHERS,
+    )
     parts = [
         _HEAD.format(where=where),
         table(("figure", "target", *_WAYS.values()), totals),
@@ -206,7 +272,12 @@ def _page(found: dict[str, dict[str, Any]]) -> str:
 def _spread(errors: list[float]) -> tuple[str, ...]:
     if not errors:
         return ("0", "", "", "")
-    return (str(len(errors)), f"{_middle(errors):.4%}", f"{max(errors):+.2%}", f"{min(errors):+.2%}")
+    return (
+        str(len(errors)),
+        f"{_middle(errors):.4%}",
+        f"{max(errors):+.2%}",
+        f"{min(errors):+.2%}",
+    )
 
 
 def _line(name: str, figures: dict[str, Any]) -> tuple[str, ...]:
@@ -222,7 +293,10 @@ def _line(name: str, figures: dict[str, Any]) -> tuple[str, ...]:
 def _ours(figures: dict[str, Any], way: str) -> str:
     if "refused" in figures[way]:
         return "refused"
-    return f"{_percent(_error(figures, way))}, r {_percent(_error(figures, way, 'reserved', 'reserved'))}"
+    return (
+        f"{_percent(_error(figures, way))}, r "
+        f"{_percent(_error(figures, way, 'reserved', 'reserved'))}"
+    )
 
 
 def _verdict(figures: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ _METHOD = """\
 Two training steps of small networks, estimated with fake tensors, and then run on the CPU while every real storage is
 followed from its birth to its death. The last row estimates two steps of AdamW for a transformer of 1.007 billion
 parameters on the meta device, in a process of its own: the time of the estimate, without imports, and its CPU time,
-which a busy machine lengthens much less."""
+which a busy machine lengthens much less."""  # noqa: E501
 
 _LARGE = """
 import json, os, re, time
@@ -35,8 +35,10 @@ peak = ipygpumem.estimate(train, device="cuda:0").peak_bytes
 seconds, cpu = time.perf_counter() - started, sum(os.times()[:4]) - cpu
 host = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 print(json.dumps([peak, seconds, cpu, host]))
+"""  # noqa: E501
+"""Host memory by the kernel's mark: ``ru_maxrss`` would have that of the process that started this
+one.
 """
-"""Host memory by the kernel's mark: ``ru_maxrss`` would have that of the process that started this one."""
 
 
 def run(*, quick: bool) -> Section:
@@ -46,7 +48,10 @@ def run(*, quick: bool) -> Section:
     optimizers = ["Adam"] if quick else list(OPTIMIZERS)
     rows = [_row(model, optimizer, {}) for model in MODELS for optimizer in optimizers]
     if not quick:
-        for title, options in (("mixed precision", {"mixed": True}), ("3 gradients accumulated", {"rounds": 3})):
+        for title, options in (
+            ("mixed precision", {"mixed": True}),
+            ("3 gradients accumulated", {"rounds": 3}),
+        ):
             rows += [_row(model, "Adam", options, f", {title}") for model in ("CNN", "decoder")]
         rows.append(_large())
     return Section("Estimates", _METHOD, tuple(rows), control="real storages")
@@ -65,14 +70,22 @@ def _row(model: str, optimizer: str, options: dict[str, object], title: str = ""
     error = estimated / real.peak - 1
     ours = f"{estimated / _MIB:.2f} MiB, {error:+.2%}"
     met = abs(error) <= _TOLERANCE
-    return Row(f"{model}, {optimizer}{title}", "within 2 %", ours, "", f"{real.peak / _MIB:.2f} MiB", met)
+    return Row(
+        f"{model}, {optimizer}{title}", "within 2 %", ours, "", f"{real.peak / _MIB:.2f} MiB", met
+    )
 
 
 def _large() -> Row:
-    done = subprocess.run([sys.executable, "-c", _LARGE], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _LARGE], capture_output=True, text=True, check=True
+    )
     peak, seconds, cpu, host = json.loads(done.stdout.splitlines()[-1])
-    figure = f"{seconds:.1f} s ({cpu:.1f} s of CPU), {host / 2**30:.2f} GiB; peak {peak / 2**30:.2f} GiB"
+    figure = (
+        f"{seconds:.1f} s ({cpu:.1f} s of CPU), {host / 2**30:.2f} GiB; peak {peak / 2**30:.2f} GiB"
+    )
     met: bool | None = seconds < _MOST_SECONDS and host < _MOST_GIB * 2**30
     if not met and cpu < _MOST_SECONDS and host < _MOST_GIB * 2**30:
         met = None  # it waited for others
-    return Row("1.007 billion parameters", f"< {_MOST_SECONDS} s, {_MOST_GIB} GiB", figure, "", "", met)
+    return Row(
+        "1.007 billion parameters", f"< {_MOST_SECONDS} s, {_MOST_GIB} GiB", figure, "", "", met
+    )

@@ -34,11 +34,11 @@ _ONE_CALL = ("len(b'x' * size)", "len(bytearray(size))", "hash(b'x' * size)")
 
 _METHOD = """\
 Cells that allocate and touch a block, hold it for a time and drop it, {repeats} of each: how many reported peaks lie
-within 2 % of the size, and the worst error. `one call`: the block lives and dies inside C code that holds the GIL."""
+within 2 % of the size, and the worst error. `one call`: the block lives and dies inside C code that holds the GIL."""  # noqa: E501
 
 _KEPT_METHOD = """\
 A cell `kept = numpy.ones(256 MiB)`, {repeats} times (deleted between): what the tool reports as kept, against the size.
-Shown are the median of the reports and the worst error."""
+Shown are the median of the reports and the worst error."""  # noqa: E501
 
 
 def run_peaks(*, quick: bool) -> Section:
@@ -70,9 +70,13 @@ def _kernels(stack: ExitStack) -> dict[str, Kernel]:
     return kernels
 
 
-def _peak_row(kernels: dict[str, Kernel], title: str, cells: tuple[str, ...], size: int, repeats: int) -> Row:
+def _peak_row(
+    kernels: dict[str, Kernel], title: str, cells: tuple[str, ...], size: int, repeats: int
+) -> Row:
     errors = {
-        tool.name: [_error(kernels[tool.name], cell, tool, size) for cell in cells for _ in range(repeats)]
+        tool.name: [
+            _error(kernels[tool.name], cell, tool, size) for cell in cells for _ in range(repeats)
+        ]
         for tool in installed_tools()
     }
     better = _more(errors, _PEAK_TOLERANCE)
@@ -122,7 +126,9 @@ def _worst(sizes: list[float], size: int) -> float:
 
 
 def _more(errors: dict[str, list[float]], tolerance: float) -> bool | None:
-    """Return whether more of our figures lie within the tolerance than of the peer's; None if as many."""
+    """Return whether more of our figures lie within the tolerance than of the peer's; None if as
+    many.
+    """
     within = {name: sum(error <= tolerance for error in those) for name, those in errors.items()}
     ours, theirs = within[OURS.name], within.get(PEER.name)
     return None if theirs is None or ours == theirs else ours > theirs

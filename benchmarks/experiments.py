@@ -1,4 +1,6 @@
-"""What an experiment, a recovery and a failing try add, and how that grows with what the notebook holds."""
+"""What an experiment, a recovery and a failing try add, and how that grows with what the notebook
+holds.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ of the difference over {{repeats}} turns. `start` and `end` are two cells, so ar
 same with `with IPyExperimentsCPU():`, or with `exp = IPyExperimentsCPU()` and `exp.finish()`. A recovery is from a
 function that raises `MemoryError`: one that follows another recovery, and the first after other cells, which also
 collects what garbage there is from before. A try is one of {_TRIES} that fail in one `%%autofit`. Reached: the target,
-and {_TIMES} times faster than ipyexperiments where that does the same."""
+and {_TIMES} times faster than ipyexperiments where that does the same."""  # noqa: E501
 
 _GROWTH = """
 The same beside 0 to 1,000,000 dicts, {repeats} turns each:
@@ -56,7 +58,9 @@ The same beside 0 to 1,000,000 dicts, {repeats} turns each:
 
 @dataclass(frozen=True)
 class _Case:
-    """What is timed: cells of ours, those of the peer if it has such a thing, and what they would be alone."""
+    """What is timed: cells of ours, those of the peer if it has such a thing, and what they would
+    be alone.
+    """
 
     name: str
     ours: tuple[str, ...]
@@ -68,7 +72,12 @@ class _Case:
 
 
 _CASES = (
-    _Case("an empty experiment", ("%%experiment a\npass",), ("with IPyExperimentsCPU(): pass",), ("pass",)),
+    _Case(
+        "an empty experiment",
+        ("%%experiment a\npass",),
+        ("with IPyExperimentsCPU(): pass",),
+        ("pass",),
+    ),
     _Case(
         "`start` and `end`",
         ("%experiment start a", "%experiment end"),
@@ -76,7 +85,10 @@ _CASES = (
         ("pass", "pass"),
     ),
     _Case(
-        "with 100 small tensors", (f"%%experiment a\n{_SMALL}",), (f"with IPyExperimentsCPU(): {_SMALL}",), (_SMALL,)
+        "with 100 small tensors",
+        (f"%%experiment a\n{_SMALL}",),
+        (f"with IPyExperimentsCPU(): {_SMALL}",),
+        (_SMALL,),
     ),
     _Case("a recovery after another", ("fail()",), (), ("fail()",), before="fail()"),
     _Case("the first recovery", ("fail()",), (), ("fail()",)),
@@ -100,7 +112,8 @@ def run(*, quick: bool) -> Section:
         _draw(repeats // 2)
     return Section(
         "Experiments",
-        _METHOD.format(repeats=repeats) + ("" if quick else "\n" + _GROWTH.format(repeats=repeats // 2)),
+        _METHOD.format(repeats=repeats)
+        + ("" if quick else "\n" + _GROWTH.format(repeats=repeats // 2)),
         tuple(rows),
     )
 
@@ -112,7 +125,10 @@ def _rows(name: str, heap: str, target: float, repeats: int) -> list[Row]:
         if PEER.installed
         else {}
     )
-    return [_row(case, name, _target(case, target), ours[case.name], theirs.get(case.name)) for case in _CASES]
+    return [
+        _row(case, name, _target(case, target), ours[case.name], theirs.get(case.name))
+        for case in _CASES
+    ]
 
 
 def _target(case: _Case, of_heap: float) -> float | None:
@@ -123,7 +139,13 @@ def _target(case: _Case, of_heap: float) -> float | None:
 
 def _row(case: _Case, heap: str, target: float | None, ours: float, theirs: float | None) -> Row:
     met = target is None or (ours <= target and (theirs is None or theirs >= _TIMES * ours))
-    has_one = f"{theirs:+.1f} ms" if theirs is not None else NOT_INSTALLED if not PEER.installed else "has none"
+    has_one = (
+        f"{theirs:+.1f} ms"
+        if theirs is not None
+        else NOT_INSTALLED
+        if not PEER.installed
+        else "has none"
+    )
     return Row(
         figure=f"{case.name}, beside {heap}: added",
         target="" if target is None else f"at most {target:.0f} ms",
@@ -135,7 +157,9 @@ def _row(case: _Case, heap: str, target: float | None, ours: float, theirs: floa
     )
 
 
-def _added_ms(load: str, heap: str, cases: Sequence[tuple[_Case, tuple[str, ...]]], repeats: int) -> dict[str, float]:
+def _added_ms(
+    load: str, heap: str, cases: Sequence[tuple[_Case, tuple[str, ...]]], repeats: int
+) -> dict[str, float]:
     """Return what the cells of each case take longer with a tool than alone (medians)."""
     choose = random.Random(0).choice
     found: dict[str, float] = {}
@@ -149,7 +173,12 @@ def _added_ms(load: str, heap: str, cases: Sequence[tuple[_Case, tuple[str, ...]
             for turn in range(repeats + 2):
                 for kernel in (having, without):
                     _seconds(kernel, (case.before,))
-                pairs = choose([((having, cells), (without, case.bare)), ((without, case.bare), (having, cells))])
+                pairs = choose(
+                    [
+                        ((having, cells), (without, case.bare)),
+                        ((without, case.bare), (having, cells)),
+                    ]
+                )
                 seconds = {id(kernel): _seconds(kernel, todo) for kernel, todo in pairs}
                 if turn >= 2:  # the first load what they need
                     added.append(seconds[id(having)] - seconds[id(without)])
@@ -175,7 +204,10 @@ def _draw(repeats: int) -> None:
     """Draw how ours and the peer grow with the heap."""
     cases = _CASES[:4]
     sizes = (0, 500_000, 1_000_000)
-    ours = [_added_ms(OURS.on, _DICTS.format(size), [(case, case.ours) for case in cases], repeats) for size in sizes]
+    ours = [
+        _added_ms(OURS.on, _DICTS.format(size), [(case, case.ours) for case in cases], repeats)
+        for size in sizes
+    ]
     theirs = []
     if PEER.installed:
         of_peer = [(case, case.theirs) for case in cases if case.theirs]
@@ -186,12 +218,23 @@ def _draw(repeats: int) -> None:
         millions = [size / 1e6 for size in sizes]
         for case, color in zip(cases, ("#1f77b4", "#2ca02c", "#9467bd", "#d62728"), strict=True):
             name = case.name.replace("`", "")
-            axes.plot(millions, [found[case.name] for found in ours], "o-", color=color, label=f"{OURS.name}: {name}")
+            axes.plot(
+                millions,
+                [found[case.name] for found in ours],
+                "o-",
+                color=color,
+                label=f"{OURS.name}: {name}",
+            )
             if theirs and case.theirs:
                 line = [found[case.name] for found in theirs]
-                axes.plot(millions, line, "o--", color=color, alpha=0.6, label=f"{PEER.name}: {name}")
+                axes.plot(
+                    millions, line, "o--", color=color, alpha=0.6, label=f"{PEER.name}: {name}"
+                )
         axes.set(yscale="log", ylabel="ms added", xticks=millions)
-        axes.set_xlabel("million dicts of a list each that the notebook holds, beside torch, pandas and matplotlib")
+        axes.set_xlabel(
+            "million dicts of a list each that the notebook holds, beside torch, pandas and "
+            "matplotlib"
+        )
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         axes.grid(visible=True, axis="y", alpha=0.3)
         axes.legend(loc="center", bbox_to_anchor=(0.5, 0.58), ncols=2, frameon=False)

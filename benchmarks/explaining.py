@@ -32,7 +32,7 @@ _METHOD = """\
 A new process makes {count:,} tensors of 16 bytes in one list and takes an inventory of them (`ipygpumem.tensors()`),
 of which nothing is looked at, and another one while it has the first; median of {repeats} processes (least to most).
 `%gpumem leaks` is timed as a cell, in a kernel with {containers:,} lists, after an experiment that left 20 tensors in
-a dict, and a loss in a list."""
+a dict, and a loss in a list."""  # noqa: E501
 
 _LEAK = """%%experiment leaky
 cache["run"] = [torch.ones(1 << 20) for _ in range(20)]
@@ -41,10 +41,15 @@ losses.append(hidden.square().sum())"""
 
 
 def run(*, quick: bool) -> Section:
-    """Return the seconds that an inventory of very many small tensors takes, and those to explain leaks."""
+    """Return the seconds that an inventory of very many small tensors takes, and those to explain
+    leaks.
+    """
     count, repeats = (100_000, 1) if quick else (1_000_000, 3)
     if util.find_spec("torch") is None:
-        rows = [Row(figure, "", "needs torch", NOT_INSTALLED, "", None) for figure in ("inventory", "`%gpumem leaks`")]
+        rows = [
+            Row(figure, "", "needs torch", NOT_INSTALLED, "", None)
+            for figure in ("inventory", "`%gpumem leaks`")
+        ]
     else:
         wall, cpu, again, _ = zip(*(_take(count) for _ in range(repeats)), strict=True)
         rows = [
@@ -64,7 +69,9 @@ def _row(figure: str, seconds: float, times: Sequence[float]) -> Row:
 
 def _leaks(repeats: int) -> list[float]:
     with Kernel() as kernel:
-        kernel.run(f"import torch; heap = [[] for _ in range({_CONTAINERS})]; cache = {{}}; losses = []")
+        kernel.run(
+            f"import torch; heap = [[] for _ in range({_CONTAINERS})]; cache = {{}}; losses = []"
+        )
         kernel.run(OURS.on)
         kernel.run(_LEAK)
         runs = [kernel.run("%gpumem leaks") for _ in range(repeats)]
@@ -77,7 +84,10 @@ def _leaks(repeats: int) -> list[float]:
 def _take(count: int) -> list[float]:
     """Return an inventory's seconds, and those of CPU time, and the same for another one."""
     done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT.format(count=count)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", _SCRIPT.format(count=count)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     *seconds, found = json.loads(done.stdout)
     assert found >= count

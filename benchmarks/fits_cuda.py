@@ -1,6 +1,8 @@
-"""Whether the changes of ``%%estimate --fit`` fit: each is pasted into its cell, and run on a card of the stated size.
+"""Whether the changes of ``%%estimate --fit`` fit: each is pasted into its cell, and run on a card
+of the stated size.
 
-``python -m benchmarks.fits_cuda`` runs in the environment of the simulated card, and writes docs/measured/fits.md.
+``python -m benchmarks.fits_cuda`` runs in the environment of the simulated card, and writes
+docs/measured/fits.md.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ for _ in range(2):
     optimizer.step()
     optimizer.zero_grad()
 """
-_WORDS = '{"input_ids": torch.zeros(ROWS, dtype=torch.long), "labels": torch.zeros(ROWS, dtype=torch.long)}'
+_WORDS = (
+    '{"input_ids": torch.zeros(ROWS, dtype=torch.long), "labels": torch.zeros(ROWS, '
+    "dtype=torch.long)}"
+)
 _MODELS = {
     "T5, 4 layers, batch 16": (
         "T5ForConditionalGeneration(transformers.T5Config(num_layers=4, decoder_start_token_id=0))",
@@ -51,16 +56,19 @@ _MODELS = {
     ),
     "ViT-B/16, 4 layers, batch 32": (
         "ViTForImageClassification(transformers.ViTConfig(num_hidden_layers=4))",
-        '{"pixel_values": torch.randn(32, 3, 224, 224), "labels": torch.zeros(32, dtype=torch.long)}',
+        '{"pixel_values": torch.randn(32, 3, 224, 224), "labels": torch.zeros(32, '
+        "dtype=torch.long)}",
     ),
     "Whisper tiny, batch 8": (
         "WhisperForConditionalGeneration(transformers.WhisperConfig())",
-        '{"input_features": torch.randn(8, 80, 3000), "labels": torch.zeros(8, 64, dtype=torch.long)}',
+        '{"input_features": torch.randn(8, 80, 3000), "labels": torch.zeros(8, 64, '
+        "dtype=torch.long)}",
     ),
     "CLIP ViT-B/32, 3 + 3 layers, batch 64": (
         "CLIPModel(transformers.CLIPConfig(text_config={'num_hidden_layers': 3}, "
         "vision_config={'num_hidden_layers': 3}))",
-        '{"input_ids": torch.zeros(64, 77, dtype=torch.long), "pixel_values": torch.randn(64, 3, 224, 224)}',
+        '{"input_ids": torch.zeros(64, 77, dtype=torch.long), "pixel_values": torch.randn(64, 3, '
+        "224, 224)}",
     ),
     "Mamba, 2 layers, batch 8": (
         "MambaForCausalLM(transformers.MambaConfig(num_hidden_layers=2))",
@@ -78,7 +86,7 @@ Two steps of each model with random weights and AdamW. `%%estimate --fit` search
 the unchanged cell needs. Each line that it suggests is pasted into the cell, and the cell is run on a
 [simulated card](../../tests/simulated_gpu/README.md) of exactly the size, to the MiB, from which on the estimate says
 that it fits. {ran} of {all} ran, of {models} models.
-"""
+"""  # noqa: E501
 
 
 def _cell(name: str) -> str:
@@ -95,7 +103,9 @@ def _pasted(cell: str, change: dict[str, str]) -> str:
     if kind == "batch":
         keys, passes = re.findall(r"batch\['(\w+)'\]", line), re.search(r"loss / (\d+)", line)[1]  # type: ignore[index]
         one = f"dict(zip({keys}, parts))" if len(keys) > 1 else f"{{{keys[0]!r}: part}}"
-        body = line.replace("...", f"({loss.replace('**batch', f'**{one}')} / {passes}).backward()", 1)
+        body = line.replace(
+            "...", f"({loss.replace('**batch', f'**{one}')} / {passes}).backward()", 1
+        )
         return cell.replace(f"loss = {loss}\n    loss.backward()", body)
     if kind == "autocast":
         return cell.replace(f"loss = {loss}", line.replace("...", f"loss = {loss}", 1))
@@ -104,7 +114,9 @@ def _pasted(cell: str, change: dict[str, str]) -> str:
 
 
 def _searched(name: str) -> list[dict[str, Any]]:
-    """Return the changes that help, each with the smallest card on which the estimate says that it fits."""
+    """Return the changes that help, each with the smallest card on which the estimate says that it
+    fits.
+    """
     from tests.torch_cpu.test_fit import search
 
     found = search(_cell(name).replace("PLACE", "cpu"), "1TiB", run=False, timeout=3600)
@@ -115,9 +127,17 @@ def _searched(name: str) -> list[dict[str, Any]]:
     sizes = range(1024, 160 * 1024)
     changes = []
     for trial in found.trials:
-        turn = bisect_left(sizes, True, key=lambda mib: replace(trial.device, room_bytes=mib * _MIB).verdict == "fits")
-        kind = trial.changes[0].excludes or ("autocast" if "autocast" in trial.title else "optimizer")
-        changes.append({"title": trial.title, "kind": kind, "line": trial.changes[0].line, "mib": sizes[turn]})
+        turn = bisect_left(
+            sizes,
+            True,
+            key=lambda mib: replace(trial.device, room_bytes=mib * _MIB).verdict == "fits",
+        )
+        kind = trial.changes[0].excludes or (
+            "autocast" if "autocast" in trial.title else "optimizer"
+        )
+        changes.append(
+            {"title": trial.title, "kind": kind, "line": trial.changes[0].line, "mib": sizes[turn]}
+        )
     return changes
 
 
@@ -130,7 +150,9 @@ def _run(cell: str) -> dict[str, Any]:
 
 
 def _apart(work: Callable[[], Any], card_mib: int) -> Any:
-    """Return the result of ``work`` in a process of its own with one card of this size, or with none for 0."""
+    """Return the result of ``work`` in a process of its own with one card of this size, or with
+    none for 0.
+    """
     with tempfile.NamedTemporaryFile() as table_file, tempfile.NamedTemporaryFile("r") as answer:
         child = os.fork()
         if not child:
@@ -156,7 +178,9 @@ def main() -> None:
             cell = _pasted(_cell(name), change)
             ran = _apart(lambda cell=cell: _run(cell), change["mib"])
             used = f"{ran['reserved'] / _MIB:,.0f} MiB" if ran else ""
-            rows.append((name, change["title"], f"{change['mib']:,} MiB", used, "yes" if ran else "**no**"))
+            rows.append(
+                (name, change["title"], f"{change['mib']:,} MiB", used, "yes" if ran else "**no**")
+            )
             print(rows[-1], file=sys.stderr, flush=True)
     PAGE.write_text(_page(rows), encoding="utf-8")
 
@@ -164,7 +188,9 @@ def main() -> None:
 def _page(rows: list[tuple[str, ...]]) -> str:
     where = "\n".join(f"- {line}" for line in environment.describe())
     ran = sum(row[-1] == "yes" for row in rows)
-    head = _HEAD.format(where=where, share=_SHARE, ran=ran, all=len(rows), models=len({row[0] for row in rows}))
+    head = _HEAD.format(
+        where=where, share=_SHARE, ran=ran, all=len(rows), models=len({row[0] for row in rows})
+    )
     heads = ("model", "change", "card", "reserved in the run", "ran")
     return f"{head}\n{table(heads, rows)}\n"
 

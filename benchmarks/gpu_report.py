@@ -1,7 +1,8 @@
 """Writes docs/measured/gpu-verification.md: each statement of the GPU suite and its outcome.
 
-run.sh passes the results of one run. They are kept in tests/gpu/outcomes, one file for each kind of card, so that the
-page always has the last run on both. It needs only the standard library, and shows no figure that no run has given.
+run.sh passes the results of one run. They are kept in tests/gpu/outcomes, one file for each kind of
+card, so that the page always has the last run on both. It needs only the standard library, and
+shows no figure that no run has given.
 """
 
 import argparse
@@ -35,7 +36,7 @@ limits, errors and snapshots are torch's own, and kernels compute nothing
 
 `tests/gpu/run.sh` writes this page; the statements are the tests' docstrings. `make gpu-sim OUT=` writes the simulated
 card's column. The other one comes from a machine with a GPU, which needs no network: `tests/gpu/fetch_wheels.sh WHEELS`
-where there is a network, then `tests/gpu/run.sh WHEELS` there."""
+where there is a network, then `tests/gpu/run.sh WHEELS` there."""  # noqa: E501
 
 
 def page(runs: dict[str, dict[str, Any]]) -> str:
@@ -44,15 +45,28 @@ def page(runs: dict[str, dict[str, Any]]) -> str:
     for kind, run in runs.items():
         for result in run["results"]:
             statements = found.setdefault(result["title"], {})
-            statements.setdefault(result["statement"], {name: [] for name in KINDS})[kind].append(result)
+            statements.setdefault(result["statement"], {name: [] for name in KINDS})[kind].append(
+                result
+            )
     parts = [_INTRODUCTION]
     for kind, title in KINDS.items():
-        counts = Counter(outcome(by_kind[kind])[0] for rows in found.values() for by_kind in rows.values())
+        counts = Counter(
+            outcome(by_kind[kind])[0] for rows in found.values() for by_kind in rows.values()
+        )
         where = dict(runs[kind]["where"]) if kind in runs else {}
-        head = f"{title.capitalize()} (torch {where['torch']}, {where['date']})" if where else title.capitalize()
-        parts.append(f"**{head}: {', '.join(f'{count} {name}' for name, count in counts.most_common())}.**")
+        head = (
+            f"{title.capitalize()} (torch {where['torch']}, {where['date']})"
+            if where
+            else title.capitalize()
+        )
+        parts.append(
+            f"**{head}: {', '.join(f'{count} {name}' for name, count in counts.most_common())}.**"
+        )
     for title, rows in sorted(found.items()):
-        told = [(text, *(": ".join(filter(None, outcome(r))) for r in kinds.values())) for text, kinds in rows.items()]
+        told = [
+            (text, *(": ".join(filter(None, outcome(r))) for r in kinds.values()))
+            for text, kinds in rows.items()
+        ]
         parts += [f"## {title}", _table(("statement", *KINDS.values()), told)]
     for kind, run in runs.items():
         parts += [f"## Where it ran: {KINDS[kind]}", _table(("what", "here"), run["where"])]
@@ -64,7 +78,9 @@ def page(runs: dict[str, dict[str, Any]]) -> str:
 
 
 def outcome(results: list[dict[str, Any]]) -> tuple[str, str]:
-    """Return the worst outcome of a statement's parameters on one kind of card, and its figures or reasons."""
+    """Return the worst outcome of a statement's parameters on one kind of card, and its figures or
+    reasons.
+    """
     if not results:
         return "not run yet", ""
     skipped = [result["reason"] for result in results if result["outcome"] == "skipped"]
@@ -91,7 +107,10 @@ def _clean(text: str) -> str:
 
 
 def _surroundings(seconds: int) -> list[list[str]]:
-    system = f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} CPU cores"
+    system = (
+        f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} CPU "
+        f"cores"
+    )
     date = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     found = [["date", date], ["commit", _commit()], ["system", system]]
     try:
@@ -100,20 +119,27 @@ def _surroundings(seconds: int) -> list[list[str]]:
         for index in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             total = nvml.nvmlDeviceGetMemoryInfo(handle).total
-            found.append([f"GPU {index}", f"{nvml.nvmlDeviceGetName(handle)}, {total / 2**30:.2f} GiB"])
+            found.append(
+                [f"GPU {index}", f"{nvml.nvmlDeviceGetName(handle)}, {total / 2**30:.2f} GiB"]
+            )
         found.append(["driver", str(nvml.nvmlSystemGetDriverVersion())])
     except Exception as error:  # the page says what is missing
         found.append(["GPU", f"none found ({type(error).__name__}: {error})"])
     versions = {item.metadata["Name"]: item.version for item in importlib.metadata.distributions()}
     names = ("torch", "ipython", "ipykernel", "nvidia-ml-py", "psutil", "pytest")
-    found += [["Python", platform.python_version()], *([name, versions.get(name, "not installed")] for name in names)]
+    found += [
+        ["Python", platform.python_version()],
+        *([name, versions.get(name, "not installed")] for name in names),
+    ]
     return [*found, ["time in all", f"{seconds} s"]]
 
 
 def _commit() -> str:
     command = ["git", "describe", "--always", "--abbrev=40", "--dirty= with changes"]
     try:
-        return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            command, cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("GIT_COMMIT") or "unknown: no git where it ran"
 
@@ -123,25 +149,46 @@ def _results(path: Path) -> list[dict[str, Any]]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         with contextlib.suppress(json.JSONDecodeError):  # the last line of a run that was killed
             result = json.loads(line)
-            shown = _clean(result["reason"]).replace("```", "` ` `").rstrip().splitlines()[-_LINES_SHOWN:]
+            shown = (
+                _clean(result["reason"])
+                .replace("```", "` ` `")
+                .rstrip()
+                .splitlines()[-_LINES_SHOWN:]
+            )
             results.append({**result, "reason": "\n".join(shown)})
     return results
 
 
 def main() -> int:
     """Write the page; return 1 if anything failed, broke off, or nothing could run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("page", type=Path)
     parser.add_argument("--outcomes", type=Path, default=OUTCOMES, help="where to keep the run")
-    parser.add_argument("--results", type=Path, required=True, help="a line of JSON per result, as conftest.py has it")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        required=True,
+        help="a line of JSON per result, as conftest.py has it",
+    )
     parser.add_argument("--suite-exit", type=int, default=0, help="pytest's exit code")
-    parser.add_argument("--quickstart-exit", default="left out", help="run_demo.py's exit code, or why it was not run")
-    parser.add_argument("--quickstart-log", type=Path, default=Path(os.devnull), help="what run_demo.py printed")
+    parser.add_argument(
+        "--quickstart-exit",
+        default="left out",
+        help="run_demo.py's exit code, or why it was not run",
+    )
+    parser.add_argument(
+        "--quickstart-log", type=Path, default=Path(os.devnull), help="what run_demo.py printed"
+    )
     parser.add_argument("--seconds", type=int, default=0, help="how long all of it took")
     options = parser.parse_args()
     results = _results(options.results)
     if all(result["outcome"] == "skipped" for result in results):
-        print("gpu_report.py: this run could check nothing, for want of a GPU or of something to use it with")
+        print(
+            "gpu_report.py: this run could check nothing, for want of a GPU or of something to use "
+            "it with"
+        )
         return 1
     code, log = options.quickstart_exit, options.quickstart_log
     quickstart = f"**failed**, exit code {code}" if code.isdecimal() else f"not run: {code}"
@@ -149,13 +196,20 @@ def main() -> int:
     if code == "0" and not (log.exists() and "cuda:0" in log.read_text(encoding="utf-8")):
         quickstart = "**failed**: it ran, but its reports show no cuda:0"
     run = {"where": _surroundings(options.seconds), "quickstart": quickstart, "results": results}
-    simulated = any("simulated" in value.lower() for what, value in run["where"] if what.startswith(("GPU", "driver")))
+    simulated = any(
+        "simulated" in value.lower()
+        for what, value in run["where"]
+        if what.startswith(("GPU", "driver"))
+    )
     options.outcomes.mkdir(parents=True, exist_ok=True)
     kept = options.outcomes / ("simulated.json" if simulated else "hardware.json")
     kept.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     runs = {}
     for kind in KINDS:
-        for path in (OUTCOMES / f"{kind}.json", options.outcomes / f"{kind}.json"):  # this run's counts
+        for path in (
+            OUTCOMES / f"{kind}.json",
+            options.outcomes / f"{kind}.json",
+        ):  # this run's counts
             if path.is_file():
                 runs[kind] = json.loads(path.read_text(encoding="utf-8"))
     options.page.parent.mkdir(parents=True, exist_ok=True)

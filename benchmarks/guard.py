@@ -1,7 +1,8 @@
-"""``python -m benchmarks.guard FILE``: run cells in control groups of 1 GiB; print tables of docs/out-of-memory.md.
+"""``python -m benchmarks.guard FILE``: run cells in control groups of 1 GiB; print tables of
+docs/out-of-memory.md.
 
-It takes hours, so that results are added to FILE; without ``--runs`` it only prints them. It needs Linux and the right
-to make control groups.
+It takes hours, so that results are added to FILE; without ``--runs`` it only prints them. It needs
+Linux and the right to make control groups.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ _POOL = "import multiprocessing as mp\nwith mp.get_context('fork').Pool({n}) as 
 _FILL = {
     "a list of text": "rows = []\nwhile True: rows.append('x' * 1000 + str(len(rows)))",
     "a list of arrays": "import numpy\narrays = []\nwhile True: arrays.append(numpy.ones(2**20))",
-    "`pandas.concat` in a loop": "import pandas, numpy\nframe = pandas.DataFrame({'a': numpy.arange(200_000), "
+    "`pandas.concat` in a loop": "import pandas, numpy\nframe = pandas.DataFrame({'a': numpy.arange(200_000), "  # noqa: E501
     "'b': numpy.random.rand(200_000)})\nwhile True: frame = pandas.concat([frame, frame.copy()])",
     "a list of torch layers on the CPU": "import torch\nlayers = []\n"
     "while True: layers.append(torch.nn.Linear(1000, 1000))",
     "a dict of objects": "class Point:\n    def __init__(self, x): self.x, self.name = x, str(x)\n"
     "points = {}\nwhile True: points[len(points)] = Point(len(points))",
-    "a list of many small arrays": "import numpy\nsmall = []\nwhile True: small.append(numpy.arange(50))",
-    "a text that grows by `join`": "text = 'abc' * 2**20\nwhile True: text = ''.join([text, text[:2**23]])",
+    "a list of many small arrays": "import numpy\nsmall = []\nwhile True: small.append(numpy.arange(50))",  # noqa: E501
+    "a text that grows by `join`": "text = 'abc' * 2**20\nwhile True: text = ''.join([text, text[:2**23]])",  # noqa: E501
     "a pool of two forked workers": "def load(n):\n    kept = []\n    for _ in range(2000): "
     "kept.append(bytearray(b'1') * 2**18)\n    return len(kept)\nmine = bytearray(b'1') * 2**27\n"
     + _POOL.format(n=2)
     + "pool.map(load, range(8))",
-    "four threads": "from concurrent.futures import ThreadPoolExecutor\nparts = []\ndef work(n):\n    while True: "
+    "four threads": "from concurrent.futures import ThreadPoolExecutor\nparts = []\ndef work(n):\n    while True: "  # noqa: E501
     "parts.append(bytearray(b'1') * 2**16)\nwith ThreadPoolExecutor(4) as pool:\n"
     "    for future in [pool.submit(work, n) for n in range(4)]: future.result()",
 }
@@ -78,24 +79,24 @@ _ENDS = {
     "4 threads that print": f"{_THREADS}start(fill_and_print, 4)",
     "40 threads that print": f"{_THREADS}start(fill_and_print, 40)",
     "40 threads that log": f"{_THREADS}start(fill_and_log, 40)",
-    "40 new sockets": f"{_FULL}context = zmq.Context()\nsockets = [context.socket(zmq.PUSH) for _ in range(40)]",
-    "900 messages to a socket": f"{_FULL}pull, push = [zmq.Context.instance().socket(kind) for kind in (zmq.PULL, "
+    "40 new sockets": f"{_FULL}context = zmq.Context()\nsockets = [context.socket(zmq.PUSH) for _ in range(40)]",  # noqa: E501
+    "900 messages to a socket": f"{_FULL}pull, push = [zmq.Context.instance().socket(kind) for kind in (zmq.PULL, "  # noqa: E501
     "zmq.PUSH)]\npull.bind('inproc://x'); push.connect('inproc://x'); push.set_hwm(0)\n"
     "for _ in range(900): push.send(b'1' * 100)\npull.close(); push.close()",
-    "a deep recursion": "import sys\nsys.setrecursionlimit(10**5)\ndef f(n):\n    numbers = list(range(2000))\n"
+    "a deep recursion": "import sys\nsys.setrecursionlimit(10**5)\ndef f(n):\n    numbers = list(range(2000))\n"  # noqa: E501
     "    return f(n + 1) + len(numbers)\nf(0)",
     "a dict that doubles": "numbers = {}\nwhile True: numbers[len(numbers)] = None",
     "`repr` of lists": "text = repr([list(range(1000))] * 200_000)",
-    "three attempts": "rows = []\nfor n in range(3):\n    try:\n        while True: rows.append(bytes([n]) * 2**16)\n"
+    "three attempts": "rows = []\nfor n in range(3):\n    try:\n        while True: rows.append(bytes([n]) * 2**16)\n"  # noqa: E501
     "    except MemoryError:\n        if n == 2: raise",
 }
 """Cells that use up any memory in ways that have ended kernels; some end without an error."""
 
 _HARMLESS = {
-    "an array of 4 GiB that is not filled": "import numpy\na = numpy.zeros(2**29); a[:1000] = 1; del a",
-    "a private memory map of a file of 4 GiB": "import numpy, tempfile\nf = tempfile.NamedTemporaryFile()\n"
+    "an array of 4 GiB that is not filled": "import numpy\na = numpy.zeros(2**29); a[:1000] = 1; del a",  # noqa: E501
+    "a private memory map of a file of 4 GiB": "import numpy, tempfile\nf = tempfile.NamedTemporaryFile()\n"  # noqa: E501
     "f.truncate(2**32)\nm = numpy.memmap(f.name, 'u1', 'c'); m[:1000].sum(); del m",
-    "a shared memory map of a file of 4 GiB": "import numpy, tempfile\nf = tempfile.NamedTemporaryFile()\n"
+    "a shared memory map of a file of 4 GiB": "import numpy, tempfile\nf = tempfile.NamedTemporaryFile()\n"  # noqa: E501
     "f.truncate(2**32)\nm = numpy.memmap(f.name, 'u1', 'r+'); m[:1000].sum(); del m",
     "128 waiting threads": "import threading\ne = threading.Event()\n"
     "ts = [threading.Thread(target=e.wait) for _ in range(128)]\n"
@@ -110,14 +111,14 @@ _HARMLESS = {
     "an array of 700 MiB": "import numpy\na = numpy.ones(700 * 2**17); del a",
     "pandas": "import pandas, numpy\nf = pandas.DataFrame({'k': numpy.arange(10**6) % 100, "
     "'v': numpy.random.rand(10**6)})\ng = f.groupby('k').v.mean(); del f",
-    "training with torch": "import torch\nm = torch.nn.Linear(500, 500); o = torch.optim.Adam(m.parameters())\n"
+    "training with torch": "import torch\nm = torch.nn.Linear(500, 500); o = torch.optim.Adam(m.parameters())\n"  # noqa: E501
     "for _ in range(20): m(torch.randn(64, 500)).sum().backward(); o.step()",
-    "a `DataLoader`": "import torch\nd = torch.utils.data.DataLoader(torch.utils.data.TensorDataset("
+    "a `DataLoader`": "import torch\nd = torch.utils.data.DataLoader(torch.utils.data.TensorDataset("  # noqa: E501
     "torch.randn(2000, 10)), 32, num_workers=2)\nassert sum(1 for _ in d) == 63",
     "a product of matrices": "import numpy\na = numpy.random.rand(2000, 2000); b = a @ a; del a, b",
     "sorting": "import random\nx = sorted(random.random() for _ in range(2 * 10**6)); del x",
     "SQLite": "import sqlite3\nc = sqlite3.connect(':memory:'); c.execute('create table t(a, b)')\n"
-    "c.executemany('insert into t values (?, ?)', ((n, 'x' * 50) for n in range(300_000))); c.close()",
+    "c.executemany('insert into t values (?, ?)', ((n, 'x' * 50) for n in range(300_000))); c.close()",  # noqa: E501
     "reading a file of 1 GiB": "import tempfile\nwith tempfile.TemporaryFile() as f:\n"
     "    for _ in range(64): f.write(b'1' * 2**24)\n    f.seek(0)\n    while f.read(2**24): pass",
     "compressing 100 MiB": "import zlib, os\nz = zlib.compress(os.urandom(2**20) * 100, 1); del z",
@@ -149,7 +150,11 @@ def _tried(cell: str, mode: str, *, harmless: bool, may_succeed: bool) -> dict[s
     """Run a cell in a fresh kernel and return whether all is well after it, and its error."""
     with limited_group(_GROUP_BYTES) as group, _Kernel() as kernel:
         move(int(kernel.value("__import__('os').getpid()")), group)
-        for line in ("%load_ext ipygpumem", _MODES[mode], "first = list(range(1000)); second = {'a': 1}"):
+        for line in (
+            "%load_ext ipygpumem",
+            _MODES[mode],
+            "first = list(range(1000)); second = {'a': 1}",
+        ):
             kernel.run(line)
         reply = kernel.reply_to(cell)
         if reply is None:
@@ -159,16 +164,25 @@ def _tried(cell: str, mode: str, *, harmless: bool, may_succeed: bool) -> dict[s
         following = kernel.reply_to("print(len(first), second, len(bytearray(2**20)))")
         works = following is not None and following.stdout.strip() == "1000 {'a': 1} 1048576"
         is_shown = bool(reply.error) and str(reply.error) in plain(reply.traceback)
-        return {"well": works and (is_shown or (may_succeed and not reply.error)), "error": reply.error or ""}
+        return {
+            "well": works and (is_shown or (may_succeed and not reply.error)),
+            "error": reply.error or "",
+        }
 
 
 def _table(results: Sequence[dict[str, str | bool]], cells: dict[str, str]) -> None:
     for name in cells:
         counts = [name]
         for mode in _MODES:
-            found = [result for result in results if (result["cell"], result["mode"]) == (name, mode)]
-            errors = Counter(str(result["error"]) for result in found if not result["well"] or cells is _HARMLESS)
-            counts.append(f"{sum(bool(result['well']) for result in found)} of {len(found)} {dict(errors)}")
+            found = [
+                result for result in results if (result["cell"], result["mode"]) == (name, mode)
+            ]
+            errors = Counter(
+                str(result["error"]) for result in found if not result["well"] or cells is _HARMLESS
+            )
+            counts.append(
+                f"{sum(bool(result['well']) for result in found)} of {len(found)} {dict(errors)}"
+            )
         print("|", " | ".join(counts), "|")
 
 
@@ -179,7 +193,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=0)
     parser.add_argument("--modes", nargs="+", choices=_MODES, default=list(_MODES))
     parser.add_argument("--harmless", action="store_true", help="run the harmless programs only")
-    parser.add_argument("--ends", action="store_true", help="run the cells that have ended kernels only")
+    parser.add_argument(
+        "--ends", action="store_true", help="run the cells that have ended kernels only"
+    )
     options = parser.parse_args()
     cells = _FILL
     if options.harmless:
@@ -192,7 +208,9 @@ def main() -> None:
                 result = {
                     "cell": name,
                     "mode": mode,
-                    **_tried(cells[name], mode, harmless=options.harmless, may_succeed=options.ends),
+                    **_tried(
+                        cells[name], mode, harmless=options.harmless, may_succeed=options.ends
+                    ),
                 }
                 with options.file.open("a") as file:
                     file.write(json.dumps(result) + "\n")

@@ -1,7 +1,9 @@
-"""Figures that only a real card has: ``python -m benchmarks.hardware [PAGE]`` (default docs/measured/hardware.md).
+"""Figures that only a real card has: ``python -m benchmarks.hardware [PAGE]`` (default
+docs/measured/hardware.md).
 
-Kernels' workspaces, the driver's own memory and time are those of NVIDIA's libraries here. It needs timm, transformers
-and peft beside what the GPU suite needs, and no network. Each step runs in a process of its own.
+Kernels' workspaces, the driver's own memory and time are those of NVIDIA's libraries here. It needs
+timm, transformers and peft beside what the GPU suite needs, and no network. Each step runs in a
+process of its own.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ turns, after four steps to warm up.
 ## What a cell costs
 
 The cell `1+1` from request to `idle` in a kernel that has used the card: {cell}
-"""
+"""  # noqa: E501
 
 
 def _step(name: str) -> Any:
@@ -90,11 +92,17 @@ def _estimated(name: str) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     step()
     ran = [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
-    return {"estimated": [card.peak_bytes, card.reserved_bytes], "ran": ran, "seconds": found.duration_seconds}
+    return {
+        "estimated": [card.peak_bytes, card.reserved_bytes],
+        "ran": ran,
+        "seconds": found.duration_seconds,
+    }
 
 
 def _timed(name: str) -> dict[str, Any]:
-    """Return the seconds of steps without and with ``peak()``, and whether its sums are the allocator's."""
+    """Return the seconds of steps without and with ``peak()``, and whether its sums are the
+    allocator's.
+    """
     import torch
 
     import ipygpumem
@@ -118,7 +126,9 @@ def _timed(name: str) -> dict[str, Any]:
         seconds["with" if on else "without"].append(done - started)
         if on:
             seconds["report"].append(time.perf_counter() - done)
-            (size,) = (device.size_bytes for device in peak.record.devices if device.device == "cuda:0")
+            (size,) = (
+                device.size_bytes for device in peak.record.devices if device.device == "cuda:0"
+            )
             exact = exact and size == torch.cuda.max_memory_allocated()
     return {name: median(found) for name, found in seconds.items()} | {"exact": exact}
 
@@ -138,8 +148,16 @@ _KINDS = {"estimated": _estimated, "timed": _timed, "cell": _cell}
 def _apart(kind: str, name: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.hardware", "--kind", kind, "--name", name]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, env={**os.environ})
-        print(kind, name, *done.stdout.splitlines()[-1:], done.stderr[-600:] if done.returncode else "", flush=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SECONDS, env={**os.environ}
+        )
+        print(
+            kind,
+            name,
+            *done.stdout.splitlines()[-1:],
+            done.stderr[-600:] if done.returncode else "",
+            flush=True,
+        )
         return dict(json.loads(done.stdout.splitlines()[-1])) if not done.returncode else {}
     except subprocess.TimeoutExpired:
         print(kind, name, f"no result in {_SECONDS} s", flush=True)
@@ -150,9 +168,18 @@ def _page() -> str:
     import torch
 
     card = torch.cuda.get_device_properties(0)
-    where = [*environment.describe(), f"Card: {torch.cuda.get_device_name()}, {card.total_memory / _GIB:.1f} GiB"]
+    where = [
+        *environment.describe(),
+        f"Card: {torch.cuda.get_device_name()}, {card.total_memory / _GIB:.1f} GiB",
+    ]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = dict(zip(_ESTIMATED, pool.map(lambda name: _apart("estimated", name), _ESTIMATED), strict=True))
+        found = dict(
+            zip(
+                _ESTIMATED,
+                pool.map(lambda name: _apart("estimated", name), _ESTIMATED),
+                strict=True,
+            )
+        )
     estimates = [_estimate_row(name, figures) for name, figures in found.items()]
     timed = {name: _apart("timed", name) for name in _TIMED}
     costs = [_cost_row(name, figures) for name, figures in timed.items()]
@@ -160,12 +187,27 @@ def _page() -> str:
     return _HEAD.format(
         where="\n".join(f"- {line}" for line in where),
         estimates=table(
-            ["step", "estimated", "allocated", "error", "reserved, estimated", "reserved", "error", "took"], estimates
+            [
+                "step",
+                "estimated",
+                "allocated",
+                "error",
+                "reserved, estimated",
+                "reserved",
+                "error",
+                "took",
+            ],
+            estimates,
         ),
         rounds=_ROUNDS,
         steps=2 * _STEPS,
-        costs=table(["steps", "without", "with", "added", "after them", "sums equal the allocator's peak"], costs),
-        cell=f"{cell['bare']:.2f} ms, {cell['added']:+.2f} ms with the extension." if cell else "no result.",
+        costs=table(
+            ["steps", "without", "with", "added", "after them", "sums equal the allocator's peak"],
+            costs,
+        ),
+        cell=f"{cell['bare']:.2f} ms, {cell['added']:+.2f} ms with the extension."
+        if cell
+        else "no result.",
     )
 
 
@@ -174,7 +216,11 @@ def _estimate_row(name: str, figures: dict[str, Any]) -> list[str]:
         return [name, *["no result"] * 7]
     cells = [name]
     for estimated, ran in zip(figures["estimated"], figures["ran"], strict=True):
-        cells += [f"{estimated / _MIB:,.1f} MiB", f"{ran / _MIB:,.1f} MiB", f"{estimated / ran - 1:+.2%}"]
+        cells += [
+            f"{estimated / _MIB:,.1f} MiB",
+            f"{ran / _MIB:,.1f} MiB",
+            f"{estimated / ran - 1:+.2%}",
+        ]
     return [*cells, f"{figures['seconds']:.1f} s"]
 
 

@@ -45,13 +45,13 @@ for _ in range(20):
     found = ipygpumem.history()
     times.append(time.perf_counter() - started)
 sys.stderr.write(json.dumps([len(found), after - before, sorted(times)[10]]))
-"""
+"""  # noqa: E501
 
 _METHOD = """\
 A new process lets {cells:,} cells of two lines, each with an id and a source of its own, go through a shell's session;
 Python's own memory that they hold (tracemalloc), with what watches for cells that grow, and the time of
 `ipygpumem.history()`; median of {repeats} processes. There is one device, the host; each further one adds a `Usage` to
-every cell."""
+every cell."""  # noqa: E501
 
 
 def run(*, quick: bool) -> Section:
@@ -78,12 +78,17 @@ def run(*, quick: bool) -> Section:
             milliseconds < _TARGET_MS,
         ),
     )
-    return Section("A long history", _METHOD.format(cells=_CELLS, repeats=repeats), rows, control="")
+    return Section(
+        "A long history", _METHOD.format(cells=_CELLS, repeats=repeats), rows, control=""
+    )
 
 
 def _answer() -> tuple[int, float]:
     done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT.format(cells=_CELLS)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", _SCRIPT.format(cells=_CELLS)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     number, held, seconds = json.loads(done.stderr.splitlines()[-1])
     assert number == _CELLS

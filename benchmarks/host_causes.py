@@ -1,8 +1,10 @@
-"""``python -m benchmarks.host_causes [--states N]``: stage random states of this machine's memory and check the causes.
+"""``python -m benchmarks.host_causes [--states N]``: stage random states of this machine's memory
+and check the causes.
 
-Each state has names, limits of the process, the memory guard, another process and a full or empty ``/dev/shm`` of its
-own, and a request that may fail. A cause that the report names is tried: without it the request must succeed, and
-with nothing else against it the request must fail. It needs Linux, and the rights to make control groups and mounts.
+Each state has names, limits of the process, the memory guard, another process and a full or empty
+``/dev/shm`` of its own, and a request that may fail. A cause that the report names is tried:
+without it the request must succeed, and with nothing else against it the request must fail. It
+needs Linux, and the rights to make control groups and mounts.
 """
 
 from __future__ import annotations
@@ -65,7 +67,10 @@ _RAISED = (
 )
 _LIMITS = ("RLIMIT_AS", "RLIMIT_DATA")
 _LIFT = f"unlimit{_LIMITS}"
-_OTHER = "other = subprocess.Popen([sys.executable, '-c', 'x = bytearray(1) * 2**27; input()'], stdin=subprocess.PIPE)"
+_OTHER = (
+    "other = subprocess.Popen([sys.executable, '-c', 'x = bytearray(1) * 2**27; input()'], "
+    "stdin=subprocess.PIPE)"
+)
 
 
 class _State:
@@ -74,8 +79,13 @@ class _State:
     def __init__(self, choose: random.Random, kernel: _Kernel, *, in_group: bool) -> None:
         self._kernel, self._in_group = kernel, in_group
         self._names = [f"name_{number}" for number in range(choose.randint(0, 3))]
-        self._cells = [choose.choice(_HELD).format(name=name, mib=choose.randrange(20, 160, 4)) for name in self._names]
-        self._limits = {name: choose.randrange(40, 500) for name in _LIMITS if choose.random() < 0.45}
+        self._cells = [
+            choose.choice(_HELD).format(name=name, mib=choose.randrange(20, 160, 4))
+            for name in self._names
+        ]
+        self._limits = {
+            name: choose.randrange(40, 500) for name in _LIMITS if choose.random() < 0.45
+        }
         self._guard = choose.choice(("", "", "--limit {}MiB", "--touched --limit {}MiB")).format(
             choose.randrange(200, 600)
         )
@@ -86,15 +96,22 @@ class _State:
             self._request = choose.choice(_RAISED)
         elif choose.random() < 0.15:
             self._request = f"write({choose.randrange(20, 120)})"
-            self._cells.append(f"open('/dev/shm/fill', 'wb').write(bytes({choose.randrange(0, 60)} << 20)); None")
+            self._cells.append(
+                f"open('/dev/shm/fill', 'wb').write(bytes({choose.randrange(0, 60)} << 20)); None"
+            )
         else:
             size = choose.randrange(50, 800, 4) if choose.random() < 0.93 else 1 << 30
-            self._request = choose.choice(_REQUESTS[:2] if size == 1 << 30 else _REQUESTS).format(mib=size)
+            self._request = choose.choice(_REQUESTS[:2] if size == 1 << 30 else _REQUESTS).format(
+                mib=size
+            )
         self._other = choose.random() < 0.3
         self._request = "".join(f"len({name}); " for name in self._used) + self._request
 
     def __str__(self) -> str:
-        return f"{self._cells} {self._limits} guard:{self._guard} group:{self._in_group} {self._request}"
+        return (
+            f"{self._cells} {self._limits} guard:{self._guard} group:{self._in_group} "
+            f"{self._request}"
+        )
 
     def stage(self) -> None:
         """Set everything up."""
@@ -134,8 +151,14 @@ class _State:
         if self._request.endswith(_RAISED):
             return "the error was raised by code"
         if kind == "too large":
-            total = int(re.findall(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())[0]) >> 10
-            return "" if any(int(size) > total for size in re.findall(r"\d{9,}", self._request)) else "it is not"
+            total = (
+                int(re.findall(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())[0]) >> 10
+            )
+            return (
+                ""
+                if any(int(size) > total for size in re.findall(r"\d{9,}", self._request))
+                else "it is not"
+            )
         if kind == "shm":
             self._run("os.path.exists('/dev/shm/fill') and os.remove('/dev/shm/fill')")
             size = int(re.findall(r"write\((\d+)\)", self._request)[0])
@@ -162,7 +185,11 @@ class _State:
     def _fails_still(self, text: str) -> str:
         """Return that a remedy does not help, if the same request is refused again."""
         after = self._run(self._request).error and self._kernel.value("cause()")
-        return "its remedy does not help" if after and after[1].split(", ")[0] == text.split(", ")[0] else ""
+        return (
+            "its remedy does not help"
+            if after and after[1].split(", ")[0] == text.split(", ")[0]
+            else ""
+        )
 
     def clear(self) -> None:
         """Undo everything."""

@@ -1,4 +1,6 @@
-"""A real kernel and its client: cells are run as a front-end runs them, and timed until the kernel is idle."""
+"""A real kernel and its client: cells are run as a front-end runs them, and timed until the kernel
+is idle.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,32 @@ from typing import Any
 from jupyter_client.manager import KernelManager
 
 _TIMEOUT_SECONDS = 120.0
-_COMMAND = (sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=ERROR")
-# IPython's own thread writes each cell to a database file while the cell runs: milliseconds of disk time at random
-# moments, with or without a tool, which hide what is to be measured.
+_COMMAND = (
+    sys.executable,
+    "-m",
+    "ipykernel_launcher",
+    "-f",
+    "{connection_file}",
+    "--log-level=ERROR",
+)
+# IPython's own thread writes each cell to a database file while the cell runs: milliseconds of disk
+# time at random moments, with or without a tool, which hide what is to be measured.
 _OPTIONS = ("--HistoryManager.hist_file=:memory:",)
 
 
 class CellError(Exception):
-    """A cell of a benchmark failed, so there is no figure; ``seconds`` is how long that took, where it was a cell."""
+    """A cell of a benchmark failed, so there is no figure; ``seconds`` is how long that took, where
+    it was a cell.
+    """
 
     seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class Run:
-    """One executed cell: time from the client's request to the kernel's ``idle``, and the messages between."""
+    """One executed cell: time from the client's request to the kernel's ``idle``, and the messages
+    between.
+    """
 
     seconds: float
     messages: tuple[dict[str, Any], ...]
@@ -44,7 +57,9 @@ class Run:
 
 
 class Kernel:
-    """An ipykernel of this interpreter: a fresh IPython directory, its history in memory, 2 threads for BLAS."""
+    """An ipykernel of this interpreter: a fresh IPython directory, its history in memory, 2 threads
+    for BLAS.
+    """
 
     def __init__(self, wrapper: tuple[str, ...] = ()) -> None:
         """Start it; ``wrapper`` is a command that runs the interpreter with its arguments."""
@@ -55,9 +70,18 @@ class Kernel:
         spec.argv = [*_COMMAND, *_OPTIONS]
         if wrapper:
             tool, *arguments = wrapper
-            spec.argv = [str(Path(sys.executable).with_name(tool)), *arguments, "python", *_COMMAND[1:], *_OPTIONS]
+            spec.argv = [
+                str(Path(sys.executable).with_name(tool)),
+                *arguments,
+                "python",
+                *_COMMAND[1:],
+                *_OPTIONS,
+            ]
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "2")
-        paths = {"IPYTHONDIR": self._directory.name, "PYTHONPATH": str(Path(__file__).parent.parent)}
+        paths = {
+            "IPYTHONDIR": self._directory.name,
+            "PYTHONPATH": str(Path(__file__).parent.parent),
+        }
         # Some tools write files into the working directory.
         self._manager.start_kernel(env={**os.environ, **threads, **paths}, cwd=self._directory.name)
         self._client = self._manager.blocking_client()
@@ -83,7 +107,9 @@ class Kernel:
 
     def ask(self, expression: str) -> Any:
         """Return the value of an expression, by an execution that no tool sees (``silent``)."""
-        request = self._client.execute("pass", silent=True, allow_stdin=False, user_expressions={"value": expression})
+        request = self._client.execute(
+            "pass", silent=True, allow_stdin=False, user_expressions={"value": expression}
+        )
         self._until_idle(request)
         answer = self._reply(request)["user_expressions"]["value"]
         if answer["status"] != "ok":

@@ -1,4 +1,6 @@
-"""What following lines costs: how many times longer code takes under ``%%memlines``, and what each line adds."""
+"""What following lines costs: how many times longer code takes under ``%%memlines``, and what each
+line adds.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ _MOST_TIMES, _MOST_ADDED_US = 3.0, 300.0
 _METHOD = """\
 The thread's CPU time of a function called plainly and under `%%memlines -f`, {pairs} pairs in turn, first one to warm
 up: median (least to most) of with / without, or of the difference for each line; control: a second plain call against
-the first. torch with one thread."""
+the first. torch with one thread."""  # noqa: E501
 
 _SETUP = """
 import time, torch
@@ -38,7 +40,9 @@ _SHORT_LINES = 2000
 
 
 def run(*, quick: bool) -> Section:
-    """Return how many times longer torch's lines take while they are followed, and what one line costs by itself."""
+    """Return how many times longer torch's lines take while they are followed, and what one line
+    costs by itself.
+    """
     pairs = 3 if quick else 9
     with Kernel() as kernel:
         kernel.run(_SETUP)
@@ -47,8 +51,12 @@ def run(*, quick: bool) -> Section:
         ratios = [one / other for one, other in zip(on, off, strict=True)]
         control = [one / other for one, other in zip(again, off, strict=True)]
         off, on, again = _times(kernel, "short_lines", _SHORT_LINES, pairs)
-        added = [1e6 * (one - other) / (2 * _SHORT_LINES) for one, other in zip(on, off, strict=True)]
-        noise = [1e6 * (one - other) / (2 * _SHORT_LINES) for one, other in zip(again, off, strict=True)]
+        added = [
+            1e6 * (one - other) / (2 * _SHORT_LINES) for one, other in zip(on, off, strict=True)
+        ]
+        noise = [
+            1e6 * (one - other) / (2 * _SHORT_LINES) for one, other in zip(again, off, strict=True)
+        ]
     rows = (
         Row(
             "lines of torch, about 1 ms each: times longer",
@@ -70,12 +78,20 @@ def run(*, quick: bool) -> Section:
     return Section("Line by line", _METHOD.format(pairs=pairs), rows, control="control")
 
 
-def _times(kernel: Kernel, work: str, count: int, pairs: int) -> tuple[list[float], list[float], list[float]]:
-    """Return the seconds of each round: a plain call, one whose lines are followed, a plain one again."""
+def _times(
+    kernel: Kernel, work: str, count: int, pairs: int
+) -> tuple[list[float], list[float], list[float]]:
+    """Return the seconds of each round: a plain call, one whose lines are followed, a plain one
+    again.
+    """
     call = f"timed({work}, {count})"
     kernel.run(call)
     rounds = [
-        (_seconds(kernel, call), _seconds(kernel, f"%%memlines -f {work}\n{call}"), _seconds(kernel, call))
+        (
+            _seconds(kernel, call),
+            _seconds(kernel, f"%%memlines -f {work}\n{call}"),
+            _seconds(kernel, call),
+        )
         for _ in range(pairs)
     ]
     off, on, again = (list(times) for times in zip(*rounds, strict=True))

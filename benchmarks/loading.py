@@ -31,7 +31,7 @@ sys.stderr.write(json.dumps(dict(ipython=ready - started, tool=loaded - ready, h
 
 _METHOD = """\
 A new process makes an IPython shell, runs one cell and loads the tool; median of {repeats} processes (least to most),
-the tools alternating, files cached. The last column is IPython itself, up to that point."""
+the tools alternating, files cached. The last column is IPython itself, up to that point."""  # noqa: E501
 
 
 def run(*, quick: bool) -> Section:
@@ -41,7 +41,8 @@ def run(*, quick: bool) -> Section:
     for _ in range(1 + repeats):
         for tool in installed_tools():
             answers[tool.name].append(_load(tool))
-    answers = {name: runs[1:] for name, runs in answers.items()}  # the first may compile, and fills the file cache
+    # the first may compile, and fills the file cache
+    answers = {name: runs[1:] for name, runs in answers.items()}
     ours, peer = answers[OURS.name], answers.get(PEER.name)
     times = [run["tool"] for run in ours]
     rows = (
@@ -69,10 +70,15 @@ def run(*, quick: bool) -> Section:
 def _load(tool: Tool) -> dict[str, Any]:
     script = _SCRIPT.format(load=tool.load_in_shell, heavy=_HEAVY)
     with tempfile.TemporaryDirectory(prefix="ipygpumem-bench-") as directory:
-        # An installed package is compiled; where this is set, a checkout would be compiled in every process.
+        # An installed package is compiled; where this is set, a checkout would be compiled in every
+        # process.
         environment = {**os.environ, "IPYTHONDIR": directory, "PYTHONDONTWRITEBYTECODE": ""}
         done = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "-c", script],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
         )
     answer: dict[str, Any] = json.loads(done.stderr.splitlines()[-1])
     return answer

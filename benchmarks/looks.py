@@ -1,4 +1,6 @@
-"""What each look at the heap costs, in full collections of the same heap, and three costs that must not grow."""
+"""What each look at the heap costs, in full collections of the same heap, and three costs that must
+not grow.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ for library in ("torch", "transformers", "pandas", "matplotlib.pyplot", "sklearn
     loaded.append(library.partition(".")[0])
 if "transformers" in loaded:
     from transformers import BertConfig, BertModel, Trainer
-"""
+"""  # noqa: E501
 
 _OBJECTS = """
 import numpy, pandas, torch
@@ -112,7 +114,7 @@ for name, code in looks.items():
         assert texts[name] in shown(code), name
     found[name] = cpu(code, times)
 print(json.dumps(found))
-"""
+"""  # noqa: E501
 
 _EMPTY_BESIDE_NAMES = f"""
 few = cpu({_EMPTY!r}, 2) and cpu({_EMPTY!r}, times)
@@ -135,7 +137,7 @@ bare = cpu("fail()", times, before="pass")
 shell.run_line_magic("config", "IPyGpuMem.release_frames = 'oom+interrupt'")
 found = {"bare": bare, "first": cpu("fail()", times, before="pass"), "after another": cpu("fail()", times)}
 print(json.dumps(found))
-"""
+"""  # noqa: E501
 
 _INVENTORY = """
 import torch, ipygpumem
@@ -174,7 +176,7 @@ _METHOD = """\
 One process with {libraries} ({tracked:,} tracked objects), then one that also has a million dicts of a list each.
 A look is a cell; its CPU time, the median of {times}, is divided by that of a full collection of the same heap without
 garbage ({collection:.0f} ms and {collection_beside:.0f} ms). Beside the dicts a look may cost twice its goal. The three
-absolute costs are CPU time, the least of {times} runs."""
+absolute costs are CPU time, the least of {times} runs."""  # noqa: E501
 
 
 def run(*, quick: bool) -> Section:
@@ -186,7 +188,11 @@ def run(*, quick: bool) -> Section:
     except ModuleNotFoundError:
         rows = (Row("all looks", "", "needs torch and pandas", NOT_INSTALLED, "", None),)
         return Section("Looks at the heap", "", rows, control="")
-    rows = (*_ratios(alone, ""), *_ratios(beside, ", beside a million dicts"), *_absolute(times, quick=quick))
+    rows = (
+        *_ratios(alone, ""),
+        *_ratios(beside, ", beside a million dicts"),
+        *_absolute(times, quick=quick),
+    )
     method = _METHOD.format(
         libraries=", ".join(dict.fromkeys(alone["loaded"])),
         tracked=alone["tracked"],
@@ -208,7 +214,16 @@ def _ratios(found: dict[str, Any], where: str) -> list[Row]:
         goal = look.goal * _MOST_BESIDE_DICTS if where else look.goal
         ratio = seconds / collection
         ours = f"{ratio:.1f} ({seconds * 1000:.0f} ms)"
-        rows.append(Row(look.title + where, f"at most {goal:.0f} collections", ours, "has none", "", ratio <= goal))
+        rows.append(
+            Row(
+                look.title + where,
+                f"at most {goal:.0f} collections",
+                ours,
+                "has none",
+                "",
+                ratio <= goal,
+            )
+        )
     return rows
 
 
@@ -225,14 +240,26 @@ def _absolute(times: int, *, quick: bool) -> list[Row]:
         _row(f"an empty experiment, for each of {names:,} names", each_us, 0.25, "µs", digits=2),
         _row(f"an inventory of {many:,} tensors", tensors, 2, "s", digits=2),
     ]
-    for key, title in (("first", "the first recovery"), ("after another", "a recovery after another")):
+    for key, title in (
+        ("first", "the first recovery"),
+        ("after another", "a recovery after another"),
+    ):
         added_ms = (min(recovery[key]) - bare) * 1000
-        rows.append(_row(f"{title} beside {many:,} dicts of lists: added", added_ms, 6, "ms", digits=1))
+        rows.append(
+            _row(f"{title} beside {many:,} dicts of lists: added", added_ms, 6, "ms", digits=1)
+        )
     return rows
 
 
 def _row(figure: str, found: float, goal: float, unit: str, *, digits: int) -> Row:
-    return Row(figure, f"at most {goal:g} {unit}", f"{found:.{digits}f} {unit}", "has none", "", found <= goal)
+    return Row(
+        figure,
+        f"at most {goal:g} {unit}",
+        f"{found:.{digits}f} {unit}",
+        "has none",
+        "",
+        found <= goal,
+    )
 
 
 def _measured(script: str, times: int, count: int = 0) -> dict[str, Any]:

@@ -49,7 +49,9 @@ _WORKS = (
 
 @dataclass(frozen=True)
 class _Profiler:
-    """One way of profiling a cell. The expression gives the last cell's peak in bytes, beyond its start."""
+    """One way of profiling a cell. The expression gives the last cell's peak in bytes, beyond its
+    start.
+    """
 
     name: str
     package: str
@@ -61,7 +63,11 @@ class _Profiler:
 
     @property
     def title(self) -> str:
-        return f"{self.name} {metadata.version(self.name)}" if util.find_spec(self.package) else self.name
+        return (
+            f"{self.name} {metadata.version(self.name)}"
+            if util.find_spec(self.package)
+            else self.name
+        )
 
 
 _OURS = _Profiler(OURS.name, OURS.package, OURS.on, "", OURS.peak)
@@ -71,17 +77,25 @@ _PROFILERS = (
         "memray",
         "%load_ext memray",
         "%%memray_flamegraph\n",
-        "float(re.search(r'Peak memory usage: ([\\d.]+) MB', newest('memray-results/*/flamegraph.html'))[1]) * 1e6",
+        "float(re.search(r'Peak memory usage: ([\\d.]+) MB', "
+        "newest('memray-results/*/flamegraph.html'))[1]) * 1e6",
     ),
     _Profiler(
         "filprofiler",
         "filprofiler",
         "%load_ext filprofiler",
         "%%filprofile\n",
-        "float(re.search(r'Usage \\(([\\d.]+) MiB\\)', newest('fil-result/*/peak-memory.svg'))[1]) * 2**20",
+        "float(re.search(r'Usage \\(([\\d.]+) MiB\\)', newest('fil-result/*/peak-memory.svg'))[1]) "
+        "* 2**20",
         wrapper=("fil-profile",),
     ),
-    _Profiler("memory-profiler", "memory_profiler", "%load_ext memory_profiler", "%%memit -o\n", "_increment()"),
+    _Profiler(
+        "memory-profiler",
+        "memory_profiler",
+        "%load_ext memory_profiler",
+        "%%memit -o\n",
+        "_increment()",
+    ),
 )
 _INCREMENT = """
 def _increment():
@@ -94,7 +108,7 @@ reports, and the worst error. CPU: the kernel process and its children, around a
 in a bare kernel; the kernels take turns, median of {repeats}. memray: `%%memray_flamegraph`; filprofiler:
 `%%filprofile` in a kernel that `fil-profile` has started, which follows each allocation outside such cells, too;
 memory-profiler: `%%memit`, whose figure is its "increment". Theirs say more than ours: memray and filprofiler draw
-which lines allocated the peak. scalene is not compared: its magic shows no memory in a kernel."""
+which lines allocated the peak. scalene is not compared: its magic shows no memory in a kernel."""  # noqa: E501
 
 
 def run(*, quick: bool) -> Section:
@@ -112,8 +126,16 @@ def run(*, quick: bool) -> Section:
             with Kernel(wrapper=profiler.wrapper) as theirs:
                 _load(theirs, profiler)
                 rows += [_peak_row(ours, theirs, profiler, *peak, repeats) for peak in _PEAKS]
-                rows += [_cpu_row((bare, ours, theirs), profiler, *work, repeats) for work in _WORKS]
-    return Section("Other profilers", _METHOD.format(repeats=repeats), tuple(rows), control="bare kernel", peer="other")
+                rows += [
+                    _cpu_row((bare, ours, theirs), profiler, *work, repeats) for work in _WORKS
+                ]
+    return Section(
+        "Other profilers",
+        _METHOD.format(repeats=repeats),
+        tuple(rows),
+        control="bare kernel",
+        peer="other",
+    )
 
 
 def _load(kernel: Kernel, profiler: _Profiler) -> None:
@@ -122,7 +144,9 @@ def _load(kernel: Kernel, profiler: _Profiler) -> None:
     kernel.run(f"{profiler.before_cell}numpy_ones()")  # the first one imports what it needs
 
 
-def _peak_row(ours: Kernel, theirs: Kernel, profiler: _Profiler, title: str, cell: str, repeats: int) -> Row:
+def _peak_row(
+    ours: Kernel, theirs: Kernel, profiler: _Profiler, title: str, cell: str, repeats: int
+) -> Row:
     found = [_peaks(ours, _OURS, cell, repeats), _peaks(theirs, profiler, cell, repeats)]
     worst = [max(abs(peak - _SIZE) / _SIZE for peak in peaks) if peaks else None for peaks in found]
     shown = [
@@ -131,12 +155,15 @@ def _peak_row(ours: Kernel, theirs: Kernel, profiler: _Profiler, title: str, cel
     ]
     mine = worst[0]
     assert mine is not None
-    # Within the tolerance, the rest is what counts as the cell's: frames, or the allocator's own bytes.
+    # Within the tolerance, the rest is what counts as the cell's: frames, or the allocator's own
+    # bytes.
     better = worst[1] is None or (worst[1] > _TOLERANCE and mine < worst[1])
     is_even = mine <= _TOLERANCE and not better
     target = f"within {_TOLERANCE:.0%}"
     figure = f"{profiler.title}: peak of 64 MiB, {title}"
-    return Row(figure, target, shown[0], shown[1], "", mine <= _TOLERANCE, None if is_even else better)
+    return Row(
+        figure, target, shown[0], shown[1], "", mine <= _TOLERANCE, None if is_even else better
+    )
 
 
 def _peaks(kernel: Kernel, profiler: _Profiler, cell: str, repeats: int) -> list[float]:
@@ -150,7 +177,9 @@ def _peaks(kernel: Kernel, profiler: _Profiler, cell: str, repeats: int) -> list
     return peaks
 
 
-def _cpu_row(kernels: Sequence[Kernel], profiler: _Profiler, title: str, cell: str, repeats: int) -> Row:
+def _cpu_row(
+    kernels: Sequence[Kernel], profiler: _Profiler, title: str, cell: str, repeats: int
+) -> Row:
     cells = (cell, cell, profiler.before_cell + cell)
     times: list[list[float]] = [[] for _ in kernels]
     for _ in range(repeats):

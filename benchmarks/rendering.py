@@ -27,7 +27,7 @@ _TERMINAL = text.Style(width=100, colour=True, bars=True)
 _METHOD = """\
 A record becomes a report, its HTML with a notebook's text, or a terminal's text with colours and bars: CPU time in
 this process, median of {count} runs. The records have the host and {devices} devices, 26 tensors in the frames, 20
-leaks; those of {different} cells or experiments, with different figures, come in turn."""
+leaks; those of {different} cells or experiments, with different figures, come in turn."""  # noqa: E501
 _DEVICES = 4
 _DIFFERENT = 50
 
@@ -42,18 +42,32 @@ def run(*, quick: bool) -> Section:
     experiments = itertools.cycle([replace(experiment, usages=each) for each in usages])
     kinds: tuple[tuple[str, float, Callable[[], Sequence[Report]]], ...] = (
         ("the line after a cell", _COMPACT_MS, lambda: [content.cell_report(next(cells))]),
-        ("an experiment, compact", _COMPACT_MS, lambda: content.experiment_reports(next(experiments), "compact")),
-        ("an experiment, full", _FULL_MS, lambda: content.experiment_reports(next(experiments), "full")),
+        (
+            "an experiment, compact",
+            _COMPACT_MS,
+            lambda: content.experiment_reports(next(experiments), "compact"),
+        ),
+        (
+            "an experiment, full",
+            _FULL_MS,
+            lambda: content.experiment_reports(next(experiments), "full"),
+        ),
         ("out of memory", _FULL_MS, lambda: content.recovery_reports(recovery, 1)),
     )
     rows = []
     for name, target, reports in kinds:
-        notebook = _median_ms(lambda make=reports: (html.render(found := make()), text.render(found)), count)  # type: ignore[misc]
+        notebook = _median_ms(
+            lambda make=reports: (html.render(found := make()), text.render(found)), count
+        )  # type: ignore[misc]
         terminal = _median_ms(lambda make=reports: text.render(make(), _TERMINAL), count)  # type: ignore[misc]
         for place, seen in (("notebook", notebook), ("terminal", terminal)):
-            rows.append(Row(f"{name}, {place}", f"< {target} ms", f"{seen:.3f} ms", "", "", seen < target))
+            rows.append(
+                Row(f"{name}, {place}", f"< {target} ms", f"{seen:.3f} ms", "", "", seen < target)
+            )
     return Section(
-        "Laying out a report", _METHOD.format(count=count, devices=_DEVICES, different=_DIFFERENT), tuple(rows)
+        "Laying out a report",
+        _METHOD.format(count=count, devices=_DEVICES, different=_DIFFERENT),
+        tuple(rows),
     )
 
 
@@ -76,7 +90,17 @@ def _records() -> tuple[CellRecord, ExperimentRecord, RecoveryRecord]:
     usages = (
         Usage("cpu", 3 * _GIB, 4 * _GIB, 5 * _GIB, 16 * _GIB, "kernel"),
         *(
-            Usage(name, _GIB, 9 * _GIB, 40 * _GIB, 80 * _GIB, "allocator", 45 * _GIB, 50 * _GIB, 4 * _GIB)
+            Usage(
+                name,
+                _GIB,
+                9 * _GIB,
+                40 * _GIB,
+                80 * _GIB,
+                "allocator",
+                45 * _GIB,
+                50 * _GIB,
+                4 * _GIB,
+            )
             for name in devices
         ),
     )
@@ -99,7 +123,20 @@ def _records() -> tuple[CellRecord, ExperimentRecord, RecoveryRecord]:
     names = tuple(f"name_{number}" for number in range(50))
     steps = (FreeingStep("names", sizes, sizes, 0.1), FreeingStep("caches", sizes, sizes, 0.1))
     experiment = ExperimentRecord(
-        "sweep", 0.0, 9.9, (cell,) * 3, usages, sizes, sizes, names, names[:3], names[:2], held[:20], steps
+        "sweep",
+        0.0,
+        9.9,
+        (cell,) * 3,
+        usages,
+        sizes,
+        sizes,
+        names,
+        names[:3],
+        names[:2],
+        held[:20],
+        steps,
     )
-    recovery = RecoveryRecord("oom", "OutOfMemoryError", "...", 20 * _GIB, sizes, held, 9, sizes, sizes, steps)
+    recovery = RecoveryRecord(
+        "oom", "OutOfMemoryError", "...", 20 * _GIB, sizes, held, 9, sizes, sizes, steps
+    )
     return cell, experiment, recovery

@@ -1,4 +1,6 @@
-"""Figures as a Markdown page: the same text goes to the terminal and to docs/measured/benchmarks.md."""
+"""Figures as a Markdown page: the same text goes to the terminal and to
+docs/measured/benchmarks.md.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ NOT_INSTALLED = "not installed"
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. ``met`` says whether ours reached the target; None where the noise is too high to tell."""
+    """One figure. ``met`` says whether ours reached the target; None where the noise is too high to
+    tell.
+    """
 
     figure: str
     target: str
@@ -19,7 +23,9 @@ class Row:
     control: str
     met: bool | None
     better: bool | None = None
-    """Whether ours beat the peer in this run; None where one of them has no such figure, or they are even."""
+    """Whether ours beat the peer in this run; None where one of them has no such figure, or they
+    are even.
+    """
 
 
 def lower(ours: float, theirs: float | None) -> bool | None:
@@ -44,7 +50,10 @@ def render(section: Section, ours: str, peer: str) -> str:
     """Return a section as Markdown, its columns aligned."""
     heads = ["figure", "target", ours, section.peer or peer, section.control, "reached"]
     met = {None: "too noisy", True: "yes", False: "**no**"}
-    lines = [[r.figure, r.target, r.ours, r.peer, r.control, met[r.met] if r.target else ""] for r in section.rows]
+    lines = [
+        [r.figure, r.target, r.ours, r.peer, r.control, met[r.met] if r.target else ""]
+        for r in section.rows
+    ]
     if any(row.better is not None for row in section.rows):
         heads.append("beats the peer")
         for row, line in zip(section.rows, lines, strict=True):
@@ -60,4 +69,8 @@ def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+    return (
+        "| "
+        + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        + " |"
+    )

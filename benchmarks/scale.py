@@ -39,7 +39,7 @@ def cpu(work, times):
         work()
         found.append(time.process_time() - started)
     return min(found) * 1000
-"""
+"""  # noqa: E501
 _OF_CELL = """
 def fifty():
     for number in range(50):
@@ -47,7 +47,10 @@ def fifty():
 print(json.dumps(cpu(fifty, 5) / 50))
 """
 _CELLS = "for number in range({x}):\n    cell(number)\n" + _OF_CELL
-_NAMES = "shell.user_ns.update((f'name_{{n}}', [n]) for n in range({x}))\nfor number in range(50):\n    cell(number)\n"
+_NAMES = (
+    "shell.user_ns.update((f'name_{{n}}', [n]) for n in range({x}))\nfor number in range(50):\n    "
+    "cell(number)\n"
+)
 _EXPERIMENT = """
 def empty():
     shell.run_cell("%%experiment s --report none\\npass")
@@ -81,13 +84,13 @@ def best(work):
         text.render([report]), html.render([report], bars=False)
         found.append(time.process_time() - started)
     print(json.dumps(min(found) * 1000))
-"""
+"""  # noqa: E501
 _ENGINES = """
 cells = tuple(CellRecord(n, None, "s", 0.0, 1.0, True, None, usages) for n in range(1000 if {x} <= 64 else 10))
 record = ExperimentRecord("s", 0.0, 1.0, cells, usages, {{"cpu": 1}}, {{"cpu": 1}}, ("x",), (), (), ())
 engines = [EngineRecord(n, "host", n, {{}}, {{"cpu": 1}}, "v", "", record) for n in range({x})]
 best(lambda: engines_report(merged_record("s", 0.0, 1.0, engines)))
-"""
+"""  # noqa: E501
 
 
 @dataclass(frozen=True)
@@ -104,20 +107,38 @@ class Growth:
 
 _GROWTHS = (
     Growth("a cell, after so many cells", _SESSION + _CELLS, (100, 1000, 10_000)),
-    Growth("a cell, beside so many names of lists", _SESSION + _NAMES + _OF_CELL, (100, 1000, 10_000, 100_000)),
+    Growth(
+        "a cell, beside so many names of lists",
+        _SESSION + _NAMES + _OF_CELL,
+        (100, 1000, 10_000, 100_000),
+    ),
     Growth(
         "an empty `%%experiment`, beside so many names of lists",
         _SESSION + _NAMES + _EXPERIMENT,
         (100, 1000, 10_000, 100_000),
     ),
-    Growth("`ipygpumem.tensors()` of so many tensors", _SESSION + _TENSORS, (100, 1000, 10_000, 100_000)),
-    Growth("a cell, with so many simulated cards in use", _SESSION + _DEVICES + _OF_CELL, (1, 2, 4, 8), simulated=True),
-    Growth("merging and reporting an experiment of so many engines", _MERGED + _ENGINES, (4, 64, 1000, 10_000), 5000),
+    Growth(
+        "`ipygpumem.tensors()` of so many tensors",
+        _SESSION + _TENSORS,
+        (100, 1000, 10_000, 100_000),
+    ),
+    Growth(
+        "a cell, with so many simulated cards in use",
+        _SESSION + _DEVICES + _OF_CELL,
+        (1, 2, 4, 8),
+        simulated=True,
+    ),
+    Growth(
+        "merging and reporting an experiment of so many engines",
+        _MERGED + _ENGINES,
+        (4, 64, 1000, 10_000),
+        5000,
+    ),
 )
 
 _METHOD = """\
 CPU time of one process in milliseconds, the least of 3 or 5 runs, each number in a new process. Engines have 1,000
-cells each up to 64 engines, then 10."""
+cells each up to 64 engines, then 10."""  # noqa: E501
 
 _DRAWN = "\n\n![milliseconds of CPU by number](../img/scale.png)"
 
@@ -132,7 +153,9 @@ def run(*, quick: bool) -> Section:
             target = growth.target_ms if number == growth.numbers[-1] else None
             said = "" if target is None else f"under {target:,.0f} ms"
             reached = None if target is None else took < target
-            rows.append(Row(f"{growth.title}: {number:,}", said, f"{took:,.2f} ms", "has none", "", reached))
+            rows.append(
+                Row(f"{growth.title}: {number:,}", said, f"{took:,.2f} ms", "has none", "", reached)
+            )
     if not quick:
         _draw(found)
     return Section("How cost grows", _METHOD + ("" if quick else _DRAWN), tuple(rows), control="")
@@ -148,7 +171,11 @@ def measure(growth: Growth, numbers: tuple[int, ...]) -> list[tuple[int, float]]
 def _milliseconds(growth: Growth, number: int) -> float:
     python = str(_SIMULATED) if growth.simulated else sys.executable
     with tempfile.TemporaryDirectory() as folder:
-        cards = {"SIM_DEVICES": str(number), "SIM_TABLE": f"{folder}/machine", "PYTHONPATH": str(_ROOT)}
+        cards = {
+            "SIM_DEVICES": str(number),
+            "SIM_TABLE": f"{folder}/machine",
+            "PYTHONPATH": str(_ROOT),
+        }
         done = subprocess.run(
             [python, "-c", growth.script.format(x=number)],
             capture_output=True,

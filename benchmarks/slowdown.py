@@ -1,4 +1,6 @@
-"""What a tool costs while a cell runs: time taken from the user's code, and CPU burned beside it."""
+"""What a tool costs while a cell runs: time taken from the user's code, and CPU
+burned beside it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ _OFF, _OFF_AGAIN = "off", "off again"
 _SLEEP_TARGET_MS = 10.0
 _CALIBRATION_SECONDS = 0.2
 _MOST_NOISE = 0.1
-"""Largest A/A difference with which a small slow-down can be seen; beyond it there is no verdict."""
+"""Largest A/A difference with which a small slow-down can be seen; beyond it there is no verdict.
+"""
 
 _SETUP = """
 import os, time, numpy
@@ -33,15 +36,19 @@ def timed(work, count):
     return time.perf_counter() - started
 """
 
-_WORKS = (("pure_python", "pure Python"), ("two_thread_blas", "2-thread BLAS"), ("os_stat", "`os.stat`"))
+_WORKS = (
+    ("pure_python", "pure Python"),
+    ("two_thread_blas", "2-thread BLAS"),
+    ("os_stat", "`os.stat`"),
+)
 
 _METHOD = """\
 A fixed amount of work, calibrated to {seconds:g} s: {rounds} rounds in one kernel, each with the tools off, ours on,
-theirs on, off again, in rotating order. Median (least to most) of time on / mean of both off; A/A: off again / off."""
+theirs on, off again, in rotating order. Median (least to most) of time on / mean of both off; A/A: off again / off."""  # noqa: E501
 
 _SLEEP_METHOD = """\
 CPU time of the kernel process (all threads): read in the cell right before and after `time.sleep(2)`, and around the
-whole cell, which adds report and garbage collection. Median of {rounds} runs, minus that with the tools off."""
+whole cell, which adds report and garbage collection. Median of {rounds} runs, minus that with the tools off."""  # noqa: E501
 
 
 def run(*, quick: bool) -> Section:
@@ -51,7 +58,10 @@ def run(*, quick: bool) -> Section:
         kernel.run(_SETUP)
         rows = tuple(_row(kernel, work, title, seconds, rounds) for work, title in _WORKS)
     return Section(
-        "Slow-down of long cells", _METHOD.format(seconds=seconds, rounds=rounds), rows, control="A/A control"
+        "Slow-down of long cells",
+        _METHOD.format(seconds=seconds, rounds=rounds),
+        rows,
+        control="A/A control",
     )
 
 
@@ -67,7 +77,9 @@ def _row(kernel: Kernel, work: str, title: str, seconds: float, rounds: int) -> 
         peer=_spread(ratios[PEER.name]) if PEER.name in ratios else NOT_INSTALLED,
         control=_spread(ratios[_OFF_AGAIN]),
         met=within if max(differences) <= _MOST_NOISE else None,
-        better=lower(median(ratios[OURS.name]), median(ratios[PEER.name])) if PEER.name in ratios else None,
+        better=lower(median(ratios[OURS.name]), median(ratios[PEER.name]))
+        if PEER.name in ratios
+        else None,
     )
 
 
@@ -82,7 +94,9 @@ def _calibrated(kernel: Kernel, work: str, seconds: float) -> int:
 
 
 def _round(kernel: Kernel, cell: str, number: int) -> dict[str, float]:
-    """Run ``cell`` once per variant and return the seconds; the order depends on the round's number."""
+    """Run ``cell`` once per variant and return the seconds; the order depends on the round's
+    number.
+    """
     variants: list[tuple[str, Tool | None]] = [(_OFF, None)]
     variants += [(tool.name, tool) for tool in installed_tools()]
     variants.insert(2, (_OFF_AGAIN, None))
@@ -101,7 +115,9 @@ def _timed(kernel: Kernel, cell: str, tool: Tool | None) -> float:
 
 
 def _ratios(rounds: list[dict[str, float]]) -> dict[str, list[float]]:
-    """Return each variant's times relative to the same round with the tools off (the mean of both runs)."""
+    """Return each variant's times relative to the same round with the tools off (the mean of both
+    runs).
+    """
     ratios: dict[str, list[float]] = {name: [] for name in rounds[0]}
     for times in rounds:
         off = (times[_OFF] + times[_OFF_AGAIN]) / 2
@@ -118,7 +134,10 @@ def _spread(ratios: list[float]) -> str:
 def run_sleep(*, quick: bool) -> Section:
     """Return the CPU time that each tool burns beside a cell that sleeps."""
     rounds = 1 if quick else 5
-    variants: dict[str, Tool | None] = {_OFF: None, **{tool.name: tool for tool in installed_tools()}}
+    variants: dict[str, Tool | None] = {
+        _OFF: None,
+        **{tool.name: tool for tool in installed_tools()},
+    }
     runs: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
     with Kernel() as kernel:
         kernel.run("import time")
@@ -127,8 +146,16 @@ def run_sleep(*, quick: bool) -> Section:
                 runs[name].append(_cpu_of_sleep(kernel, tool))
     during = {name: 1000 * median(run[0] for run in times) for name, times in runs.items()}
     whole = {name: 1000 * median(run[1] for run in times) for name, times in runs.items()}
-    rows = (_sleep_row("CPU burned during `time.sleep(2)`", during), _sleep_row("the same, around the cell", whole))
-    return Section("CPU beside a sleeping cell", _SLEEP_METHOD.format(rounds=rounds), rows, control="off: total")
+    rows = (
+        _sleep_row("CPU burned during `time.sleep(2)`", during),
+        _sleep_row("the same, around the cell", whole),
+    )
+    return Section(
+        "CPU beside a sleeping cell",
+        _SLEEP_METHOD.format(rounds=rounds),
+        rows,
+        control="off: total",
+    )
 
 
 def _sleep_row(figure: str, burned: dict[str, float]) -> Row:

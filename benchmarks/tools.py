@@ -8,7 +8,9 @@ from importlib import metadata, util
 
 @dataclass(frozen=True)
 class Tool:
-    """One way of measuring cells. The expressions speak of the last cell that was run while the tool was on."""
+    """One way of measuring cells. The expressions speak of the last cell that was run while the
+    tool was on.
+    """
 
     name: str
     package: str
@@ -53,7 +55,7 @@ PEER = Tool(
     peak="max(exp.cl.data.cpu.used_delta, 0) + exp.cl.data.cpu.peaked_delta",
     kept="exp.cl.data.cpu.used_delta",
     # Outside a kernel only its cell logger works, which is the part that reports cells.
-    load_in_shell="from ipyexperiments import IPyExperimentsCPU; exp = IPyExperimentsCPU(exp_enable=False)",
+    load_in_shell="from ipyexperiments import IPyExperimentsCPU; exp = IPyExperimentsCPU(exp_enable=False)",  # noqa: E501
 )
 
 TOOLS = (OURS, PEER)

@@ -1,6 +1,8 @@
-"""``python -m benchmarks.torture [--only NAME]``: run every scenario in every way and print the table.
+"""``python -m benchmarks.torture [--only NAME]``: run every scenario in every way and print the
+table.
 
-Without ``--only`` it writes docs/measured/leaks.md. The exit code is 0 only if every figure of ours is met.
+Without ``--only`` it writes docs/measured/leaks.md. The exit code is 0 only if every figure of ours
+is met.
 """
 
 import argparse
@@ -22,7 +24,7 @@ _HEAD = """\
 `make torture` (`python -m benchmarks.torture`) writes this page. Each entry says what keeps the memory alive, and how
 an experiment (`%experiment start` to `end`, or `%%experiment`) frees it. Objects you keep on purpose outside the
 experiment are left alone and reported.
-"""
+"""  # noqa: E501
 _MEASURED = """
 ## Measured
 
@@ -30,18 +32,24 @@ Each scenario makes at least 64 MiB in a real kernel and ends. Weak references t
 after `del` of the new names, `gc.collect()` and `torch.cuda.empty_cache()` (plain), with ipyexperiments, and with
 ipygpumem (the worse of both forms). *Held* means that something outside the scope holds the memory, so that none of
 it should be freed.
-"""
+"""  # noqa: E501
 _PACKAGES = ("ipython", "ipykernel", "numpy", "torch", "matplotlib", "pandas", "ipyexperiments")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", metavar="NAME", default="", help="only scenarios whose name contains this")
+    parser.add_argument(
+        "--only", metavar="NAME", default="", help="only scenarios whose name contains this"
+    )
     only = parser.parse_args().only
-    scenarios = [scenario for scenario in SCENARIOS if only in scenario.name and not scenario.missing()]
+    scenarios = [
+        scenario for scenario in SCENARIOS if only in scenario.name and not scenario.missing()
+    ]
     ways = [PLAIN, *([PEER] if importlib.util.find_spec("ipyexperiments") else []), *OURS]
     results = {way: _run(way, scenarios) for way in ways}
-    table = "\n".join(["| scenario | bytes | plain | ipyexperiments | ipygpumem |", "| - | -: | -: | -: | -: |"])
+    table = "\n".join(
+        ["| scenario | bytes | plain | ipyexperiments | ipygpumem |", "| - | -: | -: | -: | -: |"]
+    )
     table += "".join(f"\n{_row(scenario, results)}" for scenario in scenarios)
     print(f"\n{table}")
     if not only:
@@ -65,7 +73,10 @@ def _run(way: Way, scenarios: list[Scenario]) -> dict[str, Result]:
 def _row(scenario: Scenario, results: dict[Way, dict[str, Result]]) -> str:
     found = {way: of[scenario.name] for way, of in results.items() if scenario.name in of}
     made = format_bytes(max(result.made_bytes for result in found.values()))
-    shares = [_share(*(found[way] for way in ways if way in found)) for ways in ((PLAIN,), (PEER,), (SPAN, CELL))]
+    shares = [
+        _share(*(found[way] for way in ways if way in found))
+        for ways in ((PLAIN,), (PEER,), (SPAN, CELL))
+    ]
     held = " (held)" if scenario.holder else ""
     return f"| {_code(scenario.name)} | {made} | {' | '.join(shares)}{held} |"
 
@@ -77,14 +88,27 @@ def _share(*results: Result) -> str:
 
 
 def _page(table: str) -> str:
-    here = [name for name in _PACKAGES if importlib.util.find_spec(name.replace("ipython", "IPython"))]
+    here = [
+        name for name in _PACKAGES if importlib.util.find_spec(name.replace("ipython", "IPython"))
+    ]
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in here)
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     lines = [_HEAD.rstrip()]
     for title, group in GROUPS.items():
         lines.append(f"\n## {title}")
-        lines += [f"\n**{_code(scenario.name)}**: {scenario.pins}\n{scenario.advice}" for scenario in group]
-    return "\n".join([*lines, _MEASURED, f"{today}, Python {platform.python_version()}, {versions}.\n", table, ""])
+        lines += [
+            f"\n**{_code(scenario.name)}**: {scenario.pins}\n{scenario.advice}"
+            for scenario in group
+        ]
+    return "\n".join(
+        [
+            *lines,
+            _MEASURED,
+            f"{today}, Python {platform.python_version()}, {versions}.\n",
+            table,
+            "",
+        ]
+    )
 
 
 def _code(name: str) -> str:

@@ -28,7 +28,7 @@ print(json.dumps([microseconds({count}) for _ in range({repeats})]))
 
 _METHOD = """\
 CPU time of an empty `with ipygpumem.trace("step", silent=True):`, entering and leaving together; median of {repeats}
-runs of {count} (least to most), each row in a process of its own."""
+runs of {count} (least to most), each row in a process of its own."""  # noqa: E501
 
 
 def run(*, quick: bool) -> Section:
@@ -43,7 +43,9 @@ def run(*, quick: bool) -> Section:
 
 def _row(figure: str, first: str, *, repeats: int, count: int) -> Row:
     script = _SCRIPT.format(first=first, repeats=repeats, count=count)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     times: list[float] = json.loads(done.stdout)
     return Row(
         figure=figure,

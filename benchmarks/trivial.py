@@ -31,7 +31,7 @@ _METHOD = """\
 The cell `1+1` from request to `idle`: {count} in each kernel, in turns with a bare one (random order) over {sets} pairs
 of fresh ones; median of the difference in a turn. Controls: the same for a second bare kernel, for one that prints a
 line of a report's length after each cell, and for one in which IPython displays a ready-made text of a report's size;
-nothing else is done there. Each has turns of its own."""
+nothing else is done there. Each has turns of its own."""  # noqa: E501
 
 
 def run(*, quick: bool) -> Section:
@@ -62,7 +62,9 @@ def _row(name: str, heap: str, sets: int, turns: int) -> Row:
 
 
 def _added_ms(code: str | None, heap: str, sets: int, turns: int) -> tuple[float, float]:
-    """Return by how much a kernel that has run ``code`` is slower than a bare one, and what that takes (medians)."""
+    """Return by how much a kernel that has run ``code`` is slower than a bare one, and what that
+    takes (medians).
+    """
     bare: list[float] = []
     added: list[float] = []
     choose = random.Random(0).choice
@@ -72,7 +74,10 @@ def _added_ms(code: str | None, heap: str, sets: int, turns: int) -> tuple[float
             _prepare(without, None, heap)
             _prepare(having, code, heap)
             for _ in range(turns):
-                seconds = {kernel: kernel.run(_CELL).seconds for kernel in choose([(one, other), (other, one)])}
+                seconds = {
+                    kernel: kernel.run(_CELL).seconds
+                    for kernel in choose([(one, other), (other, one)])
+                }
                 bare.append(seconds[without])
                 added.append(seconds[having] - seconds[without])
     return 1000 * median(added), 1000 * median(bare)

@@ -1,6 +1,7 @@
 """Makes the picture of docs/host-memory.md: ``python examples/host_memory.py docs/img``.
 
-Its figures are measured: the process really holds text, an array, a frame, shared memory, free pages and a child.
+Its figures are measured: the process really holds text, an array, a frame, shared memory, free
+pages and a child.
 """
 
 from __future__ import annotations
@@ -49,8 +50,12 @@ def picture(mib: int) -> Figure:
     names = [part.name for part in ram.parts]
     own = ram.parts[: names.index("child processes") + 1]
     total = sum(part.size_bytes or 0 for part in own)
-    return plot.devices([replace(ram, parts=own, total_bytes=total, basis="a process and its child")])
+    return plot.devices(
+        [replace(ram, parts=own, total_bytes=total, basis="a process and its child")]
+    )
 
 
 if __name__ == "__main__":
-    picture(64).savefig(Path(sys.argv[1]) / "plot-host.png", dpi=150, metadata={"Software": "ipygpumem"})
+    picture(64).savefig(
+        Path(sys.argv[1]) / "plot-host.png", dpi=150, metadata={"Software": "ipygpumem"}
+    )

@@ -1,4 +1,6 @@
-"""Makes the pictures of docs/memory.md: ``python examples/peak.py docs/img``. It runs the page's example."""
+"""Makes the pictures of docs/memory.md: ``python examples/peak.py docs/img``. It runs the page's
+example.
+"""
 
 from __future__ import annotations
 

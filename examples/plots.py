@@ -1,6 +1,7 @@
 """Makes the pictures of docs/traces.md: ``python examples/plots.py docs/img``.
 
-The session is made up, so that everything is in it on every machine: two devices, experiments, an out-of-memory error.
+The session is made up, so that everything is in it on every machine: two devices, experiments, an
+out-of-memory error.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from ipygpumem.units import GIB, MIB
 
 RAM, CARD = 31 * GIB, 24 * GIB
 
-# Per cell: pause before it and its length in seconds; experiment; RAM after it and at its peak in MiB; the card's
-# allocated bytes after it and at their peak in GiB; error.
+# Per cell: pause before it and its length in seconds; experiment; RAM after it and at its peak in
+# MiB; the card's allocated bytes after it and at their peak in GiB; error.
 CELLS = (
     (0, 2.1, None, 410, 430, 0, 0, None),
     (14, 9.4, None, 3900, 6200, 0, 0, None),
@@ -36,7 +37,11 @@ CELLS = (
     (2, 0.2, "bs=96", 4330, 4810, 1.6, 4.9, None),
     (20, 6.5, None, 4400, 7100, 1.6, 3.2, None),
 )
-PARAMETERS = {"baseline": {"lr": 0.001, "bs": 32}, "bs=128": {"lr": 0.002, "bs": 128}, "bs=96": {"lr": 0.002, "bs": 96}}
+PARAMETERS = {
+    "baseline": {"lr": 0.001, "bs": 32},
+    "bs=128": {"lr": 0.002, "bs": 128},
+    "bs=96": {"lr": 0.002, "bs": 96},
+}
 
 PARTS = (
     ("tensors: parameter", 1.4),
@@ -56,14 +61,20 @@ PARTS = (
 def made_up_cells() -> list[CellRecord]:
     records = []
     moment, ram, card, reserved = 1.8e9, 180, 0.0, 0.0
-    for number, (pause, seconds, name, ram_after, ram_peak, after, peak, error) in enumerate(CELLS, start=1):
+    for number, (pause, seconds, name, ram_after, ram_peak, after, peak, error) in enumerate(
+        CELLS, start=1
+    ):
         moment += pause
         reserved = max(reserved, peak)
         usages = [Usage("cpu", ram * MIB, ram_after * MIB, max(ram, ram_peak) * MIB, RAM, "kernel")]
         if reserved:
             sizes = [round(size * GIB) for size in (card, after, max(card, peak))]
-            usages.append(Usage("cuda:0", *sizes, CARD, "allocator", reserved_bytes=round(reserved * GIB)))
-        records.append(CellRecord(number, None, name, moment, seconds, error is None, error, tuple(usages)))
+            usages.append(
+                Usage("cuda:0", *sizes, CARD, "allocator", reserved_bytes=round(reserved * GIB))
+            )
+        records.append(
+            CellRecord(number, None, name, moment, seconds, error is None, error, tuple(usages))
+        )
         moment, ram, card = moment + seconds, ram_after, after
     return records
 
@@ -73,7 +84,11 @@ def made_up_experiment(name: str, cells: list[CellRecord]) -> ExperimentRecord:
     usages, consumed, freed = [], {}, {}
     for index, first in enumerate(own[0].usages):
         series = [cell.usages[index] for cell in own]
-        before, after, peak = first.before_bytes, series[-1].after_bytes, max(usage.peak_bytes for usage in series)
+        before, after, peak = (
+            first.before_bytes,
+            series[-1].after_bytes,
+            max(usage.peak_bytes for usage in series),
+        )
         usages.append(Usage(first.device, before, after, peak, first.total_bytes, first.method))
         freed[first.device] = max(0, series[-1].before_bytes - after)
         consumed[first.device] = after - before + freed[first.device]
@@ -103,10 +118,14 @@ def pictures() -> dict[str, Figure]:
     return {
         "session": plot.session(records),
         "experiments": plot.experiments(records),
-        "devices": plot.devices([Reconciliation("cuda:0", CARD, "the device's memory", (*parts, free))]),
+        "devices": plot.devices(
+            [Reconciliation("cuda:0", CARD, "the device's memory", (*parts, free))]
+        ),
     }
 
 
 if __name__ == "__main__":
     for name, figure in pictures().items():
-        figure.savefig(Path(sys.argv[1]) / f"plot-{name}.png", dpi=150, metadata={"Software": "ipygpumem"})
+        figure.savefig(
+            Path(sys.argv[1]) / f"plot-{name}.png", dpi=150, metadata={"Software": "ipygpumem"}
+        )

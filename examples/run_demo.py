@@ -1,10 +1,12 @@
-"""Runs a notebook in a real kernel and writes it as a page: ``python examples/run_demo.py OUT_DIR [NOTEBOOK]``.
+"""Runs a notebook in a real kernel and writes it as a page: ``python examples/run_demo.py OUT_DIR
+[NOTEBOOK]``.
 
-The notebook is one of this folder, by name: ``quickstart``, which is taken if none is named, or ``calibrate``.
+The notebook is one of this folder, by name: ``quickstart``, which is taken if none is named, or
+``calibrate``.
 
-Each cell is named as it begins, and what ipygpumem reported on it follows. The kernel is the interpreter that runs this
-script, and nothing comes from or goes to the network. The exit code is 1 if a cell fails, and also if the cell that is
-meant to fail (tag ``raises-exception``) does not.
+Each cell is named as it begins, and what ipygpumem reported on it follows. The kernel is the
+interpreter that runs this script, and nothing comes from or goes to the network. The exit code is 1
+if a cell fails, and also if the cell that is meant to fail (tag ``raises-exception``) does not.
 """
 
 from __future__ import annotations
@@ -37,7 +39,14 @@ class ThisInterpreter(KernelSpecManager):
     """Knows one kernel: the interpreter that runs this script."""
 
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
-        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=ERROR"]
+        command = [
+            sys.executable,
+            "-m",
+            "ipykernel_launcher",
+            "-f",
+            "{connection_file}",
+            "--log-level=ERROR",
+        ]
         return KernelSpec(argv=command, display_name="Python", language="python")
 
 
@@ -53,7 +62,8 @@ def execute(notebook: NotebookNode) -> str | None:
         on_cell_executed=print_reports,
     )
     with tempfile.TemporaryDirectory() as profile:
-        # A profile of its own: no start-up file or option of the user's can change what the page shows.
+        # A profile of its own: no start-up file or option of the user's can change what the page
+        # shows.
         try:
             client.execute(env={**os.environ, "IPYTHONDIR": profile})
         except CellExecutionError as error:
@@ -83,8 +93,12 @@ def print_reports(cell: NotebookNode, **event: object) -> None:
 
 def as_page(notebook: NotebookNode, name: str) -> str:
     """Return a notebook as HTML that needs nothing else."""
-    exporter = HTMLExporter(extra_loaders=[DictLoader({"page.html.j2": _PAGE})], template_file="page.html.j2")
-    return str(exporter.from_notebook_node(notebook, {"metadata": {"name": f"ipygpumem: {name}"}})[0])
+    exporter = HTMLExporter(
+        extra_loaders=[DictLoader({"page.html.j2": _PAGE})], template_file="page.html.j2"
+    )
+    return str(
+        exporter.from_notebook_node(notebook, {"metadata": {"name": f"ipygpumem: {name}"}})[0]
+    )
 
 
 def main(arguments: list[str]) -> int:

@@ -1,8 +1,10 @@
-"""Runs notebooks of this folder and saves them with their outputs: ``python examples/write_outputs.py NAME ...``.
+"""Runs notebooks of this folder and saves them with their outputs: ``python
+examples/write_outputs.py NAME ...``.
 
-A rerun changes few lines: an output stays if it shows the same words and nearly the same sizes as before. Nothing of
-the machine is saved but what the reports measure: paths, its name, times of execution and versions are removed. A
-notebook that needs a module which is missing here is left alone.
+A rerun changes few lines: an output stays if it shows the same words and nearly the same sizes as
+before. Nothing of the machine is saved but what the reports measure: paths, its name, times of
+execution and versions are removed. A notebook that needs a module which is missing here is left
+alone.
 """
 
 from __future__ import annotations
@@ -45,13 +47,17 @@ def digest(cells: list[Any]) -> str:
 def clean(value: Any) -> Any:
     """Return an output, or a part of it, without traces of this machine."""
     if isinstance(value, dict):  # the records in the metadata of a report have times
-        return NotebookNode({key: clean(entry) for key, entry in value.items() if key not in ("schema", "records")})
+        return NotebookNode(
+            {key: clean(entry) for key, entry in value.items() if key not in ("schema", "records")}
+        )
     if isinstance(value, list):
         return [clean(entry) for entry in value]
     if isinstance(value, str):
         for private, public in _PRIVATE.items():
             value = value.replace(private, public)
-        return _HOST.sub("localhost", _ADDRESS.sub("0x7f0000000000", _CELL_FILE.sub("cell.py", value)))
+        return _HOST.sub(
+            "localhost", _ADDRESS.sub("0x7f0000000000", _CELL_FILE.sub("cell.py", value))
+        )
     return value
 
 
@@ -60,7 +66,12 @@ def words(outputs: list[Any]) -> str:
     parts = []
     for output in outputs:
         data = output.get("data", {})
-        parts += [output.output_type, *sorted(data), output.get("text", ""), output.get("evalue", "")]
+        parts += [
+            output.output_type,
+            *sorted(data),
+            output.get("text", ""),
+            output.get("evalue", ""),
+        ]
         parts += [data.get("text/plain", ""), _TAG.sub(" ", data.get("text/html", ""))]
     return _DURATION.sub("0 s", "\n".join(parts))
 
@@ -70,8 +81,13 @@ def are_alike(old: list[Any], new: list[Any]) -> bool:
     before, now = words(old), words(new)
     if "".join(_NUMBER.sub("0", before).split()) != "".join(_NUMBER.sub("0", now).split()):
         return False
-    numbers = [[float(number.replace(",", "")) for number in _NUMBER.findall(text)] for text in (before, now)]
-    return all(abs(one - other) <= max(SLACK, TOLERANCE * one) for one, other in zip(*numbers, strict=True))
+    numbers = [
+        [float(number.replace(",", "")) for number in _NUMBER.findall(text)]
+        for text in (before, now)
+    ]
+    return all(
+        abs(one - other) <= max(SLACK, TOLERANCE * one) for one, other in zip(*numbers, strict=True)
+    )
 
 
 def write(name: str) -> str | None:

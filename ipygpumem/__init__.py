@@ -1,7 +1,7 @@
 """ipygpumem: notebook code with real scopes, and what every cell costs in host and GPU memory.
 
-In a notebook: ``%load_ext ipygpumem``, then ``%%experiment NAME``. From Python: ``experiment``, ``last``,
-``history`` and ``experiments`` below, and the records in ``ipygpumem.records``.
+In a notebook: ``%load_ext ipygpumem``, then ``%%experiment NAME``. From Python: ``experiment``,
+``last``, ``history`` and ``experiments`` below, and the records in ``ipygpumem.records``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ _PLACES = {
     "shell.python": ("experiment", "experiments", "history", "last", "subscribe"),
     "probes.nvml": ("memory",),
 }
-"""Public functions by module; those outside ``shell`` also work in scripts, where nothing imports IPython."""
+"""Public functions by module; those outside ``shell`` also work in scripts, where nothing imports
+IPython.
+"""
 
 __all__ = ["load_ipython_extension", "plot", "unload_ipython_extension"]
 __all__ += ["autofit", "budget", "estimate", "summary"]

@@ -72,7 +72,9 @@ class UnitError(GpuMemError, ValueError):
 
 
 def quoted(value: object) -> str:
-    """Return a short representation of a text or number for a message; of any other object only the type."""
+    """Return a short representation of a text or number for a message; of any other object only the
+    type.
+    """
     if type(value) not in (int, float, str):
         return f"an object of type {type(value).__name__}"
     if type(value) is int and value.bit_length() > 64:
@@ -81,13 +83,16 @@ def quoted(value: object) -> str:
 
 
 def ellipsize(text: object, most: int = 160) -> str:
-    """Return a path or any text for a message, shortened in the middle, because the ends distinguish names."""
+    """Return a path or any text for a message, shortened in the middle, because the ends
+    distinguish names.
+    """
     whole = str(text)
     return whole if len(whole) <= most else f"{whole[: most // 2]}…{whole[-(most // 2) :]}"
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error's type and the first line of its message; torch adds lines with general advice.
+    """Return an error's type and the first line of its message; torch adds lines with general
+    advice.
 
     Of our own exceptions, return the message alone.
     """

@@ -1,4 +1,6 @@
-"""Isolates our own failures from user code: the code runs all the same, and one line says what was not done."""
+"""Isolates our own failures from user code: the code runs all the same, and one line says what was
+not done.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ from ipygpumem.errors import GpuMemError, describe_error
 from ipygpumem.interrupts import is_from_signal, stop_listening
 
 _told: set[tuple[str, str]] = set()
-"""Kinds of failures that have been told since the extension was loaded: the component and the type of its error. The
-whole process has one set, because ``with`` blocks also run without a shell."""
+"""Kinds of failures that have been told since the extension was loaded: the component and the type
+of its error. The whole process has one set, because ``with`` blocks also run without a shell.
+"""
 
 
 def forget_told() -> None:
@@ -25,13 +28,15 @@ def forget_told() -> None:
 def tell(component: str, error: Exception, lost: str = "", *, asked: bool = False) -> None:
     """Tell the user on stderr that one of our components has failed: once for each type of error.
 
-    The texts of errors may differ in a number or an address, and one failure may come from several places.
+    The texts of errors may differ in a number or an address, and one failure may come from several
+    places.
 
     Args:
         component: its name.
         error: its error.
         lost: the work that was not done because of it, as in "this cell's memory was not measured".
-        asked: the user asked for just this work, so that a repeated failure is told again, without its reason.
+        asked: the user asked for just this work, so that a repeated failure is told again, without
+            its reason.
     """
     kind = component, type(error).__name__
     if kind in _told and not asked:
@@ -62,14 +67,20 @@ def _text_of(error: Exception) -> str:
 
 def is_own_failure(error: BaseException) -> TypeGuard[Exception]:
     """Return True for our own failure, not for a user's mistake or a signal's exception."""
-    return isinstance(error, Exception) and not isinstance(error, GpuMemError) and not is_from_signal(error)
+    return (
+        isinstance(error, Exception)
+        and not isinstance(error, GpuMemError)
+        and not is_from_signal(error)
+    )
 
 
 class Block:
-    """Base class of the ``with`` blocks that users write: if our work at an end fails, the user's code still runs.
+    """Base class of the ``with`` blocks that users write: if our work at an end fails, the user's
+    code still runs.
 
-    The ``try`` statements are in the methods that Python itself calls, so that no call of ours is outside them. The
-    hooks that subclasses override are private, because users see the methods of their blocks.
+    The ``try`` statements are in the methods that Python itself calls, so that no call of ours is
+    outside them. The hooks that subclasses override are private, because users see the methods of
+    their blocks.
     """
 
     _block_name = "a block"
@@ -96,7 +107,12 @@ class Block:
                 stop_listening()
             if not is_own_failure(error):
                 raise
-            tell(f"the start of {self._block_name}", error, self._lost_at_start, asked=self._is_told_again)
+            tell(
+                f"the start of {self._block_name}",
+                error,
+                self._lost_at_start,
+                asked=self._is_told_again,
+            )
             return self._after_failed_start()
 
     def _after_failed_start(self) -> Any:
@@ -121,7 +137,9 @@ class Block:
 
 @dataclass
 class CallBlock(Block):
-    """A block around one call of a decorated function: if it cannot be created, the function still runs."""
+    """A block around one call of a decorated function: if it cannot be created, the function still
+    runs.
+    """
 
     create: Callable[[], AbstractContextManager[object]]
     block: AbstractContextManager[object] | None = None

@@ -1,8 +1,10 @@
-"""Passes on exceptions of signal handlers: a Ctrl-C, or any exception that a user's handler of an alarm raises.
+"""Passes on exceptions of signal handlers: a Ctrl-C, or any exception that a user's handler of an
+alarm raises.
 
-Python calls a handler between two bytecode instructions of the main thread, so its exception may be raised anywhere in
-our code. There it would look like our own failure. CPython itself swallows it in a finaliser, a weak reference's
-callback or a callback of the collector, which are the first Python code to run after a long collection.
+Python calls a handler between two bytecode instructions of the main thread, so its exception may be
+raised anywhere in our code. There it would look like our own failure. CPython itself swallows it in
+a finaliser, a weak reference's callback or a callback of the collector, which are the first Python
+code to run after a long collection.
 """
 
 from __future__ import annotations
@@ -38,10 +40,12 @@ class _Listener:
 
 
 class reraise_swallowed:  # noqa: N801  # reads as part of the "with" statement
-    """A ``with`` block that raises at its end what a signal handler has raised inside, if that did not leave the block.
+    """A ``with`` block that raises at its end what a signal handler has raised inside, if that did
+    not leave the block.
 
-    It replaces the handlers in force by listeners while it runs. Code of the user may look at its handlers, or handle
-    their exceptions. So around such code, the handlers stay, and only exceptions that CPython swallows are raised.
+    It replaces the handlers in force by listeners while it runs. Code of the user may look at its
+    handlers, or handle their exceptions. So around such code, the handlers stay, and only
+    exceptions that CPython swallows are raised.
 
     Args:
         around_users_code: the block runs code of the user.
@@ -55,7 +59,9 @@ class reraise_swallowed:  # noqa: N801  # reads as part of the "with" statement
         self._earlier_hook: Any = None
 
     def __enter__(self) -> None:
-        if threading.get_ident() != threading.main_thread().ident:  # Python calls handlers in no other thread
+        if (
+            threading.get_ident() != threading.main_thread().ident
+        ):  # Python calls handlers in no other thread
             return
         try:
             self._earlier_hook, self._hook = sys.unraisablehook, self._note
@@ -93,7 +99,9 @@ class reraise_swallowed:  # noqa: N801  # reads as part of the "with" statement
             sys.unraisablehook = self._earlier_hook
         self._hook = None  # otherwise this object would be garbage itself
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
         __tracebackhide__ = True
         try:
             self._stop()
@@ -104,7 +112,11 @@ class reraise_swallowed:  # noqa: N801  # reads as part of the "with" statement
             return
         pending = _most_urgent(self._raised)
         self._raised.clear()  # each of their tracebacks refers to this list
-        if kind is not None and error is not pending and type.__subclasscheck__(type(pending), kind):
+        if (
+            kind is not None
+            and error is not pending
+            and type.__subclasscheck__(type(pending), kind)
+        ):
             return  # raised again with another text
         try:
             raise BaseException.with_traceback(pending, _handlers_part(pending.__traceback__))
@@ -113,7 +125,9 @@ class reraise_swallowed:  # noqa: N801  # reads as part of the "with" statement
 
 
 def stop_listening() -> None:
-    """Restore the user's handlers and hook after an exception of a signal that arrived at the very end of a block."""
+    """Restore the user's handlers and hook after an exception of a signal that arrived at the very
+    end of a block.
+    """
     for number in _SIGNALS:
         handler = _signal.getsignal(number)
         if type(handler) is _Listener:
@@ -132,7 +146,9 @@ def _most_urgent(raised: list[BaseException]) -> BaseException:
 
 
 def _handlers_part(trace: TracebackType | None) -> TracebackType | None:
-    """Return the part of a traceback from the signal handler on: our frames neither help nor keep objects alive."""
+    """Return the part of a traceback from the signal handler on: our frames neither help nor keep
+    objects alive.
+    """
     part = trace
     while part is not None and part.tb_frame.f_code is not _LISTENER:
         part = part.tb_next
@@ -140,7 +156,9 @@ def _handlers_part(trace: TracebackType | None) -> TracebackType | None:
 
 
 def is_from_signal(error: BaseException) -> bool:
-    """Return True for a Ctrl-C, and for an exception that a handler of a signal has raised: it is the user's."""
+    """Return True for a Ctrl-C, and for an exception that a handler of a signal has raised: it is
+    the user's.
+    """
     if _is_interrupt(error):
         return True
     codes: set[CodeType | None] = {_LISTENER}
@@ -194,7 +212,8 @@ class _Noting:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[list[int]]:
-    """Record interrupts in a list during work that must not be interrupted; the caller handles them.
+    """Record interrupts in a list during work that must not be interrupted; the caller handles
+    them.
 
     A nested block shares the outer block's list.
     """

@@ -1,4 +1,6 @@
-"""Examines the type and origin of user objects without running their code, or that of their metaclass."""
+"""Examines the type and origin of user objects without running their code, or that of their
+metaclass.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,12 @@ from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 from unicodedata import normalize
 
-ATOMS = frozenset(id(kind) for kind in (int, float, complex, bool, str, bytes, bytearray, type(None)))
-"""Types of plain numbers, text and None, by identity: comparing or hashing a type may run its metaclass's code."""
+ATOMS = frozenset(
+    id(kind) for kind in (int, float, complex, bool, str, bytes, bytearray, type(None))
+)
+"""Types of plain numbers, text and None, by identity: comparing or hashing a type may run its
+metaclass's code.
+"""
 
 HEAP_TYPE = 1 << 9
 """CPython's flag of classes created at run time."""
@@ -27,7 +33,9 @@ _POINTER_BYTES = 8
 
 
 def loaded(name: str) -> Any:
-    """Return a library that the user's code has completely imported, else None; a test's mock is no library."""
+    """Return a library that the user's code has completely imported, else None; a test's mock is no
+    library.
+    """
     module = sys.modules.get(name)
     is_whole = not getattr(getattr(module, "__spec__", None), "_initializing", False)
     return module if is_instance(module, ModuleType) and is_whole else None
@@ -39,7 +47,9 @@ def is_instance(value: object, base: type) -> bool:
 
 
 def is_exactly(value: object, *kinds: type) -> bool:
-    """Return True if the type of ``value`` is exactly one of ``kinds``; ``in`` would run a metaclass's code."""
+    """Return True if the type of ``value`` is exactly one of ``kinds``; ``in`` would run a
+    metaclass's code.
+    """
     return any(map(is_, kinds, repeat(type(value))))
 
 
@@ -55,8 +65,9 @@ ID_BYTES = 8
 def identities(items: Iterable[object]) -> bytes:
     """Return the identities of many objects, ``ID_BYTES`` each, to be compared later at once.
 
-    CPython keeps the addresses of a tuple's items behind its header, and an address is the identity. Copying them takes
-    0.7 ms for 100,000 objects, where ``id`` takes 6 ms: it makes a number for each.
+    CPython keeps the addresses of a tuple's items behind its header, and an address is the
+    identity. Copying them takes 0.7 ms for 100,000 objects, where ``id`` takes 6 ms: it makes a
+    number for each.
     """
     if not _TUPLES_ARE_PLAIN:
         return array("Q", map(id, items)).tobytes()
@@ -76,19 +87,25 @@ _TUPLES_ARE_PLAIN = (
 
 
 def named_objects(namespace: dict[str, Any]) -> Iterator[tuple[str, object]]:
-    """Yield the names of anything but plain numbers, text or None; most of very many names are those."""
+    """Yield the names of anything but plain numbers, text or None; most of very many names are
+    those.
+    """
     now = dict(namespace)  # one object, where a list of pairs would be one per name
     names, values = list(now), list(now.values())
     for start in range(0, len(values), 1000):
         part = values[start : start + 1000]
-        if not (id(type(part[0])) in ATOMS and all(map(is_, map(type, part), repeat(type(part[0]))))):
+        if not (
+            id(type(part[0])) in ATOMS and all(map(is_, map(type, part), repeat(type(part[0]))))
+        ):
             for name, value in zip(names[start : start + 1000], part, strict=True):
                 if id(type(value)) not in ATOMS:
                     yield name, value
 
 
 HAS_REFERENCES = 1 << 14
-"""Flag in a type's ``__flags__`` (Py_TPFLAGS_HAVE_GC); objects of types without it refer to nothing."""
+"""Flag in a type's ``__flags__`` (Py_TPFLAGS_HAVE_GC); objects of types without it refer to
+nothing.
+"""
 
 
 class_dict: Callable[[Any], Mapping[str, Any]] = vars(type)["__dict__"].__get__
@@ -118,7 +135,9 @@ def is_name(name: str) -> bool:
 
 
 def target_of(name: str) -> str:
-    """Return the source text of a global name, as in a ``del`` statement; ``globals()["a b"] = ...`` made some."""
+    """Return the source text of a global name, as in a ``del`` statement; ``globals()["a b"] =
+    ...`` made some.
+    """
     return name if is_name(name) else f"globals()[{name!r}]"
 
 
@@ -131,7 +150,9 @@ _read_module_dict: Callable[[ModuleType], dict[str, Any]] = vars(ModuleType)["__
 
 
 def instance_dict(value: object) -> dict[str, Any] | None:
-    """Return the attributes of an object or class that are stored in a dict, bypassing any property of that name."""
+    """Return the attributes of an object or class that are stored in a dict, bypassing any property
+    of that name.
+    """
     if is_instance(value, type):
         return dict(class_dict(value))
     for kind in mro_of(type(value)):
@@ -164,7 +185,7 @@ def key_text(key: object) -> str | None:
     )
 
 
-# -- origin of code: the user's, a library's, or ours, by its file -------------------------------------------------
+# -- origin of code: the user's, a library's, or ours, by its file ------------------------------
 
 _OURS = str(Path(__file__).parent)
 
@@ -172,14 +193,18 @@ _OURS = str(Path(__file__).parent)
 @functools.cache
 def _libraries() -> tuple[str, ...]:
     torch = getattr(sys.modules.get("torch"), "__file__", None)  # may be a source checkout
-    paths: list[str | None] = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths: list[str | None] = [
+        sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    ]
     paths += [*site.getsitepackages(), str(Path(torch).parent) if torch else None]
     return (*(path for path in paths if path), _OURS, "<frozen", "<string", "<__array_function__")
 
 
 @functools.lru_cache(maxsize=10_000)
 def is_users(filename: str) -> bool:
-    """Return True for a file that belongs neither to the standard library, nor to an installed package, nor to us."""
+    """Return True for a file that belongs neither to the standard library, nor to an installed
+    package, nor to us.
+    """
     installed = "site-packages" in filename or "dist-packages" in filename
     return bool(filename) and not installed and not filename.startswith(_libraries())
 
@@ -195,7 +220,11 @@ def is_users_module(module: Any) -> bool:
         return False
     names = module_dict(module)
     file = text_of(names.get("__file__"))
-    return is_users(file) if file else names.get("__spec__") is None and "." not in text_of(names.get("__name__"))
+    return (
+        is_users(file)
+        if file
+        else names.get("__spec__") is None and "." not in text_of(names.get("__name__"))
+    )
 
 
 def is_users_class(kind: Any) -> bool:
@@ -207,10 +236,13 @@ def is_users_class(kind: Any) -> bool:
 def users_modules() -> dict[str, ModuleType]:
     """Return the modules from the user's files by name.
 
-    A module belongs to the owner of its package, because checking each of thousands of modules takes longer.
+    A module belongs to the owner of its package, because checking each of thousands of modules
+    takes longer.
     """
     every: dict[str, Any] = dict(sys.modules)
-    are_modules = map(functools.partial(type.__subclasscheck__, ModuleType), map(type, every.values()))
+    are_modules = map(
+        functools.partial(type.__subclasscheck__, ModuleType), map(type, every.values())
+    )
     modules = dict(compress(every.items(), are_modules))
     owned: dict[str, bool | None] = {}
     """None for a top-level module without a file, such as a package of several folders."""
@@ -227,7 +259,9 @@ def users_modules() -> dict[str, ModuleType]:
             if type(file) is str and file:
                 owned[root] = is_users(file)
             else:  # a built-in module has a specification
-                owned[root] = (top is not None and names.get("__spec__") is None and is_users_module(top)) or None
+                owned[root] = (
+                    top is not None and names.get("__spec__") is None and is_users_module(top)
+                ) or None
         if owned[root] or (owned[root] is None and dot and is_users_module(module)):
             found[name] = module
     return found
@@ -239,8 +273,14 @@ def solid_base(kind: type) -> Any:
 
 
 def is_made_by_statement(kind: type) -> bool:
-    """Return True for a class made by a ``class`` statement; some C classes are on the heap, too."""
+    """Return True for a class made by a ``class`` statement; some C classes are on
+    the heap, too.
+    """
     of = type.__dict__
-    added = of["__basicsize__"].__get__(kind) - of["__basicsize__"].__get__(of["__base__"].__get__(kind) or object)
-    slots = sum(type(item) is MemberDescriptorType for item in of["__dict__"].__get__(kind).values())
+    added = of["__basicsize__"].__get__(kind) - of["__basicsize__"].__get__(
+        of["__base__"].__get__(kind) or object
+    )
+    slots = sum(
+        type(item) is MemberDescriptorType for item in of["__dict__"].__get__(kind).values()
+    )
     return bool(of["__flags__"].__get__(kind) & HEAP_TYPE) and added <= _POINTER_BYTES * (slots + 2)

@@ -1,7 +1,8 @@
 """The records: measurements as plain data, used by all other modules.
 
-Each record is a frozen dataclass. Bytes are ``int`` and end in ``_bytes``, times are ``float`` and end in
-``_seconds`` (``started_at`` is Unix time). ``to_dict`` and ``from_dict`` are lossless, also through JSON.
+Each record is a frozen dataclass. Bytes are ``int`` and end in ``_bytes``, times are ``float`` and
+end in ``_seconds`` (``started_at`` is Unix time). ``to_dict`` and ``from_dict`` are lossless, also
+through JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, BinaryIO, ClassVar, Literal, NamedTuple, TypeVar
 
 from ipygpumem.errors import GpuMemError
 
-# -- the base ---------------------------------------------------------------------------------------------------
+# -- the base ------------------------------------------------------------------------------------
 
 T = TypeVar("T", bound="Record")
 MOST_DEVICES = 10_000
@@ -31,7 +32,9 @@ MOST_DEVICES = 10_000
 
 
 def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a plain file for reading; OSError for anything else, such as a pipe, which could block or never end."""
+    """Open a plain file for reading; OSError for anything else, such as a pipe, which could block
+    or never end.
+    """
     if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116  # also of a text
         raise OSError(errno.EINVAL, "not a plain file")
     return open(path, "rb", opener=without_waiting)
@@ -43,11 +46,15 @@ def without_waiting(path: str, flags: int) -> int:
 
 
 class Record:
-    """Base of all records: conversion to and from plain dictionaries; some are shown as a report."""
+    """Base of all records: conversion to and from plain dictionaries; some are shown
+    as a report.
+    """
 
     __slots__ = ()
     _report = ""
-    """Module and function in the package for the notebook display, by name because reports import this module."""
+    """Module and function in the package for the notebook display, by name because reports import
+    this module.
+    """
     _most = 0
     """Maximum number of such records to read in one list; 0 for no limit."""
 
@@ -74,7 +81,10 @@ class Record:
         module, _dot, name = self._report.rpartition(".")
         report = getattr(importlib.import_module(f"ipygpumem.{module}"), name)(self)
         html: Any = importlib.import_module("ipygpumem.report.html")
-        data = {"text/plain": html.text.render([report]), "text/html": html.render([report], bars=False)}
+        data = {
+            "text/plain": html.text.render([report]),
+            "text/html": html.render([report], bars=False),
+        }
         return data, {"ipygpumem": {"reports": [report.kind], **packed([self])}}
 
 
@@ -114,7 +124,9 @@ def _decoder(hint: Any) -> Callable[[Any], Any]:
         return lambda value: tuple(map(decode, _bounded(_checked(value, list, tuple), most)))
     if origin in (dict, Mapping):
         decode = _decoder(inner[1])
-        return lambda value: {key: decode(item) for key, item in _bounded(_checked(value, dict), MOST_DEVICES).items()}
+        return lambda value: {
+            key: decode(item) for key, item in _bounded(_checked(value, dict), MOST_DEVICES).items()
+        }
     if origin is Literal:
         return lambda value: _one_of(value, inner)
     return _DECODERS.get(hint) or (lambda value: _record(hint, _checked(value, dict)))
@@ -125,7 +137,8 @@ _DECODERS: dict[Any, Callable[[Any], Any]] = {
     float: lambda value: float(_number(_checked(value, float, int))),
     int: lambda value: _number(_checked(value, int)),
     **{
-        kind: functools.partial(lambda kind, value: _checked(value, kind), kind) for kind in (str, bool, types.NoneType)
+        kind: functools.partial(lambda kind, value: _checked(value, kind), kind)
+        for kind in (str, bool, types.NoneType)
     },
     Record: lambda value: _record(class_of(_checked(value, dict).get("kind")), value),
 }
@@ -133,9 +146,14 @@ _DECODERS: dict[Any, Callable[[Any], Any]] = {
 
 def _record(kind: type, values: dict[str, Any]) -> Any:
     hints = _hints(kind)
-    if any(name.endswith("_seconds") and type(item) in (int, float) and item < 0 for name, item in values.items()):
+    if any(
+        name.endswith("_seconds") and type(item) in (int, float) and item < 0
+        for name, item in values.items()
+    ):
         raise ValueError("a duration is negative")
-    return kind(**{name: _decoder(hints[name])(item) for name, item in values.items() if name in hints})
+    return kind(
+        **{name: _decoder(hints[name])(item) for name, item in values.items() if name in hints}
+    )
 
 
 def _one_of(value: Any, known: tuple[Any, ...]) -> Any:
@@ -162,21 +180,26 @@ def _bounded(values: Any, most: int) -> Any:
     return values
 
 
-# -- measurements -----------------------------------------------------------------------------------------------
+# -- measurements -------------------------------------------------------------------------------
 
 Method = Literal["kernel", "allocator", "sampled"]
-"""Source of a peak: the kernel's high-water mark, an allocator's counter, or samples (a lower bound)."""
+"""Source of a peak: the kernel's high-water mark, an allocator's counter, or samples (a lower
+bound).
+"""
 
 
 OUTSIDE = ("shm", "children")
-"""Devices for host memory outside this process's RSS: shared memory segments, and child processes."""
+"""Devices for host memory outside this process's RSS: shared memory segments, and child processes.
+"""
 
 
 class Reading(NamedTuple):
-    """One device at one moment, as read by a probe. A tuple, because every cell makes two per device.
+    """One device at one moment, as read by a probe. A tuple, because every cell makes two per
+    device.
 
-    ``current_bytes`` is the process's RSS for the host and the bytes of live tensors for an accelerator. ``peak_bytes``
-    is the highest value since the probe was last rearmed. Your own probe returns these: see ``register_probe``.
+    ``current_bytes`` is the process's RSS for the host and the bytes of live tensors for an
+    accelerator. ``peak_bytes`` is the highest value since the probe was last rearmed. Your own
+    probe returns these: see ``register_probe``.
 
     >>> Reading("tpu:0", current_bytes=100, peak_bytes=120, method="sampled").peak_bytes
     120
@@ -196,18 +219,23 @@ class Reading(NamedTuple):
     note: str = ""
     """Message for the user about a missing figure."""
     mapped_bytes: int | None = None
-    """Address space of the process: memory freed at once lowers it, memory that an allocator purges later does not."""
+    """Address space of the process: memory freed at once lowers it, memory that an allocator purges
+    later does not.
+    """
 
 
 @dataclass(frozen=True, slots=True)  # there may be tens of thousands, as of cells
 class Usage(Record):
     """Memory of one device during a cell, an experiment or any other span.
 
-    For the host, bytes are RSS; ``shm`` and ``children`` are its shared memory and child processes. For an accelerator
-    they are those of live tensors (allocated); the allocator's reserved memory, and the use of the whole device and of
-    other processes, are separate fields.
+    For the host, bytes are RSS; ``shm`` and ``children`` are its shared memory and child processes.
+    For an accelerator they are those of live tensors (allocated); the allocator's reserved memory,
+    and the use of the whole device and of other processes, are separate fields.
 
-    >>> usage = Usage("cuda:0", before_bytes=100, after_bytes=150, peak_bytes=400, total_bytes=None, method="allocator")
+    >>> usage = Usage(
+    ...     "cuda:0", before_bytes=100, after_bytes=150, peak_bytes=400,
+    ...     total_bytes=None, method="allocator",
+    ... )
     >>> usage.delta_bytes, usage.peak_delta_bytes
     (50, 300)
     """
@@ -219,7 +247,9 @@ class Usage(Record):
     peak_bytes: int
     total_bytes: int | None
     method: Method
-    """How the peak was measured: by Linux's ``kernel``, torch's ``allocator``, or ``sampled`` (a lower bound)."""
+    """How the peak was measured: by Linux's ``kernel``, torch's ``allocator``, or ``sampled`` (a
+    lower bound).
+    """
     reserved_bytes: int | None = None
     used_bytes: int | None = None
     """In use on the whole device, by every process."""
@@ -251,7 +281,9 @@ class CellRecord(Record):
     error: str | None
     """Name of the exception's type, or None."""
     usages: tuple[Usage, ...]
-    """Memory kept after everything that ended with the cell was freed; their peaks are those of the cell's code."""
+    """Memory kept after everything that ended with the cell was freed; their peaks are those of the
+    cell's code.
+    """
     source_digest: str = ""
     """Equal for cells with the same source, ignoring surrounding white space."""
     source_line: str = ""
@@ -259,17 +291,21 @@ class CellRecord(Record):
     recovery: RecoveryRecord | None = None
     """The recovery after its error, if anything was released."""
     freed: dict[str, int] = field(default_factory=dict)
-    """Bytes freed per device between the end of the cell's code and the end of ``usages``: by a recovery, and by
-    experiments that ended with the cell. Empty without either.
+    """Bytes freed per device between the end of the cell's code and the end of ``usages``: by a
+    recovery, and by experiments that ended with the cell. Empty without either.
     """
     child_peak_bytes: int | None = None
-    """RSS at its peak of the largest child process that ended in the cell, if it was larger than all earlier ones and
-    than this process; or the growth at its peak of the child process that ran the cell (``%%isolate``); or None."""
+    """RSS at its peak of the largest child process that ended in the cell, if it was larger than
+    all earlier ones and than this process; or the growth at its peak of the child process that ran
+    the cell (``%%isolate``); or None.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRecord(Record):
-    """Measurements of a traced block, of one iteration of a tracked loop, or of an epoch of a training."""
+    """Measurements of a traced block, of one iteration of a tracked loop, or of an epoch of a
+    training.
+    """
 
     label: str
     started_at: float
@@ -322,12 +358,16 @@ class RetainedArray(Record):
     objects: int = 1
     """Number of objects of that type, if the holder has several."""
     parts: dict[str, int] = field(default_factory=dict)
-    """Bytes of the largest parts of an object without arrays: columns, keys, attributes, or types of items."""
+    """Bytes of the largest parts of an object without arrays: columns, keys, attributes, or types
+    of items.
+    """
 
 
 @dataclass(frozen=True)
 class FreeingStep(Record):
-    """One step of freeing memory, with the bytes freed on each device, without those freed by other threads."""
+    """One step of freeing memory, with the bytes freed on each device, without those freed by other
+    threads.
+    """
 
     name: str
     freed: dict[str, int]
@@ -342,7 +382,9 @@ class FreeingStep(Record):
 class Cause(Record):
     """Why memory ran out, decided by figures from that moment."""
 
-    kind: Literal["too large", "too much", "limit", "guard", "fragmentation", "process", "names", "shm"]
+    kind: Literal[
+        "too large", "too much", "limit", "guard", "fragmentation", "process", "names", "shm"
+    ]
     device: str
     text: str
     remedy: str = ""
@@ -354,7 +396,9 @@ class CutListing(Record):
     """Why a list of an error's memory is not complete: its sizes are at least what is shown."""
 
     reason: Literal["time", "memory", "objects"]
-    """``time``: half a second was over; ``memory``: too little was left; ``objects``: there were too many."""
+    """``time``: half a second was over; ``memory``: too little was left; ``objects``: there were
+    too many.
+    """
     uncounted: int
     """Number of names of which nothing, or only a part, was counted."""
     names: int
@@ -363,10 +407,14 @@ class CutListing(Record):
 
 @dataclass(frozen=True)
 class KeptError(Record):
-    """Memory that only errors keep alive: in their arguments, attributes, and the frames of stored errors."""
+    """Memory that only errors keep alive: in their arguments, attributes, and the frames of stored
+    errors.
+    """
 
     place: str
-    """Names and places that hold the errors, such as ``errors[0]``; empty for the last error, kept for %debug."""
+    """Names and places that hold the errors, such as ``errors[0]``; empty for the last error, kept
+    for %debug.
+    """
     size_bytes: int
     names: tuple[str, ...]
     """The largest arguments, attributes and locals."""
@@ -389,7 +437,9 @@ class RecoveryRecord(Record):
     free: dict[str, int]
     """Free bytes of each device when the cell had failed, before anything was freed."""
     held: tuple[RetainedArray, ...]
-    """Objects held by the traceback's frames, the largest first, without those that your variables hold too."""
+    """Objects held by the traceback's frames, the largest first, without those that your variables
+    hold too.
+    """
     frames: int
     freed: dict[str, int]
     now: dict[str, int]
@@ -402,7 +452,8 @@ class RecoveryRecord(Record):
     incomplete_optimizer: str = ""
     """Type of an optimizer that is still in use with incomplete state."""
     plain: tuple[str, ...] = ()
-    """Numbers and short texts among the locals of the user's released frames, one line per frame."""
+    """Numbers and short texts among the locals of the user's released frames, one line per frame.
+    """
     cut: CutListing | None = None
     """Why ``held`` does not list everything; None if it does."""
     kept_errors: tuple[KeptError, ...] = ()
@@ -437,23 +488,30 @@ class ExperimentRecord(Record):
     """Sum of its cells' times; the block's time for a block inside one cell."""
     cells: tuple[CellRecord, ...]
     usages: tuple[Usage, ...]
-    """From the start to the end of the clean-up; ``delta_bytes`` is the memory that was not freed."""
+    """From the start to the end of the clean-up; ``delta_bytes`` is the memory that was not freed.
+    """
     consumed: dict[str, int]
     """Bytes per device that the experiment held at its end, above its start."""
     freed: dict[str, int]
-    """Bytes per device freed by the clean-up: ``consumed`` minus ``delta_bytes``; negative for an increase."""
+    """Bytes per device freed by the clean-up: ``consumed`` minus ``delta_bytes``; negative for an
+    increase.
+    """
     deleted: tuple[str, ...]
     restored: tuple[str, ...]
     kept: tuple[str, ...]
     """Names that stayed, because you asked or a cell declares them ``global``."""
     survivors: tuple[RetainedArray, ...]
-    """Deleted names whose arrays are still alive, because something outside the scope refers to them."""
+    """Deleted names whose arrays are still alive, because something outside the scope refers to
+    them.
+    """
     steps: tuple[FreeingStep, ...] = ()
     notes: tuple[str, ...] = field(default=())
     parameters: dict[str, int | float | str] = field(default_factory=dict)
     """Parameters noted by the user: ``--note lr=1e-3 bs=64``."""
     ooms: int = 0
-    """Number of out-of-memory errors that ended one of its cells, or left it or an experiment inside it."""
+    """Number of out-of-memory errors that ended one of its cells, or left it or an experiment
+    inside it.
+    """
     budget: dict[str, int] = field(default_factory=dict)
     """Allowed bytes by device; refusals are in ``notes``."""
     engines: tuple[EngineRecord, ...] = ()
@@ -462,10 +520,12 @@ class ExperimentRecord(Record):
     """Time from its start to the end of its code, including pauses between its cells."""
 
 
-# -- the records of a session ---------------------------------------------------------------------------------
+# -- the records of a session -------------------------------------------------------------------
 
 SCHEMA = 1
-"""Incremented when older readers would misunderstand a file; an additional field does not change it."""
+"""Incremented when older readers would misunderstand a file; an additional field does not change
+it.
+"""
 _MODULES = {
     "CellRecord": "records",
     "ExperimentRecord": "records",
@@ -504,7 +564,9 @@ def class_of(kind: Any) -> type[Record]:
 
 
 def packed(records: Iterable[Record]) -> dict[str, Any]:
-    """Return records as the metadata of an output holds them; those that are too large are only counted."""
+    """Return records as the metadata of an output holds them; those that are too large are only
+    counted.
+    """
     found, left_out, room = list[Any](), dict[str, int](), _MOST_PACKED
     for record in records:
         kind = type(record).__name__
@@ -534,7 +596,10 @@ class History(list[CellRecord]):
 
     def __repr__(self) -> str:
         """Return one line: there may be ten thousand cells."""
-        return f"<History of {_count(self, 'cell')}, {sum(cell.duration_seconds for cell in self):.1f} s>"
+        return (
+            f"<History of {_count(self, 'cell')}, "
+            f"{sum(cell.duration_seconds for cell in self):.1f} s>"
+        )
 
     def to_pandas(self) -> Any:
         """Return a DataFrame with one row per cell; docs/traces.md lists the columns.
@@ -550,8 +615,12 @@ class History(list[CellRecord]):
         pandas = importlib.import_module("pandas")  # slow to import, and rarely used
         columns: dict[str, Any] = {name: [getattr(cell, name) for cell in self] for name in _PLAIN}
         columns["execution_count"] = pandas.array(columns["execution_count"], dtype="Int64")
-        columns["started_at"] = pandas.to_datetime([cell.started_at for cell in self], unit="s", utc=True)
-        columns["duration_seconds"] = pandas.array([cell.duration_seconds for cell in self], dtype="float64")
+        columns["started_at"] = pandas.to_datetime(
+            [cell.started_at for cell in self], unit="s", utc=True
+        )
+        columns["duration_seconds"] = pandas.array(
+            [cell.duration_seconds for cell in self], dtype="float64"
+        )
         columns["success"] = pandas.array([cell.success for cell in self], dtype="bool")
         columns |= {name: [getattr(cell, name) for cell in self] for name in _TEXTS}
         columns["recovery"] = [cell.recovery and cell.recovery.kind for cell in self]
@@ -566,7 +635,9 @@ class History(list[CellRecord]):
 
 def devices_of(usages: Iterable[Usage]) -> list[str]:
     """Return the devices of all ``usages``, the host first, then in order of occurrence."""
-    return sorted(dict.fromkeys(usage.device for usage in usages), key=lambda device: device != "cpu")
+    return sorted(
+        dict.fromkeys(usage.device for usage in usages), key=lambda device: device != "cpu"
+    )
 
 
 def usage_on(usages: Iterable[Usage], device: str) -> Usage | None:
@@ -592,14 +663,26 @@ class SessionRecord(Record):
 
     @classmethod
     def of(
-        cls, cells: Iterable[CellRecord], experiments: Iterable[ExperimentRecord], traces: Iterable[TraceRecord]
+        cls,
+        cells: Iterable[CellRecord],
+        experiments: Iterable[ExperimentRecord],
+        traces: Iterable[TraceRecord],
     ) -> SessionRecord:
         """Return the record of this process."""
-        return cls(time.time(), tuple(cells), tuple(experiments), tuple(traces), socket.gethostname(), os.getpid())
+        return cls(
+            time.time(),
+            tuple(cells),
+            tuple(experiments),
+            tuple(traces),
+            socket.gethostname(),
+            os.getpid(),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as a dictionary of plain values, with the kinds of ``results``."""
-        results = tuple({"kind": type(record).__name__, **record.to_dict()} for record in self.results)
+        results = tuple(
+            {"kind": type(record).__name__, **record.to_dict()} for record in self.results
+        )
         return {**super().to_dict(), "results": results}
 
     @property

@@ -21,7 +21,8 @@ _WHOLE = re.compile(r"\s*[+-]?[0-9]{1,25}\s*")
 
 
 def format_bytes(count: int) -> str:
-    """Return a number of bytes as text, such as ``512 MiB``, ``381.5 MiB``, ``16 KiB`` or ``1.31 GiB``.
+    """Return a number of bytes as text, such as ``512 MiB``, ``381.5 MiB``, ``16 KiB`` or ``1.31
+    GiB``.
 
     GiB and larger units have two decimals, MiB and KiB one; a lone zero decimal is dropped.
 
@@ -35,7 +36,9 @@ def format_bytes(count: int) -> str:
         if size >= unit - unit // 20480:
             shown = f"{size / unit:.2f}" if unit >= GIB else f"{size / unit:.1f}".removesuffix(".0")
             return f"{sign}{shown} {name}"
-    return f"{sign}{size / KIB:.1f}".removesuffix(".0") + " KiB" if size >= KIB else f"{sign}{size} B"
+    return (
+        f"{sign}{size / KIB:.1f}".removesuffix(".0") + " KiB" if size >= KIB else f"{sign}{size} B"
+    )
 
 
 def format_change(count: int) -> str:
@@ -52,7 +55,8 @@ def format_share(used: int, total: int) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Return the number of bytes in a text: ``24GiB`` or ``24G`` (2**30 each), ``24GB`` (10**9), ``9 bytes``.
+    """Return the number of bytes in a text: ``24GiB`` or ``24G`` (2**30 each), ``24GB`` (10**9),
+    ``9 bytes``.
 
     Raises:
         UnitError: ``text`` is not a number with a known unit; only 0 needs none.
@@ -62,21 +66,30 @@ def parse_bytes(text: str) -> int:
     """
     number, letter, rest, unit = _size(text)
     if number and not (letter or unit):
-        raise UnitError(f"{quoted(text)} has no unit: write {text.strip()}GiB, or {text.strip()} bytes")
+        raise UnitError(
+            f"{quoted(text)} has no unit: write {text.strip()}GiB, or {text.strip()} bytes"
+        )
     return int(number * (1000 if rest == "b" else 1024) ** " kmgtp".index(letter or " "))
 
 
 def bytes_in_message(text: str) -> int:
-    """Return the number of bytes in a library's message: PyTorch's MPS writes GB for GiB, CuPy no unit."""
+    """Return the number of bytes in a library's message: PyTorch's MPS writes GB for GiB, CuPy no
+    unit.
+    """
     number, letter, _, _ = _size(text)
     return int(number * 1024 ** " kmgtp".index(letter or " "))
 
 
 def _size(text: str) -> tuple[float, str, str, str]:
-    """Return a size's number, its unit's first letter, the rest of the unit, and the unit if it is bytes."""
-    match = _SIZE.fullmatch(text) if len(text) <= 100 else None  # a longer text could take long to match
+    """Return a size's number, its unit's first letter, the rest of the unit, and the unit if it is
+    bytes.
+    """
+    # a longer text could take long to match
+    match = _SIZE.fullmatch(text) if len(text) <= 100 else None
     if match is None:
-        raise UnitError(f"{quoted(text)} is not a size: write a number and a unit, such as 8GiB or 512 MiB")
+        raise UnitError(
+            f"{quoted(text)} is not a size: write a number and a unit, such as 8GiB or 512 MiB"
+        )
     if match[1].startswith("-"):
         raise UnitError(f"a size cannot be negative: {quoted(text)}")
     letter, rest, unit = ((match[group] or "").lower() for group in (2, 3, 4))
@@ -94,11 +107,15 @@ def checked_bytes(size: object, least: int = 0) -> int:
     if type(size) is float and size.is_integer():  # 8e9
         size = int(size)
     if type(size) is not int or size < 0:
-        raise UnitError(f"a size must be a number of bytes or a string such as '8GiB', not {quoted(size)}")
+        raise UnitError(
+            f"a size must be a number of bytes or a string such as '8GiB', not {quoted(size)}"
+        )
     if size >= _MOST:
         raise UnitError(f"no device has more than {format_bytes(_MOST)}: write a smaller size")
     if size < least:
-        raise UnitError(f"{format_bytes(size)} is too little: write a size of {format_bytes(least)} or more")
+        raise UnitError(
+            f"{format_bytes(size)} is too little: write a size of {format_bytes(least)} or more"
+        )
     return size
 
 
@@ -130,7 +147,9 @@ def format_short_seconds(seconds: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a duration as text: ``0.4 ms``, ``12 ms``, ``3.21 s``, ``2 min 5 s``, ``1 h 4 min``."""
+    """Return a duration as text: ``0.4 ms``, ``12 ms``, ``3.21 s``, ``2 min 5 s``,
+    ``1 h 4 min``.
+    """
     if seconds < 0.01:
         return f"{seconds * 1000:.1f} ms"
     if seconds < 0.9995:

@@ -1,7 +1,7 @@
 """Asks each command about the same object, to compare the sizes and the holders that they name.
 
-Run by test_agreement in processes of their own: ``python -m tests.agreement QUESTION ...`` prints the answers as JSON.
-Each object has a process to itself, in which it is the only large one.
+Run by test_agreement in processes of their own: ``python -m tests.agreement QUESTION ...`` prints
+the answers as JSON. Each object has a process to itself, in which it is the only large one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ SIZE_BYTES = 8 * MIB
 LEFT = 'outer["x"]'
 """The place in which a cell of an experiment leaves an object."""
 _KEPT_ROW = re.compile(r"^(?P<size>[\d.]+ (?:[KMG]i)?B) on \S+ · (?P<what>.*?) · (?P<remedy>.*)$")
-"""A row of ``%gpumem leaks`` about memory that is kept by mistake: it is no record of the report."""
+"""A row of ``%gpumem leaks`` about memory that is kept by mistake: it is no record of the report.
+"""
 
 _OTHER_ROWS = re.compile(r"(other rows: |but )(?P<size>[\d.]+ (?:[KMG]i)?B)")
 
@@ -49,7 +50,9 @@ class Answer:
 
     command: str
     size_bytes: int
-    """Bytes of the object, or the bytes that deleting its name would free; 0 if the command does not name it."""
+    """Bytes of the object, or the bytes that deleting its name would free; 0 if the command does
+    not name it.
+    """
     is_at_least: bool = False
     """True if the command says that the figure is a lower bound."""
     holder: str = ""
@@ -81,7 +84,7 @@ class Asker:
         (report,) = self._reports
         return report
 
-    # -- the commands -----------------------------------------------------------------------------------------
+    # -- the commands ----------------------------------------------------------------------------
 
     def top(self, name: str) -> Answer:
         """Ask ``%gpumem top`` about a name."""
@@ -102,9 +105,13 @@ class Asker:
         return Answer("%gpumem", size, _says_at_least(report))
 
     def guard(self, name: str) -> Answer:
-        """Ask the memory guard, which lists the largest names after it has refused an allocation."""
+        """Ask the memory guard, which lists the largest names after it has refused
+        an allocation.
+        """
         self.report("guard on")
-        (guard,) = [observer for observer in self._app.session.observers if type(observer) is MemoryGuard]
+        (guard,) = [
+            observer for observer in self._app.session.observers if type(observer) is MemoryGuard
+        ]
         report = guard._report("refused 1 GiB")
         self.report("guard off")
         for table in report.tables:
@@ -112,11 +119,15 @@ class Asker:
                 cells = dict(zip(table.columns, row, strict=True))
                 if name in cells["name"].split(", "):
                     advice = cells.get("to free it", "")
-                    return Answer("guard", parse_bytes(cells["size"]), _says_at_least(report), advice=advice)
+                    return Answer(
+                        "guard", parse_bytes(cells["size"]), _says_at_least(report), advice=advice
+                    )
         return Answer("guard", 0, _says_at_least(report))
 
     def why(self, expression: str) -> tuple[Answer, Ownership]:
-        """Ask ``%gpumem why`` about the size of an object, without other variables' objects, and its first holder."""
+        """Ask ``%gpumem why`` about the size of an object, without other variables' objects, and
+        its first holder.
+        """
         report = self.report(f"why {expression}")
         (found,) = [record for record in report.records if isinstance(record, Ownership)]
         own = "|".join(re.findall(r"\w+", expression))
@@ -126,28 +137,40 @@ class Asker:
                 size -= part.size_bytes
         is_at_least = _says_at_least(report) or not found.complete
         answer = Answer(f"why {expression}", size, is_at_least)
-        if found.held and found.held[0].size_bytes >= size / 2:  # else small objects that others use, too
+        if (
+            found.held and found.held[0].size_bytes >= size / 2
+        ):  # else small objects that others use, too
             first = found.held[0].holder
-            answer = Answer(answer.command, answer.size_bytes, is_at_least, first.path, first.advice)
+            answer = Answer(
+                answer.command, answer.size_bytes, is_at_least, first.path, first.advice
+            )
         return answer, found
 
     def deletion(self, name: str) -> tuple[Answer, Answer]:
-        """Ask ``%gpumem why`` about the size of a name's object, and about the bytes that ``del`` frees."""
+        """Ask ``%gpumem why`` about the size of a name's object, and about the bytes that ``del``
+        frees.
+        """
         answer, found = self.why(name)
         freed = sum(found.freed_bytes.values())
         return answer, Answer(f"why: del {name}", freed, answer.is_at_least)
 
     def leaks(self) -> list[Answer]:
-        """Ask ``%gpumem leaks``: the sum of its rows with the holder of the largest one; none if it lists nothing."""
+        """Ask ``%gpumem leaks``: the sum of its rows with the holder of the largest one; none if it
+        lists nothing.
+        """
         report = self.report("leaks")
-        answers = [_answer_of("leaks", row) for row in report.records if isinstance(row, RetainedArray)]
+        answers = [
+            _answer_of("leaks", row) for row in report.records if isinstance(row, RetainedArray)
+        ]
         size = sum(answer.size_bytes for answer in answers)
         if other := _OTHER_ROWS.search(report.headline):  # without memory that the rows above count
             size += parse_bytes(other["size"])
         for line in report.lines:
             if match := _KEPT_ROW.match(line):
                 kept = parse_bytes(match["size"])
-                answers.append(Answer("leaks", kept, "at least" in line, match["what"], match["remedy"]))
+                answers.append(
+                    Answer("leaks", kept, "at least" in line, match["what"], match["remedy"])
+                )
         return [replace(answer, size_bytes=size) for answer in _sum_of("leaks", answers)]
 
     def survivors(self) -> list[Answer]:
@@ -159,7 +182,9 @@ class Asker:
 def _answer_of(command: str, row: RetainedArray) -> Answer:
     if row.holder is None:
         return Answer(command, row.size_bytes)
-    return Answer(command, row.size_bytes, "at least" in row.holder.path, row.holder.path, row.holder.advice)
+    return Answer(
+        command, row.size_bytes, "at least" in row.holder.path, row.holder.path, row.holder.advice
+    )
 
 
 def _sum_of(command: str, answers: list[Answer]) -> list[Answer]:
@@ -176,7 +201,7 @@ def _says_at_least(report: Report) -> bool:
     return "at least" in render([report]).replace("no leak of at least", "")
 
 
-# -- the two situations ---------------------------------------------------------------------------------------
+# -- the two situations -------------------------------------------------------------------------
 
 
 def about_name(ask: Asker, name: str) -> list[Answer]:
@@ -190,7 +215,12 @@ def about_left(ask: Asker, expression: str = LEFT) -> list[Answer]:
     leaks = ask.leaks() or [Answer("leaks", 0)]
     answers = [*survivors, *leaks, ask.why(expression)[0]]
     if expression == LEFT:
-        answers += [*ask.deletion("outer"), ask.top("outer"), ask.status("outer"), ask.guard("outer")]
+        answers += [
+            *ask.deletion("outer"),
+            ask.top("outer"),
+            ask.status("outer"),
+            ask.guard("outer"),
+        ]
     return answers
 
 
@@ -205,7 +235,9 @@ class Question:
     """The name of the object, or its expression if an experiment has left it."""
     is_left: bool
     sees_libraries: bool = False
-    """True if objects of libraries lead to it, which are hidden otherwise: each look would pass over them."""
+    """True if objects of libraries lead to it, which are hidden otherwise: each look would pass
+    over them.
+    """
 
     def answers(self) -> list[Answer]:
         """Run the cells in a new shell with the extension, then ask each command."""
@@ -241,24 +273,33 @@ def questions() -> dict[str, Question]:
 
 
 def _about_object(kind: str, case: Case) -> dict[str, Question]:
-    """Return the questions about an object with a name, and about one that an experiment has left in a dict."""
+    """Return the questions about an object with a name, and about one that an experiment has left
+    in a dict.
+    """
     setup, code = textwrap.dedent(case.setup), textwrap.dedent(case.code)
     experiment = f"%%experiment e\n{code}\n{LEFT} = x"
     return {
         f"named {case.library}: {kind}": Question(case.library, (setup, code), "x", is_left=False),
-        f"left {case.library}: {kind}": Question(case.library, (setup, "outer = {}", experiment), LEFT, is_left=True),
+        f"left {case.library}: {kind}": Question(
+            case.library, (setup, "outer = {}", experiment), LEFT, is_left=True
+        ),
     }
 
 
 def _about_place(kind: str, place: Place, library: str) -> dict[str, Question]:
-    """Return the question about an object that an experiment has left in a place: bytes, or an array with NumPy.
+    """Return the question about an object that an experiment has left in a place: bytes, or an
+    array with NumPy.
 
     It is so large that experiments search for objects of any kind.
     """
     make = "x = __import__('numpy').ones(5 << 20)" if library else "x = b'x' * (40 << 20)"
     experiment = f"%%experiment e\n{make}\n{textwrap.dedent(place.code)}"
     cells = textwrap.dedent(place.setup), experiment
-    return {f"place {library}: {kind}": Question(library, cells, place.expression, is_left=True, sees_libraries=True)}
+    return {
+        f"place {library}: {kind}": Question(
+            library, cells, place.expression, is_left=True, sees_libraries=True
+        )
+    }
 
 
 def forked(work: Callable[[], object]) -> Any:

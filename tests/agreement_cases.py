@@ -1,4 +1,6 @@
-"""Cells that make objects on which commands have disagreed, and places in which an experiment leaves an object."""
+"""Cells that make objects on which commands have disagreed, and places in which an experiment
+leaves an object.
+"""
 
 from __future__ import annotations
 
@@ -345,10 +347,18 @@ CASES: dict[str, Case] = {
         """
     ),
     # -- other modules' globals
-    "a function of runpy": Case("""import runpy; x = runpy.run_path(path)["predict"]""", setup=FILE_WITH_DATA),
-    "a class of runpy": Case("""import runpy; x = runpy.run_path(path)["Model"]""", setup=FILE_WITH_DATA),
-    "an object of runpy": Case("""import runpy; x = runpy.run_path(path)["Model"]()""", setup=FILE_WITH_DATA),
-    "a method of runpy": Case("""import runpy; x = runpy.run_path(path)["Model"]().predict""", setup=FILE_WITH_DATA),
+    "a function of runpy": Case(
+        """import runpy; x = runpy.run_path(path)["predict"]""", setup=FILE_WITH_DATA
+    ),
+    "a class of runpy": Case(
+        """import runpy; x = runpy.run_path(path)["Model"]""", setup=FILE_WITH_DATA
+    ),
+    "an object of runpy": Case(
+        """import runpy; x = runpy.run_path(path)["Model"]()""", setup=FILE_WITH_DATA
+    ),
+    "a method of runpy": Case(
+        """import runpy; x = runpy.run_path(path)["Model"]().predict""", setup=FILE_WITH_DATA
+    ),
     "a module of importlib": Case(
         """
         spec = importlib.util.spec_from_file_location("other_script", path)
@@ -389,7 +399,7 @@ CASES: dict[str, Case] = {
     # -- displays
     "HTML": Case("""from IPython.display import HTML; x = HTML("x" * (12 << 20))"""),
     "an image of IPython": Case(
-        """from IPython.display import Image; x = Image(data=b"\\x89PNG" + b"x" * (12 << 20), format="png")"""
+        """from IPython.display import Image; x = Image(data=b"\\x89PNG" + b"x" * (12 << 20), format="png")"""  # noqa: E501
     ),
     "displays of text": Case(
         """
@@ -426,7 +436,9 @@ CASES: dict[str, Case] = {
         "import numpy as np",
     ),
     "a structured array of arrays": Case(
-        """x = np.array([(np.ones(1_500_000),), (None,)], dtype=[("field", object)])""", "numpy", "import numpy as np"
+        """x = np.array([(np.ones(1_500_000),), (None,)], dtype=[("field", object)])""",
+        "numpy",
+        "import numpy as np",
     ),
     "a view of few rows": Case(
         """
@@ -437,7 +449,9 @@ CASES: dict[str, Case] = {
         "numpy",
         "import numpy as np",
     ),
-    "a masked array": Case("""x = np.ma.masked_less(np.ones(1_400_000), 0)""", "numpy", "import numpy as np"),
+    "a masked array": Case(
+        """x = np.ma.masked_less(np.ones(1_400_000), 0)""", "numpy", "import numpy as np"
+    ),
     "a mapped file of numpy": Case(
         """
         import tempfile
@@ -486,7 +500,9 @@ CASES: dict[str, Case] = {
         """,
     ),
     "a lazy frame": Case(
-        """x = pl.LazyFrame({"a": np.ones(1_500_000)})""", "polars", "import numpy as np, polars as pl"
+        """x = pl.LazyFrame({"a": np.ones(1_500_000)})""",
+        "polars",
+        "import numpy as np, polars as pl",
     ),
     "a lazy frame of a query": Case(
         """x = pl.DataFrame({"a": np.ones(1_500_000)}).lazy().filter(pl.col("a") > 0)""",
@@ -528,7 +544,9 @@ CASES: dict[str, Case] = {
         """,
     ),
     "a jagged tensor": Case(
-        """x = torch.nested.nested_tensor([torch.ones(1000, 1500)] * 2, layout=torch.jagged)""", "torch", "import torch"
+        """x = torch.nested.nested_tensor([torch.ones(1000, 1500)] * 2, layout=torch.jagged)""",
+        "torch",
+        "import torch",
     ),
     "a sum of jagged tensors": Case(
         """x = torch.nested.nested_tensor([torch.ones(1000, 1500)] * 2, layout=torch.jagged) + 1""",
@@ -536,7 +554,7 @@ CASES: dict[str, Case] = {
         "import torch",
     ),
     "a jagged tensor of values and offsets": Case(
-        """x = torch.nested.nested_tensor_from_jagged(torch.ones(2000, 1500), torch.tensor([0, 500, 2000]))""",
+        """x = torch.nested.nested_tensor_from_jagged(torch.ones(2000, 1500), torch.tensor([0, 500, 2000]))""",  # noqa: E501
         "torch",
         "import torch",
     ),
@@ -573,12 +591,12 @@ CASES: dict[str, Case] = {
         import tokenizers
         tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"word": 0, "[UNK]": 1}, unk_token="[UNK]"))
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-        """,
+        """,  # noqa: E501
     ),
     "a compiled query of scikit-learn": Case(
         """
         x = sklearn.neighbors.NearestNeighbors().fit(np.random.default_rng(0).normal(size=(120_000, 5)))
-        """,
+        """,  # noqa: E501
         "sklearn",
         "import numpy as np, sklearn.neighbors",
     ),
@@ -587,12 +605,18 @@ CASES: dict[str, Case] = {
 
 PLACES: dict[str, Place] = {
     "an item of a list": Place("outer = []", "outer.append(x)", "outer[0]"),
-    "an item of a list in a dict": Place('outer = {"runs": []}', 'outer["runs"].append(x)', 'outer["runs"][0]'),
+    "an item of a list in a dict": Place(
+        'outer = {"runs": []}', 'outer["runs"].append(x)', 'outer["runs"][0]'
+    ),
     "an item of a dict in a list in a dict": Place(
         'outer = {"runs": []}', 'outer["runs"].append({"data": x})', 'outer["runs"][0]["data"]'
     ),
-    "a deque": Place("import collections; outer = collections.deque()", "outer.append(x)", "outer[0]"),
-    "a set": Place("outer = set()", "outer.add(iter((x,)))", "next(iter(outer)).__reduce__()[1][0][0]"),
+    "a deque": Place(
+        "import collections; outer = collections.deque()", "outer.append(x)", "outer[0]"
+    ),
+    "a set": Place(
+        "outer = set()", "outer.add(iter((x,)))", "next(iter(outer)).__reduce__()[1][0][0]"
+    ),
     "an attribute": Place(
         """
         class Outer: pass
@@ -611,7 +635,9 @@ PLACES: dict[str, Place] = {
         "outer.data = x",
         "outer.data",
     ),
-    "a default argument": Place("def outer(data=()): pass", "outer.__defaults__ = (x,)", "outer.__defaults__[0]"),
+    "a default argument": Place(
+        "def outer(data=()): pass", "outer.__defaults__ = (x,)", "outer.__defaults__[0]"
+    ),
     "a closure": Place(
         """
         def make():
@@ -639,7 +665,9 @@ PLACES: dict[str, Place] = {
         "outer(1)",
     ),
     "a context variable": Place(
-        "import contextvars; outer = contextvars.ContextVar('outer')", "_ = outer.set(x)", "outer.get()"
+        "import contextvars; outer = contextvars.ContextVar('outer')",
+        "_ = outer.set(x)",
+        "outer.get()",
     ),
     "a suspended generator": Place(
         """
@@ -652,7 +680,8 @@ PLACES: dict[str, Place] = {
         """,
         "_ = outer.send(x)",
         # Reading f_locals would leave a copy in the frame.
-        "max((*gc.get_referents(outer), *gc.get_referents(outer.gi_frame)), key=__import__('sys').getsizeof)",
+        "max((*gc.get_referents(outer), *gc.get_referents(outer.gi_frame)), "
+        "key=__import__('sys').getsizeof)",
     ),
     "a builtin": Place("import builtins", "builtins.outer_data = x", "outer_data"),
     "a module": Place("import logging", "logging.outer_data = x", "logging.outer_data"),
@@ -678,11 +707,19 @@ PLACES: dict[str, Place] = {
         """,
         "outer[0].__traceback__.tb_next.tb_frame.f_locals['data']",
     ),
-    "a partial": Place("import functools; outer = []", "outer.append(functools.partial(len, x))", "outer[0].args[0]"),
+    "a partial": Place(
+        "import functools; outer = []",
+        "outer.append(functools.partial(len, x))",
+        "outer[0].args[0]",
+    ),
     "a view": Place("outer = []", "outer.append(x[10:20])", "outer[0]", "numpy"),
-    "a thread's local": Place("import threading; outer = threading.local()", "outer.data = x", "outer.data"),
+    "a thread's local": Place(
+        "import threading; outer = threading.local()", "outer.data = x", "outer.data"
+    ),
     "a queue": Place("import queue; outer = queue.Queue()", "outer.put(x)", "outer.queue[0]"),
-    "an object array": Place("import numpy as np; outer = np.empty(3, object)", "outer[1] = x", "outer[1]", "numpy"),
+    "an object array": Place(
+        "import numpy as np; outer = np.empty(3, object)", "outer[1] = x", "outer[1]", "numpy"
+    ),
     "a structured array": Place(
         'import numpy as np; outer = np.zeros(3, [("data", object)])',
         "outer[1] = (x,)",

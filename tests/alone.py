@@ -13,7 +13,14 @@ ROOT = Path(__file__).parent.parent
 def printed(*arguments: object, **options: Any) -> str:
     """Return what a Python with these arguments prints."""
     command = [sys.executable, *map(str, arguments)]
-    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 900, "check": False, **options}
+    options = {
+        "cwd": ROOT,
+        "capture_output": True,
+        "text": True,
+        "timeout": 900,
+        "check": False,
+        **options,
+    }
     done = subprocess.run(command, **options)
     assert done.returncode == 0, done.stderr
     return str(done.stdout)
@@ -24,6 +31,9 @@ def alone(test: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(test)
     def run(**given: object) -> None:
-        printed("-c", f"from {test.__module__} import {test.__name__} as test; test.__wrapped__(**{given!r})")
+        printed(
+            "-c",
+            f"from {test.__module__} import {test.__name__} as test; test.__wrapped__(**{given!r})",
+        )
 
     return run

@@ -15,12 +15,16 @@ from tests.waiting import until
 
 
 def ctrl_c(*conditions: Callable[[], bool]) -> None:
-    """Give this process a Ctrl-C as soon as it waits for engines and the first condition holds, then the second."""
+    """Give this process a Ctrl-C as soon as it waits for engines and the first condition holds,
+    then the second.
+    """
     main = threading.main_thread().ident
 
     def waits() -> bool:
         frame = sys._current_frames()[main]
-        while frame is not None and not (frame.f_code.co_name == "wait" and frame.f_locals.get("asked")):
+        while frame is not None and not (
+            frame.f_code.co_name == "wait" and frame.f_locals.get("asked")
+        ):
             frame = frame.f_back
         return frame is not None
 
@@ -40,7 +44,10 @@ START = (
     "rc = cluster.start_and_connect_sync(activate=True)"
 )
 ID = "get_ipython().kernel.engine_id"
-CTRL_C = "from __future__ import annotations\nimport os, sys, threading, time\n" + inspect.getsource(ctrl_c)
+CTRL_C = (
+    "from __future__ import annotations\nimport os, sys, threading, time\n"
+    + inspect.getsource(ctrl_c)
+)
 UNTIL = "import time\nfrom pathlib import Path\n" + inspect.getsource(until)
 """Cells that define them, the latter on an engine."""
 

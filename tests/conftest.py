@@ -24,19 +24,26 @@ def own_world() -> None:
     world = Path(tempfile.mkdtemp(prefix="ipygpumem-tests-"))
     creator = os.getpid()
     atexit.register(lambda: os.getpid() == creator and shutil.rmtree(world, ignore_errors=True))
-    folders = "XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME MPLCONFIGDIR TORCHINDUCTOR_CACHE_DIR IPYTHONDIR"
+    folders = (
+        "XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME MPLCONFIGDIR TORCHINDUCTOR_CACHE_DIR "
+        "IPYTHONDIR"
+    )
     jupyter = "JUPYTER_CONFIG_DIR JUPYTER_DATA_DIR JUPYTER_RUNTIME_DIR"
     for name in f"{folders} {jupyter}".split():
         os.environ[name] = str(world / name.lower())
         (world / name.lower()).mkdir()
     if os.environ.get("IPYGPUMEM_WITHOUT_POSIX"):  # every kernel reads this file
-        shutil.copytree(Path(__file__).parent / "without_posix", world / "ipythondir" / "profile_default")
+        shutil.copytree(
+            Path(__file__).parent / "without_posix", world / "ipythondir" / "profile_default"
+        )
     for name in ("PYTHONSTARTUP", "JUPYTER_CONFIG_PATH", "MPLBACKEND"):
         os.environ.pop(name, None)
     os.environ["JUPYTER_PLATFORM_DIRS"] = "1"
-    # Waiting threads of torch would take the processor from working ones wherever threads outnumber processors.
+    # Waiting threads of torch would take the processor from working ones wherever threads outnumber
+    # processors.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    # nohup and a shell's background jobs ignore SIGINT, and every process that is started here would, too.
+    # nohup and a shell's background jobs ignore SIGINT, and every process that is started here
+    # would, too.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -71,9 +78,12 @@ def bare_kernel() -> Iterator[Kernel]:
 
 @pytest.fixture
 def shell() -> Iterator[InteractiveShell]:
-    """An IPython shell in this process, without the extension; nothing of it is left for the tests that follow."""
+    """An IPython shell in this process, without the extension; nothing of it is left for the tests
+    that follow.
+    """
     InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))  # no thread, no file
+    # no thread, no file
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     yield shell
     if "ipygpumem" in shell.extension_manager.loaded:
         shell.run_line_magic("unload_ext", "ipygpumem")
@@ -100,9 +110,11 @@ def meter() -> Iterator[Meter]:
 
 @pytest.fixture
 def others_out_of_sight() -> Iterator[None]:
-    """Hide what was there before a test from its looks at the heap, which all of pytest makes a second long.
+    """Hide what was there before a test from its looks at the heap, which all of pytest makes a
+    second long.
 
-    Not for tests of freeing: in a frozen heap it goes other ways. The torture looks into whole processes.
+    Not for tests of freeing: in a frozen heap it goes other ways. The torture looks into whole
+    processes.
     """
     gc.freeze()
     yield
@@ -122,19 +134,30 @@ def script_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeProbe]:
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After every test: no thread of ours or of a shell's history, no import hook, no wrapped torch function.
+    """After every test: no thread of ours or of a shell's history, no import hook, no wrapped torch
+    function.
 
-    And no torch, unless the test is one for which it is imported here: all looks at the heap would take longer then.
+    And no torch, unless the test is one for which it is imported here: all looks at the heap would
+    take longer then.
     """
     hooks, had_torch = list(sys.meta_path), "torch" in sys.modules
     yield
-    assert had_torch or "torch" not in sys.modules or {"torch_cpu", "integrations", "gpu"} & set(request.path.parts)
+    assert (
+        had_torch
+        or "torch" not in sys.modules
+        or {"torch_cpu", "integrations", "gpu"} & set(request.path.parts)
+    )
     for thread in threading.enumerate():
         if thread.name == "ipygpumem-sampler":
-            thread.join(10)  # a script's first trace looks for probes of others' there, and then it ends
+            # a script's first trace looks for probes of others' there, and then it ends
+            thread.join(10)
     names = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in names if "ipygpumem" in name or name == "IPythonHistorySavingThread"]
+    assert not [
+        name for name in names if "ipygpumem" in name or name == "IPythonHistorySavingThread"
+    ]
     assert sys.meta_path == hooks
     torch = sys.modules.get("torch")
     functions = vars(torch._C).values() if torch is not None else ()
-    assert not [f for f in functions if getattr(f, "__module__", "") == "ipygpumem.probes.accelerators"]
+    assert not [
+        f for f in functions if getattr(f, "__module__", "") == "ipygpumem.probes.accelerators"
+    ]

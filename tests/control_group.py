@@ -1,4 +1,6 @@
-"""Control groups: made-up ones in a folder, and a real one with a memory limit where this machine lets us make one."""
+"""Control groups: made-up ones in a folder, and a real one with a memory limit where this machine
+lets us make one.
+"""
 
 import contextlib
 import time
@@ -11,7 +13,10 @@ from ipygpumem.probes import cgroup
 
 V1_MOUNT = "35 31 0:32 {top} /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n"
 V2_MOUNT = "24 18 0:20 {top} {at} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
-OTHER_MOUNTS = "22 28 0:20 / /proc rw - proc proc rw\n33 31 0:30 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+OTHER_MOUNTS = (
+    "22 28 0:20 / /proc rw - proc proc rw\n33 31 0:30 / /sys/fs/cgroup/cpu rw - cgroup cgroup "
+    "rw,cpu\n"
+)
 NO_LIMIT_V1 = 9223372036854771712
 
 
@@ -44,12 +49,16 @@ def v2_system(root: Path, path: str, *, top: str = "/", at: str = "/sys/fs/cgrou
 
 
 def v1_system(root: Path, path: str, *, top: str = "/") -> FakeSystem:
-    return FakeSystem(root, f"11:cpuset:/\n4:memory:{path}\n1:name=systemd:/x\n", V1_MOUNT.format(top=top))
+    return FakeSystem(
+        root, f"11:cpuset:/\n4:memory:{path}\n1:name=systemd:/x\n", V1_MOUNT.format(top=top)
+    )
 
 
 @contextlib.contextmanager
 def limited_group(limit_bytes: int) -> Iterator[Path]:
-    """Yield the folder of a fresh group inside our own, in which processes get no more than ``limit_bytes``."""
+    """Yield the folder of a fresh group inside our own, in which processes get no more than
+    ``limit_bytes``.
+    """
     problems = []
     for version, own in ((cgroup._V1, _own(cgroup._V1)), (cgroup._V2, _own(cgroup._V2))):
         if own is None:
@@ -71,7 +80,9 @@ def limited_group(limit_bytes: int) -> Iterator[Path]:
         finally:
             remove(folder)
         return
-    pytest.skip(f"no control group with a memory limit can be made here: {problems or 'there are none'}")
+    pytest.skip(
+        f"no control group with a memory limit can be made here: {problems or 'there are none'}"
+    )
 
 
 def _own(version: cgroup.Version) -> Path | None:
@@ -82,7 +93,9 @@ def _own(version: cgroup.Version) -> Path | None:
 
 
 def move(pid: int, folder: Path) -> None:
-    """Let a process be in a group from now on; the pages that it has stay where they are counted."""
+    """Let a process be in a group from now on; the pages that it has stay where they
+    are counted.
+    """
     (folder / "cgroup.procs").write_text(str(pid))
 
 

@@ -1,4 +1,6 @@
-"""Stand-ins with exact figures: a probe to script, and torch's CUDA allocator with its one resettable peak."""
+"""Stand-ins with exact figures: a probe to script, and torch's CUDA allocator with its one
+resettable peak.
+"""
 
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -27,7 +29,11 @@ class FakeProbe:
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         peak = self._current if self.sampled else self._peak
-        return (Reading(self.device, self._current, peak, "sampled" if self.sampled else "kernel", 1000),)
+        return (
+            Reading(
+                self.device, self._current, peak, "sampled" if self.sampled else "kernel", 1000
+            ),
+        )
 
     def glance(self) -> tuple[Reading, ...]:
         return self.read(peak=False)
@@ -40,7 +46,9 @@ class FakeProbe:
 
 
 class FakeAllocator:
-    """The functions of ``torch._C`` that torch's memory API calls, for CUDA devices with scripted memory."""
+    """The functions of ``torch._C`` that torch's memory API calls, for CUDA devices with scripted
+    memory.
+    """
 
     def __init__(self, devices: int = 1) -> None:
         self.current = [0] * devices
@@ -54,9 +62,24 @@ class FakeAllocator:
         self.reserved[device] = max(self.reserved[device], self.current[device])
 
     def _cuda_memoryStats(self, device: int) -> dict[str, Any]:
-        used = {"current": self.current[device], "peak": self.peak[device], "allocated": 0, "freed": 0}
-        reserved = {"current": self.reserved[device], "peak": self.reserved[device], "allocated": 0, "freed": 0}
-        return {"allocated_bytes": {"all": used}, "reserved_bytes": {"all": reserved}, "oversize": used, "num_ooms": 0}
+        used = {
+            "current": self.current[device],
+            "peak": self.peak[device],
+            "allocated": 0,
+            "freed": 0,
+        }
+        reserved = {
+            "current": self.reserved[device],
+            "peak": self.reserved[device],
+            "allocated": 0,
+            "freed": 0,
+        }
+        return {
+            "allocated_bytes": {"all": used},
+            "reserved_bytes": {"all": reserved},
+            "oversize": used,
+            "num_ooms": 0,
+        }
 
     def _cuda_resetPeakMemoryStats(self, device: int) -> None:
         self.peak[device] = self.current[device]
@@ -65,7 +88,9 @@ class FakeAllocator:
 class FakeCuda:
     """``torch.cuda`` as the user calls it."""
 
-    def __init__(self, library: FakeAllocator, *, initialized: bool = True, total: int = 1000) -> None:
+    def __init__(
+        self, library: FakeAllocator, *, initialized: bool = True, total: int = 1000
+    ) -> None:
         self._library = library
         self.initialized = initialized
         self._total = total

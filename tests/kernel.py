@@ -28,11 +28,18 @@ class Reply:
     places: dict[str, int] = field(default_factory=dict)
     """Where in ``displays`` each display with an id is."""
     kinds: list[str] = field(default_factory=list)
-    """What a notebook has of the cell: ``stdout``, ``stderr``, ``display``, ``result``, ``error``, each where it is."""
+    """What a notebook has of the cell: ``stdout``, ``stderr``, ``display``, ``result``, ``error``,
+    each where it is.
+    """
 
     def note(self, message: str, content: dict[str, Any]) -> None:
         """Add to the outputs, as a notebook does: text goes to that which came just before."""
-        names = {"execute_result": "result", "display_data": "display", "error": "error", "stream": content.get("name")}
+        names = {
+            "execute_result": "result",
+            "display_data": "display",
+            "error": "error",
+            "stream": content.get("name"),
+        }
         kind = names.get(message)
         if kind and not (message == "stream" and self.kinds[-1:] == [kind]):
             self.kinds.append(kind)
@@ -51,29 +58,43 @@ class Kernel:
     """A fresh kernel in a process of its own, with the interpreter that runs the tests."""
 
     def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
-        options: dict[str, Any] = {"extra_arguments": list(arguments), **({"env": env} if env is not None else {})}
+        options: dict[str, Any] = {
+            "extra_arguments": list(arguments),
+            **({"env": env} if env is not None else {}),
+        }
         for tries_left in (2, 1, 0):
             self._manager = KernelManager(kernel_name="python3")
             self._manager.kernel_spec.argv[0] = sys.executable
             self._manager.start_kernel(**options)
             self._client = self._manager.blocking_client()
             self._client.start_channels()
-            self._client.allow_stdin = False  # as a program: on a busy machine our own work would show a progress bar
+            self._client.allow_stdin = (
+                False  # as a program: on a busy machine our own work would show a progress bar
+            )
             try:
                 self._client.wait_for_ready(timeout=600)
                 break
-            except RuntimeError:  # it died, as where another program has taken its port since that was chosen
+            except (
+                RuntimeError
+            ):  # it died, as where another program has taken its port since that was chosen
                 Kernel.close(self)  # not a subclass's, whose folder is needed again
                 if not tries_left:
                     raise
 
     def run(
-        self, code: str, *, timeout: float = 600, answers: Sequence[str] = (), interrupt_when: str = "", **options: Any
+        self,
+        code: str,
+        *,
+        timeout: float = 600,
+        answers: Sequence[str] = (),
+        interrupt_when: str = "",
+        **options: Any,
     ) -> Reply:
-        """Execute ``code`` and return all that it gave; a Ctrl-C comes once ``interrupt_when`` is printed.
+        """Execute ``code`` and return all that it gave; a Ctrl-C comes once ``interrupt_when`` is
+        printed.
 
-        No time will do for that: how far a cell is by then depends on the machine. ``answers`` are typed where the
-        cell asks for input, "q" after them.
+        No time will do for that: how far a cell is by then depends on the machine. ``answers`` are
+        typed where the cell asks for input, "q" after them.
         """
         message_id = self._client.execute(code, **{"allow_stdin": bool(answers), **options})
         outputs, typed = Reply(""), iter(answers)
@@ -119,7 +140,9 @@ class Kernel:
             outputs.displays.append(content)
             outputs.order.append("report")
         elif kind == "update_display_data":
-            if (place := outputs.places.get(content["transient"]["display_id"])) is not None:  # else another cell's
+            if (
+                place := outputs.places.get(content["transient"]["display_id"])
+            ) is not None:  # else another cell's
                 outputs.displays[place] = content
         elif kind == "error":
             outputs.error, outputs.message = content["ename"], content["evalue"]
@@ -128,7 +151,9 @@ class Kernel:
 
     def value(self, expression: str) -> Any:
         """Return the value of an expression in the kernel, without leaving an output behind."""
-        message_id = self._client.execute("", user_expressions={"value": expression}, store_history=False, silent=True)
+        message_id = self._client.execute(
+            "", user_expressions={"value": expression}, store_history=False, silent=True
+        )
         found = self._reply(message_id)["user_expressions"]["value"]
         if found["status"] != "ok":
             raise AssertionError(f"{expression}: {found}")

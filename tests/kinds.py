@@ -1,7 +1,9 @@
-"""Makes objects of many kinds and any size, to compare what reports name with the growth of the process.
+"""Makes objects of many kinds and any size, to compare what reports name with the growth of the
+process.
 
-Run by test_sizes in processes of their own: ``python -m tests.kinds each LIBRARY ...`` or ``mixed SEED ...``. Each
-measurement has a process to itself, so that no object leaves gaps for the next one.
+Run by test_sizes in processes of their own: ``python -m tests.kinds each LIBRARY ...`` or ``mixed
+SEED ...``. Each measurement has a process to itself, so that no object leaves gaps for the next
+one.
 """
 
 from __future__ import annotations
@@ -117,12 +119,18 @@ def deserialized(size: int) -> sqlite3.Connection:
 
 
 def rows(size: int) -> object:
-    """Return rows of structured arrays: one that shows its array's memory, and one that is a copy."""
+    """Return rows of structured arrays: one that shows its array's memory, and one
+    that is a copy.
+    """
     array = lib["numpy"].zeros(2, [("name", object), ("parts", object, (2,)), ("number", int)])
     for row in array:
         row["name"] = b"x" * (size // 8)
         row["parts"][:] = [[b"x" * (size // 8)], None]
-    return [array[1], array[0].copy(), lib["numpy"].array([([b"x" * (size // 2)],)], [("deep", [("data", object)])])[0]]
+    return [
+        array[1],
+        array[0].copy(),
+        lib["numpy"].array([([b"x" * (size // 2)],)], [("deep", [("data", object)])])[0],
+    ]
 
 
 def structured(size: int) -> object:
@@ -135,7 +143,9 @@ HAS_TEXTS = find_spec("numpy") is not None and version("numpy") >= "2"
 
 
 def short_texts(size: int) -> object:
-    return lib["numpy"].array([f"{number:07d}" for number in range(size // 16)], lib["numpy"].dtypes.StringDType())
+    return lib["numpy"].array(
+        [f"{number:07d}" for number in range(size // 16)], lib["numpy"].dtypes.StringDType()
+    )
 
 
 def long_texts(size: int) -> object:
@@ -151,7 +161,13 @@ def views(size: int) -> object:
 def shared(size: int) -> object:
     polars, rows = lib["polars"], lib["polars"].int_range(size // 132)
     frame = polars.select(a=rows, text=rows.cast(str) + "x" * 100)
-    return [frame, frame.head(9), frame.rename({"a": "b"}), frame["text"], frame.filter(polars.col("a") > 0)]
+    return [
+        frame,
+        frame.head(9),
+        frame.rename({"a": "b"}),
+        frame["text"],
+        frame.filter(polars.col("a") > 0),
+    ]
 
 
 def forest(size: int) -> object:
@@ -168,7 +184,9 @@ def neighbours(size: int) -> object:
 def booster(size: int) -> object:
     data = lib["numpy"].random.default_rng(0).normal(size=(50_000, 6))
     options = {"num_leaves": 1023, "min_data_in_leaf": 1, "verbose": -1, "num_threads": 1}
-    return lib["lightgbm"].train(options, lib["lightgbm"].Dataset(data[:, 1:], data[:, 0]), 2 + 3 * size // MIB)
+    return lib["lightgbm"].train(
+        options, lib["lightgbm"].Dataset(data[:, 1:], data[:, 0]), 2 + 3 * size // MIB
+    )
 
 
 def trees(size: int) -> object:
@@ -185,7 +203,9 @@ def in_memory_file(size: int) -> Any:
 
 def in_memory_store(size: int) -> object:
     zarr = lib["zarr"]
-    return zarr.create_array(zarr.storage.MemoryStore(), data=lib["numpy"].ones(size // 8), compressors=None)
+    return zarr.create_array(
+        zarr.storage.MemoryStore(), data=lib["numpy"].ones(size // 8), compressors=None
+    )
 
 
 def vocabulary(size: int) -> object:
@@ -227,15 +247,23 @@ KINDS: dict[str, dict[str, Callable[[int], object]]] = {
         "a text": lambda size: "x" * size,
         "numbers": lambda size: list(range(10**6, 10**6 + size // 40)),
         "floats": lambda size: [float(number) for number in range(size // 40)],
-        "times": lambda size: [datetime.datetime.fromtimestamp(number) for number in range(size // 56)],
+        "times": lambda size: [
+            datetime.datetime.fromtimestamp(number) for number in range(size // 56)
+        ],
         "bytes": lambda size: [bytes(3000) for _ in range(size // 3048)],
         "a bytearray": lambda size: bytearray(b"x") * size,
-        "dicts": lambda size: [{"number": number, "text": str(number)} for number in range(size // 300)],
+        "dicts": lambda size: [
+            {"number": number, "text": str(number)} for number in range(size // 300)
+        ],
         "a dict": lambda size: {number: str(number) for number in range(size // 130)},
         "texts as keys": lambda size: [{text: None} for text in texts(size // 400, 100)],
         "a counter": lambda size: collections.Counter(texts(size // 170)),
-        "groups": lambda size: collections.defaultdict(list, {number: [number] * 99 for number in range(size // 1000)}),
-        "a tree": lambda size: json.loads(json.dumps([{"a": [n, {"b": str(n)}], "c": n} for n in range(size // 700)])),
+        "groups": lambda size: collections.defaultdict(
+            list, {number: [number] * 99 for number in range(size // 1000)}
+        ),
+        "a tree": lambda size: json.loads(
+            json.dumps([{"a": [n, {"b": str(n)}], "c": n} for n in range(size // 700)])
+        ),
         "lists": lambda size: [[number, None, number] for number in range(size // 120)],
         "tuples": lambda size: [(number, str(number)) for number in range(size // 150)],
         "sets": lambda size: [{number, -number} for number in range(size // 300)],
@@ -245,7 +273,9 @@ KINDS: dict[str, dict[str, Callable[[int], object]]] = {
         "user's empty objects": lambda size: [Empty() for _ in range(size // 90)],
         "user's lists": lambda size: [Words((number,)) for number in range(size // 130)],
         "user's dicts": lambda size: [Table(number=number) for number in range(size // 260)],
-        "user's objects with slots": lambda size: [Slotted(number) for number in range(size // 140)],
+        "user's objects with slots": lambda size: [
+            Slotted(number) for number in range(size // 140)
+        ],
         "a deque": lambda size: collections.deque(float(number) for number in range(size // 42)),
         "an array.array": lambda size: array.array("d", [1.0]) * (size // 8),
         "a BytesIO": lambda size: io.BytesIO(b"x" * size),
@@ -268,22 +298,40 @@ KINDS: dict[str, dict[str, Callable[[int], object]]] = {
         "an array": lambda size: lib["numpy"].ones(size // 8),
         "a view": lambda size: lib["numpy"].ones(size // 8)[5:10],
         "views": views,
-        "many arrays": lambda size: [lib["numpy"].ones(20 + number % 180) for number in range(size // 1100)],
+        "many arrays": lambda size: [
+            lib["numpy"].ones(20 + number % 180) for number in range(size // 1100)
+        ],
         "objects": lambda size: lib["numpy"].array(texts(size // 90), dtype=object),
         "texts": lambda size: lib["numpy"].arange(size // 132).astype("U33"),
         "rows": rows,
         "structured objects": structured,
-        **({"short texts of StringDType": short_texts, "texts of StringDType": long_texts} if HAS_TEXTS else {}),
+        **(
+            {"short texts of StringDType": short_texts, "texts of StringDType": long_texts}
+            if HAS_TEXTS
+            else {}
+        ),
     },
     "pandas": {
-        "objects": lambda size: lib["pandas"].DataFrame({"text": texts(size // 90), "n": 1.5}, dtype=object),
-        "texts": lambda size: lib["pandas"].DataFrame({"text": ["some longer text than usual"] * (size // 40)}),
-        "a frame": lambda size: lib["pandas"].DataFrame({name: lib["numpy"].ones(size // 32) for name in "abcd"}),
+        "objects": lambda size: lib["pandas"].DataFrame(
+            {"text": texts(size // 90), "n": 1.5}, dtype=object
+        ),
+        "texts": lambda size: lib["pandas"].DataFrame(
+            {"text": ["some longer text than usual"] * (size // 40)}
+        ),
+        "a frame": lambda size: lib["pandas"].DataFrame(
+            {name: lib["numpy"].ones(size // 32) for name in "abcd"}
+        ),
         "parts": lambda size: dict(
-            tuple(lib["pandas"].DataFrame({"n": lib["numpy"].arange(size // 24) % 9, "v": 1.5}).groupby("n"))
+            tuple(
+                lib["pandas"]
+                .DataFrame({"n": lib["numpy"].arange(size // 24) % 9, "v": 1.5})
+                .groupby("n")
+            )
         ),
         "merged objects": lambda size: (lambda frame: frame.merge(frame, on="n"))(
-            lib["pandas"].DataFrame({"n": range(size // 220), "text": texts(size // 220)}, dtype=object)
+            lib["pandas"].DataFrame(
+                {"n": range(size // 220), "text": texts(size // 220)}, dtype=object
+            )
         ),
         "a categorical": lambda size: lib["pandas"].Series(
             lib["pandas"].Categorical.from_codes(lib["numpy"].zeros(size, "i1"), ["a"])
@@ -293,36 +341,59 @@ KINDS: dict[str, dict[str, Callable[[int], object]]] = {
         ),
     },
     "pyarrow": {
-        "texts": lambda size: lib["pyarrow"].array(lib["numpy"].full(size // 30, "some longer text than usual")),
-        "a table": lambda size: lib["pyarrow"].table({name: lib["numpy"].ones(size // 16) for name in "ab"}),
+        "texts": lambda size: lib["pyarrow"].array(
+            lib["numpy"].full(size // 30, "some longer text than usual")
+        ),
+        "a table": lambda size: lib["pyarrow"].table(
+            {name: lib["numpy"].ones(size // 16) for name in "ab"}
+        ),
         "a slice": lambda size: lib["pyarrow"].array(lib["numpy"].ones(size // 8)).slice(5, 5),
-        "categories": lambda size: lib["pyarrow"].array(lib["numpy"].full(size // 4, "a text")).dictionary_encode(),
+        "categories": lambda size: (
+            lib["pyarrow"].array(lib["numpy"].full(size // 4, "a text")).dictionary_encode()
+        ),
     },
     "polars": {
-        "texts": lambda size: lib["polars"].select(lib["polars"].int_range(size // 1020).cast(str) + "x" * 1000),
-        "short texts": lambda size: lib["polars"].select(lib["polars"].int_range(size // 16).cast(str)),
+        "texts": lambda size: lib["polars"].select(
+            lib["polars"].int_range(size // 1020).cast(str) + "x" * 1000
+        ),
+        "short texts": lambda size: lib["polars"].select(
+            lib["polars"].int_range(size // 16).cast(str)
+        ),
         "a frame": lambda size: lib["polars"].DataFrame({"a": lib["numpy"].ones(size // 8)}),
         "a series": lambda size: lib["polars"].int_range(size // 8, eager=True),
-        "lists": lambda size: lib["polars"].select(lib["polars"].int_range(size // 24).repeat_by(2)),
+        "lists": lambda size: lib["polars"].select(
+            lib["polars"].int_range(size // 24).repeat_by(2)
+        ),
         "shared columns": shared,
         "objects": lambda size: lib["polars"].Series(
             [[number] for number in range(size // 136)], dtype=lib["polars"].Object
         ),
     },
     "polars.datatypes": {
-        "an Enum": lambda size: lib["polars"].Series(["x"], dtype=lib["polars"].Enum(["x", *texts(size // 170, 100)])),
+        "an Enum": lambda size: lib["polars"].Series(
+            ["x"], dtype=lib["polars"].Enum(["x", *texts(size // 170, 100)])
+        ),
         "a Categorical": lambda size: (
-            lib["polars"].int_range(size // 100, eager=True).cast(str).cast(lib["polars"].Categorical)
+            lib["polars"]
+            .int_range(size // 100, eager=True)
+            .cast(str)
+            .cast(lib["polars"].Categorical)
         ),
     },
     "PIL.Image": {
         "an image": lambda size: lib["PIL.Image"].new("RGB", (1000, size // 4000), "red"),
-        "images": lambda size: [lib["PIL.Image"].new("L", (128, 128)) for _ in range(size // 17_500)],
+        "images": lambda size: [
+            lib["PIL.Image"].new("L", (128, 128)) for _ in range(size // 17_500)
+        ],
     },
     "scipy.sparse": {
-        "a matrix": lambda size: lib["scipy.sparse"].random(1000, size // 3600, 0.3, "csr", random_state=0)
+        "a matrix": lambda size: lib["scipy.sparse"].random(
+            1000, size // 3600, 0.3, "csr", random_state=0
+        )
     },
-    "xarray": {"a dataset": lambda size: lib["xarray"].Dataset({"a": ("x", lib["numpy"].ones(size // 8))})},
+    "xarray": {
+        "a dataset": lambda size: lib["xarray"].Dataset({"a": ("x", lib["numpy"].ones(size // 8))})
+    },
     "zarr": {"an array": in_memory_store},
     "h5py": {"a file": in_memory_file},
     "sklearn": {"a forest": forest, "a tree of neighbours": neighbours},
@@ -332,16 +403,21 @@ KINDS: dict[str, dict[str, Callable[[int], object]]] = {
         "a module": lambda size: lib["torch"].nn.Linear(1000, size // 4000),
         "an optimizer": stepped,
         "a storage": lambda size: lib["torch"].ones(size // 4).untyped_storage(),
-        "many tensors": lambda size: [lib["torch"].ones(number % 180) for number in range(size // 840)],
+        "many tensors": lambda size: [
+            lib["torch"].ones(number % 180) for number in range(size // 840)
+        ],
         "many parameters": lambda size: [
-            lib["torch"].nn.Parameter(lib["torch"].ones(number % 90)) for number in range(size // 850)
+            lib["torch"].nn.Parameter(lib["torch"].ones(number % 90))
+            for number in range(size // 850)
         ],
         "many views": lambda size: list(lib["torch"].ones(size // 600)),
         "a sparse tensor": lambda size: lib["torch"].ones(1000, size // 20_000).to_sparse(),
     },
     "shapely": {
         "points": lambda size: lib["shapely"].points(lib["numpy"].ones((size // 210, 2))),
-        "polygons": lambda size: list(lib["shapely"].polygons(lib["numpy"].ones((size // 1260, 40, 2)))),
+        "polygons": lambda size: list(
+            lib["shapely"].polygons(lib["numpy"].ones((size // 1260, 40, 2)))
+        ),
         "collections": lambda size: [
             lib["shapely"].multipoints(lib["numpy"].ones((10, 2))) for _ in range(size // 1690)
         ],
@@ -349,13 +425,18 @@ KINDS: dict[str, dict[str, Callable[[int], object]]] = {
     "numba.typed": {"a list": typed_list, "a dict": typed_dict},
     "spacy": {"a vocabulary": vocabulary},
     "lightgbm": {"a model": booster},
-    "xgboost": {"a model": trees, "a matrix": lambda size: lib["xgboost"].DMatrix(lib["numpy"].ones((size // 80, 10)))},
+    "xgboost": {
+        "a model": trees,
+        "a matrix": lambda size: lib["xgboost"].DMatrix(lib["numpy"].ones((size // 80, 10))),
+    },
 }
 """Functions that make an object of about as many bytes, by library."""
 
 
 def settle() -> int:
-    """Free what can be freed; return the private and shared pages in RAM, without code of libraries."""
+    """Free what can be freed; return the private and shared pages in RAM, without code of
+    libraries.
+    """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
@@ -410,7 +491,9 @@ if __name__ == "__main__":
     found: dict[str, object] = {}
     if mode == "each":
         for library in arguments or [""]:
-            found |= {f"{library}: {kind}": forked(each, make) for kind, make in KINDS[library].items()}
+            found |= {
+                f"{library}: {kind}": forked(each, make) for kind, make in KINDS[library].items()
+            }
     else:
         found |= {seed: forked(mixed, int(seed)) for seed in arguments}
     print(json.dumps(found))

@@ -1,4 +1,6 @@
-"""Notebooks as files. The package nbformat would bring 140,000 objects, which each look at the heap goes over."""
+"""Notebooks as files. The package nbformat would bring 140,000 objects, which each look at the heap
+goes over.
+"""
 
 import json
 from pathlib import Path
@@ -22,7 +24,13 @@ def node(**entries: Any) -> Node:
 
 def code(source: str, *tags: str) -> Node:
     """A code cell that has not been run."""
-    return node(cell_type="code", source=source, metadata=node(tags=list(tags)), outputs=[], execution_count=None)
+    return node(
+        cell_type="code",
+        source=source,
+        metadata=node(tags=list(tags)),
+        outputs=[],
+        execution_count=None,
+    )
 
 
 def notebook(*cells: str | Node) -> Node:

@@ -1,15 +1,16 @@
-"""Builds random graphs of objects as notebook code, and compares what ``why`` promises of ``del`` with real deaths.
+"""Builds random graphs of objects as notebook code, and compares what ``why`` promises of ``del``
+with real deaths.
 
-A graph is a list of nodes. Each node is one statement of code: it makes an object of one of the ``KINDS`` that refers
-to earlier nodes, or a payload of a known size. A few names are kept, all others are deleted. Then each kept name is
-asked for the bytes that deleting it frees, and deleted in a forked process, where weak references show which payloads
-died. Only Linux and macOS can fork.
+A graph is a list of nodes. Each node is one statement of code: it makes an object of one of the
+``KINDS`` that refers to earlier nodes, or a payload of a known size. A few names are kept, all
+others are deleted. Then each kept name is asked for the bytes that deleting it frees, and deleted
+in a forked process, where weak references show which payloads died. Only Linux and macOS can fork.
 
 Run by test_random_graphs in processes of their own, because a small heap makes ``why`` quick:
 
-    python -m tests.random_graphs why 0 60           # prints the seeds that fail, with their programs, as JSON
-    python -m tests.random_graphs why 17 --shrink    # prints the smallest program that still fails
-    python -m tests.random_graphs why each           # each kind alone
+    python -m tests.random_graphs why 0 60           # prints the seeds that fail, with their
+    programs, as JSON python -m tests.random_graphs why 17 --shrink    # prints the smallest program
+    that still fails python -m tests.random_graphs why each           # each kind alone
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ from ipygpumem.inventory import ownership, top
 
 KIB = 1 << 10
 SLACK_BYTES = 3 * KIB
-"""Bytes of one object that is no payload, at most: a class has 1 to 2 KiB. All of a graph have less than a payload."""
+"""Bytes of one object that is no payload, at most: a class has 1 to 2 KiB. All of a graph have less
+than a payload.
+"""
 SIZES = range(160 * KIB, 640 * KIB, 8)
 FEWEST, MOST = 3, 40
 """Number of nodes in a graph."""
@@ -304,15 +307,15 @@ def weakly_keyed(key, value):
 def finalized(value, other):
     weakref.finalize(value, ignore, other)
     return value
-"""
+"""  # noqa: E501
 
 
 @dataclass(frozen=True)
 class Kind:
     """One kind of object: the code that makes it.
 
-    In the code ``$n`` is the object's name, ``$a`` and ``$b`` are objects that it refers to, ``$items`` is a list of
-    one to three of them, and ``$size`` are the bytes of a payload.
+    In the code ``$n`` is the object's name, ``$a`` and ``$b`` are objects that it refers to,
+    ``$items`` is a list of one to three of them, and ``$size`` are the bytes of a payload.
     """
 
     name: str
@@ -322,7 +325,9 @@ class Kind:
     gives: str = ""
     """Its traits: ``hashable``, ``weak`` (it can be referenced weakly), and those of payloads."""
     grows: str = ""
-    """The code that adds a reference to ``$b``, which may be a later node, so that cycles are closed."""
+    """The code that adds a reference to ``$b``, which may be a later node, so that cycles are
+    closed.
+    """
     since: tuple[int, int] = (3, 10)
     hides: bool = False
     """True if the collector does not see what it refers to: a cycle through it is never freed."""
@@ -338,7 +343,12 @@ PAYLOADS = [
     Kind("a NumPy array", "$n = np.ones($size // 8)", gives="weak array buffer"),
     Kind("an array.array", "$n = array.array('b', [0]) * $size", gives="weak buffer"),
     Kind("a text", "$n = Text('x' * $size)", gives="hashable weak text"),
-    Kind("an object with bytes", "$n = Plain(bytes($size))", gives="hashable weak", grows="$n.late = $b"),
+    Kind(
+        "an object with bytes",
+        "$n = Plain(bytes($size))",
+        gives="hashable weak",
+        grows="$n.late = $b",
+    ),
 ]
 SAFE = "hashable weak"
 CONTAINERS = [
@@ -351,42 +361,88 @@ CONTAINERS = [
     Kind("a frozenset", "$n = frozenset([$items])", takes="hashable", gives=SAFE),
     Kind("a slice", "$n = slice($a, $b)"),
     Kind("a deque", "$n = collections.deque([$items])", gives="weak", grows="$n.append($b)"),
-    Kind("an OrderedDict", "$n = collections.OrderedDict(first=$a, second=$b)", gives="weak", grows="$n['late'] = $b"),
-    Kind("keys of an OrderedDict", "$n = collections.OrderedDict.fromkeys([$items])", takes="hashable", gives="weak"),
+    Kind(
+        "an OrderedDict",
+        "$n = collections.OrderedDict(first=$a, second=$b)",
+        gives="weak",
+        grows="$n['late'] = $b",
+    ),
+    Kind(
+        "keys of an OrderedDict",
+        "$n = collections.OrderedDict.fromkeys([$items])",
+        takes="hashable",
+        gives="weak",
+    ),
     Kind("a defaultdict", "$n = collections.defaultdict(list, first=$a)", grows="$n['late'] = $b"),
     Kind("the factory of a defaultdict", "$n = collections.defaultdict(closure($a))"),
     Kind("a ChainMap", "$n = collections.ChainMap({'first': $a}, {'first': $b})", gives="weak"),
     Kind("keys of a Counter", "$n = collections.Counter([$items])", takes="hashable", gives="weak"),
-    Kind("a UserDict", "$n = collections.UserDict(first=$a)", gives="weak", grows="$n['late'] = $b"),
+    Kind(
+        "a UserDict", "$n = collections.UserDict(first=$a)", gives="weak", grows="$n['late'] = $b"
+    ),
     Kind("a UserList", "$n = collections.UserList([$items])", gives="weak", grows="$n.append($b)"),
     Kind("a mappingproxy", "$n = types.MappingProxyType({'first': $a})"),
     Kind("nested lists", "$n = [[[$items]]]", grows="$n[0][0].append($b)"),
     # instances
     Kind("attributes", "$n = Plain($a, $b)", gives=SAFE, grows="$n.late = $b"),
-    Kind("attributes in a dict", "$n = Plain($a)\nvars($n)['other'] = $b", gives=SAFE, grows="$n.late = $b"),
-    Kind("many attributes", "$n = Plain($a)\nfor i in range(40): setattr($n, f'a{i}', $b)", gives=SAFE),
+    Kind(
+        "attributes in a dict",
+        "$n = Plain($a)\nvars($n)['other'] = $b",
+        gives=SAFE,
+        grows="$n.late = $b",
+    ),
+    Kind(
+        "many attributes",
+        "$n = Plain($a)\nfor i in range(40): setattr($n, f'a{i}', $b)",
+        gives=SAFE,
+    ),
     Kind("slots", "$n = Slotted($a, $b)", gives=SAFE, grows="$n.late = $b"),
     Kind("slots and attributes", "$n = HalfSlotted($a, $b)", gives=SAFE, grows="$n.more = $b"),
     Kind("a subclass of list", "$n = Words([$items])", gives="weak", grows="$n.append($b)"),
-    Kind("a subclass of list with attributes", "$n = with_attribute(Words([$a]), $b)", gives="weak"),
+    Kind(
+        "a subclass of list with attributes", "$n = with_attribute(Words([$a]), $b)", gives="weak"
+    ),
     Kind("a subclass of dict", "$n = Table(first=$a)", gives="weak", grows="$n['late'] = $b"),
-    Kind("a subclass of dict with attributes", "$n = with_attribute(Table(first=$a), $b)", gives="weak"),
+    Kind(
+        "a subclass of dict with attributes",
+        "$n = with_attribute(Table(first=$a), $b)",
+        gives="weak",
+    ),
     Kind("a subclass of tuple", "$n = Row([$items])", grows="$n.late = $b"),
-    Kind("a subclass of set", "$n = with_attribute(Group([$a]), $b)", takes="hashable", gives="weak"),
-    Kind("a subclass of deque", "$n = with_attribute(Line([$a]), $b)", gives="weak", grows="$n.append($b)"),
+    Kind(
+        "a subclass of set", "$n = with_attribute(Group([$a]), $b)", takes="hashable", gives="weak"
+    ),
+    Kind(
+        "a subclass of deque",
+        "$n = with_attribute(Line([$a]), $b)",
+        gives="weak",
+        grows="$n.append($b)",
+    ),
     Kind("a named tuple", "$n = Point($a, $b)"),
     Kind("a typed named tuple", "$n = Typed($a, $b)"),
     Kind("a dataclass", "$n = Entry($a, $b)", gives=SAFE, grows="$n.first = $b"),
-    Kind("a dataclass with slots", "$n = SlottedEntry($a, $b)", gives="hashable", grows="$n.first = $b"),
+    Kind(
+        "a dataclass with slots",
+        "$n = SlottedEntry($a, $b)",
+        gives="hashable",
+        grows="$n.first = $b",
+    ),
     Kind("a cached property", "$n = cached($a)", gives=SAFE),
-    Kind("a SimpleNamespace", "$n = types.SimpleNamespace(first=$a)", gives="", grows="$n.late = $b"),
+    Kind(
+        "a SimpleNamespace", "$n = types.SimpleNamespace(first=$a)", gives="", grows="$n.late = $b"
+    ),
     # functions
     Kind("a closure", "$n = closure($a, $b)", gives=SAFE, grows="$n.late = $b"),
     Kind("a closure on itself", "$n = recursive($a)", gives=SAFE),
     Kind("a nonlocal variable", "$n = with_nonlocal($a)", gives=SAFE, grows="$n($b)"),
     Kind("a default argument", "def $n(first, second=$a): return first", gives=SAFE),
     Kind("a keyword default", "def $n(*, first=$a): return first", gives=SAFE),
-    Kind("an attribute of a function", "def $n(): return 1\n$n.content = $a", gives=SAFE, grows="$n.late = $b"),
+    Kind(
+        "an attribute of a function",
+        "def $n(): return 1\n$n.content = $a",
+        gives=SAFE,
+        grows="$n.late = $b",
+    ),
     Kind("an annotation of a function", "def $n(first: $a): return first", gives=SAFE),
     Kind("a bound method", "$n = Plain($a).show", gives=SAFE),
     Kind("a bound built-in method", "$n = [$a].append"),
@@ -406,15 +462,34 @@ CONTAINERS = [
     Kind("an exit stack", "$n = stack_with($a)", gives=SAFE),
     # classes and modules
     Kind("a class", "class $n:\n    content = $a", gives=SAFE, grows="$n.late = $b"),
-    Kind("a class with a list", "class $n:\n    content = [$items]", gives=SAFE, grows="$n.content.append($b)"),
+    Kind(
+        "a class with a list",
+        "class $n:\n    content = [$items]",
+        gives=SAFE,
+        grows="$n.content.append($b)",
+    ),
     Kind("an annotation of a class", "class $n:\n    content: $a", gives=SAFE),
     Kind("a method's default", "class $n:\n    def show(self, first=$a): return first", gives=SAFE),
     Kind("a property", "$n = property_of($a)", gives=SAFE),
-    Kind("an instance's class", "$n = instance_of_class_with($a)", gives=SAFE, grows="type($n).late = $b"),
-    Kind("a derived class", "class Base:\n    content = [$a]\nclass $n(Base): pass\ndel Base", gives=SAFE),
+    Kind(
+        "an instance's class",
+        "$n = instance_of_class_with($a)",
+        gives=SAFE,
+        grows="type($n).late = $b",
+    ),
+    Kind(
+        "a derived class",
+        "class Base:\n    content = [$a]\nclass $n(Base): pass\ndel Base",
+        gives=SAFE,
+    ),
     Kind("a member of an enum", "$n = enum.Enum('Made', {'A': [$a]}).A", gives=SAFE),
     Kind("a super object", "$n = super(Plain, Plain($a))"),
-    Kind("a module", "$n = types.ModuleType('made')\n$n.content = $a", gives=SAFE, grows="$n.late = $b"),
+    Kind(
+        "a module",
+        "$n = types.ModuleType('made')\n$n.content = $a",
+        gives=SAFE,
+        grows="$n.late = $b",
+    ),
     Kind("a generic alias", "$n = types.GenericAlias(list, ($a,))"),
     # suspended code, errors and frames
     Kind("a generator", "$n = started(suspended($a))", gives=SAFE),
@@ -429,21 +504,40 @@ CONTAINERS = [
     Kind("a traceback", "$n = failed($a).__traceback__", gives="hashable"),
     Kind("the context of an error", "$n = failed_while_handling($a, $b)", gives="hashable"),
     Kind("the cause of an error", "$n = failed_from($a, $b)", gives="hashable"),
-    Kind("errors in a group", "$n = ExceptionGroup('several', [ValueError($a)])", gives="hashable", since=(3, 11)),
+    Kind(
+        "errors in a group",
+        "$n = ExceptionGroup('several', [ValueError($a)])",
+        gives="hashable",
+        since=(3, 11),
+    ),
     Kind("a frame", "$n = frame_of($a)", gives="hashable"),
     Kind("a frame whose locals were read", "$n = read(frame_of($a))", gives="hashable"),
     # contexts
     Kind("a context", "$n = context_with($a)"),
     Kind("a token", "$n = contextvars.copy_context().run(var.set, $a)"),
-    Kind("the default of a context variable", "$n = contextvars.ContextVar('made', default=$a)", gives="hashable"),
+    Kind(
+        "the default of a context variable",
+        "$n = contextvars.ContextVar('made', default=$a)",
+        gives="hashable",
+    ),
     Kind("a context variable", "$n = contextvars.ContextVar('made')\n$n.set($a)", gives="hashable"),
     # weak references
     Kind("a weak reference", "$n = weakref.ref($a)", takes="weak"),
     Kind("the callback of a weak reference", "$n = weakref.ref($a, closure($b))", takes="weak"),
     Kind("a weak set", "$n = weakref.WeakSet([$a])", takes="hashable weak", gives="weak"),
-    Kind("values of a weak dict", "$n = weakref.WeakValueDictionary(first=$a)", takes="weak", gives="weak"),
+    Kind(
+        "values of a weak dict",
+        "$n = weakref.WeakValueDictionary(first=$a)",
+        takes="weak",
+        gives="weak",
+    ),
     Kind("a weak method", "$n = weakref.WeakMethod(Plain($a).show)"),
-    Kind("values of a dict with weak keys", "$n = weakly_keyed($a, $b)", takes="hashable weak", gives="weak"),
+    Kind(
+        "values of a dict with weak keys",
+        "$n = weakly_keyed($a, $b)",
+        takes="hashable weak",
+        gives="weak",
+    ),
     Kind("a finalizer", "$n = finalized($a, $b)", takes="weak", gives="weak"),
     Kind("a proxy", "$n = [weakref.proxy($a)]", takes="weak"),
     # iterators and views
@@ -468,7 +562,9 @@ CONTAINERS = [
     Kind("repeat", "$n = itertools.repeat($a)"),
     Kind("product", "$n = stepped(itertools.product([$a], [$b]))"),
     Kind("groupby", "$n = stepped(itertools.groupby([$items], key=id))"),
-    Kind("accumulate", "$n = stepped(itertools.accumulate([$a, $b], lambda first, second: second))"),
+    Kind(
+        "accumulate", "$n = stepped(itertools.accumulate([$a, $b], lambda first, second: second))"
+    ),
     Kind("tee", "$n = stepped(itertools.tee([$items, 1])[0])"),
     Kind("a pair of tee", "$n = itertools.tee(iter([$items]))\nnext($n[0])"),
     # arrays and buffers
@@ -478,7 +574,12 @@ CONTAINERS = [
     Kind("a 0-d object array", "$n = boxed($a).reshape(())", gives="weak", hides=True),
     Kind("a view of an array", "$n = $a[1:10]", takes="array", gives="weak array"),
     Kind("a broadcast array", "$n = np.broadcast_to($a[:1], (3, 1))", takes="array", gives="weak"),
-    Kind("a strided view", "$n = np.lib.stride_tricks.as_strided($a, (3,), (8,))", takes="array", gives="weak"),
+    Kind(
+        "a strided view",
+        "$n = np.lib.stride_tricks.as_strided($a, (3,), (8,))",
+        takes="array",
+        gives="weak",
+    ),
     Kind("a subclass of array", "$n = with_attribute(np.ones(3).view(Grid), $a)", gives="weak"),
     Kind("a masked array", "$n = np.ma.masked_array($a, copy=False)", takes="array", gives="weak"),
     Kind("an array's iterator", "$n = $a.flat", takes="array"),
@@ -486,20 +587,43 @@ CONTAINERS = [
     Kind("vectorize", "$n = np.vectorize(closure($a))", gives=SAFE),
     Kind("a ufunc", "$n = np.frompyfunc(closure($a), 1, 1)", gives="hashable"),
     Kind("metadata of a dtype", "$n = np.dtype('f8', metadata={'first': $a})"),
-    Kind("an array on a buffer", "$n = np.frombuffer($a, dtype='u1')", takes="buffer", gives="weak"),
+    Kind(
+        "an array on a buffer", "$n = np.frombuffer($a, dtype='u1')", takes="buffer", gives="weak"
+    ),
     Kind("a memoryview", "$n = memoryview($a)", takes="buffer", gives="weak"),
-    Kind("a part of a memoryview", "$n = memoryview($a).cast('B')[5:10]", takes="buffer", gives="weak"),
+    Kind(
+        "a part of a memoryview",
+        "$n = memoryview($a).cast('B')[5:10]",
+        takes="buffer",
+        gives="weak",
+    ),
     # libraries and C
     Kind("a queue", "$n = filled(queue.Queue(), $items)", gives=SAFE, grows="$n.put($b)"),
-    Kind("a SimpleQueue", "$n = filled(queue.SimpleQueue(), $items)", gives=SAFE, grows="$n.put($b)"),
+    Kind(
+        "a SimpleQueue", "$n = filled(queue.SimpleQueue(), $items)", gives=SAFE, grows="$n.put($b)"
+    ),
     Kind("a future", "$n = future_of($a)", gives=SAFE),
-    Kind("a thread that has not begun", "$n = threading.Thread(target=ignore, args=($a,))", gives=SAFE),
+    Kind(
+        "a thread that has not begun",
+        "$n = threading.Thread(target=ignore, args=($a,))",
+        gives=SAFE,
+    ),
     Kind("a thread's locals", "$n = local_with($a)", gives=SAFE, grows="$n.late = $b"),
     Kind("a ctypes object", "$n = ctypes.py_object([$a])", gives="weak"),
     Kind("an array of ctypes objects", "$n = (ctypes.py_object * 2)([$a], [$b])", gives="weak"),
-    Kind("a log record", "$n = logging.makeLogRecord({'args': ($a, $b)})", gives=SAFE, grows="$n.late = $b"),
+    Kind(
+        "a log record",
+        "$n = logging.makeLogRecord({'args': ($a, $b)})",
+        gives=SAFE,
+        grows="$n.late = $b",
+    ),
     Kind("a match", "$n = re.match('x', $a)", takes="text"),
-    Kind("a topological sorter", "$n = graphlib.TopologicalSorter({$a: []})", takes="hashable", gives=SAFE),
+    Kind(
+        "a topological sorter",
+        "$n = graphlib.TopologicalSorter({$a: []})",
+        takes="hashable",
+        gives=SAFE,
+    ),
     Kind("a scheduler", "$n = sched.scheduler()\n$n.enter(99, 1, ignore, ($a,))", gives=SAFE),
     Kind("a copy", "$n = copy.copy([$items])", grows="$n.append($b)"),
     Kind("another name", "$n = $a"),
@@ -508,7 +632,11 @@ CONTAINERS = [
     Kind("an error handler", "$n = closure($a)\ncodecs.register_error('made.$n', $n)", gives=SAFE),
     Kind("a reference in C", "$n = incref([$a])", grows="$n.append($b)"),
     Kind("another function's cache", "$n = remember($a)", takes="hashable", grows="$n.append($b)"),
-    Kind("a registered module", "$n = sys.modules['made.$n'] = types.ModuleType('made')\n$n.content = $a", gives=SAFE),
+    Kind(
+        "a registered module",
+        "$n = sys.modules['made.$n'] = types.ModuleType('made')\n$n.content = $a",
+        gives=SAFE,
+    ),
 ]
 KINDS = {kind.name: kind for kind in [*PAYLOADS, *CONTAINERS]}
 HIDDEN_CYCLE = "a cycle through an object array"
@@ -538,13 +666,21 @@ class Node:
     def code(self) -> str:
         """Return the statement that makes it."""
         first, second = [*self.inputs, "None", "None"][:2]
-        places = {"n": self.name, "a": first, "b": second, "items": ", ".join(self.inputs), "size": self.size_bytes}
+        places = {
+            "n": self.name,
+            "a": first,
+            "b": second,
+            "items": ", ".join(self.inputs),
+            "size": self.size_bytes,
+        }
         return string.Template(self.kind.code).substitute(places)
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in the order of their making, later references between them, and the names that are kept."""
+    """Nodes in the order of their making, later references between them, and the names that are
+    kept.
+    """
 
     nodes: tuple[Node, ...]
     kept: tuple[str, ...]
@@ -590,7 +726,12 @@ def helper_texts() -> list[tuple[set[str], str]]:
     for statement in ast.parse(HELPERS).body:
         if isinstance(statement, ast.Import):
             for alias in statement.names:
-                found.append(({alias.asname or alias.name.partition(".")[0]}, ast.unparse(ast.Import([alias]))))
+                found.append(
+                    (
+                        {alias.asname or alias.name.partition(".")[0]},
+                        ast.unparse(ast.Import([alias])),
+                    )
+                )
         elif isinstance(statement, ast.Assign):
             names = {target.id for target in statement.targets if isinstance(target, ast.Name)}
             found.append((names, ast.unparse(statement)))
@@ -599,18 +740,22 @@ def helper_texts() -> list[tuple[set[str], str]]:
     return found
 
 
-# -- random graphs --------------------------------------------------------------------------------------------------
+# -- random graphs ------------------------------------------------------------------------------
 
 
 def usable(without: Collection[str]) -> tuple[list[Kind], list[Kind]]:
     """Return the payloads and containers that this Python has, without some kinds."""
     payloads = [kind for kind in PAYLOADS if kind.name not in without]
-    containers = [kind for kind in CONTAINERS if kind.name not in without and sys.version_info >= kind.since]
+    containers = [
+        kind for kind in CONTAINERS if kind.name not in without and sys.version_info >= kind.since
+    ]
     return payloads, containers
 
 
 def random_graph(seed: int, without: Collection[str] = ()) -> Graph:
-    """Return the graph of a seed: mostly containers of recent nodes, some shared parts, some cycles."""
+    """Return the graph of a seed: mostly containers of recent nodes, some shared parts, some
+    cycles.
+    """
     random, nodes = Random(seed), list[Node]()
     payloads, containers = usable(without)
     for number in range(random.randint(FEWEST, MOST)):
@@ -653,8 +798,14 @@ def reached(graph: Graph, start: str) -> set[str]:
 
 
 def random_inputs(random: Random, kind: Kind, nodes: Sequence[Node]) -> tuple[str, ...]:
-    """Return the names of random nodes to which a new object refers; none if no node is suitable."""
-    number = random.randint(1, 3) if "$items" in kind.code else len(set(re.findall(r"\$[ab]\b", kind.code)))
+    """Return the names of random nodes to which a new object refers; none if no node
+    is suitable.
+    """
+    number = (
+        random.randint(1, 3)
+        if "$items" in kind.code
+        else len(set(re.findall(r"\$[ab]\b", kind.code)))
+    )
     used, chosen = {name for node in nodes for name in node.inputs}, list[str]()
     for place in range(number):
         wanted = set(kind.takes.split()) if place == 0 or "$items" in kind.code else set[str]()
@@ -669,7 +820,9 @@ def random_inputs(random: Random, kind: Kind, nodes: Sequence[Node]) -> tuple[st
 
 
 def lone_graphs(kind: Kind) -> Iterator[Graph]:
-    """Yield graphs in which one object of a kind alone holds payloads, shares one, and is a small part of a list."""
+    """Yield graphs in which one object of a kind alone holds payloads, shares one, and is a small
+    part of a list.
+    """
     wanted = set(kind.takes.split())
     payload = next(one for one in PAYLOADS if wanted <= set(one.gives.split()))
     first = Node("first", payload, (), 200 * KIB)
@@ -688,7 +841,7 @@ def lone_graphs(kind: Kind) -> Iterator[Graph]:
     yield Graph((*nodes, larger, Node("other", KINDS["a list"], ("owner", "larger"))), ("other",))
 
 
-# -- comparison -----------------------------------------------------------------------------------------------------
+# -- comparison ---------------------------------------------------------------------------------
 
 Look = Callable[[dict[str, Any], str], int]
 """Returns the bytes that deleting a name of a namespace frees, as a command says."""
@@ -702,13 +855,19 @@ def freed_by_why(namespace: dict[str, Any], name: str) -> int:
 
 
 def freed_by_top(namespace: dict[str, Any], name: str) -> int:
-    """Return the bytes in the column "del frees" of ``top``, for which all names are looked at together."""
+    """Return the bytes in the column "del frees" of ``top``, for which all names are looked at
+    together.
+    """
     named = {key: value for key, value in namespace.items() if not key.startswith("__")}
     references = Counter(map(id, named.values()))
     found = top.take(named, {}, references=references, namespaces=[id(namespace)])
     for row in found.names:
         if name in (row.name, *row.same):
-            return (row.freed_bytes or {}).get("cpu", 0) if not row.same else freed_by_why(namespace, name)
+            return (
+                (row.freed_bytes or {}).get("cpu", 0)
+                if not row.same
+                else freed_by_why(namespace, name)
+            )
     return 0
 
 
@@ -736,7 +895,10 @@ class Difference:
         if self.failure:
             return f"{self.name or 'the code'}: {self.failure}"
         died = ", ".join(self.died) or "nothing"
-        return f"del {self.name}: said {self.said_bytes / KIB:.1f} KiB, frees {self.freed_bytes / KIB:.1f} KiB ({died})"
+        return (
+            f"del {self.name}: said {self.said_bytes / KIB:.1f} KiB, frees "
+            f"{self.freed_bytes / KIB:.1f} KiB ({died})"
+        )
 
 
 def differences(graph: Graph, look: Look) -> list[Difference]:
@@ -745,15 +907,16 @@ def differences(graph: Graph, look: Look) -> list[Difference]:
     if not text:
         return [Difference("", 0, 0, failure="the process crashed")]
     return [
-        Difference(name, said, freed, tuple(died), failure) for name, said, freed, died, failure in json.loads(text)
+        Difference(name, said, freed, tuple(died), failure)
+        for name, said, freed, died, failure in json.loads(text)
     ]
 
 
 def examined(graph: Graph, look: Look) -> list[tuple[str, int, int, list[str], str]]:
     """Build a graph in a new main module and compare each kept name; return the wrong ones.
 
-    Code, looks and deletions run in this one function: tracebacks of the graph's code refer to its frame, which looks
-    leave out while it runs.
+    Code, looks and deletions run in this one function: tracebacks of the graph's code refer to its
+    frame, which looks leave out while it runs.
     """
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
@@ -819,7 +982,7 @@ def in_fork(work: Callable[[], str]) -> str:
     return text
 
 
-# -- shrinking ------------------------------------------------------------------------------------------------------
+# -- shrinking ----------------------------------------------------------------------------------
 
 
 def shrunk(graph: Graph, look: Look) -> Graph:
@@ -859,7 +1022,9 @@ def smaller(graph: Graph) -> Iterator[Graph]:
 
 
 def simpler_nodes(node: Node, graph: Graph) -> Iterator[Node]:
-    """Yield the node with fewer references, with references that pass by one object, and as a list or bytearray."""
+    """Yield the node with fewer references, with references that pass by one object, and as a list
+    or bytearray.
+    """
     by_name = {one.name: one for one in graph.nodes}
     for place, name in enumerate(node.inputs):
         rest = node.inputs[:place], node.inputs[place + 1 :]
@@ -884,10 +1049,12 @@ def is_valid(graph: Graph) -> bool:
     return all(kinds[name].grows for name, _ in graph.late)
 
 
-# -- command --------------------------------------------------------------------------------------------------------
+# -- command ------------------------------------------------------------------------------------
 
 
-def failures(graphs: Iterable[tuple[str, Graph]], look: Look, *, shrinks: bool = False) -> dict[str, str]:
+def failures(
+    graphs: Iterable[tuple[str, Graph]], look: Look, *, shrinks: bool = False
+) -> dict[str, str]:
     """Return the wrong figures with the program, by the graph's title."""
     found = dict[str, str]()
     for title, graph in graphs:
@@ -904,7 +1071,9 @@ def main(arguments: Sequence[str]) -> None:
     """Print the failures as JSON, or as text if they are shrunk."""
     parser = argparse.ArgumentParser()
     parser.add_argument("look", choices=LOOKS)
-    parser.add_argument("seeds", nargs="+", help="a seed, the first seed and the one after the last, or 'each'")
+    parser.add_argument(
+        "seeds", nargs="+", help="a seed, the first seed and the one after the last, or 'each'"
+    )
     parser.add_argument("--shrink", action="store_true")
     parser.add_argument("--all", action="store_true", help="also kinds that are known to be wrong")
     options = parser.parse_args(arguments)
@@ -912,7 +1081,11 @@ def main(arguments: Sequence[str]) -> None:
     graphs: Iterator[tuple[str, Graph]]
     if options.seeds == ["each"]:
         kinds = [kind for some in usable(without) for kind in some]
-        graphs = ((f"{kind.name} {number}", graph) for kind in kinds for number, graph in enumerate(lone_graphs(kind)))
+        graphs = (
+            (f"{kind.name} {number}", graph)
+            for kind in kinds
+            for number, graph in enumerate(lone_graphs(kind))
+        )
     else:
         first = int(options.seeds[0])
         stop = int(options.seeds[1]) if len(options.seeds) > 1 else first + 1
@@ -930,5 +1103,6 @@ if __name__ == "__main__":
         if helper.startswith("import"):
             exec(helper)  # before the forks, because each import takes a while
     gc.collect()
-    gc.freeze()  # else each look would pass over the libraries' objects: this takes five times as long
+    # else each look would pass over the libraries' objects: this takes five times as long
+    gc.freeze()
     main(sys.argv[1:])

@@ -1,6 +1,8 @@
-"""Leaves data in places of all kinds, runs each line that a report prints to free it, and sees what died.
+"""Leaves data in places of all kinds, runs each line that a report prints to free it, and sees what
+died.
 
-Run by test_remedies in processes of their own: ``python -m tests.remedies CASE ...`` prints the results as JSON.
+Run by test_remedies in processes of their own: ``python -m tests.remedies CASE ...`` prints the
+results as JSON.
 """
 
 from __future__ import annotations
@@ -94,7 +96,9 @@ def rows(ask: Asker, report: str) -> list[tuple[int, str, str]]:
     found = []
     for row in records:
         holder = row.holder
-        found.append((row.size_bytes, holder.path if holder else "", holder.advice if holder else ""))
+        found.append(
+            (row.size_bytes, holder.path if holder else "", holder.advice if holder else "")
+        )
     return found
 
 
@@ -119,7 +123,9 @@ def outcomes(names: list[str]) -> dict[str, Any]:
         for library in case.needs:
             importlib.import_module(library)
         for kind in case.kinds:
-            found[f"{name}: {kind}"] = forked(lambda case=case, kind=kind: asdict(outcome(case, kind)))
+            found[f"{name}: {kind}"] = forked(
+                lambda case=case, kind=kind: asdict(outcome(case, kind))
+            )
     return found
 
 

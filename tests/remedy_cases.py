@@ -21,20 +21,30 @@ class Case:
     sentences: tuple[str, ...] = ()
     """The beginnings of the advice if no line can free it."""
     is_out_of_reach: bool = False
-    """True if an experiment does not find an object there, because no name leads to it; ``leaks`` does."""
+    """True if an experiment does not find an object there, because no name leads to it; ``leaks``
+    does.
+    """
 
 
 CASES: dict[str, Case] = {
-    "a list": Case("outer.append(x)", "outer = [1, 2]", after="assert [n + 1 for n in outer] == [2, 3]"),
+    "a list": Case(
+        "outer.append(x)", "outer = [1, 2]", after="assert [n + 1 for n in outer] == [2, 3]"
+    ),
     "a tuple in a dict": Case('outer["t"] = (1, x)', "outer = {}"),
-    "a tuple in a list": Case("outer.append((1, x))", "outer = []", after="for first, second in outer: second + 1"),
+    "a tuple in a list": Case(
+        "outer.append((1, x))", "outer = []", after="for first, second in outer: second + 1"
+    ),
     "a dict": Case('outer["a"] = x', "outer = {}"),
     "a dict of numbers": Case("outer[3] = x", "outer = {}"),
     "a dict as a key": Case("outer[x] = 1", "outer = {}", kinds=("object",)),
     "a defaultdict": Case(
-        'outer["a"].append(x)', "import collections; outer = collections.defaultdict(list)", "outer['a'].append(1)"
+        'outer["a"].append(x)',
+        "import collections; outer = collections.defaultdict(list)",
+        "outer['a'].append(1)",
     ),
-    "an OrderedDict": Case('outer["a"] = x', "import collections; outer = collections.OrderedDict()"),
+    "an OrderedDict": Case(
+        'outer["a"] = x', "import collections; outer = collections.OrderedDict()"
+    ),
     "a Counter": Case('outer["a"] = x', "import collections; outer = collections.Counter()"),
     "a ChainMap": Case('outer["a"] = x', "import collections; outer = collections.ChainMap()"),
     "a UserDict": Case('outer["a"] = x', "import collections; outer = collections.UserDict()"),
@@ -45,7 +55,9 @@ CASES: dict[str, Case] = {
     "a deque": Case("outer.append(x)", "import collections; outer = collections.deque([1, 2])"),
     "a deque alone": Case("outer.append(x)", "import collections; outer = collections.deque()"),
     "an attribute": Case("outer.data = x", "class Outer: pass\nouter = Outer()"),
-    "a nested attribute": Case("outer.inner.data = x", "class Outer: pass\nouter = Outer(); outer.inner = Outer()"),
+    "a nested attribute": Case(
+        "outer.inner.data = x", "class Outer: pass\nouter = Outer(); outer.inner = Outer()"
+    ),
     "a slot": Case("outer.data = x", "class Outer:\n    __slots__ = ('data',)\nouter = Outer()"),
     "a class": Case("Outer.data = x", "class Outer: pass"),
     "a list of a class": Case("Outer.data.append(x)", "class Outer:\n    data = []"),
@@ -65,8 +77,12 @@ CASES: dict[str, Case] = {
         """,
         "registry = {}",
     ),
-    "a mutable default": Case("outer(x)", "def outer(item, seen=[]):\n    seen.append(item)", "outer(1)"),
-    "a closure": Case("outer(x)", "def make():\n    data = []\n    return data.append\nouter = make()"),
+    "a mutable default": Case(
+        "outer(x)", "def outer(item, seen=[]):\n    seen.append(item)", "outer(1)"
+    ),
+    "a closure": Case(
+        "outer(x)", "def make():\n    data = []\n    return data.append\nouter = make()"
+    ),
     "a closure in a list": Case(
         """
         def make(data):
@@ -101,7 +117,9 @@ CASES: dict[str, Case] = {
         """,
     ),
     "a cached function's argument": Case(
-        "load(x)", "import functools\n@functools.lru_cache\ndef load(item):\n    return 1", kinds=("object",)
+        "load(x)",
+        "import functools\n@functools.lru_cache\ndef load(item):\n    return 1",
+        kinds=("object",),
     ),
     "a cached method": Case(
         "model.data = x; model.load(1); del model.data",
@@ -147,11 +165,18 @@ CASES: dict[str, Case] = {
         """,
     ),
     "a partial": Case("outer.append(functools.partial(print, x))", "import functools; outer = []"),
-    "a partial in a dict": Case('outer["f"] = functools.partial(print, data=x)', "import functools; outer = {}"),
-    "a finalizer": Case("weakref.finalize(owner, print, x).atexit = False", "class Owner: pass\nowner = Owner()"),
-    "a context variable": Case("var.set(x);", "import contextvars; var = contextvars.ContextVar('var')"),
+    "a partial in a dict": Case(
+        'outer["f"] = functools.partial(print, data=x)', "import functools; outer = {}"
+    ),
+    "a finalizer": Case(
+        "weakref.finalize(owner, print, x).atexit = False", "class Owner: pass\nowner = Owner()"
+    ),
+    "a context variable": Case(
+        "var.set(x);", "import contextvars; var = contextvars.ContextVar('var')"
+    ),
     "a context variable's dict": Case(
-        'var.get()["a"] = x', "import contextvars; var = contextvars.ContextVar('var'); var.set({});"
+        'var.get()["a"] = x',
+        "import contextvars; var = contextvars.ContextVar('var'); var.set({});",
     ),
     "a bound method": Case("outer.append(x.ravel)", "outer = []", kinds=("array",)),
     "a bound method of an object": Case(
@@ -218,7 +243,10 @@ CASES: dict[str, Case] = {
         "lg.error('goes on')",
     ),
     "an atexit callback": Case(
-        "atexit.register(keep, x)", "import atexit\ndef keep(data): pass", sentences=("end ",), is_out_of_reach=True
+        "atexit.register(keep, x)",
+        "import atexit\ndef keep(data): pass",
+        sentences=("end ",),
+        is_out_of_reach=True,
     ),
     "a callback of IPython": Case(
         """
@@ -248,7 +276,9 @@ CASES: dict[str, Case] = {
         after="1 + 1",
         is_out_of_reach=True,
     ),
-    "a module's attribute": Case("settings.data = x", "import types; settings = types.ModuleType('settings')"),
+    "a module's attribute": Case(
+        "settings.data = x", "import types; settings = types.ModuleType('settings')"
+    ),
     "a hidden module": Case(
         'sys.modules["hidden_mine"].data = x',
         "import sys, types; sys.modules['hidden_mine'] = types.ModuleType('hidden_mine')",
@@ -275,10 +305,12 @@ CASES: dict[str, Case] = {
         """,
     ),
     "a named tuple": Case(
-        "outer.append(Point(x, 1))", "import collections; Point = collections.namedtuple('Point', 'a b'); outer = []"
+        "outer.append(Point(x, 1))",
+        "import collections; Point = collections.namedtuple('Point', 'a b'); outer = []",
     ),
     "a data class": Case(
-        "outer.append(Row(x))", "import dataclasses\n@dataclasses.dataclass\nclass Row:\n    data: object\nouter = []"
+        "outer.append(Row(x))",
+        "import dataclasses\n@dataclasses.dataclass\nclass Row:\n    data: object\nouter = []",
     ),
     "a namespace": Case("outer.data = x", "import types; outer = types.SimpleNamespace()"),
     "a queue": Case("outer.put(x)", "import queue; outer = queue.Queue()"),
@@ -303,8 +335,12 @@ CASES: dict[str, Case] = {
         "import threading",
         is_out_of_reach=True,
     ),
-    "a future": Case("outer.set_result(x)", "import concurrent.futures; outer = concurrent.futures.Future()"),
-    "an exit stack": Case("outer.callback(print, x)", "import contextlib; outer = contextlib.ExitStack()"),
+    "a future": Case(
+        "outer.set_result(x)", "import concurrent.futures; outer = concurrent.futures.Future()"
+    ),
+    "an exit stack": Case(
+        "outer.callback(print, x)", "import contextlib; outer = contextlib.ExitStack()"
+    ),
     "a singledispatch registry": Case(
         "show.register(str, lambda item, data=x: 1)",
         "import functools\n@functools.singledispatch\ndef show(item): return 0",
@@ -312,7 +348,9 @@ CASES: dict[str, Case] = {
     ),
     "a map": Case("outer.append(map(len, [x]))", "outer = []"),
     "a list iterator": Case("outer.append(iter([x]))", "outer = []"),
-    "a mapping proxy": Case("outer['p'] = types.MappingProxyType({'a': x})", "import types; outer = {}"),
+    "a mapping proxy": Case(
+        "outer['p'] = types.MappingProxyType({'a': x})", "import types; outer = {}"
+    ),
     "an enum": Case("Kind.A.data = x", "import enum\nclass Kind(enum.Enum):\n    A = 1"),
     "a property": Case(
         """

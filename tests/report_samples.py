@@ -1,4 +1,6 @@
-"""Records with known figures, and all kinds of reports with a given text wherever a user's text may come."""
+"""Records with known figures, and all kinds of reports with a given text wherever a user's text may
+come.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -47,11 +49,15 @@ from ipygpumem.report.status import status_report
 from ipygpumem.units import GIB, MIB
 
 RAM = Usage("cpu", 3 * GIB, 3 * GIB + 512 * MIB, 3 * GIB + 1341 * MIB, 16 * GIB, "kernel")
-CUDA = Usage("cuda:0", 0, GIB, 6 * GIB + 200 * MIB, 140 * GIB, "allocator", 7 * GIB, 8 * GIB + 400 * MIB)
+CUDA = Usage(
+    "cuda:0", 0, GIB, 6 * GIB + 200 * MIB, 140 * GIB, "allocator", 7 * GIB, 8 * GIB + 400 * MIB
+)
 
 
 def cell(**changes: Any) -> CellRecord:
-    return dataclasses.replace(CellRecord(12, None, None, 0.0, 3.21, True, None, (RAM, CUDA)), **changes)
+    return dataclasses.replace(
+        CellRecord(12, None, None, 0.0, 3.21, True, None, (RAM, CUDA)), **changes
+    )
 
 
 def experiment(**changes: Any) -> ExperimentRecord:
@@ -81,8 +87,19 @@ def recovery(**changes: Any) -> RecoveryRecord:
         "requested_bytes": 20 * GIB,
         "free": {"cpu": 10 * GIB, "cuda:0": 3 * GIB},
         "held": (
-            RetainedArray("batch", "Tensor", (512, 1024), "float32", "cuda:0", 2 * MIB, function="train", line=7),
-            RetainedArray("lists", "dict", None, "float32", "cuda:0", MIB, arrays=3, function="main", line=2),
+            RetainedArray(
+                "batch",
+                "Tensor",
+                (512, 1024),
+                "float32",
+                "cuda:0",
+                2 * MIB,
+                function="train",
+                line=7,
+            ),
+            RetainedArray(
+                "lists", "dict", None, "float32", "cuda:0", MIB, arrays=3, function="main", line=2
+            ),
         ),
         "frames": 4,
         "freed": {"cpu": -5, "cuda:0": 3 * MIB},
@@ -94,7 +111,17 @@ def recovery(**changes: Any) -> RecoveryRecord:
 def every_report(word: str = "x") -> list[Report]:
     """All kinds of reports, with ``word`` wherever a user's text may come."""
     held = tuple(
-        RetainedArray(word, word, shape, word, word, 9 * MIB, function=word, line=1, holder=ReferencePath(word, word))
+        RetainedArray(
+            word,
+            word,
+            shape,
+            word,
+            word,
+            9 * MIB,
+            function=word,
+            line=1,
+            holder=ReferencePath(word, word),
+        )
         for shape in ((1,), None)
     )
     step = FreeingStep(word, {word: MIB}, {word: MIB}, 0.1, error=word)
@@ -102,7 +129,9 @@ def every_report(word: str = "x") -> list[Report]:
     tensor = TensorRecord(word, word, (1,), word, word, MIB, note=word)
     inventory = Inventory((tensor, tensor), 0.0, notes=(word,))
     share = Share(word, "keys", word, 1, MIB)
-    named = NamedSize(word, word, {word: MIB}, (share,), 1, (word,), (word,), (word,), 1, word, (word,))
+    named = NamedSize(
+        word, word, {word: MIB}, (share,), 1, (word,), (word,), (word,), 1, word, (word,)
+    )
     largest = LargestNames((named, named), {word: GIB}, 0.0, 1, (word,))
     parts = (HeldPart(ReferencePath(word, word), 1, {word: MIB}),)
     owned = Ownership(word, True, word, {word: MIB}, {word: 1}, ((word, 1),), parts)
@@ -111,7 +140,9 @@ def every_report(word: str = "x") -> list[Report]:
     names = {"deleted": (word,), "restored": (word,), "kept": (word,)}
     ended = experiment(name=word, **names, survivors=held, notes=(word,), steps=(step,))
     sizes = {"free": {word: 1}, "now": {word: 2}}
-    failed = recovery(error=word, held=held * 10, message=word, steps=(step,), plain=(word,), **sizes)
+    failed = recovery(
+        error=word, held=held * 10, message=word, steps=(step,), plain=(word,), **sizes
+    )
     return [
         content.cell_report(cell(error=word, usages=(RAM, usage))),
         *content.experiment_reports(ended, "full"),
@@ -132,7 +163,10 @@ def every_report(word: str = "x") -> list[Report]:
         *reports_of_choices(word, usage),
         *reports_of_engines(word, ended),
         peak_report(
-            PeakRecord((DevicePeak(word, word, MIB, 0.1, (PeakRow(MIB, *[word] * 5),) * 2),), 1.0, (word,)), top=1
+            PeakRecord(
+                (DevicePeak(word, word, MIB, 0.1, (PeakRow(MIB, *[word] * 5),) * 2),), 1.0, (word,)
+            ),
+            top=1,
         ),
     ]
 
@@ -157,13 +191,21 @@ def reports_over_time(word: str, ended: ExperimentRecord) -> list[Report]:
 
 
 def reports_of_stretches(
-    word: str, usage: Usage, tensor: TensorRecord, held: tuple[RetainedArray, ...], step: FreeingStep
+    word: str,
+    usage: Usage,
+    tensor: TensorRecord,
+    held: tuple[RetainedArray, ...],
+    step: FreeingStep,
 ) -> list[Report]:
-    """What is told of stretches of code, of what came and went in them, and of what would or did save memory."""
+    """What is told of stretches of code, of what came and went in them, and of what would or did
+    save memory.
+    """
     passed = [TraceRecord(word, 1.0, 0.1, word, (RAM, usage), number) for number in (None, 1, 2)]
     changed = InventoryDiff((tensor,) * 3, (tensor,) * 3, word, word)
     one = (tensor,)
-    tracked = TrackerRecord(one, one, word, word, 2, 0.0, word, 1, 1, word, {word: 1}, (RAM, usage), (word,))
+    tracked = TrackerRecord(
+        one, one, word, word, 2, 0.0, word, 1, 1, word, {word: 1}, (RAM, usage), (word,)
+    )
     return [
         content.trace_report(passed[0], word),
         history.traces_report(passed, total=4),
@@ -172,7 +214,10 @@ def reports_of_stretches(
         listing.difference_report(changed, top=2),
         tracker_report(tracked, top=2),
         release_report(ReleaseRecord((word,), word, held, held, {word: 1}, (step,))),
-        *(purge_report(PurgeRecord(1, stays, {word: 2}, {word: 1}, (word,))) for stays in (False, True)),
+        *(
+            purge_report(PurgeRecord(1, stays, {word: 2}, {word: 1}, (word,)))
+            for stays in (False, True)
+        ),
     ]
 
 
@@ -181,7 +226,9 @@ def reports_of_choices(word: str, usage: Usage) -> list[Report]:
     plan = Plan({word: 8})
     tries = [Try({word: 8}, outcome, 0.1, (usage,), word, 1) for outcome in ("out of memory", word)]
     share = DeviceEstimate(word, 1, 2, 3, 4, 4, {word: 1}, 1)
-    rows = tuple(ModuleRow(name, word, depth, (1,), 1, 1, 1, 1, 1) for depth, name in enumerate(("", word)))
+    rows = tuple(
+        ModuleRow(name, word, depth, (1,), 1, 1, 1, 1, 1) for depth, name in enumerate(("", word))
+    )
     cost = Cost(word, [Run((usage,), 0.1)])
     costs = {(0, 1): LineCost(1, 0.1, {word: 1}, {word: 1})}
     lines = LinesRecord([CodeBlock(word, 1, (word, word))], costs, 1.0, 0.1, word)
@@ -196,7 +243,10 @@ def reports_of_choices(word: str, usage: Usage) -> list[Report]:
 
 def reports_of_engines(word: str, ended: ExperimentRecord) -> list[Report]:
     """What is told of a cluster's engines."""
-    places = [EngineRecord(at, word, 1, {word: word}, {"cpu": 1}, f"{word}{at}", word, ended) for at in (0, 1)]
+    places = [
+        EngineRecord(at, word, 1, {word: word}, {"cpu": 1}, f"{word}{at}", word, ended)
+        for at in (0, 1)
+    ]
     merged = merged_record(word, 0.0, 1.0, [*places, EngineRecord(2, error=word)])
     return [
         engines_report(merged),

@@ -17,10 +17,14 @@ ANNOUNCE = "import time\n" + inspect.getsource(announce)
 
 
 class SharedKernel:
-    """One kernel for all tests of a module, tidied before each; one that a test broke is replaced."""
+    """One kernel for all tests of a module, tidied before each; one that a test
+    broke is replaced.
+    """
 
     def __init__(self, *tidy: str, timeout: float) -> None:
-        """``tidy`` are the cells before each test; the kernel is well where the last one succeeds in time."""
+        """``tidy`` are the cells before each test; the kernel is well where the last one succeeds
+        in time.
+        """
         self._tidy = tidy
         self._timeout = timeout
         self._kernel: Kernel | None = None
@@ -62,7 +66,9 @@ def kernel_with(*cells: str) -> Any:
 
 
 def tidied_kernel(*tidy: str, timeout: float = 60) -> tuple[Any, Any]:
-    """Return two fixtures, ``shared_kernel`` of a module and ``notebook``: its kernel after these cells."""
+    """Return two fixtures, ``shared_kernel`` of a module and ``notebook``: its kernel after these
+    cells.
+    """
 
     @pytest.fixture(scope="module")
     def shared_kernel() -> Iterator[SharedKernel]:
@@ -78,21 +84,28 @@ def tidied_kernel(*tidy: str, timeout: float = 60) -> tuple[Any, Any]:
 
 
 def run(kernel: Kernel, code: str, **options: Any) -> Reply:
-    """Run a cell in which nothing of ours may fail; after an error, wait until the kernel takes cells again.
+    """Run a cell in which nothing of ours may fail; after an error, wait until the kernel takes
+    cells again.
 
-    ipykernel refuses what reaches it right after an error, as if it had been queued before: that is how an error
-    stops "Run all", and a test is quick enough to meet it.
+    ipykernel refuses what reaches it right after an error, as if it had been queued before: that is
+    how an error stops "Run all", and a test is quick enough to meet it.
     """
     reply = kernel.run(code, **options)
     while reply.status == "error" and kernel.run("", silent=True).status == "aborted":
         pass
     for noise in ("is not affected", "Error in callback"):
-        assert noise not in reply.stderr + reply.stdout + reply.traceback, (code, reply.stderr, reply.traceback)
+        assert noise not in reply.stderr + reply.stdout + reply.traceback, (
+            code,
+            reply.stderr,
+            reply.traceback,
+        )
     return reply
 
 
 def works(kernel: Kernel, *cells: str, **options: Any) -> Reply:
-    """Run cells that must succeed, in which nothing of ours may fail; return what the last one gave."""
+    """Run cells that must succeed, in which nothing of ours may fail; return what the last one
+    gave.
+    """
     for cell in cells:
         reply = run(kernel, cell, **options)
         assert reply.status == "ok", (cell, reply.message, reply.stderr, plain(reply.traceback))
@@ -100,7 +113,9 @@ def works(kernel: Kernel, *cells: str, **options: Any) -> Reply:
 
 
 def ok(kernel: Kernel, *cells: str, **options: Any) -> Reply:
-    """Run cells that must succeed without a warning of the extension; return what the last one gave."""
+    """Run cells that must succeed without a warning of the extension; return what the last one
+    gave.
+    """
     for cell in cells:
         reply = works(kernel, cell, **options)
         assert "ipygpumem:" not in reply.stderr, f"{cell}\n{reply.stderr}"
@@ -108,7 +123,9 @@ def ok(kernel: Kernel, *cells: str, **options: Any) -> Reply:
 
 
 def fails(kernel: Kernel, cell: str, error: str | None = "", **options: Any) -> Reply:
-    """Run a cell that must end with ``error`` (None: IPython's one-line UsageError; "": any); return what it gave."""
+    """Run a cell that must end with ``error`` (None: IPython's one-line UsageError; "": any);
+    return what it gave.
+    """
     reply = run(kernel, cell, **options)
     assert reply.status == "error" or reply.error is not None, cell
     assert error in ("", reply.error), f"{cell}\n{plain(reply.traceback) or reply.stderr}"
@@ -153,7 +170,8 @@ def host_table(kernel: Kernel) -> tuple[str, dict[str, int]]:
     title = re.search(r"^  (RAM: .+)$", text, re.MULTILINE)
     assert title is not None, text
     table = re.split(
-        r"\n  (?:no experiment is open|experiment |child processes, by |your other Jupyter kernels, by )",
+        r"\n  (?:no experiment is open|experiment |child processes, by |your other Jupyter "
+        r"kernels, by )",
         text[title.end() :],
     )[0]
     rows = re.findall(r"^ +([\d.]+ (?:[KMGTP]i)?B)  +(\S.*?)  +\S", table, re.MULTILINE)
@@ -180,6 +198,12 @@ def plain(text: str) -> str:
 
 def sizes(line: str, label: str) -> float:
     """Return the MiB that a report gives after ``label``."""
-    match = re.search(rf"{re.escape(label)} ([+-]?[\d.]+)(?: (B|KiB|MiB|GiB))?", line.replace("\N{MINUS SIGN}", "-"))
+    match = re.search(
+        rf"{re.escape(label)} ([+-]?[\d.]+)(?: (B|KiB|MiB|GiB))?",
+        line.replace("\N{MINUS SIGN}", "-"),
+    )
     assert match, (label, line)
-    return float(match[1]) * {None: 2**-20, "B": 2**-20, "KiB": 2**-10, "MiB": 1, "GiB": 2**10}[match[2]]
+    return (
+        float(match[1])
+        * {None: 2**-20, "B": 2**-20, "KiB": 2**-10, "MiB": 1, "GiB": 2**10}[match[2]]
+    )

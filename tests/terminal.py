@@ -17,9 +17,13 @@ import pyte
 
 
 class Terminal:
-    """IPython with the extension on a terminal of ``rows`` and ``columns``; pyte is the terminal's emulator."""
+    """IPython with the extension on a terminal of ``rows`` and ``columns``; pyte is the terminal's
+    emulator.
+    """
 
-    def __init__(self, folder: Path, *, rows: int = 24, columns: int = 100, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, rows: int = 24, columns: int = 100, env: dict[str, str] | None = None
+    ) -> None:
         self.screen = pyte.HistoryScreen(columns, rows, history=1000, ratio=0.5)
         self._stream = pyte.ByteStream(self.screen)
         self._prompts = 0
@@ -29,8 +33,19 @@ class Terminal:
         settings["IPYTHONDIR"] = str(folder)
         self._pid, self._descriptor = pty.fork()
         if self._pid == 0:
-            arguments = ["-m", "IPython", "--no-banner", "--colors=NoColor", "--no-confirm-exit", "--quick"]
-            os.execve(sys.executable, [sys.executable, *arguments], {**os.environ, **settings, **(env or {})})
+            arguments = [
+                "-m",
+                "IPython",
+                "--no-banner",
+                "--colors=NoColor",
+                "--no-confirm-exit",
+                "--quick",
+            ]
+            os.execve(
+                sys.executable,
+                [sys.executable, *arguments],
+                {**os.environ, **settings, **(env or {})},
+            )
         fcntl.ioctl(self._descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.await_prompt()
         self.run("%load_ext ipygpumem")
@@ -42,7 +57,9 @@ class Terminal:
         """Let the screen change until the condition holds."""
         deadline = time.monotonic() + 60
         while not until():
-            assert time.monotonic() < deadline, "\n".join(["it did not come; the screen is:", *self.rows])
+            assert time.monotonic() < deadline, "\n".join(
+                ["it did not come; the screen is:", *self.rows]
+            )
             if select.select([self._descriptor], [], [], 0.02)[0]:
                 try:
                     self._stream.feed(os.read(self._descriptor, 65536))

@@ -23,7 +23,10 @@ WITHIN = 0.05
 SMALL_BYTES = 1 << 16
 """Bytes of containers and names, which one command counts and another does not."""
 
-BUFFER = "the references in a memoryview of compiled code are not counted, so the holder is out of sight for del"
+BUFFER = (
+    "the references in a memoryview of compiled code are not counted, so the holder is out of "
+    "sight for del"
+)
 GRAPH = "top does not read autograd graphs; why of an expression counts the model's memory, too"
 GROWTH = "an experiment looks for new untracked objects only within reach of a name"
 
@@ -38,7 +41,7 @@ KNOWN_SIZES: dict[str, str] = {
     "place : a builtin": GROWTH,
     "place : a handler of logging": GROWTH,
     "named : many lists": "top examines fewer objects than why, and does not say which name is cut",
-    "left : many lists": "each command examines another number of objects, and none says that its figure is cut",
+    "left : many lists": "each command examines another number of objects, and none says that its figure is cut",  # noqa: E501
 }
 """Questions to which commands give different sizes today, with the reason."""
 KNOWN_HOLDERS: dict[str, str] = {
@@ -63,8 +66,18 @@ UNSEEN = {
     "named tokenizers: encodings of tokenizers",
     "left tokenizers: encodings of tokenizers",
 }
-"""Questions about memory of which no command names a MiB: libraries keep it, and ``top`` and ``why`` say "at least"."""
-LEFT_BY_DEFAULT = {"texts", "user's objects", "a closure", "an array", "views", "a trainer", "a class with arrays"}
+"""Questions about memory of which no command names a MiB: libraries keep it, and ``top`` and
+``why`` say "at least".
+"""
+LEFT_BY_DEFAULT = {
+    "texts",
+    "user's objects",
+    "a closure",
+    "an array",
+    "views",
+    "a trainer",
+    "a class with arrays",
+}
 """Kinds of objects that experiments leave behind in the tests that `make test` runs."""
 SLOW = {"many lists", "a tree of XML", "groups", "user's empty objects", "a tee"}
 """Kinds of so many objects that the commands take seconds."""
@@ -83,11 +96,47 @@ ALIKE = {
         "a counter",
         "a tree",
     ),
-    *("tuples", "a set", "named tuples", "user's lists", "user's dicts", "user's objects with slots", "a BytesIO"),
-    *("a memoryview", "texts of StringDType", "parsed JSON", "a bound method", "a chain map", "a mapping proxy"),
-    *("a partial", "a C queue", "a namespace", "a data class", "an iterator", "a generator", "an executor's future"),
-    *("a masked array", "a view of few rows", "a class of runpy", "an object of runpy", "a list of the stack"),
-    *("an item of a list", "an item of a list in a dict", "a deque", "a slot", "a queue", "a thread's local"),
+    *(
+        "tuples",
+        "a set",
+        "named tuples",
+        "user's lists",
+        "user's dicts",
+        "user's objects with slots",
+        "a BytesIO",
+    ),
+    *(
+        "a memoryview",
+        "texts of StringDType",
+        "parsed JSON",
+        "a bound method",
+        "a chain map",
+        "a mapping proxy",
+    ),
+    *(
+        "a partial",
+        "a C queue",
+        "a namespace",
+        "a data class",
+        "an iterator",
+        "a generator",
+        "an executor's future",
+    ),
+    *(
+        "a masked array",
+        "a view of few rows",
+        "a class of runpy",
+        "an object of runpy",
+        "a list of the stack",
+    ),
+    *(
+        "an item of a list",
+        "an item of a list in a dict",
+        "a deque",
+        "a slot",
+        "a queue",
+        "a thread's local",
+    ),
 }
 """Kinds of objects and places like another one, which `make test` leaves out."""
 
@@ -103,11 +152,15 @@ def is_quick(name: str, question: Question) -> bool:
 
 
 def each(known: dict[str, str]) -> list[Any]:
-    """Return all questions as parameters, those of ``known`` contradictions as expected failures."""
+    """Return all questions as parameters, those of ``known`` contradictions as
+    expected failures.
+    """
     found = []
     for name, question in questions().items():
         package = question.library.partition(".")[0] or "json"
-        marks = [pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")]
+        marks = [
+            pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
+        ]
         if name in known:
             marks.append(pytest.mark.xfail(strict=True, raises=AssertionError, reason=known[name]))
         if not is_quick(name, question):
@@ -120,7 +173,8 @@ def each(known: dict[str, str]) -> list[Any]:
 def answers_to(request: pytest.FixtureRequest) -> Callable[[str], Answers]:
     """Return a function that returns the answers to a question.
 
-    It asks all selected questions about a library at once, because the import of some libraries takes seconds.
+    It asks all selected questions about a library at once, because the import of some libraries
+    takes seconds.
     """
     batches = defaultdict[tuple[str, str], dict[str, None]](dict)
     for item in request.session.items:
@@ -130,7 +184,11 @@ def answers_to(request: pytest.FixtureRequest) -> Callable[[str], Answers]:
 
     @functools.cache
     def answers_of(batch: tuple[str, str]) -> dict[str, Any]:
-        return json.loads(printed("-m", "tests.agreement", *batches[batch], env=os.environ | QUIET).splitlines()[-1])
+        return json.loads(
+            printed("-m", "tests.agreement", *batches[batch], env=os.environ | QUIET).splitlines()[
+                -1
+            ]
+        )
 
     def answers(name: str) -> Answers:
         found = answers_of(batch_of(name))[name]
@@ -155,7 +213,9 @@ def test_commands_name_the_same_size(question: str, answers_to: Callable[[str], 
     exact = [answer for answer in answers if not answer.is_at_least]
     if question in NEVER_FREED:
         exact = [answer for answer in exact if not answer.command.startswith("why: del")]
-    assert {answer.command: answer.size_bytes for answer in exact if answer.size_bytes < least} == {}, answers
+    assert {
+        answer.command: answer.size_bytes for answer in exact if answer.size_bytes < least
+    } == {}, answers
     assert (largest < MIB) is (question in UNSEEN), answers
     if question in UNSEEN:
         of_names = [answer for answer in answers if answer.command in ("top", "why x")]
@@ -167,7 +227,11 @@ def test_commands_name_the_same_size(question: str, answers_to: Callable[[str], 
 def test_commands_name_the_same_holder(question: str, answers_to: Callable[[str], Answers]) -> None:
     expression, is_left = questions()[question].expression, questions()[question].is_left
     commands = ("survivors", "leaks", f"why {expression}") if is_left else ("leaks",)
-    holders = {answer.command: answer.holder for answer in answers_to(question) if answer.command in commands}
+    holders = {
+        answer.command: answer.holder
+        for answer in answers_to(question)
+        if answer.command in commands
+    }
     holders = {command: holder for command, holder in holders.items() if holder}
     if not is_left:
         path = re.compile(rf"(notebook variable |hook on )?{expression}\b")

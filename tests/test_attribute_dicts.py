@@ -1,4 +1,6 @@
-"""Commands read attributes without giving the user's objects dicts, which would make them larger."""
+"""Commands read attributes without giving the user's objects dicts, which would make
+them larger.
+"""
 
 import gc
 import sys
@@ -94,7 +96,11 @@ def test_names_are_found_with_and_without_a_dict() -> None:
     plain, read, copied = Item(table), Item({"a": numpy.ones(2)}), Item({"a": numpy.ones(3)})
     assert vars(read)
     vars(copied).update(copied.content)  # type: ignore[call-overload]  # a dict
-    assert paths(plain=plain, read=read, copied=copied) == ["copied.a", 'plain.content["a"]', 'read.content["a"]']
+    assert paths(plain=plain, read=read, copied=copied) == [
+        "copied.a",
+        'plain.content["a"]',
+        'read.content["a"]',
+    ]
 
 
 def test_a_cached_property_has_its_own_name() -> None:

@@ -1,4 +1,6 @@
-"""Autofit: which values are tried, what counts as fitting, functions in scripts, and cells without torch."""
+"""Autofit: which values are tried, what counts as fitting, functions in scripts, and cells without
+torch.
+"""
 
 import functools
 import weakref
@@ -12,7 +14,16 @@ from ipygpumem.errors import AutofitError
 from ipygpumem.estimating.records import FITS
 from ipygpumem.fitting import budgets
 from ipygpumem.fitting.budgets import Budget
-from ipygpumem.fitting.fit import CROWDED, OUT_OF_MEMORY, OVER, Fit, Try, crowded_device, failed_device, run_tries
+from ipygpumem.fitting.fit import (
+    CROWDED,
+    OUT_OF_MEMORY,
+    OVER,
+    Fit,
+    Try,
+    crowded_device,
+    failed_device,
+    run_tries,
+)
 from ipygpumem.fitting.plan import Plan
 from ipygpumem.meter.meter import Meter
 from ipygpumem.reclaim.tracebacks import Failure
@@ -28,11 +39,15 @@ pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 
 
 def tried(start: dict[str, Any], fits: Callable[..., bool], **options: Any) -> list[Any]:
-    """What a plan tries where ``fits`` says what fits: plain numbers where there is one variable."""
+    """What a plan tries where ``fits`` says what fits: plain numbers where there is
+    one variable.
+    """
     plan = Plan(start, **options)
     values = []
     while True:
-        values.append(tuple(plan.values.values()) if len(start) > 1 else next(iter(plan.values.values())))
+        values.append(
+            tuple(plan.values.values()) if len(start) > 1 else next(iter(plan.values.values()))
+        )
         if not plan.note(fits=fits(**plan.values)):
             return values
 
@@ -42,7 +57,12 @@ def tried(start: dict[str, Any], fits: Callable[..., bool], **options: Any) -> l
     [
         (1024, 200, {}, [1024, 512, 256, 128]),
         (7, 0, {}, [7, 3, 1]),
-        (2048, 1, {}, [2048 >> turn for turn in range(11)]),  # ten tries after the first are the most
+        (
+            2048,
+            1,
+            {},
+            [2048 >> turn for turn in range(11)],
+        ),  # ten tries after the first are the most
         (8, 0, {"max_tries": 0}, [8]),
         (100, 0, {"smallest": 30}, [100, 50, 30]),
         (100, 70, {"step": 0.9}, [100, 90, 81, 72, 64]),
@@ -55,7 +75,9 @@ def tried(start: dict[str, Any], fits: Callable[..., bool], **options: Any) -> l
         (1024, 0, {"step": "search", "max_tries": 2}, [1024, 512, 256]),
     ],
 )
-def test_one_variable_is_reduced(start: float, largest: float, options: dict[str, Any], values: list[float]) -> None:
+def test_one_variable_is_reduced(
+    start: float, largest: float, options: dict[str, Any], values: list[float]
+) -> None:
     found = tried({"n": start}, lambda n: n <= largest, **options)
     assert found == values
     assert {type(value) for value in found} == {type(start)}
@@ -77,14 +99,25 @@ def test_a_value_that_fitted_in_a_search_and_then_does_not_is_halved() -> None:
 
 
 def test_several_variables_are_reduced_in_turn_and_each_has_its_minimum() -> None:
-    values = tried({"batch": 8, "length": 64}, lambda batch, length: batch * length <= 40, smallest={"length": 16})
+    values = tried(
+        {"batch": 8, "length": 64},
+        lambda batch, length: batch * length <= 40,
+        smallest={"length": 16},
+    )
     assert values == [(8, 64), (4, 64), (4, 32), (2, 32), (2, 16)]
-    everything = tried({"batch": 2, "length": 64}, lambda batch, length: False, smallest={"length": 16})
+    everything = tried(
+        {"batch": 2, "length": 64}, lambda batch, length: False, smallest={"length": 16}
+    )
     assert everything == [(2, 64), (1, 64), (1, 32), (1, 16)]
 
 
 def test_a_search_of_several_variables_makes_one_after_the_other_larger() -> None:
-    values = tried({"batch": 8, "length": 64}, lambda batch, length: batch * length <= 40, step="search", max_tries=20)
+    values = tried(
+        {"batch": 8, "length": 64},
+        lambda batch, length: batch * length <= 40,
+        step="search",
+        max_tries=20,
+    )
     down, batch, length = values[:5], values[5:7], values[7:]
     assert down == [(8, 64), (4, 64), (4, 32), (2, 32), (2, 16)]
     assert batch == [(5, 16), (3, 16)]  # 3 × 16 is too much, so 2 stays
@@ -120,7 +153,9 @@ def test_a_search_of_several_variables_that_has_no_tries_left_says_that_more_may
         ({"n": 8}, {"headroom": 1.2}, "write a share"),
     ],
 )
-def test_what_makes_no_sense_is_said(start: dict[str, Any], options: dict[str, Any], said: str) -> None:
+def test_what_makes_no_sense_is_said(
+    start: dict[str, Any], options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(AutofitError, match=said):
         ipygpumem.autofit(lambda **values: None, **{"min": None, **options}, **start)
 
@@ -166,20 +201,54 @@ def in_force(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Budget]:
 @pytest.mark.parametrize(
     ("error", "message", "device"),
     [
-        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total", "cuda:1"),
-        ("OutOfMemoryError", "Allocation on device 1 would exceed allowed memory. (out of memory)", "cuda:1"),
-        ("RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes", "cpu"),
+        (
+            "OutOfMemoryError",
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total",
+            "cuda:1",
+        ),
+        (
+            "OutOfMemoryError",
+            "Allocation on device 1 would exceed allowed memory. (out of memory)",
+            "cuda:1",
+        ),
+        (
+            "RuntimeError",
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
+            "cpu",
+        ),
         ("MemoryError", "", "cpu"),
         ("RuntimeError", "UR_RESULT_ERROR_OUT_OF_HOST_MEMORY: HOST_ALLOCATION_FAILED", "cpu"),
-        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 4.00 TiB. GPU 2 has a total", "cuda:2"),
-        ("RuntimeError", "HIP out of memory. Tried to allocate 20.00 MiB (GPU 3; 1.00 GiB total)", "cuda:3"),
-        ("OutOfMemoryError", "XPU out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total", "xpu:1"),
+        (
+            "OutOfMemoryError",
+            "CUDA out of memory. Tried to allocate 4.00 TiB. GPU 2 has a total",
+            "cuda:2",
+        ),
+        (
+            "RuntimeError",
+            "HIP out of memory. Tried to allocate 20.00 MiB (GPU 3; 1.00 GiB total)",
+            "cuda:3",
+        ),
+        (
+            "OutOfMemoryError",
+            "XPU out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total",
+            "xpu:1",
+        ),
         ("RuntimeError", "MPS backend out of memory (MPS allocated: 8.00 GB).", "mps"),
-        ("OutOfMemoryError", "Out of memory allocating 8,192 bytes (allocated so far: 0 bytes).", "cupy:1"),
-        ("XlaRuntimeError", "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes", "cpu"),
+        (
+            "OutOfMemoryError",
+            "Out of memory allocating 8,192 bytes (allocated so far: 0 bytes).",
+            "cupy:1",
+        ),
+        (
+            "XlaRuntimeError",
+            "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes",
+            "cpu",
+        ),
     ],
 )
-def test_the_device_that_ran_out_is_read_from_the_error(error: str, message: str, device: str) -> None:
+def test_the_device_that_ran_out_is_read_from_the_error(
+    error: str, message: str, device: str
+) -> None:
     usages = [usage("cpu", 10), usage("cuda:0", 100), usage("cuda:1", 50), usage("cupy:1", 0)]
     assert failed_device(Failure("oom", error, message), usages) == device
 
@@ -188,7 +257,9 @@ class Big:
     """What a test follows with a weak reference."""
 
 
-def test_what_a_failed_call_held_is_gone_before_the_next_even_what_an_except_keeps(meter: Meter) -> None:
+def test_what_a_failed_call_held_is_gone_before_the_next_even_what_an_except_keeps(
+    meter: Meter,
+) -> None:
     alive: list[weakref.ref[Big]] = []
     seen = []
 
@@ -236,10 +307,16 @@ LEAST = ": it needs at least"
 @pytest.mark.parametrize(
     ("message", "what"),
     [
-        ("can't allocate memory: you tried to allocate 500 bytes", f"{LEAST} 1.2 KiB of RAM, which has 1000 B"),
+        (
+            "can't allocate memory: you tried to allocate 500 bytes",
+            f"{LEAST} 1.2 KiB of RAM, which has 1000 B",
+        ),
         ("not enough memory: you tried", ""),  # its size is unknown
         # A device on which nothing lies: that is not said of RAM.
-        ("CUDA out of memory. Tried to allocate 4.00 TiB. GPU 1 has", f"{LEAST} 4.00 TiB of cuda:1"),
+        (
+            "CUDA out of memory. Tried to allocate 4.00 TiB. GPU 1 has",
+            f"{LEAST} 4.00 TiB of cuda:1",
+        ),
         ("CUDA error: out of memory", " on cuda:0"),
     ],
 )
@@ -268,15 +345,25 @@ def test_too_little_headroom_is_no_fit_but_the_last_run_of_a_search_may_take_of_
         calls.append(n)
         return n
 
-    found = run_tries(train, Fit(Plan({"n": 1000}, step="search", max_tries=2, headroom=0.1), meter))
+    found = run_tries(
+        train, Fit(Plan({"n": 1000}, step="search", max_tries=2, headroom=0.1), meter)
+    )
     outcomes = [(item.values["n"], item.outcome, item.device) for item in found.tries]
     assert outcomes == [(1000, CROWDED, "cuda:0"), (500, FITS, None), (750, FITS, None)]
     calls[:] = [875]
-    found = run_tries(train, Fit(Plan({"n": 1000}, step="search", max_tries=3, headroom=0.1), meter))
-    assert [(item.values["n"], item.outcome) for item in found.tries][-2:] == [(875, CROWDED), (750, FITS)]
+    found = run_tries(
+        train, Fit(Plan({"n": 1000}, step="search", max_tries=3, headroom=0.1), meter)
+    )
+    assert [(item.values["n"], item.outcome) for item in found.tries][-2:] == [
+        (875, CROWDED),
+        (750, FITS),
+    ]
     with pytest.raises(AutofitError) as caught:
         run_tries(train, Fit(Plan({"n": 1000}, step="search", smallest=990, headroom=0.1), meter))
-    said = "even n=990 does not fit (too little headroom): it needs 990 B of cuda:0 plus the 10% that must stay free"
+    said = (
+        "even n=990 does not fit (too little headroom): it needs 990 B of cuda:0 plus the 10% that "
+        "must stay free"
+    )
     assert str(caught.value) == said
     meter.close()
 
@@ -352,20 +439,36 @@ class Trainer:
         (_first, ("m", 3), {}, (16, "m", 3)),
         (_first, ("m",), {"epochs": 3, "batch_size": 4}, (4, "m", 3)),
         (lambda name, batch_size, epochs=1: (batch_size, name, epochs), ("m", 3), {}, (16, "m", 3)),
-        (lambda batch_size, name, /, *more: (batch_size, name, *more), ("m", 5, 6), {}, (16, "m", 5, 6)),
+        (
+            lambda batch_size, name, /, *more: (batch_size, name, *more),
+            ("m", 5, 6),
+            {},
+            (16, "m", 5, 6),
+        ),
         (lambda *name, batch_size: (batch_size, *name), ("m", "n"), {}, (16, "m", "n")),
-        (functools.wraps(_first)(lambda **values: _first(**values)), (), {"name": "m"}, (16, "m", 1)),
+        (
+            functools.wraps(_first)(lambda **values: _first(**values)),
+            (),
+            {"name": "m"},
+            (16, "m", 1),
+        ),
     ],
 )
 def test_a_decorated_functions_positional_arguments_leave_the_variable_out(
-    function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], expected: tuple[object, ...]
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+    expected: tuple[object, ...],
 ) -> None:
     assert ipygpumem.autofit(batch_size=16)(function)(*args, **options) == expected
 
 
 def test_a_decorated_method_is_called_as_any_other() -> None:
     assert Trainer().fitting("m") == (16, "m")
-    with pytest.raises(AutofitError, match=r"Trainer\.train: autofit gives batch_size: leave it out, or write batch"):
+    with pytest.raises(
+        AutofitError,
+        match=r"Trainer\.train: autofit gives batch_size: leave it out, or write batch",
+    ):
         Trainer().fitting(8, "m")
     with pytest.raises(AutofitError, match=r"test_a_dec.*<lambda> takes no argument 'batch_size'"):
         ipygpumem.autofit(batch_size=16)(lambda name: name)("m")
@@ -400,7 +503,10 @@ def rows(reply: Any) -> list[str]:
 
 def test_a_cell_runs_until_it_fits_and_leaves_what_that_run_leaves(notebook: Kernel) -> None:
     works(notebook, "total = 7")
-    code = "%%autofit size=400\nbig = Big()\nif size == 400: only_first = 1\ntotal = total + 1\nwork(size)"
+    code = (
+        "%%autofit size=400\nbig = Big()\nif size == 400: only_first = 1\ntotal = total + 1\n"
+        "work(size)"
+    )
     reply = works(notebook, code)
     assert (reply.result, reply.traceback, reply.stderr) == ("100", "", "")
     assert "autofit · size=100 fits · 3 tries" in reply.reports("autofit")[0]
@@ -409,10 +515,17 @@ def test_a_cell_runs_until_it_fits_and_leaves_what_that_run_leaves(notebook: Ker
     assert left == (100, 8, "Big", False, 0)
     assert notebook.value("_, ipygpumem.last().success") == (100, True)
     works(notebook, "found = ipygpumem.autofit(work, size=400)")
-    assert notebook.value("found.values, found.result, len(found.tries), alive()") == ({"size": 100}, 100, 3, 0)
+    assert notebook.value("found.values, found.result, len(found.tries), alive()") == (
+        {"size": 100},
+        100,
+        3,
+        0,
+    )
 
 
-def test_what_a_failed_try_replaces_of_an_earlier_one_is_gone_before_the_next(notebook: Kernel) -> None:
+def test_what_a_failed_try_replaces_of_an_earlier_one_is_gone_before_the_next(
+    notebook: Kernel,
+) -> None:
     # Seen: each try's cycle stayed, since it was older than the try in which it became garbage.
     works(notebook, "class Model:\n    def __init__(self): self.me, self.held = self, b'x' * 2**25")
     works(notebook, "class Trainer: pass\ntrainer, models, alive = Trainer(), [], []")
@@ -428,7 +541,9 @@ def test_where_it_starts_and_how_it_goes_on(notebook: Kernel) -> None:
     works(notebook, "%%autofit size=1e3 --min 1e1\nwork(size)")
     assert notebook.value("size, type(size).__name__") == (62, "int")
     works(notebook, "runs = []")
-    reply = works(notebook, "%%autofit size=128 --step search --headroom 0%\nruns.append(size)\nwork(size)")
+    reply = works(
+        notebook, "%%autofit size=128 --step search --headroom 0%\nruns.append(size)\nwork(size)"
+    )
     runs = notebook.value("runs")
     assert (reply.result, runs[-1], notebook.value("size")) == ("100", 100, 100)
     assert {64, 96, 100, 101} <= set(runs)
@@ -440,7 +555,8 @@ def test_where_it_starts_and_how_it_goes_on(notebook: Kernel) -> None:
 def test_await_prints_and_magics_work_in_the_body(notebook: Kernel) -> None:
     reply = works(
         notebook,
-        "%%autofit size=200\nawait asyncio.sleep(0.01)\nprint('try', size)\nx = %sx echo hello\nwork(size)\n"
+        "%%autofit size=200\nawait asyncio.sleep(0.01)\nprint('try', size)\nx = %sx echo hello\n"
+        "work(size)\n"
         "await asyncio.sleep(0, x)",
     )
     assert (reply.stdout, reply.result) == ("try 200\ntry 100\n", "['hello']")
@@ -456,7 +572,11 @@ def test_await_prints_and_magics_work_in_the_body(notebook: Kernel) -> None:
 def test_another_error_is_shown_as_ever_and_stops(notebook: Kernel) -> None:
     bare = notebook.run("# first\n1 + 1\n[1 / 0]")
     reply = notebook.run("%%autofit size=50\n1 + 1\n[1 / 0]")
-    assert (reply.status, reply.error, reply.message) == ("error", "ZeroDivisionError", "division by zero")
+    assert (reply.status, reply.error, reply.message) == (
+        "error",
+        "ZeroDivisionError",
+        "division by zero",
+    )
     lines = [plain(each.traceback).splitlines() for each in (reply, bare)]
     arrows = [[line for line in shown if line.startswith("---->")] for shown in lines]
     assert arrows == [["----> 3 [1 / 0]"]] * 2
@@ -471,7 +591,9 @@ def test_nothing_fits_is_one_line_and_leaves_the_variable_as_it_was(notebook: Ke
     works(notebook, "size = 'mine'")
     reply = notebook.run("%%autofit size=3\nx = 1\nwork(1000)\nsize")
     assert (reply.status, reply.traceback) == ("error", "")
-    assert reply.stderr.startswith("UsageError: %%autofit: even size=1 does not fit (out of memory)\n")
+    assert reply.stderr.startswith(
+        "UsageError: %%autofit: even size=1 does not fit (out of memory)\n"
+    )
     assert rows(reply) == ["3", "1"]
     assert notebook.value("size, 'x' in globals(), alive()") == ("mine", False, 0)
 
@@ -486,32 +608,57 @@ def test_an_interrupt_while_a_failed_try_is_taken_back_loses_no_name(notebook: K
     works(
         notebook,
         "import _thread\nold = 'old'\n"
-        "class Bomb:\n    __del__ = staticmethod(_thread.interrupt_main)  # strikes after the finaliser, in our code",
+        "class Bomb:\n    __del__ = staticmethod(_thread.interrupt_main)  # strikes after the "
+        "finaliser, in our code",
     )
-    for head in ("", "%%capture\n"):  # which runs a cell of its own, whose events lose the interrupt
-        reply = notebook.run(f"%%autofit size=400\n{head}bomb = Bomb()\na = 1\nold = 'new'\nz = 2\nwork(size)")
+    for head in (
+        "",
+        "%%capture\n",
+    ):  # which runs a cell of its own, whose events lose the interrupt
+        reply = notebook.run(
+            f"%%autofit size=400\n{head}bomb = Bomb()\na = 1\nold = 'new'\nz = 2\nwork(size)"
+        )
         assert (reply.error, "Exception ignored" in reply.stderr) == ("KeyboardInterrupt", False)
-        assert notebook.value("old, {'a', 'z', 'bomb'} & set(globals()), alive()") == ("old", set(), 0)
+        assert notebook.value("old, {'a', 'z', 'bomb'} & set(globals()), alive()") == (
+            "old",
+            set(),
+            0,
+        )
     assert works(notebook, "%%autofit size=400\nwork(size)").result == "100"
 
 
-def test_inside_an_experiment_the_variable_is_the_experiments_and_around_one_each_try_is_one(notebook: Kernel) -> None:
+def test_inside_an_experiment_the_variable_is_the_experiments_and_around_one_each_try_is_one(
+    notebook: Kernel,
+) -> None:
     works(notebook, "size = 'mine'")
-    reply = works(notebook, "%%experiment a --keep found\n%%autofit size=400\nfound = work(size)\nmore = Big()\nfound")
+    reply = works(
+        notebook,
+        "%%experiment a --keep found\n%%autofit size=400\nfound = work(size)\nmore = Big()\nfound",
+    )
     assert (reply.result, len(reply.reports("experiment"))) == ("100", 1)
     assert notebook.value("size, found, 'more' in globals()") == ("mine", 100, False)
-    reply = works(notebook, "%%autofit size=400\n%%experiment b --keep found\nfound = work(size)\nmore = Big()\nfound")
+    reply = works(
+        notebook,
+        "%%autofit size=400\n%%experiment b --keep found\nfound = work(size)\nmore = Big()\nfound",
+    )
     assert (reply.result, len(reply.reports("experiment"))) == ("100", 1)
     assert notebook.value("size, found, 'more' in globals()") == (100, 100, False)
-    assert notebook.value("[(e.name, e.ooms) for e in ipygpumem.experiments()]")[-3:] == [("b", 1), ("b", 1), ("b", 0)]
+    assert notebook.value("[(e.name, e.ooms) for e in ipygpumem.experiments()]")[-3:] == [
+        ("b", 1),
+        ("b", 1),
+        ("b", 0),
+    ]
 
 
 def test_a_traceback_shows_the_users_frames_and_no_way_through_ours(notebook: Kernel) -> None:
-    reply = notebook.run("def fails(size):\n    raise KeyError(size)\nipygpumem.autofit(fails, size=4)")
+    reply = notebook.run(
+        "def fails(size):\n    raise KeyError(size)\nipygpumem.autofit(fails, size=4)"
+    )
     assert reply.error == "KeyError"
     assert "ipygpumem/" not in reply.traceback.replace("\\", "/")
     reply = notebook.run("ipygpumem.autofit(work, nothing=4)")
-    assert reply.traceback.count("ipygpumem/") == 1  # where it is raised: IPython hides no last frame
+    # where it is raised: IPython hides no last frame
+    assert reply.traceback.count("ipygpumem/") == 1
     reply = notebook.run("%%autofit size=4\nipygpumem.autofit(work, size=400)")
     assert (reply.error, reply.message[:29]) == ("AutofitError", "an autofit is already running")
 

@@ -20,7 +20,9 @@ from tests.fakes import fake_module
 class LimitedCuda:
     """``torch.cuda`` with two devices of 16 GiB, as far as limits go."""
 
-    def __init__(self, *, reserved: tuple[int, ...] = (0, 0), live: int = 0, fixed: int = 0) -> None:
+    def __init__(
+        self, *, reserved: tuple[int, ...] = (0, 0), live: int = 0, fixed: int = 0
+    ) -> None:
         self.fractions = [1.0, 1.0]
         self.current = 0
         self.emptied = 0
@@ -103,11 +105,17 @@ def test_a_budget_inside_another_cannot_widen_it(kind: type[LimitedCuda], use: A
     assert (cuda.fractions, budgets.in_force) == ([1.0, 1.0], [])
 
 
-def test_a_limit_is_no_byte_too_small_on_a_card_of_any_size(use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_is_no_byte_too_small_on_a_card_of_any_size(
+    use: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cuda = KnowingCuda()
     use(cuda)
     for total in (85_029_158_912, 25_438_126_080, 42_505_273_344):
-        monkeypatch.setattr(cuda, "get_device_properties", lambda index, size=total: SimpleNamespace(total_memory=size))
+        monkeypatch.setattr(
+            cuda,
+            "get_device_properties",
+            lambda index, size=total: SimpleNamespace(total_memory=size),
+        )
         for size in range(14 << 20, 5 * GIB, 14 << 20):
             with Budget({"gpu": size}):
                 assert int(cuda.fractions[0] * total) - size in (0, 1)
@@ -121,7 +129,10 @@ def test_more_than_the_card_has_is_all_that_it_has(use: Any) -> None:
     assert budget.notes == ["budget: there is no cuda:7 here"]
 
 
-WHY = [(KnowingCuda(), fake_module(), "torch sees 2 CUDA devices"), (None, fake_module(), "torch sees no CUDA device")]
+WHY = [
+    (KnowingCuda(), fake_module(), "torch sees 2 CUDA devices"),
+    (None, fake_module(), "torch sees no CUDA device"),
+]
 
 
 @pytest.mark.parametrize(("cuda", "torch", "why"), [*WHY, (None, None, "torch cannot be imported")])
@@ -135,7 +146,10 @@ def test_a_card_that_cannot_be_reserved_has_a_reason(
             reserve("1 MiB", "cuda:7")
 
 
-STAYS = "2.00 GiB of cuda:0 stay reserved, 1.00 GiB of them by live tensors: more than the 1.00 GiB allowed"
+STAYS = (
+    "2.00 GiB of cuda:0 stay reserved, 1.00 GiB of them by live tensors: more than the 1.00 GiB "
+    "allowed"
+)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +160,9 @@ STAYS = "2.00 GiB of cuda:0 stay reserved, 1.00 GiB of them by live tensors: mor
         (KnowingCuda(reserved=(9 * GIB, 0), live=GIB, fixed=2 * GIB), 1, [STAYS]),
     ],
 )
-def test_a_cache_above_the_limit_is_emptied(use: Any, cuda: KnowingCuda, emptied: int, notes: list[str]) -> None:
+def test_a_cache_above_the_limit_is_emptied(
+    use: Any, cuda: KnowingCuda, emptied: int, notes: list[str]
+) -> None:
     use(cuda)
     with Budget({"cuda:0": GIB}) as budget:
         assert (cuda.emptied, budget.notes) == (emptied, [f"budget: {note}" for note in notes])
@@ -158,7 +174,9 @@ BROKEN = RuntimeError("device-side assert triggered")
 FAULTS = dict.fromkeys(("get_device_properties", "empty_cache"), "cuda:0 cannot be limited")
 
 
-@pytest.mark.parametrize(("call", "fault"), [*FAULTS.items(), ("current_device", "no device can be limited")])
+@pytest.mark.parametrize(
+    ("call", "fault"), [*FAULTS.items(), ("current_device", "no device can be limited")]
+)
 def test_a_broken_device_is_noted_and_the_code_runs(use: Any, call: str, fault: str) -> None:
     cuda = KnowingCuda(reserved=(9 * GIB, 0))
 
@@ -182,7 +200,9 @@ def test_a_device_that_fails_at_the_end_is_noted(use: Any) -> None:
     use(Broken())
     with Budget({"gpu": GIB}) as budget:
         pass
-    assert budget.notes == ["budget: cuda:0 stays limited (RuntimeError: device-side assert triggered)"]
+    assert budget.notes == [
+        "budget: cuda:0 stays limited (RuntimeError: device-side assert triggered)"
+    ]
 
 
 def test_no_limit_is_put_back_as_none_where_the_allocator_calls_it_more_than_all(use: Any) -> None:
@@ -210,10 +230,15 @@ def test_a_limit_that_the_code_under_a_budget_sets_stays(use: Any) -> None:
     ("cuda", "said"),
     [
         (None, "there is no CUDA device here, so it limits nothing"),
-        (KnowingCuda(), "PYTORCH_NO_CUDA_MEMORY_CACHING is set: torch counts and limits nothing on CUDA devices"),
+        (
+            KnowingCuda(),
+            "PYTORCH_NO_CUDA_MEMORY_CACHING is set: torch counts and limits nothing on CUDA devices",  # noqa: E501
+        ),
     ],
 )
-def test_what_cannot_be_limited_is_said(use: Any, monkeypatch: pytest.MonkeyPatch, cuda: Any, said: str) -> None:
+def test_what_cannot_be_limited_is_said(
+    use: Any, monkeypatch: pytest.MonkeyPatch, cuda: Any, said: str
+) -> None:
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
     use(cuda)
     with Budget({"gpu": GIB}) as budget:
@@ -240,7 +265,9 @@ def test_sizes_are_read() -> None:
             parse_budget(text)
 
 
-def test_a_mistake_is_one_line_and_unloading_restores_the_limit(shell: InteractiveShell, capsys: Any, use: Any) -> None:
+def test_a_mistake_is_one_line_and_unloading_restores_the_limit(
+    shell: InteractiveShell, capsys: Any, use: Any
+) -> None:
     cuda = KnowingCuda()
     use(cuda)
     shell.run_line_magic("load_ext", "ipygpumem")
@@ -253,17 +280,31 @@ def test_a_mistake_is_one_line_and_unloading_restores_the_limit(shell: Interacti
 
 
 TEXT = (
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24.00 GiB of which 23.00 GiB is "
-    "free. Including non-PyTorch memory, this process has 432.00 MiB memory in use. 1024.00 MiB allowed; Of the "
-    "allocated memory 4.00 MiB is allocated by PyTorch, and 16.00 MiB is reserved by PyTorch but unallocated."
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24.00 GiB of "
+    "which 23.00 GiB is "
+    "free. Including non-PyTorch memory, this process has 432.00 MiB memory in use. 1024.00 MiB "
+    "allowed; Of the "
+    "allocated memory 4.00 MiB is allocated by PyTorch, and 16.00 MiB is reserved by PyTorch but "
+    "unallocated."
 )
 SAID = "refused 2.00 GiB of cuda:0, although 23.00 GiB of it were free"
 
 
 def test_a_limit_refused_what_the_device_had_free() -> None:
     lift = "torch.cuda.set_per_process_memory_fraction(1.0, 0)"
-    assert refusal(TEXT) == ("cuda:0", GIB, None, f"the limit of 1.00 GiB on torch's allocator {SAID}", lift)
-    others = TEXT.replace("1024.00 MiB allowed; ", ""), TEXT.replace("23.00", "1.00"), TEXT.replace("CUDA", "XPU"), ""
+    assert refusal(TEXT) == (
+        "cuda:0",
+        GIB,
+        None,
+        f"the limit of 1.00 GiB on torch's allocator {SAID}",
+        lift,
+    )
+    others = (
+        TEXT.replace("1024.00 MiB allowed; ", ""),
+        TEXT.replace("23.00", "1.00"),
+        TEXT.replace("CUDA", "XPU"),
+        "",
+    )
     assert [refusal(message) for message in others] == [None] * 4
 
 
@@ -271,21 +312,35 @@ def test_a_limit_refused_what_the_device_had_free() -> None:
 @pytest.mark.parametrize(
     ("cell", "by", "notes"),
     [
-        ("%%experiment small --budget gpu=1GiB\nfail()", "the budget of experiment small (1.00 GiB)", 1),
         (
-            "%%experiment large --budget gpu=9GiB\nimport ipygpumem\nwith ipygpumem.budget(gpu='1GiB'):\n"
-            "    try:\n        fail()\n    except Exception as error:\n        raise ValueError('mine') from error",
+            "%%experiment small --budget gpu=1GiB\nfail()",
+            "the budget of experiment small (1.00 GiB)",
+            1,
+        ),
+        (
+            "%%experiment large --budget gpu=9GiB\nimport ipygpumem\nwith "
+            "ipygpumem.budget(gpu='1GiB'):\n"
+            "    try:\n        fail()\n    except Exception as error:\n        raise "
+            "ValueError('mine') from error",
             "the budget of the with block (1.00 GiB)",
             0,
         ),
-        ("%%experiment a --budget gpu=8GiB\nfail()", "the limit of 1.00 GiB on torch's allocator", 0),
+        (
+            "%%experiment a --budget gpu=8GiB\nfail()",
+            "the limit of 1.00 GiB on torch's allocator",
+            0,
+        ),
         ("%%experiment a\nfail()", "the limit of 1.00 GiB on torch's allocator", 0),
     ],
 )
-def test_the_limit_that_refused_is_named(shell: InteractiveShell, use: Any, cell: str, by: str, notes: int) -> None:
+def test_the_limit_that_refused_is_named(
+    shell: InteractiveShell, use: Any, cell: str, by: str, notes: int
+) -> None:
     use(KnowingCuda())
     shell.run_line_magic("load_ext", "ipygpumem")
-    shell.run_cell(f"class OutOfMemoryError(RuntimeError): pass\ndef fail(): raise OutOfMemoryError({TEXT!r})")
+    shell.run_cell(
+        f"class OutOfMemoryError(RuntimeError): pass\ndef fail(): raise OutOfMemoryError({TEXT!r})"
+    )
     shell.run_cell(cell)
     record = ipygpumem.last()
     assert record is not None

@@ -33,8 +33,16 @@ BOUND = Bound(GIB, "the limit", "lift it")
         (replace(CARD, free_bytes=None), None, ""),
         (replace(CARD, free_bytes=7 * GIB), None, ""),
         (replace(CARD, free_bytes=6 * GIB - MIB), None, ""),  # the message has rounded
-        (GAPS, "fragmentation", "restart the kernel and run first: %env A=expandable_segments:True"),
-        (replace(GAPS, holders=(NAMES,)), "fragmentation", "restart the kernel and run first: %env " + CARD.setting),
+        (
+            GAPS,
+            "fragmentation",
+            "restart the kernel and run first: %env A=expandable_segments:True",
+        ),
+        (
+            replace(GAPS, holders=(NAMES,)),
+            "fragmentation",
+            "restart the kernel and run first: %env " + CARD.setting,
+        ),
         (replace(GAPS, setting=""), "fragmentation", ""),
         (replace(GAPS, expandable_bytes=GIB // 2), "fragmentation", ""),
         (replace(GAPS, gap_bytes=GIB), None, ""),
@@ -49,7 +57,11 @@ BOUND = Bound(GIB, "the limit", "lift it")
         (replace(HOST, bounds=(BOUND,), holders=(NAMES,)), "limit", "del them"),
         (replace(HOST, bounds=(BOUND,), requested_bytes=GIB), None, ""),
         (replace(HOST, bounds=(BOUND,), requested_bytes=None), None, ""),
-        (replace(HOST, bounds=(BOUND._replace(left_bytes=MIB),), requested_bytes=None), "limit", "lift it"),
+        (
+            replace(HOST, bounds=(BOUND._replace(left_bytes=MIB),), requested_bytes=None),
+            "limit",
+            "lift it",
+        ),
     ],
 )
 def test_the_figures_decide(found: Shortage, kind: str | None, remedy: str) -> None:
@@ -57,14 +69,19 @@ def test_the_figures_decide(found: Shortage, kind: str | None, remedy: str) -> N
     assert (cause and cause.kind, cause.remedy if cause else "") == (kind, remedy)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 100))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 100))]
+)
 def test_a_cause_is_what_decides(seed: int) -> None:
     """In random states, the request would fit without the cause, and does not fit with it."""
     choose = random.Random(seed)
     for _ in range(100):
         asked, free, gaps = (choose.randrange(1, 30) * GIB // 2 for _ in range(3))
         sizes = [choose.randrange(1, 20) * GIB for _ in range(2)]
-        holders = [replace_room(holder, free, size) for holder, size in zip((NAMES, PROCESS), sizes, strict=True)]
+        holders = [
+            replace_room(holder, free, size)
+            for holder, size in zip((NAMES, PROCESS), sizes, strict=True)
+        ]
         bound = Bound(choose.randrange(0, 20) * GIB, "the limit", "")
         on_host = choose.random() < 0.3
         found = Shortage(
@@ -85,8 +102,10 @@ def test_a_cause_is_what_decides(seed: int) -> None:
             "limit": on_host and bound.left_bytes < asked <= found.total_bytes,
             "fragmentation": max(free, found.largest_gap_bytes) < asked < free + found.gap_bytes,
             "too much": free + found.gap_bytes < asked,
-            "names": NAMES.kind in {one.kind for one in found.holders} and free < asked < free + sizes[0],
-            "process": PROCESS.kind in {one.kind for one in found.holders} and free < asked < free + sizes[1],
+            "names": NAMES.kind in {one.kind for one in found.holders}
+            and free < asked < free + sizes[0],
+            "process": PROCESS.kind in {one.kind for one in found.holders}
+            and free < asked < free + sizes[1],
         }
         assert cause is None or truths[cause.kind], (found, cause)
 
@@ -110,8 +129,13 @@ def cause():
     found = ipygpumem.last().recovery.cause
     return found and (found.kind, found.text, found.remedy)
 """
-UNLIMIT = "for name in ('RLIMIT_AS', 'RLIMIT_DATA'): resource.setrlimit(getattr(resource, name), (-1, -1))"
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the host's causes are known on Linux only")
+UNLIMIT = (
+    "for name in ('RLIMIT_AS', 'RLIMIT_DATA'): resource.setrlimit(getattr(resource, name), (-1, "
+    "-1))"
+)
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="the host's causes are known on Linux only"
+)
 shared_kernel, notebook = tidied_kernel(LIMIT, UNLIMIT, "history = other = None")
 
 
@@ -126,16 +150,25 @@ def cause(kernel: Kernel, cell: str) -> tuple[str, str, str] | None:
 def test_more_than_the_machine_has(notebook: Kernel) -> None:
     found = cause(notebook, "array(1 << 30)")
     assert found is not None
-    assert (found[0], found[1].partition(", but the machine has ")[0]) == ("too large", "asked for 1.00 PiB")
+    assert (found[0], found[1].partition(", but the machine has ")[0]) == (
+        "too large",
+        "asked for 1.00 PiB",
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "what"),
-    [("RLIMIT_AS", "address space"), pytest.param("RLIMIT_DATA", "data", marks=pytest.mark.thorough)],
+    [
+        ("RLIMIT_AS", "address space"),
+        pytest.param("RLIMIT_DATA", "data", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_limit_of_the_process(name: str, what: str, notebook: Kernel) -> None:
     works(notebook, "%gpumem free", f"limit('{name}', 150)")
-    for cell, begins in (("array(600)", "asked for 600 MiB, but only "), ("rows()", "almost nothing was left of the ")):
+    for cell, begins in (
+        ("array(600)", "asked for 600 MiB, but only "),
+        ("rows()", "almost nothing was left of the "),
+    ):
         found = cause(notebook, cell)
         assert found is not None
         kind, text, remedy = found
@@ -147,7 +180,12 @@ def test_a_limit_of_the_process(name: str, what: str, notebook: Kernel) -> None:
 
 
 def test_names_of_earlier_cells_hold_what_a_limit_leaves(notebook: Kernel) -> None:
-    works(notebook, "%gpumem free", "limit('RLIMIT_AS', 800)", "history = {'losses': [array(300), array(300)]}")
+    works(
+        notebook,
+        "%gpumem free",
+        "limit('RLIMIT_AS', 800)",
+        "history = {'losses': [array(300), array(300)]}",
+    )
     works(notebook, "other = array(100)", "def uses(): return array(400) + len(other)")
     found = cause(notebook, "array(400)[0]")
     assert found is not None
@@ -160,8 +198,9 @@ def test_names_of_earlier_cells_hold_what_a_limit_leaves(notebook: Kernel) -> No
 
 
 UNSEEN = {
-    "def text(): return f.query('a == @history[0]')\nimport pandas; f = pandas.DataFrame({'a': [1.0]})": "text()",
-    "class Of(dict): pass\ndef own(self): return len(history)\nOf.own = own; del own; of = Of()": "of.own()",
+    "def text(): return f.query('a == @history[0]')\nimport pandas; f = pandas.DataFrame({'a': "
+    "[1.0]})": "text()",
+    "class Of(dict): pass\ndef own(self): return len(history)\nOf.own = own; del own; of = Of()": "of.own()",  # noqa: E501
     "def direct(): return sys.modules['__main__'].__dict__[''.join(['his', 'tory'])]": "direct()",
 }
 
@@ -175,10 +214,21 @@ def test_a_name_that_the_cell_may_use_is_not_blamed(before: str, notebook: Kerne
 
 def test_a_shared_mapping_is_not_blamed_nor_an_error_of_another_time(notebook: Kernel) -> None:
     works(
-        notebook, "import mmap", "limit('RLIMIT_DATA', 350)", "history = np.frombuffer(mmap.mmap(-1, 600 << 20), 'u1')"
+        notebook,
+        "import mmap",
+        "limit('RLIMIT_DATA', 350)",
+        "history = np.frombuffer(mmap.mmap(-1, 600 << 20), 'u1')",
     )
-    works(notebook, "path = os.path.join(os.environ['IPYTHONDIR'], 'a.npy'); np.save(path, np.ones(200 << 17))")
-    works(notebook, "history = np.load(path, mmap_mode='r')", "%gpumem free", "limit('RLIMIT_DATA', 350)")
+    works(
+        notebook,
+        "path = os.path.join(os.environ['IPYTHONDIR'], 'a.npy'); np.save(path, np.ones(200 << 17))",
+    )
+    works(
+        notebook,
+        "history = np.load(path, mmap_mode='r')",
+        "%gpumem free",
+        "limit('RLIMIT_DATA', 350)",
+    )
     found = cause(notebook, "array(500)[0]")
     assert found is None or "history" not in found[1] + found[2]
     works(notebook, "try: array(1 << 30)\nexcept MemoryError as error: kept = error")
@@ -186,7 +236,8 @@ def test_a_shared_mapping_is_not_blamed_nor_an_error_of_another_time(notebook: K
 
 
 @pytest.mark.parametrize(
-    "cell", ["raise MemoryError", "raise MemoryError('Unable to allocate 64.0 TiB')", "[0] * (1 << 60)"]
+    "cell",
+    ["raise MemoryError", "raise MemoryError('Unable to allocate 64.0 TiB')", "[0] * (1 << 60)"],
 )
 def test_errors_without_a_cause(cell: str, notebook: Kernel) -> None:
     works(notebook, "limit('RLIMIT_AS', 400)")
@@ -232,16 +283,22 @@ shell.run_cell("import os; os.remove('/dev/shm/x')")
 kind, text = cause(loader)
 assert (kind, text.partition(" of the ")[2].partition(" of ")[0]) == ("shm", "64 MiB"), text
 assert cause("torch.ones(32 << 20).share_memory_()")[0] == "shm"
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.thorough
 def test_shared_memory_is_full() -> None:
-    """A file, a DataLoader's batch and a tensor that do not fit into /dev/shm; other errors are not its fault."""
+    """A file, a DataLoader's batch and a tensor that do not fit into /dev/shm; other errors are not
+    its fault.
+    """
     unshare = shutil.which("unshare")
     prepare = 'mount -t tmpfs -o size=64m tmpfs /dev/shm || exit 99\nexec "$@"'
     command = [str(unshare), "-m", "sh", "-c", prepare, "sh", sys.executable, "-c", SHARED]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False) if unshare else None
+    done = (
+        subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if unshare
+        else None
+    )
     if done is None or done.returncode == 99 or "unshare failed" in done.stderr:
         pytest.skip("no file system can be mounted here")
     assert done.returncode == 0, done.stderr[-2000:]

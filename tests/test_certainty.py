@@ -1,4 +1,6 @@
-"""Objects whose memory a C library keeps uncounted are told from those whose every byte is known."""
+"""Objects whose memory a C library keeps uncounted are told from those whose every
+byte is known.
+"""
 
 import ctypes
 import importlib
@@ -38,34 +40,69 @@ KEEPERS = {
     "cv2": ("cv2", "cv2.UMat(4, 4, 0)"),
     "jaxlib": ("jax", "jax.jit(len)"),
 }
-"""Modules and expressions of objects that keep memory, by the name of the library that users know."""
+"""Modules and expressions of objects that keep memory, by the name of the library that users know.
+"""
 
 COUNTED = {
     "built-in": (
         "sys",
         "[1, 1.5, 'a', b'a', None, [], {}, {1}, range(3), slice(1), len, type, iter([])]",
     ),
-    "functions": ("functools", "[functools.partial(len, []), functools.lru_cache(len), property(len), print.__call__]"),
-    "iterators": ("itertools", "[itertools.chain([]), itertools.tee([])[0], itertools.count(), map(len, []), zip([])]"),
-    "containers": ("collections", "[collections.deque(), collections.Counter('ab'), collections.OrderedDict(a=1)]"),
-    "dates": ("datetime", "[datetime.datetime.now(), datetime.timedelta(1), datetime.timezone.utc]"),
+    "functions": (
+        "functools",
+        "[functools.partial(len, []), functools.lru_cache(len), property(len), print.__call__]",
+    ),
+    "iterators": (
+        "itertools",
+        "[itertools.chain([]), itertools.tee([])[0], itertools.count(), map(len, []), zip([])]",
+    ),
+    "containers": (
+        "collections",
+        "[collections.deque(), collections.Counter('ab'), collections.OrderedDict(a=1)]",
+    ),
+    "dates": (
+        "datetime",
+        "[datetime.datetime.now(), datetime.timedelta(1), datetime.timezone.utc]",
+    ),
     "zones": ("zoneinfo", "[zoneinfo.ZoneInfo.no_cache('UTC')]"),
     "numbers": ("decimal", "[decimal.Decimal(1), decimal.getcontext()]"),
     "patterns": ("re", "[re.compile('a'), re.match('a', 'a')]"),
     "paths": ("pathlib", "[pathlib.Path('a'), uuid.uuid4()]"),
-    "locks": ("threading", "[threading.Lock(), threading.RLock(), threading.local(), threading.Condition()]"),
+    "locks": (
+        "threading",
+        "[threading.Lock(), threading.RLock(), threading.local(), threading.Condition()]",
+    ),
     "streams": ("io", "[io.BytesIO(b'a'), io.StringIO('a'), io.BufferedReader(io.BytesIO())]"),
     "databases": ("sqlite3", "[sqlite3.connect(':memory:')]"),
-    "random": ("random", "[random.Random(), hashlib.sha256(), struct.Struct('d'), array.array('d')]"),
-    "ctypes": ("ctypes", "[(ctypes.c_int * 3)(), ctypes.c_void_p(1), ctypes.pointer(ctypes.c_int())]"),
-    "numpy": ("numpy", "[numpy.ones(3), numpy.float64(1), numpy.dtype('f8'), numpy.add, numpy.random.default_rng()]"),
+    "random": (
+        "random",
+        "[random.Random(), hashlib.sha256(), struct.Struct('d'), array.array('d')]",
+    ),
+    "ctypes": (
+        "ctypes",
+        "[(ctypes.c_int * 3)(), ctypes.c_void_p(1), ctypes.pointer(ctypes.c_int())]",
+    ),
+    "numpy": (
+        "numpy",
+        "[numpy.ones(3), numpy.float64(1), numpy.dtype('f8'), numpy.add, "
+        "numpy.random.default_rng()]",
+    ),
     "pandas": (
         "pandas",
         "[pandas.Timestamp('2020'), pandas.NaT, pandas.NA, pandas.Interval(0, 1)]",
     ),
-    "pyarrow": ("pyarrow", "[pyarrow.table({'a': [1]}), pyarrow.int64(), pyarrow.scalar(1), pyarrow.scalar('a')]"),
-    "polars": ("polars", "[polars.DataFrame({'a': [1]})._df, polars.col('a')._pyexpr, polars.Series([1])._s]"),
-    "matplotlib": ("matplotlib.ft2font", "[matplotlib.ft2font.FT2Font.__new__(matplotlib.ft2font.FT2Font)]"),
+    "pyarrow": (
+        "pyarrow",
+        "[pyarrow.table({'a': [1]}), pyarrow.int64(), pyarrow.scalar(1), pyarrow.scalar('a')]",
+    ),
+    "polars": (
+        "polars",
+        "[polars.DataFrame({'a': [1]})._df, polars.col('a')._pyexpr, polars.Series([1])._s]",
+    ),
+    "matplotlib": (
+        "matplotlib.ft2font",
+        "[matplotlib.ft2font.FT2Font.__new__(matplotlib.ft2font.FT2Font)]",
+    ),
     "sklearn": ("sklearn.metrics", "[sklearn.metrics.DistanceMetric.get_metric('euclidean')]"),
     "pillow": ("PIL.Image", "[PIL.Image.new('L', (1, 1)), PIL.Image.new('L', (1, 1)).im]"),
     "yarl": ("yarl", "[yarl.URL('http://a.b'), regex.compile('a')]"),
@@ -76,9 +113,14 @@ COUNTED = {
 
 
 def value_of(module: str, expression: str) -> Any:
-    """Return the value of an expression that names modules; skip the test if the first is not installed."""
+    """Return the value of an expression that names modules; skip the test if the first is not
+    installed.
+    """
     first = pytest.importorskip(module)
-    names: dict[str, Any] = {module.partition(".")[0]: sys.modules[module.partition(".")[0]], "first": first}
+    names: dict[str, Any] = {
+        module.partition(".")[0]: sys.modules[module.partition(".")[0]],
+        "first": first,
+    }
     for name in ("array", "hashlib", "struct", "uuid"):
         names[name] = importlib.import_module(name)
     if "regex" in expression:

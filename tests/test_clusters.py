@@ -1,4 +1,6 @@
-"""Experiments and commands run on all engines of a real cluster, and one record and report is made of theirs."""
+"""Experiments and commands run on all engines of a real cluster, and one record and report is made
+of theirs.
+"""
 
 import re
 from collections.abc import Iterator
@@ -41,12 +43,19 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 @pytest.fixture
 def cluster(shared: Kernel) -> Kernel:
     """The module's cluster, without the names of earlier tests on its engines."""
-    works(shared, "_ = rc[:].apply_sync(exec, \"for name in ('x', 'y', 'w', 'theirs'): globals().pop(name, None)\")")
+    works(
+        shared,
+        "_ = rc[:].apply_sync(exec, \"for name in ('x', 'y', 'w', 'theirs'): globals().pop(name, "
+        'None)")',
+    )
     return shared
 
 
 def test_a_cell_runs_as_an_experiment_on_every_engine(cluster: Kernel) -> None:
-    reply = works(cluster, f"%%experiment sweep --on all --keep w\nx = bytearray(2**26)\nw = {ID}\nprint('id', w)\nw+1")
+    reply = works(
+        cluster,
+        f"%%experiment sweep --on all --keep w\nx = bytearray(2**26)\nw = {ID}\nprint('id', w)\nw+1",  # noqa: E501
+    )
     found = record(cluster)
     assert [engine["engine"] for engine in found["engines"]] == [0, 1, 2, 3]
     assert (found["deleted"], found["kept"]) == (("x",), ("w",))
@@ -67,7 +76,10 @@ def test_a_cell_runs_as_an_experiment_on_every_engine(cluster: Kernel) -> None:
 
 
 def test_engines_that_fail_are_named_and_the_others_results_are_kept(cluster: Kernel) -> None:
-    source = f"%%experiment failing --on all\nx = 1\nif {ID} == 1: raise MemoryError('full')\nif {ID} != 3: y = 2"
+    source = (
+        f"%%experiment failing --on all\nx = 1\nif {ID} == 1: raise MemoryError('full')\nif {ID} "
+        f"!= 3: y = 2"
+    )
     reply = cluster.run(source)
     assert (reply.status, reply.error) == ("error", "CompositeError"), "Run all stops"
     found = record(cluster)
@@ -80,7 +92,11 @@ def test_engines_that_fail_are_named_and_the_others_results_are_kept(cluster: Ke
 
 
 def test_an_experiment_spans_cells_of_px(cluster: Kernel) -> None:
-    works(cluster, "%experiment start span --on 0-2 --keep x --note lr=0.1", "%px x = bytearray(2**25)")
+    works(
+        cluster,
+        "%experiment start span --on 0-2 --keep x --note lr=0.1",
+        "%px x = bytearray(2**25)",
+    )
     assert "on engines 0-2" in "".join(works(cluster, "%experiment status").reports())
     works(cluster, "%px y = 2", "%experiment end")
     found = record(cluster)
@@ -92,13 +108,21 @@ def test_an_experiment_spans_cells_of_px(cluster: Kernel) -> None:
 
 def test_an_interrupt_reaches_an_engine_that_sleeps(cluster: Kernel, tmp_path: Path) -> None:
     asleep = tmp_path / "asleep"
-    works(cluster, f"{CTRL_C}\nctrl_c(lambda: os.path.exists({str(asleep)!r}) and len(rc.outstanding) == 1)")
+    works(
+        cluster,
+        f"{CTRL_C}\nctrl_c(lambda: os.path.exists({str(asleep)!r}) and len(rc.outstanding) == 1)",
+    )
     source = (
         f"%%experiment slow --on all\n{UNTIL}x = 1\n"
         f"if {ID} == 2: Path({str(asleep)!r}).touch(); until({str(tmp_path / 'never')!r})"
     )
     assert cluster.run(source).error == "KeyboardInterrupt"
-    assert [engine["error"] for engine in record(cluster)["engines"]] == ["", "", "KeyboardInterrupt", ""]
+    assert [engine["error"] for engine in record(cluster)["engines"]] == [
+        "",
+        "",
+        "KeyboardInterrupt",
+        "",
+    ]
     assert on_engines(cluster, NAMES) == [[]] * 4
 
 
@@ -116,12 +140,17 @@ Engines.NAME = struck
 
 CELL, SPAN = "%%experiment a --on all\nx = 1", "%experiment start a --on all"
 MOMENTS = [(CELL, "run"), (SPAN, "replies")]
-REST = [(CELL, place) for place in ("ask", "wait", "replies", "forget")] + [(SPAN, "ask"), (SPAN, "wait")]
+REST = [(CELL, place) for place in ("ask", "wait", "replies", "forget")] + [
+    (SPAN, "ask"),
+    (SPAN, "wait"),
+]
 MOMENTS += [pytest.param(*moment, marks=pytest.mark.thorough) for moment in REST]
 
 
 @pytest.mark.parametrize(("cell", "place"), MOMENTS)
-def test_a_ctrl_c_at_any_moment_leaves_nothing_open_and_engines_alike(cluster: Kernel, cell: str, place: str) -> None:
+def test_a_ctrl_c_at_any_moment_leaves_nothing_open_and_engines_alike(
+    cluster: Kernel, cell: str, place: str
+) -> None:
     works(cluster, "%gpumem status --on all")  # loads the extension there
     works(cluster, STRIKES_IN.replace("NAME", place))
     assert cluster.run(cell, timeout=60).error == "KeyboardInterrupt"
@@ -134,14 +163,21 @@ BUSY = "rc[1].execute('import time\\nwhile True: time.sleep(0.05)', block=False)
 STOP_BUSY = "rc.send_signal(2, targets=[1], block=True)\nbusy.wait(30)"
 
 
-def test_a_second_ctrl_c_ends_the_waiting_for_an_engine_that_takes_none(cluster: Kernel, tmp_path: Path) -> None:
+def test_a_second_ctrl_c_ends_the_waiting_for_an_engine_that_takes_none(
+    cluster: Kernel, tmp_path: Path
+) -> None:
     deaf, end = tmp_path / "deaf", tmp_path / "end"
     source = f"%%experiment deaf --on 0-1\nimport signal\n{UNTIL}if {ID} == 1:\n" + (
         "    before = signal.signal(2, signal.SIG_IGN)\n"
         f"    Path({str(deaf)!r}).touch(); until({str(end)!r})\n    signal.signal(2, before)"
     )
-    grace = "from ipygpumem.extras.cluster import on_engines as e\nbefore, e._GRACE_SECONDS = e._GRACE_SECONDS, 600"
-    works(cluster, f"{grace}\n{CTRL_C}\nctrl_c(lambda: os.path.exists({str(deaf)!r}), lambda: True)")
+    grace = (
+        "from ipygpumem.extras.cluster import on_engines as e\nbefore, e._GRACE_SECONDS = "
+        "e._GRACE_SECONDS, 600"
+    )
+    works(
+        cluster, f"{grace}\n{CTRL_C}\nctrl_c(lambda: os.path.exists({str(deaf)!r}), lambda: True)"
+    )
     try:
         assert cluster.run(source).error == "KeyboardInterrupt"
         assert "its cell continues" in record(cluster)["engines"][1]["error"]
@@ -152,11 +188,19 @@ def test_a_second_ctrl_c_ends_the_waiting_for_an_engine_that_takes_none(cluster:
 
 
 def test_an_engine_that_is_busy_is_left_out_and_does_not_begin_later(cluster: Kernel) -> None:
-    seconds = "from ipygpumem.extras.cluster import on_engines as e\nbefore, e._START_SECONDS = e._START_SECONDS, 3"
+    seconds = (
+        "from ipygpumem.extras.cluster import on_engines as e\nbefore, e._START_SECONDS = "
+        "e._START_SECONDS, 3"
+    )
     works(cluster, f"{seconds}\nbusy = {BUSY}")
     try:
         works(cluster, "%%experiment around --on all\nx = 1")
-        assert [engine["error"] for engine in record(cluster)["engines"]] == ["", "did not reply", "", ""]
+        assert [engine["error"] for engine in record(cluster)["engines"]] == [
+            "",
+            "did not reply",
+            "",
+            "",
+        ]
         works(cluster, f"{CTRL_C}\nctrl_c(lambda: True)")
         assert cluster.run("%%experiment a --on 1\n1").error == "KeyboardInterrupt"
         assert cluster.value("busy.ready()") is False, "what runs there is the user's"
@@ -184,7 +228,10 @@ def test_commands_show_figures_of_all_engines_and_each_ones_report(cluster: Kern
     [
         ("%experiment end typo --on all", "no experiment 'typo' is open there"),
         ("%%experiment a --on 9\nx = 1", "the cluster has no engine 9; it has engines 0-3"),
-        ("none = rc.direct_view([])\n%gpumem status --on none", "--on names no engine; the cluster has engines 0-3"),
+        (
+            "none = rc.direct_view([])\n%gpumem status --on none",
+            "--on names no engine; the cluster has engines 0-3",
+        ),
         ("%%experiment a --on nobody\nx = 1", "--on nobody: write all, numbers of engines"),
         ("%gpumem tensors --on all", "--on"),
         ("%%experiment --on all\nx = 1", "which name?"),
@@ -205,7 +252,11 @@ def test_an_engine_without_the_extension_is_named(cluster: Kernel) -> None:
         assert errors[1].startswith("has no ipygpumem, or an older one")
         assert "on 4 engines" in reply.reports("engines")[0]
     finally:
-        works(cluster, "rc[1].execute('import sys; del sys.modules[\"ipygpumem.extras.cluster.engine\"]', block=True)")
+        works(
+            cluster,
+            "rc[1].execute('import sys; del sys.modules[\"ipygpumem.extras.cluster.engine\"]', "
+            "block=True)",
+        )
 
 
 def test_what_a_closed_client_has_begun_does_not_stand_in_the_way(cluster: Kernel) -> None:
@@ -232,7 +283,10 @@ def test_a_view_names_its_engines_and_a_closed_client_is_not_asked(cluster: Kern
 @pytest.fixture
 def other(cluster: Kernel) -> Iterator[Kernel]:
     """The module's cluster, with a view of another client on its first engine."""
-    works(cluster, "client = cluster.connect_client_sync()\nclient.wait_for_engines(4)\nother = client[0]")
+    works(
+        cluster,
+        "client = cluster.connect_client_sync()\nclient.wait_for_engines(4)\nother = client[0]",
+    )
     yield cluster
     works(cluster, "client.close()\ndel client, other")
 
@@ -249,7 +303,9 @@ def meanwhile(*args):
     return original(*args)
 Engines.run = meanwhile
 """
-"""Lets the other client run something before our cell, and after we have asked whether all can begin."""
+"""Lets the other client run something before our cell, and after we have asked whether all can
+begin.
+"""
 
 
 def test_cells_of_another_client_are_in_no_experiment_of_ours(other: Kernel) -> None:
@@ -260,20 +316,35 @@ def test_cells_of_another_client_are_in_no_experiment_of_ours(other: Kernel) -> 
     works(other, "other.execute('%experiment end', silent=False, block=True)")
     assert on_engines(other, NAMES)[0] == []
     works(other, "%experiment start span --on all", "%px x = 1")
-    works(other, "other.execute('theirs = 1', silent=False, block=True)\nother.execute('w = 1', block=True)")
+    works(
+        other,
+        "other.execute('theirs = 1', silent=False, block=True)\nother.execute('w = 1', block=True)",
+    )
     works(other, "%experiment end")
     assert on_engines(other, NAMES) == [["theirs", "w"], [], [], []]
     assert record(other)["deleted"] == ("x",)
     assert [len(engine["record"]["cells"]) for engine in record(other)["engines"]] == [1] * 4
-    works(other, f"import time{MEANWHILE.replace('THEIRS', repr('theirs = 2'))}", "%%experiment span --on all\nx = 1")
+    works(
+        other,
+        f"import time{MEANWHILE.replace('THEIRS', repr('theirs = 2'))}",
+        "%%experiment span --on all\nx = 1",
+    )
     assert on_engines(other, "globals().get('theirs')")[0] == 2
 
 
-def test_a_ctrl_c_does_not_reach_another_clients_task_before_our_cell(other: Kernel, tmp_path: Path) -> None:
+def test_a_ctrl_c_does_not_reach_another_clients_task_before_our_cell(
+    other: Kernel, tmp_path: Path
+) -> None:
     end, ran = tmp_path / "end", tmp_path / "ran"
     works(other, f"import time{MEANWHILE.replace('THEIRS', repr(f'{UNTIL}until({str(end)!r})'))}")
-    works(other, f"{CTRL_C}\nctrl_c(lambda: os.path.exists({str(ran)!r}) and len(rc.outstanding) == 1)")
-    source = f"%%experiment a --on 0,1\nfrom pathlib import Path\nx = 1\nif {ID}: Path({str(ran)!r}).touch()"
+    works(
+        other,
+        f"{CTRL_C}\nctrl_c(lambda: os.path.exists({str(ran)!r}) and len(rc.outstanding) == 1)",
+    )
+    source = (
+        f"%%experiment a --on 0,1\nfrom pathlib import Path\nx = 1\nif {ID}: "
+        f"Path({str(ran)!r}).touch()"
+    )
     assert other.run(source, timeout=60).error == "KeyboardInterrupt"
     assert "its cell had not begun and was cancelled" in record(other)["engines"][0]["error"]
     assert other.value("task.ready()") is False
@@ -288,8 +359,12 @@ def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_p
     works(kernel, "%%experiment first --on all\nx = 1")
     for engine in record(kernel)["engines"]:
         (usage,) = [usage for usage in engine["record"]["usages"] if usage["device"] == "cpu"]
-        assert usage["peak_bytes"] - usage["before_bytes"] < 3 * MIB, "what we import there is not the experiment's"
-    reply = kernel.run(f"%%experiment deadly --on all\nimport os\nif {ID} == 1: os._exit(1)\nx = bytearray(2**25)")
+        assert usage["peak_bytes"] - usage["before_bytes"] < 3 * MIB, (
+            "what we import there is not the experiment's"
+        )
+    reply = kernel.run(
+        f"%%experiment deadly --on all\nimport os\nif {ID} == 1: os._exit(1)\nx = bytearray(2**25)"
+    )
     assert reply.error == "CompositeError"
     found = record(kernel)
     assert [engine["error"] for engine in found["engines"]] == ["", "died"]
@@ -312,21 +387,29 @@ def usage(device: str, kept: int, peak: int) -> Usage:
     return Usage(device, GIB, GIB + kept * MIB, GIB + peak * MIB, None, "kernel")
 
 
-def engine(number: int, *usages: Usage, seconds: float = 1.0, error: str = "", **changes: object) -> EngineRecord:
+def engine(
+    number: int, *usages: Usage, seconds: float = 1.0, error: str = "", **changes: object
+) -> EngineRecord:
     """One engine whose experiment had one cell; ``changes`` are of the experiment."""
     cell = CellRecord(1, None, "s", 0.0, seconds, not error, error or None, usages)
     sizes = {"cpu": MIB, "children": 0}
     record = ExperimentRecord("s", 0.0, 9.0, (cell,), usages, sizes, sizes, ("x",), (), (), ())
     record = replace(record, **changes)  # type: ignore[arg-type]
-    return EngineRecord(number, f"host{number // 2}", 100 + number, {}, {"cpu": number * GIB}, "v", error, record)
+    return EngineRecord(
+        number, f"host{number // 2}", 100 + number, {}, {"cpu": number * GIB}, "v", error, record
+    )
 
 
 def four(*peaks: int, **changes: object) -> list[EngineRecord]:
     idle = Usage("children", 9 * MIB, 9 * MIB, 9 * MIB, None, "sampled")
-    return [engine(number, usage("cpu", 2, peak), idle, **changes) for number, peak in enumerate(peaks)]  # type: ignore[arg-type]
+    return [
+        engine(number, usage("cpu", 2, peak), idle, **changes) for number, peak in enumerate(peaks)
+    ]  # type: ignore[arg-type]
 
 
-def test_each_figure_has_its_sum_lowest_median_and_highest_and_cards_are_one_kind_of_device() -> None:
+def test_each_figure_has_its_sum_lowest_median_and_highest_and_cards_are_one_kind_of_device() -> (
+    None
+):
     report = engines_report(merged_record("s", 0.0, 1.0, four(10, 30, 20, 40)))
     rows = {tuple(row[:2]): row[2:] for row in report.tables[0].rows}
     assert rows["RAM", "peak"] == ("4", "", "+10 MiB", "+20 MiB", "+40 MiB", "engine 3")
@@ -339,11 +422,20 @@ def test_each_figure_has_its_sum_lowest_median_and_highest_and_cards_are_one_kin
 
 
 def test_errors_and_notes_are_told_once_for_engines_that_are_alike() -> None:
-    engines = [*four(1, 1, notes=("a note",)), *(replace(one, error="KeyError") for one in four(1, 1, 1)[2:])]
+    engines = [
+        *four(1, 1, notes=("a note",)),
+        *(replace(one, error="KeyError") for one in four(1, 1, 1)[2:]),
+    ]
     engines = [*engines, EngineRecord(3, error="died"), EngineRecord(4, error="died")]
-    engines[1] = replace(engines[1], record=replace(engines[1].record, deleted=("x", "y"), kept=("z",)))  # type: ignore[type-var]
+    engines[1] = replace(
+        engines[1], record=replace(engines[1].record, deleted=("x", "y"), kept=("z",))
+    )  # type: ignore[type-var]
     merged = merged_record("s", 5.0, 1.0, engines)
-    assert merged.notes == ("engines 0-1: a note", "engine 2 (host1): KeyError", "engines 3-4: died")
+    assert merged.notes == (
+        "engines 0-1: a note",
+        "engine 2 (host1): KeyError",
+        "engines 3-4: died",
+    )
     assert (merged.deleted, merged.kept) == (("x", "y"), ("z",))
     assert merged.consumed == merged.freed == {"cpu": 3 * MIB, "children": 0}
     sums, _ = merged.usages

@@ -41,7 +41,9 @@ def all_commands() -> Iterator[Command]:
 @pytest.fixture
 def loaded(shell: InteractiveShell) -> InteractiveShell:
     shell.run_line_magic("load_ext", "ipygpumem")
-    shell.Completer.use_jedi = False  # its trees would stay: as many objects as all the rest of the process
+    shell.Completer.use_jedi = (
+        False  # its trees would stay: as many objects as all the rest of the process
+    )
     return shell
 
 
@@ -80,7 +82,9 @@ def test_commands_options_and_names_are_offered(loaded: InteractiveShell) -> Non
     app = app_of(loaded)
 
     def after(line: str) -> list[str]:
-        return complete(app, line.split()[0].strip("%"), SimpleNamespace(line=line, text_until_cursor=line))
+        return complete(
+            app, line.split()[0].strip("%"), SimpleNamespace(line=line, text_until_cursor=line)
+        )
 
     loaded.run_cell("%experiment start alpha\nweights = 1; _hidden = 2")
     assert after("%experiment ") == ["start", "end", "keep", "status", "list", "compare"]
@@ -113,7 +117,9 @@ def test_what_the_helps_name_is_there() -> None:
             asked.add(command.name)
         for argument in command.arguments:
             known |= {argument.usage, f"{command.name} {argument.usage}"}
-            assert isinstance(argument.offers, tuple) or argument.offers in parsing.SOURCES, argument.usage
+            assert isinstance(argument.offers, tuple) or argument.offers in parsing.SOURCES, (
+                argument.usage
+            )
     assert asked == parsing._MISSING.keys()
     assert parsing._DETAILS.keys() <= known
     arguments = command_of("%gpumem", ["tensors"]).arguments + command_of("%%memlines").arguments
@@ -123,7 +129,9 @@ def test_what_the_helps_name_is_there() -> None:
     assert choices["--sort"] == profiling.ORDERS
 
 
-shared = kernel_with("%load_ext ipygpumem\nimport ipygpumem\ndef block(mib): return bytearray(b'x') * (mib << 20)")
+shared = kernel_with(
+    "%load_ext ipygpumem\nimport ipygpumem\ndef block(mib): return bytearray(b'x') * (mib << 20)"
+)
 """Each of the tests below leaves it as it found it."""
 
 
@@ -132,7 +140,9 @@ def test_status_has_words_for_each_value_of_release_frames() -> None:
 
 
 def test_free_gives_back_garbage_and_what_stored_tracebacks_hold(shared: Kernel) -> None:
-    shared.run("def fail():\n    pinned = block(96)\n    raise ValueError('kept for %debug')\nfail()")
+    shared.run(
+        "def fail():\n    pinned = block(96)\n    raise ValueError('kept for %debug')\nfail()"
+    )
     shared.run("loop = [block(64)]; loop.append(loop); del loop")
     before = shared.value("ipygpumem.last().usages[0].after_bytes")
     (report,) = shared.run("%gpumem free").reports("note")
@@ -155,7 +165,8 @@ def test_nested_blocks_that_an_error_leaves_tell_of_it_once(shared: Kernel) -> N
     shared.run("import numpy")
     reply = shared.run(
         "def fail():\n    held = numpy.ones(1 << 20)\n    numpy.ones(1 << 50)\n"
-        "with ipygpumem.experiment('outer'):\n    with ipygpumem.experiment('inner'):\n        fail()"
+        "with ipygpumem.experiment('outer'):\n    with ipygpumem.experiment('inner'):\n        "
+        "fail()"
     )
     (report,) = reply.reports("recovery")
     assert report.count("out of memory") == 1
@@ -173,18 +184,25 @@ def test_an_error_after_one_that_was_caught_keeps_its_frames_for_debug(shared: K
     shared.run("import numpy, sys")
     shared.run(
         "def fail():\n    numpy.ones(1 << 50)\ndef other():\n    wanted = 5\n    raise ValueError\n"
-        "try:\n    with ipygpumem.experiment('caught'):\n        fail()\nexcept MemoryError: pass\nother()"
+        "try:\n    with ipygpumem.experiment('caught'):\n        fail()\nexcept MemoryError: pass\n"
+        "other()"
     )
-    frames = "[f.f_locals.get('wanted') for f, _ in __import__('traceback').walk_tb(sys.last_traceback)][-1]"
+    frames = (
+        "[f.f_locals.get('wanted') for f, _ in "
+        "__import__('traceback').walk_tb(sys.last_traceback)][-1]"
+    )
     assert shared.value(frames) == 5
 
 
-@pytest.mark.skipif(IPython.version_info < (8, 6), reason="matchers of one's own are new in IPython 8.6")
+@pytest.mark.skipif(
+    IPython.version_info < (8, 6), reason="matchers of one's own are new in IPython 8.6"
+)
 def test_jedi_offers_no_names_of_python_beside_our_options(shared: Kernel) -> None:
     shared.run(
         "from IPython.core.completer import provisionalcompleter\n"
         "def offered(line):\n    with provisionalcompleter():\n"
-        "        return [item.text for item in get_ipython().Completer.completions(line, len(line))]"
+        "        return [item.text for item in get_ipython().Completer.completions(line, "
+        "len(line))]"
     )
     assert shared.value("offered('%gpumem tensors --d')") == ["--device"]
     assert shared.value("offered('%%experiment a --ke')") == ["--keep"]

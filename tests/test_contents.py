@@ -120,13 +120,19 @@ def received(change: str) -> list[tuple[str, list[str], list[object]]]:
         ("function.text = b'new'", [("function", ["function"], [b"new"])]),
     ],
 )
-def test_objects_added_to_old_ones_are_found(change: str, expected: list[tuple[str, list[str], list[object]]]) -> None:
+def test_objects_added_to_old_ones_are_found(
+    change: str, expected: list[tuple[str, list[str], list[object]]]
+) -> None:
     assert received(change) == expected
 
 
 def test_a_new_object_at_the_address_of_an_old_one_is_new_if_the_collector_knows() -> None:
     kept, new = list[Made](), Made()
-    names: dict[str, object] = {"kept": kept, "old": new}  # as if the old one had died, and this one were made there
+    # as if the old one had died, and this one were made there
+    names: dict[str, object] = {
+        "kept": kept,
+        "old": new,
+    }
     contents = Contents(names)
     del names["old"]
     kept.append(new)
@@ -136,7 +142,9 @@ def test_a_new_object_at_the_address_of_an_old_one_is_new_if_the_collector_knows
 
 
 def grown(change: str) -> list[tuple[str, list[str], int]]:
-    """Return the containers that have grown by 100 KB, with the steps to them and their growth in KB."""
+    """Return the containers that have grown by 100 KB, with the steps to them and their growth in
+    KB.
+    """
     names: dict[str, object] = {
         "buffer": bytearray(),
         "filled": bytearray(200_000),
@@ -159,7 +167,10 @@ def grown(change: str) -> list[tuple[str, list[str], int]]:
     exec(change, names, names)
     names.pop("__builtins__")
     found = contents.grown(names, 100_000)
-    return [(one.name, [type(item).__name__ for item in one.chain], one.size_bytes // 1000) for one in found]
+    return [
+        (one.name, [type(item).__name__ for item in one.chain], one.size_bytes // 1000)
+        for one in found
+    ]
 
 
 STEPS_TO_ITEMS = ["Store"] if sys.version_info >= (3, 11) else ["Store", "dict"]
@@ -174,13 +185,19 @@ KB_800 = pytest.approx(800, rel=0.15)
         ("filled[:] = b''; buffer += bytes(90_000)", []),
         ("numbers.extend([7] * 100_000)", [("numbers", ["list"], KB_800)]),
         ("numbers += range(1000, 23_000)", [("numbers", ["list"], KB_800)]),
-        ("table.update(dict.fromkeys(range(15_000)))", [("table", ["dict"], pytest.approx(1000, rel=0.4))]),
+        (
+            "table.update(dict.fromkeys(range(15_000)))",
+            [("table", ["dict"], pytest.approx(1000, rel=0.4))],
+        ),
         ("unique.update(range(14_000))", [("unique", ["set"], pytest.approx(900, rel=0.2))]),
         ("queue.extend([None] * 100_000)", [("queue", ["deque"], KB_800)]),
         ("counter.update(range(15_000))", [("counter", ["Counter"], pytest.approx(1000, rel=0.4))]),
         ("typed.frombytes(bytes(800_000))", [("typed", ["array"], KB_800)]),
         ("text.write('x' * 800_000)", [("text", ["StringIO"], KB_800)]),
-        ("bytes_.write(bytes(800_000))", [] if VISITS_BUFFER else [("bytes_", ["BytesIO"], KB_800)]),
+        (
+            "bytes_.write(bytes(800_000))",
+            [] if VISITS_BUFFER else [("bytes_", ["BytesIO"], KB_800)],
+        ),
         ("deep['t'][0].extend(bytes(800_000))", [("deep", ["dict", "list", "bytearray"], 800)]),
         ("s.items += [7] * 100_000", [("s", [*STEPS_TO_ITEMS, "list"], KB_800)]),
         ("Own.data.extend(bytes(800_000))", [("Own", ["type", "dict", "bytearray"], 800)]),
@@ -188,5 +205,7 @@ KB_800 = pytest.approx(800, rel=0.15)
         ("pass", []),
     ],
 )
-def test_old_containers_that_have_grown_are_found(change: str, expected: list[tuple[str, list[str], object]]) -> None:
+def test_old_containers_that_have_grown_are_found(
+    change: str, expected: list[tuple[str, list[str], object]]
+) -> None:
     assert grown(change) == expected

@@ -47,25 +47,32 @@ MOST = {
 """Calls of our functions, and calls that these lead to. A commit that raises a number says why."""
 
 MOST_FILES = {"a trivial cell": 27, "an empty experiment": 51}
-"""Files of ours whose code runs, which a reader of such a cell must open. A commit that raises one says why."""
+"""Files of ours whose code runs, which a reader of such a cell must open. A commit that raises one
+says why.
+"""
 SLACK = 1.1
 """Python's own functions call each other in another way in each version."""
 MANY, TENSORS = 40_000, 4_000
-DEEP = "def deep(left):\n    rows = [left] * 2000\n    if not left: raise MemoryError\n    deep(left - 1)\ndeep(NUMBER)"
+DEEP = (
+    "def deep(left):\n    rows = [left] * 2000\n    if not left: raise MemoryError\n    deep(left "
+    "- 1)\ndeep(NUMBER)"
+)
 EMPTY, RECOVERY = "%%experiment empty\npass", "raise MemoryError"
 LOOK = """
 from ipygpumem.shell import holders, trends
 holders.users_modules = dict  # the tests' own
 made = lambda: {name: value for name, value in globals().items() if name.startswith(("name_", "objects"))}
 holders.look(trends.Growing(), made, "run", dict, bool)
-"""
+"""  # noqa: E501
 OBJECTS = f"objects = [kind() for kind in (list, dict, set, Exception) for _ in range({MANY // 4})]"
 NAMES = f"""
 {OBJECTS}
 globals().update((f"name_{{number}}", found) for number, found in enumerate(objects))
 del objects
 """
-LEAVES = "%%experiment leaves\nleft = [torch.zeros(1) for _ in range(number)]\nkeeper['left'] = left"
+LEAVES = (
+    "%%experiment leaves\nleft = [torch.zeros(1) for _ in range(number)]\nkeeper['left'] = left"
+)
 
 
 def calls_in(shell: InteractiveShell, cell: str) -> int:
@@ -78,7 +85,8 @@ def calls_in(shell: InteractiveShell, cell: str) -> int:
         code = frame.f_code
         if event == "call" and (depth or ours.setdefault(code, is_ours(code.co_filename))):
             depth += 1
-            calls += not code.co_name.endswith("comp>")  # Python 3.12 makes no frames for comprehensions
+            # Python 3.12 makes no frames for comprehensions
+            calls += not code.co_name.endswith("comp>")
         elif event == "return" and depth:
             depth -= 1
 
@@ -93,7 +101,9 @@ def files_in(shell: InteractiveShell, cell: str) -> int:
     return sum(map(is_ours, files))
 
 
-def run_profiled(shell: InteractiveShell, cell: str, profile: Callable[[FrameType, str, object], object]) -> None:
+def run_profiled(
+    shell: InteractiveShell, cell: str, profile: Callable[[FrameType, str, object], object]
+) -> None:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         sys.setprofile(profile)
         try:
@@ -103,7 +113,9 @@ def run_profiled(shell: InteractiveShell, cell: str, profile: Callable[[FrameTyp
 
 
 def least_calls_in(shell: InteractiveShell, cell: str, runs: int = 3) -> int:
-    """Return the same of several runs: we do more after a cell that was slow, or in which the process grew."""
+    """Return the same of several runs: we do more after a cell that was slow, or in which the
+    process grew.
+    """
     return min(calls_in(shell, cell) for _ in range(runs))
 
 
@@ -126,7 +138,9 @@ def test_a_cell_without_peak_loads_nothing_of_it() -> None:
     shell.run_line_magic("load_ext", "ipygpumem")
     for cell in ("1", EMPTY, "%gpumem status"):
         files_in(shell, cell)
-    assert [name for name in sys.modules if name.startswith(("ipygpumem.extras.peak", "memray"))] == []
+    assert [
+        name for name in sys.modules if name.startswith(("ipygpumem.extras.peak", "memray"))
+    ] == []
 
 
 @alone
@@ -147,18 +161,27 @@ def test_no_work_calls_more_functions_than_before() -> None:
     for thing, made in {"object": OBJECTS, "name": NAMES}.items():
         shell.run_cell(made)
         for name, step in steps.items():
-            found[f"{name}, each {thing}"] = round((least_calls_in(shell, step) - bare[name]) / MANY, 3)
+            found[f"{name}, each {thing}"] = round(
+                (least_calls_in(shell, step) - bare[name]) / MANY, 3
+            )
     shell.run_cell("%reset -f")
-    several, many = (least_calls_in(shell, DEEP.replace("NUMBER", str(number))) for number in (150, 300))
+    several, many = (
+        least_calls_in(shell, DEEP.replace("NUMBER", str(number))) for number in (150, 300)
+    )
     found["a recovery, each frame"] = (many - several) / 150
     shell.run_cell("import torch")
     found["with torch, the first experiment"] = calls_in(shell, EMPTY)
     found["with torch, an empty experiment"] = least_calls_in(shell, EMPTY, 20)
     found["with torch, a trivial cell"] = least_calls_in(shell, "1")
-    for name, step in (("%gpumem tensors", "%gpumem tensors"), ("an experiment that leaves tensors", LEAVES)):
+    for name, step in (
+        ("%gpumem tensors", "%gpumem tensors"),
+        ("an experiment that leaves tensors", LEAVES),
+    ):
         counts = list[int]()
         for number in (0, TENSORS):
-            shell.run_cell(f"keeper, number = {{}}, {number}\nkept = [torch.zeros(1) for _ in range(number)]")
+            shell.run_cell(
+                f"keeper, number = {{}}, {number}\nkept = [torch.zeros(1) for _ in range(number)]"
+            )
             counts.append(least_calls_in(shell, step))
         found[f"{name}, each tensor"] = round((counts[1] - counts[0]) / TENSORS, 3)
     shell.run_line_magic("gpumem", "guard on")
@@ -169,7 +192,11 @@ def test_no_work_calls_more_functions_than_before() -> None:
 
 def test_the_line_names_what_our_own_command_has_imported(kernel: Kernel) -> None:
     works(kernel, "import torch")
-    for command, what in (("%%estimate\ntorch.ones(3)", "torch's fake tensors"), ("%gpumem plot", "%gpumem plot")):
+    for command, what in (
+        ("%%estimate\ntorch.ones(3)", "torch's fake tensors"),
+        ("%gpumem plot", "%gpumem plot"),
+    ):
         first, again = ("\n".join(works(kernel, command).reports("cell")) for _ in range(2))
         assert re.search(rf"of it \d\d(\.\d)? MiB for {what}$", first, re.MULTILINE)
-        assert not re.search(r"of it \d\d(\.\d)? MiB", again), again  # a figure of its own may take a few
+        # a figure of its own may take a few
+        assert not re.search(r"of it \d\d(\.\d)? MiB", again), again

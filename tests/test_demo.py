@@ -19,7 +19,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, printed(EXAMPLES / "run_demo.py", folder)
 
 
-def test_the_summary_names_the_page_and_what_each_cell_and_experiment_cost(demo: tuple[Path, str]) -> None:
+def test_the_summary_names_the_page_and_what_each_cell_and_experiment_cost(
+    demo: tuple[Path, str],
+) -> None:
     folder, printed = demo
     assert str(folder / "quickstart.html") in printed
     assert printed.index(">>> import torch ...\n") < printed.index("\ncell 2 · ")
@@ -46,7 +48,12 @@ def test_a_notebook_is_committed_with_the_outputs_of_its_code(path: Path) -> Non
     if path.stem == "will_it_fit" and not shown:
         return
     code = "\n\n".join(cell.source for cell in cells)
-    assert content.metadata["outputs_of"] == hashlib.sha256(code.encode()).hexdigest()[:16], "run `make notebooks`"
+    assert content.metadata["outputs_of"] == hashlib.sha256(code.encode()).hexdigest()[:16], (
+        "run `make notebooks`"
+    )
     assert len(shown) >= 0.7 * len(cells)
     text = path.read_text("utf-8")
-    assert re.findall(r"/(?:home|root|tmp|usr|work|Users|opt)/|ipykernel_\d|iopub\.execute", text) == []
+    assert (
+        re.findall(r"/(?:home|root|tmp|usr|work|Users|opt)/|ipykernel_\d|iopub\.execute", text)
+        == []
+    )

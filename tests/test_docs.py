@@ -1,4 +1,6 @@
-"""README.md and docs/: their examples run, their links lead somewhere, their tables are complete."""
+"""README.md and docs/: their examples run, their links lead somewhere, their tables
+are complete.
+"""
 
 import importlib
 import importlib.util
@@ -20,10 +22,14 @@ _DOCS = [f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md"))]
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *_DOCS)
 
 _CELL = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
-_SESSION = re.compile(r"^<!-- session(?:: (\w+))? -->$(.*?)(?=^<!-- (?:end of )?session|\Z)", re.MULTILINE | re.DOTALL)
+_SESSION = re.compile(
+    r"^<!-- session(?:: (\w+))? -->$(.*?)(?=^<!-- (?:end of )?session|\Z)", re.MULTILINE | re.DOTALL
+)
 _FIGURE = re.compile(r"[+-]?[\d.]+ (?:[KMGTP]iB|B|ms|µs|s)\b|\+0\b|\d+%")
 _LINE = re.compile(r"^(?:cell )?(\d+) · (?:# · )?RAM #(?:, peak #, # now)?$", re.MULTILINE)
-"""The line of a cell, which is short if no device moved by a MiB, as small cells do on some machines."""
+"""The line of a cell, which is short if no device moved by a MiB, as small cells do on some
+machines.
+"""
 _CELL_LINE = re.compile(r"(?:cell )?\d+(?: ·|$)")
 _SMALL_STEPS = re.compile(r", (?:garbage|malloc_trim|smaller steps) \(RAM #\)")
 _VARYING = re.compile("freed by:|garbage and caches")
@@ -33,7 +39,9 @@ _ANCHOR = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _CODE_BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _DOTTED = re.compile(r"\bipygpumem(?:\.[A-Za-z_]\w*)+")
-_FILE = re.compile(r"(?<![\w./-])(?:benchmarks|docs|examples|ipygpumem|tests)/(?:[\w-]+/)*[\w-]+(?:\.\w+)?\b(?!\()")
+_FILE = re.compile(
+    r"(?<![\w./-])(?:benchmarks|docs|examples|ipygpumem|tests)/(?:[\w-]+/)*[\w-]+(?:\.\w+)?\b(?!\()"
+)
 
 
 def read(name: str) -> str:
@@ -41,10 +49,15 @@ def read(name: str) -> str:
 
 
 def without_figures(text: str) -> list[str]:
-    """The lines of a report as words; which steps gave enough to be listed differs from run to run."""
-    lines = _SMALL_STEPS.sub("", _LINE.sub(r"\1", _FIGURE.sub("#", text))).replace("─", "").splitlines()
+    """The lines of a report as words; which steps gave enough to be listed differs
+    from run to run.
+    """
+    lines = (
+        _SMALL_STEPS.sub("", _LINE.sub(r"\1", _FIGURE.sub("#", text))).replace("─", "").splitlines()
+    )
     words = [" ".join(line.split()) for line in lines if line.strip() and not _VARYING.search(line)]
-    return [line for line in words if not line.startswith("of it ")]  # what a command imported, unless it was before
+    # what a command imported, unless it was before
+    return [line for line in words if not line.startswith("of it ")]
 
 
 def check(reply: Reply, cell: str, shown: str) -> None:
@@ -79,7 +92,9 @@ _MARKS = {
 
 
 def sessions() -> Iterator[ParameterSet]:
-    """Yield the cells of each session: README.md, and the part of a page from ``<!-- session -->`` to the next mark."""
+    """Yield the cells of each session: README.md, and the part of a page from ``<!-- session -->``
+    to the next mark.
+    """
     yield pytest.param(read("README.md"), id="README.md")
     for page in _DOCS:
         for kind, text in _SESSION.findall(read(page)):
@@ -88,7 +103,9 @@ def sessions() -> Iterator[ParameterSet]:
 
 
 @pytest.mark.parametrize("session", [*sessions()])
-def test_the_examples_of_a_session_run_and_show_what_the_page_says(session: str, bare_kernel: Kernel) -> None:
+def test_the_examples_of_a_session_run_and_show_what_the_page_says(
+    session: str, bare_kernel: Kernel
+) -> None:
     cells = _CELL.findall(session)
     assert cells
     if "pip install memray" in session:  # the page's machine has none
@@ -107,20 +124,32 @@ def anchors(page: Path) -> set[str]:
 def test_links_lead_to_a_page_and_to_its_heading(page: str) -> None:
     place = ROOT / page
     assert [link for link in _LINK.findall(read(page)) if not (place.parent / link).exists()] == []
-    links = [(place.parent / target if target else place, anchor) for target, anchor in _ANCHOR.findall(read(page))]
+    links = [
+        (place.parent / target if target else place, anchor)
+        for target, anchor in _ANCHOR.findall(read(page))
+    ]
     assert [anchor for target, anchor in links if anchor not in anchors(target)] == []
 
 
 def exists(name: str) -> bool:
     """Whether a dotted name is a module's, or what a module has."""
     names = name.split(".")
-    if name.startswith("ipygpumem.extras.trainers."):  # its modules import libraries of trainers, and torch
+    if name.startswith(
+        "ipygpumem.extras.trainers."
+    ):  # its modules import libraries of trainers, and torch
         source = ROOT.joinpath(*names[:4]).with_suffix(".py")
-        return source.exists() and all(f"\nclass {part}" in source.read_text() for part in names[4:])
+        return source.exists() and all(
+            f"\nclass {part}" in source.read_text() for part in names[4:]
+        )
     for length in range(len(names), 0, -1):
         if _finds(".".join(names[:length])):
             module = importlib.import_module(".".join(names[:length]))
-            return reduce(lambda owner, part: owner and getattr(owner, part, None), names[length:], module) is not None
+            return (
+                reduce(
+                    lambda owner, part: owner and getattr(owner, part, None), names[length:], module
+                )
+                is not None
+            )
     return False
 
 
@@ -142,7 +171,10 @@ def test_the_index_of_the_documentation_has_every_page_in_order() -> None:
     pages = re.findall(r"^\| \[.+?\]\(([\w-]+\.md)\) \|", read("docs/README.md"), re.MULTILINE)
     assert {*pages, "README.md"} == {path.name for path in ROOT.glob("docs/*.md")}
     assert len(pages) < 14
-    assert re.findall(r"^  - (?:.+: )?([\w-]+\.md)$", read("mkdocs.yml"), re.MULTILINE) == ["README.md", *pages]
+    assert re.findall(r"^  - (?:.+: )?([\w-]+\.md)$", read("mkdocs.yml"), re.MULTILINE) == [
+        "README.md",
+        *pages,
+    ]
 
 
 def test_the_page_of_a_package_index_has_no_link_that_leads_nowhere_there() -> None:
@@ -154,13 +186,22 @@ def test_the_rooms_of_the_package_are_listed(folder: str) -> None:
     _, table = read("CONTRIBUTING.md").split(f" of `{folder}/` | does |\n| --- | --- |\n")
     rooms = "".join(re.findall(r"^\| (`.+?) \| ", table.split("\n\n")[0], re.MULTILINE))
     files = {path.name for path in (ROOT / folder).iterdir()} | {"__init__.py"}
-    assert {*re.findall(r"`([\w.]+?)/?`", rooms), "__init__.py"} == files - {"py.typed", "__pycache__"}
+    assert {*re.findall(r"`([\w.]+?)/?`", rooms), "__init__.py"} == files - {
+        "py.typed",
+        "__pycache__",
+    }
 
 
 def test_every_option_is_listed_with_its_default() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \| ", read("docs/configuration.md"), re.MULTILINE))
+    rows = dict(
+        re.findall(r"^\| `(\w+)` \| `(.+?)` \| ", read("docs/configuration.md"), re.MULTILINE)
+    )
     options = IPyGpuMem.class_traits(config=True)
-    defaults = {name: repr(trait.default_value) for name, trait in options.items() if name in vars(IPyGpuMem)}
+    defaults = {
+        name: repr(trait.default_value)
+        for name, trait in options.items()
+        if name in vars(IPyGpuMem)
+    }
     assert rows == defaults
 
 

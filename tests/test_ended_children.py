@@ -24,13 +24,17 @@ def line(kernel: Kernel, cell: str) -> str:
 
 
 def test_a_child_that_ended_leaves_its_peak_on_the_line(kernel: Kernel) -> None:
-    peak = re.search(r"child process peak \+(\d+)(\.\d)? MiB", line(kernel, CHILD.replace("SIZE", "300")))
+    peak = re.search(
+        r"child process peak \+(\d+)(\.\d)? MiB", line(kernel, CHILD.replace("SIZE", "300"))
+    )
     assert peak is not None
     assert 300 <= int(peak[1]) <= 340
     # The kernel keeps one largest peak for all children, so that an equal one is not known.
     again = line(kernel, CHILD.replace("SIZE", "290"))
     assert "child process peak" not in again
-    touched = re.search(r"child processes that ended in it touched (\d+)(\.\d)? MiB; their peak is not known", again)
+    touched = re.search(
+        r"child processes that ended in it touched (\d+)(\.\d)? MiB; their peak is not known", again
+    )
     assert touched is not None
     assert "child process peak" not in line(kernel, "1")
     assert kernel.value("__import__('ipygpumem').history()[0].child_peak_bytes >> 20") >= 300
@@ -45,7 +49,7 @@ import multiprocessing
 process = multiprocessing.get_context("fork").Process(target=eval, args=("len(bytearray(300 << 20))",))
 process.start()
 process.join()
-""",
+""",  # noqa: E501
         """
 from concurrent.futures import ProcessPoolExecutor
 with ProcessPoolExecutor(1) as pool:
@@ -66,8 +70,16 @@ def test_this_processs_own_pages_are_no_peak_of_a_child(kernel: Kernel) -> None:
 
 @pytest.mark.parametrize(
     ("before", "now", "own", "peak"),
-    [(0, 300, 60, 300), (300, 300, 60, None), (0, 62, 60, None), (0, 300, 400, None), (200, 500, 60, 500)],
+    [
+        (0, 300, 60, 300),
+        (300, 300, 60, None),
+        (0, 62, 60, None),
+        (0, 300, 400, None),
+        (200, 500, 60, 500),
+    ],
 )
-def test_a_peak_is_known_only_if_it_is_the_largest(before: int, now: int, own: int, peak: int | None) -> None:
+def test_a_peak_is_known_only_if_it_is_the_largest(
+    before: int, now: int, own: int, peak: int | None
+) -> None:
     found = EndedChildren(now * MIB, 0).peak_since(EndedChildren(before * MIB, 0), own * MIB)
     assert found == (None if peak is None else peak * MIB)

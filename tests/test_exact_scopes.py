@@ -1,4 +1,6 @@
-"""Scopes held against Python itself: the same code, with a mapping that sees each binding; then in a real kernel."""
+"""Scopes held against Python itself: the same code, with a mapping that sees each binding; then in
+a real kernel.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ NAMES = "class Mine: pass\na, b, c = 1, [2], Mine()"
 
 
 class Recorder(dict[str, Any]):
-    """The locals of the reference: each store and each deletion of a scope's own code passes through it.
+    """The locals of the reference: each store and each deletion of a scope's own code passes
+    through it.
 
     Args:
         namespace: the notebook's names.
@@ -81,7 +84,9 @@ class Recorder(dict[str, Any]):
         self.forget_deleted()
 
     def forget_deleted(self) -> None:
-        """A name that was deleted is new when it comes back, unless a scope inside has it back at its end."""
+        """A name that was deleted is new when it comes back, unless a scope inside has it back at
+        its end.
+        """
         there = set(self.namespace)
         for scope in reversed(self.scopes):
             there |= scope.saved.keys()
@@ -101,7 +106,11 @@ class Recorder(dict[str, Any]):
     def left(self) -> dict[str, Any]:
         """Return the names after the scope."""
         self.forget_deleted()
-        return {name: value for name, value in self.namespace.items() if name in self.outer | self.imports} | self.saved
+        return {
+            name: value
+            for name, value in self.namespace.items()
+            if name in self.outer | self.imports
+        } | self.saved
 
 
 def run(scope: Scope, namespace: dict[str, Any], source: str) -> None:
@@ -111,13 +120,20 @@ def run(scope: Scope, namespace: dict[str, Any], source: str) -> None:
     names = frozenset(bindings.bound | bindings.deleted)
     scope.note(bindings, names)
     instrument(tree, names)
-    namespace["__builtins__"] = {**vars(builtins), BINDING_RECORDER: BindingRecorder(lambda e: note_event([scope], e))}
+    namespace["__builtins__"] = {
+        **vars(builtins),
+        BINDING_RECORDER: BindingRecorder(lambda e: note_event([scope], e)),
+    }
     exec(compile(tree, "cell", "exec"), namespace)
     settle([scope])
 
 
 def visible(namespace: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in namespace.items() if name not in ("__builtins__", "__annotations__")}
+    return {
+        name: value
+        for name, value in namespace.items()
+        if name not in ("__builtins__", "__annotations__")
+    }
 
 
 def notebook(source: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -137,7 +153,10 @@ def started() -> dict[str, Any]:
 
 
 def plain(names: dict[str, Any]) -> dict[str, Any]:
-    return {name: value if type(value) in (int, list, str) else type(value).__name__ for name, value in names.items()}
+    return {
+        name: value if type(value) in (int, list, str) else type(value).__name__
+        for name, value in names.items()
+    }
 
 
 IN_LOOPS = [
@@ -369,7 +388,11 @@ FORMS = [
 
 def statement(source: random.Random, form: str) -> str:
     """Return ``form`` with random names and values, its errors caught."""
-    values = {"v": source.randrange(1000, 9**9), "w": source.randrange(1000, 9**9), "bit": source.randrange(2)}
+    values = {
+        "v": source.randrange(1000, 9**9),
+        "w": source.randrange(1000, 9**9),
+        "bit": source.randrange(2),
+    }
     if source.random() < 0.3:
         values |= {"v": source.choice([1, 2]), "w": 1}  # objects that the names may have already
     text = form.strip().format(**values, x=source.choice(["fail()", "same(1)"]))
@@ -421,7 +444,9 @@ class Model:
         """End the innermost scope; the names that ``keep`` matches go to the scope around it."""
         scope = self.scopes[-1]
         scope.forget_deleted()
-        kept = {name for name in self.namespace if name in keep and len(name) == 1 and scope.owns(name)}
+        kept = {
+            name for name in self.namespace if name in keep and len(name) == 1 and scope.owns(name)
+        }
         shadowed = {name: scope.saved.pop(name) for name in kept & scope.saved.keys()}
         scope.imports -= kept
         scope.outer |= kept
@@ -443,7 +468,8 @@ def cell(source: random.Random, model: Model) -> str:
     if kind < 0.15 and depth < 3:
         model.open()
         return f"%experiment start s{depth}"
-    keep = source.choice(["", "", "[a]", "[bc]"])  # a plain name that never existed would keep all names
+    # a plain name that never existed would keep all names
+    keep = source.choice(["", "", "[a]", "[bc]"])
     if kind < 0.28 and depth:
         model.close(keep)
         return f"%experiment keep {keep}\n%experiment end" if keep else "%experiment end"
@@ -466,7 +492,9 @@ def cell(source: random.Random, model: Model) -> str:
 
 
 THOROUGH = [pytest.param(1_000 + seed, marks=pytest.mark.thorough) for seed in range(20)]
-"""Numbers of cells, which seed the random ones: 20,000 in all. A busy machine runs so many well before a timeout."""
+"""Numbers of cells, which seed the random ones: 20,000 in all. A busy machine runs so many well
+before a timeout.
+"""
 
 
 @pytest.mark.parametrize("cells", [150, *THOROUGH])

@@ -100,9 +100,25 @@ def test_wrong_arguments_are_refused() -> None:
 def test_the_marker_fails_tests_that_use_or_keep_more_than_expected(tmp_path: Path) -> None:
     (tmp_path / "test_marked.py").write_text(MARKED)
     plugin = ["-p", pytest_plugin.__name__] * (not _is_installed())
-    command = [sys.executable, "-m", "pytest", "-q", "--strict-markers", "-rfp", "-p", "no:cacheprovider", *plugin]
-    done = subprocess.run([*command, tmp_path], capture_output=True, text=True, timeout=900, check=False)
-    results = dict(line.split(" ")[1::-1] for line in done.stdout.splitlines() if line.startswith(("PASSED", "FAILED")))
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--strict-markers",
+        "-rfp",
+        "-p",
+        "no:cacheprovider",
+        *plugin,
+    ]
+    done = subprocess.run(
+        [*command, tmp_path], capture_output=True, text=True, timeout=900, check=False
+    )
+    results = dict(
+        line.split(" ")[1::-1]
+        for line in done.stdout.splitlines()
+        if line.startswith(("PASSED", "FAILED"))
+    )
     assert {name.rpartition("::")[2]: result for name, result in results.items()} == {
         "test_little": "PASSED",
         "test_much": "FAILED",

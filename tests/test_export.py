@@ -1,4 +1,6 @@
-"""Exports: both formats, writing to disk, and reading back; records that go to whoever subscribes."""
+"""Exports: both formats, writing to disk, and reading back; records that go to
+whoever subscribes.
+"""
 
 import csv
 import dataclasses
@@ -45,18 +47,35 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'&\x1b[31m\n\ud800\u202e{}%s $x$"
 
 
 def usage(device: str = "cpu", before: int = 100, after: int = 150, peak: int = 400) -> Usage:
-    return Usage(device, before * MIB, after * MIB, peak * MIB, 1000 * MIB, "kernel", reserved_bytes=5)
+    return Usage(
+        device, before * MIB, after * MIB, peak * MIB, 1000 * MIB, "kernel", reserved_bytes=5
+    )
 
 
 def cell(number: int | None = 1, **changes: Any) -> CellRecord:
-    record = CellRecord(number, "id", None, 1.5, 2.0, True, None, (usage(), usage("cuda:0")), "ab" * 8, "train()")
+    record = CellRecord(
+        number, "id", None, 1.5, 2.0, True, None, (usage(), usage("cuda:0")), "ab" * 8, "train()"
+    )
     return dataclasses.replace(record, **changes)
 
 
 def oom() -> RecoveryRecord:
-    held = RetainedArray("batch", "Tensor", (4, 4), "float32", "cuda:0", 64 * MIB, function="train", line=3)
+    held = RetainedArray(
+        "batch", "Tensor", (4, 4), "float32", "cuda:0", 64 * MIB, function="train", line=3
+    )
     steps = (FreeingStep("frames", {"cpu": 5}, {"cuda:0": 7}, 0.1),)
-    return RecoveryRecord("oom", "OutOfMemoryError", "no", 2**30, {"cpu": 9}, (held,), 2, {"cpu": 5}, {"cpu": 4}, steps)
+    return RecoveryRecord(
+        "oom",
+        "OutOfMemoryError",
+        "no",
+        2**30,
+        {"cpu": 9},
+        (held,),
+        2,
+        {"cpu": 5},
+        {"cpu": 4},
+        steps,
+    )
 
 
 def experiment(name: str = "run", **changes: Any) -> ExperimentRecord:
@@ -80,7 +99,11 @@ def experiment(name: str = "run", **changes: Any) -> ExperimentRecord:
 
 SESSION = SessionRecord(
     1_700_000_000.0,
-    (cell(1), cell(2, success=False, error="OutOfMemory", recovery=oom(), experiment="run"), cell(None, usages=())),
+    (
+        cell(1),
+        cell(2, success=False, error="OutOfMemory", recovery=oom(), experiment="run"),
+        cell(None, usages=()),
+    ),
     (experiment(), experiment("other", parameters={"lr": 0.1}), experiment()),
 )
 WHOLE_SESSION = SessionRecord(
@@ -88,16 +111,35 @@ WHOLE_SESSION = SessionRecord(
     (),
     (
         experiment(
-            engines=(EngineRecord(0, "a", cards={"cuda:0": "H100"}, record=experiment()), EngineRecord(1, error="x")),
-            survivors=(RetainedArray("b", "list", None, "", "cpu", 1, 2, holder=ReferencePath("x", "del x")),),
+            engines=(
+                EngineRecord(0, "a", cards={"cuda:0": "H100"}, record=experiment()),
+                EngineRecord(1, error="x"),
+            ),
+            survivors=(
+                RetainedArray(
+                    "b", "list", None, "", "cpu", 1, 2, holder=ReferencePath("x", "del x")
+                ),
+            ),
         ),
     ),
     (TraceRecord("epoch", 1.0, 2.0, None, (usage(),), 3),),
 )
 HOSTILE_SESSION = SessionRecord(
     0.0,
-    (cell(1, source_line=HOSTILE, error=HOSTILE, cell_id=HOSTILE, experiment=HOSTILE, success=False),),
-    (experiment(HOSTILE, parameters={"a": HOSTILE}, deleted=(HOSTILE,), notes=(HOSTILE,)), experiment("=1+1")),
+    (
+        cell(
+            1,
+            source_line=HOSTILE,
+            error=HOSTILE,
+            cell_id=HOSTILE,
+            experiment=HOSTILE,
+            success=False,
+        ),
+    ),
+    (
+        experiment(HOSTILE, parameters={"a": HOSTILE}, deleted=(HOSTILE,), notes=(HOSTILE,)),
+        experiment("=1+1"),
+    ),
 )
 
 
@@ -105,9 +147,18 @@ _WITH_NAN = {"kind": "CellRecord", **cell().to_dict(), "duration_seconds": math.
 
 
 def in_notebook(*ours: Any) -> bytes:
-    """Return the file of a notebook with a cell, and these values as the metadata of its outputs."""
-    outputs = [{"output_type": "display_data", "data": {}, "metadata": {"ipygpumem": item}} for item in ours]
-    others = {"jupyter": 3, "ipygpumem_like": {"records": 1}, "parameters": {"lr": math.inf, "loss": math.nan}}
+    """Return the file of a notebook with a cell, and these values as the metadata of
+    its outputs.
+    """
+    outputs = [
+        {"output_type": "display_data", "data": {}, "metadata": {"ipygpumem": item}}
+        for item in ours
+    ]
+    others = {
+        "jupyter": 3,
+        "ipygpumem_like": {"records": 1},
+        "parameters": {"lr": math.inf, "loss": math.nan},
+    }
     theirs = [{"output_type": "stream"}, {"metadata": others}]
     cells = [{"cell_type": "markdown"}, {"cell_type": "code", "outputs": theirs + outputs}]
     return json.dumps({"nbformat": 4, "metadata": {"ipygpumem": 3}, "cells": cells}).encode()
@@ -117,7 +168,9 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("session", [SESSION, HOSTILE_SESSION, WHOLE_SESSION, SessionRecord(0.0, (), ())])
+@pytest.mark.parametrize(
+    "session", [SESSION, HOSTILE_SESSION, WHOLE_SESSION, SessionRecord(0.0, (), ())]
+)
 def test_a_saved_session_is_read_back(tmp_path: Path, session: SessionRecord) -> None:
     export.save(tmp_path / "x.json", session)
     assert ipygpumem.load(tmp_path / "x.json") == session
@@ -147,7 +200,9 @@ def test_no_text_in_csv_is_a_formula(text: str) -> None:
 
 
 @pytest.mark.parametrize(("suffix", "other"), [(".json", ".csv"), (".csv", ".json")])
-def test_only_force_replaces_a_file_of_another_program(tmp_path: Path, suffix: str, other: str) -> None:
+def test_only_force_replaces_a_file_of_another_program(
+    tmp_path: Path, suffix: str, other: str
+) -> None:
     path = tmp_path / f"x{suffix}"
     path.touch()  # an empty file may be replaced, and one of ours; it keeps its mode
     path.chmod(0o640)
@@ -201,7 +256,9 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
-    """The limit on the size of files stands in for the disk: the write fails half-way, as it does there."""
+    """The limit on the size of files stands in for the disk: the write fails half-way, as it does
+    there.
+    """
     export.save(tmp_path / "x.json", SessionRecord(0.0, (), ()))
     earlier = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, earlier[1]))
@@ -233,13 +290,19 @@ def test_what_a_killed_process_had_begun_to_write_goes_with_the_next_export(tmp_
     ]
     for name in (*stays, ".ipygpumem-2-0badcafe-00.tmp", ".ipygpumem-0123456789abcdef.tmp"):
         (tmp_path / name).touch()
-    for name in (".ipygpumem-2-0badcafe-00.tmp", ".ipygpumem-0123456789abcdef.tmp", ".ipygpumem-notes.tmp"):
+    for name in (
+        ".ipygpumem-2-0badcafe-00.tmp",
+        ".ipygpumem-0123456789abcdef.tmp",
+        ".ipygpumem-notes.tmp",
+    ):
         os.utime(tmp_path / name, (1, 1))
     export.save(tmp_path / "y.csv", SESSION)
     assert names(tmp_path) == sorted([*stays, "y.csv"])
 
 
-def test_an_interrupted_write_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_write_leaves_no_file_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stop(descriptor: int) -> None:
         raise KeyboardInterrupt
 
@@ -255,21 +318,32 @@ def test_an_interrupted_write_leaves_no_file_behind(tmp_path: Path, monkeypatch:
         (b'{"format": "ipygpumem", "schema": 1, "cells": [', "not JSON"),
         (b"[" * 100_000, "not JSON"),
         (b'{"format": "ipygpumem", "schema": "1"}', "neither an export"),
-        (b'{"format": "ipygpumem", "schema": 99}', "schema 99 and this ipygpumem reads up to 1: upgrade"),
-        (b'{"format": "ipygpumem", "schema": 1, "saved_at": 0, "cells": [1], "experiments": []}', "damaged"),
+        (
+            b'{"format": "ipygpumem", "schema": 99}',
+            "schema 99 and this ipygpumem reads up to 1: upgrade",
+        ),
+        (
+            b'{"format": "ipygpumem", "schema": 1, "saved_at": 0, "cells": [1], "experiments": []}',
+            "damaged",
+        ),
         (b"\xff\xfe", "not text"),
         (b'{"nbformat": 4}', "damaged, or not a notebook"),
         (b'{"nbformat": 4, "cells": [{"outputs": 3}]}', "damaged, or not a notebook"),
         (in_notebook(3), "damaged, or not a notebook"),
         (in_notebook({"schema": 1, "records": [{}]}), "damaged, or not a notebook"),
         (in_notebook({"schema": 1, "records": [_WITH_NAN]}), "damaged: str where float"),
-        (in_notebook({"schema": 1, "records": [{"kind": "CellRecord"}]}), "damaged, or not a notebook"),
+        (
+            in_notebook({"schema": 1, "records": [{"kind": "CellRecord"}]}),
+            "damaged, or not a notebook",
+        ),
         (in_notebook({"schema": 1, "records": [{"kind": "Estimate"}]}), "damaged"),
         (in_notebook({"schema": 99}), "schema 99 and this ipygpumem reads up to 1: upgrade"),
         (None, "No such file"),
     ],
 )
-def test_a_file_that_is_no_export_is_one_line(tmp_path: Path, content: bytes | None, words: str) -> None:
+def test_a_file_that_is_no_export_is_one_line(
+    tmp_path: Path, content: bytes | None, words: str
+) -> None:
     if content is not None:
         (tmp_path / "x.json").write_bytes(content)
     refused_by_load(tmp_path / "x.json", words)
@@ -285,7 +359,9 @@ def test_the_records_in_the_outputs_of_a_notebook_are_read(tmp_path: Path) -> No
     records = [cell(2, started_at=9.0), experiment(), *WHOLE_SESSION.traces, cell(1)]
     later = {**packed([]), "records": [{"kind": "RecordOfTomorrow"}], "more": 1}
     large = packed([experiment(cells=(cell(),) * 1000), cell(3, started_at=10.0)])
-    content = in_notebook(packed(records[:2]), packed(records[2:]), later, large, {"reports": ["plot"]})
+    content = in_notebook(
+        packed(records[:2]), packed(records[2:]), later, large, {"reports": ["plot"]}
+    )
     (tmp_path / "x.ipynb").write_bytes(content)
     found = ipygpumem.load(tmp_path / "x.ipynb")
     assert found.cells == (cell(1), records[0], cell(3, started_at=10.0))
@@ -302,7 +378,9 @@ def test_each_kind_of_record_with_a_report_is_read_back() -> None:
     assert {type(record).__name__ for record in records} >= _MODULES.keys() - {"CellRecord"}
     assert SessionRecord.from_dict(json.loads(json.dumps(found.to_dict()))) == found
     clean = json.dumps(packed(records), ensure_ascii=False).encode()  # as a front-end does
-    assert [item["kind"] for item in json.loads(clean)["records"]] == [type(record).__name__ for record in records]
+    assert [item["kind"] for item in json.loads(clean)["records"]] == [
+        type(record).__name__ for record in records
+    ]
 
 
 STEPS = (
@@ -327,7 +405,12 @@ def test_an_executed_notebook_has_the_figures_of_its_reports(tmp_path: Path) -> 
     assert found.cells[-1].recovery is not None  # also where the cells' lines are hidden
     (one,) = found.experiments
     assert (one.parameters, one.cells) == ({"lr": 0.1}, found.cells[1:2])
-    assert [trace.iteration for trace in found.traces] == [1, 2, 3]  # the last of several updates of one display
+    # the last of several updates of one display
+    assert [trace.iteration for trace in found.traces] == [
+        1,
+        2,
+        3,
+    ]
     (inventory,) = found.results
     assert type(inventory).__name__ == "Inventory"
 
@@ -335,7 +418,9 @@ def test_an_executed_notebook_has_the_figures_of_its_reports(tmp_path: Path) -> 
 def nested(levels: int) -> str:
     """Return an experiment in an engine's record in an experiment, and so on."""
     inner = json.dumps(experiment("inner").to_dict())
-    around = json.dumps(experiment(engines=(EngineRecord(0, record=experiment("inner")),)).to_dict()).split(inner)
+    around = json.dumps(
+        experiment(engines=(EngineRecord(0, record=experiment("inner")),)).to_dict()
+    ).split(inner)
     return around[0] * levels + inner + around[1] * levels
 
 
@@ -354,12 +439,20 @@ def nested(levels: int) -> str:
         ('"usages": [', '"usages": [' + (json.dumps(usage().to_dict()) + ", ") * 20_000),
         (
             '"cells": [',
-            '"cells": [' + "".join(f"{json.dumps(cell(usages=(usage(str(n)),)).to_dict())}, " for n in range(10_001)),
+            '"cells": ['
+            + "".join(
+                f"{json.dumps(cell(usages=(usage(str(n)),)).to_dict())}, " for n in range(10_001)
+            ),
         ),
-        ('"engines": []', f'"engines": [{", ".join([json.dumps(EngineRecord(0).to_dict())] * 20_000)}]'),
+        (
+            '"engines": []',
+            f'"engines": [{", ".join([json.dumps(EngineRecord(0).to_dict())] * 20_000)}]',
+        ),
     ],
 )
-def test_what_no_export_has_is_refused_before_it_is_used(tmp_path: Path, old: str, new: str) -> None:
+def test_what_no_export_has_is_refused_before_it_is_used(
+    tmp_path: Path, old: str, new: str
+) -> None:
     whole = export.to_json(SESSION)
     assert old in whole
     (tmp_path / "x.json").write_text(whole.replace(old, new, 1))
@@ -374,7 +467,14 @@ def test_only_plain_files_of_an_exports_size_are_read(tmp_path: Path) -> None:
     os.truncate(tmp_path / "huge.json", 2**40)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket.json"))
-        for path in ("pipe.json", "folder.json", "link.json", "socket.json", "/dev/zero", "/dev/tty"):
+        for path in (
+            "pipe.json",
+            "folder.json",
+            "link.json",
+            "socket.json",
+            "/dev/zero",
+            "/dev/tty",
+        ):
             refused_by_load(tmp_path / path, "cannot be read: not a plain file")
     refused_by_load(tmp_path / "huge.json", "1.00 TiB: too large for an export")
 
@@ -387,14 +487,22 @@ def test_what_names_no_file_is_refused(path: Any) -> None:
 
 
 def test_a_script_exports_its_traces_without_ipython(tmp_path: Path) -> None:
-    code = "import sys, ipygpumem\nwith ipygpumem.trace('x', silent=True): pass\nipygpumem.export('x.json')"
+    code = (
+        "import sys, ipygpumem\nwith ipygpumem.trace('x', silent=True): pass\n"
+        "ipygpumem.export('x.json')"
+    )
     code += "\nassert 'IPython' not in sys.modules"
     printed("-c", code, cwd=tmp_path)
     session = ipygpumem.load(tmp_path / "x.json")
-    assert ([trace.label for trace in session.traces], session.host) == (["x"], socket.gethostname())
+    assert ([trace.label for trace in session.traces], session.host) == (
+        ["x"],
+        socket.gethostname(),
+    )
 
 
-def test_export_writes_done_cells(loaded: InteractiveShell, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_writes_done_cells(
+    loaded: InteractiveShell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     loaded.run_cell("%%experiment one --note lr=1e-3\nx = 1")
     loaded.run_cell(f"%gpumem export '{tmp_path}/my session.json'")
     assert "wrote 1 cell and 1 experiment to" in capsys.readouterr().out
@@ -403,13 +511,20 @@ def test_export_writes_done_cells(loaded: InteractiveShell, tmp_path: Path, caps
     assert found.experiments == tuple(ipygpumem.experiments())
     ipygpumem.export(tmp_path / "x.csv")
     assert (tmp_path / "x.csv").read_text().count("\n") == 3
-    for line in ("export", "export x.txt", f"export {tmp_path}/none/x.json", "export a.json b.json"):
+    for line in (
+        "export",
+        "export x.txt",
+        f"export {tmp_path}/none/x.json",
+        "export a.json b.json",
+    ):
         error = loaded.run_cell(f"%gpumem {line}").error_in_exec
         assert type(error).__name__ == "UsageError", line
         assert len(str(error).splitlines()) == 1
 
 
-def test_every_cell_and_experiment_comes_once_in_the_order_in_which_they_finish(loaded: InteractiveShell) -> None:
+def test_every_cell_and_experiment_comes_once_in_the_order_in_which_they_finish(
+    loaded: InteractiveShell,
+) -> None:
     records: list[Any] = []
     undo = ipygpumem.subscribe(records.append)
     loaded.run_cell("x = 1")
@@ -420,9 +535,18 @@ def test_every_cell_and_experiment_comes_once_in_the_order_in_which_they_finish(
     undo()
     loaded.run_cell("z = 3")
     kinds = [type(record) for record in records]
-    assert kinds == [CellRecord, CellRecord, ExperimentRecord, CellRecord, ExperimentRecord, CellRecord]
+    assert kinds == [
+        CellRecord,
+        CellRecord,
+        ExperimentRecord,
+        CellRecord,
+        ExperimentRecord,
+        CellRecord,
+    ]
     assert [record.name for record in records if type(record) is ExperimentRecord] == ["one", "two"]
-    assert [record for record in records if type(record) is CellRecord] == list(ipygpumem.history())[:-1]
+    assert [record for record in records if type(record) is CellRecord] == list(
+        ipygpumem.history()
+    )[:-1]
 
 
 def test_a_failing_one_is_dropped_an_interrupted_not(
@@ -447,7 +571,10 @@ def test_a_failing_one_is_dropped_an_interrupted_not(
     assert loaded.run_cell("x = 2").success
     undo()
     said = capsys.readouterr().err
-    assert said.count("broken failed and gets no further records (ValueError: no space\ufffdleft)") == 1
+    assert (
+        said.count("broken failed and gets no further records (ValueError: no space\ufffdleft)")
+        == 1
+    )
     assert "slow was interrupted; it stays subscribed" in said
     assert len(records) == 4
 

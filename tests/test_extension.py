@@ -38,7 +38,9 @@ def registered(shell: InteractiveShell) -> dict[str, Any]:
     }
 
 
-def test_a_load_that_fails_half_way_leaves_nothing(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_fails_half_way_leaves_nothing(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = registered(shell)
 
     def broken(self: hooks.Extension) -> None:
@@ -65,7 +67,11 @@ def broken(*arguments: Any, **options: Any) -> Any:
     ],
 )
 def test_no_optional_part_prevents_loading(
-    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str, part: str
+    shell: InteractiveShell,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    place: str,
+    part: str,
 ) -> None:
     before = registered(shell)
     monkeypatch.setattr(place, broken)
@@ -83,9 +89,14 @@ def test_no_optional_part_prevents_loading(
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("place", ["the first step", "a closer"])
 def test_a_failure_as_a_cell_ends_loses_no_record(
-    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, place: str, error: type[BaseException]
+    loaded: InteractiveShell,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    error: type[BaseException],
 ) -> None:
-    """IPython prints a Ctrl-C in a callback and goes on; a cell that still ran then would have all others inside it."""
+    """IPython prints a Ctrl-C in a callback and goes on; a cell that still ran then would have all
+    others inside it.
+    """
     app = app_of(loaded)
     cells, pop = app.context.cells, app.context.cells.pop
 
@@ -121,7 +132,12 @@ def test_a_block_ends_quietly_after_unloading(
 
 
 def test_the_api_says_what_is_missing_where_nothing_is_loaded(shell: InteractiveShell) -> None:
-    for call in (ipygpumem.last, ipygpumem.history, ipygpumem.experiments, lambda: ipygpumem.experiment("x")):
+    for call in (
+        ipygpumem.last,
+        ipygpumem.history,
+        ipygpumem.experiments,
+        lambda: ipygpumem.experiment("x"),
+    ):
         with pytest.raises(NotLoadedError, match="%load_ext ipygpumem"):
             call()
 
@@ -129,10 +145,16 @@ def test_the_api_says_what_is_missing_where_nothing_is_loaded(shell: Interactive
 def test_every_option_has_help_and_can_be_set_from_a_config_file(shell: InteractiveShell) -> None:
     traits = IPyGpuMem.class_traits(config=True)
     assert all(trait.help for trait in traits.values())
-    shell.config = Config({"IPyGpuMem": {"report": False, "host_peak": "sampled", "min_held_bytes": "2MiB"}})
+    shell.config = Config(
+        {"IPyGpuMem": {"report": False, "host_peak": "sampled", "min_held_bytes": "2MiB"}}
+    )
     shell.run_cell("%load_ext ipygpumem")
     app = app_of(shell)
-    assert (app.context.config.report, app.host.sampled, app.context.config.min_held_bytes) == (False, True, 2**21)
+    assert (app.context.config.report, app.host.sampled, app.context.config.min_held_bytes) == (
+        False,
+        True,
+        2**21,
+    )
 
 
 def test_options_change_at_once_and_bad_values_are_refused(loaded: InteractiveShell) -> None:
@@ -166,10 +188,16 @@ def test_bad_options_in_a_file_get_defaults_and_line(
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[2] for line in lines] == list(bad)
     config = app_of(shell).context.config
-    assert (config.release_frames, config.min_held_bytes, config.report) == ("oom+interrupt", 2**20, False)
+    assert (config.release_frames, config.min_held_bytes, config.report) == (
+        "oom+interrupt",
+        2**20,
+        False,
+    )
 
 
-def test_it_reloads_after_a_refused_value(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_reloads_after_a_refused_value(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
     loaded.run_line_magic("config", "IPyGpuMem.release_frames = 'nonsense'")
     loaded.run_line_magic("config", "IPyGpuMem.report = False")
     capsys.readouterr()
@@ -184,7 +212,9 @@ def test_it_reloads_after_a_refused_value(loaded: InteractiveShell, capsys: pyte
 
 def imported_after(code: str) -> set[str]:
     """Return the modules that a script has imported, those of ours without the package's name."""
-    code = f"import sys\n{code}\nprint(*(name.removeprefix('ipygpumem.') for name in sys.modules))\n"
+    code = (
+        f"import sys\n{code}\nprint(*(name.removeprefix('ipygpumem.') for name in sys.modules))\n"
+    )
     return set(printed("-c", code).split())
 
 
@@ -198,11 +228,19 @@ def test_loading_imports_nothing_that_takes_long() -> None:
     assert loaded.isdisjoint({"report.history", "magics.parsing"})
 
 
-@pytest.mark.parametrize(("name", "needed"), [("load", "report.export"), ("tensors", "inventory.survey")])
-def test_a_script_imports_what_it_calls_and_nothing_of_other_features(name: str, needed: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "needed"), [("load", "report.export"), ("tensors", "inventory.survey")]
+)
+def test_a_script_imports_what_it_calls_and_nothing_of_other_features(
+    name: str, needed: str
+) -> None:
     loaded = imported_after(f"import ipygpumem\nipygpumem.{name}")
     assert needed in loaded
-    assert not [name for name in loaded if name.startswith(("IPython", "shell", "magics", "fitting", "estimating"))]
+    assert not [
+        name
+        for name in loaded
+        if name.startswith(("IPython", "shell", "magics", "fitting", "estimating"))
+    ]
 
 
 @alone
@@ -222,9 +260,13 @@ EXPANDED = {
 }
 
 
-@pytest.mark.parametrize("call", ["%experiment LINE", "get_ipython().run_line_magic('experiment', 'LINE')"])
+@pytest.mark.parametrize(
+    "call", ["%experiment LINE", "get_ipython().run_line_magic('experiment', 'LINE')"]
+)
 @pytest.mark.parametrize("line", EXPANDED.values(), ids=EXPANDED)
-def test_variables_in_a_line_are_replaced_as_ipython_does(loaded: InteractiveShell, call: str, line: str) -> None:
+def test_variables_in_a_line_are_replaced_as_ipython_does(
+    loaded: InteractiveShell, call: str, line: str
+) -> None:
     loaded.run_cell("name = 'one'")
     loaded.run_cell(call.replace("LINE", line))
     (experiment,) = app_of(loaded).experiments.open

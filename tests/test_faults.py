@@ -1,7 +1,8 @@
-"""A fault of ours at any call of any of our functions stops no code of the user's and loses no name of theirs.
+"""A fault of ours at any call of any of our functions stops no code of the user's and loses no name
+of theirs.
 
-Each program is run once to list our functions that it calls; then once for each fault, which one call raises. After it
-the program's own cells are run again, and must work.
+Each program is run once to list our functions that it calls; then once for each fault, which one
+call raises. After it the program's own cells are run again, and must work.
 """
 
 import contextlib
@@ -59,7 +60,10 @@ PROGRAMS = {
     "nested": Program(f"%%experiment e\nget_ipython().run_cell({BODY!r})\nold + 40"),
     "start": Program(f"%experiment start m\n{BODY}old + 40", after="%experiment end"),
     "inside": Program(f"{BODY}old + 40", before="%experiment start m", after="%experiment end"),
-    "end": Program("%experiment end\nold = 1; log.append(2)\n42", before=f"%experiment start m\n{BODY}log.clear()"),
+    "end": Program(
+        "%experiment end\nold = 1; log.append(2)\n42",
+        before=f"%experiment start m\n{BODY}log.clear()",
+    ),
     "plain": Program("log.append(2)\n42"),
     "plain error": Program("log.append(2)\nraise ValueError", error="ValueError"),
     "plain no memory": Program("log.append(2)\nraise MemoryError", error="MemoryError"),
@@ -221,16 +225,22 @@ class Call(NamedTuple):
 
     def __str__(self) -> str:
         file = self.code.co_filename.removeprefix(PACKAGE + "/")
-        return f"{self.program}: {file}:{self.code.co_firstlineno} {self.code.co_name} #{self.number}"
+        return (
+            f"{self.program}: {file}:{self.code.co_firstlineno} {self.code.co_name} #{self.number}"
+        )
 
 
 @functools.cache
 def is_ours(code: CodeType) -> bool:
-    return code.co_filename.startswith(PACKAGE) and not f"{Path(code.co_filename).name} {code.co_name}".endswith(EDGES)
+    return code.co_filename.startswith(
+        PACKAGE
+    ) and not f"{Path(code.co_filename).name} {code.co_name}".endswith(EDGES)
 
 
 def is_called_by_others(frame: FrameType) -> bool:
-    """Return True if IPython or a cell calls our function: no ``try`` of ours is around the very call."""
+    """Return True if IPython or a cell calls our function: no ``try`` of ours is around the very
+    call.
+    """
     caller = frame.f_back
     return caller is not None and (
         "<ipython-input" in caller.f_code.co_filename or "/IPython/" in caller.f_code.co_filename
@@ -238,7 +248,9 @@ def is_called_by_others(frame: FrameType) -> bool:
 
 
 def on_calls(action: Callable[[], object], seen: Callable[[CodeType], None]) -> None:
-    """Run ``action``; ``seen`` is told of each call of a function of ours, and may raise in its place."""
+    """Run ``action``; ``seen`` is told of each call of a function of ours, and may raise in its
+    place.
+    """
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
         if event == "call" and is_ours(frame.f_code) and not is_called_by_others(frame):
@@ -259,14 +271,22 @@ class World:
 
     def begin(self, program: Program) -> None:
         run = self.shell.run_cell
-        for cell in ("%reset -f", "%load_ext ipygpumem", "%reload_ext ipygpumem", SETUP, program.before):
+        for cell in (
+            "%reset -f",
+            "%load_ext ipygpumem",
+            "%reload_ext ipygpumem",
+            SETUP,
+            program.before,
+        ):
             run(cell)
         self.app = app_of(self.shell)
         where.say_broken.cache_clear()
         self.out.readouterr()
 
     def calls(self, name: str) -> Iterator[Call]:
-        """Yield the first, the second and the last call of each function in the target of a program."""
+        """Yield the first, the second and the last call of each function in the target of a
+        program.
+        """
         for _ in range(2):  # what is imported on first use is there then
             counts: dict[CodeType, int] = {}
             self.begin(PROGRAMS[name])
@@ -276,7 +296,8 @@ class World:
 
             on_calls(lambda: self.shell.run_cell(PROGRAMS[name].target), count)
         for code, most in counts.items():
-            is_generator = code.co_flags & inspect.CO_GENERATOR  # to close it is a call, too, which cannot raise
+            # to close it is a call, too, which cannot raise
+            is_generator = code.co_flags & inspect.CO_GENERATOR
             numbers = {1} if is_generator else {1, min(2, most), most}
             yield from (Call(name, code, number) for number in sorted(numbers))
 
@@ -293,7 +314,10 @@ class World:
                     raise error("injected")
 
         with contextlib.suppress(KeyboardInterrupt):
-            on_calls(lambda: results.append(self.shell.run_cell(program.target, store_history=True)), seen)
+            on_calls(
+                lambda: results.append(self.shell.run_cell(program.target, store_history=True)),
+                seen,
+            )
         if left > 0:
             return None  # not so many calls this time
         text = plain("".join(self.out.readouterr()))
@@ -305,20 +329,34 @@ class World:
         return None
 
     def check(self, call: Call, results: list[Any], text: str, error: type[BaseException]) -> None:
-        """Check that the code has run, that names are as they should be, and that one line says what failed."""
-        program, names, struck = PROGRAMS[call.program], self.shell.user_ns, error is KeyboardInterrupt
+        """Check that the code has run, that names are as they should be, and that one line says
+        what failed.
+        """
+        program, names, struck = (
+            PROGRAMS[call.program],
+            self.shell.user_ns,
+            error is KeyboardInterrupt,
+        )
         has_scope = re.search(r"%%experiment|experiment\(\"e", program.target)
-        has_scope = has_scope and not re.search("without this scope|rewriting failed|could not be ended", text)
-        is_ours_alone = re.search("/(shell|scope|report)/", call.code.co_filename)  # elsewhere objects may fail
-        raised = [type(result.error_before_exec or result.error_in_exec).__name__ for result in results]
-        if not (struck and (not results or "KeyboardInterrupt" in text)):  # a Ctrl-C may stop the code, or what follows
+        has_scope = has_scope and not re.search(
+            "without this scope|rewriting failed|could not be ended", text
+        )
+        # elsewhere objects may fail
+        is_ours_alone = re.search("/(shell|scope|report)/", call.code.co_filename)
+        raised = [
+            type(result.error_before_exec or result.error_in_exec).__name__ for result in results
+        ]
+        if not (
+            struck and (not results or "KeyboardInterrupt" in text)
+        ):  # a Ctrl-C may stop the code, or what follows
             is_late = struck and "Ctrl-C arrived after" in text and raised == ["KeyboardInterrupt"]
             assert is_late or raised == [program.error or "NoneType"], f"raised {raised}"
             assert names.get("log") == [2], "the code has not run"
             assert program.error or "]: 42" in text, "no result"
             assert "Error in callback" not in text, "an error in a callback"
         is_open = [item.name for item in self.app.experiments.open]
-        may_stay_open = struck and "finish()" in program.target  # as documented: finish() can be called again
+        # as documented: finish() can be called again
+        may_stay_open = struck and "finish()" in program.target
         assert "e" not in is_open or may_stay_open, "open after its cell"
         has_scope = has_scope and "e" not in is_open
         assert names.get("old") == 1 or not has_scope, f"old is {names.get('old')}"
@@ -326,9 +364,13 @@ class World:
         if not struck:
             assert "Traceback (most" not in text or program.error, "a traceback"
             assert len(said) <= 1, f"said {len(said)} times"
-        if error in (RuntimeError, OSError) and is_ours_alone:  # else memory is short, or the user knows
+        if (
+            error in (RuntimeError, OSError) and is_ours_alone
+        ):  # else memory is short, or the user knows
             assert said, "not said"
-            assert " failed (" not in text or "not affected, but " in text, "not said what was not done"
+            assert " failed (" not in text or "not affected, but " in text, (
+                "not said what was not done"
+            )
 
     def goes_on(self, program: Program) -> None:
         """Run the program again after what a fault has left: names and reports must be right."""
@@ -351,9 +393,11 @@ class World:
 
 @pytest.fixture(autouse=True)
 def _no_modules_of_tests(monkeypatch: pytest.MonkeyPatch, others_out_of_sight: None) -> None:
-    # The first look follows what users' modules hold. Here those are all tests that this process has run.
+    # The first look follows what users' modules hold. Here those are all tests that this process
+    # has run.
     monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
-    monkeypatch.setattr("ipygpumem.fitting.budgets.torch_cuda", lambda: None)  # else it imports torch
+    # else it imports torch
+    monkeypatch.setattr("ipygpumem.fitting.budgets.torch_cuda", lambda: None)
 
 
 @pytest.fixture
@@ -368,7 +412,9 @@ SEED = int(os.environ.get("IPYGPUMEM_SEED", "0"))
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("most", [25, pytest.param(400, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("names", [CELLS, tuple(BLOCKS)], ids=["cells", "blocks"])
-def test_a_fault_stops_no_code_and_loses_no_name(world: World, names: tuple[str, ...], most: int) -> None:
+def test_a_fault_stops_no_code_and_loses_no_name(
+    world: World, names: tuple[str, ...], most: int
+) -> None:
     calls = [(call, error) for name in names for call in world.calls(name) for error in ERRORS]
     random.Random(most + SEED).shuffle(calls)
     turns = Counter[CodeType]()
@@ -378,12 +424,21 @@ def test_a_fault_stops_no_code_and_loses_no_name(world: World, names: tuple[str,
         return turns[struck[0].code]
 
     calls = sorted(calls, key=turn)[:most]  # each function once before any comes twice
-    wrong = [f"{error.__name__} in {call}: {what}" for call, error in calls if (what := world.strike(call, error))]
+    wrong = [
+        f"{error.__name__} in {call}: {what}"
+        for call, error in calls
+        if (what := world.strike(call, error))
+    ]
     assert not wrong, f"{len(wrong)} of {len(calls)}\n" + "\n".join(wrong)
 
 
 KINDS = Session, CellStack, ExperimentManager, Experiment, Scope, Outputs, Meter, Recovery, Display
-FOREVER = [(kind, name) for kind in KINDS for name, function in vars(kind).items() if type(function) is FunctionType]
+FOREVER = [
+    (kind, name)
+    for kind in KINDS
+    for name, function in vars(kind).items()
+    if type(function) is FunctionType
+]
 FOREVER = [(kind, name) for kind, name in FOREVER if name not in ("__init__", "close")]
 
 
@@ -395,7 +450,9 @@ ALL = [pytest.param(target, 0, 1, marks=pytest.mark.thorough) for target in (CEL
 
 
 @pytest.mark.parametrize(("target", "first", "step"), [(CELL, 0, 3), (BLOCK, 1, 3), *ALL])
-def test_a_fault_that_lasts_stops_no_code_and_loses_no_name(world: World, target: str, first: int, step: int) -> None:
+def test_a_fault_that_lasts_stops_no_code_and_loses_no_name(
+    world: World, target: str, first: int, step: int
+) -> None:
     wrong = []
     for kind, name in FOREVER[first::step]:
         if target == BLOCK and kind is Experiment and name in ("keep", "__enter__", "__exit__"):
@@ -412,14 +469,27 @@ def test_a_fault_that_lasts_stops_no_code_and_loses_no_name(world: World, target
         for cell in ("since = 7", target):
             world.shell.run_cell(cell)
         found = {name: world.shell.user_ns.get(name) for name in ("old", "since", "log")}
-        is_right = found == {"old": found["old"], "since": 7, "log": [2, 2]} and not world.app.experiments.open
-        may_stay = "without this scope" in said or name in ("_matches_keep", "_patterns", "_shadows")
-        if not is_right or (found["old"] != 1 and not may_stay) or world.app.context.cells.running():
+        is_right = (
+            found == {"old": found["old"], "since": 7, "log": [2, 2]}
+            and not world.app.experiments.open
+        )
+        may_stay = "without this scope" in said or name in (
+            "_matches_keep",
+            "_patterns",
+            "_shadows",
+        )
+        if (
+            not is_right
+            or (found["old"] != 1 and not may_stay)
+            or world.app.context.cells.running()
+        ):
             wrong.append(f"{kind.__name__}.{name}: {found}, {world.app.experiments.open}\n{said}")
     assert not wrong, f"{len(wrong)} of {len(FOREVER)}\n" + "\n".join(wrong)
 
 
-@pytest.mark.parametrize("by", ["run('0')", "later = Thread(target=run, args=['0']); later.start(); later.join()"])
+@pytest.mark.parametrize(
+    "by", ["run('0')", "later = Thread(target=run, args=['0']); later.start(); later.join()"]
+)
 @pytest.mark.parametrize("end", ["", "%experiment end", "%reload_ext ipygpumem"])
 def test_what_runs_while_an_experiment_ends_does_not_end_it_too(
     shell: InteractiveShell, capsys: pytest.CaptureFixture[str], by: str, end: str
@@ -437,8 +507,14 @@ def test_what_runs_while_an_experiment_ends_does_not_end_it_too(
     assert said.count("restored: first, old") == 1, said
 
 
-TRIGGERS = "import time\ntime.perf_counter = time.time = None", "import threading; threading.get_ident = None"
-TRIGGERS += ("class Strikes:\n    def __del__(self): raise KeyboardInterrupt\nitem, other = Strikes(), Strikes()",)
+TRIGGERS = (
+    "import time\ntime.perf_counter = time.time = None",
+    "import threading; threading.get_ident = None",
+)
+TRIGGERS += (
+    "class Strikes:\n    def __del__(self): raise KeyboardInterrupt\nitem, other = Strikes(), "
+    "Strikes()",
+)
 
 
 @pytest.mark.parametrize("trigger", [*TRIGGERS, "%experiment start e\ninner = 1"])
@@ -461,7 +537,9 @@ def test_an_experiment_ends_with_its_cell(
 def test_each_kind_of_failure_is_told_once_with_what_was_lost(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The place and the text of an error may differ by a number; another type is another failure."""
+    """The place and the text of an error may differ by a number; another type is
+    another failure.
+    """
     shell.run_cell("%load_ext ipygpumem")
     app = app_of(shell)
     numbers = iter(range(1000))
@@ -497,13 +575,20 @@ def test_each_kind_of_failure_is_told_once_with_what_was_lost(
     ("cell", "broken"),
     [
         ("%%experiment e\nran.append(1)", "gc.isenabled = None"),
-        ("%%experiment e\nran.append(1)", "import ipygpumem.shell.ipython.rewriting as r; r.cell_magic = None"),
+        (
+            "%%experiment e\nran.append(1)",
+            "import ipygpumem.shell.ipython.rewriting as r; r.cell_magic = None",
+        ),
         ("%%experiment e\nran.append(1)", "get_ipython().events.trigger = lambda *given: None"),
         (BLOCK.replace("log.append(old)", "ran.append(1)"), "gc.isenabled = None"),
     ],
 )
 def test_each_cell_that_runs_without_its_scope_is_told_so(
-    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cell: str, broken: str
+    shell: InteractiveShell,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    cell: str,
+    broken: str,
 ) -> None:
     monkeypatch.setattr(gc, "isenabled", gc.isenabled)  # put back when the test ends
     monkeypatch.setattr(rewriting, "cell_magic", rewriting.cell_magic)
@@ -512,14 +597,18 @@ def test_each_cell_that_runs_without_its_scope_is_told_so(
         shell.run_cell(cell)
         text = capsys.readouterr().err
         assert "without this scope" in text
-        said = [line for line in text.splitlines() if "failed (" in line and "post_run_cell" not in line]
+        said = [
+            line for line in text.splitlines() if "failed (" in line and "post_run_cell" not in line
+        ]
         assert len(said) == (times == 1), text
         assert shell.user_ns["ran"] == [1] * times
     assert app_of(shell).experiments.open == []
 
 
 @pytest.mark.parametrize("owner", [Experiment, ExperimentManager])
-@pytest.mark.parametrize("form", ["with experiment:\n    ran = 1", "experiment.start()\nran = 1\nexperiment.finish()"])
+@pytest.mark.parametrize(
+    "form", ["with experiment:\n    ran = 1", "experiment.start()\nran = 1\nexperiment.finish()"]
+)
 def test_an_experiment_that_could_not_start_has_a_record_at_its_end(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, form: str, owner: type
 ) -> None:
@@ -527,7 +616,9 @@ def test_an_experiment_that_could_not_start_has_a_record_at_its_end(
     shell.run_cell("%load_ext ipygpumem\nimport ipygpumem")
     monkeypatch.setattr(owner, "__init__" if owner is Experiment else "begin", broken)
     cell = f"experiment = ipygpumem.experiment('e')\n{form}"
-    assert shell.run_cell(f"{cell}\nread = experiment.record.name, experiment.record.usages, experiment.cells").success
+    assert shell.run_cell(
+        f"{cell}\nread = experiment.record.name, experiment.record.usages, experiment.cells"
+    ).success
     assert shell.user_ns["read"] == ("e", (), ())
     assert shell.user_ns["ran"] == 1
 
@@ -549,7 +640,9 @@ def test_code_of_an_unseen_cell_runs_without_a_scope(
     assert "it runs without this scope" in text
 
 
-def test_code_that_was_not_read_may_bind_any_name(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_was_not_read_may_bind_any_name(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither the look at the code nor the note that it has failed could be made."""
     shell.run_cell("%load_ext ipygpumem\nold = 1")
     cells = app_of(shell).context.cells
@@ -585,14 +678,18 @@ def test_a_cell_whose_start_was_missed_loses_no_value(
             shell.run_cell(cell)
     shell.run_cell("later = 4")
     shell.run_cell("%experiment end")
-    names = {name: shell.user_ns.get(name) for name in ("old", "other", "new", "again", "mine", "later")}
+    names = {
+        name: shell.user_ns.get(name) for name in ("old", "other", "new", "again", "mine", "later")
+    }
     expected = {"old": "older", "other": "other", "new": 3, "again": 3, "mine": None, "later": None}
     if in_thread:  # another thread's cell: its names belong to no scope
         expected |= {"old": 2, "other": 2}
     assert names == expected
 
 
-def test_cells_without_any_hook_lose_no_value(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_without_any_hook_lose_no_value(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shell.run_cell("%load_ext ipygpumem")
     shell.run_cell("old = 'older'")
     shell.run_cell("%experiment start m")
@@ -604,9 +701,13 @@ def test_cells_without_any_hook_lose_no_value(shell: InteractiveShell, monkeypat
 
 
 def test_a_silent_request_saves_nothing_for_an_open_scope(shell: InteractiveShell) -> None:
-    """Front-ends send them after each cell; a variable that is deleted next must be freed at once."""
+    """Front-ends send them after each cell; a variable that is deleted next must be
+    freed at once.
+    """
     shell.run_cell("%load_ext ipygpumem")
-    shell.run_cell("class Thing: pass\nthing = Thing()\nimport weakref\nreference = weakref.ref(thing)")
+    shell.run_cell(
+        "class Thing: pass\nthing = Thing()\nimport weakref\nreference = weakref.ref(thing)"
+    )
     shell.run_cell("%experiment start m")
     shell.run_cell("_jupyterlab_variableinspector_x = 1", silent=True)
     shell.run_cell("del thing\nfreed = reference() is None\nprint(freed)")

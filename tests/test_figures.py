@@ -27,21 +27,38 @@ pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 
 
 def made_up(number: int, names: tuple[str | None, ...] = (None,)) -> list[CellRecord]:
-    """So many cells on RAM and a card, three in a row in an experiment of each name; every ninth runs out of memory."""
+    """So many cells on RAM and a card, three in a row in an experiment of each name; every ninth
+    runs out of memory.
+    """
     chance = random.Random(number)
     records = []
     for index in range(1, number + 1):
         before, after, peak = sorted(chance.randrange(8 * GIB) for _ in range(3))
-        usages = tuple(Usage(name, before, after, peak, 9 * GIB, "kernel", peak) for name in ("cpu", "cuda:0"))
+        usages = tuple(
+            Usage(name, before, after, peak, 9 * GIB, "kernel", peak) for name in ("cpu", "cuda:0")
+        )
         error, name = None if index % 9 else "OutOfMemoryError", names[index // 3 % len(names)]
-        records.append(CellRecord(index, None, name, 9.0 * index, chance.random(), error is None, error, usages))
+        records.append(
+            CellRecord(
+                index, None, name, 9.0 * index, chance.random(), error is None, error, usages
+            )
+        )
     return records
 
 
 def reconciliation(device: str = "cuda:0") -> Reconciliation:
-    sizes = {"tensors: parameter": 3 * GIB, "rounding": 3, HOSTILE: GIB, "unknown": 5, "free": 4 * GIB, "nothing": 0}
+    sizes = {
+        "tensors: parameter": 3 * GIB,
+        "rounding": 3,
+        HOSTILE: GIB,
+        "unknown": 5,
+        "free": 4 * GIB,
+        "nothing": 0,
+    }
     parts = [Part(name, size, "") for name, size in sizes.items()]
-    return Reconciliation(device, sum(sizes.values()), "its memory", (*parts, Part("unknown: others", None, "why")))
+    return Reconciliation(
+        device, sum(sizes.values()), "its memory", (*parts, Part("unknown: others", None, "why"))
+    )
 
 
 def texts(figure: figures.Picture) -> list[str]:
@@ -67,7 +84,9 @@ def test_hostile_names_are_cleaned_and_are_no_formulas() -> None:
     for figure in (*found, figures.devices([reconciliation(HOSTILE)])):
         shown = texts(figure)
         assert not any(item.get_parse_math() for item in figure.findobj(Text) if item.get_text())
-        assert all(line.isprintable() and len(line) <= 200 for text in shown for line in text.splitlines())
+        assert all(
+            line.isprintable() and len(line) <= 200 for text in shown for line in text.splitlines()
+        )
     assert any(text.startswith(r"$\frac") for text in texts(found[0]))
 
 
@@ -81,15 +100,21 @@ def test_a_session_is_drawn_in_steps_whatever_its_length(number: int) -> None:
     assert line[-1] == [pytest.approx(strip.get_xlim()[1]), cells[-1].usages[0].after_bytes]
     assert ("(500 earlier left out)" in figure.summary) == (number == 2500)
     assert ("out of memory" in texts(figure)) == (number >= 9)
-    assert ("a" in texts(figure)) == (number == 5)  # one has no experiment, and 2500 have no room for a name
+    # one has no experiment, and 2500 have no room for a name
+    assert ("a" in texts(figure)) == (number == 5)
 
 
 def test_experiments_have_figures_parameters_and_a_number_if_several_have_one_name() -> None:
-    runs = [experiment("sweep", parameters={"lr": 0.5}), experiment("sweep", parameters={"lr": 0.25})]
+    runs = [
+        experiment("sweep", parameters={"lr": 0.5}),
+        experiment("sweep", parameters={"lr": 0.25}),
+    ]
     shown = texts(figures.experiments(runs))
     assert {"sweep #1\nlr=0.5", "sweep #2\nlr=0.25", "RAM", "cuda:0", "3.00 s, 1 OOM"} <= set(shown)
     assert shown.count("peak +300 MiB\nkept +50 MiB") == 4
-    assert figures.experiments(runs * 30, last=50).summary.startswith("40 experiments (20 earlier left out)")
+    assert figures.experiments(runs * 30, last=50).summary.startswith(
+        "40 experiments (20 earlier left out)"
+    )
 
 
 def test_the_pictures_of_the_documentation_can_be_made() -> None:
@@ -100,9 +125,17 @@ def test_the_pictures_of_the_documentation_can_be_made() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="of memfds")
 def test_the_picture_of_host_memory_shows_what_its_code_holds() -> None:
     pytest.importorskip("pandas")
-    figure = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "host_memory.py"))["picture"](8)
+    figure = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "host_memory.py"))[
+        "picture"
+    ](8)
     shown = {text.get_text().rpartition(" ")[0].rpartition(" ")[0] for text in figure.findobj(Text)}
-    assert {"arrays: other", "Python objects", "free heap pages", "shared memory", "child processes"} <= shown
+    assert {
+        "arrays: other",
+        "Python objects",
+        "free heap pages",
+        "shared memory",
+        "child processes",
+    } <= shown
 
 
 @pytest.fixture
@@ -122,7 +155,9 @@ def printed(shell: InteractiveShell, line: str, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("name", ["session", "devices"])
-def test_a_terminal_shows_words(terminal: InteractiveShell, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_a_terminal_shows_words(
+    terminal: InteractiveShell, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     out = printed(terminal, f"{name} --device RAM", capsys)
     assert "RAM" in out
     assert f"ipygpumem.plot.{name}().savefig('FILE.png')" in out
@@ -156,7 +191,9 @@ def test_without_matplotlib_it_says_what_to_install(
 def test_given_records_are_drawn_without_the_extension() -> None:
     cells, run = made_up(12), experiment(cells=tuple(made_up(4)))
     for source in ([*cells, run], SessionRecord(0.0, tuple(cells), (run,))):
-        assert ipygpumem.plot.session(source, last=5).summary.startswith("memory over the session · 5 cells (7 earlier")
+        assert ipygpumem.plot.session(source, last=5).summary.startswith(
+            "memory over the session · 5 cells (7 earlier"
+        )
         assert ipygpumem.plot.experiments(source, device="RAM").summary.startswith("1 experiment")
     assert "4 cells" in ipygpumem.plot.session(run).summary
     assert "cuda:0 · " in ipygpumem.plot.devices([reconciliation()]).summary
@@ -165,7 +202,9 @@ def test_given_records_are_drawn_without_the_extension() -> None:
             ipygpumem.plot.session(wrong)
     with pytest.raises(PlotError, match="an experiment inside one cell has no cells of its own"):
         ipygpumem.plot.session(experiment(cells=()))
-    with pytest.raises(NotLoadedError, match=r"run the script as ipython --ext ipygpumem SCRIPT\.py$"):
+    with pytest.raises(
+        NotLoadedError, match=r"run the script as ipython --ext ipygpumem SCRIPT\.py$"
+    ):
         ipygpumem.plot.session()
     with pytest.raises(NotLoadedError, match="or put the code into a function"):
         ipygpumem.experiment("a")
@@ -174,11 +213,21 @@ def test_given_records_are_drawn_without_the_extension() -> None:
 def test_a_notebook_shows_an_image_with_words_and_pyplot_is_not_imported(kernel: Kernel) -> None:
     kernel.run("data = bytearray(2**26)")
     reply = kernel.run("%gpumem plot")
-    (shown,) = [item for item in reply.displays if item["metadata"].get("ipygpumem") == {"reports": ["plot"]}]
+    (shown,) = [
+        item
+        for item in reply.displays
+        if item["metadata"].get("ipygpumem") == {"reports": ["plot"]}
+    ]
     assert set(shown["data"]) == {"image/png", "text/plain"}
     assert shown["data"]["text/plain"].startswith("memory over the session · 1 cell")
     assert shown["metadata"]["image/png"] == {"width": 864}
     assert kernel.run("import sys; 'matplotlib.pyplot' in sys.modules").result == "False"
     kernel.run("import ipygpumem\n%matplotlib inline\nimport matplotlib.pyplot")
-    images = [item for item in kernel.run("ipygpumem.plot.session()").displays if "image/png" in item["data"]]
-    assert [item["data"]["text/plain"].splitlines()[0][:24] for item in images] == ["memory over the session "]
+    images = [
+        item
+        for item in kernel.run("ipygpumem.plot.session()").displays
+        if "image/png" in item["data"]
+    ]
+    assert [item["data"]["text/plain"].splitlines()[0][:24] for item in images] == [
+        "memory over the session "
+    ]

@@ -64,7 +64,12 @@ def test_del_in_a_later_cell_is_mentioned(notebook: Kernel) -> None:
 
 
 def test_memory_that_goes_back_to_the_system_is_not(notebook: Kernel) -> None:
-    cells = ("x = bytearray(300 << 20)", "del x", "x = [bytes(400) for _ in range(600_000)]", "del x")
+    cells = (
+        "x = bytearray(300 << 20)",
+        "del x",
+        "x = [bytes(400) for _ in range(600_000)]",
+        "del x",
+    )
     assert free(notebook, *cells) == []
 
 

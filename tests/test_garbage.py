@@ -51,11 +51,15 @@ def test_a_full_collection_leaves_no_garbage_of_ours_for_the_next() -> None:
         collector.made.append(ObjectsSince())
         collector.made[-1].start()
     collector.collect(None, [])
-    gc.callbacks.append(lambda phase, info: rounds.append(info["collected"]) if phase == "stop" else None)
+    gc.callbacks.append(
+        lambda phase, info: rounds.append(info["collected"]) if phase == "stop" else None
+    )
     assert [collector.collect(None, []) for _ in range(3)] == [0, 0, 0], rounds
 
 
-def test_garbage_is_left_alone_where_collecting_would_cost_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_is_left_alone_where_collecting_would_cost_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     collected: list[int] = []
     monkeypatch.setattr(gc, "collect", lambda generation=2: collected.append(generation) or 0)
     work(monkeypatch, 10_000.0)
@@ -88,7 +92,9 @@ def _nothing_made() -> Iterator[None]:
 
 
 class Incremental:
-    """The collector of CPython 3.14.0 to 3.14.4, with the interface of ``gc``: one young generation and increments."""
+    """The collector of CPython 3.14.0 to 3.14.4, with the interface of ``gc``: one young generation
+    and increments.
+    """
 
     def __init__(self) -> None:
         self.collections = [0, 0, 0]
@@ -105,7 +111,9 @@ class Incremental:
         return died
 
     def mark(self, *reachable: object) -> None:
-        """Do what the first increment does: make old what it reaches, leave other young objects, and count nothing."""
+        """Do what the first increment does: make old what it reaches, leave other young objects,
+        and count nothing.
+        """
         for callback in gc.callbacks:
             callback("start", {"generation": 1})
         self.marked += reachable
@@ -134,7 +142,9 @@ def incremental(monkeypatch: pytest.MonkeyPatch) -> Incremental:
     return collector
 
 
-needs_generations = pytest.mark.skipif(garbage._YOUNG != (0, 1), reason="this Python has other generations")
+needs_generations = pytest.mark.skipif(
+    garbage._YOUNG != (0, 1), reason="this Python has other generations"
+)
 
 
 def everything(generation: int) -> list[object]:
@@ -146,7 +156,9 @@ def without_generations() -> list[object]:
 
 
 @pytest.mark.parametrize("lists", [everything, without_generations])
-def test_without_generations_none_is_young(lists: Callable[..., list[object]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_generations_none_is_young(
+    lists: Callable[..., list[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake = Incremental()
     fake.get_objects = lists  # type: ignore[method-assign]  # free-threaded CPython, PyPy
     monkeypatch.setattr(garbage, "gc", fake)
@@ -173,7 +185,8 @@ def test_the_young_generations_are_found_by_trying(monkeypatch: pytest.MonkeyPat
 @needs_generations
 def test_the_trial_is_not_disturbed_by_automatic_collections() -> None:
     thresholds = gc.get_threshold()
-    gc.set_threshold(1)  # one trial in some hundreds meets such a collection, and would find no generations
+    # one trial in some hundreds meets such a collection, and would find no generations
+    gc.set_threshold(1)
     try:
         assert garbage.young_generations() == (0, 1)
     finally:
@@ -182,7 +195,9 @@ def test_the_trial_is_not_disturbed_by_automatic_collections() -> None:
 
 
 @needs_generations
-def test_an_object_that_grows_older_while_the_lists_are_read_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_that_grows_older_while_the_lists_are_read_is_new(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Collecting:
         """The collector, which collects the middle generation just before it is listed."""
 
@@ -206,7 +221,11 @@ def test_an_object_that_grows_older_while_the_lists_are_read_is_new(monkeypatch:
 @needs_generations
 def test_any_increment_ends_what_is_known_since_a_mark(incremental: Incremental) -> None:
     collector = Garbage()
-    endings: list[Any] = [incremental.collect, lambda: incremental.collect(0), lambda: incremental.mark(made)]
+    endings: list[Any] = [
+        incremental.collect,
+        lambda: incremental.collect(0),
+        lambda: incremental.mark(made),
+    ]
     endings.append(lambda: (gc.callbacks.clear(), incremental.mark(made)))
     for end in endings:
         mark = collector.mark()
@@ -295,7 +314,8 @@ def test_what_code_that_garbage_runs_lets_go_of_is_collected_too(how: str) -> No
 
 
 def test_a_collection_in_another_thread_prevents_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Seen: gc.collect() does nothing and says 0 as long as another thread collects and waits in a finaliser.
+    # Seen: gc.collect() does nothing and says 0 as long as another thread collects and waits in a
+    # finaliser.
     class Slow(Made):
         def __del__(self) -> None:
             begun.set()
@@ -392,7 +412,9 @@ def compare_instances() -> None:
 
 
 def test_an_interrupt_at_any_line_loses_nothing() -> None:
-    """A Ctrl-C may strike wherever our own code runs: the next call finds and frees what this one would have."""
+    """A Ctrl-C may strike wherever our own code runs: the next call finds and frees what this one
+    would have.
+    """
     gc.freeze()  # all that the tests before it have left makes each collection slow
     for line in itertools.count(1):
         gc.collect()
@@ -403,7 +425,9 @@ def test_an_interrupt_at_any_line_loses_nothing() -> None:
         alive = weakref.ref(lost)
         del lost
         collecting = functools.partial(collector.collect, mark)
-        interrupted = interrupted_at(line, collecting, lambda frame: frame.f_code.co_filename == garbage.__file__)
+        interrupted = interrupted_at(
+            line, collecting, lambda frame: frame.f_code.co_filename == garbage.__file__
+        )
         collector.collect(mark)
         assert alive() is None, line
         assert [item is held for item in collector.instances(Made)] == [True], line

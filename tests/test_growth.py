@@ -17,12 +17,32 @@ CASES = {
     "a list of numbers": ("buf = []", "buf.extend(range(1000, 1_000_000))", "buf", 36),
     "a dict": ("buf = {}", "buf.update(dict.fromkeys(range(1_000_000)))", "buf", 66),
     "a set": ("buf = set()", "buf.update(range(1_000_000))", "buf", 59),
-    "a deque": ("from collections import deque\nbuf = deque()", "buf.extend([7] * (8 << 20))", "buf", 66),
-    "an array": ("import array\nbuf = array.array('d')", "buf.frombytes(bytes(64 << 20))", "buf", 66),
+    "a deque": (
+        "from collections import deque\nbuf = deque()",
+        "buf.extend([7] * (8 << 20))",
+        "buf",
+        66,
+    ),
+    "an array": (
+        "import array\nbuf = array.array('d')",
+        "buf.frombytes(bytes(64 << 20))",
+        "buf",
+        66,
+    ),
     "a text stream": ("import io\nbuf = io.StringIO()", "buf.write('x' * (64 << 20))", "buf", 64),
     "a stream of bytes": ("import io\nbuf = io.BytesIO()", "buf.write(bytes(64 << 20))", "buf", 64),
-    "an attribute": ("class A: pass\na = A(); a.buf = bytearray()", "a.buf.extend(bytes(64 << 20))", "a.buf", 64),
-    "an item": ("outer = {'b': [bytearray()]}", "outer['b'][0].extend(bytes(64 << 20))", 'outer["b"][0]', 64),
+    "an attribute": (
+        "class A: pass\na = A(); a.buf = bytearray()",
+        "a.buf.extend(bytes(64 << 20))",
+        "a.buf",
+        64,
+    ),
+    "an item": (
+        "outer = {'b': [bytearray()]}",
+        "outer['b'][0].extend(bytes(64 << 20))",
+        'outer["b"][0]',
+        64,
+    ),
 }
 
 
@@ -43,5 +63,7 @@ def test_what_grew_is_named_with_its_growth(notebook: Kernel, case: str) -> None
 
 def test_what_did_not_grow_is_not_named(notebook: Kernel) -> None:
     ok(notebook, "buf = bytearray(30 << 20); keeper = []")
-    (text,) = ok(notebook, "%%experiment grows\nx = bytes(64 << 20); keeper.append(x)").reports("experiment")
+    (text,) = ok(notebook, "%%experiment grows\nx = bytes(64 << 20); keeper.append(x)").reports(
+        "experiment"
+    )
     assert "grew by" not in text, text

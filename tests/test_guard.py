@@ -28,12 +28,17 @@ from tests.waiting import wait_for
 MIB = 2**20
 ON = "%gpumem guard on --limit 250MiB"
 FILL = "rows = []\nwhile True:\n    rows.append('x' * 1000 + str(len(rows)))"
-DICT = "class P:\n    def __init__(self, x): self.x = x\nd = {}\nwhile True:\n    d[len(d)] = P(f'{len(d):400}')"
+DICT = (
+    "class P:\n    def __init__(self, x): self.x = x\nd = {}\nwhile True:\n    d[len(d)] = "
+    "P(f'{len(d):400}')"
+)
 ARRAYS = "import numpy\narrays = []\nwhile True:\n    arrays.append(numpy.ones(2**17))"
 ERRORS = ("MemoryError", "MemoryGuardError")
 SOFT = "__import__('resource').getrlimit(__import__('resource').RLIMIT_DATA)[0]"
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's data")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux limits a process's data"
+)
 shared_kernel, notebook = tidied_kernel(
     "%gpumem guard off", "%reset -f", "import os, sys, resource, threading, time, numpy"
 )
@@ -42,7 +47,9 @@ shared_kernel, notebook = tidied_kernel(
 def write_memory(root: Path, *, available: int, swap: int = 0) -> None:
     (root / "proc/self").mkdir(parents=True, exist_ok=True)
     (root / "proc/self/statm").write_text("900 500 200 1 0 700 0\n")
-    (root / "proc/meminfo").write_text(f"MemFree: 1 kB\nMemAvailable:  {available // 1024} kB\nSwapFree: {swap} kB\n")
+    (root / "proc/meminfo").write_text(
+        f"MemFree: 1 kB\nMemAvailable:  {available // 1024} kB\nSwapFree: {swap} kB\n"
+    )
 
 
 def test_the_tightest_of_the_groups_and_the_machine_counts(tmp_path: Path) -> None:
@@ -51,10 +58,18 @@ def test_the_tightest_of_the_groups_and_the_machine_counts(tmp_path: Path) -> No
     headroom = Headroom(system.root)
     assert headroom.now() == (801 * MIB, 300 * PAGE_BYTES, 700 * PAGE_BYTES)
     headroom.close()
-    system.v1("a/b", 500 * MIB, 300 * MIB, f"cache 5\ntotal_inactive_file {20 * MIB}\ntotal_active_file {MIB}\n")
+    system.v1(
+        "a/b",
+        500 * MIB,
+        300 * MIB,
+        f"cache 5\ntotal_inactive_file {20 * MIB}\ntotal_active_file {MIB}\n",
+    )
     system.v1("a", 400 * MIB, 350 * MIB)
     headroom = Headroom(system.root)
-    assert (headroom.name, headroom.now().available_bytes) == ("the control group's 400 MiB", 50 * MIB)
+    assert (headroom.name, headroom.now().available_bytes) == (
+        "the control group's 400 MiB",
+        50 * MIB,
+    )
     system.v1("a", 600 * MIB, 300 * MIB)
     assert headroom.now().available_bytes == 221 * MIB
     headroom.close()
@@ -72,7 +87,9 @@ def test_without_linux_psutil_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert headroom.total_bytes == psutil.virtual_memory().total
 
 
-def test_where_the_memory_left_is_unknown_it_says_so(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_memory_left_is_unknown_it_says_so(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail() -> None:
         raise RuntimeError("no such file")
 
@@ -81,8 +98,12 @@ def test_where_the_memory_left_is_unknown_it_says_so(loaded: InteractiveShell, m
         loaded.run_line_magic("gpumem", "guard on")
 
 
-@pytest.mark.parametrize(("cell", "options"), [(FILL, ""), (DICT, ""), (ARRAYS, ""), (FILL, " --touched")])
-def test_a_cell_that_would_use_too_much_ends_in_an_error_each_time(cell: str, options: str, notebook: Kernel) -> None:
+@pytest.mark.parametrize(
+    ("cell", "options"), [(FILL, ""), (DICT, ""), (ARRAYS, ""), (FILL, " --touched")]
+)
+def test_a_cell_that_would_use_too_much_ends_in_an_error_each_time(
+    cell: str, options: str, notebook: Kernel
+) -> None:
     works(notebook, ON + options, "other = [1, 2]")
     name = cell[cell.rindex("    ") :].strip().partition("[")[0].partition(".")[0]
     for _ in range(2):
@@ -94,7 +115,11 @@ def test_a_cell_that_would_use_too_much_ends_in_an_error_each_time(cell: str, op
         assert "the next cell can use" in report
         assert f"del {name}" in report
         assert notebook.value(SOFT) == -1
-        works(notebook, f"assert len({name}) and other == [1, 2] and len(bytearray(2**20))", f"del {name}")
+        works(
+            notebook,
+            f"assert len({name}) and other == [1, 2] and len(bytearray(2**20))",
+            f"del {name}",
+        )
 
 
 def test_in_a_control_group_the_kernel_survives() -> None:
@@ -103,8 +128,13 @@ def test_in_a_control_group_the_kernel_survives() -> None:
         works(kernel, "%load_ext ipygpumem", f"{ON}\nrows = bytearray(b'1') * (150 * 2**20)")
         works(kernel, "import numpy")  # OpenBLAS allocates more than is left, and uses little of it
         for _ in range(3):
-            fails(kernel, "more = [] if 'more' not in globals() else more\nwhile True: more.append(b'1' * 2**18)")
-        works(kernel, "square = numpy.ones((200, 200)); square.dot(square)")  # OpenBLAS needs a buffer of 32 MiB
+            fails(
+                kernel,
+                "more = [] if 'more' not in globals() else more\nwhile True: more.append(b'1' * "
+                "2**18)",
+            )
+        # OpenBLAS needs a buffer of 32 MiB
+        works(kernel, "square = numpy.ones((200, 200)); square.dot(square)")
         works(kernel, "del rows, more", "%gpumem guard on")
         reply = fails(kernel, FILL)
         assert reply.error in ERRORS
@@ -142,7 +172,8 @@ def test_code_that_handles_the_error_goes_on(options: str, notebook: Kernel) -> 
     reply = works(
         notebook,
         "sizes = []\nfor _ in range(2):\n    rows = []\n    try:\n        for _ in range(1000): "
-        "rows.append(bytearray(b'1') * 2**20)\n    except MemoryError: sizes.append(len(rows))\nassert len(sizes) == 2",
+        "rows.append(bytearray(b'1') * 2**20)\n    except MemoryError: sizes.append(len(rows))\n"
+        "assert len(sizes) == 2",
     )
     assert reply.reports("guard") == []
 
@@ -155,7 +186,10 @@ def test_an_error_in_an_inner_cell_ends_no_guard(notebook: Kernel) -> None:
     assert fails(notebook, f"{inner}\ndel rows\n{FILL}").error in ERRORS
 
 
-STARTED = f"{sys.executable!r}, '-c', 'import resource; print(resource.getrlimit(resource.RLIMIT_DATA)[0])'"
+STARTED = (
+    f"{sys.executable!r}, '-c', 'import resource; "
+    f"print(resource.getrlimit(resource.RLIMIT_DATA)[0])'"
+)
 
 
 @pytest.mark.parametrize(
@@ -164,16 +198,26 @@ STARTED = f"{sys.executable!r}, '-c', 'import resource; print(resource.getrlimit
         f"subprocess.run([{STARTED}])",
         f"subprocess.run([{STARTED}], close_fds=False)",
         f"os.system(shlex.join([{STARTED}]))",
-        f"with multiprocessing.get_context('spawn').Pool(1) as pool: pool.map(os.system, [shlex.join([{STARTED}])])",
+        f"with multiprocessing.get_context('spawn').Pool(1) as pool: pool.map(os.system, "
+        f"[shlex.join([{STARTED}])])",
         f"os.waitpid(os.posix_spawn(sys.executable, [{STARTED}], os.environ), 0)",
-        "if (child := os.fork()) == 0:\n    os.write(1, str(soft()).encode())\n    os._exit(0)\nos.waitpid(child, 0)",
-        "with multiprocessing.get_context('fork').Pool(1) as pool: os.write(1, str(pool.apply(soft)).encode())",
+        "if (child := os.fork()) == 0:\n    os.write(1, str(soft()).encode())\n    os._exit(0)\n"
+        "os.waitpid(child, 0)",
+        "with multiprocessing.get_context('fork').Pool(1) as pool: os.write(1, "
+        "str(pool.apply(soft)).encode())",
     ],
 )
 def test_a_child_has_the_users_limit(start: str, notebook: Kernel, tmp_path: Path) -> None:
-    works(notebook, "import subprocess, shlex, multiprocessing; __spec__ = None", f"def soft(): return {SOFT}", ON)
+    works(
+        notebook,
+        "import subprocess, shlex, multiprocessing; __spec__ = None",
+        f"def soft(): return {SOFT}",
+        ON,
+    )
     path = str(tmp_path / "out")
-    redirect = f"saved = os.dup(1)\nfile = os.open({path!r}, os.O_CREAT | os.O_WRONLY)\nos.dup2(file, 1)"
+    redirect = (
+        f"saved = os.dup(1)\nfile = os.open({path!r}, os.O_CREAT | os.O_WRONLY)\nos.dup2(file, 1)"
+    )
     works(notebook, f"before = soft()\n{redirect}\n{start}\nos.dup2(saved, 1)\nafter = soft()")
     assert Path(path).read_text().strip() == "-1"
     assert notebook.value("before > 0 and after > 0")
@@ -182,13 +226,16 @@ def test_a_child_has_the_users_limit(start: str, notebook: Kernel, tmp_path: Pat
 def test_cells_that_keep_memory_hardly_exceed_the_limit(loaded: InteractiveShell) -> None:
     loaded.run_line_magic("gpumem", "guard on --limit 250MiB")
     (guard,) = MemoryGuard._in_force
-    rooms = [guard._least_in(Figures(8 << 30, size * MIB, 0)) // MIB for size in (100, 250, 266, 400)]
+    rooms = [
+        guard._least_in(Figures(8 << 30, size * MIB, 0)) // MIB for size in (100, 250, 266, 400)
+    ]
     assert rooms == [32, 16, 8, 4]
 
 
 def test_a_wait_for_threads_ends_and_the_users_threads_get_their_error(notebook: Kernel) -> None:
     threads = (
-        "from concurrent.futures import ThreadPoolExecutor\nparts = []\nboth = threading.Barrier(2)\n"
+        "from concurrent.futures import ThreadPoolExecutor\nparts = []\nboth = "
+        "threading.Barrier(2)\n"
         "def work():\n    both.wait()\n    while True: parts.append(bytearray(b'1') * 2**16)\n"
         "with ThreadPoolExecutor(2) as pool: pool.submit(work); pool.submit(work).result()"
     )
@@ -197,14 +244,20 @@ def test_a_wait_for_threads_ends_and_the_users_threads_get_their_error(notebook:
         assert fails(notebook, threads).error in ERRORS
         works(notebook, "parts.clear()")
     touch = (
-        "data = numpy.zeros(400 * 2**20, 'u1')\ndef work():\n    for at in range(0, len(data), 2**12): data[at] = 1\n"
+        "data = numpy.zeros(400 * 2**20, 'u1')\ndef work():\n    for at in range(0, len(data), "
+        "2**12): data[at] = 1\n"
     )
-    reply = fails(notebook, f"{touch}thread = threading.Thread(target=work); thread.start(); threading.Event().wait()")
+    reply = fails(
+        notebook,
+        f"{touch}thread = threading.Thread(target=work); thread.start(); threading.Event().wait()",
+    )
     assert reply.error == "MemoryGuardError"
     works(notebook, "%gpumem guard off", "thread.join(); del data")
 
 
-def test_the_report_comes_though_unwinding_freed_all_and_not_for_others_errors(notebook: Kernel) -> None:
+def test_the_report_comes_though_unwinding_freed_all_and_not_for_others_errors(
+    notebook: Kernel,
+) -> None:
     works(notebook, "import numpy", ON)
     reply = fails(notebook, "found = [numpy.ones(2**21) for _ in range(60)]")
     assert re.search("the memory guard (refused 16 MiB|stopped the cell)", "".join(reply.reports()))
@@ -213,7 +266,9 @@ def test_the_report_comes_though_unwinding_freed_all_and_not_for_others_errors(n
     assert "the memory guard perhaps refused 9.00 GiB" in reply.reports("guard")[0]
 
 
-def test_beside_polars_no_allocation_is_refused(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beside_polars_no_allocation_is_refused(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "polars", types.ModuleType("polars"))
     loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
     guard = app_of(loaded).session.observers[-1]
@@ -255,7 +310,9 @@ def test_the_thread_looks_though_the_limit_refuses_it_memory(
     assert guard._limit._raises == 0
 
 
-def test_the_thread_goes_on_looking_after_an_error(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_goes_on_looking_after_an_error(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
     guard = app_of(loaded).session.observers[-1]
     assert isinstance(guard, MemoryGuard)
@@ -275,7 +332,9 @@ def test_no_error_is_raised_while_an_isolated_cell_is_awaited() -> None:
         assert space["run_code"]() == runs  # type: ignore[operator]
 
 
-def test_a_cell_that_begins_during_a_look_is_watched(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_that_begins_during_a_look_is_watched(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded.run_line_magic("gpumem", "guard on --touched --limit 64MiB")
     (guard,) = MemoryGuard._in_force
     app_of(loaded).context.meter.worker.remove(guard._tick)
@@ -297,7 +356,9 @@ def test_a_look_that_was_due_at_off_reads_no_closed_file(
     (guard,) = MemoryGuard._in_force
     app_of(loaded).context.meter.worker.remove(guard._tick)
     figures, held = guard._headroom.now(), []
-    monkeypatch.setattr(guard._headroom, "now", lambda: (held.append(guard._lock.locked()), figures)[1])
+    monkeypatch.setattr(
+        guard._headroom, "now", lambda: (held.append(guard._lock.locked()), figures)[1]
+    )
     guard._tick()
     assert held == [True], "off waits until the files have been read"
     monkeypatch.undo()
@@ -314,7 +375,11 @@ def test_an_interrupt_waits_until_the_guard_is_on_or_off(
     for line, place in {"guard on": "_join", "guard off": "_code_ended"}.items():
         with monkeypatch.context() as patch:
             step = getattr(MemoryGuard, place)
-            patch.setattr(MemoryGuard, place, lambda self, step=step: (signal.raise_signal(signal.SIGINT), step(self)))
+            patch.setattr(
+                MemoryGuard,
+                place,
+                lambda self, step=step: (signal.raise_signal(signal.SIGINT), step(self)),
+            )
             with pytest.raises(KeyboardInterrupt):
                 loaded.run_line_magic("gpumem", line)
         on = [guard for guard in app_of(loaded).session.observers if isinstance(guard, MemoryGuard)]
@@ -325,9 +390,13 @@ def test_an_interrupt_waits_until_the_guard_is_on_or_off(
 def test_ipython_stores_a_cells_source_without_the_limit(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It starts its history thread again after a fork: the stack may be larger than what is left for the cell."""
+    """It starts its history thread again after a fork: the stack may be larger than what is left
+    for the cell.
+    """
     found, before = [], resource.getrlimit(resource.RLIMIT_DATA)
-    loaded.user_ns["look"] = look = lambda *_: found.append(resource.getrlimit(resource.RLIMIT_DATA))
+    loaded.user_ns["look"] = look = lambda *_: found.append(
+        resource.getrlimit(resource.RLIMIT_DATA)
+    )
     monkeypatch.setattr(loaded.history_manager, "store_inputs", look)
     loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
     loaded.run_cell("look()", store_history=True)
@@ -338,13 +407,17 @@ def test_ipython_stores_a_cells_source_without_the_limit(
 def test_the_search_for_names_stops_before_memory_runs_out(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A linked list takes more to measure than what is left, from free heap that counts as used for the limit."""
+    """A linked list takes more to measure than what is left, from free heap that counts as used for
+    the limit.
+    """
     loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
     (guard,) = MemoryGuard._in_force
     app_of(loaded).context.meter.worker.remove(guard._tick)
     figures, loaded.user_ns["rows"] = guard._headroom.now(), [[]]
     for sizes, has_names in (([64, 60], True), ([64, 20], False)):
-        later = iter(figures._replace(available_bytes=size * MIB) for size in (*sizes, *[60] * 1000))
+        later = iter(
+            figures._replace(available_bytes=size * MIB) for size in (*sizes, *[60] * 1000)
+        )
         monkeypatch.setattr(guard._headroom, "now", functools.partial(next, later))
         guard._least, guard._refused = 60 * MIB, "refused 1 MiB"
         (report,) = guard.cell_ended(Cell(None, nested=False, thread=0))
@@ -352,7 +425,9 @@ def test_the_search_for_names_stops_before_memory_runs_out(
 
 
 def test_long_tracebacks_are_shortened_while_they_are_shown() -> None:
-    """IPython takes several MiB for a thousand frames, and each frame keeps its locals until the recovery."""
+    """IPython takes several MiB for a thousand frames, and each frame keeps its locals until the
+    recovery.
+    """
 
     def deep(left: int) -> int:
         return deep(left - 1) if left else 1 // left
@@ -371,7 +446,10 @@ def test_long_tracebacks_are_shortened_while_they_are_shown() -> None:
 def test_a_cell_that_awaits_does_not_end_the_kernel(notebook: Kernel) -> None:
     works(notebook, f"{ON} --touched", "import asyncio")
     thread = "parts = []\ndef work(): parts.extend(bytearray(b'1') * 2**20 for _ in range(300))\n"
-    start = "thread = threading.Thread(target=work); thread.start()\nwhile thread.is_alive(): await asyncio.sleep(0.01)"
+    start = (
+        "thread = threading.Thread(target=work); thread.start()\nwhile thread.is_alive(): await "
+        "asyncio.sleep(0.01)"
+    )
     run(notebook, thread + start)
     works(notebook, "thread.join(); parts.clear()")
 
@@ -402,7 +480,10 @@ def test_the_command_says_its_state_and_its_mistakes(notebook: Kernel) -> None:
     assert state == "the guard is off: %gpumem guard on starts it"
     (state,) = ok(notebook, f"{ON}\nlimit = {SOFT}").reports("note")
     assert state.startswith("the guard is on: a cell can use ")
-    assert " of the limit of 250 MiB · allocations are limited (RLIMIT_DATA), and memory in use is watched" in state
+    assert (
+        " of the limit of 250 MiB · allocations are limited (RLIMIT_DATA), and memory in use is "
+        "watched" in state
+    )
     assert notebook.value("limit > 0"), "the rest of the cell is guarded, too"
     for line, mistake in {
         "--limit 1GiB": "write on before its options",
@@ -422,7 +503,9 @@ def test_off_leaves_nothing_behind(loaded: InteractiveShell) -> None:
 
     def state() -> tuple[object, ...]:
         names = ("custom_exceptions", "showtraceback")
-        own = [vars(type(loaded)).get(name) for name in names] + [vars(loaded).get(name) for name in names]
+        own = [vars(type(loaded)).get(name) for name in names] + [
+            vars(loaded).get(name) for name in names
+        ]
         functions = (subprocess._fork_exec, os.posix_spawn, os.system, _imp.create_dynamic)  # type: ignore[attr-defined]
         limit = resource.getrlimit(resource.RLIMIT_DATA)
         return (*own, *functions, limit, signal.getsignal(signal.SIGURG), threading.active_count())

@@ -11,8 +11,12 @@ from tests.kernel import Kernel
 from tests.steps import fails, plain, tidied_kernel, works
 
 ON = "%gpumem guard on --limit 250MiB"
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's data")
-shared_kernel, notebook = tidied_kernel("%gpumem guard off", "%reset -f", "import sys; sys.setrecursionlimit(3000)")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux limits a process's data"
+)
+shared_kernel, notebook = tidied_kernel(
+    "%gpumem guard off", "%reset -f", "import sys; sys.setrecursionlimit(3000)"
+)
 
 REFUSED = {
     "list.append": "while True: x.append('x' * 1000 + str(len(x)))",
@@ -32,7 +36,7 @@ REFUSED = {
     "json.dumps": "import json\ny = json.dumps([list(range(1000))] * 50_000)",
     "pickle.dumps": "import pickle\ny = [pickle.dumps(bytes(2**26)) for _ in range(9)]",
     "sorted": "y = [sorted(range(2 * 10**6)) for _ in range(9)]",
-    "copy.deepcopy": "import copy\ny = [[n] for n in range(10**5)]\nwhile True: x.append(copy.deepcopy(y))",
+    "copy.deepcopy": "import copy\ny = [[n] for n in range(10**5)]\nwhile True: x.append(copy.deepcopy(y))",  # noqa: E501
     "mmap": "import mmap\ny = mmap.mmap(-1, 2**32, flags=mmap.MAP_PRIVATE)",
     "list of a generator": "y = list(n * n for n in range(10**9))",
     "int power": "y = (2**(2**30))**32",
@@ -40,10 +44,16 @@ REFUSED = {
     "array.array": "import array\ny = array.array('d', [0.0])\nwhile True: y.extend(y)",
     "BytesIO": "import io\ny = io.BytesIO()\nwhile True: y.write(b'1' * 2**20)",
     "StringIO": "import io\ny = io.StringIO()\nwhile True: y.write('1' * 2**20)",
-    "zlib": "import zlib\nz = zlib.compress(bytes(2**27))\ny = [zlib.decompress(z) for _ in range(9)]",
+    "zlib": "import zlib\nz = zlib.compress(bytes(2**27))\ny = [zlib.decompress(z) for _ in range(9)]",  # noqa: E501
     "re": "import re\ny = re.sub('a', 'b' * 20, 'ab' * 2**24)",
-    "retry": "for n in range(3):\n    try: y = bytes(2**31)\n    except MemoryError:\n        if n == 2: raise",
-    "cause": "try: y = bytes(2**31)\nexcept MemoryError as error: raise ValueError('too large') from error",
+    "retry": (
+        "for n in range(3):\n    try: y = bytes(2**31)\n    except MemoryError:\n        if n == "
+        "2: raise"
+    ),
+    "cause": (
+        "try: y = bytes(2**31)\nexcept MemoryError as error: raise ValueError('too large') from "
+        "error"
+    ),
     "context": "try: y = bytes(2**31)\nexcept MemoryError: raise RuntimeError('too large')",
     "pool": """
 from concurrent.futures import ThreadPoolExecutor
@@ -64,7 +74,9 @@ RAISED = {
 
 SAMPLE = ("list.append", "dict doubling", "repr", "mmap", "zlib", "retry", "context")
 """Kinds that ``make test`` runs."""
-KINDS = [kind if kind in SAMPLE else pytest.param(kind, marks=pytest.mark.thorough) for kind in REFUSED]
+KINDS = [
+    kind if kind in SAMPLE else pytest.param(kind, marks=pytest.mark.thorough) for kind in REFUSED
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -116,8 +128,8 @@ list(f(0))
 def test_a_deep_recursion_is_cut_and_freed(kind: str, notebook: Kernel) -> None:
     """CPython 3.11 to 3.13 raise a SystemError where memory for the next frame is refused.
 
-    After that, 3.11 may call another function than the code names. So most of the memory goes to the locals here, of
-    which one is refused before a frame is.
+    After that, 3.11 may call another function than the code names. So most of the memory goes to
+    the locals here, of which one is refused before a frame is.
     """
     prepare = """
 import sys, weakref
@@ -129,11 +141,19 @@ class Local:
     works(notebook, prepare, ON)
     reply = fails(notebook, RECURSIONS[kind], timeout=120)
     assert reply.error in ("MemoryError", "MemoryGuardError", "SystemError", "RecursionError")
-    assert 1 < plain(reply.traceback).count("ipykernel_") + plain(reply.traceback).count("Cell In") <= 52
+    assert (
+        1
+        < plain(reply.traceback).count("ipykernel_") + plain(reply.traceback).count("Cell In")
+        <= 52
+    )
     if reply.error != "RecursionError":  # 3.12 allows fewer calls from C
         assert len(reply.reports("guard")) == 1
-        assert notebook.value("len(alive)") <= 1  # a generator's frame that was never run to its end
-    stored = "max([0, *map(len, map(str, getattr(get_ipython().history_manager, 'exceptions', {}).values()))])"
+        # a generator's frame that was never run to its end
+        assert notebook.value("len(alive)") <= 1
+    stored = (
+        "max([0, *map(len, map(str, getattr(get_ipython().history_manager, 'exceptions', "
+        "{}).values()))])"
+    )
     assert notebook.value(stored) < 100_000, "IPython has formatted few of the frames"
 
 

@@ -1,4 +1,6 @@
-"""Threads and native code at the memory guard's limit: libzmq ends the process if memory is refused to it."""
+"""Threads and native code at the memory guard's limit: libzmq ends the process if memory is refused
+to it.
+"""
 
 import resource
 import sys
@@ -14,7 +16,9 @@ from tests.waiting import wait_for
 
 MIB = 2**20
 ON = "%gpumem guard on --limit 250MiB"
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's data")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux limits a process's data"
+)
 shared_kernel, notebook = tidied_kernel(
     "%gpumem guard off", "%reset -f", "import logging, threading, time, zmq\nlogging.basicConfig()"
 )
@@ -48,7 +52,10 @@ def start(work, count):
 def lives_on(kernel: Kernel) -> None:
     """Check that the kernel has kept its names and runs further cells and threads."""
     works(kernel, "assert kept == [1, 2]", "parts.clear(); parts = []")
-    reply = works(kernel, "thread = threading.Thread(target=print, args=('alive',)); thread.start(); thread.join()")
+    reply = works(
+        kernel,
+        "thread = threading.Thread(target=print, args=('alive',)); thread.start(); thread.join()",
+    )
     assert reply.stdout == "alive\n"
 
 
@@ -56,14 +63,18 @@ WORKS = ("fill", "fill_with_text", "fill_and_print", "fill_and_log")
 SAMPLE = (("fill", 1), ("fill", 40), ("fill_and_print", 4), ("fill_and_log", 40))
 """Threads that ``make test`` runs."""
 THREADS = [
-    (work, count) if (work, count) in SAMPLE else pytest.param(work, count, marks=pytest.mark.thorough)
+    (work, count)
+    if (work, count) in SAMPLE
+    else pytest.param(work, count, marks=pytest.mark.thorough)
     for work in WORKS
     for count in (1, 4, 40)
 ]
 
 
 @pytest.mark.parametrize(("work", "count"), THREADS)
-def test_threads_that_run_out_of_memory_end_no_kernel(work: str, count: int, notebook: Kernel) -> None:
+def test_threads_that_run_out_of_memory_end_no_kernel(
+    work: str, count: int, notebook: Kernel
+) -> None:
     works(notebook, DEFINITIONS, "kept = [1, 2]", ON)
     run(notebook, f"start({work}, {count})", timeout=60)
     lives_on(notebook)
@@ -108,7 +119,9 @@ push.connect('inproc://test')
 push.set_hwm(0)
 """
     works(notebook, prepare, ON)
-    fill = "try:\n    while True: parts.append(b'1' * 2**10 + b'')\nexcept MemoryError: full = True\n"
+    fill = (
+        "try:\n    while True: parts.append(b'1' * 2**10 + b'')\nexcept MemoryError: full = True\n"
+    )
     works(notebook, fill + use)
     assert notebook.value("full")
     works(notebook, "pull.close(); push.close()")
@@ -130,7 +143,11 @@ for thread in threads: thread.join()
 
 def test_the_limit_stays_while_threads_of_the_cell_go_on(notebook: Kernel) -> None:
     soft = "__import__('resource').getrlimit(__import__('resource').RLIMIT_DATA)[0]"
-    works(notebook, ON, "event = threading.Event()\nthread = threading.Thread(target=event.wait); thread.start()")
+    works(
+        notebook,
+        ON,
+        "event = threading.Event()\nthread = threading.Thread(target=event.wait); thread.start()",
+    )
     assert notebook.value(soft) > 0
     works(notebook, "event.set(); thread.join()")
     assert notebook.value(soft) == -1
@@ -199,8 +216,12 @@ def test_threads_count_until_they_end(limit: AllocationLimit) -> None:
     wait_for(lambda: not limit.has_threads())
 
 
-def test_threads_that_allocate_are_waited_for(limit: AllocationLimit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error is shown once they have ended or settled: they would use up the memory that it needs."""
+def test_threads_that_allocate_are_waited_for(
+    limit: AllocationLimit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error is shown once they have ended or settled: they would use up the memory that it
+    needs.
+    """
     monkeypatch.setattr("ipygpumem.extras.guard.limit._SETTLE_SECONDS", 600)
     monkeypatch.setattr("ipygpumem.extras.guard.limit._LOOK_SECONDS", 0)
     sizes = [1, 2, 3, 4, 5]

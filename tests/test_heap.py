@@ -40,7 +40,9 @@ def test_arrays_are_found_wherever_they_are() -> None:
 
 
 def test_a_heap_is_no_cycle_and_keeps_no_memory_once_it_is_dropped() -> None:
-    """What follows gives free memory back to the system, while somebody's variable still names the heap."""
+    """What follows gives free memory back to the system, while somebody's variable still names the
+    heap.
+    """
 
     class Maker:
         heap: Heap
@@ -97,7 +99,9 @@ def test_looks_of_several_threads_take_turns() -> None:
             failures.append("looked at the lists of the others")
 
     resource: Any = own_limits.resource
-    resource.setrlimit(resource.RLIMIT_AS, (own_limits.used_bytes("RLIMIT_AS") + (1 << 30), resource.RLIM_INFINITY))
+    resource.setrlimit(
+        resource.RLIMIT_AS, (own_limits.used_bytes("RLIMIT_AS") + (1 << 30), resource.RLIM_INFINITY)
+    )
     threads = [threading.Thread(target=look, daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()

@@ -1,4 +1,6 @@
-"""Helpers for notebooks and scripts: right figures or a reason, and no context that the user did not make."""
+"""Helpers for notebooks and scripts: right figures or a reason, and no context that the user did
+not make.
+"""
 
 import asyncio
 import functools
@@ -22,7 +24,9 @@ from tests.test_nvml import FakeNvml
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    """Two cards of one model, of which 300 of 1000 and 1700 of 2000 bytes are free; torch is not loaded."""
+    """Two cards of one model, of which 300 of 1000 and 1700 of 2000 bytes are free; torch is not
+    loaded.
+    """
     driver = FakeNvml()
     monkeypatch.setattr(driver, "nvmlDeviceGetName", lambda handle: "card")
     monkeypatch.setattr(driver, "nvmlDeviceGetUUID", lambda handle: handle, raising=False)
@@ -33,7 +37,9 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     return driver
 
 
-def use_cuda(monkeypatch: pytest.MonkeyPatch, driver: FakeNvml, *, initialized: bool = True) -> FakeAllocator:
+def use_cuda(
+    monkeypatch: pytest.MonkeyPatch, driver: FakeNvml, *, initialized: bool = True
+) -> FakeAllocator:
     """Let torch have two devices, the driver's cards in the other order."""
     allocator = FakeAllocator(devices=2)
     torch = fake_torch(allocator, initialized=initialized)
@@ -58,7 +64,11 @@ def test_the_host_has_what_the_system_says() -> None:
 
 def test_a_device_that_torch_does_not_use_is_asked_through_the_driver(driver: FakeNvml) -> None:
     assert ipygpumem.memory("cuda:1") == DeviceMemory("cuda:1", 2000, 1700, 300, 0, 0)
-    assert ipygpumem.memory(0) == ipygpumem.memory("cuda") == DeviceMemory("cuda:0", 1000, 300, 700, 0, 0)
+    assert (
+        ipygpumem.memory(0)
+        == ipygpumem.memory("cuda")
+        == DeviceMemory("cuda:0", 1000, 300, 700, 0, 0)
+    )
     assert driver.shut_down
 
 
@@ -87,7 +97,9 @@ def test_cards_are_those_that_cuda_shows(
         ipygpumem.memory(len(totals))
 
 
-def test_an_order_of_cards_that_only_cuda_knows_is_no_guess(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_of_cards_that_only_cuda_knows_is_no_guess(
+    driver: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(driver, "nvmlDeviceGetName", str)
     found = ipygpumem.memory("cuda:0")
     assert (found.total_bytes, found.free_bytes, found.free_with_cache_bytes) == (None, None, None)
@@ -96,7 +108,9 @@ def test_an_order_of_cards_that_only_cuda_knows_is_no_guess(driver: FakeNvml, mo
     assert ipygpumem.memory("cuda:0").total_bytes == 1000
 
 
-def test_a_device_that_torch_uses_has_a_cache(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_torch_uses_has_a_cache(
+    driver: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     allocator = use_cuda(monkeypatch, driver)
     allocator.allocate(100)
     allocator.allocate(-40)
@@ -108,14 +122,20 @@ def test_a_device_that_torch_uses_has_a_cache(driver: FakeNvml, monkeypatch: pyt
         ipygpumem.memory(2)
 
 
-def test_without_nvml_only_a_device_with_a_context_is_asked(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvml_only_a_device_with_a_context_is_asked(
+    driver: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver.fail_init = True
     with pytest.raises(DeviceError, match=r"no cuda:0 here \(NVML: Driver Not Loaded\)"):
         ipygpumem.memory(0)
     use_cuda(monkeypatch, driver).allocate(100)
     assert ipygpumem.memory(0) == DeviceMemory("cuda:0", 1000, 850, 150, 100, 100)
     unknown = ipygpumem.memory(1)
-    assert (unknown.total_bytes, unknown.free_bytes, unknown.note) == (1000, None, "NVML: Driver Not Loaded")
+    assert (unknown.total_bytes, unknown.free_bytes, unknown.note) == (
+        1000,
+        None,
+        "NVML: Driver Not Loaded",
+    )
 
 
 FILL = """
@@ -141,7 +161,8 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="limits on address sp
 @linux
 def test_so_much_is_left_to_this_process_and_no_more() -> None:
     code = (
-        "with ipygpumem.leave_free('256 MiB', 'cpu'):\n    inside = fits(250 * MIB), fits(260 * MIB)\n"
+        "with ipygpumem.leave_free('256 MiB', 'cpu'):\n    inside = fits(250 * MIB), fits(260 * "
+        "MIB)\n"
         "print(inside, fits(512 * MIB))"
     )
     assert in_script(code) == "(True, False) True"
@@ -150,10 +171,12 @@ def test_so_much_is_left_to_this_process_and_no_more() -> None:
 @linux
 def test_a_limit_of_the_users_is_there_again_and_one_set_meanwhile_stays() -> None:
     code = (
-        "import resource\ndef limit(size): resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))\n"
+        "import resource\ndef limit(size): resource.setrlimit(resource.RLIMIT_AS, (size, "
+        "resource.RLIM_INFINITY))\n"
         "def now(): return resource.getrlimit(resource.RLIMIT_AS)[0] // MIB\n"
         "limit(8000 * MIB)\nwith ipygpumem.leave_free('64 MiB', 'cpu'): inside = now() < 8000\n"
-        "print(inside, now())\nwith ipygpumem.leave_free('64 MiB', 'cpu'): limit(7000 * MIB)\nprint(now())\n"
+        "print(inside, now())\nwith ipygpumem.leave_free('64 MiB', 'cpu'): limit(7000 * MIB)\n"
+        "print(now())\n"
         "filler = ipygpumem.leave_free('64 MiB', 'cpu'); del filler; print(now())"
     )
     assert in_script(code).split() == ["True", "8000", "7000", "7000"]
@@ -163,7 +186,8 @@ def test_memory_that_is_held_on_the_host_is_in_ram_until_it_is_given_back() -> N
     code = (
         "def rss(): return ipygpumem.memory().allocated_bytes // MIB\nbefore = rss()\n"
         "with ipygpumem.allocate('256 MiB', 'cpu') as held: inside = rss() - before\n"
-        "print(250 <= inside <= 262, rss() - before < 6, held.size_bytes, ipygpumem.allocate(0, 'cpu'))"
+        "print(250 <= inside <= 262, rss() - before < 6, held.size_bytes, ipygpumem.allocate(0, "
+        "'cpu'))"
     )
     assert in_script(code) == f"True True {256 << 20} <cpu: 0 B reserved until free()>"
 
@@ -214,7 +238,8 @@ def test_what_was_passed_to_a_decorated_function_does_not_stay_alive_with_its_er
         raise PickyError(3, "enough")
 
     plain, awaited, generated = map(ipygpumem.clear_tracebacks, (plain, awaited, generated))  # type: ignore[assignment]
-    # The call alone stands between the test and the function: frames of others would hold what they were passed.
+    # The call alone stands between the test and the function: frames of others would hold what they
+    # were passed.
     for start, run in ((plain, None), (awaited, asyncio.run), (generated, next)):
         given = Big()
         watched = weakref.ref(given)
@@ -240,7 +265,9 @@ def test_methods_are_decorated_above_and_below_what_makes_them() -> None:
 
 
 def test_stored_errors_are_released_in_a_notebook_and_a_script(bare_kernel: Kernel) -> None:
-    make_big = "class Big: pass\nimport weakref, ipygpumem\ndef f():\n    global seen\n    big = Big()\n"
+    make_big = (
+        "class Big: pass\nimport weakref, ipygpumem\ndef f():\n    global seen\n    big = Big()\n"
+    )
     make_big += "    seen = weakref.ref(big)\n    1 / 0\n"
     for _ in range(2):
         assert bare_kernel.run(f"{make_big}f()").error == "ZeroDivisionError"
@@ -248,7 +275,10 @@ def test_stored_errors_are_released_in_a_notebook_and_a_script(bare_kernel: Kern
         assert "released" in (bare_kernel.run("ipygpumem.clear_tracebacks()").result or "")
         assert bare_kernel.value("seen() is None") is True
         bare_kernel.run("%load_ext ipygpumem")
-    code = "try: f()\nexcept ZeroDivisionError as error: sys.last_value = error\nipygpumem.clear_tracebacks()\n"
+    code = (
+        "try: f()\nexcept ZeroDivisionError as error: sys.last_value = error\n"
+        "ipygpumem.clear_tracebacks()\n"
+    )
     assert in_script(f"{make_big}{code}print(seen(), 'IPython' in sys.modules)") == "None False"
 
 
@@ -263,7 +293,9 @@ class Model:
 
 
 @pytest.mark.parametrize("call", [Model(), functools.partial(Model())], ids=["object", "partial"])
-def test_what_can_be_awaited_is_decorated_until_it_is_done(script_memory: FakeProbe, call: Any) -> None:
+def test_what_can_be_awaited_is_decorated_until_it_is_done(
+    script_memory: FakeProbe, call: Any
+) -> None:
     async def main(function: Any) -> int:
         waiting = function(7)
         script_memory.set(160)
@@ -278,28 +310,43 @@ def test_what_can_be_awaited_is_decorated_until_it_is_done(script_memory: FakePr
 _HUGE = 10**5000  # Python refuses to write so many digits
 _MOST = "no device has more than 8192.00 PiB"
 _MISTAKES: list[tuple[Callable[[], object], str]] = [
-    *((functools.partial(ipygpumem.memory, name), "is not a device") for name in ("gpu:0", None, "9" * 10_000)),
+    *(
+        (functools.partial(ipygpumem.memory, name), "is not a device")
+        for name in ("gpu:0", None, "9" * 10_000)
+    ),
     (lambda: ipygpumem.memory(_HUGE), "a number of 16610 bits"),
     (lambda: ipygpumem.allocate("1 MiB", "tpu"), "is not a device"),
     (lambda: ipygpumem.allocate("9 PiB", "cpu"), "the host can spare"),
     (lambda: ipygpumem.allocate("9" * 90 + " bytes", "cpu"), _MOST),
-    (lambda: ipygpumem.leave_free(1, "cpu"), "leave the host at least 32 MiB: Python itself needs some memory"),
+    (
+        lambda: ipygpumem.leave_free(1, "cpu"),
+        "leave the host at least 32 MiB: Python itself needs some memory",
+    ),
     (lambda: ipygpumem.leave_free("9 PiB", "cpu"), "cannot stay free"),
     (lambda: ipygpumem.leave_free(None, "cpu"), "not an object of type NoneType"),  # type: ignore[arg-type]
     (lambda: ipygpumem.tracker(top=None), "top: an object of type NoneType is not a whole number"),  # type: ignore[arg-type]
-    (lambda: ipygpumem.tensors(device="RAMM"), "'RAMM' is not a device: write RAM or a name such as cuda:0"),
+    (
+        lambda: ipygpumem.tensors(device="RAMM"),
+        "'RAMM' is not a device: write RAM or a name such as cuda:0",
+    ),
     (lambda: ipygpumem.tensors(min_bytes=True), "not an object of type bool"),
-    (lambda: ipygpumem.tensors(kind="x"), "write one of parameter, gradient, optimizer state, buffer, other"),
+    (
+        lambda: ipygpumem.tensors(kind="x"),
+        "write one of parameter, gradient, optimizer state, buffer, other",
+    ),
     (lambda: ipygpumem.tensors(3), "names as strings, such as"),  # type: ignore[arg-type]
     (lambda: ipygpumem.diff(ipygpumem.tensors("no such"), 2), "diff takes two inventories"),  # type: ignore[arg-type]
     (lambda: ipygpumem.budget(), "no device is named"),
     (lambda: ipygpumem.budget(gpu=_HUGE), f"budget: gpu: {_MOST}"),
 ]
-"""Numbers, sizes and devices of every kind are checked in test_units.py and test_accelerators.py."""
+"""Numbers, sizes and devices of every kind are checked in test_units.py and test_accelerators.py.
+"""
 
 
 @pytest.mark.parametrize(("call", "said"), _MISTAKES)
-def test_whatever_is_given_the_message_is_one_short_line(call: Callable[[], object], said: str) -> None:
+def test_whatever_is_given_the_message_is_one_short_line(
+    call: Callable[[], object], said: str
+) -> None:
     with pytest.raises(GpuMemError) as caught:
         call()
     assert said in str(caught.value)

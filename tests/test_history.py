@@ -43,7 +43,11 @@ def test_a_history_is_a_list_whose_slices_are_histories(monkeypatch: pytest.Monk
 
 def test_pandas_gets_a_row_per_cell_with_units_in_the_names() -> None:
     pandas = pytest.importorskip("pandas")
-    cells = [cell(1), cell(None, usages=(), success=False, error="ValueError", recovery=oom()), cell(3, cell_id=None)]
+    cells = [
+        cell(1),
+        cell(None, usages=(), success=False, error="ValueError", recovery=oom()),
+        cell(3, cell_id=None),
+    ]
     table = History(cells).to_pandas()
     assert len(table) == 3
     assert table["cpu_delta_bytes"].tolist()[::2] == [50 * MIB, 50 * MIB]
@@ -65,8 +69,11 @@ def test_the_history_shows_devices_in_use_and_drops_what_is_empty() -> None:
 
 
 def test_a_comparison_has_parameters_as_columns_and_runs_apart() -> None:
-    alone = experiment("cpu only", usages=(usage(),), freed={"cpu": 0})  # it has no row of the device
-    table, host, device = reports.comparison_report(reports.numbered([*SESSION.experiments, alone])).tables
+    # it has no row of the device
+    alone = experiment("cpu only", usages=(usage(),), freed={"cpu": 0})
+    table, host, device = reports.comparison_report(
+        reports.numbered([*SESSION.experiments, alone])
+    ).tables
     assert column(table, "experiment") == ["run #1", "other", "run #2", "cpu only"]
     assert column(table, "lr") == ["0.001", "0.1", "0.001", "0.001"]
     assert column(table, "bs") == ["64", "", "64", "64"]
@@ -93,7 +100,9 @@ def shown(shell: InteractiveShell, capsys: pytest.CaptureFixture[str], line: str
     return capsys.readouterr().out
 
 
-def test_history_lists_last_or_an_experiments(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_history_lists_last_or_an_experiments(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
     loaded.run_cell("first = 1")
     loaded.run_cell("%experiment start outer")
     loaded.run_cell("%%experiment inner\nsecond = 2")
@@ -111,17 +120,27 @@ def test_history_lists_last_or_an_experiments(loaded: InteractiveShell, capsys: 
     assert "first" not in outer
     assert "third" not in shown(loaded, capsys, "%gpumem history --experiment inner")
     loaded.run_cell("import ipygpumem\nwith ipygpumem.experiment('block'): pass")
-    assert "inside one cell has no cells of its own" in shown(loaded, capsys, "%gpumem history --experiment block")
+    assert "inside one cell has no cells of its own" in shown(
+        loaded, capsys, "%gpumem history --experiment block"
+    )
 
 
-def test_history_lists_traces_below_the_cells(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_history_lists_traces_below_the_cells(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "trace" not in shown(loaded, capsys, "%gpumem history")
-    loaded.run_cell("import ipygpumem\nfor _ in ipygpumem.track(range(3), 'epoch', silent=True): pass")
+    loaded.run_cell(
+        "import ipygpumem\nfor _ in ipygpumem.track(range(3), 'epoch', silent=True): pass"
+    )
     loaded.run_cell("with ipygpumem.trace(silent=True):\n    1 / 0")
     loaded.run_cell("%%experiment apart\npass")
     found = shown(loaded, capsys, "%gpumem history")
     rows = [line.split() for line in found[found.index("4 traces") :].splitlines()]
-    assert [row[:2] for row in rows if row[:1] == ["epoch"]] == [["epoch", "1"], ["epoch", "2"], ["epoch", "3"]]
+    assert [row[:2] for row in rows if row[:1] == ["epoch"]] == [
+        ["epoch", "1"],
+        ["epoch", "2"],
+        ["epoch", "3"],
+    ]
     assert rows[-1][-1] == "ZeroDivisionError"
     two = shown(loaded, capsys, "%gpumem history -n 2")
     assert "the last 2 of 4 traces" in two
@@ -129,7 +148,9 @@ def test_history_lists_traces_below_the_cells(loaded: InteractiveShell, capsys: 
     assert "traces" not in shown(loaded, capsys, "%gpumem history --experiment apart")
 
 
-def test_experiments_are_listed_and_compared(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_experiments_are_listed_and_compared(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "no experiment has finished yet" in shown(loaded, capsys, "%experiment list")
     for name, lr in (("a", 0.1), ("a", 0.2), ("b", 0.3)):
         loaded.run_cell(f"%%experiment {name} --note lr={lr}\nx = 1")
@@ -160,12 +181,17 @@ def test_the_first_line_that_says_what_a_cell_does(source: str, line: str) -> No
     assert len(describing_line(source)) <= 80
 
 
-def test_each_out_of_memory_error_counts_once_for_every_experiment_that_it_met(loaded: InteractiveShell) -> None:
+def test_each_out_of_memory_error_counts_once_for_every_experiment_that_it_met(
+    loaded: InteractiveShell,
+) -> None:
     loaded.run_cell("%experiment start outer")
     loaded.run_cell("raise MemoryError")
     loaded.run_cell("%%experiment inner\nraise MemoryError")
     loaded.run_cell("1 / 0")
-    loaded.run_cell("import ipygpumem\nwith ipygpumem.experiment('a'), ipygpumem.experiment('b'): raise MemoryError")
+    loaded.run_cell(
+        "import ipygpumem\nwith ipygpumem.experiment('a'), ipygpumem.experiment('b'): raise "
+        "MemoryError"
+    )
     loaded.run_cell(
         "for _ in range(3):\n"
         "    try:\n"
@@ -177,12 +203,19 @@ def test_each_out_of_memory_error_counts_once_for_every_experiment_that_it_met(l
     assert counts == [("inner", 1), ("b", 1), ("a", 1), *[("caught", 1)] * 3, ("outer", 6)]
 
 
-def test_notes_become_parameters(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
-    notes = "--note lr=1e-3 bs=64 --note 'optimizer=AdamW fused' amp=True n=-0 big=1e400 not=nan odd=1_0 none= a=b=c"
+def test_notes_become_parameters(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = (
+        "--note lr=1e-3 bs=64 --note 'optimizer=AdamW fused' amp=True n=-0 big=1e400 not=nan "
+        "odd=1_0 none= a=b=c"
+    )
     notes += " id=12345678901234567890"
     loaded.run_cell(f"%%experiment one {notes} --report none\n1")
     loaded.run_line_magic("config", "IPyGpuMem.experiment_report = 'full'")
-    with ipygpumem.experiment("two", note={"lr": 0.5, "amp": True, "name": Mode.FAST, "loss": float("nan")}):
+    with ipygpumem.experiment(
+        "two", note={"lr": 0.5, "amp": True, "name": Mode.FAST, "loss": float("nan")}
+    ):
         pass
     one, two = (record.parameters for record in ipygpumem.experiments())
     texts = {
@@ -209,7 +242,9 @@ class Mode(str, enum.Enum):
     FAST = "fast"
 
 
-@pytest.mark.parametrize("given", [5, [("lr", 1)], {1: 2}, {"a b": 1}, {"x": [1]}, {"x": 10**400}, {"x": 2**63}])
+@pytest.mark.parametrize(
+    "given", [5, [("lr", 1)], {1: 2}, {"a b": 1}, {"x": [1]}, {"x": 10**400}, {"x": 2**63}]
+)
 def test_a_note_from_python_holds_names_numbers_and_text(given: Any) -> None:
     with pytest.raises(ExperimentError, match="note"):
         checked_parameters(given)
@@ -223,14 +258,20 @@ def test_a_note_that_is_none_is_one_clear_line(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("line", ["%%experiment a --keep x", "%%autofit n=3"])
-def test_names_bound_in_our_magic_below_time_are_the_cells(loaded: InteractiveShell, line: str) -> None:
+def test_names_bound_in_our_magic_below_time_are_the_cells(
+    loaded: InteractiveShell, line: str
+) -> None:
     loaded.run_cell("x = 0", store_history=True)
     loaded.run_cell(f"%%time\n{line}\nx = 1", store_history=True)
     assert cell_that_bound(loaded, "x") == 2
 
 
 def test_a_cell_that_failed_before_an_assignment_binds_no_name(loaded: InteractiveShell) -> None:
-    for source in ("x = y = z = 0", "x = 1\nfor y in [1]: pass\nz = unknown", "%%time\nx = 2\n1 / 0"):
+    for source in (
+        "x = y = z = 0",
+        "x = 1\nfor y in [1]: pass\nz = unknown",
+        "%%time\nx = 2\n1 / 0",
+    ):
         loaded.run_cell(source, store_history=True)
     failed_at = app_of(loaded).context.cells.failed_at
     assert [cell_that_bound(loaded, name, failed_at=failed_at) for name in "xyz"] == [3, 2, 1]
@@ -238,7 +279,9 @@ def test_a_cell_that_failed_before_an_assignment_binds_no_name(loaded: Interacti
 
 def test_records_of_older_and_newer_versions_are_read() -> None:
     cell = CellRecord(1, "id", None, 0.0, 1.0, True, None, (), "digest", "x = 1").to_dict()
-    old_cell = {key: cell[key] for key in cell if key not in ("source_digest", "source_line", "recovery")}
+    old_cell = {
+        key: cell[key] for key in cell if key not in ("source_digest", "source_line", "recovery")
+    }
     read = CellRecord.from_dict({**old_cell, "later_bytes": 5})
     assert (read.source_digest, read.source_line, read.recovery) == ("", "", None)
     experiment = ExperimentRecord("a", 0.0, 1.0, (read,), (), {}, {}, (), (), (), ()).to_dict()

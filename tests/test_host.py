@@ -1,4 +1,6 @@
-"""Host memory on this machine, and the limits that control groups and the process itself (``ulimit``) put on it."""
+"""Host memory on this machine, and the limits that control groups and the process itself
+(``ulimit``) put on it.
+"""
 
 import contextlib
 import ctypes
@@ -26,11 +28,21 @@ from ipygpumem.probes.host import HostFigures, HostProbe, anonymous_bytes
 from ipygpumem.records import Usage
 from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.alone import alone
-from tests.control_group import NO_LIMIT_V1, V1_MOUNT, V2_MOUNT, FakeSystem, limited_group, v1_system, v2_system
+from tests.control_group import (
+    NO_LIMIT_V1,
+    V1_MOUNT,
+    V2_MOUNT,
+    FakeSystem,
+    limited_group,
+    v1_system,
+    v2_system,
+)
 from tests.kernel import Kernel
 from tests.steps import host_table, works
 
-needs_mark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no /proc/self/clear_refs")
+needs_mark = pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="no /proc/self/clear_refs"
+)
 
 
 def touched(size: int) -> mmap.mmap:
@@ -92,9 +104,15 @@ def test_sampling_leaves_the_kernels_mark_alone(exact: bool) -> None:
 
 
 @pytest.mark.parametrize("missing", ["/proc/self/clear_refs", "/proc/self/status"])
-def test_what_the_system_does_not_offer_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+def test_what_the_system_does_not_offer_falls_back_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
     original = host._open
-    monkeypatch.setattr(host, "_open", lambda path, flags: None if path.startswith(missing) else original(path, flags))
+    monkeypatch.setattr(
+        host,
+        "_open",
+        lambda path, flags: None if path.startswith(missing) else original(path, flags),
+    )
     probe = HostProbe()
     (reading,) = probe.read()
     probe.close()
@@ -112,7 +130,9 @@ def test_a_sandbox_that_ignores_the_reset_is_noticed(monkeypatch: pytest.MonkeyP
     assert probe.sampled
     assert "cannot be reset" in probe.note
     peaks = iter([400 * MIB])  # another thread's, which is over
-    monkeypatch.setattr(HostProbe, "_rss_and_peak", lambda self: (100 * MIB, next(peaks, 100 * MIB)))
+    monkeypatch.setattr(
+        HostProbe, "_rss_and_peak", lambda self: (100 * MIB, next(peaks, 100 * MIB))
+    )
     probe = HostProbe()
     assert (probe.sampled, probe.note) == (False, "")
     probe.close()
@@ -146,7 +166,9 @@ def test_a_forked_child_reads_its_own_memory_and_its_exact_peak() -> None:
     meter.close()
 
 
-needs_pages = pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="no /proc/self/pagemap")
+needs_pages = pytest.mark.skipif(
+    not Path("/proc/self/pagemap").exists(), reason="no /proc/self/pagemap"
+)
 
 
 def address_of(memory: mmap.mmap) -> int:
@@ -162,7 +184,10 @@ def test_only_pages_that_were_written_are_in_ram() -> None:
     # The kernel may round up to a huge page.
     (found,) = anonymous_bytes([(address, 64 * MIB)])
     assert 16 * MIB <= found <= 18 * MIB
-    assert anonymous_bytes([(address + 4 * MIB, 8 * MIB), (address + 32 * MIB, 8 * MIB)]) == [8 * MIB, 0]
+    assert anonymous_bytes([(address + 4 * MIB, 8 * MIB), (address + 32 * MIB, 8 * MIB)]) == [
+        8 * MIB,
+        0,
+    ]
 
 
 @needs_pages
@@ -172,10 +197,13 @@ def test_shared_and_file_pages_are_not_this_processs_own(tmp_path: Path) -> None
     path = tmp_path / "data"
     path.write_bytes(bytes(8 * MIB))
     with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        mapped = mmap.mmap(
+            file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+        )
     assert len(mapped[:]) == 8 * MIB
     assert anonymous_bytes([(address_of(shared), 8 * MIB), (address_of(mapped), 8 * MIB)]) == [0, 0]
-    mapped[: 2 * MIB] = b"x" * (2 * MIB)  # written to, a private mapping's page is a copy of this process's own
+    # written to, a private mapping's page is a copy of this process's own
+    mapped[: 2 * MIB] = b"x" * (2 * MIB)
     assert anonymous_bytes([(address_of(mapped), 8 * MIB)]) == [2 * MIB]
 
 
@@ -206,7 +234,9 @@ def test_version_1_is_understood_and_its_huge_number_is_no_limit(tmp_path: Path)
     assert host.available_bytes(tmp_path) == 1300
 
 
-def test_a_container_without_a_namespace_shows_the_hosts_path_of_which_only_the_end_is_mounted(tmp_path: Path) -> None:
+def test_a_container_without_a_namespace_shows_the_hosts_path_of_which_only_the_end_is_mounted(
+    tmp_path: Path,
+) -> None:
     system = v1_system(tmp_path, "/docker/abc/inner", top="/docker/abc")
     system.v1("inner", 500, 80)
     system.v1("", 2000, 700)
@@ -231,11 +261,17 @@ def test_in_the_mixture_of_both_versions_the_one_that_controls_memory_tells(tmp_
 @pytest.mark.parametrize("version", [1, 2])
 def test_page_cache_of_the_group_can_be_taken_back(tmp_path: Path, version: int) -> None:
     if version == 2:
-        stat = "anon 300\nfile 500\nshmem 90\ninactive_file 250\nactive_file 150\nfile_mapped 60\nslab_reclaimable 20\n"
+        stat = (
+            "anon 300\nfile 500\nshmem 90\ninactive_file 250\nactive_file 150\nfile_mapped 60\n"
+            "slab_reclaimable 20\n"
+        )
         v2_system(tmp_path, "/").v2("", 1000, 900, stat)
         expected = Group(1000, 900, 420, 60)
     else:
-        stat = "inactive_file 1\ntotal_inactive_file 250\ntotal_active_file 150\ntotal_mapped_file 60\n"
+        stat = (
+            "inactive_file 1\ntotal_inactive_file 250\ntotal_active_file 150\ntotal_mapped_file "
+            "60\n"
+        )
         v1_system(tmp_path, "/").v1("", 1000, 900, stat)
         expected = Group(1000, 900, 400, 60)
     assert cgroup.tightest(tmp_path) == expected
@@ -255,7 +291,9 @@ def test_no_limit_or_one_that_cannot_be_read_is_none(tmp_path: Path, limit: str)
     assert host.total_bytes(tmp_path) == psutil.virtual_memory().total
 
 
-@pytest.mark.parametrize("membership", ["", "garbage\n", "0\n", "::\n", "0::\n", "0::/\n", "4:memory:/\n"])
+@pytest.mark.parametrize(
+    "membership", ["", "garbage\n", "0\n", "::\n", "0::\n", "0::/\n", "4:memory:/\n"]
+)
 def test_files_that_make_no_sense_mean_no_limit(tmp_path: Path, membership: str) -> None:
     FakeSystem(tmp_path, membership, "garbage - cgroup2\n")
     assert cgroup.limits(tmp_path) == []
@@ -291,7 +329,9 @@ def test_without_a_counter_no_kill_is_told(tmp_path: Path) -> None:
     assert cgroup.Kills(tmp_path).new() == 0
 
 
-def test_a_limit_that_changes_is_seen_by_the_next_detailed_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_that_changes_is_seen_by_the_next_detailed_reading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     probe = host.HostProbe()
     monkeypatch.setattr(cgroup, "tightest", lambda root: Group(GIB, MIB))
     assert probe.read()[0].total_bytes != GIB
@@ -312,9 +352,13 @@ def group() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def kernel_in(group: Path, folder: Path) -> Iterator[Kernel]:
-    """A kernel that is in ``group`` from its first page on; later it would take none of its pages along."""
+    """A kernel that is in ``group`` from its first page on; later it would take none of its pages
+    along.
+    """
     python = folder / "python"
-    python.write_text(f'#!/bin/sh\necho $$ > {group / "cgroup.procs"}\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.write_text(
+        f'#!/bin/sh\necho $$ > {group / "cgroup.procs"}\nexec {shlex.quote(sys.executable)} "$@"\n'
+    )
     python.chmod(0o700)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(python))
@@ -329,7 +373,9 @@ def test_the_limit_is_the_total_and_the_parts_sum_to_it(group: Path, tmp_path: P
         title, before = host_table(kernel)
         works(kernel, "block = bytearray(b'x') * (256 << 20)")
         _, held = host_table(kernel)
-        (file,) = [name for name in ("memory.usage_in_bytes", "memory.current") if (group / name).exists()]
+        (file,) = [
+            name for name in ("memory.usage_in_bytes", "memory.current") if (group / name).exists()
+        ]
         used = int((group / file).read_text())
     assert title == "RAM: 1.00 GiB, the container's limit (cgroup)"
     assert abs(sum(before.values()) - LIMIT) < MIB
@@ -387,7 +433,9 @@ def test_what_is_free_but_above_the_limit_is_out_of_reach_in_the_table() -> None
     assert (sizes["free"], sizes["out of reach"]) == (1200, 4800)
     assert "RLIMIT_AS" in next(part.advice for part in found.parts if part.name == "out of reach")
     tighter = HostFigures(10_000, 600, 8000, 500, limit=own_limits.Limit("RLIMIT_AS", 2000, 800))
-    assert {part.name: part.size_bytes for part in host_parts(tighter, None, lambda ranges: []).parts}["free"] == 600
+    assert {
+        part.name: part.size_bytes for part in host_parts(tighter, None, lambda ranges: []).parts
+    }["free"] == 600
 
 
 @pytest.fixture
@@ -410,7 +458,9 @@ def test_free_memory_is_what_the_limit_leaves_wherever_it_is_said(limited: Kerne
     assert re.search(r"^ +[\d.]+ \wiB  +out of reach  +RLIMIT_AS", status, re.MULTILINE), status
 
 
-def test_an_autofit_that_fits_nothing_names_the_limit_and_contradicts_nothing(limited: Kernel) -> None:
+def test_an_autofit_that_fits_nothing_names_the_limit_and_contradicts_nothing(
+    limited: Kernel,
+) -> None:
     reply = limited.run("%%autofit n=2\nimport numpy\nnumpy.ones(2 << 28)\nn")
     needs = re.search(r"needs at least ([\d.]+ \wiB) of RAM, and (.*)$", reply.stderr.strip())
     assert needs is not None, reply.stderr
@@ -427,7 +477,13 @@ def test_a_mock_in_place_of_a_library_is_not_asked(monkeypatch: pytest.MonkeyPat
 
 def ram(**figures: int) -> host.RamFigures:
     return host.RamFigures(
-        **{"file_bytes": 0, "free_bytes": 0, "modules": 100, "arrow_peak_bytes": 50 * MIB, **figures}
+        **{
+            "file_bytes": 0,
+            "free_bytes": 0,
+            "modules": 100,
+            "arrow_peak_bytes": 50 * MIB,
+            **figures,
+        }
     )
 
 

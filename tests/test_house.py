@@ -1,4 +1,6 @@
-"""The structure of the package: no import circles, and a reason for each import inside a function."""
+"""The structure of the package: no import circles, and a reason for each import
+inside a function.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -18,7 +20,9 @@ def name_of(path: Path) -> str:
 
 SOURCES = {name_of(path): path.read_text() for path in sorted(ROOT.rglob("*.py"))}
 TREES: dict[str, ast.Module] = {}
-"""There while these tests run: a quarter of a million objects, which each look at the heap would pass over."""
+"""There while these tests run: a quarter of a million objects, which each look at the heap would
+pass over.
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,13 +45,20 @@ def imported(node: ast.AST) -> Iterator[str]:
 
 
 def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    return [
+        node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
 
 
 def late_imports(module: str) -> set[int]:
     """Return the lines inside functions that import from the package."""
     tree = TREES[module]
-    return {node.lineno for function in functions(tree) for node in ast.walk(function) if any(imported(node))}
+    return {
+        node.lineno
+        for function in functions(tree)
+        for node in ast.walk(function)
+        if any(imported(node))
+    }
 
 
 def reaches(knows: dict[str, set[str]], start: str) -> set[str]:
@@ -61,8 +72,12 @@ def reaches(knows: dict[str, set[str]], start: str) -> set[str]:
 
 
 def test_no_module_knows_what_knows_it_by_any_kind_of_import() -> None:
-    knows = {name: {one for node in ast.walk(tree) for one in imported(node)} - {name} for name, tree in TREES.items()}
-    knows["ipygpumem"] = set()  # loads by name what users ask for; nothing imports it but for its sub-packages
+    knows = {
+        name: {one for node in ast.walk(tree) for one in imported(node)} - {name}
+        for name, tree in TREES.items()
+    }
+    # loads by name what users ask for; nothing imports it but for its sub-packages
+    knows["ipygpumem"] = set()
     circles = {name for name in knows if name in reaches(knows, name)}
     assert circles == set()
 

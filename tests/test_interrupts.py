@@ -1,4 +1,6 @@
-"""A Ctrl-C at every line while a cell or an experiment begins or ends, and one that strikes while objects die."""
+"""A Ctrl-C at every line while a cell or an experiment begins or ends, and one that strikes while
+objects die.
+"""
 
 import contextlib
 import gc
@@ -31,12 +33,17 @@ from tests.tracing import interrupted_at
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 PACKAGE = Path(ipygpumem.__file__).parent
-ENTERING = "session experiments allocation_file cell scope seeding meter budgets baseline survivors reclaim garbage"
+ENTERING = (
+    "session experiments allocation_file cell scope seeding meter budgets baseline survivors "
+    "reclaim garbage"
+)
 LEAVING = "experiments scope reclaim caches recovery session arrays survivors"
 
 
 def files(stems: str) -> frozenset[str]:
-    """Return files of ours by name, since that is asked at each call; a first look at what is alive makes very many."""
+    """Return files of ours by name, since that is asked at each call; a first look at what is alive
+    makes very many.
+    """
     return frozenset(str(path) for path in PACKAGE.rglob("*.py") if path.stem in stems.split())
 
 
@@ -45,7 +52,8 @@ FILES, LAST_FILES = files(ENTERING), files(LEAVING)
 
 @pytest.fixture
 def app(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
-    # The first look follows what users' modules hold. Here those are all tests that this process has run.
+    # The first look follows what users' modules hold. Here those are all tests that this process
+    # has run.
     monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
     app = App(shell, IPyGpuMem(), probes=[FakeProbe()])
     yield app
@@ -61,7 +69,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> KnowingCuda:
 
 
 def is_entering(frame: FrameType) -> bool:
-    """Return True in code that begins something; elsewhere a trace may raise where a signal cannot."""
+    """Return True in code that begins something; elsewhere a trace may raise where a
+    signal cannot.
+    """
     return frame.f_code.co_filename in FILES
 
 
@@ -76,7 +86,9 @@ def every_interrupt(action: Callable[[], object]) -> Iterator[int]:
 
 
 def test_no_measurement_is_left_open_by_an_interrupt_while_a_cell_begins(app: App) -> None:
-    for _ in every_interrupt(lambda: app.session.cell_begins(SimpleNamespace(raw_cell="x", cell_id=None))):
+    for _ in every_interrupt(
+        lambda: app.session.cell_begins(SimpleNamespace(raw_cell="x", cell_id=None))
+    ):
         app.session.cell_ends(None)
         gc.collect(1)
         assert len(app.context.meter._open) == 0
@@ -93,7 +105,9 @@ def test_an_experiment_whose_start_is_interrupted_is_not_open(app: App, cuda: Kn
         experiment.start()
 
     for _ in every_interrupt(start):
-        if experiment is not None and experiment in app.experiments.open:  # not interrupted, or once it was open
+        if (
+            experiment is not None and experiment in app.experiments.open
+        ):  # not interrupted, or once it was open
             assert cuda.fractions == pytest.approx([0.5, 1.0])
             experiment.abandon()
             app.experiments.open.clear()
@@ -121,12 +135,17 @@ def test_an_interrupted_end_can_be_finished(
         loaded.run_cell("t_old = 1; t_keep = 1; t_new = []")
         ipygpumem.experiment("inner", keep="t_keep", report="none").start()
         loaded.run_cell("t_old = 2; t_keep = 2; t_new2 = []")
-        came = interrupted_at(line, outer.finish, lambda frame: frame.f_code.co_filename in LAST_FILES)
+        came = interrupted_at(
+            line, outer.finish, lambda frame: frame.f_code.co_filename in LAST_FILES
+        )
         for _ in range(4):
             if opened:
                 loaded.run_line_magic("experiment", "end")
         left = {name: space.pop(name, "gone") for name in ("t_old", "t_keep", "t_new", "t_new2")}
-        assert (opened, left) == ([], {"t_old": "old", "t_keep": "old", "t_new": "gone", "t_new2": "gone"}), line
+        assert (opened, left) == (
+            [],
+            {"t_old": "old", "t_keep": "old", "t_new": "gone", "t_new2": "gone"},
+        ), line
         if not came:
             break
     assert line > 100
@@ -144,7 +163,9 @@ class Plain:
 
 
 def strike(_: object = None) -> None:
-    """Be struck by a Ctrl-C in here, as whatever Python code runs first is after a long collection."""
+    """Be struck by a Ctrl-C in here, as whatever Python code runs first is after a
+    long collection.
+    """
     signal.raise_signal(signal.SIGINT)
     sum(range(3))
 
@@ -179,7 +200,9 @@ def test_a_ctrl_c_in_a_weak_references_callback_or_a_finaliser_goes_on_after_the
         assert reached.pop() is make
 
 
-def test_without_a_ctrl_c_nothing_is_raised_and_hooks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_ctrl_c_nothing_is_raised_and_hooks_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     told: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", told.append)
 
@@ -217,11 +240,17 @@ class StruckAndRaises:
 
 
 @pytest.mark.parametrize("kind", [Raises, Throws, StruckAndRaises])
-def test_a_callbacks_own_interrupt_is_no_ctrl_c(monkeypatch: pytest.MonkeyPatch, kind: Callable[[], object]) -> None:
-    """CPython prints it, as it does without us: a cell that is about to run must not be stopped by it."""
+def test_a_callbacks_own_interrupt_is_no_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, kind: Callable[[], object]
+) -> None:
+    """CPython prints it, as it does without us: a cell that is about to run must not be stopped by
+    it.
+    """
     told: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", told.append)
-    raised = pytest.raises(KeyboardInterrupt) if kind is StruckAndRaises else contextlib.nullcontext()
+    raised = (
+        pytest.raises(KeyboardInterrupt) if kind is StruckAndRaises else contextlib.nullcontext()
+    )
     with raised, interrupts.reraise_swallowed():
         kind()
     assert len(told) == 1
@@ -280,6 +309,8 @@ PLACES = (collect, give_back, release_in_a_try, drop_a_result_that_was_too_large
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
-def test_a_ctrl_c_in_a_callback_during_our_own_work_is_not_lost(place: Callable[[Meter], None], meter: Meter) -> None:
+def test_a_ctrl_c_in_a_callback_during_our_own_work_is_not_lost(
+    place: Callable[[Meter], None], meter: Meter
+) -> None:
     with pytest.raises(KeyboardInterrupt):
         place(meter)

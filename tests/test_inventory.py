@@ -1,4 +1,6 @@
-"""Arrays and inventories without torch: in plain scripts, with NumPy, and with a torch that is not all there."""
+"""Arrays and inventories without torch: in plain scripts, with NumPy, and with a torch that is not
+all there.
+"""
 
 import json
 import mmap
@@ -41,7 +43,9 @@ def script(folder: Path, code: str) -> list[str]:
     return printed(folder / "train.py").splitlines()
 
 
-def test_a_script_needs_neither_ipython_nor_torch_and_its_lines_are_reported(tmp_path: Path) -> None:
+def test_a_script_needs_neither_ipython_nor_torch_and_its_lines_are_reported(
+    tmp_path: Path,
+) -> None:
     printed = script(
         tmp_path,
         "import sys, numpy, ipygpumem\n"
@@ -57,7 +61,12 @@ def test_a_script_needs_neither_ipython_nor_torch_and_its_lines_are_reported(tmp
         "print(diff.before.rpartition('train.py')[2], diff.after.rpartition('train.py')[2])\n"
         "print('torch' in sys.modules, 'IPython' in sys.modules)\n",
     )
-    assert printed == ["[('batch', 16000, None), ('data', 8000, None)]", "['hidden'] ()", ":4 :6", "False False"]
+    assert printed == [
+        "[('batch', 16000, None), ('data', 8000, None)]",
+        "['hidden'] ()",
+        ":4 :6",
+        "False False",
+    ]
 
 
 def test_what_only_an_outer_functions_variable_holds_is_listed(tmp_path: Path) -> None:
@@ -76,7 +85,10 @@ def test_views_of_one_memory_count_once() -> None:
     one, two = numpy.frombuffer(data, numpy.uint8), numpy.frombuffer(data, numpy.uint8)
     array = numpy.ones(100)
     rows = take(one=one, two=two, array=array, view=array[5:])
-    assert {name: (row.size_bytes, row.aliases) for name, row in rows.items()} == {"one": (1000, 1), "array": (800, 1)}
+    assert {name: (row.size_bytes, row.aliases) for name, row in rows.items()} == {
+        "one": (1000, 1),
+        "array": (800, 1),
+    }
 
 
 def test_paths_are_the_shortest_and_read_like_python() -> None:
@@ -94,7 +106,13 @@ def test_paths_are_the_shortest_and_read_like_python() -> None:
 
     both = numpy.ones(5)
     found = names(slotted=slotted, plain=plain, function=function, deep=[[both]], both=both)
-    assert found == ["both", "slotted.x", "function.__defaults__[0]", 'plain.inner["run3"][0]', "plain.inner[7][0]"]
+    assert found == [
+        "both",
+        "slotted.x",
+        "function.__defaults__[0]",
+        'plain.inner["run3"][0]',
+        "plain.inner[7][0]",
+    ]
 
 
 def test_a_cycle_ends_and_a_huge_tree_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,26 +124,37 @@ def test_a_cycle_ends_and_a_huge_tree_is_cut_off(monkeypatch: pytest.MonkeyPatch
     assert survey.take([("tree", tree)]).notes[0].startswith("the search for names stopped")
 
 
-@pytest.mark.parametrize("make", [lambda i: [i], lambda i: {"a": i, "b": []}, lambda i: (i, [str(i)])])
-def test_plain_objects_are_examined_in_bulk(monkeypatch: pytest.MonkeyPatch, make: Callable[[int], object]) -> None:
+@pytest.mark.parametrize(
+    "make", [lambda i: [i], lambda i: {"a": i, "b": []}, lambda i: (i, [str(i)])]
+)
+def test_plain_objects_are_examined_in_bulk(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[int], object]
+) -> None:
     monkeypatch.setattr("ipygpumem.heap.walk.MOST_OBJECTS", 3 * CHUNK)
     items = [make(i) for i in range(4 * CHUNK)]
     box = [numpy.ones(3)]
-    found = survey.take([("items", items), ("items", {"again": items}), ("last", [*items, box]), ("box", box)])
+    found = survey.take(
+        [("items", items), ("items", {"again": items}), ("last", [*items, box]), ("box", box)]
+    )
     assert found.notes == ()
     assert [row.name for row in found.tensors if row.name] == ["box[0]"]
     found = survey.take([("items", items), ("last", [*items, box])])
     assert [row.name for row in found.tensors if row.name] == [f"last[{4 * CHUNK}][0]"]
 
 
-def test_a_first_look_stops_in_a_huge_container_that_leads_to_no_array(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(baseline, "users_modules", dict)  # what pytest and the tests have is no part of it
+def test_a_first_look_stops_in_a_huge_container_that_leads_to_no_array(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # what pytest and the tests have is no part of it
+    monkeypatch.setattr(baseline, "users_modules", dict)
     beside, deep = numpy.ones(1), numpy.ones(2)
     plain = [{"a": i, "b": []} for i in range(30_000)]
     found, complete = baseline.within_reach({"plain": plain, "beside": {"x": [beside]}})
     assert [array is beside for array in found] == [True]
     assert not complete
-    found, complete = baseline.within_reach({"pairs": [(i, numpy.ones(1)) for i in range(21_000)], "deep": deep})
+    found, complete = baseline.within_reach(
+        {"pairs": [(i, numpy.ones(1)) for i in range(21_000)], "deep": deep}
+    )
     assert len({id(array) for array in found}) == 21_001
     assert complete
     found, complete = baseline.within_reach({f"name{i}": i for i in range(50_000)} | {"last": deep})
@@ -140,8 +169,13 @@ def test_objects_with_hostile_attributes_are_never_asked() -> None:
 
 
 def test_a_dict_that_another_thread_changes_stops_nothing() -> None:
-    """Large, and with threads that take turns often: a loop in Python over its items would fail within five turns."""
-    changing: dict[int, object] = {0: numpy.ones(1), **{number: [number] for number in range(1, 50_000)}}
+    """Large, and with threads that take turns often: a loop in Python over its items would fail
+    within five turns.
+    """
+    changing: dict[int, object] = {
+        0: numpy.ones(1),
+        **{number: [number] for number in range(1, 50_000)},
+    }
     stop = threading.Event()
 
     def change() -> None:
@@ -167,7 +201,9 @@ def made(*rows: TensorRecord) -> Inventory:
     return Inventory(rows, 0.0)
 
 
-WEIGHT = TensorRecord("model.weight", "Parameter", (2, 3), "float32", "cuda:0", 24, "parameter", storage=1)
+WEIGHT = TensorRecord(
+    "model.weight", "Parameter", (2, 3), "float32", "cuda:0", 24, "parameter", storage=1
+)
 LOSS = TensorRecord("losses[0]", "Tensor", (), "float32", "cuda:0", 4, cell=3, storage=2)
 ARRAY = TensorRecord(None, "ndarray", (10,), "float64", "cpu", 80, storage=3)
 
@@ -242,8 +278,12 @@ def test_the_elements_of_object_arrays_are_seen() -> None:
     assert elements(numpy.ones(3)) is None
 
 
-def test_the_notebook_is_no_module_of_the_user_under_a_second_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing multiprocessing adds it as ``__mp_main__``: growth was said to be held by ``__mp_main__.___``."""
+def test_the_notebook_is_no_module_of_the_user_under_a_second_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Importing multiprocessing adds it as ``__mp_main__``: growth was said to be held by
+    ``__mp_main__.___``.
+    """
     notebook = ModuleType("__main__")
     notebook.__file__ = "/home/someone/script.py"
     monkeypatch.setitem(sys.modules, "__main__", notebook)

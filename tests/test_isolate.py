@@ -18,8 +18,10 @@ from tests.terminal import Terminal
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="%%isolate forks on Linux only")
 kernel = kernel_with(
-    "%load_ext ipygpumem\nimport ctypes, logging, os, random, signal, sys, time\nfrom IPython.display import *\n"
-    "class Point: pass\nold = [1]; model = {'old': old}; random.seed(1); handler = logging.StreamHandler()"
+    "%load_ext ipygpumem\nimport ctypes, logging, os, random, signal, sys, time\nfrom "
+    "IPython.display import *\n"
+    "class Point: pass\nold = [1]; model = {'old': old}; random.seed(1); handler = "
+    "logging.StreamHandler()"
 )
 GRANDCHILD = "import subprocess\nsleeper = subprocess.Popen(['sleep', '1000']).pid\n"
 
@@ -29,7 +31,7 @@ def isolated(kernel: Kernel, code: str, options: str = "") -> str:
     return str(ok(kernel, f"%%isolate {options}\n{textwrap.dedent(code)}").result)
 
 
-# -- what it shows ------------------------------------------------------------------------------------------------
+# -- what it shows ------------------------------------------------------------------------------
 
 
 def test_a_cell_looks_as_usual(kernel: Kernel) -> None:
@@ -46,7 +48,10 @@ def test_a_cell_looks_as_usual(kernel: Kernel) -> None:
     assert reply.kinds[-2:] == ["result", "display"]
     assert (reply.result, reply.stdout.split()) == ("[1]", ["one"])
     assert reply.stderr == "three\nfive"
-    assert (reply.error, reply.displays[0]["data"]["text/html"]) == ("ZeroDivisionError", "<b>two</b>")
+    assert (reply.error, reply.displays[0]["data"]["text/html"]) == (
+        "ZeroDivisionError",
+        "<b>two</b>",
+    )
     assert ok(kernel, "%%isolate\nold;").result is None
 
 
@@ -61,7 +66,13 @@ def test_output_comes_while_the_cell_runs(kernel: Kernel, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "code", ["def f():\n    return 1 / 0\nf()", "x = (", "%nomagic", "class Own(Exception): pass\nraise Own('text')"]
+    "code",
+    [
+        "def f():\n    return 1 / 0\nf()",
+        "x = (",
+        "%nomagic",
+        "class Own(Exception): pass\nraise Own('text')",
+    ],
 )
 def test_an_error_is_shown_as_usual_and_stops_the_next_cells(code: str, kernel: Kernel) -> None:
     plainly, here = (run(kernel, f"{first}\n{code}") for first in ("#%%isolate", "%%isolate"))
@@ -80,7 +91,9 @@ def test_figures_widgets_and_updates_reach_the_front_end(kernel: Kernel) -> None
     reply = ok(kernel, "%%isolate\nimport matplotlib.pyplot as plt\n_ = plt.plot([1, 2])")
     assert "image/png" in reply.displays[0]["data"]
     assert "matplotlib" not in kernel.value("list(sys.modules)")
-    reply = ok(kernel, "%%isolate\ndisplay(1, display_id='it')\ndisplay(2, display_id='it', update=True)")
+    reply = ok(
+        kernel, "%%isolate\ndisplay(1, display_id='it')\ndisplay(2, display_id='it', update=True)"
+    )
     assert reply.displays[0]["data"]["text/plain"] == "2"
 
 
@@ -91,24 +104,37 @@ def test_it_works_where_no_cell_is_seen(kernel: Kernel) -> None:
 
 def test_magics_around_it_and_inside_work(kernel: Kernel) -> None:
     ok(kernel, "%%capture caught\n%%isolate\nprint('out')\nold")
-    assert kernel.value("(caught.stdout, caught.outputs[0].data)") == ("out\n", {"text/plain": "[1]"})
+    assert kernel.value("(caught.stdout, caught.outputs[0].data)") == (
+        "out\n",
+        {"text/plain": "[1]"},
+    )
     assert "Wall time" in ok(kernel, "%%time\n%%isolate\npass").stdout
     assert "Wall time" in ok(kernel, "%%isolate\n%%time\npass").stdout
-    reply = ok(kernel, "%%experiment run --keep best\n%%isolate --keep best old new\nold, best, new = 2, 3, 4")
+    reply = ok(
+        kernel,
+        "%%experiment run --keep best\n%%isolate --keep best old new\nold, best, new = 2, 3, 4",
+    )
     assert exist(kernel, "new", "best") == ["best"]
     assert kernel.value("old") == [1]
     assert "restored: old" in reply.reports("experiment")[0]
 
 
 def test_an_output_that_cannot_be_shown_is_named(kernel: Kernel) -> None:
-    reply = ok(kernel, "%%isolate\nclass Text(str): pass\ndisplay({'text/plain': Text('x')}, raw=True)\nprint('next')")
+    reply = ok(
+        kernel,
+        "%%isolate\nclass Text(str): pass\ndisplay({'text/plain': Text('x')}, raw=True)\n"
+        "print('next')",
+    )
     assert reply.stdout == "next\n"
     assert "an output was lost: AttributeError" in reply.reports("note")[0]
 
 
 def test_messages_of_widgets_are_passed_on(kernel: Kernel) -> None:
     """A front-end's view of them would stay empty."""
-    cell = "%%isolate\nfrom comm import create_comm\n_ = create_comm('mine', data={'a': 1}, buffers=[b'bytes'])"
+    cell = (
+        "%%isolate\nfrom comm import create_comm\n_ = create_comm('mine', data={'a': 1}, "
+        "buffers=[b'bytes'])"
+    )
     kernel._client.execute(cell)
     while (message := kernel._client.get_iopub_msg(timeout=60))["msg_type"] != "comm_open":
         assert message["msg_type"] != "error", message
@@ -125,13 +151,16 @@ def test_input_await_and_random_numbers_work(kernel: Kernel) -> None:
 
 
 def test_no_warning_is_shown_and_nothing_is_written_to_the_history(kernel: Kernel) -> None:
-    assert isolated(kernel, "get_ipython().run_cell('old # marked', store_history=True).result") == "[1]"
+    assert (
+        isolated(kernel, "get_ipython().run_cell('old # marked', store_history=True).result")
+        == "[1]"
+    )
     ok(kernel, "history = get_ipython().history_manager; history.writeout_cache()")
     assert kernel.value("list(history.search('old # marked'))") == []
     assert kernel.value("len(list(history.search('*old # marked*')))") == 1
 
 
-# -- what comes back ----------------------------------------------------------------------------------------------
+# -- what comes back ----------------------------------------------------------------------------
 
 
 def test_only_kept_names_come_back(kernel: Kernel) -> None:
@@ -143,7 +172,10 @@ def test_only_kept_names_come_back(kernel: Kernel) -> None:
         new = New()
         model['new'] = old
     """
-    reply = ok(kernel, "%%isolate --keep 'loss*' double,point lock new model nosuch" + textwrap.dedent(code))
+    reply = ok(
+        kernel,
+        "%%isolate --keep 'loss*' double,point lock new model nosuch" + textwrap.dedent(code),
+    )
     assert exist(kernel, "gone", "loss_a", "loss_b", "lock", "New") == ["loss_a", "loss_b"]
     assert kernel.value("(double(2), type(point) is Point, type(new).__name__)") == (4, True, "New")
     assert kernel.value("model['new'] is model['old']")
@@ -161,12 +193,17 @@ def test_a_value_that_only_the_child_can_load_is_named(kernel: Kernel, tmp_path:
     assert "thing did not come back: ModuleNotFoundError" in reply.reports("note")[0]
 
 
-def test_without_cloudpickle_code_of_the_cell_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cloudpickle_code_of_the_cell_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code = eval("lambda: 1", {"__name__": "__main__"})
     with (tmp_path / "kept").open("w+b") as file:
         assert dump(file, {"f": code, "x": 1}, {}) == {
-            "f": "PicklingError: its code is defined in this cell: install cloudpickle, or define it before"
+            "f": (
+                "PicklingError: its code is defined in this cell: install cloudpickle, or define "
+                "it before"
+            )
         }
         assert dump(file, {"f": code}, {"f": code}) == {}
 
@@ -176,7 +213,7 @@ def test_files_that_the_cell_leaves_open_are_written(kernel: Kernel, tmp_path: P
     assert (tmp_path / "text").read_text() == "text"
 
 
-# -- how it may die -----------------------------------------------------------------------------------------------
+# -- how it may die -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -188,13 +225,18 @@ def test_files_that_the_cell_leaves_open_are_written(kernel: Kernel, tmp_path: P
         ("os.kill(os.getpid(), signal.SIGKILL)", r"was killed by SIGKILL \(Killed\)"),
         ("os._exit(3)", "ended itself with exit code 3"),
         ("os.closerange(3, 1000); os._exit(0)", "ended itself with exit code 0"),
-        ("class End:\n    def __reduce__(self): return os._exit, (6,)\nold = End()", "ended itself with exit code 6"),
+        (
+            "class End:\n    def __reduce__(self): return os._exit, (6,)\nold = End()",
+            "ended itself with exit code 6",
+        ),
     ],
 )
 def test_a_death_is_the_cells_error(code: str, message: str, kernel: Kernel) -> None:
     reply = fails(kernel, f"%%isolate --keep old\n{code}", "ChildProcessError")
     assert re.fullmatch(f"the cell's child process {message}; no name came back", reply.message)
-    assert ('.py", line 2 in <module>' in reply.traceback) == (code in ("ctypes.string_at(0)", "os.abort()"))
+    assert ('.py", line 2 in <module>' in reply.traceback) == (
+        code in ("ctypes.string_at(0)", "os.abort()")
+    )
     assert reply.displays[-1]["metadata"]["ipygpumem"]["reports"] == ["cell"]
     goes_on(kernel)
 
@@ -203,9 +245,12 @@ def test_the_oom_killer_takes_the_child(kernel: Kernel) -> None:
     with limited_group(300 * 2**20) as group, Kernel() as kernel:
         works(kernel, "%load_ext ipygpumem\nheld = bytearray(b'1') * (100 << 20)")
         move(int(kernel.value("__import__('os').getpid()")), group)
-        reply = fails(kernel, "%%isolate\nrows = []\nwhile True: rows.append(bytearray(b'1') * 2**20)")
-        assert "SIGKILL (Killed): the OOM killer ended it, because its control group's memory was used up" in (
-            reply.message
+        reply = fails(
+            kernel, "%%isolate\nrows = []\nwhile True: rows.append(bytearray(b'1') * 2**20)"
+        )
+        assert (
+            "SIGKILL (Killed): the OOM killer ended it, because its control group's memory was "
+            "used up" in (reply.message)
         )
         assert works(kernel, "len(held)").result == str(100 << 20)
 
@@ -214,17 +259,23 @@ def test_a_name_that_takes_much_memory_is_loaded_after_the_child(kernel: Kernel)
     """The kernel's process is refused the memory while the child process has it, too."""
     works(
         kernel,
-        "pid = os.getpid()\ndef when_alone():\n    children = open(f'/proc/{pid}/task/{pid}/children').read()\n"
+        "pid = os.getpid()\ndef when_alone():\n    children = "
+        "open(f'/proc/{pid}/task/{pid}/children').read()\n"
         "    if os.getpid() == pid and children: raise MemoryError\n    return 'loaded'\n"
         "class Large:\n    def __reduce__(self): return when_alone, ()",
     )
-    reply = works(kernel, "%%isolate --keep large shared small\nlarge, shared, small = Large(), [old], 3")
+    reply = works(
+        kernel, "%%isolate --keep large shared small\nlarge, shared, small = Large(), [old], 3"
+    )
     assert reply.reports("note") == []
     assert works(kernel, "large, shared[0] is old, small").result == "('loaded', False, 3)"
 
 
 def test_an_interrupt_after_the_cells_code_loses_no_name(kernel: Kernel) -> None:
-    late = "class Late:\n    def __reduce__(self):\n        signal.raise_signal(signal.SIGINT); return int, (7,)"
+    late = (
+        "class Late:\n    def __reduce__(self):\n        signal.raise_signal(signal.SIGINT); "
+        "return int, (7,)"
+    )
     works(kernel, late)
     fails(kernel, "%%isolate --keep late plain\nlate, plain = Late(), 5", "KeyboardInterrupt")
     assert works(kernel, "late, plain").result == "(7, 5)"
@@ -245,9 +296,9 @@ def test_a_value_that_cannot_be_loaded_loses_no_other(kernel: Kernel) -> None:
         ["bad did not come back", "TypeError"],
         ["worse did not come back", "SystemExit"],
     ]
-    assert works(kernel, "len(good) >> 20, shared[0] is old, {'bad', 'worse'} & {*globals()}").result == (
-        "(100, True, set())"
-    )
+    assert works(
+        kernel, "len(good) >> 20, shared[0] is old, {'bad', 'worse'} & {*globals()}"
+    ).result == ("(100, True, set())")
     works(kernel, "del good, shared")
 
 
@@ -264,15 +315,24 @@ def test_large_values_are_not_in_memory_twice() -> None:
 def test_a_second_ctrl_c_ends_the_loading_of_a_name(kernel: Kernel) -> None:
     """The names before it come back."""
     strike = "signal.raise_signal(signal.SIGINT); signal.raise_signal(signal.SIGINT)"
-    works(kernel, f"class Slow:\n    def __setstate__(self, state):\n        {strike}\n        time.sleep(10**6)")
-    code = "slow, first, last = Slow(), bytes(70 << 20), 2\nslow.a = 1"  # the child process does not load as much
+    works(
+        kernel,
+        f"class Slow:\n    def __setstate__(self, state):\n        {strike}\n        "
+        f"time.sleep(10**6)",
+    )
+    # the child process does not load as much
+    code = "slow, first, last = Slow(), bytes(70 << 20), 2\nslow.a = 1"
     reply = fails(kernel, f"%%isolate --keep first slow last\n{code}", "KeyboardInterrupt")
     assert reply.message == "the cell's child process was ended by the second Ctrl-C"
     assert exist(kernel, "first", "slow", "last") == ["first"]
 
 
 def test_a_pool_that_the_cell_deletes_still_works_in_the_kernel(kernel: Kernel) -> None:
-    works(kernel, "import multiprocessing; pool = multiprocessing.get_context('fork').Pool(2); pool.map(abs, [1])")
+    works(
+        kernel,
+        "import multiprocessing; pool = multiprocessing.get_context('fork').Pool(2); pool.map(abs, "
+        "[1])",
+    )
     for _ in range(8):
         works(kernel, "%%isolate\ndel pool")
         assert works(kernel, "pool.map_async(abs, [-5]).get(60)").result == "[5]"
@@ -284,16 +344,32 @@ def test_limits_end_the_cell(kernel: Kernel) -> None:
     reply = fails(kernel, f"%%isolate --memory 80MiB --keep old\n{grow}", "MemoryError")
     assert "the limit of 80 MiB (--memory) was reached" in reply.reports("note")[0]
     assert 60 < sizes(reply.reports("cell")[0], "child process peak") < 110
-    assert fails(kernel, "%%isolate --memory 80MiB\nraise MemoryError", "MemoryError").reports("note") == []
+    assert (
+        fails(kernel, "%%isolate --memory 80MiB\nraise MemoryError", "MemoryError").reports("note")
+        == []
+    )
     assert "%debug" not in "".join(reply.reports()), "the frames were those of the child process"
-    reply = fails(kernel, f"%%isolate --time 0.5 --keep sleeper\n{GRANDCHILD}time.sleep(1000)", "TimeoutError")
-    assert reply.message == "the cell's child process was ended after 500 ms (--time); no name came back"
+    reply = fails(
+        kernel, f"%%isolate --time 0.5 --keep sleeper\n{GRANDCHILD}time.sleep(1000)", "TimeoutError"
+    )
+    assert (
+        reply.message
+        == "the cell's child process was ended after 500 ms (--time); no name came back"
+    )
     goes_on(kernel)
 
 
 def test_a_child_that_ignores_ctrl_c_is_ended_by_the_second(kernel: Kernel) -> None:
-    code = "signal.signal(signal.SIGINT, lambda *_: os.kill(os.getppid(), signal.SIGINT))\nprint('now')\n"
-    reply = fails(kernel, f"%%isolate\n{code}while True: time.sleep(1)", "KeyboardInterrupt", interrupt_when="now")
+    code = (
+        "signal.signal(signal.SIGINT, lambda *_: os.kill(os.getppid(), signal.SIGINT))\n"
+        "print('now')\n"
+    )
+    reply = fails(
+        kernel,
+        f"%%isolate\n{code}while True: time.sleep(1)",
+        "KeyboardInterrupt",
+        interrupt_when="now",
+    )
     assert reply.message == "the cell's child process was ended by the second Ctrl-C"
     goes_on(kernel)
 
@@ -330,18 +406,27 @@ def test_garbage_of_the_kernel_stays_the_kernels(kernel: Kernel) -> None:
     assert ok(kernel, "gc.enable(); gc.collect();").stdout == "deleted\n"
 
 
-# -- what a fork cannot use ---------------------------------------------------------------------------------------
+# -- what a fork cannot use ---------------------------------------------------------------------
 
 
 def test_libraries_whose_threads_are_lost_are_refused() -> None:
-    """Torch's and scikit-learn's OpenMP threads are ended before the fork; polars has no such call."""
+    """Torch's and scikit-learn's OpenMP threads are ended before the fork; polars
+    has no such call.
+    """
     code = "torch.randn(300, 300) @ torch.randn(300, 300)\ntorch.randn(2000, 300).exp().sum()\n"
     with Kernel() as kernel:
         works(kernel, f"%load_ext ipygpumem\nimport torch\n{code}threads = torch.get_num_threads()")
         ok(kernel, f"%%isolate --time 300\n{code}assert torch.get_num_threads() == threads")
-        works(kernel, f"from ipygpumem.extras.isolate import isolate\nisolate._PAUSE = 'missing before GCC 9'\n{code}")
+        works(
+            kernel,
+            f"from ipygpumem.extras.isolate import isolate\nisolate._PAUSE = 'missing before GCC "
+            f"9'\n{code}",
+        )
         ok(kernel, f"%%isolate --time 300\n{code}assert torch.get_num_threads() == 1")
-        works(kernel, "import polars\nframe = polars.DataFrame({'a': [1]})\ndef total(): return frame.sum()")
+        works(
+            kernel,
+            "import polars\nframe = polars.DataFrame({'a': [1]})\ndef total(): return frame.sum()",
+        )
         reply = fails(kernel, "%%isolate\ntotal()", None)
         assert "%%isolate: polars cannot be used in a forked child process" in reply.stderr
         ok(kernel, "%%isolate\n1")

@@ -1,4 +1,6 @@
-"""Jobs of several processes that cells start: each process is listed with its cell, and none is ever ended by us."""
+"""Jobs of several processes that cells start: each process is listed with its cell, and none is
+ever ended by us.
+"""
 
 import re
 import sys
@@ -13,7 +15,9 @@ from tests.kernel import Kernel
 from tests.steps import kernel_with, works
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="PSS and the exact time of a start are Linux's")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="PSS and the exact time of a start are Linux's"
+)
 
 MODULE = """
 import os, subprocess, sys, time
@@ -59,7 +63,9 @@ def rows(status: str) -> dict[int, tuple[float, str]]:
     pattern = r"^ *([\d.]+) ([KMG])iB +(\d+)  .*?(cell \d+(?: or \d+)?|unknown cell)(?:  .*)?$"
     found = re.findall(pattern, table, re.MULTILINE)
     scale = {"K": 1 / 1024, "M": 1, "G": 1024}
-    return {int(pid): (float(size) * scale[unit], place.strip()) for size, unit, pid, place in found}
+    return {
+        int(pid): (float(size) * scale[unit], place.strip()) for size, unit, pid, place in found
+    }
 
 
 def listed(kernel: Kernel) -> dict[int, tuple[float, str]]:
@@ -68,7 +74,9 @@ def listed(kernel: Kernel) -> dict[int, tuple[float, str]]:
 
 def started(kernel: Kernel, code: str) -> str:
     """Run a cell that starts processes, and return what it is called."""
-    time.sleep(0.05)  # the kernel counts starts in hundredths of a second: cells that are nearer cannot be told apart
+    # the kernel counts starts in hundredths of a second: cells that are nearer cannot be told apart
+    #
+    time.sleep(0.05)
     works(kernel, code)
     time.sleep(0.05)
     return f"cell {kernel.value('len(In) - 1')}"
@@ -81,7 +89,9 @@ def test_a_forked_process_shares_its_pages_with_the_kernel(kernel: Kernel, folde
     assert size < psutil.Process(child).memory_info().rss / 2**20 - 48, "128 MiB are shared by two"
 
 
-def test_workers_that_a_launcher_starts_later_are_of_the_cell_that_started_it(kernel: Kernel, folder: Path) -> None:
+def test_workers_that_a_launcher_starts_later_are_of_the_cell_that_started_it(
+    kernel: Kernel, folder: Path
+) -> None:
     before = ready(folder)
     cell = started(kernel, LAUNCH)
     launcher = kernel.value("run.pid")
@@ -92,10 +102,13 @@ def test_workers_that_a_launcher_starts_later_are_of_the_cell_that_started_it(ke
     assert {found[pid][1] for pid in (launcher, *workers)} == {cell}
 
 
-def test_what_is_left_stays_listed_with_its_cell_and_nothing_of_ours_ends_it(kernel: Kernel, folder: Path) -> None:
+def test_what_is_left_stays_listed_with_its_cell_and_nothing_of_ours_ends_it(
+    kernel: Kernel, folder: Path
+) -> None:
     inside = started(
         kernel,
-        "%%experiment apart\nleft = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "%%experiment apart\nleft = subprocess.Popen([sys.executable, '-c', 'input()'], "
+        "stdin=subprocess.PIPE)\n"
         "%experiment keep left",
     )
     left = kernel.value("left.pid")
@@ -103,7 +116,9 @@ def test_what_is_left_stays_listed_with_its_cell_and_nothing_of_ours_ends_it(ker
     assert before[left][1] == inside
     for code in ("%gpumem free", "%%experiment other\nx = 1", "1 / 0"):
         kernel.run(code)
-    assert {pid: cell for pid, (_, cell) in listed(kernel).items()} == {pid: cell for pid, (_, cell) in before.items()}
+    assert {pid: cell for pid, (_, cell) in listed(kernel).items()} == {
+        pid: cell for pid, (_, cell) in before.items()
+    }
     works(kernel, "%unload_ext ipygpumem", "%load_ext ipygpumem")
     assert set(listed(kernel)) == set(before)
     assert not [pid for pid in before if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE]

@@ -1,4 +1,6 @@
-"""Plain English: no summary in the package is a clause, things are not people. The counts may only fall."""
+"""Plain English: no summary in the package is a clause, things are not people. The counts may only
+fall.
+"""
 
 import ast
 import inspect
@@ -14,9 +16,12 @@ from tests.notebooks import read
 
 PACKAGE = Path(ipygpumem.__file__).parent
 
-CLAUSE = re.compile(r"(Return )?(what|those|that|who|whose|whether|whatever|of|by|so)\b", re.IGNORECASE)
+CLAUSE = re.compile(
+    r"(Return )?(what|those|that|who|whose|whether|whatever|of|by|so)\b", re.IGNORECASE
+)
 WORDS = re.compile(
-    r"\b(nobody|somebody|anybody|everybody|whoever|whatever|meanwhile|anew|so long as|beside|lets? go|others"
+    r"\b(nobody|somebody|anybody|everybody|whoever|whatever|meanwhile|anew|so long as|beside|lets? "
+    r"go|others"
     r"|no more(?! than)|of (yours|ours|the user's)(?! [\w`]))\b",
     re.IGNORECASE,
 )
@@ -29,11 +34,19 @@ def test_no_room_gets_more_clauses_or_people() -> None:
     for path in sorted(PACKAGE.rglob("*.py")):
         room, source = path.relative_to(PACKAGE).parts[0], path.read_text()
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and type(node.value.value) is str:
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and type(node.value.value) is str
+            ):
                 clauses[room] += bool(CLAUSE.match(inspect.cleandoc(node.value.value)))
         words[room] += len(WORDS.findall(source))
-    assert {room: number for room, number in clauses.items() if number > MOST_CLAUSES.get(room, 0)} == {}
-    assert {room: number for room, number in words.items() if number > MOST_WORDS.get(room, 0)} == {}
+    assert {
+        room: number for room, number in clauses.items() if number > MOST_CLAUSES.get(room, 0)
+    } == {}
+    assert {
+        room: number for room, number in words.items() if number > MOST_WORDS.get(room, 0)
+    } == {}
 
 
 def prose(path: Path) -> str:
@@ -47,4 +60,6 @@ def prose(path: Path) -> str:
 def test_no_page_has_people_or_translated_particles(pages: str) -> None:
     texts = {path.name: prose(path) for path in ROOT.glob(pages)}
     assert texts
-    assert [(name, match[0]) for name, text in texts.items() for match in WORDS.finditer(text)] == []
+    assert [
+        (name, match[0]) for name, text in texts.items() for match in WORDS.finditer(text)
+    ] == []

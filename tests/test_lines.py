@@ -1,4 +1,6 @@
-"""What lines and statements cost: exact figures from a fake probe, and both magics in real kernels."""
+"""What lines and statements cost: exact figures from a fake probe, and both magics
+in real kernels.
+"""
 
 import asyncio
 import re
@@ -54,7 +56,9 @@ class Lab:
 
     def figures(self, line: int, block: int = 1) -> tuple[int, int, int]:
         """Hits, kept and peak of a line, counted from the first one of its block."""
-        cost = self.record.costs.get((block, self.record.blocks[block].first_line + line), LineCost())
+        cost = self.record.costs.get(
+            (block, self.record.blocks[block].first_line + line), LineCost()
+        )
         return cost.hits, cost.kept_bytes.get("cpu", 0), cost.peak_bytes.get("cpu", 0)
 
 
@@ -74,7 +78,12 @@ def test_each_line_has_its_own_kept_and_peak() -> None:
     lab = Lab(work)
     with lab.watching():
         work()
-    assert [lab.figures(line) for line in range(4)] == [(0, 0, 0), (1, 10, 10), (1, 0, 70), (1, -4, 0)]
+    assert [lab.figures(line) for line in range(4)] == [
+        (0, 0, 0),
+        (1, 10, 10),
+        (1, 0, 70),
+        (1, -4, 0),
+    ]
 
 
 def test_a_recursion_counts_its_memory_once() -> None:
@@ -146,7 +155,9 @@ def test_the_trace_function_of_somebody_else_rests_and_is_back() -> None:
     assert lab.figures(1) == (1, 1, 1)
 
 
-def test_our_own_failure_stops_the_watching_and_not_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_failure_stops_the_watching_and_not_the_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def work() -> int:
         lab.add(1)
         return 5
@@ -161,7 +172,9 @@ def test_our_own_failure_stops_the_watching_and_not_the_code(monkeypatch: pytest
     assert lab.record.error == "OSError: gone"
 
 
-def test_the_heap_is_trimmed_before_each_look_while_that_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_heap_is_trimmed_before_each_look_while_that_is_cheap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def work() -> None:
         held = 1
         assert held
@@ -186,7 +199,9 @@ def record(*, own_seconds: float = 0.1) -> LinesRecord:
     source = ("def work():", "\tx = big()", "    y = 1", "    return x")
     first = LineCost(1, 0.5, {"cpu": 100 << 20, "cuda:0": 0}, {"cpu": 300 << 20, "cuda:0": 0})
     costs = {(1, 2): first, (1, 3): LineCost(2, 0.0001, {"cpu": 0}, {"cpu": 4096})}
-    return LinesRecord([CodeBlock("cell", 1, ("work()",)), CodeBlock("work", 1, source)], costs, 1.0, own_seconds)
+    return LinesRecord(
+        [CodeBlock("cell", 1, ("work()",)), CodeBlock("work", 1, source)], costs, 1.0, own_seconds
+    )
 
 
 def test_the_table_shows_the_source_with_figures_where_lines_ran() -> None:
@@ -194,13 +209,29 @@ def test_the_table_shows_the_source_with_figures_where_lines_ran() -> None:
     assert lines[0] == "memlines · 2 lines ran · 1.00 s, of which measuring took 100 ms"
     assert lines[1].strip() == "work"
     assert lines[4].split() == ["1", "def", "work():"]
-    assert lines[5].split() == ["2", "1", "500", "ms", "+100", "MiB", "+300", "MiB", "x", "=", "big()"]
+    assert lines[5].split() == [
+        "2",
+        "1",
+        "500",
+        "ms",
+        "+100",
+        "MiB",
+        "+300",
+        "MiB",
+        "x",
+        "=",
+        "big()",
+    ]
     assert lines[5].index("x = big()") - lines[4].index("def") == 4
     assert lines[-1].strip() == "cell did not run"
 
 
-@pytest.mark.parametrize(("order", "first"), [("peak", "2"), ("kept", "2"), ("time", "2"), ("hits", "3")])
-def test_sorted_by_a_figure_only_lines_that_ran_are_shown_the_most_first(order: str, first: str) -> None:
+@pytest.mark.parametrize(
+    ("order", "first"), [("peak", "2"), ("kept", "2"), ("time", "2"), ("hits", "3")]
+)
+def test_sorted_by_a_figure_only_lines_that_ran_are_shown_the_most_first(
+    order: str, first: str
+) -> None:
     lines = text.render([lines_report(record(), order)]).splitlines()
     assert [line.split()[0] for line in lines[4:6]] == [first, {"2": "3", "3": "2"}[first]]
     assert len(lines) == 7
@@ -210,12 +241,16 @@ def statement(source: str) -> Statement:
     return Statement(source, compile(source, "<test>", "exec"))
 
 
-def costs_of(*sources: str, probe: FakeProbe, setup: str = "", **names: Any) -> tuple[list[Any], Any]:
+def costs_of(
+    *sources: str, probe: FakeProbe, setup: str = "", **names: Any
+) -> tuple[list[Any], Any]:
     meter = Meter([probe])
     code = compile(setup, "<setup>", "exec") if setup else None
     try:
         names["probe"] = probe
-        return measure(meter, [statement(source) for source in sources], names, setup=code, repeats=3)
+        return measure(
+            meter, [statement(source) for source in sources], names, setup=code, repeats=3
+        )
     finally:
         meter.close()
 
@@ -223,7 +258,10 @@ def costs_of(*sources: str, probe: FakeProbe, setup: str = "", **names: Any) -> 
 def test_kept_and_peak_are_each_runs_own_whatever_the_runs_before_it_left() -> None:
     probe = FakeProbe()
     probe.set(1000)
-    sources = ("probe.set(probe.read()[0].current_bytes + 10)", "probe.spike(probe.read()[0].current_bytes + 70)")
+    sources = (
+        "probe.set(probe.read()[0].current_bytes + 10)",
+        "probe.spike(probe.read()[0].current_bytes + 70)",
+    )
     (keeps, spikes), nothing = costs_of(*sources, probe=probe)
     figures = [
         {(usage.delta_bytes, usage.peak_delta_bytes) for usage in cost.usages("cpu")}
@@ -241,14 +279,20 @@ def test_names_that_a_statement_binds_are_gone_and_functions_in_it_see_them() ->
     assert names["x"] == 1
 
 
-def test_a_statement_has_figures_though_a_device_cannot_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_statement_has_figures_though_a_device_cannot_be_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def synchronize(*_: object) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    monkeypatch.setitem(sys.modules, "torch", fake_module(cuda=SimpleNamespace(synchronize=synchronize)))
+    monkeypatch.setitem(
+        sys.modules, "torch", fake_module(cuda=SimpleNamespace(synchronize=synchronize))
+    )
     probe = FakeProbe("cuda:0")
     read = probe.read
-    monkeypatch.setattr(probe, "read", lambda **how: tuple(item._replace(reserved_bytes=1) for item in read(**how)))
+    monkeypatch.setattr(
+        probe, "read", lambda **how: tuple(item._replace(reserved_bytes=1) for item in read(**how))
+    )
     (cost,), _ = costs_of("x = 1", probe=probe)
     assert len(cost.runs) == 3
 
@@ -278,7 +322,9 @@ def rows(kernel: Kernel, cell: str) -> list[str]:
 
 
 def test_a_copy_costs_its_size_and_the_same_in_place_costs_nothing(shared: Kernel) -> None:
-    copy, in_place = rows(shared, "%%gpumemit -r 3\nnumpy.maximum(block, 0)\nnumpy.maximum(block, 0, out=block)")
+    copy, in_place = rows(
+        shared, "%%gpumemit -r 3\nnumpy.maximum(block, 0)\nnumpy.maximum(block, 0, out=block)"
+    )
     assert copy.split()[:2] == ["numpy.maximum(block,", "0)"]
     peak = re.findall(r"\+([\d.]+) (\w+)", copy)[-1]  # it may keep +0
     assert peak[1] == "MiB"
@@ -289,12 +335,19 @@ def test_a_copy_costs_its_size_and_the_same_in_place_costs_nothing(shared: Kerne
 def test_lines_of_a_cell_are_statements_and_a_block_is_one(shared: Kernel) -> None:
     for rule, first in (("", "first = 1; first"), ("---\n", "first = 1 ⏎ first")):
         text = first.replace(" ⏎ ", "\n")
-        found = rows(shared, f"%%gpumemit -r 1 -s 'left = [1]'\n{text}\n{rule}for _ in range(2):\n    pass\n")
-        assert [row.split("RAM")[0].strip() for row in found] == [first, "for _ in range(2): ⏎ pass"]
+        found = rows(
+            shared, f"%%gpumemit -r 1 -s 'left = [1]'\n{text}\n{rule}for _ in range(2):\n    pass\n"
+        )
+        assert [row.split("RAM")[0].strip() for row in found] == [
+            first,
+            "for _ in range(2): ⏎ pass",
+        ]
 
 
 def test_braces_are_pythons_and_no_variable_of_ipythons(shared: Kernel) -> None:
-    """IPython would put a value's text where ``{name}`` stands: another statement, and a ``repr`` of the user's."""
+    """IPython would put a value's text where ``{name}`` stands: another statement, and a ``repr``
+    of the user's.
+    """
     for line in ("%gpumemit -r 1 {1}", "%%gpumemit -r 1 -s 'x = {1}'\n{1}"):
         (row,) = rows(shared, line)
         assert row.strip().startswith("{1}")
@@ -349,7 +402,10 @@ def line_sizes(reply: Reply) -> dict[str, tuple[int, int]]:
             block = line.strip()
         elif head and line[: head.index("time")].split()[1:2]:
             middle = head.index("RAM kept") + len("RAM kept")
-            kept, peak = line[head.index("time") + 4 : middle], line[middle : head.index("   source")]
+            kept, peak = (
+                line[head.index("time") + 4 : middle],
+                line[middle : head.index("   source")],
+            )
             found[f"{block}:{line.split()[0]}"] = (_mib(kept), _mib(peak))
     return found
 
@@ -372,7 +428,11 @@ def test_a_cell_and_a_function_of_the_notebook_line_by_line(notebook: Kernel) ->
 
 
 def test_methods_and_async_functions_and_await_at_the_top(notebook: Kernel) -> None:
-    reply = ok(notebook, "%%memlines -f Model.forward -f slow\nModel().forward(); gone = await slow()\nlen(gone) >> 20")
+    reply = ok(
+        notebook,
+        "%%memlines -f Model.forward -f slow\nModel().forward(); gone = await slow()\nlen(gone) >> "
+        "20",
+    )
     assert reply.result == "16"
     found = line_sizes(reply)
     assert found["Model.forward:8"] == (8, 8)
@@ -384,7 +444,10 @@ def test_methods_and_async_functions_and_await_at_the_top(notebook: Kernel) -> N
 def test_functions_that_the_cell_defines_are_followed(notebook: Kernel) -> None:
     ok(notebook, "from textwrap import dedent")
     cell = "%%memlines -f own Local.method dedent\npass\ndef own():\n    return b'x' * (8 << 20)"
-    cell += "\nclass Local:\n    def method(self):\n        return own()\nkept = Local().method(), dedent('text')"
+    cell += (
+        "\nclass Local:\n    def method(self):\n        return own()\nkept = Local().method(), "
+        "dedent('text')"
+    )
     for _ in range(2):  # the second time the names have values of the first
         reply = ok(notebook, cell)
         found = line_sizes(reply)
@@ -395,20 +458,33 @@ def test_functions_that_the_cell_defines_are_followed(notebook: Kernel) -> None:
     ok(notebook, "del own, Local, dedent")
 
 
-def test_pages_that_the_heap_has_kept_are_counted_when_they_are_used_again(notebook: Kernel) -> None:
-    # Seen: once glibc has freed a block of that size, the next ones come from its heap, and were shown as 0.
-    ok(notebook, "import numpy as np\ndef make():\n    held = np.ones(2**21)\n    del held\n    return 1")
+def test_pages_that_the_heap_has_kept_are_counted_when_they_are_used_again(
+    notebook: Kernel,
+) -> None:
+    # Seen: once glibc has freed a block of that size, the next ones come from its heap, and were
+    # shown as 0.
+    ok(
+        notebook,
+        "import numpy as np\ndef make():\n    held = np.ones(2**21)\n    del held\n    return 1",
+    )
     ok(notebook, "for _ in range(4): make()")
     for _ in range(2):
         reply = ok(notebook, "%%memlines -f make\nmake()\nmake()\nmake()")
         cells = dict.fromkeys(("cell:2", "cell:3", "cell:4"), (0, 16))
-        assert line_sizes(reply) == {**cells, "make:3": (48, 16), "make:4": (-48, 0), "make:5": (0, 0)}
+        assert line_sizes(reply) == {
+            **cells,
+            "make:3": (48, 16),
+            "make:4": (-48, 0),
+            "make:5": (0, 0),
+        }
 
 
 def test_a_cell_that_sets_another_trace_function_is_said_so(notebook: Kernel) -> None:
     reply = ok(notebook, "%%memlines\nx = 1\nsys.settrace(lambda *_: None)\ny = 2")
     (report,) = reply.reports("memlines")
-    assert "measuring stopped early: the code has set another trace function (sys.settrace)" in report
+    assert (
+        "measuring stopped early: the code has set another trace function (sys.settrace)" in report
+    )
     assert notebook.value("(sys.gettrace() is None, y)") == (False, 2)
     ok(notebook, "sys.settrace(None)")
     assert "stopped early" not in ok(notebook, "%%memlines\nx = 1").reports("memlines")[0]

@@ -1,4 +1,6 @@
-"""Mapped files are called files, and only their pages in RAM count, whichever library shows them."""
+"""Mapped files are called files, and only their pages in RAM count, whichever
+library shows them.
+"""
 
 import mmap
 import sys
@@ -12,11 +14,15 @@ from ipygpumem.heap.sizes import Size, Sizes
 
 MIB = 1 << 20
 NOTE = "the pages in RAM of a mapped file of 8 MiB"
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages are read as Linux shows them")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="pages are read as Linux shows them"
+)
 
 
 def assert_read(size: Size, *, pages: int) -> None:
-    """Check that a mapped file of 8 MiB counts some bytes; the kernel maps up to 2 MiB around what is read."""
+    """Check that a mapped file of 8 MiB counts some bytes; the kernel maps up to 2 MiB around what
+    is read.
+    """
     assert pages <= size.size_bytes <= pages + 3 * MIB
     assert size.notes == (NOTE,)
 
@@ -76,6 +82,12 @@ def test_the_kernels_list_is_read_once_and_only_if_needed(monkeypatch: pytest.Mo
     monkeypatch.setattr("ipygpumem.heap.mapped.mapped_files", mappings)
     files = MappedFiles()
     assert calls == []
-    spans = {(1000, 1000): True, (1500, 1500): True, (1500, 1501): False, (999, 10): False, (3000, 1): False}
+    spans = {
+        (1000, 1000): True,
+        (1500, 1500): True,
+        (1500, 1501): False,
+        (999, 10): False,
+        (3000, 1): False,
+    }
     assert {span: files.contain(*span) for span in spans} == spans
     assert calls == [1]

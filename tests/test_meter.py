@@ -85,7 +85,9 @@ ACTIONS = st.lists(st.one_of(st.just(("start", 0)), ENDS, CHANGES), max_size=60)
 
 
 @given(ACTIONS)
-def test_any_overlap_of_spans_gives_the_peak_of_the_true_history(actions: list[tuple[str, int]]) -> None:
+def test_any_overlap_of_spans_gives_the_peak_of_the_true_history(
+    actions: list[tuple[str, int]],
+) -> None:
     probe = FakeProbe()
     meter = Meter([probe])
     history = [0]
@@ -96,7 +98,11 @@ def test_any_overlap_of_spans_gives_the_peak_of_the_true_history(actions: list[t
             opened.append((meter.start(), len(history) - 1))
         elif action in ("stop", "read") and opened:
             meter.now()  # which no span notices
-            span, began = opened.pop(number % len(opened)) if action == "stop" else opened[number % len(opened)]
+            span, began = (
+                opened.pop(number % len(opened))
+                if action == "stop"
+                else opened[number % len(opened)]
+            )
             (usage,) = meter.stop(span) if action == "stop" else meter.read(span)
             assert usage.peak_bytes == max(history[began:])
             assert usage.before_bytes == history[began]
@@ -135,10 +141,14 @@ def test_jobs_run_when_they_are_due_in_one_thread_that_ends_with_the_last_of_the
     wait_for(lambda: not threads())
 
 
-def test_a_thread_that_could_not_start_is_started_with_the_next_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_could_not_start_is_started_with_the_next_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     worker, ran = Worker(), threading.Event()
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        patch.setattr(
+            threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread"))
+        )
         with pytest.raises(RuntimeError, match="new thread"):
             worker.add(ran.set)
     worker.add(ran.set)
@@ -151,7 +161,9 @@ def test_signals_are_left_to_the_main_thread() -> None:
     worker, blocked = Worker(), threading.Event()
 
     def job() -> None:
-        if {signal.SIGINT, signal.SIGTERM, signal.SIGALRM} <= signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+        if {signal.SIGINT, signal.SIGTERM, signal.SIGALRM} <= signal.pthread_sigmask(
+            signal.SIG_BLOCK, ()
+        ):
             blocked.set()
 
     worker.add(job)
@@ -190,7 +202,9 @@ def test_a_forked_child_has_an_empty_clock_that_works_even_if_the_lock_was_held(
 
 
 def test_a_probe_that_failed_at_the_start_gives_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its devices' growth since then is unknown; a device that the code first uses then was empty before."""
+    """Its devices' growth since then is unknown; a device that the code first uses then was empty
+    before.
+    """
     probe, more = FakeProbe("cuda:0"), list[FakeProbe]()
     probe.set(500)
     meter = Meter([probe], find_more=lambda: [more.pop()] if more else [])

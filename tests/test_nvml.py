@@ -1,4 +1,6 @@
-"""Device totals through NVML and torch's devices, with stand-ins: right figures, or a reason instead."""
+"""Device totals through NVML and torch's devices, with stand-ins: right figures, or a reason
+instead.
+"""
 
 import os
 import subprocess
@@ -94,24 +96,44 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 def cuda_with(*uuids: str | None) -> Any:
     def properties(index: int) -> Any:
         uuid = uuids[index]
-        return SimpleNamespace(total_memory=9) if uuid is None else SimpleNamespace(total_memory=9, uuid=uuid)
+        return (
+            SimpleNamespace(total_memory=9)
+            if uuid is None
+            else SimpleNamespace(total_memory=9, uuid=uuid)
+        )
 
     return SimpleNamespace(get_device_properties=properties)
 
 
-def test_devices_are_matched_by_uuid_or_have_a_reason(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_are_matched_by_uuid_or_have_a_reason(
+    driver: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nvml = Nvml()
-    found = [nvml.device(cuda_with("b", "a"), index, processes=False, has_context=True) for index in (0, 1)]
+    found = [
+        nvml.device(cuda_with("b", "a"), index, processes=False, has_context=True)
+        for index in (0, 1)
+    ]
     assert [(item.total_bytes, item.used_bytes) for item in found] == [(2000, 300), (1000, 700)]
-    assert "report the device's UUID" in Nvml().device(cuda_with(None), 0, processes=False, has_context=True).note
+    assert (
+        "report the device's UUID"
+        in Nvml().device(cuda_with(None), 0, processes=False, has_context=True).note
+    )
     assert "Not Found" in Nvml().device(cuda_with("zzz"), 0, processes=False, has_context=True).note
     driver.fail_init = True
-    assert "Driver Not Loaded" in Nvml().device(cuda_with("a"), 0, processes=False, has_context=True).note
+    assert (
+        "Driver Not Loaded"
+        in Nvml().device(cuda_with("a"), 0, processes=False, has_context=True).note
+    )
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert "nvidia-ml-py is not installed" in Nvml().device(cuda_with("a"), 0, processes=False, has_context=True).note
+    assert (
+        "nvidia-ml-py is not installed"
+        in Nvml().device(cuda_with("a"), 0, processes=False, has_context=True).note
+    )
 
 
-def test_loads_are_those_of_the_visible_cards_in_cudas_order(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loads_are_those_of_the_visible_cards_in_cudas_order(
+    driver: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def rates(handle: str) -> Any:
         if handle != "GPU-b":
             raise NVMLError("Not Supported")  # as on a MIG slice
@@ -124,7 +146,9 @@ def test_loads_are_those_of_the_visible_cards_in_cudas_order(driver: FakeNvml, m
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     for _ in range(2):  # the second time with the handles of the first
         found = nvml.loads(None)
-        assert {index: (card.wide.used_bytes, card.utilization) for index, card in found.items()} == {
+        assert {
+            index: (card.wide.used_bytes, card.utilization) for index, card in found.items()
+        } == {
             0: (300, 87),
             1: (700, None),
         }
@@ -135,8 +159,12 @@ def test_loads_are_those_of_the_visible_cards_in_cudas_order(driver: FakeNvml, m
     assert Nvml().loads(None) == {}
 
 
-@pytest.mark.parametrize("error", [NVMLError("Not Supported"), NVMLLibraryMismatchError("another version")], ids=str)
-def test_without_processes_use_is_reported(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [NVMLError("Not Supported"), NVMLLibraryMismatchError("another version")], ids=str
+)
+def test_without_processes_use_is_reported(
+    driver: FakeNvml, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     """As in some sandboxes, and with drivers that are older than the package."""
 
     def refuse(handle: str) -> list[Any]:
@@ -152,7 +180,9 @@ def test_each_process_is_listed_with_what_it_has() -> None:
     """Also one that uses the card for graphics and for computing, which the driver lists twice."""
     driver = FakeNvml()
     used = {os.getpid(): 100, -1: 250}
-    driver.processes["GPU-a"] = [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in used.items()]
+    driver.processes["GPU-a"] = [
+        SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in used.items()
+    ]
     driver.graphics = [SimpleNamespace(pid=-1, usedGpuMemory=250)]
     found = nvml._wide(driver, "GPU-a", processes=True, has_context=True)
     assert (found.own_bytes, found.other_processes, found.other_bytes) == (100, ((-1, 250),), 250)
@@ -160,7 +190,9 @@ def test_each_process_is_listed_with_what_it_has() -> None:
     assert (unasked.own_bytes, unasked.other_processes, unasked.other_bytes) == (None, (), None)
 
 
-def test_a_card_that_fails_does_not_hide_the_others(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_that_fails_does_not_hide_the_others(
+    driver: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     del driver.memory["GPU-a"]
 
     def lost(handle: str) -> Any:
@@ -177,7 +209,10 @@ def test_a_card_that_fails_does_not_hide_the_others(driver: FakeNvml, monkeypatc
 def test_the_deprecated_package_of_that_name_does_not_warn_in_the_users_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    says = "import warnings\nwarnings.warn('deprecated', FutureWarning)\nclass NVMLError(Exception): pass\n"
+    says = (
+        "import warnings\nwarnings.warn('deprecated', FutureWarning)\nclass NVMLError(Exception): "
+        "pass\n"
+    )
     (tmp_path / "pynvml.py").write_text(f"{says}def nvmlInit(): raise NVMLError('no driver')\n")
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
@@ -186,7 +221,9 @@ def test_the_deprecated_package_of_that_name_does_not_warn_in_the_users_cell(
     assert list(recwarn) == []
 
 
-def test_a_processs_name_is_reported_only_where_its_number_is_the_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processs_name_is_reported_only_where_its_number_is_the_systems(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     own, name = os.getpid(), psutil.Process().name()
     monkeypatch.setattr(nvml, "_FIRST_NAMESPACE", os.readlink("/proc/self/ns/pid"))  # noqa: PTH115  # as text
     assert nvml.process_label(own) == f"process {own} ({name})"
@@ -205,7 +242,13 @@ def test_a_processs_name_is_reported_only_where_its_number_is_the_systems(monkey
 @pytest.mark.parametrize(
     ("processes", "has_context", "used", "others", "reason"),
     [
-        ([SimpleNamespace(pid=-1, usedGpuMemory=None)], True, 700, None, "does not report their memory"),
+        (
+            [SimpleNamespace(pid=-1, usedGpuMemory=None)],
+            True,
+            700,
+            None,
+            "does not report their memory",
+        ),
         ([SimpleNamespace(pid=-1, usedGpuMemory=5)], True, 700, None, "process ids are hidden"),
         ([], True, 700, None, "process ids are hidden"),
         ([], False, 5 << 30, None, "process ids are hidden"),
@@ -214,7 +257,12 @@ def test_a_processs_name_is_reported_only_where_its_number_is_the_systems(monkey
     ],
 )
 def test_where_the_driver_cannot_tell_processes_apart_there_is_a_reason(
-    driver: FakeNvml, processes: list[Any], has_context: bool, used: int, others: int | None, reason: str
+    driver: FakeNvml,
+    processes: list[Any],
+    has_context: bool,
+    used: int,
+    others: int | None,
+    reason: str,
 ) -> None:
     driver.memory["GPU-a"], driver.processes["GPU-a"] = (10 << 30, used), processes
     found = Nvml().device(cuda_with("a"), 0, processes=True, has_context=has_context)
@@ -222,7 +270,9 @@ def test_where_the_driver_cannot_tell_processes_apart_there_is_a_reason(
     assert reason in found.note
 
 
-def test_a_mig_slice_is_not_given_the_whole_cards_figures(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mig_slice_is_not_given_the_whole_cards_figures(
+    driver: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver.mig.add("GPU-b")
     found = Nvml().device(cuda_with("b"), 0, processes=False, has_context=True)
     assert found.used_bytes is None
@@ -241,11 +291,35 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
 @pytest.mark.parametrize(
     ("given", "name"),
     [
-        *((text, "cpu") for text in ("RAM", "ram", "Ram", "host", "HOST", "cpu", "CPU", "cpu:0", " RAM ")),
-        *(("cuda", "cuda"), ("CUDA:1", "cuda:1"), (1, "cuda:1"), ("xpu:0", "xpu:0"), ("mps:0", "mps"), ("jax:2", None)),
+        *(
+            (text, "cpu")
+            for text in ("RAM", "ram", "Ram", "host", "HOST", "cpu", "CPU", "cpu:0", " RAM ")
+        ),
+        *(
+            ("cuda", "cuda"),
+            ("CUDA:1", "cuda:1"),
+            (1, "cuda:1"),
+            ("xpu:0", "xpu:0"),
+            ("mps:0", "mps"),
+            ("jax:2", None),
+        ),
         *(("Card", "Card"), ("Card:new", "Card:new")),
         *(("gpu", "cuda"), (" GPU ", "cuda")),
-        *((text, None) for text in ("RAMM", "gpu:1", "cpu:1", "cuda:", "cuda:01", "cuda:x", "", "card", "Card:9", -1)),
+        *(
+            (text, None)
+            for text in (
+                "RAMM",
+                "gpu:1",
+                "cpu:1",
+                "cuda:",
+                "cuda:01",
+                "cuda:x",
+                "",
+                "card",
+                "Card:9",
+                -1,
+            )
+        ),
         *((value, None) for value in (True, None, b"cpu", 1.0)),
     ],
 )
@@ -279,7 +353,9 @@ def test_a_device_that_is_not_here_is_refused_unless_a_record_has_it() -> None:
         assert ipygpumem.tensors(device=device).tensors == ()
     for device in ("cuda:2", "cuda:7", "xpu", "xpu:0", "mps"):
         for look in (ipygpumem.tensors, ipygpumem.memory):
-            with pytest.raises(DeviceError, match=f"^(there is no {device} here|.* is not a device.*)$"):
+            with pytest.raises(
+                DeviceError, match=f"^(there is no {device} here|.* is not a device.*)$"
+            ):
                 look(device=device)
     assert select(Inventory((row,), 0.0), device="cuda:7").tensors == (row,)
 
@@ -296,13 +372,19 @@ def cuda(allocator: FakeAllocator) -> Any:
     return sys.modules["torch"].cuda
 
 
-@pytest.mark.parametrize("torch", [None, fake_module(), MagicMock()], ids=["missing", "half imported", "a stand-in"])
-def test_without_a_whole_torch_there_is_nothing_to_read(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
+@pytest.mark.parametrize(
+    "torch", [None, fake_module(), MagicMock()], ids=["missing", "half imported", "a stand-in"]
+)
+def test_without_a_whole_torch_there_is_nothing_to_read(
+    monkeypatch: pytest.MonkeyPatch, torch: Any
+) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)
     assert CachingAllocatorProbe("cuda").read() == ()
 
 
-def test_an_unused_backend_is_not_touched(monkeypatch: pytest.MonkeyPatch, allocator: FakeAllocator, cuda: Any) -> None:
+def test_an_unused_backend_is_not_touched(
+    monkeypatch: pytest.MonkeyPatch, allocator: FakeAllocator, cuda: Any
+) -> None:
     cuda.initialized = False
     monkeypatch.setattr(cuda, "device_count", lambda: pytest.fail("asked for the devices"))
     probe = CachingAllocatorProbe("cuda")
@@ -310,7 +392,9 @@ def test_an_unused_backend_is_not_touched(monkeypatch: pytest.MonkeyPatch, alloc
     probe.close()
 
 
-def test_a_device_with_an_empty_cache_still_shows_its_use(meter: Meter, allocator: FakeAllocator) -> None:
+def test_a_device_with_an_empty_cache_still_shows_its_use(
+    meter: Meter, allocator: FakeAllocator
+) -> None:
     allocator.allocate(10)
     meter.now()
     allocator.allocate(-10)
@@ -318,14 +402,21 @@ def test_a_device_with_an_empty_cache_still_shows_its_use(meter: Meter, allocato
     assert meter.now()["cuda:0"].used_bytes == 50
 
 
-def test_every_visible_device_is_measured_to_the_byte(meter: Meter, allocator: FakeAllocator) -> None:
+def test_every_visible_device_is_measured_to_the_byte(
+    meter: Meter, allocator: FakeAllocator
+) -> None:
     allocator.allocate(100)
     span = meter.start()
     allocator.allocate(300)
     allocator.allocate(-250)
     allocator.allocate(7, device=1)
     first, second = meter.stop(span)
-    assert (first.device, first.before_bytes, first.after_bytes, first.peak_bytes) == ("cuda:0", 100, 150, 400)
+    assert (first.device, first.before_bytes, first.after_bytes, first.peak_bytes) == (
+        "cuda:0",
+        100,
+        150,
+        400,
+    )
     assert (first.reserved_bytes, first.used_bytes, first.total_bytes) == (400, 450, 1000)
     assert (second.device, second.delta_bytes, second.peak_delta_bytes) == ("cuda:1", 7, 7)
     assert first.method == "allocator"
@@ -336,13 +427,17 @@ def test_an_unused_device_is_not_asked_for_free_memory(
 ) -> None:
     asked: list[int] = []
     original = cuda.mem_get_info
-    monkeypatch.setattr(cuda, "mem_get_info", lambda device: asked.append(device) or original(device))
+    monkeypatch.setattr(
+        cuda, "mem_get_info", lambda device: asked.append(device) or original(device)
+    )
     allocator.allocate(1)
     meter.now(detail=True)
     assert asked == [0]
 
 
-def test_the_users_reset_loses_nothing_of_ours(meter: Meter, allocator: FakeAllocator, cuda: Any) -> None:
+def test_the_users_reset_loses_nothing_of_ours(
+    meter: Meter, allocator: FakeAllocator, cuda: Any
+) -> None:
     span = meter.start()
     allocator.allocate(500)
     allocator.allocate(-400)
@@ -360,22 +455,36 @@ def test_closing_puts_torchs_own_functions_back(allocator: FakeAllocator, cuda: 
     assert "_cuda_memoryStats" in vars(allocator)
     meter.close()
     allocator.allocate(5)
-    assert vars(allocator).get("_cuda_memoryStats", FakeAllocator._cuda_memoryStats).__module__ == "tests.fakes"
+    assert (
+        vars(allocator).get("_cuda_memoryStats", FakeAllocator._cuda_memoryStats).__module__
+        == "tests.fakes"
+    )
     assert cuda.max_memory_allocated() == 5
 
 
 def test_mps_is_sampled_and_has_no_peak_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"current_allocated_memory": 30, "driver_allocated_memory": 64, "recommended_max_memory": 1000}
+    sizes = {
+        "current_allocated_memory": 30,
+        "driver_allocated_memory": 64,
+        "recommended_max_memory": 1000,
+    }
     mps = SimpleNamespace(**{name: lambda size=size: size for name, size in sizes.items()})
     backends = SimpleNamespace(mps=SimpleNamespace(is_available=lambda: True))
     monkeypatch.setitem(sys.modules, "torch", fake_module(mps=mps, backends=backends))
     (probe,) = [probe for probe in finder()() if getattr(probe, "name", "") == "torch"]
     (reading,) = probe.read()
     assert probe.sampled
-    assert (reading.device, reading.current_bytes, reading.reserved_bytes, reading.method) == ("mps", 30, 64, "sampled")
+    assert (reading.device, reading.current_bytes, reading.reserved_bytes, reading.method) == (
+        "mps",
+        30,
+        64,
+        "sampled",
+    )
 
 
-def test_a_glance_reports_the_whole_devices_use_where_the_driver_does(allocator: FakeAllocator) -> None:
+def test_a_glance_reports_the_whole_devices_use_where_the_driver_does(
+    allocator: FakeAllocator,
+) -> None:
     asked: list[tuple[int, bool]] = []
 
     def device(module: Any, index: int, *, processes: bool, has_context: bool) -> Any:
@@ -390,7 +499,9 @@ def test_a_glance_reports_the_whole_devices_use_where_the_driver_does(allocator:
     assert asked == [(0, False)]
 
 
-def test_a_half_imported_torch_is_not_wrapped(monkeypatch: pytest.MonkeyPatch, allocator: FakeAllocator) -> None:
+def test_a_half_imported_torch_is_not_wrapped(
+    monkeypatch: pytest.MonkeyPatch, allocator: FakeAllocator
+) -> None:
     torch = sys.modules["torch"]
     monkeypatch.setattr(torch, "__spec__", SimpleNamespace(_initializing=True))
     find = finder()

@@ -21,8 +21,12 @@ def train() -> Iterator[Kernel]:
         yield kernel
 
 
-def test_status_names_the_notebooks_of_other_kernels(kernel: Kernel, train: Kernel, bare_kernel: Kernel) -> None:
-    own, other, bare = (int(one.value("__import__('os').getpid()")) for one in (kernel, train, bare_kernel))
+def test_status_names_the_notebooks_of_other_kernels(
+    kernel: Kernel, train: Kernel, bare_kernel: Kernel
+) -> None:
+    own, other, bare = (
+        int(one.value("__import__('os').getpid()")) for one in (kernel, train, bare_kernel)
+    )
     (text,) = ok(kernel, "%gpumem status").reports("status")
     table = text[text.index("your other Jupyter kernels, by ") :]
     rows = dict(re.findall(r"^ +[\d.]+ MiB +(\d+) +(\S.*?) *$", table, re.MULTILINE))
@@ -31,14 +35,18 @@ def test_status_names_the_notebooks_of_other_kernels(kernel: Kernel, train: Kern
     assert str(own) not in rows
 
 
-def test_a_kernel_on_a_card_has_its_notebooks_name(train: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_on_a_card_has_its_notebooks_name(
+    train: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pid = int(train.value("__import__('os').getpid()"))
     monkeypatch.setattr(nvml, "_FIRST_NAMESPACE", os.readlink("/proc/self/ns/pid"))  # noqa: PTH115  # as text
     monkeypatch.setattr(os, "getpid", lambda: -1)  # else it was started by this process
     assert nvml.process_label(pid).endswith(", of another kernel: /home/me/my train.ipynb)")
 
 
-def test_the_environment_of_other_users_is_not_read(train: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_other_users_is_not_read(
+    train: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pid = int(train.value("__import__('os').getpid()"))
     assert outside.notebook_of(pid) == "/home/me/my train.ipynb"
     monkeypatch.setattr(os, "getuid", lambda: 12345)

@@ -26,7 +26,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="read from /proc
 
 def shm_of(probe: OutsideProbe) -> int | None:
     """Return the bytes of segments; ``SharedMemory`` starts a child process, too."""
-    return next((reading.current_bytes for reading in probe.read() if reading.device == "shm"), None)
+    return next(
+        (reading.current_bytes for reading in probe.read() if reading.device == "shm"), None
+    )
 
 
 @alone
@@ -100,11 +102,15 @@ def test_descendants_of_any_thread_count_by_pss() -> None:
     with contextlib.closing(OutsideProbe()) as probe, ThreadPoolExecutor(1) as threads:
         meter = Meter([probe])
         span = meter.start()
-        child = threads.submit(subprocess.Popen, started, stdin=subprocess.PIPE, stdout=subprocess.PIPE).result()
+        child = threads.submit(
+            subprocess.Popen, started, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ).result()
         child.stdout.readline()
         (usage,) = meter.read(span)
         assert 64 * MIB < usage.delta_bytes < 96 * MIB
-        assert usage.delta_bytes == pytest.approx(sum(one.memory_bytes for one in outside.children()), rel=0.05)
+        assert usage.delta_bytes == pytest.approx(
+            sum(one.memory_bytes for one in outside.children()), rel=0.05
+        )
         child.communicate()
         (usage,) = meter.stop(span)
         assert (usage.after_bytes, usage.note) == (0, "")
@@ -124,7 +130,9 @@ def test_what_cannot_be_read_of_children_is_said(missing: str) -> None:
     probe = OutsideProbe()
     probe._lists_children &= missing != "children"
     setattr(Path, "read_bytes", read_bytes)  # noqa: B010  # mypy knows no methods that change
-    child = subprocess.Popen([sys.executable, "-c", INNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", INNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert child.stdout is not None
     child.stdout.readline()
     if missing == "children":
@@ -146,7 +154,7 @@ segment.unlink()
 worker = subprocess.Popen([sys.executable, "-c", "block = bytearray(64 << 20); print(1, flush=True); input()"],
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 worker.stdout.readline()
-"""
+"""  # noqa: E501
 
 
 def test_a_cell_an_experiment_and_the_status_count_both(kernel: Kernel) -> None:
@@ -156,10 +164,14 @@ def test_a_cell_an_experiment_and_the_status_count_both(kernel: Kernel) -> None:
     (text,) = works(kernel, "%gpumem status").reports("status")
     assert re.search(r"shared memory +64 MiB", text)
     assert re.search(r"python\S* +cell 2 +worker.terminate\(\)", text), text
-    works(kernel, "segment.close(); del segment; older = worker; del worker")  # not of the next experiment
+    # not of the next experiment
+    works(kernel, "segment.close(); del segment; older = worker; del worker")
     (text,) = works(kernel, f"%%experiment batches --keep worker{BATCHES}").reports("experiment")
     assert re.search(r"shared memory +\+64 MiB +64 MiB$", text, re.MULTILINE), text
-    assert re.search(r"child processes +\+[67][\d.]+ MiB +-?[\d.]+ (Ki)?B$", text, re.MULTILINE), text  # PSS varies
+    # PSS varies
+    assert re.search(r"child processes +\+[67][\d.]+ MiB +-?[\d.]+ (Ki)?B$", text, re.MULTILINE), (
+        text
+    )
     assert re.search("to end them: worker.terminate\\(\\)$", text, re.MULTILINE), text
     works(kernel, "older.terminate()")
 
@@ -187,7 +199,9 @@ first = next(batches)
 def test_the_line_shown_ends_the_workers_of_joblib(kernel: Kernel) -> None:
     works(kernel, "%config IPyGpuMem.min_held_bytes = '1 MiB'")
     (text,) = works(kernel, PARALLEL).reports("experiment")
-    line = re.search(r"to end them: (from joblib.* import .*; get_reusable_executor.*)$", text, re.MULTILINE)
+    line = re.search(
+        r"to end them: (from joblib.* import .*; get_reusable_executor.*)$", text, re.MULTILINE
+    )
     assert line is not None, text
     (text,) = works(kernel, line[1]).reports("cell")
     assert re.search(r"child processes -\d", text), text

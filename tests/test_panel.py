@@ -1,4 +1,6 @@
-"""The live panel without a browser: what it sends and when, its button, and what is left after it."""
+"""The live panel without a browser: what it sends and when, its button, and what is
+left after it.
+"""
 
 import gc
 import sys
@@ -52,7 +54,9 @@ def notebook(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Inter
     anywidget = ModuleType("anywidget")
     anywidget.__spec__ = ModuleSpec("anywidget", None)
     monkeypatch.setitem(sys.modules, "anywidget", anywidget)
-    monkeypatch.setitem(sys.modules, "ipygpumem.extras.panel.widget", SimpleNamespace(PanelWidget=FakeWidget))  # type: ignore[arg-type]
+    monkeypatch.setitem(
+        sys.modules, "ipygpumem.extras.panel.widget", SimpleNamespace(PanelWidget=FakeWidget)
+    )  # type: ignore[arg-type]
     monkeypatch.setattr(loaded, "kernel", SimpleNamespace(), raising=False)
     monkeypatch.setattr(module, "_LOOK_SECONDS", 600)  # no test depends on speed
     worker = app_of(loaded).context.meter.worker
@@ -76,7 +80,9 @@ def test_a_terminal_shows_one_line_and_starts_nothing(loaded: InteractiveShell) 
     assert app_of(loaded).session.observers == (app_of(loaded).experiments,)
 
 
-def test_figures_are_sent_when_they_change_at_most_twice_a_second(notebook: InteractiveShell) -> None:
+def test_figures_are_sent_when_they_change_at_most_twice_a_second(
+    notebook: InteractiveShell,
+) -> None:
     _, feed, widget = opened(notebook)
     readings = {"cpu": Reading("cpu", 100 * MIB, 0, "kernel")}
     feed._app.context.meter.glance = lambda: readings  # type: ignore[method-assign]
@@ -101,7 +107,9 @@ def test_the_running_cell_and_its_time_are_sent_while_it_runs(notebook: Interact
     assert widget.sent[-1]["state"]["cell"] == widget.sent[-1]["rows"][0]["cell"] == 2
     feed._tick()
     assert not widget.sent[-1]["state"]["is_running"]
-    assert widget.sent[-1]["state"]["seconds"] == app_of(notebook).session.history[-1].duration_seconds
+    assert (
+        widget.sent[-1]["state"]["seconds"] == app_of(notebook).session.history[-1].duration_seconds
+    )
 
 
 def test_the_largest_names_are_found_after_each_cell(notebook: InteractiveShell) -> None:
@@ -110,7 +118,10 @@ def test_the_largest_names_are_found_after_each_cell(notebook: InteractiveShell)
     notebook.run_cell(many, store_history=True)
     feed._tick()
     found = widget.sent[-1]["state"]["largest"]
-    assert (found["cell"], [row["name"] for row in found["names"]]) == (1, ["n7", "n6", "n5", "n4", "n3"])
+    assert (found["cell"], [row["name"] for row in found["names"]]) == (
+        1,
+        ["n7", "n6", "n5", "n4", "n3"],
+    )
     assert (found["names"][0]["devices"], found["names"][0]["size"] // MIB) == ("RAM", 7)
 
 
@@ -165,7 +176,9 @@ def test_a_click_in_a_subshell_frees_in_the_main_thread(notebook: InteractiveShe
     assert feed._message.startswith("freed")
 
 
-def test_without_a_view_nothing_is_read_until_a_page_shows_it_again(notebook: InteractiveShell) -> None:
+def test_without_a_view_nothing_is_read_until_a_page_shows_it_again(
+    notebook: InteractiveShell,
+) -> None:
     _, feed, widget = opened(notebook)
     widget.click({"kind": "views", "count": 0})
     assert notebook.jobs == {}  # type: ignore[attr-defined]
@@ -213,7 +226,9 @@ def test_the_panel_is_closed_with_the_extension(notebook: InteractiveShell) -> N
     assert (feed.is_closed, widget.is_open, notebook.jobs) == (True, False, {})  # type: ignore[attr-defined]
 
 
-def test_the_thread_sends_as_part_of_the_request_and_keeps_no_other_context(notebook: InteractiveShell) -> None:
+def test_the_thread_sends_as_part_of_the_request_and_keeps_no_other_context(
+    notebook: InteractiveShell,
+) -> None:
     request, large = ContextVar[Any]("request"), ContextVar[Any]("large")
     notebook.kernel.get_parent = lambda: request.get()  # type: ignore[attr-defined]  # as in ipykernel 7.0
     tokens = request.set({"header": {}}), large.set(bytearray(10))
@@ -254,10 +269,19 @@ def test_figures_of_cards_are_the_process_own_and_the_drivers() -> None:
         Reading("cuda:0", 10 * MIB, 0, "allocator", 500 * MIB, 20 * MIB, None),
         Reading("children", 5 * MIB, 0, "sampled"),
     ]
-    cards = {0: CardLoad(DeviceWide(500 * MIB, 60 * MIB), 87), 1: CardLoad(DeviceWide(500 * MIB, 3 * MIB), None)}
+    cards = {
+        0: CardLoad(DeviceWide(500 * MIB, 60 * MIB), 87),
+        1: CardLoad(DeviceWide(500 * MIB, 3 * MIB), None),
+    }
     assert snapshot.devices(readings, cards) == {
         "RAM": {"own": 100 * MIB, "total": 1000 * MIB},
-        "cuda:0": {"allocated": 10 * MIB, "reserved": 20 * MIB, "used": 60 * MIB, "total": 500 * MIB, "load": 87},
+        "cuda:0": {
+            "allocated": 10 * MIB,
+            "reserved": 20 * MIB,
+            "used": 60 * MIB,
+            "total": 500 * MIB,
+            "load": 87,
+        },
         "child processes": {"own": 5 * MIB},
         "cuda:1": {"used": 3 * MIB, "total": 500 * MIB},
     }
@@ -272,6 +296,11 @@ def test_a_name_lists_the_devices_that_hold_more_than_a_little_of_it() -> None:
 
 
 def test_a_kernel_without_anywidget_says_what_to_install(kernel: Kernel) -> None:
-    assert kernel.run("import sys\nsys.modules['anywidget'] = None\nimport ipygpumem").status == "ok"
+    assert (
+        kernel.run("import sys\nsys.modules['anywidget'] = None\nimport ipygpumem").status == "ok"
+    )
     reply = kernel.run("ipygpumem.panel()")
-    assert reply.result == "the panel needs anywidget: run %pip install anywidget, then this cell again"
+    assert (
+        reply.result
+        == "the panel needs anywidget: run %pip install anywidget, then this cell again"
+    )

@@ -1,7 +1,8 @@
-"""How often our work passes over the heap, and how many objects it visits there: neither depends on the machine.
+"""How often our work passes over the heap, and how many objects it visits there: neither depends on
+the machine.
 
-A pass is a list of all tracked objects, a search for referrers, which the collector makes in all of them, or a full
-collection. A visit is a step from one object to those that it refers to.
+A pass is a list of all tracked objects, a search for referrers, which the collector makes in all of
+them, or a full collection. A visit is a step from one object to those that it refers to.
 """
 
 import contextlib
@@ -28,14 +29,14 @@ LOOKS = {
     "why of a list": "%gpumem why rows",
     "why of an object in a cycle": "%gpumem why node",
     "tensors": "%gpumem tensors",
-    "an experiment that leaves an array": "%%experiment leaves\nleft = numpy.ones(1 << 18)\nkeeper[len(keeper)] = left",
+    "an experiment that leaves an array": "%%experiment leaves\nleft = numpy.ones(1 << 18)\nkeeper[len(keeper)] = left",  # noqa: E501
 }
 QUIET = {
     "a cell": "6 * 7",
     "an empty experiment": "%%experiment empty\npass",
     "an experiment of many cells": "%experiment start many\n%experiment end",
-    "an experiment that leaves nothing": "%%experiment nothing\narray = numpy.ones(1 << 18); rows = [[array]]",
-    "an experiment with garbage": "%%experiment garbage\nring = [numpy.ones(1 << 18)]; ring.append(ring)",
+    "an experiment that leaves nothing": "%%experiment nothing\narray = numpy.ones(1 << 18); rows = [[array]]",  # noqa: E501
+    "an experiment with garbage": "%%experiment garbage\nring = [numpy.ones(1 << 18)]; ring.append(ring)",  # noqa: E501
     "an experiment that restores a name": "%%experiment restores\narray = numpy.ones(1 << 18)",
     "a recovery": "fail()",
     "a recovery of a young cycle": "fail_with_cycle()",
@@ -54,11 +55,19 @@ PRESENT = {
     "an experiment that leaves an array": (5, 1.4),
 }
 """Passes of each look today, and visits of each object. A commit that raises a number says why."""
-if sys.version_info < (3, 11):  # the objects' dicts are tracked on their own, so that there are more to visit
+if sys.version_info < (
+    3,
+    11,
+):  # the objects' dicts are tracked on their own, so that there are more to visit
     PRESENT |= {"status": (1, 4.4), "leaks": (6, 2.7), "tensors": (1, 2.5)}
-    PRESENT |= {"an experiment that leaves an array": (5, 2.7), "why of an object in a cycle": (5, 4.6)}
+    PRESENT |= {
+        "an experiment that leaves an array": (5, 2.7),
+        "why of an object in a cycle": (5, 4.6),
+    }
 MOST_PASSES, MOST_VISITS = 1, 1.5
-"""Goal of each look; the collector does not list some containers, which are visited as the parts of others."""
+"""Goal of each look; the collector does not list some containers, which are visited as the parts of
+others.
+"""
 MANY = 20_000
 SETUP = """
 import numpy
@@ -87,11 +96,16 @@ LEAK = "%%experiment leaky\nkeeper['leak'] = leak = numpy.ones(1 << 18)"
 
 
 class Passes:
-    """Counts passes over the heap, and visits of objects, by the functions of ``gc`` that our code calls."""
+    """Counts passes over the heap, and visits of objects, by the functions of ``gc`` that our code
+    calls.
+    """
 
     def __init__(self) -> None:
         self.passes = self.visits = 0
-        self._real = {name: getattr(gc, name) for name in ("get_objects", "get_referrers", "get_referents", "collect")}
+        self._real = {
+            name: getattr(gc, name)
+            for name in ("get_objects", "get_referrers", "get_referents", "collect")
+        }
 
     def __enter__(self) -> "Passes":
         for name in self._real:
@@ -121,7 +135,9 @@ class Passes:
 
 
 def least(shell: InteractiveShell, cell: str) -> tuple[int, int]:
-    """Return the passes and visits of a cell, the least of some runs: the first ones import modules."""
+    """Return the passes and visits of a cell, the least of some runs: the first ones import
+    modules.
+    """
     found = list[tuple[int, int]]()
     for _ in range(4):
         with contextlib.redirect_stdout(io.StringIO()), Passes() as passes:
@@ -131,10 +147,13 @@ def least(shell: InteractiveShell, cell: str) -> tuple[int, int]:
 
 
 def measure() -> None:
-    """Print the passes of each cell, and its visits of each of many objects that no name of the notebook leads to."""
+    """Print the passes of each cell, and its visits of each of many objects that no name of the
+    notebook leads to.
+    """
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     shell.run_line_magic("load_ext", "ipygpumem")
-    shell.run_line_magic("config", "IPyGpuMem.collect_garbage = False")  # after a long cell it is a full collection
+    # after a long cell it is a full collection
+    shell.run_line_magic("config", "IPyGpuMem.collect_garbage = False")
     recovery.Allowance = functools.partial(Allowance, 1000)  # type: ignore[misc, assignment]  # however slow the machine
     for cell in (SETUP, LEAK):
         assert shell.run_cell(cell).success
@@ -157,7 +176,9 @@ def measured() -> dict[str, tuple[int, float]]:
 
 
 def one_pass(name: str) -> Any:
-    """Return a look as a parameter; one that does not reach the goal yet says what it does today."""
+    """Return a look as a parameter; one that does not reach the goal yet says what
+    it does today.
+    """
     passes, visits = PRESENT[name]
     if passes <= MOST_PASSES and visits <= MOST_VISITS:
         return name

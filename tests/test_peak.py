@@ -1,4 +1,6 @@
-"""``%%peak`` and the cell's own peak agree: memory that is reserved and not used is not counted as used."""
+"""``%%peak`` and the cell's own peak agree: memory that is reserved and not used is not counted as
+used.
+"""
 
 import mmap
 import re
@@ -32,18 +34,22 @@ def use(before: int, after: int, peak: int, *, free_heap: int = 0, unused: int =
     return HostUse(usage, free_heap * MIB, unused * MIB)
 
 
-# -- rows in, rows out ------------------------------------------------------------------------------------------------
+# -- rows in, rows out --------------------------------------------------------------------------
 
 
 def test_rows_within_the_peak_stay_as_they_are() -> None:
     device = outside(row(3), row(2))
     assert bounded(device, 5 * MIB) is device
-    assert bounded(device, 5 * MIB - 4096) is device  # the kernel's counters are not exact to the page
+    # the kernel's counters are not exact to the page
+    assert bounded(device, 5 * MIB - 4096) is device
 
 
 def test_bytes_above_the_peak_are_reserved_not_used() -> None:
     device = bounded(outside(row(1024, "mmap"), row(3)), 4 * MIB)
-    assert [(found.size_bytes, found.reserved_bytes) for found in device.rows] == [(3 * MIB, 0), (MIB, 1023 * MIB)]
+    assert [(found.size_bytes, found.reserved_bytes) for found in device.rows] == [
+        (3 * MIB, 0),
+        (MIB, 1023 * MIB),
+    ]
     assert device.size_bytes == 4 * MIB
     assert device.reserved_bytes == 1023 * MIB
     assert device.is_bound
@@ -58,7 +64,9 @@ def test_bytes_above_the_peak_are_reserved_not_used() -> None:
         ([row(90), row(80), row(70)], {"90": 0, "80": 80, "70": 70}),
     ],
 )
-def test_mapped_and_zeroed_memory_counts_as_unused_first(rows: list[PeakRow], used: dict[str, int]) -> None:
+def test_mapped_and_zeroed_memory_counts_as_unused_first(
+    rows: list[PeakRow], used: dict[str, int]
+) -> None:
     device = bounded(outside(*rows), 150 * MIB)
     found: dict[str, int] = {}
     for item in device.rows:
@@ -67,20 +75,30 @@ def test_mapped_and_zeroed_memory_counts_as_unused_first(rows: list[PeakRow], us
 
 
 @given(
-    sizes=st.lists(st.tuples(st.integers(1, 2000), st.sampled_from(["mmap", "calloc", "malloc", ""])), max_size=20),
+    sizes=st.lists(
+        st.tuples(st.integers(1, 2000), st.sampled_from(["mmap", "calloc", "malloc", ""])),
+        max_size=20,
+    ),
     most=st.integers(0, 20_000),
 )
-def test_rows_sum_to_their_headline_and_lose_nothing(sizes: list[tuple[int, str]], most: int) -> None:
+def test_rows_sum_to_their_headline_and_lose_nothing(
+    sizes: list[tuple[int, str]], most: int
+) -> None:
     device = outside(*(row(size, allocator) for size, allocator in sizes))
     found = bounded(device, most * MIB)
     assert found.size_bytes == sum(item.size_bytes for item in found.rows) <= (most + 1) * MIB
     assert found.is_bound == (found.size_bytes <= most * MIB < device.size_bytes)
     assert found.size_bytes + found.reserved_bytes == device.size_bytes
-    assert [item.size_bytes for item in found.rows] == sorted((item.size_bytes for item in found.rows), reverse=True)
+    assert [item.size_bytes for item in found.rows] == sorted(
+        (item.size_bytes for item in found.rows), reverse=True
+    )
 
 
 def test_the_curve_stays_below_the_headline() -> None:
-    curve = (PeakPoint(0.0, {"data": 2 * MIB}), PeakPoint(1.0, {"data": 9 * MIB, "temporaries": 4 * MIB}))
+    curve = (
+        PeakPoint(0.0, {"data": 2 * MIB}),
+        PeakPoint(1.0, {"data": 9 * MIB, "temporaries": 4 * MIB}),
+    )
     device = bounded(outside(row(13), curve=curve), 6 * MIB)
     assert [dict(point.parts) for point in device.curve] == [
         {"data": 2 * MIB},
@@ -111,7 +129,8 @@ def test_only_new_mappings_are_reserved_by_the_code() -> None:
     before = {(0, 100): 60, (500, 600): 70}
     assert unused_growth(before, before) == 0
     assert unused_growth(before, {**before, (200, 300): 90}) == 90
-    assert unused_growth(before, {(0, 200): 150, (500, 600): 70}) == 90  # the kernel has joined neighbours
+    # the kernel has joined neighbours
+    assert unused_growth(before, {(0, 200): 150, (500, 600): 70}) == 90
     assert unused_growth(before, {(200, 300): 90}) == 90  # the others are gone
     assert unused_growth(before, {}) == 0
 
@@ -127,7 +146,9 @@ def test_the_report_names_what_is_reserved_and_not_used() -> None:
 
 
 @pytest.mark.parametrize("broken", ["start", "stop"])
-def test_code_runs_where_the_peak_cannot_be_measured(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_runs_where_the_peak_cannot_be_measured(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise LookupError("ours")
 
@@ -139,24 +160,34 @@ def test_code_runs_where_the_peak_cannot_be_measured(broken: str, monkeypatch: p
     assert [note for note in record.notes if "not compared" in note and "LookupError: ours" in note]
 
 
-# -- in a kernel ------------------------------------------------------------------------------------------------------
+# -- in a kernel --------------------------------------------------------------------------------
 
 notebook = kernel_with("%load_ext ipygpumem", "import mmap, numpy as np")
 
 
 def peak_of(kernel: Kernel, code: str) -> DevicePeak:
-    """Run a cell with ``%%peak``, and return its memory outside torch; compare it with the cell's own figures."""
+    """Run a cell with ``%%peak``, and return its memory outside torch; compare it with the cell's
+    own figures.
+    """
     pytest.importorskip("memray")
     reply = works(kernel, "%%peak\n" + code)
-    (display,) = [item for item in reply.displays if "peak" in item["metadata"].get("ipygpumem", {}).get("reports", [])]
-    (record,) = [item for item in display["metadata"]["ipygpumem"]["records"] if item["kind"] == "PeakRecord"]
+    (display,) = [
+        item
+        for item in reply.displays
+        if "peak" in item["metadata"].get("ipygpumem", {}).get("reports", [])
+    ]
+    (record,) = [
+        item for item in display["metadata"]["ipygpumem"]["records"] if item["kind"] == "PeakRecord"
+    ]
     (device,) = [item for item in PeakRecord.from_dict(record).devices if item.source == "memray"]
     (text,) = reply.reports("peak")
     assert sum(item.size_bytes for item in device.rows) == device.size_bytes
     shown = re.search(r"RAM outside torch highest with ([\d.]+ (?:[KMG]i)?B)", text)
     assert shown is not None, text
     assert parse_bytes(shown[1]) == pytest.approx(device.size_bytes, rel=0.1)
-    assert device.size_bytes <= kernel.value("__import__('ipygpumem').history()[-1].usages[0].peak_bytes")
+    assert device.size_bytes <= kernel.value(
+        "__import__('ipygpumem').history()[-1].usages[0].peak_bytes"
+    )
     return device
 
 
@@ -192,7 +223,9 @@ def test_memory_that_is_not_used_is_no_peak(
         ("old = np.zeros(2**27)", "held = np.ones(2**23)", 64),
     ],
 )
-def test_memory_that_is_used_is_not_called_reserved(notebook: Kernel, before: str, code: str, mib: int) -> None:
+def test_memory_that_is_used_is_not_called_reserved(
+    notebook: Kernel, before: str, code: str, mib: int
+) -> None:
     works(notebook, before)
     device = peak_of(notebook, code)
     assert mib * MIB <= device.size_bytes < (mib + 16) * MIB
@@ -216,12 +249,16 @@ def test_used_and_reserved_memory_in_one_cell_are_separate(notebook: Kernel) -> 
     device = peak_of(notebook, "used = np.ones(2**23)\nreserved = np.zeros(2**27)")
     # The kernel's count may be behind by 256 KiB for each thread.
     assert 62 * MIB <= device.size_bytes < 80 * MIB
-    lines = {item.line: item.reserved_bytes // MIB for item in device.rows if item.reserved_bytes >= MIB}
+    lines = {
+        item.line: item.reserved_bytes // MIB for item in device.rows if item.reserved_bytes >= MIB
+    }
     assert lines == {"line 3: reserved = np.zeros(2**27)": pytest.approx(1024, abs=16)}
 
 
 def test_memory_of_another_moment_is_not_denied(notebook: Kernel) -> None:
-    """memray keeps the moment at which most bytes were asked for, when the array that was used had been freed."""
+    """memray keeps the moment at which most bytes were asked for, when the array that was used had
+    been freed.
+    """
     pytest.importorskip("memray")
     reply = works(notebook, "%%peak\nused = np.ones(2**24); del used\nreserved = np.zeros(2**27)")
     (text,) = reply.reports("peak")

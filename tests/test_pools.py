@@ -1,4 +1,6 @@
-"""Pools of JAX, CuPy, RMM and TensorFlow (stand-ins; JAX itself on the CPU), and probes that users register."""
+"""Pools of JAX, CuPy, RMM and TensorFlow (stand-ins; JAX itself on the CPU), and probes that users
+register.
+"""
 
 import sys
 import warnings
@@ -74,9 +76,17 @@ def load_cupy(load: Callable[..., None], library: Library, *, capturing: bool = 
     pool = SimpleNamespace(used_bytes=lambda: library.in_use, total_bytes=lambda: library.reserved)
     pool.get_limit, pool.free_all_blocks = lambda: 0, library.free_all_blocks
     pinned = SimpleNamespace(free_all_blocks=lambda: library.called.append("free pinned"))
-    cuda = SimpleNamespace(is_available=lambda: library.is_begun, runtime=SimpleNamespace(getDevice=lambda: 1))
+    cuda = SimpleNamespace(
+        is_available=lambda: library.is_begun, runtime=SimpleNamespace(getDevice=lambda: 1)
+    )
     cuda.get_current_stream = lambda: SimpleNamespace(is_capturing=lambda: capturing)
-    load(cupy={"cuda": cuda, "get_default_memory_pool": lambda: pool, "get_default_pinned_memory_pool": lambda: pinned})
+    load(
+        cupy={
+            "cuda": cuda,
+            "get_default_memory_pool": lambda: pool,
+            "get_default_pinned_memory_pool": lambda: pinned,
+        }
+    )
 
 
 def load_rmm(load: Callable[..., None], library: Library) -> None:
@@ -96,14 +106,18 @@ def load_tensorflow(load: Callable[..., None], library: Library) -> None:
     more = SimpleNamespace(get_memory_info=info)
     config = SimpleNamespace(list_logical_devices=lambda kind: ["/device:GPU:0"], experimental=more)
     load(tensorflow={"config": config}, tensorflow__python__eager__context={})
-    vars(sys.modules["tensorflow.python.eager.context"])["_context"] = SimpleNamespace(_initialized=library.is_begun)
+    vars(sys.modules["tensorflow.python.eager.context"])["_context"] = SimpleNamespace(
+        _initialized=library.is_begun
+    )
 
 
 LOAD = {"jax:0": load_jax, "cupy:1": load_cupy, "rmm": load_rmm, "tensorflow:0": load_tensorflow}
 
 
 @pytest.mark.parametrize("device", LOAD)
-def test_a_library_is_found_once_it_is_loaded_and_read_once_it_has_begun(device: str, loaded: Any) -> None:
+def test_a_library_is_found_once_it_is_loaded_and_read_once_it_has_begun(
+    device: str, loaded: Any
+) -> None:
     library, find = Library(is_begun=False), finder()
     assert [probe for probe in find() if hasattr(probe, "name")] == []
     LOAD[device](loaded, library)
@@ -114,12 +128,20 @@ def test_a_library_is_found_once_it_is_loaded_and_read_once_it_has_begun(device:
     LOAD[device](loaded, library)
     library.take(64 * MIB)
     (reading,) = probe.read()
-    found = (reading.device, reading.current_bytes, reading.peak_bytes, reading.method, probe.sampled)
+    found = (
+        reading.device,
+        reading.current_bytes,
+        reading.peak_bytes,
+        reading.method,
+        probe.sampled,
+    )
     assert found == (device, 64 * MIB, 64 * MIB, "sampled", True)
 
 
 @pytest.mark.parametrize("device", sorted(set(LOAD) - {"cupy:1"}))
-def test_a_span_that_rises_above_all_before_has_its_exact_peak_and_nothing_is_reset(device: str, loaded: Any) -> None:
+def test_a_span_that_rises_above_all_before_has_its_exact_peak_and_nothing_is_reset(
+    device: str, loaded: Any
+) -> None:
     library = Library()
     LOAD[device](loaded, library)
     library.take(512 * MIB)
@@ -129,13 +151,19 @@ def test_a_span_that_rises_above_all_before_has_its_exact_peak_and_nothing_is_re
         span = meter.start()
         library.take(64 * MIB)
         (usage,) = [usage for usage in meter.read(span) if usage.device == device]
-        assert (usage.delta_bytes, usage.peak_delta_bytes) == (64 * MIB, 64 * MIB), "not what was before the span"
+        assert (usage.delta_bytes, usage.peak_delta_bytes) == (64 * MIB, 64 * MIB), (
+            "not what was before the span"
+        )
         library.take(704 * MIB)
         library.take(-704 * MIB)
         (usage,) = [usage for usage in meter.stop(span) if usage.device == device]
     finally:
         meter.close()
-    assert (usage.delta_bytes, usage.peak_delta_bytes, usage.method) == (64 * MIB, 768 * MIB, "sampled")
+    assert (usage.delta_bytes, usage.peak_delta_bytes, usage.method) == (
+        64 * MIB,
+        768 * MIB,
+        "sampled",
+    )
     assert library.highest == 768 * MIB
 
 
@@ -151,13 +179,22 @@ def test_two_libraries_on_one_device_have_one_reconciliation_that_adds_up() -> N
     found = device_parts(own, None, wide, None, (), pools_on(0, readings))
     sizes = {part.name: part.size_bytes for part in found.parts}
     assert sum(size for size in sizes.values() if size) == found.total_bytes == 24 * GIB
-    assert (sizes["JAX: in use"], sizes["JAX: pool's rest"], sizes["RMM: in use"]) == (GIB, 4 * GIB, 512 * MIB)
+    assert (sizes["JAX: in use"], sizes["JAX: pool's rest"], sizes["RMM: in use"]) == (
+        GIB,
+        4 * GIB,
+        512 * MIB,
+    )
     assert sizes["context and libraries"] == 10 * GIB - 2 * GIB - 5 * GIB - 512 * MIB
-    assert [part.name for part in pools_on(1, {**readings, "cuda:1": own})] == ["JAX: in use", "JAX: pool's rest"]
+    assert [part.name for part in pools_on(1, {**readings, "cuda:1": own})] == [
+        "JAX: in use",
+        "JAX: pool's rest",
+    ]
 
 
 @pytest.mark.parametrize(("capturing", "called"), [(False, ["free", "free pinned"]), (True, [])])
-def test_cupys_pools_are_emptied_unless_a_graph_is_captured(loaded: Any, capturing: bool, called: list[str]) -> None:
+def test_cupys_pools_are_emptied_unless_a_graph_is_captured(
+    loaded: Any, capturing: bool, called: list[str]
+) -> None:
     library = Library()
     load_cupy(loaded, library, capturing=capturing)
     empty_device_caches()
@@ -217,7 +254,7 @@ def make():
     yield held
 maker = make(); next(maker)  # an array that no name leads to
 (row,) = [row for row in listed() if row.size_bytes == 2 << 20]
-"""
+"""  # noqa: E501
 
 
 def test_arrays_of_jax_are_ram_and_listed_once_and_its_backend_is_the_users_to_make() -> None:
@@ -265,19 +302,27 @@ def test_an_answer_that_makes_no_sense_counts_for_nothing(meter: Meter, answer: 
     assert list(meter.failures) == ["toy"]
 
 
-@pytest.mark.parametrize(("probe", "said"), [(Raises(), "SystemExit: enough"), (Unsayable(), "Error")])
-def test_a_probe_that_raises_is_named_and_the_others_go_on(meter: Meter, probe: Any, said: str) -> None:
+@pytest.mark.parametrize(
+    ("probe", "said"), [(Raises(), "SystemExit: enough"), (Unsayable(), "Error")]
+)
+def test_a_probe_that_raises_is_named_and_the_others_go_on(
+    meter: Meter, probe: Any, said: str
+) -> None:
     meter.add(PluginProbe("toy", probe))
     assert [usage.device for usage in meter.stop(meter.start())] == ["cpu"]
     assert meter.failures == {"toy": said}
 
 
-def test_a_probe_that_does_not_work_is_refused_when_it_is_registered(script_memory: FakeProbe) -> None:
+def test_a_probe_that_does_not_work_is_refused_when_it_is_registered(
+    script_memory: FakeProbe,
+) -> None:
     with pytest.raises(ProbeError, match="SystemExit: enough"):
         ipygpumem.register_probe("toy", Raises())
 
 
-def test_a_slow_probe_is_dropped_with_one_warning(meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_probe_is_dropped_with_one_warning(
+    meter: Meter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     meter.add(PluginProbe("toy", Toy()))
     monkeypatch.setattr(plugins, "_MOST_SECONDS", -1.0)
     with pytest.warns(RuntimeWarning, match=r"the probe 'toy': took .+ s, so it is no longer used"):
@@ -320,7 +365,9 @@ def test_a_second_probe_of_a_name_takes_the_first_ones_place(meter: Meter) -> No
 
 
 @pytest.mark.usefixtures("others_out_of_sight")
-def test_a_probe_or_its_failure_is_in_the_status(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_probe_or_its_failure_is_in_the_status(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What its line after a cell is stands in docs/memory.md, whose cells run as tests."""
 
     def status() -> str:
@@ -332,7 +379,8 @@ def test_a_probe_or_its_failure_is_in_the_status(shell: InteractiveShell, capsys
     toy = Toy()
     toy.set(64)
     ipygpumem.register_probe("toy", toy)
-    (row,) = [line for line in status().splitlines() if "toy:0" in line]  # and nothing of what it consists of
+    # and nothing of what it consists of
+    (row,) = [line for line in status().splitlines() if "toy:0" in line]
     assert row.split()[:3] == ["toy:0", "64", "B"]
     toy.read = Raises().read  # type: ignore[method-assign]
     assert "toy cannot be read: SystemExit: enough" in status()

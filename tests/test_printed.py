@@ -1,4 +1,6 @@
-"""IPython 9 keeps what cells print and display: experiments drop their cells', the rest is named and can be freed."""
+"""IPython 9 keeps what cells print and display: experiments drop their cells', the rest is named
+and can be freed.
+"""
 
 import re
 
@@ -8,11 +10,14 @@ import pytest
 from tests.kernel import Kernel
 from tests.steps import fails, host_table, ok, tidied_kernel, works
 
-pytestmark = pytest.mark.skipif(IPython.version_info < (9, 1), reason="IPython keeps no printed text here")
+pytestmark = pytest.mark.skipif(
+    IPython.version_info < (9, 1), reason="IPython keeps no printed text here"
+)
 
 shared_kernel, notebook = tidied_kernel(
     "%experiment end",
-    "get_ipython().history_manager.outputs.clear(); get_ipython().history_manager.exceptions.clear()",
+    "get_ipython().history_manager.outputs.clear(); "
+    "get_ipython().history_manager.exceptions.clear()",
     "%reset -f",
 )
 
@@ -69,7 +74,12 @@ print("x" * 2_000_000)
 
 
 def test_an_inner_experiment_leaves_the_outer_ones_text(notebook: Kernel) -> None:
-    ok(notebook, "%experiment start outer", 'print("x" * 1_000_000)', f"%%experiment inner\n{PRINT_4_MB}")
+    ok(
+        notebook,
+        "%experiment start outer",
+        'print("x" * 1_000_000)',
+        f"%%experiment inner\n{PRINT_4_MB}",
+    )
     assert kept(notebook) == 1
     ok(notebook, "%experiment end")
     assert kept(notebook) == 0
@@ -88,7 +98,10 @@ raise ValueError("x" * 2_000_000)
 
 @pytest.mark.parametrize("store_history", [False, True])
 def test_text_of_nested_cells_is_dropped(notebook: Kernel, store_history: bool) -> None:
-    ok(notebook, f"%%experiment a\nget_ipython().run_cell({PRINT_4_MB!r}, store_history={store_history})")
+    ok(
+        notebook,
+        f"%%experiment a\nget_ipython().run_cell({PRINT_4_MB!r}, store_history={store_history})",
+    )
     assert kept(notebook) == 0
 
 
@@ -117,7 +130,7 @@ code = 'print("x" * 2_000_000)'
 thread = threading.Thread(target=get_ipython().run_cell, args=(code,), kwargs={"store_history": True})
 thread.start()
 thread.join()
-""",
+""",  # noqa: E501
     )
     assert kept(notebook) == 4, "IPython adds what any thread prints to all running cells"
     ok(notebook, "%experiment end")
@@ -165,7 +178,9 @@ def test_leaks_lists_what_cells_printed_with_its_cells(notebook: Kernel) -> None
     ok(notebook, 'print("x" * 40_000_000)')
     (text,) = ok(notebook, "%gpumem leaks").reports("leaks")
     (row,) = [line for line in text.splitlines() if "printed" in line]
-    assert re.search(r"38\.\d MiB on cpu · printed and displayed by cell \d+, kept by IPython", row), text
+    assert re.search(
+        r"38\.\d MiB on cpu · printed and displayed by cell \d+, kept by IPython", row
+    ), text
     assert row.endswith("to free it: %gpumem free"), row
     assert "other rows: " in text or "kept by what is listed below" in text
 

@@ -26,29 +26,44 @@ def report(notebook: Kernel, line: str) -> str:
     return "\n".join(ok(notebook, line).reports(kind))
 
 
-def test_frames_that_were_only_looked_at_are_named_and_freed(notebook: Kernel, tmp_path: Path) -> None:
-    """polars#9225: "it actually keeps the objects around in ipython" each time a file is read and shown."""
+def test_frames_that_were_only_looked_at_are_named_and_freed(
+    notebook: Kernel, tmp_path: Path
+) -> None:
+    """polars#9225: "it actually keeps the objects around in ipython" each time a file is read and
+    shown.
+    """
     pytest.importorskip("polars")
     file = str(tmp_path / "my.parquet")
     works(
         notebook,
-        f"import polars; polars.DataFrame({{'t': [f'{{i:0200d}}' for i in range(20_000)]}}).write_parquet({file!r})",
+        f"import polars; polars.DataFrame({{'t': [f'{{i:0200d}}' for i in "
+        f"range(20_000)]}}).write_parquet({file!r})",
         *[f"polars.read_parquet({file!r})"] * 2,
     )
-    found = re.findall(r" (4\.\d) MiB .* held by (Out\[\d+\]) · to free it: (.*)", report(notebook, "%gpumem leaks"))
+    found = re.findall(
+        r" (4\.\d) MiB .* held by (Out\[\d+\]) · to free it: (.*)",
+        report(notebook, "%gpumem leaks"),
+    )
     assert len({name for _, name, _ in found}) == 2
     works(notebook, *[remedy for _, _, remedy in found])
     assert report(notebook, "%gpumem leaks").startswith("no leak")
 
 
 def test_a_deleted_frame_is_found_in_the_output_that_showed_it(notebook: Kernel) -> None:
-    """pandas#9716: frames were merged, shown and deleted, and ``gc.collect()`` gave most of the memory not back."""
+    """pandas#9716: frames were merged, shown and deleted, and ``gc.collect()`` gave most of the
+    memory not back.
+    """
     pytest.importorskip("pandas")
-    query = "pandas.DataFrame({'id': range(30_000), 'text': [f'{i:0100d}' for i in range(30_000)]}, dtype=object)"
+    query = (
+        "pandas.DataFrame({'id': range(30_000), 'text': [f'{i:0100d}' for i in range(30_000)]}, "
+        "dtype=object)"
+    )
     works(notebook, f"import gc, pandas; df_1 = {query}; df_2 = {query}")
     works(notebook, "merged = pandas.merge(df_1, df_2, on='id', how='left')\nmerged")
     why = report(notebook, "%gpumem why merged")
-    assert re.search(r"^merged · DataFrame · RAM 1[12](\.\d)? MiB · del merged frees \d+ B$", why, re.MULTILINE), why
+    assert re.search(
+        r"^merged · DataFrame · RAM 1[12](\.\d)? MiB · del merged frees \d+ B$", why, re.MULTILINE
+    ), why
     works(notebook, "del df_1, df_2, merged; gc.collect();")
     leaks = report(notebook, "%gpumem leaks")
     ((size, remedy),) = re.findall(r" (1[12](?:\.\d)?) MiB .*Out\[\d+\].* to free it: (.*)", leaks)
@@ -61,11 +76,16 @@ def test_a_deleted_frame_is_found_in_the_output_that_showed_it(notebook: Kernel)
 def test_memory_that_stays_after_pickling_is_malloc_s(notebook: Kernel) -> None:
     """pandas#43156: frames went through pickle and were deleted, and RSS stayed high."""
     pytest.importorskip("pandas")
-    works(notebook, "import numpy, pandas, pickle; frame = pandas.DataFrame(numpy.random.random((2000, 500)))")
     works(
         notebook,
-        "frame['part'] = (frame[0] * 1000).astype(int)\n_, groups = zip(*frame.groupby('part')); del frame\n"
-        "groups = [pickle.loads(one) for one in [pickle.dumps(group) for group in groups]]\ndel groups",
+        "import numpy, pandas, pickle; frame = pandas.DataFrame(numpy.random.random((2000, 500)))",
+    )
+    works(
+        notebook,
+        "frame['part'] = (frame[0] * 1000).astype(int)\n_, groups = zip(*frame.groupby('part')); "
+        "del frame\n"
+        "groups = [pickle.loads(one) for one in [pickle.dumps(group) for group in groups]]\ndel "
+        "groups",
     )
     assert host_table(notebook)[1]["free heap pages"] > 8 * MIB
     assert sizes(report(notebook, "%gpumem free"), "malloc_trim (RAM") > 8
@@ -74,53 +94,82 @@ def test_memory_that_stays_after_pickling_is_malloc_s(notebook: Kernel) -> None:
 
 @linux
 def test_memory_after_a_parallel_job_is_told_from_that_of_its_workers(notebook: Kernel) -> None:
-    """joblib#1577: the result was deleted, and 3.3 of 3.9 GiB stayed; its workers are alive, too."""
+    """joblib#1577: the result was deleted, and 3.3 of 3.9 GiB stayed; its workers
+    are alive, too.
+    """
     pytest.importorskip("joblib")
     works(notebook, "import numpy; from joblib import Parallel, delayed")
-    works(notebook, "found = Parallel(n_jobs=2)(delayed(numpy.ones)(50_000) for _ in range(100))", "del found")
-    # How much of the 38 MiB glibc has returned by itself depends on the order in which the results came.
+    works(
+        notebook,
+        "found = Parallel(n_jobs=2)(delayed(numpy.ones)(50_000) for _ in range(100))",
+        "del found",
+    )
+    # How much of the 38 MiB glibc has returned by itself depends on the order in which the results
+    # came.
     assert "malloc_trim (RAM" in report(notebook, "%gpumem free")
     status = report(notebook, "%gpumem status")
-    works(notebook, " ".join(re.findall(r"from joblib\S* import \w+;|get_reusable\S+\(\)$", status, re.MULTILINE)[:2]))
+    works(
+        notebook,
+        " ".join(
+            re.findall(r"from joblib\S* import \w+;|get_reusable\S+\(\)$", status, re.MULTILINE)[:2]
+        ),
+    )
     assert "shutdown()" not in report(notebook, "%gpumem status")
 
 
 @linux
 def test_shared_memory_is_shown_next_to_its_limit(notebook: Kernel) -> None:
-    """pytorch#5040: a data loader's worker died of a bus error, because batches had filled /dev/shm."""
+    """pytorch#5040: a data loader's worker died of a bus error, because batches had filled
+    /dev/shm.
+    """
     if find_spec("torch") is None:
         pytest.skip("torch is not installed")
     works(notebook, "import torch")
-    (line,) = works(notebook, "batches = [torch.ones(1 << 20).share_memory_() for _ in range(6)]").reports("cell")
+    (line,) = works(
+        notebook, "batches = [torch.ones(1 << 20).share_memory_() for _ in range(6)]"
+    ).reports("cell")
     assert re.search(r"shared memory \+24 MiB, 24 MiB of [\d.]+ [MG]iB", line), line
     found = report(notebook, "%gpumem top")
-    assert re.search(r"^ +24 MiB .* batches +list +6 Tensor .*del batches$", found, re.MULTILINE), found
+    assert re.search(r"^ +24 MiB .* batches +list +6 Tensor .*del batches$", found, re.MULTILINE), (
+        found
+    )
     assert "shared memory" not in found
     assert "shared memory -24 MiB" in works(notebook, "del batches").reports("cell")[0]
 
 
 def test_the_size_of_each_variable_is_one_line_away(notebook: Kernel) -> None:
-    """vscode-jupyter#17189: frames, arrays and models of any size look alike in the list of variables."""
+    """vscode-jupyter#17189: frames, arrays and models of any size look alike in the list of
+    variables.
+    """
     pytest.importorskip("pandas")
     works(
         notebook,
         "import numpy, pandas; frame = pandas.DataFrame(numpy.ones((100_000, 10)))\n"
         "array, texts = numpy.ones(1 << 19), [f'{n:0100d}' for n in range(10_000)]",
     )
-    found = notebook.value("[(row.name, row.type_name, row.size_bytes) for row in __import__('ipygpumem').top().names]")
-    expected = [("frame", "DataFrame", 8e6), ("array", "ndarray", 8 << 19), ("texts", "list", 10_000 * (160 + 8))]
+    found = notebook.value(
+        "[(row.name, row.type_name, row.size_bytes) for row in __import__('ipygpumem').top().names]"
+    )
+    expected = [
+        ("frame", "DataFrame", 8e6),
+        ("array", "ndarray", 8 << 19),
+        ("texts", "list", 10_000 * (160 + 8)),
+    ]
     assert [row[:2] for row in found] == [row[:2] for row in expected]
     assert [row[2] for row in found] == pytest.approx([row[2] for row in expected], rel=0.05)
 
 
 def test_large_variables_cost_a_cell_nothing(notebook: Kernel) -> None:
-    """notebook#3303: a list of variables with sizes measured and printed each one after every cell."""
+    """notebook#3303: a list of variables with sizes measured and printed each one
+    after every cell.
+    """
     works(
         notebook,
         hostile.SOURCE,
         "thing, many = made(Hostile), [str(n) for n in range(10**6)]\n"
         "from ipygpumem.heap.sizes import Sizes\nmeasured, real = [], Sizes.measure\n"
-        "Sizes.measure = lambda self, *them: (measured.append(1), real(self, *them))[1]\ntouched.clear()",
+        "Sizes.measure = lambda self, *them: (measured.append(1), real(self, *them))[1]\n"
+        "touched.clear()",
     )
     works(notebook, *["1 + 1"] * 3)
     assert notebook.value("measured, touched") == ([], [])
@@ -134,7 +183,12 @@ def test_the_vocabulary_that_grows_with_each_document_is_named(notebook: Kernel)
     if find_spec("spacy") is None:
         pytest.skip("spaCy is not installed")
     works(notebook, "import ipygpumem, spacy\nnlp = spacy.blank('en'); list(nlp.pipe(['a text']));")
-    part = "{p.name: p.size_bytes for row in ipygpumem.top('nlp').names for p in row.parts}['.vocab']"
+    part = (
+        "{p.name: p.size_bytes for row in ipygpumem.top('nlp').names for p in row.parts}['.vocab']"
+    )
     before = notebook.value(part)
-    works(notebook, "for document in nlp.pipe(f'test document {n}' for n in range(20_000)): pass\ndel document")
+    works(
+        notebook,
+        "for document in nlp.pipe(f'test document {n}' for n in range(20_000)): pass\ndel document",
+    )
     assert notebook.value(part) > before + 4 * MIB

@@ -1,7 +1,8 @@
-"""Checks that ``why`` and ``top`` promise of ``del`` what dies, for random graphs of objects of many kinds.
+"""Checks that ``why`` and ``top`` promise of ``del`` what dies, for random graphs of objects of
+many kinds.
 
-A failure shows the wrong figures and the code that builds the graph. Paste it into a notebook, or shrink it with
-``python -m tests.random_graphs why SEED --shrink``.
+A failure shows the wrong figures and the code that builds the graph. Paste it into a notebook, or
+shrink it with ``python -m tests.random_graphs why SEED --shrink``.
 """
 
 import json
@@ -12,15 +13,23 @@ import pytest
 from tests.alone import printed
 from tests.random_graphs import CONTAINERS, KNOWN_WRONG, random_graph
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="each graph is built and deleted in a forked process")
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "fork"), reason="each graph is built and deleted in a forked process"
+)
 FEW, ALL = 60, 1000
 PARTS = [(0, FEW)]
-PARTS += [pytest.param(first, first + 94, marks=pytest.mark.thorough) for first in range(FEW, ALL, 94)]
+PARTS += [
+    pytest.param(first, first + 94, marks=pytest.mark.thorough) for first in range(FEW, ALL, 94)
+]
 
 
 def failures(*arguments: object) -> dict[str, str]:
     """Return the wrong figures, with the code of each graph, by its title."""
-    settings = {"OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}  # Python warns of forks next to threads
+    # Python warns of forks next to threads
+    settings = {
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
     text = printed("-m", "tests.random_graphs", *arguments, env=os.environ | settings)
     return dict(json.loads(text.splitlines()[-1]))
 

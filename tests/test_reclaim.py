@@ -33,8 +33,13 @@ def run(meter: Meter, steps: list[reclaim.Step]) -> list[FreeingStep]:
 def test_each_step_is_credited_with_what_fell_while_it_ran() -> None:
     probe = FakeProbe()
     probe.set(100)
-    steps = run(Meter([probe]), [("first", lambda: probe.set(70)), ("second", lambda: probe.set(75))])
-    assert [(step.name, step.freed) for step in steps] == [("first", {"cpu": 30}), ("second", {"cpu": -5})]
+    steps = run(
+        Meter([probe]), [("first", lambda: probe.set(70)), ("second", lambda: probe.set(75))]
+    )
+    assert [(step.name, step.freed) for step in steps] == [
+        ("first", {"cpu": 30}),
+        ("second", {"cpu": -5}),
+    ]
     children = FakeProbe("children")
     children.set(100)
     (step,) = run(Meter([children]), [("outputs", lambda: children.set(0))])
@@ -57,7 +62,11 @@ def test_a_step_is_not_credited_with_what_others_freed_while_it_ran() -> None:
     def fall(to: int, answer: object) -> Callable[[], object]:
         return lambda: (probe.set(to), answer)[1]
 
-    actions: list[reclaim.Step] = [("garbage", fall(90, 0)), ("trim", fall(80, False)), ("names", fall(60, 3))]
+    actions: list[reclaim.Step] = [
+        ("garbage", fall(90, 0)),
+        ("trim", fall(80, False)),
+        ("names", fall(60, 3)),
+    ]
     steps = run(Meter([probe]), [*actions, ("trim", fall(30, reclaim.AtMost(20)))])
     assert [step.freed["cpu"] for step in steps] == [0, 0, 20, 20]
 
@@ -77,7 +86,9 @@ def test_a_step_is_credited_with_what_it_unmapped_and_a_trim_with_all_that_falls
     assert given == pytest.approx([0, 64, -32, 32], abs=4)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells RSS without releasing the GIL")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells RSS without releasing the GIL"
+)
 @alone
 def test_garbage_is_credited_with_what_collections_free() -> None:
     """Another thread frees memory between two of them."""
@@ -138,10 +149,15 @@ def test_the_order_is_garbage_then_caches_then_the_heap(monkeypatch: pytest.Monk
 @pytest.mark.skipif(sys.platform != "linux", reason="RSS falls at once on Linux")
 def test_text_columns_of_pandas_come_back(kernel: Kernel) -> None:
     works(kernel, "import pandas, pyarrow; pandas.options.future.infer_string = True")
-    made = 'frame = pandas.DataFrame({"text": [f"text number {n} of many" for n in range(2_000_000)]})'
-    (text,) = works(kernel, f"%%experiment text\n{made}\nassert frame.text.dtype == 'str'").reports("experiment")
+    made = (
+        'frame = pandas.DataFrame({"text": [f"text number {n} of many" for n in range(2_000_000)]})'
+    )
+    (text,) = works(kernel, f"%%experiment text\n{made}\nassert frame.text.dtype == 'str'").reports(
+        "experiment"
+    )
     consumed, freed = re.search(r"RAM +\+([\d.]+) MiB +(\S+) MiB", text).groups()  # type: ignore[union-attr]
-    assert float(freed) > 0.7 * float(consumed) > 45, text  # the rest is pandas' first use of itself
+    # the rest is pandas' first use of itself
+    assert float(freed) > 0.7 * float(consumed) > 45, text
     assert "pyarrow's pool (RAM " in text
 
 
@@ -155,7 +171,9 @@ def test_memory_that_polars_returns_late_is_credited_to_no_step(kernel: Kernel) 
     assert not re.search(r"garbage \(RAM|malloc_trim \(RAM \d\d[\d.]* MiB", text), text
 
 
-def test_device_caches_workspaces_and_pinned_memory_are_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_caches_workspaces_and_pinned_memory_are_emptied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     called: list[str] = []
     torch = fake_torch(FakeAllocator())
     torch.cuda.empty_cache = lambda: called.append("cache")
@@ -168,7 +186,9 @@ def test_device_caches_workspaces_and_pinned_memory_are_emptied(monkeypatch: pyt
     called.clear()
     torch.cuda.memory_snapshot = lambda: [segment(0), segment(1)]
     reclaim.empty_device_caches()
-    assert called == ["cache", "pinned"], "a captured graph may have the workspaces' addresses built in"
+    assert called == ["cache", "pinned"], (
+        "a captured graph may have the workspaces' addresses built in"
+    )
 
 
 def test_nothing_is_emptied_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,12 +208,18 @@ def test_nothing_is_emptied_while_a_graph_is_captured(monkeypatch: pytest.Monkey
 
 
 def segment(pool: int) -> dict[str, Any]:
-    """Return an empty segment as torch describes it; a pool of its own has another number than 0."""
+    """Return an empty segment as torch describes it; a pool of its own has another
+    number than 0.
+    """
     return {"device": 0, "address": 0, "blocks": [], "segment_pool_id": (0, pool)}
 
 
-def test_caches_are_emptied_where_the_allocator_has_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with cudaMallocAsync, which refuses one. Whether a graph has been captured is not known then."""
+def test_caches_are_emptied_where_the_allocator_has_no_snapshot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with cudaMallocAsync, which refuses one. Whether a graph has been captured is not known
+    then.
+    """
 
     def refuse(**options: Any) -> list[Any]:
         raise RuntimeError("Calling snapshot with backend:cudaMallocAsync is not meaningful.")

@@ -20,17 +20,24 @@ from ipygpumem.units import MIB
 DEVICE = "cuda:0"
 
 
-def block(address: int, size: int, state: allocator.State = "allocated", requested: int | None = None) -> Block:
+def block(
+    address: int, size: int, state: allocator.State = "allocated", requested: int | None = None
+) -> Block:
     return Block(address, size, size if requested is None else requested, state)
 
 
 IN_USE = block(10_000, 1024, requested=1000), block(11_024, 500, "inactive")
 SNAPSHOT = Snapshot(
     (
-        # Partly in use: 1000 requested of 1024, a hole of 500, 300 that a stream still uses, 176 held by C++.
+        # Partly in use: 1000 requested of 1024, a hole of 500, 300 that a stream still uses, 176
+        # held by C++.
         Segment((*IN_USE, block(11_524, 300, "pending"), block(11_824, 176, requested=100))),
-        Segment((block(50_000, 3000, "inactive"), block(53_000, 1000, "inactive"))),  # free as a whole
-        Segment((block(90_000, 200), block(90_200, 56, "inactive")), private=True),  # a captured graph's
+        Segment(
+            (block(50_000, 3000, "inactive"), block(53_000, 1000, "inactive"))
+        ),  # free as a whole
+        Segment(
+            (block(90_000, 200), block(90_200, 56, "inactive")), private=True
+        ),  # a captured graph's
     )
 )
 """2000 + 4000 + 256 reserved."""
@@ -101,7 +108,11 @@ def test_a_view_into_a_block_leaves_the_rest_of_the_request_to_others() -> None:
     snapshot = Snapshot((Segment((block(0, 1024, requested=1000),)),))
     held = [Storage(DEVICE, 100, 300, "buffer")]
     found = sizes(device_parts.device_parts(reading(reserved_bytes=1024), snapshot, wide(), held))
-    assert (found["tensors: buffer"], found["held by C++ or autograd"], found["rounding"]) == (300, 700, 24)
+    assert (found["tensors: buffer"], found["held by C++ or autograd"], found["rounding"]) == (
+        300,
+        700,
+        24,
+    )
 
 
 def test_memory_of_other_libraries_is_not_counted_as_the_allocators() -> None:
@@ -111,8 +122,12 @@ def test_memory_of_other_libraries_is_not_counted_as_the_allocators() -> None:
     assert "4 MiB of tensors lie outside torch's allocator" in found.notes[0]
 
 
-@pytest.mark.parametrize("used_by_driver", [wide(own_bytes=None, other_processes=(), note="hidden"), None])
-def test_indistinct_processes_are_one_unknown_part_with_a_reason(used_by_driver: DeviceWide | None) -> None:
+@pytest.mark.parametrize(
+    "used_by_driver", [wide(own_bytes=None, other_processes=(), note="hidden"), None]
+)
+def test_indistinct_processes_are_one_unknown_part_with_a_reason(
+    used_by_driver: DeviceWide | None,
+) -> None:
     found = device_parts.device_parts(reading(note="hidden"), SNAPSHOT, used_by_driver, HELD)
     assert sizes(found)["unknown: context, libraries and other processes"] == 10_000 - 6256
     assert next(part.advice for part in found.parts if part.name.startswith("unknown")) == "hidden"
@@ -134,15 +149,21 @@ def test_a_driver_that_contradicts_torch_is_not_believed(figures: dict[str, int]
 
 def test_without_a_figure_of_the_driver_the_parts_sum_to_what_is_reserved() -> None:
     plain = reading(total_bytes=None, used_bytes=None, note="NVML: Driver Not Loaded")
-    found = device_parts.device_parts(plain, SNAPSHOT, DeviceWide(note="NVML: Driver Not Loaded"), HELD)
+    found = device_parts.device_parts(
+        plain, SNAPSHOT, DeviceWide(note="NVML: Driver Not Loaded"), HELD
+    )
     assert found.total_bytes == 6256
-    assert found.parts[-1] == Part("unknown: context, other processes, free", None, "NVML: Driver Not Loaded")
+    assert found.parts[-1] == Part(
+        "unknown: context, other processes, free", None, "NVML: Driver Not Loaded"
+    )
     check(found)
 
 
 def test_apples_gpu_has_one_device_no_snapshot_and_shares_the_machines_memory() -> None:
     seen = Reading("mps", 1000, 1000, "sampled", total_bytes=9000, reserved_bytes=1500)
-    found = sizes(device_parts.device_parts(seen, None, None, [Storage("mps:0", 1, 900, "parameter")]))
+    found = sizes(
+        device_parts.device_parts(seen, None, None, [Storage("mps:0", 1, 900, "parameter")])
+    )
     assert found["live tensors"] == 1000
     assert found["allocator cache and fragmentation"] == 500
     assert found["unknown: context, other processes, free"] is None
@@ -178,16 +199,24 @@ Held, Driver, Size = list[Storage] | None, DeviceWide | None, int | None
 
 
 @given(snapshots(), STORAGES, WIDE, MAYBE, MAYBE)
-def test_any_blocks_sum_exactly(snapshot: Snapshot, held: Held, driver: Driver, total: Size, used: Size) -> None:
+def test_any_blocks_sum_exactly(
+    snapshot: Snapshot, held: Held, driver: Driver, total: Size, used: Size
+) -> None:
     seen = reading(total_bytes=total, used_bytes=used, reserved_bytes=snapshot.reserved_bytes)
     found = device_parts.device_parts(seen, snapshot, driver, held)
     check(found)
-    reserved = [part for part in found.parts if not part.name.startswith(("unknown", "process", "context", "free"))]
+    reserved = [
+        part
+        for part in found.parts
+        if not part.name.startswith(("unknown", "process", "context", "free"))
+    ]
     assert sum(part.size_bytes or 0 for part in reserved) == snapshot.reserved_bytes
 
 
 @given(st.integers(0, 900), st.integers(0, 900), STORAGES, WIDE, MAYBE, MAYBE)
-def test_any_counters_sum_exactly(now: int, kept: int, held: Held, driver: Driver, total: Size, used: Size) -> None:
+def test_any_counters_sum_exactly(
+    now: int, kept: int, held: Held, driver: Driver, total: Size, used: Size
+) -> None:
     seen = reading(current_bytes=now, reserved_bytes=kept, total_bytes=total, used_bytes=used)
     check(device_parts.device_parts(seen, None, driver, held))
 
@@ -234,7 +263,9 @@ def test_arrays_count_as_far_as_they_are_in_ram() -> None:
 
 
 def test_own_pages_are_objects_data_of_libraries_stacks_free_pages_and_a_rest() -> None:
-    figures = HostFigures(**{**vars(MACHINE), "own": OwnPages(data_bytes=100, stack_bytes=50, free_heap_bytes=60)})
+    figures = HostFigures(
+        **{**vars(MACHINE), "own": OwnPages(data_bytes=100, stack_bytes=50, free_heap_bytes=60)}
+    )
     held = [Storage("cpu", 1000, 800, "other"), Storage("cpu", 5000, 40, "of pyarrow")]
     objects = {"Python objects": 150, "data of polars": 30}
     found = host_parts(figures, held, all_there, objects)
@@ -242,7 +273,8 @@ def test_own_pages_are_objects_data_of_libraries_stacks_free_pages_and_a_rest() 
     expected |= {"data of libraries": 100, "stacks": 50, "free heap pages": 60, "not named": 270}
     assert expected.items() <= sizes(found).items()
     assert found.notes == (
-        "270 B of this process are not named: no object and no free page of malloc accounts for them",
+        "270 B of this process are not named: no object and no free page of malloc accounts for "
+        "them",
     )
     most = host_parts(figures, held, all_there, {**objects, "Python objects": 300})
     assert most.notes == (), "less than a tenth"
@@ -298,6 +330,10 @@ SIZES = st.integers(0, 9000)
 GROUPS = st.none() | st.builds(Group, SIZES, SIZES, SIZES, SIZES)
 
 
-@given(st.builds(HostFigures, st.integers(1, 9000), *[SIZES] * 5, st.none() | SIZES, GROUPS), STORAGES)
-def test_any_figures_of_the_host_sum_exactly(figures: HostFigures, held: list[Storage] | None) -> None:
+@given(
+    st.builds(HostFigures, st.integers(1, 9000), *[SIZES] * 5, st.none() | SIZES, GROUPS), STORAGES
+)
+def test_any_figures_of_the_host_sum_exactly(
+    figures: HostFigures, held: list[Storage] | None
+) -> None:
     check(host_parts(figures, held, all_there))

@@ -17,7 +17,16 @@ from hypothesis import strategies as st
 
 from ipygpumem.extras.recorder import recordings
 from ipygpumem.extras.recorder.recorder_commands import postmortem_report
-from ipygpumem.extras.recorder.recordings import Kernel, Moment, Recording, RecordingWriter, decode, encode, judge, read
+from ipygpumem.extras.recorder.recordings import (
+    Kernel,
+    Moment,
+    Recording,
+    RecordingWriter,
+    decode,
+    encode,
+    judge,
+    read,
+)
 from ipygpumem.probes import cgroup, host
 from ipygpumem.probes.cgroup import Death
 from ipygpumem.probes.host import process_space
@@ -27,11 +36,25 @@ from tests.control_group import limited_group, move, v2_system
 from tests.kernel import Kernel as RealKernel
 from tests.waiting import wait_for
 
-ALIVE = Kernel(100.0, os.getpid(), psutil.Process().create_time(), host.process_space(), "folder/a.ipynb", "group:7")
+ALIVE = Kernel(
+    100.0,
+    os.getpid(),
+    psutil.Process().create_time(),
+    host.process_space(),
+    "folder/a.ipynb",
+    "group:7",
+)
 DEAD = dataclasses.replace(ALIVE, started=1.0)
 ELSEWHERE = dataclasses.replace(ALIVE, place="another boot pid:[1]")
 START = Moment("cell", 101.0, 1, {"cpu": GIB}, {"cpu": 16 * GIB}, 2, "x = 'ü\ud800'\n\ty")
-TICK = Moment("tick", 102.0, 1, {"cpu": 2 * GIB, "machine: available": GIB}, {"machine: available": 16 * GIB}, 2)
+TICK = Moment(
+    "tick",
+    102.0,
+    1,
+    {"cpu": 2 * GIB, "machine: available": GIB},
+    {"machine: available": 16 * GIB},
+    2,
+)
 CELL_END = Moment("cell end", 103.0, 1, {"cpu": GIB}, kills=2, error="ValueError")
 END = Moment("end", 104.0, reason="because")
 ENTRIES = (DEAD, START, TICK, CELL_END, END)
@@ -45,7 +68,13 @@ def write(folder: Path, content: bytes, name: str = "a.jsonl") -> Path:
 
 def recording(*moments: Moment, kernel: Kernel | None = DEAD, skipped: int = 0) -> Recording:
     end = next((moment for moment in moments if moment.kind == "end"), None)
-    return Recording(Path("a.jsonl"), kernel, tuple(moment for moment in moments if moment is not end), end, skipped)
+    return Recording(
+        Path("a.jsonl"),
+        kernel,
+        tuple(moment for moment in moments if moment is not end),
+        end,
+        skipped,
+    )
 
 
 def shown(found: Recording) -> str:
@@ -60,12 +89,18 @@ def test_an_entry_survives_encoding_without_its_unknown_fields(entry: Kernel | M
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=400), st.integers(0, len(VALID)), st.integers(0, len(VALID)))
-def test_garbage_and_a_torn_end_hide_no_whole_line(tmp_path: Path, garbage: bytes, place: int, cut: int) -> None:
+def test_garbage_and_a_torn_end_hide_no_whole_line(
+    tmp_path: Path, garbage: bytes, place: int, cut: int
+) -> None:
     found = read(write(tmp_path, VALID[:cut]))
     assert found.skipped == 0
-    assert (found.kernel is not None) + len(found.cell) + (found.end is not None) == VALID[:cut].count(b"\n")
+    assert (found.kernel is not None) + len(found.cell) + (found.end is not None) == VALID[
+        :cut
+    ].count(b"\n")
     damaged = read(write(tmp_path, VALID[:place] + garbage + VALID[place:]))
-    assert (damaged.kernel is not None) + len(damaged.cell) + (damaged.end is not None) >= len(ENTRIES) - 1
+    assert (damaged.kernel is not None) + len(damaged.cell) + (damaged.end is not None) >= len(
+        ENTRIES
+    ) - 1
     assert shown(damaged)
 
 
@@ -77,10 +112,15 @@ def test_garbage_and_a_torn_end_hide_no_whole_line(tmp_path: Path, garbage: byte
         b'{"kind":"tick","time":1e400}',
         b'{"kind":"tick","time":NaN}',
         b'{"kind":"tick","time":1,"memory":{"cpu":1' + b"0" * 400 + b"}}",
-        b'{"kind":"tick","time":1,"memory":{' + b",".join(b'"%d":1' % n for n in range(20_000)) + b"}}",
+        b'{"kind":"tick","time":1,"memory":{'
+        + b",".join(b'"%d":1' % n for n in range(20_000))
+        + b"}}",
         b'{"kind":' + b"[" * 100_000,
         b"\xff\xfe",
-        *(encode(ALIVE).replace(b'"pid":%d' % os.getpid(), b'"pid":' + x) for x in (b"-1", b"0", b"1" + b"0" * 400)),
+        *(
+            encode(ALIVE).replace(b'"pid":%d' % os.getpid(), b'"pid":' + x)
+            for x in (b"-1", b"0", b"1" + b"0" * 400)
+        ),
     ],
     ids=lambda line: line[:40].decode("ascii", "replace"),
 )
@@ -89,7 +129,8 @@ def test_a_line_that_is_no_entry_is_skipped(line: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [os.mkfifo, Path.mkdir, lambda to: to.symlink_to("/dev/zero"), lambda to: to.symlink_to(to)]
+    "make",
+    [os.mkfifo, Path.mkdir, lambda to: to.symlink_to("/dev/zero"), lambda to: to.symlink_to(to)],
 )
 def test_only_plain_files_are_recordings(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "a.jsonl")
@@ -102,7 +143,10 @@ def test_no_file_is_read_because_a_recording_names_it(tmp_path: Path) -> None:
     name = f"{tmp_path}/vmstat:{tmp_path.stat().st_ino}"
     assert (cgroup.counted(name), cgroup.recorded(name)) == (7, None)
     assert cgroup.recorded(f"/sys/fs/cgroup/../../..{name}") is None
-    assert "cannot be counted" in judge(recording(START, kernel=dataclasses.replace(DEAD, counter=name))).evidence
+    assert (
+        "cannot be counted"
+        in judge(recording(START, kernel=dataclasses.replace(DEAD, counter=name))).evidence
+    )
     system = v2_system(tmp_path / "s", "/a")
     system.write("sys/fs/cgroup/a/memory.events", "oom_kill 3\n")
     assert cgroup.recorded(cgroup.counter(system.root), system.root) == 3
@@ -121,7 +165,9 @@ def test_only_the_owner_can_read_a_recording(writer: RecordingWriter) -> None:
     assert stat.S_IMODE(writer.path.parent.stat().st_mode) == 0o700
 
 
-def test_a_recording_is_bounded_and_keeps_its_kernel_and_the_running_cell(writer: RecordingWriter) -> None:
+def test_a_recording_is_bounded_and_keeps_its_kernel_and_the_running_cell(
+    writer: RecordingWriter,
+) -> None:
     writer.write(START)
     assert read(writer.path).cell == (START,)
     for number in range(5000):
@@ -129,7 +175,9 @@ def test_a_recording_is_bounded_and_keeps_its_kernel_and_the_running_cell(writer
     assert 2**15 < writer.path.stat().st_size <= 2**16
     found = read(writer.path)
     assert (found.kernel, found.cell[0], found.skipped) == (DEAD, START, 0)
-    assert [tick.time for tick in found.cell[1:]] == [102.0 + n for n in range(5001 - len(found.cell), 5000)]
+    assert [tick.time for tick in found.cell[1:]] == [
+        102.0 + n for n in range(5001 - len(found.cell), 5000)
+    ]
     tail = read(writer.path, 2**12)
     assert (tail.kernel, tail.running, tail.skipped) == (DEAD, found.running, 0)
 
@@ -154,12 +202,19 @@ def test_old_recordings_go_and_those_of_live_kernels_stay(tmp_path: Path) -> Non
         os.utime(write(tmp_path, encode(content), f"{name}.jsonl"), (time.time() - 40 * 86400,) * 2)
     recordings.prune(tmp_path, own)
     names = [path.stem for path in recordings.listed(tmp_path)]
-    assert names == ["3own", *(f"1{number}" for number in range(29, 11, -1) if number != 25), "000live", "000elsewhere"]
+    assert names == [
+        "3own",
+        *(f"1{number}" for number in range(29, 11, -1) if number != 25),
+        "000live",
+        "000elsewhere",
+    ]
 
 
 def test_a_process_is_known_by_its_id_and_its_start() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    kernel = dataclasses.replace(ALIVE, pid=process.pid, started=psutil.Process(process.pid).create_time())
+    kernel = dataclasses.replace(
+        ALIVE, pid=process.pid, started=psutil.Process(process.pid).create_time()
+    )
     assert recordings.state(kernel) == "alive"
     assert recordings.state(dataclasses.replace(kernel, started=1.0)) == "dead"
     assert recordings.state(dataclasses.replace(kernel, place="x")) == "unknown"
@@ -171,7 +226,10 @@ def test_a_process_is_known_by_its_id_and_its_start() -> None:
 
 
 LOG = {
-    "Memory cgroup out of memory: Killed process 15 (python3) total-vm:1kB, anon-rss:2kB": (15, True),
+    "Memory cgroup out of memory: Killed process 15 (python3) total-vm:1kB, anon-rss:2kB": (
+        15,
+        True,
+    ),
     "Out of memory: Killed process 16 (ipython) total-vm:1kB": (16, True),
     "oom-kill:constraint=CONSTRAINT_MEMCG,task=python3,pid=17,uid=0": None,
     "python3[18]: segfault at 0 ip 00007f error 4 in libc.so.6": (18, False),
@@ -184,7 +242,9 @@ LOG = {
 def test_the_system_log_names_the_processes_that_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     records = [f"3,100,5000000,-;{line}\n SUBSYSTEM=x\n" for line in LOG]
     monkeypatch.setattr(cgroup, "_records", lambda path: ["garbage", *records])
-    assert [(death.pid, death.oom) for death in cgroup.deaths()] == [found for found in LOG.values() if found]
+    assert [(death.pid, death.oom) for death in cgroup.deaths()] == [
+        found for found in LOG.values() if found
+    ]
 
 
 OOM = Death(103.0, ALIVE.pid, True, "Out of memory: Killed process 15 (python)")
@@ -196,11 +256,32 @@ CASES: dict[str, tuple[Kernel | None, Moment, tuple[Death, ...], int | None, str
     "alive": (ALIVE, TICK, (), 3, "", "still runs"),
     "elsewhere": (ELSEWHERE, TICK, (OOM,), 3, "", "may still run"),
     "damaged": (None, TICK, (OOM,), 3, "", "are unknown"),
-    "the log, in its group": (DEAD, TICK, (GROUP_OOM,), 3, "certain", "its control group's limit was reached"),
+    "the log, in its group": (
+        DEAD,
+        TICK,
+        (GROUP_OOM,),
+        3,
+        "certain",
+        "its control group's limit was reached",
+    ),
     "the log": (DEAD, TICK, (OOM,), 3, "certain", "the machine's memory was used up"),
     "a fatal signal in the log": (DEAD, TICK, (FAULT,), 2, "certain", "crashed"),
-    "the log, of another process": (DEAD, TICK, (OOM._replace(pid=1),), 2, "unknown", "not the OOM killer"),
-    "the log, of an earlier one": (DEAD, TICK, (OOM._replace(time=50.0),), 2, "unknown", "not the OOM killer"),
+    "the log, of another process": (
+        DEAD,
+        TICK,
+        (OOM._replace(pid=1),),
+        2,
+        "unknown",
+        "not the OOM killer",
+    ),
+    "the log, of an earlier one": (
+        DEAD,
+        TICK,
+        (OOM._replace(time=50.0),),
+        2,
+        "unknown",
+        "not the OOM killer",
+    ),
     "its group's counter": (DEAD, TICK, (), 3, "likely", "the OOM killer ended it"),
     "the machine's counter": (MACHINE, TICK, (), 3, "unknown", "perhaps the OOM killer"),
     "the counter stayed": (DEAD, TICK, (), 2, "unknown", "not the OOM killer"),
@@ -209,7 +290,9 @@ CASES: dict[str, tuple[Kernel | None, Moment, tuple[Death, ...], int | None, str
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_verdict_claims_no_more_than_the_evidence(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_verdict_claims_no_more_than_the_evidence(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kernel, last, deaths, kills, grade, words = CASES[case]
     monkeypatch.setattr(cgroup, "deaths", lambda: deaths)
     monkeypatch.setattr(cgroup, "recorded", lambda name: kills)
@@ -222,18 +305,26 @@ def test_the_verdict_claims_no_more_than_the_evidence(case: str, monkeypatch: py
 def test_the_report_has_the_cell_its_memory_and_the_reason() -> None:
     page = shown(recording(START, TICK, skipped=2))
     headline, *rows = page.split("\n")
-    assert headline.startswith(f"kernel of a.ipynb, process {ALIVE.pid} died in cell 1 · 1970-01-01 ")
+    assert headline.startswith(
+        f"kernel of a.ipynb, process {ALIVE.pid} died in cell 1 · 1970-01-01 "
+    )
     assert "2 lines of the recording could not be read: its end may be among them" in page
     memory = [" ".join(row.split()) for row in rows if row.strip().startswith(("RAM", "machine"))]
     one = "1.00 GiB"
-    assert memory == [f"RAM {one} {one} 2.00 GiB 2.00 GiB 16.00 GiB", f"machine: available {f'{one} ' * 4}16.00 GiB"]
+    assert memory == [
+        f"RAM {one} {one} 2.00 GiB 2.00 GiB 16.00 GiB",
+        f"machine: available {f'{one} ' * 4}16.00 GiB",
+    ]
     assert "cell 1, ran 1.00 s until its last entry" in page
     assert "died while no cell ran" in shown(recording(START, CELL_END))
     assert "cell 1, ran 2.00 s ValueError" in shown(recording(START, CELL_END))
 
 
 ON = "--IPyGpuMem.recorder=True"
-ALLOCATE = "import time\nchunks = []\nwhile True:\n    chunks.append(bytearray(b'1' * 2**22))\n    time.sleep(0.02)"
+ALLOCATE = (
+    "import time\nchunks = []\nwhile True:\n    chunks.append(bytearray(b'1' * 2**22))\n    "
+    "time.sleep(0.02)"
+)
 Start = Callable[..., RealKernel]
 
 
@@ -260,7 +351,9 @@ def recorded(folder: Path, text: str) -> int:
     return sum(path.read_text().count(text) for path in folder.glob("*-*.jsonl"))
 
 
-def run_until_dead(kernel: RealKernel, code: str, *, kill_when: Callable[[], object] | None = None) -> None:
+def run_until_dead(
+    kernel: RealKernel, code: str, *, kill_when: Callable[[], object] | None = None
+) -> None:
     pid = int(kernel.value("__import__('os').getpid()"))
     kernel._client.execute(code)
     if kill_when is not None:
@@ -274,7 +367,9 @@ def told(kernel: RealKernel, line: str = "%gpumem postmortem") -> str:
     return report
 
 
-def test_after_a_kill_and_a_crash_the_next_kernel_names_the_cell(start: Start, folder: Path) -> None:
+def test_after_a_kill_and_a_crash_the_next_kernel_names_the_cell(
+    start: Start, folder: Path
+) -> None:
     kernel = start(ON)
     kernel.run("%load_ext ipygpumem")
     run_until_dead(kernel, ALLOCATE, kill_when=lambda: recorded(folder, '"kind":"tick"') >= 3)
@@ -285,15 +380,23 @@ def test_after_a_kill_and_a_crash_the_next_kernel_names_the_cell(start: Start, f
     assert "died in cell 2" in headline
     assert "it was killed, or it crashed (unknown)" in headline
     assert [line.strip() for line in rest[-5:]] == [line.strip() for line in ALLOCATE.splitlines()]
-    assert [line.split()[0] for line in rest if line.strip().startswith(("RAM", "machine"))] == ["RAM", "machine:"]
+    assert [line.split()[0] for line in rest if line.strip().startswith(("RAM", "machine"))] == [
+        "RAM",
+        "machine:",
+    ]
     run_until_dead(kernel, "import ctypes; ctypes.string_at(0)")
     after = start()
     after.run("%load_ext ipygpumem")
     headline = told(after).split("\n")[0]
-    assert "a fault in native code (certain)" in headline or "it was killed, or it crashed (unknown)" in headline
+    assert (
+        "a fault in native code (certain)" in headline
+        or "it was killed, or it crashed (unknown)" in headline
+    )
 
 
-def test_a_kernel_that_its_memory_limit_has_killed_before_its_first_tick_is_said_so(start: Start) -> None:
+def test_a_kernel_that_its_memory_limit_has_killed_before_its_first_tick_is_said_so(
+    start: Start,
+) -> None:
     with limited_group(300 * 2**20) as group:
         kernel = start()
         move(int(kernel.value("__import__('os').getpid()")), group)
@@ -315,15 +418,23 @@ def test_a_shutdown_while_a_cell_runs_is_no_death(start: Start, folder: Path) ->
     name = next(path.name for path in folder.glob("*.jsonl") if "sleep(600)" in path.read_text())
     assert "still runs" in told(other, f"%gpumem postmortem {name}").split("\n")[0]
     busy._manager.shutdown_kernel(now=False)  # is killed in the end: the cell goes on
-    assert told(other).startswith("no kernel is known to have died while it was recorded (2 recordings in ")
+    assert told(other).startswith(
+        "no kernel is known to have died while it was recorded (2 recordings in "
+    )
     assert "it was asked to end" in told(other, f"%gpumem postmortem {name}").split("\n")[0]
 
 
-def test_a_recording_has_each_cell_and_no_failure_of_it_reaches_one(start: Start, folder: Path) -> None:
+def test_a_recording_has_each_cell_and_no_failure_of_it_reaches_one(
+    start: Start, folder: Path
+) -> None:
     folder.mkdir(parents=True)
-    (folder / "0.jsonl").write_bytes(b"\xff\n" * 1000 + b'{"kind":"tick","time":1,"memory":{"cpu":[]}}')
+    (folder / "0.jsonl").write_bytes(
+        b"\xff\n" * 1000 + b'{"kind":"tick","time":1,"memory":{"cpu":[]}}'
+    )
     os.mkfifo(folder / "1.jsonl")
-    (folder / "2.jsonl").write_text(f'{{"kind":"kernel","time":1,"pid":-1,"started":1,"place":"{process_space()}"}}\n')
+    (folder / "2.jsonl").write_text(
+        f'{{"kind":"kernel","time":1,"pid":-1,"started":1,"place":"{process_space()}"}}\n'
+    )
     (folder / "3.jsonl").symlink_to(folder / "nothing")
     kernel = start(ON)
     assert kernel.run("%load_ext ipygpumem").reports("note") == []
@@ -355,4 +466,9 @@ def test_a_recording_has_each_cell_and_no_failure_of_it_reaches_one(start: Start
     assert kernel.run("%gpumem recorder status").reports("note")[0].startswith("recording is off")
     kernel.run("%gpumem recorder on\n%unload_ext ipygpumem")
     assert recorded(folder, "the extension was unloaded") == 1
-    assert kernel.value("[t.name for t in __import__('threading').enumerate() if 'ipygpumem' in t.name]") == []
+    assert (
+        kernel.value(
+            "[t.name for t in __import__('threading').enumerate() if 'ipygpumem' in t.name]"
+        )
+        == []
+    )

@@ -20,7 +20,9 @@ QUESTIONS = [f"{name}: {kind}" for name, case in CASES.items() for kind in case.
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, Any]:
     """Return the outcomes of all questions, each of which has a process of its own."""
-    found: dict[str, Any] = json.loads(printed("-m", "tests.remedies", env=os.environ | QUIET).splitlines()[-1])
+    found: dict[str, Any] = json.loads(
+        printed("-m", "tests.remedies", env=os.environ | QUIET).splitlines()[-1]
+    )
     return found
 
 
@@ -37,7 +39,9 @@ def test_a_printed_line_frees_its_row(question: str, outcomes: dict[str, Any]) -
     assert sum(row[0] for row in outcome.rows) == pytest.approx(SIZE_BYTES, rel=0.1)
     assert all(advice for _, _, advice in outcome.rows)
     if case.sentences:
-        assert all(sentence.startswith(case.sentences) for sentence in outcome.sentences), outcome.sentences
+        assert all(sentence.startswith(case.sentences) for sentence in outcome.sentences), (
+            outcome.sentences
+        )
         assert outcome.sentences
         return
     assert outcome.sentences == []

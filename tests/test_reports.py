@@ -1,4 +1,6 @@
-"""What reports say, with their bars; that nothing in them breaks out, and front-ends' rules are obeyed."""
+"""What reports say, with their bars; that nothing in them breaks out, and front-ends' rules are
+obeyed.
+"""
 
 import dataclasses
 import json
@@ -27,13 +29,17 @@ def test_the_line_names_an_error_children_and_samples_and_leaves_idle_devices_ou
     idle = Usage("cuda:1", 0, 0, 0, 140 * GIB, "allocator", reserved_bytes=0)
     sampled = Usage("cpu", 0, 0, MIB, None, "sampled")
     below = Usage("children", 0, 5 * MIB, 5 * MIB, None, "sampled", note="RSS")
-    line = content.cell_report(cell(execution_count=None, error="ValueError", usages=(sampled, below, idle))).headline
+    line = content.cell_report(
+        cell(execution_count=None, error="ValueError", usages=(sampled, below, idle))
+    ).headline
     usages = "RAM +0, peak +1 MiB (sampled), 0 B now · child processes by RSS +5 MiB, 5 MiB now"
     assert line == f"cell · 3.21 s · ValueError · {usages}"
 
 
 STILL = Usage("cpu", 61 * MIB, 61 * MIB + 90_000, 61 * MIB + 700_000, 16 * GIB, "kernel")
-STILL_CUDA = Usage("cuda:0", GIB, GIB, GIB + 512, 24 * GIB, "allocator", reserved_bytes=2 * GIB, used_bytes=3 * GIB)
+STILL_CUDA = Usage(
+    "cuda:0", GIB, GIB, GIB + 512, 24 * GIB, "allocator", reserved_bytes=2 * GIB, used_bytes=3 * GIB
+)
 
 
 @pytest.mark.parametrize(
@@ -46,12 +52,21 @@ STILL_CUDA = Usage("cuda:0", GIB, GIB, GIB + 512, 24 * GIB, "allocator", reserve
         ({"after_bytes": 62 * MIB, "peak_bytes": 62 * MIB}, "RAM +1 MiB, peak +1 MiB, 62 MiB now"),
     ],
 )
-def test_a_device_that_did_not_move_by_a_mib_is_its_size_alone_and_quiet(changes: dict[str, int], said: str) -> None:
+def test_a_device_that_did_not_move_by_a_mib_is_its_size_alone_and_quiet(
+    changes: dict[str, int], said: str
+) -> None:
     record = cell(usages=(dataclasses.replace(STILL, **changes), STILL_CUDA))
     has_moved = "peak" in said
-    assert content.cell_report(record).headline == f"{'cell ' * has_moved}12 · 3.21 s · {said} · cuda:0 3.00/24.00 GiB"
+    assert (
+        content.cell_report(record).headline
+        == f"{'cell ' * has_moved}12 · 3.21 s · {said} · cuda:0 3.00/24.00 GiB"
+    )
     short = content.cell_report(dataclasses.replace(record, duration_seconds=0.9)).headline
-    assert short == f"cell 12 · 900 ms · {said} · cuda:0 3.00/24.00 GiB" if has_moved else f"12 · {said}"
+    assert (
+        short == f"cell 12 · 900 ms · {said} · cuda:0 3.00/24.00 GiB"
+        if has_moved
+        else f"12 · {said}"
+    )
     assert content.is_quiet(record) is not bool(changes)
     assert not content.is_quiet(dataclasses.replace(record, error="ValueError"))
     assert not content.is_quiet(dataclasses.replace(record, recovery=recovery()))
@@ -71,8 +86,12 @@ def test_the_report_of_an_experiment_in_each_style() -> None:
         "  still alive, because something outside the experiment refers to it:",
         "  32 MiB · b: Tensor float32 8 × 1024 × 1024 on cpu",
     ]
-    (report,) = content.experiment_reports(experiment(name="n" * 500, freed={"cpu": -2 * MIB}), "compact")
-    assert report.headline.endswith("n · 2 cells · 4.20 s · RAM consumed +600 MiB, freed -2 MiB, peak +1.31 GiB")
+    (report,) = content.experiment_reports(
+        experiment(name="n" * 500, freed={"cpu": -2 * MIB}), "compact"
+    )
+    assert report.headline.endswith(
+        "n · 2 cells · 4.20 s · RAM consumed +600 MiB, freed -2 MiB, peak +1.31 GiB"
+    )
     assert len(report.headline) < 170
     assert content.experiment_reports(experiment(), "none") == []
 
@@ -83,7 +102,10 @@ def test_no_step_is_shown_to_have_given_more_than_came_back_in_all() -> None:
 
     steps = (step("names", 32 * MIB), step("garbage", -8 * MIB))
     (report,) = content.experiment_reports(experiment(steps=steps, freed={"cpu": 28 * MIB}), "full")
-    assert report.facts[-1].values == ["names (RAM 28 MiB, cuda:0 reserved 3 MiB)", "garbage (cuda:0 reserved 3 MiB)"]
+    assert report.facts[-1].values == [
+        "names (RAM 28 MiB, cuda:0 reserved 3 MiB)",
+        "garbage (cuda:0 reserved 3 MiB)",
+    ]
     (report,) = content.experiment_reports(experiment(steps=steps, freed={"cpu": 97 * MIB}), "full")
     assert report.facts[-1].values[-1] == "allocators by themselves (RAM 65 MiB)"
     freed = content.freed_report("freed", steps[:1], {"cpu": -1, "cuda:0": 0})
@@ -92,9 +114,12 @@ def test_no_step_is_shown_to_have_given_more_than_came_back_in_all() -> None:
 
 
 def test_the_report_of_a_recovery() -> None:
-    (report,) = content.recovery_reports(recovery(freed={"cpu": -5, "shm": 0, "cuda:0": 3 * MIB}), MIB)
+    (report,) = content.recovery_reports(
+        recovery(freed={"cpu": -5, "shm": 0, "cuda:0": 3 * MIB}), MIB
+    )
     assert report.headline == (
-        "out of memory (OutOfMemoryError) · asked for 20.00 GiB · free: RAM 10.00 GiB, cuda:0 3.00 GiB · "
+        "out of memory (OutOfMemoryError) · asked for 20.00 GiB · free: RAM 10.00 GiB, cuda:0 3.00 "
+        "GiB · "
         "freed: RAM 0 B, cuda:0 3 MiB"
     )
     assert report.tables[0].rows == (
@@ -102,8 +127,12 @@ def test_the_report_of_a_recovery() -> None:
         ("1 MiB", "main", "2", "lists", "dict", "3 arrays", "float32", "cuda:0"),
     )
     assert content.recovery_reports(recovery(kind="interrupt", held=()), MIB) == []
-    # All rows add up to what came back: those that are too small for one of their own, and what no frame held.
-    small = tuple(RetainedArray(f"x{n}", "Tensor", (1,), "f", "cpu, cuda:0", MIB // 2, function="f") for n in range(3))
+    # All rows add up to what came back: those that are too small for one of their own, and what no
+    # frame held.
+    small = tuple(
+        RetainedArray(f"x{n}", "Tensor", (1,), "f", "cpu, cuda:0", MIB // 2, function="f")
+        for n in range(3)
+    )
     failed = recovery(freed={"cpu": -5, "cuda:0": 9 * MIB}, held=(*recovery().held, *small))
     (report,) = content.recovery_reports(failed, MIB)
     assert [(row[0], row[1], row[-1]) for row in report.tables[0].rows] == [
@@ -154,7 +183,21 @@ class Page(HTMLParser):
         self.texts.append(data)
 
 
-ELEMENTS = {"b", "br", "code", "details", "div", "span", "summary", "table", "tbody", "td", "th", "thead", "tr"}
+ELEMENTS = {
+    "b",
+    "br",
+    "code",
+    "details",
+    "div",
+    "span",
+    "summary",
+    "table",
+    "tbody",
+    "td",
+    "th",
+    "thead",
+    "tr",
+}
 
 
 def test_html_is_a_few_elements_with_inline_styles_and_nothing_from_outside() -> None:
@@ -215,9 +258,12 @@ def test_no_text_of_the_users_breaks_out_of_a_report(word: str) -> None:
 
 def test_a_narrow_table_says_once_what_is_equal_in_every_row() -> None:
     rows = [
-        {"size": f"{n} GiB", "name": f"layers.{n}.weight", "dtype": "float32", "device": "cuda:0"} for n in (10, 20)
+        {"size": f"{n} GiB", "name": f"layers.{n}.weight", "dtype": "float32", "device": "cuda:0"}
+        for n in (10, 20)
     ]
-    shown = text.render([Report("tensors", "two", tables=[Table.of(rows, {"size"})])], text.Style(width=32))
+    shown = text.render(
+        [Report("tensors", "two", tables=[Table.of(rows, {"size"})])], text.Style(width=32)
+    )
     assert shown.splitlines() == [
         "two",
         "    size   name",
@@ -235,7 +281,9 @@ def test_a_folded_line_has_no_separator_at_its_ends() -> None:
 
 def test_a_narrow_terminal_loses_the_bar_first_then_breaks_between_devices() -> None:
     report = [content.cell_report(cell())]
-    wide, narrow, narrower = (text.render(report, text.Style(width=width, bars=True)) for width in (140, 118, 80))
+    wide, narrow, narrower = (
+        text.render(report, text.Style(width=width, bars=True)) for width in (140, 118, 80)
+    )
     assert wide == (
         "cell 12 · 3.21 s · RAM +512 MiB, peak +1.31 GiB, 3.50 GiB now ▕▒▒▒▒█░  ▏ · "
         "cuda:0 +1.00 GiB, peak +6.20 GiB, 8.39/140.00 GiB ▕▒█░░░░  ▏"
@@ -272,12 +320,20 @@ def test_a_table_that_is_too_wide_is_folded_and_then_becomes_lines() -> None:
 
 
 def leak(path: str, *, name: str = "", size: int = MIB) -> RetainedArray:
-    return RetainedArray(name, "Tensor", (4,), "f", "cpu", size, holder=ReferencePath(path, "del it"))
+    return RetainedArray(
+        name, "Tensor", (4,), "f", "cpu", size, holder=ReferencePath(path, "del it")
+    )
 
 
 def test_leaks_in_one_container_are_one_line_and_the_largest_comes_first() -> None:
     graph = ": its autograd graph (ReluBackward0)"
-    found = [leak("cache[0]"), leak("cache[1]"), leak("x", size=4 * MIB), leak("cache[7]"), leak("other[0]")]
+    found = [
+        leak("cache[0]"),
+        leak("cache[1]"),
+        leak("x", size=4 * MIB),
+        leak("cache[7]"),
+        leak("other[0]"),
+    ]
     found += [leak(f"losses[{n}]{graph}", size=MIB // 4) for n in range(8)]
     found += [leak('runs["a[1]"]'), leak('runs["a[2]"]')]
     assert content.leaks_report(found, MIB).lines == [
@@ -289,12 +345,19 @@ def test_leaks_in_one_container_are_one_line_and_the_largest_comes_first() -> No
         '1 MiB · Tensor f 4 on cpu · held by runs["a[2]"] · to free it: del it',
     ]
     holders = [ReferencePath(f"Out[{n}]", f"%xdel _{n}") for n in (3, 5)]
-    found = [RetainedArray("", "Tensor", (4,), "f", "cpu", MIB, holder=holder) for holder in holders]
-    assert [line.split("%")[1] for line in content.leaks_report(found, MIB).lines] == ["xdel _3", "xdel _5"]
+    found = [
+        RetainedArray("", "Tensor", (4,), "f", "cpu", MIB, holder=holder) for holder in holders
+    ]
+    assert [line.split("%")[1] for line in content.leaks_report(found, MIB).lines] == [
+        "xdel _3",
+        "xdel _5",
+    ]
 
 
 def test_the_largest_row_of_leaks_comes_first_whatever_found_it() -> None:
-    leak = RetainedArray("x", "Tensor", (4,), "f", "cpu", 3 << 20, holder=ReferencePath("x", "del x"))
+    leak = RetainedArray(
+        "x", "Tensor", (4,), "f", "cpu", 3 << 20, holder=ReferencePath("x", "del x")
+    )
     graphs = (5 << 20, "cpu", "losses keep their graphs", "losses.clear()", 5 << 20)
     output = (1 << 20, "cpu", "Out[3]", "%xdel _3", 1 << 20)
     report = content.leaks_report([leak], 1 << 20, kept=[output, graphs])
@@ -303,7 +366,10 @@ def test_the_largest_row_of_leaks_comes_first_whatever_found_it() -> None:
 
 
 def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
-    line = "2 smaller storages, 2 MiB in all: too many to examine; free larger ones first, then run it again"
+    line = (
+        "2 smaller storages, 2 MiB in all: too many to examine; free larger ones first, then run "
+        "it again"
+    )
     found = content.leaks_report([leak("a\x1b[2Jb", name="x\ny")], MIB, [leak("y"), leak("z")])
     assert (found.headline, found.lines[1:]) == ("1 leak · 1 MiB · other rows: 2 MiB", [line])
     assert found.lines[0].isprintable()
@@ -311,25 +377,37 @@ def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
     lines = content.leaks_report([leak(f"x{n}") for n in range(23)], MIB).lines
     assert (len(lines), lines[-1]) == (21, "and 3 more: 3 MiB")
     kept = [((1 + n) * MIB, "cpu", f"losses{n}", "del it", MIB) for n in range(23)]
-    assert content.leaks_report([leak("x")], MIB, (), kept).headline == "1 leak · 1 MiB · other rows: 23 MiB"
+    assert (
+        content.leaks_report([leak("x")], MIB, (), kept).headline
+        == "1 leak · 1 MiB · other rows: 23 MiB"
+    )
     found = content.leaks_report([], MIB, (), kept, ["a note"])
-    assert found.headline == "no leak of at least 1 MiB, but 23 MiB are kept by what is listed below"
+    assert (
+        found.headline == "no leak of at least 1 MiB, but 23 MiB are kept by what is listed below"
+    )
     lines = found.lines
     assert lines[0] == "23 MiB on cpu · losses22 · del it"
     assert lines[-2:] == ["and 3 more: 6 MiB", "a note"]
 
 
-TENSORS = tuple(TensorRecord(f"x[{n}]", "Tensor", (1,), "f", "cpu", (40 - n) * MIB) for n in range(35))
+TENSORS = tuple(
+    TensorRecord(f"x[{n}]", "Tensor", (1,), "f", "cpu", (40 - n) * MIB) for n in range(35)
+)
 CUT = {
     "tensors": inventory.tensors_report(Inventory(TENSORS, 0.0), top=7),
     "groups": inventory.groups_report(
-        Inventory(TENSORS, 0.0), "shape", [TensorGroup(str(t.name), 1, t.size_bytes) for t in TENSORS], top=7
+        Inventory(TENSORS, 0.0),
+        "shape",
+        [TensorGroup(str(t.name), 1, t.size_bytes) for t in TENSORS],
+        top=7,
     ),
     "added": inventory.difference_report(InventoryDiff(TENSORS, (), "", ""), top=7),
-    "held": content.recovery_reports(recovery(held=tuple(leak("", size=t.size_bytes) for t in TENSORS), freed={}), 0)[
-        0
-    ],
-    "children": status_report("", (), (), (), [Child(n, "", 0.0, t.size_bytes, True) for n, t in enumerate(TENSORS)]),
+    "held": content.recovery_reports(
+        recovery(held=tuple(leak("", size=t.size_bytes) for t in TENSORS), freed={}), 0
+    )[0],
+    "children": status_report(
+        "", (), (), (), [Child(n, "", 0.0, t.size_bytes, True) for n, t in enumerate(TENSORS)]
+    ),
 }
 
 
@@ -337,8 +415,12 @@ CUT = {
 def test_the_sizes_in_a_table_that_is_cut_add_up(report: Report) -> None:
     (table,) = [table for table in report.tables if "size" in table.columns]
     place = table.columns.index("size")
-    assert sum(parse_bytes(row[place]) for row in table.rows) == sum(tensor.size_bytes for tensor in TENSORS)
-    number = next(int(match[1]) for text in table.rows[-1] if (match := re.match(r"and (\d+) more", text)))
+    assert sum(parse_bytes(row[place]) for row in table.rows) == sum(
+        tensor.size_bytes for tensor in TENSORS
+    )
+    number = next(
+        int(match[1]) for text in table.rows[-1] if (match := re.match(r"and (\d+) more", text))
+    )
     assert number + len(table.rows) - 1 == len(TENSORS)
 
 
@@ -348,7 +430,14 @@ BAR = Bar("cuda:0: half", 16, 6, 4, 2)
 
 def cuda(before: int, after: int, peak: int, reserved: int, used: int) -> Usage:
     sizes = (before * GIB, after * GIB, peak * GIB)
-    return Usage("cuda:0", *sizes, 80 * GIB, "allocator", reserved_bytes=reserved * GIB, used_bytes=used * GIB)
+    return Usage(
+        "cuda:0",
+        *sizes,
+        80 * GIB,
+        "allocator",
+        reserved_bytes=reserved * GIB,
+        used_bytes=used * GIB,
+    )
 
 
 def ram(before: int, after: int, peak: int, total: int = 64 * GIB) -> Usage:
@@ -372,7 +461,10 @@ def test_a_bar_is_as_long_as_the_sessions_highest_use_rounded_up() -> None:
     assert bar is not None
     assert (bar.length_bytes, bar.is_whole) == (1536 * MIB, False)
     assert bar.label == "RAM: 1.05 GiB of 64.00 GiB in use; the bar ends at 1.50 GiB"
-    for highest, length in ((3900, 4), (4090, 6)):  # 4090 is so near to 4 GiB that the bar would look full
+    for highest, length in (
+        (3900, 4),
+        (4090, 6),
+    ):  # 4090 is so near to 4 GiB that the bar would look full
         scales.note([ram(1000, 1000, highest)])
         bar = scales.bar(change)
         assert bar is not None
@@ -393,7 +485,11 @@ def test_a_usage_becomes_what_the_whole_device_has_in_use_at_the_peak() -> None:
     # memory that was freed lies between what is left and the peak
     assert gib(scales.bar(cuda(10, 2, 11, 2, 7))) == (7, 0, 9)
     # where the device's use is not known, the process's own is shown, and without a total nothing
-    assert gib(Scales().bar(Usage("cpu", 2 * GIB, 3 * GIB, 4 * GIB, 8 * GIB, "kernel"))) == (2, 1, 1)
+    assert gib(Scales().bar(Usage("cpu", 2 * GIB, 3 * GIB, 4 * GIB, 8 * GIB, "kernel"))) == (
+        2,
+        1,
+        1,
+    )
     assert Scales().bar(Usage("cpu", 2, 3, 4, None, "kernel")) is None
     assert Scales().bar(Usage("cpu", 2, 3, 4, 0, "kernel")) is None
 
@@ -402,28 +498,49 @@ def test_a_usage_becomes_what_the_whole_device_has_in_use_at_the_peak() -> None:
 def test_a_bar_is_never_longer_than_its_cells(total: int, used: int, kept: int, peak: int) -> None:
     bar = Bar("", total, used, kept, peak)
     assert sum(bar.pieces) <= total
-    assert all(piece == 0 or piece * 100 >= total for piece in bar.pieces) or sum(bar.pieces) == total
+    assert (
+        all(piece == 0 or piece * 100 >= total for piece in bar.pieces) or sum(bar.pieces) == total
+    )
     assert len(text_bar(bar)) == BAR_COLUMNS
     assert sum(map(float, re.findall(r" width: ([\d.]+)%", html_bar(bar)))) <= 100.2
 
 
-# Front-ends that are not run here, by the rules that they document or carry in their sources; our bundles obey them.
+# Front-ends that are not run here, by the rules that they document or carry in their sources; our
+# bundles obey them.
 #
 # - VS Code: ``NOTEBOOK_DISPLAY_ORDER`` and ``ACCESSIBLE_NOTEBOOK_DISPLAY_ORDER`` in
-#   microsoft/vscode, src/vs/workbench/contrib/notebook/common/notebookCommon.ts; all outputs of a notebook share one
+#   microsoft/vscode, src/vs/workbench/contrib/notebook/common/notebookCommon.ts; all outputs of a
+# notebook share one
 #   webview, whose theme is custom properties named ``--vscode-...`` (its webview guide).
-# - Colab: each output is a document of its own in a sandboxed iframe whose theme is ``--colab-...`` properties and the
+# - Colab: each output is a document of its own in a sandboxed iframe whose theme is ``--colab-...``
+#   properties and the
 #   page's own text colour; a notebook with outputs may have 20 MB.
-# - JupyterLab 4: the sanitizer of @jupyterlab/apputils for notebooks that are not trusted: lists of elements,
+# - JupyterLab 4: the sanitizer of @jupyterlab/apputils for notebooks that are not trusted: lists of
+#   elements,
 #   attributes and style properties, whose values must match patterns without ``var()``.
 # - GitHub drops every style.
 
 VS_CODE_ORDER = (
-    *("application/json", "application/javascript", "text/html", "image/svg+xml", "text/latex", "text/markdown"),
+    *(
+        "application/json",
+        "application/javascript",
+        "text/html",
+        "image/svg+xml",
+        "text/latex",
+        "text/markdown",
+    ),
     *("image/png", "image/jpeg", "text/plain"),
 )
 VS_CODE_ACCESSIBLE_ORDER = (
-    *("text/latex", "text/markdown", "application/json", "text/html", "image/svg+xml", "image/png", "image/jpeg"),
+    *(
+        "text/latex",
+        "text/markdown",
+        "application/json",
+        "text/html",
+        "image/svg+xml",
+        "image/png",
+        "image/jpeg",
+    ),
     "text/plain",
 )
 LAB_ATTRIBUTES = {"style", "title", "open"}
@@ -457,8 +574,12 @@ class Sanitizer(HTMLParser):
         kept = {name: value or "" for name, value in attributes if name in LAB_ATTRIBUTES}
         if "style" in kept:
             known = [pair for pair in declarations(kept["style"]) if pair[0] in LAB_PROPERTIES]
-            kept["style"] = "; ".join(f"{name}: {value}" for name, value in known if "var(" not in value)
-        self.kept += f"<{tag}{''.join(f' {name}={json.dumps(value)}' for name, value in kept.items())}>"
+            kept["style"] = "; ".join(
+                f"{name}: {value}" for name, value in known if "var(" not in value
+            )
+        self.kept += (
+            f"<{tag}{''.join(f' {name}={json.dumps(value)}' for name, value in kept.items())}>"
+        )
 
     def handle_endtag(self, tag: str) -> None:
         self.kept += f"</{tag}>" if tag in ELEMENTS else ""
@@ -471,7 +592,9 @@ class Sanitizer(HTMLParser):
 def test_vs_code_finds_html_first_in_every_bundle(order: tuple[str, ...], kernel: Kernel) -> None:
     kernel.run("%%experiment one\nx = bytearray(4 << 20)")
     for code in ("1", "%%experiment two\ny = 1", "%gpumem status", "%gpumem leaks", "%gpumem free"):
-        displays = [display for display in kernel.run(code).displays if "ipygpumem" in display["metadata"]]
+        displays = [
+            display for display in kernel.run(code).displays if "ipygpumem" in display["metadata"]
+        ]
         assert displays, code
         for display in displays:
             assert set(display["data"]) <= set(order)
@@ -479,7 +602,9 @@ def test_vs_code_finds_html_first_in_every_bundle(order: tuple[str, ...], kernel
 
 
 def test_nothing_reaches_beyond_its_own_output_and_text_has_the_pages_own_colour() -> None:
-    assert not re.search(r"<style|<script|<link|\sid=|\sclass=|\son\w+=|position:|z-index:|100v[wh]", PAGE)
+    assert not re.search(
+        r"<style|<script|<link|\sid=|\sclass=|\son\w+=|position:|z-index:|100v[wh]", PAGE
+    )
     assert "color" not in {name for style in DECLARED for name, _ in declarations(style)}
 
 
@@ -489,13 +614,20 @@ def test_every_theme_variable_has_a_plain_value_to_fall_back_on() -> None:
     for style in DECLARED:
         pairs = declarations(style)
         for number, (name, value) in enumerate(pairs):
-            assert value.count("var(") == len(re.findall(r"var\(--(?:jp|vscode)-[\w-]+, ", value)), value
+            assert value.count("var(") == len(
+                re.findall(r"var\(--(?:jp|vscode)-[\w-]+, ", value)
+            ), value
             if "var(" in value:
                 before = {known for known, plain in pairs[:number] if "var(" not in plain}
-                assert name in before or name.rsplit("-", 1)[0] in before or "margin" in before, (name, style)
+                assert name in before or name.rsplit("-", 1)[0] in before or "margin" in before, (
+                    name,
+                    style,
+                )
 
 
-def test_jupyterlab_keeps_elements_words_folding_and_bars_of_a_notebook_that_is_not_trusted() -> None:
+def test_jupyterlab_keeps_elements_words_folding_and_bars_of_a_notebook_that_is_not_trusted() -> (
+    None
+):
     before, after = Page(PAGE), Page(Sanitizer(PAGE).kept)
     assert after.elements == before.elements
     assert "".join(after.texts) == "".join(before.texts)

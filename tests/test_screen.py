@@ -1,4 +1,6 @@
-"""Progress bars, where a report stands among a cell's outputs, and what a terminal can show of it."""
+"""Progress bars, where a report stands among a cell's outputs, and what a terminal
+can show of it.
+"""
 
 import io
 import sys
@@ -34,7 +36,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def work(monkeypatch: pytest.MonkeyPatch, *shares: float, seconds: float = 0.0, report: bool = True) -> str:
+def work(
+    monkeypatch: pytest.MonkeyPatch, *shares: float, seconds: float = 0.0, report: bool = True
+) -> str:
     """Return what a terminal gets of work that reports ``shares``."""
     stream, config = Terminal(), SimpleNamespace(report=report)
     monkeypatch.setattr(display, "_WORK_SECONDS", seconds)
@@ -45,7 +49,9 @@ def work(monkeypatch: pytest.MonkeyPatch, *shares: float, seconds: float = 0.0, 
     return stream.getvalue()
 
 
-def test_a_terminal_gets_a_bar_that_never_moves_back_and_disappears(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_bar_that_never_moves_back_and_disappears(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     shown = work(monkeypatch, 0.5, 0.25)
     assert "ipygpumem: leaks 50%" in shown
     assert "25%" not in shown
@@ -61,13 +67,17 @@ def test_a_bar_is_full_when_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [bar.n for bar in bars] == [1.0]
 
 
-def test_work_goes_on_where_the_bar_fails_and_that_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_goes_on_where_the_bar_fails_and_that_is_said_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     assert work(monkeypatch, 0.5, 0.6).count("the progress bar") == 1
 
 
 @pytest.mark.parametrize("options", [{"seconds": 600.0}, {"report": False}])
-def test_short_work_shows_no_bar_nor_does_gpumem_off(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+def test_short_work_shows_no_bar_nor_does_gpumem_off(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)  # it is not even imported
     assert work(monkeypatch, 0.5, **options) == ""
 
@@ -79,7 +89,9 @@ def test_a_notebook_shows_a_bar_and_then_the_report(notebook: Kernel) -> None:
 
 
 @pytest.mark.parametrize(("code", "options"), [("%%capture\n", {}), ("", {"allow_stdin": False})])
-def test_captured_output_and_programs_get_no_bar(notebook: Kernel, code: str, options: dict[str, bool]) -> None:
+def test_captured_output_and_programs_get_no_bar(
+    notebook: Kernel, code: str, options: dict[str, bool]
+) -> None:
     reply = notebook.run(f"{code}%gpumem tensors", **options)
     assert reply.stdout + reply.stderr == ""
 
@@ -114,12 +126,17 @@ def test_the_report_comes_after_text_that_is_just_being_sent(notebook: Kernel) -
     assert reply.order == ["large\n", "report"]
 
 
-@pytest.mark.parametrize(("code", "kinds"), [("1", ["result", "display"]), ("1 / 0", ["error", "display"])])
-def test_a_ctrl_c_while_the_report_is_on_its_way_is_said_in_it(notebook: Kernel, code: str, kinds: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("code", "kinds"), [("1", ["result", "display"]), ("1 / 0", ["error", "display"])]
+)
+def test_a_ctrl_c_while_the_report_is_on_its_way_is_said_in_it(
+    notebook: Kernel, code: str, kinds: list[str]
+) -> None:
     notebook.run(
         "import signal\nstruck = []\n"
         "def strike(message):\n"
-        "    if not struck:\n        struck.append(True); signal.raise_signal(signal.SIGINT); sum(range(3))\n"
+        "    if not struck:\n        struck.append(True); signal.raise_signal(signal.SIGINT); "
+        "sum(range(3))\n"
         "    return message"
     )
     reply = notebook.run(f"get_ipython().display_pub.register_hook(strike); {code}")
@@ -181,7 +198,13 @@ def test_a_terminal_gets_colour_and_bars(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 NONE, FORCED = {"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}
-SHOWN = [({}, True, True), ({}, False, False), (NONE, True, False), (FORCED, False, True), (FORCED | NONE, True, False)]
+SHOWN = [
+    ({}, True, True),
+    ({}, False, False),
+    (NONE, True, False),
+    (FORCED, False, True),
+    (FORCED | NONE, True, False),
+]
 
 
 @pytest.mark.parametrize(("variables", "terminal", "colour"), SHOWN)

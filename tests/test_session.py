@@ -35,7 +35,9 @@ def info_of(source: str) -> Any:
 
 
 def result_of(info: Any, number: int | None = 1, error: BaseException | None = None) -> Any:
-    return SimpleNamespace(info=info, execution_count=number, error_before_exec=None, error_in_exec=error, result=None)
+    return SimpleNamespace(
+        info=info, execution_count=number, error_before_exec=None, error_in_exec=error, result=None
+    )
 
 
 def observer(**hooks: Any) -> Any:
@@ -51,7 +53,9 @@ class Recorder:
         self.shown: list[Report] = []
         self.scales = Scales()
 
-    def show(self, reports: list[Report], cell: object = None, *, display_id: str | None = None) -> None:
+    def show(
+        self, reports: list[Report], cell: object = None, *, display_id: str | None = None
+    ) -> None:
         self.shown += reports
 
 
@@ -90,8 +94,13 @@ def test_the_line_says_that_the_oom_killer_took_a_process(
         app.session.cell_begins(info)
         system.write("sys/fs/cgroup/job/memory.events", f"oom_kill {kills}\n")
         app.session.cell_ends(result_of(info))
-    told = "the OOM killer ended {} of this control group, such as a data loader's worker or a forked child"
-    assert [item.lines for item in recorder.shown] == [(told.format(what),) for what in ("1 process", "2 processes")]
+    told = (
+        "the OOM killer ended {} of this control group, such as a data loader's worker or a forked "
+        "child"
+    )
+    assert [item.lines for item in recorder.shown] == [
+        (told.format(what),) for what in ("1 process", "2 processes")
+    ]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
@@ -117,7 +126,9 @@ def test_a_failure_at_a_cells_end_prevents_no_other_step(
     assert "experiment" in [report.kind for report in shown_in(app)]
 
 
-def test_a_part_whose_end_fails_keeps_no_other_from_closing(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_whose_end_fails_keeps_no_other_from_closing(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def failing() -> None:
         raise RuntimeError("no end")
 
@@ -138,7 +149,9 @@ def run(app: App, source: str) -> None:
     app.session.cell_ends(result_of(info))
 
 
-def test_an_experiment_and_its_last_cell_agree(app: App, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_experiment_and_its_last_cell_agree(
+    app: App, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def look(*args: object, **options: object) -> tuple[()]:
         probe.set(17 * MIB)
         return ()
@@ -149,7 +162,11 @@ def test_an_experiment_and_its_last_cell_agree(app: App, probe: FakeProbe, monke
     run(app, "finish()")
     assert experiment.record is not None
     assert experiment.record.freed == {"cpu": 0}
-    assert experiment.record.usages[0].after_bytes == app.session.history[-1].usages[0].after_bytes == 17 * MIB
+    assert (
+        experiment.record.usages[0].after_bytes
+        == app.session.history[-1].usages[0].after_bytes
+        == 17 * MIB
+    )
 
 
 def run_cell(app: App, number: int = 1, error: BaseException | None = None) -> list[str]:
@@ -162,11 +179,15 @@ def run_cell(app: App, number: int = 1, error: BaseException | None = None) -> l
     return [report.headline for report in shown]
 
 
-def test_quiet_hides_no_error_no_growth_and_no_note(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_hides_no_error_no_growth_and_no_note(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     app.context.config.quiet = True
     (line,) = run_cell(app, error=ValueError())
     assert "ValueError" in line
-    monkeypatch.setattr(app.session.trends, "add", lambda record: Growing([Growth("cpu", 3, MIB, MIB)]))
+    monkeypatch.setattr(
+        app.session.trends, "add", lambda record: Growing([Growth("cpu", 3, MIB, MIB)])
+    )
     (line,) = run_cell(app)
     assert line.startswith("1 · RAM")
     assert "has grown RAM" in shown_in(app)[0].lines[0]
@@ -197,7 +218,9 @@ def test_any_order_of_events_ends_each_cell_at_most_once(events: list[tuple[str,
         if event == "end none":
             result = None
         else:
-            result = result_of(candidates[number % len(candidates)] if candidates else info_of("unknown"))
+            result = result_of(
+                candidates[number % len(candidates)] if candidates else info_of("unknown")
+            )
         cell, inside = stack.pop(result)
         if cell is not None:
             assert result is None or cell.info is result.info
@@ -221,7 +244,9 @@ def test_an_experiments_time_is_that_of_its_cells_and_its_span_stands_apart(
         monkeypatch.setattr(f"ipygpumem.shell.{module}.perf_counter", lambda: passed[0])
     shell.user_ns["wait"] = wait
     shell.run_cell("%load_ext ipygpumem")
-    shell.run_cell("import ipygpumem\nwait(50)\nwith ipygpumem.experiment('block'): wait(500)\nwait(50)")
+    shell.run_cell(
+        "import ipygpumem\nwait(50)\nwith ipygpumem.experiment('block'): wait(500)\nwait(50)"
+    )
     for cell in ("%experiment start main\nwait(20)", "wait(60)", "%%experiment inner\nwait(40)"):
         shell.run_cell(cell)
         wait(3600)
@@ -230,7 +255,9 @@ def test_an_experiments_time_is_that_of_its_cells_and_its_span_stands_apart(
     shown = capsys.readouterr().out
     assert re.search(r"experiment main · 5 min 0 s · span 3 h 5 min", shown)
     assert re.search(r"experiment main · 3 cells · 5 min \d+ s · span 3 h 5 min", shown)
-    times = {item.name: (item.duration_seconds, item.span_seconds) for item in ipygpumem.experiments()}
+    times = {
+        item.name: (item.duration_seconds, item.span_seconds) for item in ipygpumem.experiments()
+    }
     assert times == {
         "block": (500, 500),
         "inner": (40, 40),
@@ -242,7 +269,12 @@ def test_an_experiments_time_is_that_of_its_cells_and_its_span_stands_apart(
     assert heads == [["experiment", "began", "time"], ["experiment", "time", "span"]]
     assert shown.count("3 h 5 min") == 2
     # The cell that started it is longer than the span since then.
-    for cell in ("wait(500)\n%experiment start outer", "x, both = 1, 2", "%experiment start inner", "y = both = 3"):
+    for cell in (
+        "wait(500)\n%experiment start outer",
+        "x, both = 1, 2",
+        "%experiment start inner",
+        "y = both = 3",
+    ):
         shell.run_cell(cell)
     capsys.readouterr()
     shell.run_cell("%experiment status")
@@ -260,15 +292,23 @@ def test_an_experiments_time_is_that_of_its_cells_and_its_span_stands_apart(
     assert "experiment captured · 1 cell · 30" in capsys.readouterr().out
 
 
-def test_a_cells_time_begins_after_our_own_work(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine makes that work long: processes that the cell starts would begin after its end."""
+def test_a_cells_time_begins_after_our_own_work(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine makes that work long: processes that the cell starts would begin after its
+    end.
+    """
     begun, own = list[float](), ExperimentManager.cell_begins
-    monkeypatch.setattr(ExperimentManager, "cell_begins", lambda *args: (own(*args), begun.append(time.time())))
+    monkeypatch.setattr(
+        ExperimentManager, "cell_begins", lambda *args: (own(*args), begun.append(time.time()))
+    )
     loaded.run_cell("1")
     assert ipygpumem.history()[-1].started_at >= begun[-1]
 
 
-def test_a_step_that_did_nothing_gets_no_credit(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_did_nothing_gets_no_credit(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     falling = itertools.count(4000, -1)
 
     def read(self: HostProbe) -> tuple[int, int]:
@@ -276,19 +316,35 @@ def test_a_step_that_did_nothing_gets_no_credit(shell: InteractiveShell, monkeyp
         return size, size
 
     monkeypatch.setattr(HostProbe, "_rss_and_peak", read)
-    for cell in ("%load_ext ipygpumem", "%%experiment a\npass", "%%experiment b\nx = 1", "%%experiment c\n1 / 0"):
+    for cell in (
+        "%load_ext ipygpumem",
+        "%%experiment a\npass",
+        "%%experiment b\nx = 1",
+        "%%experiment c\n1 / 0",
+    ):
         shell.run_cell(cell)
-    given = [{step.name for step in item.steps if step.freed["cpu"] > 0} for item in ipygpumem.experiments()]
-    assert [found & {"names", "tracebacks"} for found in given] == [set(), {"names"}, {"tracebacks"}]
+    given = [
+        {step.name for step in item.steps if step.freed["cpu"] > 0}
+        for item in ipygpumem.experiments()
+    ]
+    assert [found & {"names", "tracebacks"} for found in given] == [
+        set(),
+        {"names"},
+        {"tracebacks"},
+    ]
 
 
-def test_memory_left_by_a_reset_counts_as_outputs(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_left_by_a_reset_counts_as_outputs(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
     big = "class Big:\n    def __init__(self):\n        self.data = b'x' * (64 << 20)"
     for cell in ("%load_ext ipygpumem", big, "Big()", "%reset -f out"):
         shell.run_cell(cell, store_history=True)
     capsys.readouterr()
     shell.run_cell("%gpumem free")
-    assert re.search(r"^  freed by: outputs \(RAM 6[34](\.\d)? MiB\)", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(
+        r"^  freed by: outputs \(RAM 6[34](\.\d)? MiB\)", capsys.readouterr().out, re.MULTILINE
+    )
 
 
 @pytest.mark.usefixtures("others_out_of_sight")

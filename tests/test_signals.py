@@ -1,4 +1,5 @@
-"""An exception of a user's signal handler leaves our commands and hooks as it would leave the user's code.
+"""An exception of a user's signal handler leaves our commands and hooks as it would leave the
+user's code.
 
 The signal is raised at a call of one of our functions, so that no test depends on time.
 """
@@ -37,12 +38,15 @@ ERRORS = (Alarm, HardAlarm, TimeoutError, KeyboardInterrupt, MemoryError)
 
 @pytest.fixture(autouse=True)
 def _no_modules_of_tests(monkeypatch: pytest.MonkeyPatch, others_out_of_sight: None) -> None:
-    # The first look follows what users' modules hold. Here those are all tests that this process has run.
+    # The first look follows what users' modules hold. Here those are all tests that this process
+    # has run.
     monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
 
 
 class Ringing:
-    """Installs a handler that raises ``error``, and rings the alarm at the ``number``-th call of our functions."""
+    """Installs a handler that raises ``error``, and rings the alarm at the ``number``-th call of
+    our functions.
+    """
 
     def __init__(self, error: type[BaseException]) -> None:
         self.error = error
@@ -55,12 +59,18 @@ class Ringing:
     def fail(self) -> None:
         raise self.error("rang")
 
-    def run(self, action: Callable[[], object], number: int, handler: Any = None) -> BaseException | None:
+    def run(
+        self, action: Callable[[], object], number: int, handler: Any = None
+    ) -> BaseException | None:
         """Run ``action`` and return the exception that left it."""
         self.calls, self.has_rung = 0, False
 
         def profile(frame: FrameType, event: str, argument: object) -> None:
-            if event != "call" or not frame.f_code.co_filename.startswith(PACKAGE) or is_called_by_others(frame):
+            if (
+                event != "call"
+                or not frame.f_code.co_filename.startswith(PACKAGE)
+                or is_called_by_others(frame)
+            ):
                 return
             self.calls += 1
             if self.calls == number:
@@ -130,7 +140,9 @@ def notebook(loaded: InteractiveShell) -> Iterator[InteractiveShell]:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("most", SAMPLES)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_handlers_exception_leaves_the_command(notebook: InteractiveShell, command: str, most: int) -> None:
+def test_a_handlers_exception_leaves_the_command(
+    notebook: InteractiveShell, command: str, most: int
+) -> None:
     name, _, line = command.lstrip("%").partition(" ")
     experiments = app_of(notebook).experiments
 
@@ -179,7 +191,8 @@ def traced() -> None:
 
 
 BLOCKS: list[Any] = []
-"""Keeps experiments alive: Python itself swallows what is raised in the finalisers of their parts."""
+"""Keeps experiments alive: Python itself swallows what is raised in the finalisers of their parts.
+"""
 
 
 def in_experiment() -> None:
@@ -202,7 +215,16 @@ def in_functions() -> None:
     ipygpumem.tensors()
 
 
-PYTHON = (in_trace, in_expect, in_clearing, traced, in_experiment, in_loop, in_growing_loop, in_functions)
+PYTHON = (
+    in_trace,
+    in_expect,
+    in_clearing,
+    traced,
+    in_experiment,
+    in_loop,
+    in_growing_loop,
+    in_functions,
+)
 
 
 @pytest.mark.timeout(1200)
@@ -328,11 +350,14 @@ def test_the_traceback_shows_the_handler_and_not_our_frames(notebook: Interactiv
     trace = error.__traceback__
     while trace is not None:
         names.append(
-            trace.tb_frame.f_code.co_qualname if sys.version_info >= (3, 11) else trace.tb_frame.f_code.co_name
+            trace.tb_frame.f_code.co_qualname
+            if sys.version_info >= (3, 11)
+            else trace.tb_frame.f_code.co_name
         )
         trace = trace.tb_next
     assert names[-2:] == [
-        name if sys.version_info >= (3, 11) else name.rpartition(".")[2] for name in ("Ringing.handler", "Ringing.fail")
+        name if sys.version_info >= (3, 11) else name.rpartition(".")[2]
+        for name in ("Ringing.handler", "Ringing.fail")
     ]
     assert not [name for name in names if "largest" in name or "take" in name]
 
@@ -385,7 +410,9 @@ with ipygpumem.experiment("e"):
 def test_a_handlers_exception_in_our_hooks_is_the_cells(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str], name: str, most: int
 ) -> None:
-    """Before the cell's code its first statement raises it; afterwards it becomes the cell's error."""
+    """Before the cell's code its first statement raises it; afterwards it becomes
+    the cell's error.
+    """
     results: list[Any] = []
 
     def begin() -> None:
@@ -416,7 +443,9 @@ def test_a_handlers_exception_in_our_hooks_is_the_cells(
         is_right &= loaded.user_ns["log"] in ([], [2]) and app_of(loaded).experiments.open == []
         if not is_right:
             names = {key: loaded.user_ns.get(key) for key in ("old", "new", "log")}
-            wrong.append(f"{ringing.error.__name__} at call {number}: {left!r}, {raised}, {names}\n{text}")
+            wrong.append(
+                f"{ringing.error.__name__} at call {number}: {left!r}, {raised}, {names}\n{text}"
+            )
     assert not wrong, f"{len(wrong)}\n" + "\n".join(wrong)
     begin()
     assert loaded.run_cell(CELLS[name]).success

@@ -29,29 +29,47 @@ ROUGH = {
     "numba.typed: a list",
 }
 """Kinds whose size is estimated, or whose making leaves gaps between objects."""
-QUIET = {"ARROW_DEFAULT_MEMORY_POOL": "system", "_RJEM_MALLOC_CONF": "dirty_decay_ms:0,muzzy_decay_ms:0"}
+QUIET = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "_RJEM_MALLOC_CONF": "dirty_decay_ms:0,muzzy_decay_ms:0",
+}
 """Settings with which pyarrow and polars keep no freed memory."""
 
 
 def wrong(*arguments: object, least: int = 10 * MIB) -> dict[str, tuple[int, int]]:
-    """Return the kinds, or mixtures of kinds, of which not as much is named as the process has grown."""
-    found = json.loads(printed("-m", "tests.kinds", *arguments, env=os.environ | QUIET).splitlines()[-1])
+    """Return the kinds, or mixtures of kinds, of which not as much is named as the process has
+    grown.
+    """
+    found = json.loads(
+        printed("-m", "tests.kinds", *arguments, env=os.environ | QUIET).splitlines()[-1]
+    )
     assert min(grown for name, (grown, _) in found.items() if name not in ROUGH) > least, found
     within = {name: 0.5 if name in ROUGH else 0.05 for name in found}
-    return {name: (grown, named) for name, (grown, named) in found.items() if abs(named / grown - 1) > within[name]}
+    return {
+        name: (grown, named)
+        for name, (grown, named) in found.items()
+        if abs(named / grown - 1) > within[name]
+    }
 
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read as Linux shows it")
+linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="resident memory is read as Linux shows it"
+)
 
 
 @linux
 @pytest.mark.parametrize("libraries", TOGETHER)
 def test_sizes_are_those_of_the_process(libraries: str) -> None:
-    assert wrong("each", *[name for name in libraries.split() if find_spec(name.partition(".")[0])]) == {}
+    assert (
+        wrong("each", *[name for name in libraries.split() if find_spec(name.partition(".")[0])])
+        == {}
+    )
 
 
 @linux
-@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.thorough) for first in range(5, 200, 5))])
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.thorough) for first in range(5, 200, 5))]
+)
 def test_random_mixtures_of_kinds_are_named(first: int) -> None:
     assert wrong("mixed", *range(first, first + 5), least=64 * MIB) == {}
 
@@ -100,23 +118,43 @@ def test_an_array_and_a_tensor_on_its_memory_are_counted_once() -> None:
     numpy = pytest.importorskip("numpy")
     arrow = pytest.importorskip("pyarrow")
     array = numpy.ones(1 << 17)
-    both = [array, array[10:], memoryview(array), arrow.array(array), arrow.array(array).slice(10).to_numpy()]
+    both = [
+        array,
+        array[10:],
+        memoryview(array),
+        arrow.array(array),
+        arrow.array(array).slice(10).to_numpy(),
+    ]
     assert 1 << 20 < Sizes().measure(both).size_bytes < (1 << 20) + 5000
     assert 1 << 20 < Sizes().measure(both[::-1]).size_bytes < (1 << 20) + 5000
 
 
 def test_columns_that_polars_objects_share_are_counted_once() -> None:
     polars, arrow = pytest.importorskip("polars"), pytest.importorskip("pyarrow")
-    table = arrow.table({"a": range(1 << 15), "text": [f"{number:0100d}" for number in range(1 << 15)]})
-    frame = polars.from_arrow(table.cast(arrow.schema([("a", "int64"), ("text", arrow.string_view())])))
-    more = [frame.with_columns(b="a"), frame["text"], frame.head(9), frame.filter(polars.col("a") % 3000 == 0), table]
+    table = arrow.table(
+        {"a": range(1 << 15), "text": [f"{number:0100d}" for number in range(1 << 15)]}
+    )
+    frame = polars.from_arrow(
+        table.cast(arrow.schema([("a", "int64"), ("text", arrow.string_view())]))
+    )
+    more = [
+        frame.with_columns(b="a"),
+        frame["text"],
+        frame.head(9),
+        frame.filter(polars.col("a") % 3000 == 0),
+        table,
+    ]
     size = Sizes().measure(frame).size_bytes
     assert size == pytest.approx((8 + 16 + 100) << 15, rel=0.01)
     assert Sizes().measure([frame, *more[:-1]]).size_bytes < 1.01 * size
     assert Sizes().measure([frame.head(9), frame]).size_bytes == pytest.approx(size, rel=0.01)
-    assert Sizes().measure([frame, table]).size_bytes < 1.01 * size + (108 << 15)  # views of texts are polars' own
+    # views of texts are polars' own
+    assert Sizes().measure([frame, table]).size_bytes < 1.01 * size + (108 << 15)
     named = Sizes({"frame": frame, "part": more[1]})
-    assert (named.measure(frame, "frame").size_bytes, named.measure(more[1], "part").also_in) == (size, ("frame",))
+    assert (named.measure(frame, "frame").size_bytes, named.measure(more[1], "part").also_in) == (
+        size,
+        ("frame",),
+    )
     odd = polars.DataFrame({"things": [object()] * 1000})  # without buffers
     assert Sizes().measure(odd).size_bytes > 8000
 
@@ -160,16 +198,26 @@ def test_parts_are_named_as_the_user_knows_them(value: object, parts: dict[str, 
 
 def test_parts_of_a_frame_are_its_columns() -> None:
     pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"text": ["x" * 1000] * 9 + ["y" * 10_000], "a": 1.0, "b": 2.0}).astype({"text": object})
+    frame = pandas.DataFrame(
+        {"text": ["x" * 1000] * 9 + ["y" * 10_000], "a": 1.0, "b": 2.0}
+    ).astype({"text": object})
     frame["other"] = pandas.Series([["z" * 20_000]] * 10, dtype=object)
-    parts = {part.name: part.size_bytes for part in Sizes().measure(frame.copy()).parts}  # consolidates them
+    # consolidates them
+    parts = {part.name: part.size_bytes for part in Sizes().measure(frame.copy()).parts}
     assert list(parts)[:2] == ["other", "text"]
     assert parts["a"] == parts["b"] >= 80
 
 
 def test_nothing_of_a_hostile_object_runs_and_its_neighbours_are_measured() -> None:
     text = b"x" * (1 << 20)
-    kinds = (hostile.Hostile, hostile.Container, hostile.Sequence, hostile.Slotted, hostile.Lazy, hostile.Oom)
+    kinds = (
+        hostile.Hostile,
+        hostile.Container,
+        hostile.Sequence,
+        hostile.Slotted,
+        hostile.Lazy,
+        hostile.Oom,
+    )
     objects = [hostile.made(kind, [text] if kind is hostile.Sequence else None) for kind in kinds]
     with hostile.untouched():
         for value in ([*objects, text], *objects):
@@ -201,7 +249,9 @@ def test_users_subclasses_of_libraries_are_read_without_their_code() -> None:
         def __arrow_ext_class__(self) -> type:
             return Words
 
-    words = arrow.ExtensionArray.from_storage(WordType(arrow.int64(), "words"), arrow.array(numpy.ones(1 << 17, "i8")))
+    words = arrow.ExtensionArray.from_storage(
+        WordType(arrow.int64(), "words"), arrow.array(numpy.ones(1 << 17, "i8"))
+    )
     assert type(words) is Words
     with hostile.untouched():
         sizes = [Sizes().measure(value).size_bytes for value in (frame, other, words)]
@@ -209,16 +259,30 @@ def test_users_subclasses_of_libraries_are_read_without_their_code() -> None:
 
 
 def test_empty_objects_of_libraries_are_measured() -> None:
-    numpy, pandas, polars, arrow = map(pytest.importorskip, ("numpy", "pandas", "polars", "pyarrow"))
-    empty = [numpy.array([], object), numpy.array([]), pandas.DataFrame(columns=["a"]), pandas.Series([], dtype=object)]
-    empty += [pandas.Series([], dtype="category"), polars.DataFrame(), polars.Series("a", [], polars.String)]
+    numpy, pandas, polars, arrow = map(
+        pytest.importorskip, ("numpy", "pandas", "polars", "pyarrow")
+    )
+    empty = [
+        numpy.array([], object),
+        numpy.array([]),
+        pandas.DataFrame(columns=["a"]),
+        pandas.Series([], dtype=object),
+    ]
+    empty += [
+        pandas.Series([], dtype="category"),
+        polars.DataFrame(),
+        polars.Series("a", [], polars.String),
+    ]
     empty += [
         polars.Series("a", [], polars.Categorical),
         arrow.table({}),
         arrow.array([]),
         arrow.array([], arrow.string()),
     ]
-    empty += [pytest.importorskip("scipy.sparse").csr_matrix((0, 0)), pytest.importorskip("xarray").Dataset()]
+    empty += [
+        pytest.importorskip("scipy.sparse").csr_matrix((0, 0)),
+        pytest.importorskip("xarray").Dataset(),
+    ]
     sizes = [Sizes().measure(value) for value in empty]
     assert all(size.complete for size in sizes)
     assert max(size.size_bytes for size in sizes) < 20_000
@@ -232,7 +296,9 @@ def test_a_limit_is_reported_and_a_long_list_is_sampled() -> None:
     linked = Sizes().measure(chain)
     assert linked.complete
     assert linked.size_bytes == pytest.approx(100_000 * 80, rel=0.01)
-    long = Sizes(allowance=Allowance(100)).measure([str(number) for number in range(10**6, 3 * 10**6)])
+    long = Sizes(allowance=Allowance(100)).measure(
+        [str(number) for number in range(10**6, 3 * 10**6)]
+    )
     assert long.complete
     assert long.notes == ("estimated from a sample of its items",)
     assert long.size_bytes == pytest.approx(2 * 10**6 * (64 + 8), rel=0.01)

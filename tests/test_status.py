@@ -1,4 +1,6 @@
-"""The reconciliation as a whole, with stand-ins for torch and the driver: what is asked, what fails, what is shown."""
+"""The reconciliation as a whole, with stand-ins for torch and the driver: what is asked, what
+fails, what is shown.
+"""
 
 import gc
 import os
@@ -57,7 +59,9 @@ SEGMENTS = [
 
 
 def torch_with_snapshot(**options: Any) -> Any:
-    """A torch with one device: 512 bytes allocated, 640 reserved, the driver's use as the fake NVML tells."""
+    """A torch with one device: 512 bytes allocated, 640 reserved, the driver's use as the fake NVML
+    tells.
+    """
     counters = FakeAllocator()
     counters.allocate(640)
     counters.allocate(-128)
@@ -75,7 +79,9 @@ def card(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     """A driver that knows torch's device: 5000 bytes, 2000 in use, 900 of them this process's."""
     driver.memory["GPU-uuid-0"] = (5000, 2000)
     used = {os.getpid(): 900, -7: 300}
-    driver.processes["GPU-uuid-0"] = [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in used.items()]
+    driver.processes["GPU-uuid-0"] = [
+        SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in used.items()
+    ]
     monkeypatch.setitem(sys.modules, "torch", torch_with_snapshot())
     return driver
 
@@ -83,12 +89,16 @@ def card(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 def found_with(card: FakeNvml, storages: list[Storage] | None = None) -> findings.Findings:
     probe = CachingAllocatorProbe("cuda", Nvml())
     try:
-        return findings.reconcile(lambda: read(probe), None if storages is None else (lambda: storages))
+        return findings.reconcile(
+            lambda: read(probe), None if storages is None else (lambda: storages)
+        )
     finally:
         probe.close()
 
 
-def test_a_snapshot_is_read_for_each_device_from_new_and_old_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_is_read_for_each_device_from_new_and_old_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch = torch_with_snapshot()
     torch.cuda.memory_snapshot = lambda: SEGMENTS
     monkeypatch.setitem(sys.modules, "torch", torch)
@@ -111,7 +121,13 @@ def test_a_snapshot_is_read_for_each_device_from_new_and_old_versions(monkeypatc
 
 def expandable(kind: str, *blocks: tuple[float, str]) -> dict[str, Any]:
     entries = [{"size": round(size * MIB), "state": state} for size, state in blocks]
-    return {"device": 0, "address": 1 << 40, "is_expandable": True, "segment_type": kind, "blocks": entries}
+    return {
+        "device": 0,
+        "address": 1 << 40,
+        "is_expandable": True,
+        "segment_type": kind,
+        "blocks": entries,
+    }
 
 
 USED, FREE = "active_allocated", "inactive"
@@ -126,11 +142,20 @@ USED, FREE = "active_allocated", "inactive"
         (expandable("large", (50, FREE), (50, USED)), 40, 10, 10),
         (expandable("large", (100, FREE)), 100, 0, 0),
         (expandable("small", (1.5, USED), (5, FREE), (0.5, USED)), 4, 1, 0.5),
-        ({**expandable("large", (30, USED), (60, FREE), (30, USED)), "is_expandable": False}, 0, 60, 60),
+        (
+            {**expandable("large", (30, USED), (60, FREE), (30, USED)), "is_expandable": False},
+            0,
+            60,
+            60,
+        ),
     ],
 )
 def test_pages_of_a_segment_that_grows_in_place_are_cache(
-    segment: dict[str, Any], cached: float, gaps: float, largest: float, monkeypatch: pytest.MonkeyPatch
+    segment: dict[str, Any],
+    cached: float,
+    gaps: float,
+    largest: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch = torch_with_snapshot()
     torch.cuda.memory_snapshot = lambda: [segment]
@@ -141,7 +166,9 @@ def test_pages_of_a_segment_that_grows_in_place_are_cache(
     assert max(found.fragments, default=0) / MIB == largest
 
 
-def gap_notes(card: FakeNvml, segment: dict[str, Any], version: str = "2.11.0+cu130", hip: str | None = None) -> Any:
+def gap_notes(
+    card: FakeNvml, segment: dict[str, Any], version: str = "2.11.0+cu130", hip: str | None = None
+) -> Any:
     """Return the notes on a device that has one segment, for a torch of that version."""
     torch: Any = sys.modules["torch"]
     torch.__version__, torch.version = version, SimpleNamespace(hip=hip)
@@ -151,18 +178,31 @@ def gap_notes(card: FakeNvml, segment: dict[str, Any], version: str = "2.11.0+cu
     return result.reconciliations[0].notes
 
 
-GAPS = {"device": 0, "address": 1000, "blocks": [{"size": 540, "state": USED}, {"size": 100, "state": FREE}]}
-FEW = {"device": 0, "address": 1000, "blocks": [{"size": 580, "state": USED}, {"size": 60, "state": FREE}]}
+GAPS = {
+    "device": 0,
+    "address": 1000,
+    "blocks": [{"size": 540, "state": USED}, {"size": 100, "state": FREE}],
+}
+FEW = {
+    "device": 0,
+    "address": 1000,
+    "blocks": [{"size": 580, "state": USED}, {"size": 60, "state": FREE}],
+}
 
 
-def test_advice_against_gaps_is_what_this_torch_supports(card: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advice_against_gaps_is_what_this_torch_supports(
+    card: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     (note,) = gap_notes(card, GAPS)
     assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in note
     assert "before torch first uses CUDA" in note
     assert gap_notes(card, GAPS, "2.1.2") == (note,)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
-    assert "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64,expandable_segments:True" in gap_notes(card, GAPS)[0]
+    assert (
+        "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64,expandable_segments:True"
+        in gap_notes(card, GAPS)[0]
+    )
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
     assert gap_notes(card, FEW) == ()
     card.memory["GPU-uuid-0"] = (10_100, 2000)  # the gaps are less than a hundredth of the device
@@ -180,16 +220,24 @@ def test_torchs_blocks_and_the_drivers_processes_make_one_sum(card: FakeNvml) ->
     result = found_with(card, [Storage("cuda:0", 1000, 500, "gradient")])
     (found,) = result.reconciliations
     assert result.failures == {}
-    torchs = {"tensors: gradient": 500, "rounding": 12, "waiting for a stream": 28, "fragmentation": 100}
+    torchs = {
+        "tensors: gradient": 500,
+        "rounding": 12,
+        "waiting for a stream": 28,
+        "fragmentation": 100,
+    }
     rest = {"context and libraries": 260, "process -7": 300, "unknown": 800, "free": 3000}
     assert sizes(found) == torchs | rest
     assert card.shut_down
 
 
-def test_cards_are_shown_before_torch_has_used_one(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cards_are_shown_before_torch_has_used_one(
+    driver: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     driver.processes["GPU-a"] = [SimpleNamespace(pid=-7, usedGpuMemory=300)]
-    driver.processes["GPU-b"] = [SimpleNamespace(pid=os.getpid(), usedGpuMemory=200)]  # CuPy's or JAX's
+    # CuPy's or JAX's
+    driver.processes["GPU-b"] = [SimpleNamespace(pid=os.getpid(), usedGpuMemory=200)]
     first, second = findings.reconcile(dict).reconciliations
     assert (first.device, second.device) == ("nvml:0", "nvml:1")
     assert sizes(first) == {"process -7": 300, "unknown": 400, "free": 300}
@@ -207,18 +255,27 @@ def test_cards_are_shown_before_torch_has_used_one(driver: FakeNvml, monkeypatch
     assert findings.reconcile(dict).failures == {"NVML": "NVMLError: Unknown Error"}
 
 
-def test_a_broken_context_is_named_and_the_sum_still_holds(card: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_context_is_named_and_the_sum_still_holds(
+    card: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(device: int) -> tuple[int, int]:
-        raise RuntimeError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
+        raise RuntimeError(
+            "CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA"
+        )
 
     monkeypatch.setattr(sys.modules["torch"].cuda, "mem_get_info", broken)
     (found,) = found_with(card).reconciliations
     check(found)
     (note,) = found.notes
-    assert note == ("this process's context is broken (CUDA error: device-side assert triggered): restart the kernel")
+    assert note == (
+        "this process's context is broken (CUDA error: device-side assert triggered): restart the "
+        "kernel"
+    )
 
 
-def test_without_snapshots_the_counters_are_used(card: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_snapshots_the_counters_are_used(
+    card: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse() -> list[Any]:
         raise RuntimeError("snapshot is not meaningful with cudaMallocAsync")
 
@@ -229,7 +286,9 @@ def test_without_snapshots_the_counters_are_used(card: FakeNvml, monkeypatch: py
 
 
 def test_a_context_that_torch_has_but_the_driver_hides_is_not_anothers(card: FakeNvml) -> None:
-    """After empty_cache nothing is reserved, but the probe knows that the driver must list this process."""
+    """After empty_cache nothing is reserved, but the probe knows that the driver must list this
+    process.
+    """
     probe = CachingAllocatorProbe("cuda", Nvml())
     probe.read()
     sys.modules["torch"].cuda._library.reserved[0] = 0  # type: ignore[attr-defined]  # the fake's own
@@ -242,7 +301,9 @@ def test_a_context_that_torch_has_but_the_driver_hides_is_not_anothers(card: Fak
 
 
 @pytest.mark.parametrize("name", ["snapshots", "host_figures", "host_parts", "device_parts"])
-def test_a_failure_is_named_and_the_rest_is_shown(card: FakeNvml, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_failure_is_named_and_the_rest_is_shown(
+    card: FakeNvml, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     def fail(*arguments: Any) -> Any:
         raise ValueError("out of order")
 
@@ -265,7 +326,9 @@ def test_ram_is_summed_with_arrays_by_kind_as_before_the_look() -> None:
 
     def look() -> list[Storage]:
         made.append(np.ones(64 * MIB, dtype=np.uint8))  # a look takes memory, too
-        return list(findings.storages_of([(block, "other"), (block[5:], "other"), (untouched, "buffer")]))
+        return list(
+            findings.storages_of([(block, "other"), (block[5:], "other"), (untouched, "buffer")])
+        )
 
     host = HostProbe()
     result = findings.reconcile(lambda: {"cpu": host.read(detail=True)[0]}, look)
@@ -276,13 +339,19 @@ def test_ram_is_summed_with_arrays_by_kind_as_before_the_look() -> None:
     if "arrays: other" in known:  # where the kernel tells which pages are there
         assert known["arrays: other"] == 64 * MIB
         assert (known.get("arrays: buffer") or 0) < 4 * MIB
-    own = [known.get(name) or 0 for name in known if name.startswith((*OWN_PARTS, "shared", "libraries"))]
+    own = [
+        known.get(name) or 0
+        for name in known
+        if name.startswith((*OWN_PARTS, "shared", "libraries"))
+    ]
     assert abs(sum(own) - result.readings["cpu"].current_bytes) < 32 * MIB
 
 
 def test_a_storage_is_where_its_arrays_are_and_counts_once_without_a_subclasss_code() -> None:
     whole = np.ones((100, 10))
-    (found,) = findings.storages_of([(whole[::-1, 3], "other"), (whole, "buffer"), ("text", "other")])
+    (found,) = findings.storages_of(
+        [(whole[::-1, 3], "other"), (whole, "buffer"), ("text", "other")]
+    )
     assert found == Storage("cpu", whole.ctypes.data, whole.nbytes, "other")
     array = np.ndarray.__new__(type("Array", (np.ndarray,), body), 10)
     with untouched():
@@ -291,13 +360,20 @@ def test_a_storage_is_where_its_arrays_are_and_counts_once_without_a_subclasss_c
 
 def test_the_report_has_a_table_of_devices_and_one_of_each_devices_parts() -> None:
     readings = [Reading("cpu", MIB, MIB, "kernel", total_bytes=GIB, note="why")]
-    parts = (Part("here", MIB, "do this"), Part("empty", 0, "never"), Part("unknown: rest", None, "hidden"))
+    parts = (
+        Part("here", MIB, "do this"),
+        Part("empty", 0, "never"),
+        Part("unknown: rest", None, "hidden"),
+    )
     found = Reconciliation("cuda:0", MIB, "reserved", parts, ("a note",))
     report = status_report("head", ["no experiment is open"], readings, [found])
     assert report.tables[0].columns == ("device", "in use", "total")
     assert report.lines == ("no experiment is open", "RAM: why", "cuda:0: a note")
     assert report.tables[1].title == "cuda:0: 1 MiB, reserved"
-    assert report.tables[1].rows == (("1 MiB", "here", "do this"), ("unknown", "unknown: rest", "hidden"))
+    assert report.tables[1].rows == (
+        ("1 MiB", "here", "do this"),
+        ("unknown", "unknown: rest", "hidden"),
+    )
 
 
 def cell(number: int | None, started: float, seconds: float) -> CellRecord:
@@ -310,14 +386,18 @@ def child(started: float, pid: int = 7, size: int = MIB) -> Child:
 
 def test_a_process_belongs_to_the_cell_that_ran_when_it_was_started() -> None:
     cells = [cell(1, 100.0, 1.0), cell(2, 101.01, 5.0), cell(None, 107.0, 9.0), cell(3, 120.0, 1.0)]
-    places = [started_in(child(when), cells) for when in (100.5, 101.005, 103.0, 110.0, 121.005, 121.1)]
+    places = [
+        started_in(child(when), cells) for when in (100.5, 101.005, 103.0, 110.0, 121.005, 121.1)
+    ]
     assert places == ["cell 1", "cell 1 or 2", "cell 2", "unknown cell", "cell 3", "unknown cell"]
 
 
 def test_many_processes_are_the_largest_and_a_sum() -> None:
     many = [child(100.5, number, (20 - number) * MIB) for number in range(15)]
     used = [one._replace(on_devices=(("cuda:0", MIB), ("cuda:1", 2 * MIB))) for one in many]
-    assert status_report("x", [], [], (), used).tables[-1].rows[-1][1] == "cuda:0 5 MiB, cuda:1 10 MiB"
+    assert (
+        status_report("x", [], [], (), used).tables[-1].rows[-1][1] == "cuda:0 5 MiB, cuda:1 10 MiB"
+    )
     table = status_report("x", [], [], (), many, [cell(1, 100.0, 1.0)]).tables[-1]
     assert table.title == "child processes, by PSS: shared pages count by share"
     assert table.rows[0] == ("20 MiB", "0", "python", "cell 1")
@@ -332,10 +412,15 @@ def test_what_a_child_has_on_devices_stands_beside_it_and_the_largest_there_come
     found.note_processes("cuda:1", DeviceWide(other_processes=((8, 32 * MIB),)))
     table = status_report("x", [], [], (), found.children, []).tables[-1]
     assert table.columns == ("size", "on devices", "process", "name", "started in")
-    assert [row[:3] for row in table.rows] == [("1 MiB", "cuda:0 64 MiB, cuda:1 32 MiB", "8"), ("9 MiB", "", "7")]
+    assert [row[:3] for row in table.rows] == [
+        ("1 MiB", "cuda:0 64 MiB, cuda:1 32 MiB", "8"),
+        ("9 MiB", "", "7"),
+    ]
 
 
-def test_in_a_container_the_drivers_ids_are_not_those_of_children(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_container_the_drivers_ids_are_not_those_of_children(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(nvml, "_FIRST_NAMESPACE", "pid:[1]")
     found = Findings(children=[child(100.5, 8)])
     found.note_processes("cuda:0", DeviceWide(other_processes=((8, 64 * MIB),)))
@@ -344,8 +429,11 @@ def test_in_a_container_the_drivers_ids_are_not_those_of_children(monkeypatch: p
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the time of a start is psutil's elsewhere")
 def test_a_pause_between_two_clocks_shifts_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter((1000.5, 1000.0, 1000.25))  # another process ran after the first and the third reading of the other
-    clocks = SimpleNamespace(clock_gettime=lambda _: 100.0, CLOCK_BOOTTIME=7, time=lambda: next(now))
+    # another process ran after the first and the third reading of the other
+    now = iter((1000.5, 1000.0, 1000.25))
+    clocks = SimpleNamespace(
+        clock_gettime=lambda _: 100.0, CLOCK_BOOTTIME=7, time=lambda: next(now)
+    )
     monkeypatch.setattr(outside, "time", clocks)
     found = outside._started_at(os.getpid())
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

@@ -1,4 +1,6 @@
-"""Memory that C objects keep is read from their structs: exactly, without code of the user, and without waiting."""
+"""Memory that C objects keep is read from their structs: exactly, without code of the user, and
+without waiting.
+"""
 
 import io
 import sqlite3
@@ -73,7 +75,10 @@ def test_a_subclass_of_a_connection_is_read() -> None:
 
 def test_connections_that_share_a_cache_share_its_bytes() -> None:
     place = "file:shared?mode=memory&cache=shared"
-    with closing(sqlite3.connect(place, uri=True)) as first, closing(sqlite3.connect(place, uri=True)) as second:
+    with (
+        closing(sqlite3.connect(place, uri=True)) as first,
+        closing(sqlite3.connect(place, uri=True)) as second,
+    ):
         fill(first)
         first.commit()
         sizes = [size_of(first), size_of(second)]

@@ -1,4 +1,6 @@
-"""The names that hold the most memory: objects of any kind, what they consist of, and what frees them."""
+"""The names that hold the most memory: objects of any kind, what they consist of, and what frees
+them.
+"""
 
 import functools
 import mmap
@@ -27,7 +29,9 @@ def take(**names: object) -> dict[str, NamedSize]:
 
 def test_names_of_one_object_share_a_row_and_holders_are_named() -> None:
     data = [bytes(MIB)]
-    rows = take(data=data, box={"data": data, "own": bytes(2 * MIB)}, again=data, number=5, text="short")
+    rows = take(
+        data=data, box={"data": data, "own": bytes(2 * MIB)}, again=data, number=5, text="short"
+    )
     assert list(rows) == ["box", "data"]
     assert rows["data"].same == ("again",)
     assert rows["data"].held_by == ("box",)
@@ -49,7 +53,10 @@ def test_any_name_is_deleted_by_its_remedy() -> None:
 def test_shared_memory_is_freed_by_its_remedy_after_arrays_on_it() -> None:
     numpy: Any = pytest.importorskip("numpy")
     names: dict[str, Any] = {"segment": SharedMemory(create=True, size=MIB)}
-    names |= {"array": numpy.ndarray(MIB, "u1", names["segment"].buf), "box": [SharedMemory(create=True, size=MIB)]}
+    names |= {
+        "array": numpy.ndarray(MIB, "u1", names["segment"].buf),
+        "box": [SharedMemory(create=True, size=MIB)],
+    }
     for segment in (names["segment"], names["box"][0]):
         segment.buf[:] = bytes(MIB)
     rows = take(**names)
@@ -125,13 +132,20 @@ def test_names_devices_and_sizes_are_selected() -> None:
     )
     found = LargestNames(rows, {"cpu": 1000, "cuda:0": 600}, 0.0)
     assert [row.name for row in top.select(found, ["Out[[]5]", "Out[5]"]).names] == ["Out[5]"]
-    assert [row.name for row in top.select(found, device="cpu").names] == ["frame", "model", "Out[5]"]
+    assert [row.name for row in top.select(found, device="cpu").names] == [
+        "frame",
+        "model",
+        "Out[5]",
+    ]
     on_card = top.select(found, device="cuda")
     assert [row.device_bytes for row in on_card.names] == [{"cuda:0": 500}]
     assert on_card.used_bytes == {"cuda:0": 600}
     assert [row.name for row in top.select(found, min_bytes=100).names] == ["model", "frame"]
     assert LargestNames.from_dict(found.to_dict()) == found
-    assert top_report(found).headline == "memory by name: 3 names · RAM 117 B of 1000 B · cuda:0 500 B of 600 B"
+    assert (
+        top_report(found).headline
+        == "memory by name: 3 names · RAM 117 B of 1000 B · cuda:0 500 B of 600 B"
+    )
     first, rest = top_report(found, top=1).tables[0].rows
     assert (first[1:4], rest[1:4]) == (("83%", "model", "cuda:0"), ("", "and 3 more", ""))
 
@@ -162,7 +176,10 @@ def test_a_name_with_too_many_objects_is_marked(monkeypatch: pytest.MonkeyPatch)
     found = top.take(named, {})
     assert {row.name: row.is_at_least for row in found.names} == {"rows": True, "text": False}
     (table,) = top_report(found).tables
-    assert {row[1]: row[0].startswith("at least ") for row in table.rows} == {"rows": True, "text": False}
+    assert {row[1]: row[0].startswith("at least ") for row in table.rows} == {
+        "rows": True,
+        "text": False,
+    }
     assert [row.freed_bytes for row in top.take(named, {}, references={}).names] == [None, None]
 
 
@@ -178,7 +195,11 @@ def test_memory_in_no_name_has_a_row_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("kind", "parts", "shown"),
     [
-        ("columns", {"text": 120 * MIB, "number": 8 * MIB, "flag": 3}, "3 columns: text 120 MiB, number 8 MiB"),
+        (
+            "columns",
+            {"text": 120 * MIB, "number": 8 * MIB, "flag": 3},
+            "3 columns: text 120 MiB, number 8 MiB",
+        ),
         ("items", {"ndarray": 50}, "7 ndarray"),
         ("items", {"ndarray": 90, "str": 10}, "7 ndarray 90 B, 7 str 10 B"),
         ("keys", {'["a"]': 90, '["b"]': 60}, '2 DataFrame: ["a"] 90 B, ["b"] 60 B'),
@@ -188,7 +209,9 @@ def test_memory_in_no_name_has_a_row_of_its_own() -> None:
         ("attributes", {}, ""),
     ],
 )
-def test_content_is_shown_as_the_user_knows_it(kind: str, parts: dict[str, int], shown: str) -> None:
+def test_content_is_shown_as_the_user_knows_it(
+    kind: str, parts: dict[str, int], shown: str
+) -> None:
     shares = tuple(Share(name, kind, "DataFrame", 7, size) for name, size in parts.items())
     row = NamedSize("x", "X", {"cpu": sum(parts.values())}, shares, len(shares))
     assert content_of(row) == shown
@@ -197,17 +220,29 @@ def test_content_is_shown_as_the_user_knows_it(kind: str, parts: dict[str, int],
 def test_nothing_of_a_hostile_object_runs_and_the_next_row_is_right() -> None:
     thing = hostile.made(hostile.Slotted, bytes(MIB))
     with hostile.untouched():
-        rows = take(thing=thing, klass=hostile.Hostile, box=hostile.made(hostile.Container), next=bytes(2 * MIB))
+        rows = take(
+            thing=thing,
+            klass=hostile.Hostile,
+            box=hostile.made(hostile.Container),
+            next=bytes(2 * MIB),
+        )
     assert list(rows) == ["next", "thing"]
 
 
 QUIET = "class Quiet(list):\n    __repr__ = lambda self: 'quiet'"
 
 
-def test_an_output_is_named_and_freed_by_its_line(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
-    loaded.run_cell("[bytes(500_000) for _ in range(4)];\nframes = [bytes(400_000)]", store_history=True)
+def test_an_output_is_named_and_freed_by_its_line(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded.run_cell(
+        "[bytes(500_000) for _ in range(4)];\nframes = [bytes(400_000)]", store_history=True
+    )
     loaded.run_cell(f"{QUIET}\nQuiet(bytes(500_000 + i) for i in range(4))", store_history=True)
-    loaded.run_cell("import ipygpumem; rows = {row.name: row for row in ipygpumem.top(min_bytes='100KiB').names}")
+    loaded.run_cell(
+        "import ipygpumem; rows = {row.name: row for row in "
+        "ipygpumem.top(min_bytes='100KiB').names}"
+    )
     row = loaded.user_ns["rows"]["Out[2]"]
     assert (row.remedy, row.cell, row.parts[0].items) == ("%xdel _2", 2, 4)
     capsys.readouterr()
@@ -240,7 +275,7 @@ def work():
     local = [bytes(2_000_000)]
     return ipygpumem.top(min_bytes="500KiB")
 print([(row.name, row.type_name) for row in work().names], {"IPython", "numpy", "torch"} & set(sys.modules))
-"""
+"""  # noqa: E501
     assert printed("-c", code).strip() == "[('local', 'list'), ('text', 'str')] set()"
 
 

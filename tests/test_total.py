@@ -1,4 +1,6 @@
-"""The memory of everything together: all objects, what lies behind them, and what an experiment leaves unnamed."""
+"""The memory of everything together: all objects, what lies behind them, and what an experiment
+leaves unnamed.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,20 @@ def test_each_object_counts_once_tracked_or_not() -> None:
     words = [str(number) * 9 for number in range(100_000)]
     before = total().objects_bytes
     more = [str(number) * 9 for number in range(100_000)]
-    both = {"words": words, "pairs": tuple(((word, 1.5 * place), word) for place, word in enumerate(words))}
+    both = {
+        "words": words,
+        "pairs": tuple(((word, 1.5 * place), word) for place, word in enumerate(words)),
+    }
     for _ in range(3):
         gc.collect()  # untracks the inner tuples, then the outer ones
     assert not gc.is_tracked(both["pairs"])
-    pairs = sys.getsizeof(both["pairs"]) + len(words) * 2 * object.__sizeof__((1, 2)) + len(words) * sys.getsizeof(1.5)
-    pairs += len(words) * 2 * (sys.getsizeof((1, 2)) - object.__sizeof__((1, 2)))  # the collector's headers
+    pairs = (
+        sys.getsizeof(both["pairs"])
+        + len(words) * 2 * object.__sizeof__((1, 2))
+        + len(words) * sys.getsizeof(1.5)
+    )
+    # the collector's headers
+    pairs += len(words) * 2 * (sys.getsizeof((1, 2)) - object.__sizeof__((1, 2)))
     expected = sum(map(sys.getsizeof, more)) + sys.getsizeof(more) + pairs
     assert total().objects_bytes - before == pytest.approx(expected, rel=0.01)
 
@@ -75,7 +85,11 @@ def test_buffers_of_libraries_count_once() -> None:
     pyarrow = pytest.importorskip("pyarrow")
     table = pyarrow.table({"a": pyarrow.array(range(1 << 20))})
     column, part = table["a"], table.slice(5)
-    large = [(library, piece.size_bytes) for library, piece in total().pieces if piece.size_bytes >= 8 * MIB]
+    large = [
+        (library, piece.size_bytes)
+        for library, piece in total().pieces
+        if piece.size_bytes >= 8 * MIB
+    ]
     assert large == [("pyarrow", 8 * MIB)]
     del column, part
 
@@ -88,7 +102,10 @@ def map_as_another_allocator(size: int) -> None:
         [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long],
     )
     libc.mprotect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    start = -(-libc.mmap(None, 4 * arena, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0) // arena) * arena
+    start = (
+        -(-libc.mmap(None, 4 * arena, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0) // arena)
+        * arena
+    )
     assert libc.mprotect(start, size, mmap.PROT_READ | mmap.PROT_WRITE) == 0
     assert libc.mprotect(start + size, 2 * arena, mmap.PROT_READ) == 0
     ctypes.memset(start, 1, size)
@@ -128,10 +145,14 @@ ctypes.memset(libc.malloc(128 << 20), 1, 128 << 20)
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
 def test_an_experiment_says_how_much_it_leaves_that_has_no_name(kernel: Kernel) -> None:
     (text,) = works(kernel, HIDDEN).reports("experiment")
-    assert re.search(r"12\d(\.\d)? MiB of RAM are still in use: .*\b12\d(\.\d)? MiB not named: no object ", text)
+    assert re.search(
+        r"12\d(\.\d)? MiB of RAM are still in use: .*\b12\d(\.\d)? MiB not named: no object ", text
+    )
     (text,) = works(kernel, "%gpumem status").reports("status")
     assert re.search(r"1\d\d(\.\d)? MiB of this process are not named: no object ", text), text
     assert "data of ipygpumem" not in text  # its spare address space takes no RAM
     works(kernel, "import numpy")
-    (text,) = works(kernel, "%%experiment kept --keep block\nblock = numpy.ones(1 << 24)").reports("experiment")
+    (text,) = works(kernel, "%%experiment kept --keep block\nblock = numpy.ones(1 << 24)").reports(
+        "experiment"
+    )
     assert "not named" not in text

@@ -1,4 +1,6 @@
-"""Traces measure any stretch of code, tracked loops each iteration, and neither gets in the way of it."""
+"""Traces measure any stretch of code, tracked loops each iteration, and neither gets in the way of
+it.
+"""
 
 import asyncio
 import functools
@@ -33,7 +35,9 @@ def kept_and_peak(record: Any) -> tuple[int, int]:
     return usage.delta_bytes, usage.peak_delta_bytes
 
 
-def test_a_block_is_measured_and_a_line_shows_it(script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_block_is_measured_and_a_line_shows_it(
+    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
+) -> None:
     with ipygpumem.trace("load\ndata") as trace:
         script_memory.spike(5 << 20)
         script_memory.set(3 << 20)
@@ -136,12 +140,17 @@ def test_what_makes_no_sense_is_refused_in_one_line(script_memory: FakeProbe) ->
 
 def test_a_script_needs_no_ipython_and_its_stdout_no_unicode() -> None:
     code = "import sys, ipygpumem\nwith ipygpumem.trace('größe'): pass\n"
-    code += "ipygpumem.memory(); ipygpumem.autofit(lambda n: n, n=2)\nassert not {'IPython', 'torch'} & {*sys.modules}"
+    code += (
+        "ipygpumem.memory(); ipygpumem.autofit(lambda n: n, n=2)\nassert not {'IPython', 'torch'} "
+        "& {*sys.modules}"
+    )
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     assert printed("-c", code, env=environment).startswith("trace gr??e - ")
 
 
-def test_unloading_ends_traces_and_says_so(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unloading_ends_traces_and_says_so(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
     trace = ipygpumem.Trace("open").start()
     loaded.run_line_magic("unload_ext", "ipygpumem")
     assert trace.stop().usages == ()
@@ -160,7 +169,10 @@ class Broken:
 @pytest.mark.usefixtures("others_out_of_sight")
 @pytest.mark.parametrize("stdout", [Broken(), None])
 def test_a_broken_stdout_harms_nothing_and_is_said_once(
-    script_memory: FakeProbe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stdout: Any
+    script_memory: FakeProbe,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    stdout: Any,
 ) -> None:
     shell_of_calls.say_broken.cache_clear()
     monkeypatch.setattr("sys.stdout", stdout)
@@ -175,7 +187,9 @@ def test_a_broken_stdout_harms_nothing_and_is_said_once(
     monkeypatch.undo()
     said = capsys.readouterr().err
     assert said.count("ipygpumem") == (0 if stdout is None else 1), said
-    assert ("could not be shown (BrokenPipeError: the reader has gone)" in said) == (stdout is not None)
+    assert ("could not be shown (BrokenPipeError: the reader has gone)" in said) == (
+        stdout is not None
+    )
 
 
 def kept(tracked: Any) -> list[tuple[int | None, int, int]]:
@@ -183,7 +197,9 @@ def kept(tracked: Any) -> list[tuple[int | None, int, int]]:
     return [(r.iteration, r.usages[0].delta_bytes, r.usages[0].peak_delta_bytes) for r in records]
 
 
-def test_each_iteration_is_measured_with_what_fetching_its_item_took(script_memory: FakeProbe) -> None:
+def test_each_iteration_is_measured_with_what_fetching_its_item_took(
+    script_memory: FakeProbe,
+) -> None:
     def batches() -> Iterator[int]:
         for number in range(3):
             script_memory.set(100 + 10 * number)
@@ -206,7 +222,9 @@ def test_it_is_as_long_as_what_it_loops_over_and_may_run_again(script_memory: Fa
         len(ipygpumem.track(iter([1])))
 
 
-def test_a_break_and_an_error_end_it_after_the_iteration_they_came_in(script_memory: FakeProbe) -> None:
+def test_a_break_and_an_error_end_it_after_the_iteration_they_came_in(
+    script_memory: FakeProbe,
+) -> None:
     loop = ipygpumem.track(range(5), silent=True)
     for number in loop:
         script_memory.set(100 + number)
@@ -263,13 +281,29 @@ vars(helpers)["rows"] = []
         ({}, "kept[number] = 'x' * size", "kept (dict of str)"),
         ("", "kept += 'x' * size", "kept (str)"),
         (set(), "kept.add((number, 'x' * size))", "kept (set of tuple)"),
-        (SimpleNamespace(log=[]), "kept.log.append(bytearray(size))", "kept (SimpleNamespace: .log)"),
+        (
+            SimpleNamespace(log=[]),
+            "kept.log.append(bytearray(size))",
+            "kept (SimpleNamespace: .log)",
+        ),
         ([], "pass", ""),
         (helpers, "kept.rows.append('x' * size)", "helpers.rows (list of str)"),
-        (functools.cache(lambda number: "x" * (12 * MIB)), "kept(number)", "kept (_lru_cache_wrapper)"),
+        (
+            functools.cache(lambda number: "x" * (12 * MIB)),
+            "kept(number)",
+            "kept (_lru_cache_wrapper)",
+        ),
         ([], "import numpy; kept.append(numpy.ones(size // 8))", "kept (list of ndarray)"),
-        ([], "kept.append([b'%4d' % item * 1024 for item in range(3072)])", "kept (list of list)"),  # too many to count
-        ([], "import pandas; kept.append(pandas.DataFrame({'text': ['x' * size]}))", "kept (list of DataFrame)"),
+        (
+            [],
+            "kept.append([b'%4d' % item * 1024 for item in range(3072)])",
+            "kept (list of list)",
+        ),  # too many to count
+        (
+            [],
+            "import pandas; kept.append(pandas.DataFrame({'text': ['x' * size]}))",
+            "kept (list of DataFrame)",
+        ),
     ],
 )
 def test_growth_in_every_iteration_is_said_and_what_holds_it(
@@ -283,8 +317,10 @@ def test_growth_in_every_iteration_is_said_and_what_holds_it(
     for library in re.findall(r"import (\w+)", step):
         pytest.importorskip(library)
     monkeypatch.setitem(sys.modules, "helpers", helpers)
-    monkeypatch.setattr(holders, "users_modules", lambda: {"helpers": helpers})  # not all modules of tests
-    monkeypatch.setattr(holders, "own_pages", lambda: OwnPages(0, 0, 0))  # the heap of all tests may have free pages
+    # not all modules of tests
+    monkeypatch.setattr(holders, "users_modules", lambda: {"helpers": helpers})
+    # the heap of all tests may have free pages
+    monkeypatch.setattr(holders, "own_pages", lambda: OwnPages(0, 0, 0))
     if "range" in step:
         monkeypatch.setattr(top, "Sizes", functools.partial(top.Sizes, limit=3000))
     in_use = [0]
@@ -307,7 +343,9 @@ def test_growth_in_every_iteration_is_said_and_what_holds_it(
     monkeypatch.setattr(holders, "live_tensors", lambda garbage: add(-30))
     run(kept)
     printed = capsys.readouterr().out
-    assert re.search(r"^RAM has grown by 12 MiB in each of the last \d iterations$", printed, re.MULTILINE)
+    assert re.search(
+        r"^RAM has grown by 12 MiB in each of the last \d iterations$", printed, re.MULTILINE
+    )
     holder = rf"RAM \+12(\.2)? MiB per iteration is held by {re.escape(held)}$"
     no_name = "no name, tensor or array accounts for the growth of RAM: its holder is unknown"
     assert re.search(f"^{holder if held else no_name}", printed, re.MULTILINE)
@@ -334,7 +372,11 @@ def test_in_a_notebook_it_is_one_table_that_is_updated(kernel: Kernel) -> None:
     (table,) = reply.reports("track")
     assert table.splitlines()[0].startswith("<b>step 30 of 30 · ")
     assert "10 rows after the first not shown" in table
-    html = next(display["data"]["text/html"] for display in reply.displays if "track" in str(display["metadata"]))
+    html = next(
+        display["data"]["text/html"]
+        for display in reply.displays
+        if "track" in str(display["metadata"])
+    )
     assert "<b>step" not in html
     assert "&lt;b&gt;step" in html
     assert reply.stdout == "mine\n"
@@ -342,7 +384,11 @@ def test_in_a_notebook_it_is_one_table_that_is_updated(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cuda", "why"), [("None", "this build of torch has no accelerator"), ("'12.4'", "there is no NVIDIA driver here")]
+    ("cuda", "why"),
+    [
+        ("None", "this build of torch has no accelerator"),
+        ("'12.4'", "there is no NVIDIA driver here"),
+    ],
 )
 def test_preload_looks_for_an_accelerator_before_it_imports_torch(
     loaded: InteractiveShell,
@@ -364,5 +410,6 @@ def test_preload_looks_for_an_accelerator_before_it_imports_torch(
     assert f"{why}: there is nothing to preload" in capsys.readouterr().out
     monkeypatch.setattr(traces, "has_driver", lambda: True)
     assert traces.why_none() == ("" if "driver" in why else why)
-    monkeypatch.setattr(sys, "platform", "darwin")  # whose GPU torch finds without being built for it
+    # whose GPU torch finds without being built for it
+    monkeypatch.setattr(sys, "platform", "darwin")
     assert traces.why_none() == ""

@@ -1,4 +1,6 @@
-"""A tracker follows arrays without torch, writes where it is told to, and refuses what makes no sense."""
+"""A tracker follows arrays without torch, writes where it is told to, and refuses what makes no
+sense.
+"""
 
 import logging
 from pathlib import Path
@@ -23,7 +25,9 @@ def call(tracker: Any, größe: object = None) -> Any:
     return tracker.track()
 
 
-def test_a_call_shows_new_arrays_place_and_totals(script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_call_shows_new_arrays_place_and_totals(
+    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
+) -> None:
     tracker = ipygpumem.tracker()
     call(tracker)
     capsys.readouterr()
@@ -43,7 +47,10 @@ def test_a_call_shows_new_arrays_place_and_totals(script_memory: FakeProbe, caps
 
 
 def test_a_file_gets_each_call_below_what_is_there(
-    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script_memory: FakeProbe,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "log.txt").write_text("before\n", encoding="utf-8")
@@ -53,12 +60,17 @@ def test_a_file_gets_each_call_below_what_is_there(
     call(tracker, numpy.ones(MIB))
     lines = (tmp_path / "log.txt").read_text(encoding="utf-8").splitlines()
     assert lines[0] == "before"
-    assert [line.split(" · ")[0] for line in lines if line.startswith("tracker")] == ["tracker 1", "tracker 2"]
+    assert [line.split(" · ")[0] for line in lines if line.startswith("tracker")] == [
+        "tracker 1",
+        "tracker 2",
+    ]
     assert "größe" in lines[-2]
     assert capsys.readouterr().out == ""
 
 
-def test_a_logger_gets_each_call_with_its_place(script_memory: FakeProbe, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_logger_gets_each_call_with_its_place(
+    script_memory: FakeProbe, caplog: pytest.LogCaptureFixture
+) -> None:
     logger = logging.getLogger("tests.tracker")
     caplog.set_level(logging.INFO, logger.name)
     record = call(ipygpumem.tracker(logger))
@@ -72,18 +84,36 @@ def test_a_logger_gets_each_call_with_its_place(script_memory: FakeProbe, caplog
 @pytest.mark.parametrize(
     ("tensors", "allocated", "said"),
     [
-        (64, 96, "64 MiB in tensors; torch has allocated 96 MiB (32 MiB of it in no Python tensor, or rounding)"),
+        (
+            64,
+            96,
+            "64 MiB in tensors; torch has allocated 96 MiB (32 MiB of it in no Python tensor, or "
+            "rounding)",
+        ),
         (64, 64, "64 MiB in tensors; torch has allocated 64 MiB, reserved 128 MiB, peak"),
-        (64, 60, "64 MiB in tensors; torch has allocated 60 MiB (4 MiB less: some are memory that torch does not"),
+        (
+            64,
+            60,
+            "64 MiB in tensors; torch has allocated 60 MiB (4 MiB less: some are memory that torch "
+            "does not",
+        ),
     ],
 )
-def test_the_totals_of_a_device_stand_against_its_allocator(tensors: int, allocated: int, said: str) -> None:
-    usage = Usage("cuda:0", 0, allocated * MIB, 100 * MIB, None, "allocator", reserved_bytes=128 * MIB)
+def test_the_totals_of_a_device_stand_against_its_allocator(
+    tensors: int, allocated: int, said: str
+) -> None:
+    usage = Usage(
+        "cuda:0", 0, allocated * MIB, 100 * MIB, None, "allocator", reserved_bytes=128 * MIB
+    )
     sizes = {"cuda:0": tensors * MIB, "meta": 0, "privateuseone:0": MIB}
     row = TensorRecord("x", "Tensor", (1,), "uint8", "cuda:0", MIB, kind="parameter")
-    record = TrackerRecord((row,), (), "", "cell 3, line 1", 2, 0.0, None, 1, 3, "", sizes, (usage,), ("a note",))
+    record = TrackerRecord(
+        (row,), (), "", "cell 3, line 1", 2, 0.0, None, 1, 3, "", sizes, (usage,), ("a note",)
+    )
     lines = tracker_report(record, top=5).lines
     assert lines[0].startswith(f"cuda:0: {said}")
     assert lines[0].endswith(", reserved 128 MiB, peak 100 MiB since the last call")
     assert lines[1:] == ["privateuseone:0: 1 MiB in tensors", "a note"]
-    assert text.render([tracker_report(record, top=5)]).startswith("tracker 2 · cell 3, line 1 · cuda:0 +1 MiB\n")
+    assert text.render([tracker_report(record, top=5)]).startswith(
+        "tracker 2 · cell 3, line 1 · cuda:0 +1 MiB\n"
+    )

@@ -24,14 +24,18 @@ from tests.steps import works
 
 
 class Notebook:
-    """Cells that run one after the other, on a device whose memory goes on from each to the next."""
+    """Cells that run one after the other, on a device whose memory goes on from each
+    to the next.
+    """
 
     def __init__(self, start: int = 100) -> None:
         self.looks = 0
         self.trends = Trends()
         self.now = start * MIB
 
-    def run(self, name: str | None, grows: int, *, success: bool = True, source: str = "") -> list[Growth]:
+    def run(
+        self, name: str | None, grows: int, *, success: bool = True, source: str = ""
+    ) -> list[Growth]:
         before, self.now = self.now, self.now + grows * MIB
         usage = Usage("cpu", before, self.now, max(before, self.now), None, "kernel")
         record = CellRecord(None, name, None, 0.0, 1.0, success, None, (usage,), source)
@@ -47,10 +51,15 @@ def test_growth_is_said_from_the_fourth_run_on_whatever_runs_between() -> None:
         assert not notebook.run("other", 5)
         assert not notebook.run(None, 0, source="same")
     assert told[:3] == [[], [], []]
-    assert told[3:] == [[Growth("cpu", 3, 300 * MIB, 300 * MIB)], [Growth("cpu", 4, 300 * MIB, 310 * MIB)]]
+    assert told[3:] == [
+        [Growth("cpu", 3, 300 * MIB, 300 * MIB)],
+        [Growth("cpu", 4, 300 * MIB, 310 * MIB)],
+    ]
 
 
-def test_a_cell_is_known_by_its_source_where_it_has_no_id_and_by_its_id_when_its_source_changes() -> None:
+def test_a_cell_is_known_by_its_source_where_it_has_no_id_and_by_its_id_when_its_source_changes() -> (  # noqa: E501
+    None
+):
     by_source, by_id = Notebook(), Notebook()
     for number in range(3):
         assert not by_source.run(None, 300, source="x")
@@ -87,7 +96,9 @@ def test_no_alarm(case: str, runs: list[int]) -> None:
         (20_000, 30, 5),
     ],
 )
-def test_small_growth_is_said_once_it_has_come_to_something(in_use: int, grows: int, told_at: int) -> None:
+def test_small_growth_is_said_once_it_has_come_to_something(
+    in_use: int, grows: int, told_at: int
+) -> None:
     notebook = Notebook(in_use)
     told = [bool(notebook.run("leak", grows)) for _ in range(20)]
     assert told.index(True) + 1 == told_at
@@ -95,7 +106,8 @@ def test_small_growth_is_said_once_it_has_come_to_something(in_use: int, grows: 
 
 
 def test_one_smaller_run_takes_nothing_back_that_was_said() -> None:
-    notebook = Notebook(300)  # as seen of losses that keep 4 MiB each: the system hands out more at once
+    # as seen of losses that keep 4 MiB each: the system hands out more at once
+    notebook = Notebook(300)
     told = [bool(notebook.run("losses", grows)) for grows in (0, 8, 8, 8, 8, 8, 4, 8, 4, 12, 4)]
     assert told == [False] * 4 + [True] * 7
 
@@ -118,7 +130,9 @@ def test_no_alarm_for_what_is_freed_between_runs_or_for_runs_that_fail() -> None
         ([20, 20, 0] * 20, 6),  # no cell is looked at for ever
     ],
 )
-def test_names_are_measured_only_where_growth_is_near_or_reported(runs: list[int], looks: int) -> None:
+def test_names_are_measured_only_where_growth_is_near_or_reported(
+    runs: list[int], looks: int
+) -> None:
     notebook = Notebook()
     for grows in runs:
         notebook.run("cell", grows)
@@ -160,7 +174,9 @@ class Device:
 @pytest.mark.usefixtures("others_out_of_sight")
 @pytest.mark.parametrize("name", ["cpu", "cuda:0", "children", "shm"])
 @pytest.mark.parametrize("broken", ["", "_grouped", "children_now"])
-def test_memory_freed_after_a_look_ends_the_series(name: str, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_freed_after_a_look_ends_the_series(
+    name: str, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if broken:
         monkeypatch.setattr(holders, broken, None)  # the look fails
     device = Device(name)
@@ -225,18 +241,24 @@ def test_whatever_is_said_is_true(runs: list[int]) -> None:
             assert sum(last) >= 30
 
 
-def test_a_real_cell_that_leaks_is_said_unasked_and_one_that_does_not_is_not(kernel: Kernel) -> None:
+def test_a_real_cell_that_leaks_is_said_unasked_and_one_that_does_not_is_not(
+    kernel: Kernel,
+) -> None:
     def reports(code: str, times: int) -> list[str]:
         return ["\n".join(kernel.run(code).reports("cell")) for _ in range(times)]
 
     kernel.run("kept, last = {}, None")
     leaking = reports("last = 'x' * 2**24; kept[len(kept)] = last, 'y' * 2**24", 6)
     assert ["has grown" in text for text in leaking] == [False, False, False, True, True, True]
-    grown = r"this cell has grown RAM by 32(\.\d)? (MiB|to 32(\.\d)? MiB) on each of its last 5 runs"
+    grown = (
+        r"this cell has grown RAM by 32(\.\d)? (MiB|to 32(\.\d)? MiB) on each of its last 5 runs"
+    )
     assert re.search(grown, leaking[-1]), leaking[-1]
     for text in leaking[3:]:
         assert text.endswith("RAM +32 MiB per run is held by kept (dict of tuple)")
-    assert reports("iter([bytearray(2**25)])", 4)[-1].endswith("is held by Out (list of list_iterator)")
+    assert reports("iter([bytearray(2**25)])", 4)[-1].endswith(
+        "is held by Out (list of list_iterator)"
+    )
     assert all(len(text.splitlines()) == 1 for text in reports("scratch = bytearray(2**25)", 5))
     kernel.run("import json; json.kept = {}")
     in_library = reports("json.kept[len(json.kept)] = {'text': ['x' * 2**25]}; scratch = 0", 4)
@@ -272,7 +294,10 @@ for _ in loop:
     works(kernel, code.replace("(3, 5, 7)", "()"))
 
 
-_CHILD = "import sys, time; held = bytes(30 << 20).replace(bytes(1), b'x'); print(flush=True); time.sleep(600)"
+_CHILD = (
+    "import sys, time; held = bytes(30 << 20).replace(bytes(1), b'x'); print(flush=True); "
+    "time.sleep(600)"
+)
 """A process that has 30 MiB once it has printed a line."""
 _STARTS = f"""
 process = subprocess.Popen([sys.executable, "-c", {_CHILD!r}], stdout=subprocess.PIPE)
@@ -286,7 +311,9 @@ def process_lines_in(text: str) -> list[tuple[int, str]]:
     return [(int(number), line) for number, line in found]
 
 
-@pytest.mark.parametrize("keeps", ["", "started.append(process)", "started.append(process); del process"])
+@pytest.mark.parametrize(
+    "keeps", ["", "started.append(process)", "started.append(process); del process"]
+)
 def test_a_cell_that_starts_a_process_each_time_names_it(kernel: Kernel, keeps: str) -> None:
     works(kernel, "import os, subprocess, sys; started = []")
     texts = ["\n".join(kernel.run(_STARTS + keeps).reports("cell")) for _ in range(5)]
@@ -309,7 +336,9 @@ pool = multiprocessing.get_context("fork").Pool(1)
 """
     works(kernel, code)
     texts = ["\n".join(kernel.run("pool.map(work, [0])").reports("cell")) for _ in range(7)]
-    assert re.search(r"child processes \+2\d(\.\d)? MiB per run is held by process", texts[-1]), texts[-1]
+    assert re.search(r"child processes \+2\d(\.\d)? MiB per run is held by process", texts[-1]), (
+        texts[-1]
+    )
     ((number, line),) = process_lines_in(texts[-1])
     assert line == "pool.terminate()"
     assert "gaps between objects" not in texts[-1]
@@ -337,13 +366,23 @@ for number in ipygpumem.track(range(6)):
 
 
 def test_processes_that_the_same_line_ends_are_one_row() -> None:
-    pools = [child(1, 50, "pool.terminate()"), child(2, 30, "pool.terminate()"), child(3, 90), child(4, 7)]
+    pools = [
+        child(1, 50, "pool.terminate()"),
+        child(2, 30, "pool.terminate()"),
+        child(3, 90),
+        child(4, 7),
+    ]
     rows = growth_by_ending({1: 10 * MIB, 4: 8 * MIB}, pools)
-    assert [(row.grown_bytes // MIB, [item.pid for item in row.processes]) for row in rows] == [(90, [3]), (70, [1, 2])]
+    assert [(row.grown_bytes // MIB, [item.pid for item in row.processes]) for row in rows] == [
+        (90, [3]),
+        (70, [1, 2]),
+    ]
     lines = process_lines(rows, Growth("children", 3, 40 * MIB, 80 * MIB), "run", 2)
     assert lines == [
-        "child processes +45 MiB per run is held by process 3 (python); the line that ends it is not known",
-        "child processes +35 MiB per run is held by processes 1 (python), 2 (python); to end them: pool.terminate()",
+        "child processes +45 MiB per run is held by process 3 (python); the line that ends it is "
+        "not known",
+        "child processes +35 MiB per run is held by processes 1 (python), 2 (python); to end them: "
+        "pool.terminate()",
     ]
 
 
@@ -355,7 +394,10 @@ def test_a_process_in_a_list_or_dict_has_a_line_and_a_name_a_shorter_one() -> No
     started = [object.__new__(subprocess.Popen) for _ in range(3)]
     for pid, process in enumerate(started, 1):
         process.pid, process.returncode = pid, 0
-    names: dict[str, Any] = {"processes": [None, started[0]], "by": {"a b": started[1], 7: started[2]}}
+    names: dict[str, Any] = {
+        "processes": [None, started[0]],
+        "by": {"a b": started[1], 7: started[2]},
+    }
     children = [child(pid, 1) for pid in (1, 2, 3)]
     lines = [item.ends_by for item in with_endings(children, names)]
     assert lines == ["processes[1].terminate()", "by['a b'].terminate()", "by[7].terminate()"]
@@ -368,11 +410,16 @@ def test_gaps_between_objects_are_named_only_where_free_pages_grew() -> None:
         "RAM +15 MiB per run is free in malloc's heap, in gaps between objects: %gpumem free"
     ]
     assert free_heap_line(growth, MIB // 2, "run") == []
-    assert unknown_line(growth) == "no name, tensor or array accounts for the growth of RAM: its holder is unknown"
+    assert (
+        unknown_line(growth)
+        == "no name, tensor or array accounts for the growth of RAM: its holder is unknown"
+    )
 
 
 def test_memory_of_a_c_library_has_an_unknown_holder(kernel: Kernel) -> None:
     works(kernel, "import ctypes; libc = ctypes.CDLL(None); libc.malloc.restype = ctypes.c_void_p")
     code = "_ = ctypes.memset(libc.malloc(2**25), 1, 2**25)"
     text = ["\n".join(kernel.run(code).reports("cell")) for _ in range(5)][-1]
-    assert text.endswith("no name, tensor or array accounts for the growth of RAM: its holder is unknown"), text
+    assert text.endswith(
+        "no name, tensor or array accounts for the growth of RAM: its holder is unknown"
+    ), text

@@ -1,4 +1,6 @@
-"""The tutorials and notebooks of examples/: each runs in a real kernel, and what its prose says of sizes is so."""
+"""The tutorials and notebooks of examples/: each runs in a real kernel, and what its prose says of
+sizes is so.
+"""
 
 import re
 from importlib.util import find_spec
@@ -10,7 +12,8 @@ from tests.kernel import Kernel
 from tests.notebooks import read
 from tests.test_demo import EXAMPLES
 
-# Asked for, not imported: what this process holds makes each collection of garbage of the tests after these slower.
+# Asked for, not imported: what this process holds makes each collection of garbage of the tests
+# after these slower.
 pytestmark = [
     *(pytest.mark.thorough, pytest.mark.timeout(900)),
     pytest.mark.skipif(not find_spec("torch"), reason="the tutorials need torch"),
@@ -20,8 +23,13 @@ NOISE = 15
 SIZE = r"\d(\.\d)? MiB"
 CLAIMS: dict[str, dict[str, tuple[float | str, ...]]] = {
     "find_a_leak": {
-        "track": (rf"grown by 3{SIZE[:-4]}.* MiB in each of the last 4 .* by valid_losses\[\d\]: its autograd graph",),
-        "halves": (rf"trace train · [^+]* \+(0|{SIZE}|[\d.]+ KiB), .*trace validate · [^+]* \+3{SIZE}",),
+        "track": (
+            rf"grown by 3{SIZE[:-4]}.* MiB in each of the last 4 .* by valid_losses\[\d\]: its "
+            rf"autograd graph",
+        ),
+        "halves": (
+            rf"trace train · [^+]* \+(0|{SIZE}|[\d.]+ KiB), .*trace validate · [^+]* \+3{SIZE}",
+        ),
         **{f"hook-{run}": (32,) for run in (1, 2, 3)},
         "hook-4": (32, "this cell has grown"),
         "hook-tensors": (r"128 MiB +4 +activations",),
@@ -41,7 +49,9 @@ CLAIMS: dict[str, dict[str, tuple[float | str, ...]]] = {
     "in_place_and_copies": {
         "chain": (rf"\+6{SIZE} +\+19{SIZE} +result = ",),
         "chain-mend": (rf"\+6{SIZE} +\+6{SIZE} +result = .* -6{SIZE} +\+\S+( KiB)? +del result",),
-        "graph": (rf"\+(19|20){SIZE} +\+2\d{SIZE}.* \+{SIZE} +\+[5-9]{SIZE}.* \+{SIZE} +\+2\d{SIZE}",),
+        "graph": (
+            rf"\+(19|20){SIZE} +\+2\d{SIZE}.* \+{SIZE} +\+[5-9]{SIZE}.* \+{SIZE} +\+2\d{SIZE}",
+        ),
         "checkpoint-measured": (rf" \+2[5-9]{SIZE}.* \+(9|1[0-2]){SIZE}",),
         "estimate-plain": (rf" 19{SIZE} +\d+% +activations\n +64 MiB +\d+% +temporaries",),
         "estimate-checkpointed": (rf" [34]{SIZE} +\d+% +activations\n +64 MiB +\d+% +temporaries",),
@@ -62,7 +72,10 @@ CLAIMS: dict[str, dict[str, tuple[float | str, ...]]] = {
     },
     # Weights and their product's left side grow by 24 MiB with each width; the product has 16.
     "cluster": {
-        "widths": (rf"peak +4 +\+[34]{SIZE} +\+[5-7]{SIZE} +\+1[01]{SIZE}.*deleted: width, weights, hidden\n",),
+        "widths": (
+            rf"peak +4 +\+[34]{SIZE} +\+[5-7]{SIZE} +\+1[01]{SIZE}.*deleted: width, weights, "
+            rf"hidden\n",
+        ),
         "record": (r"(\('error',\).*){4}",),
     },
     "will_it_fit": {
@@ -76,13 +89,17 @@ CLAIMS: dict[str, dict[str, tuple[float | str, ...]]] = {
         "train": (r"peak \+[1-5]\d\d(\.\d)? MiB",),  # of 550 allowed
     },
 }
-"""What each tutorial says of its cells: MiB that they keep, and what stands in their reports, results and errors."""
+"""What each tutorial says of its cells: MiB that they keep, and what stands in their reports,
+results and errors.
+"""
 
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_a_tutorial_runs_and_what_it_says_of_its_cells_is_so(name: str) -> None:
     if (
-        needed := {"cluster": "ipyparallel", "calibrate": "sklearn", "will_it_fit": "peft"}.get(name)
+        needed := {"cluster": "ipyparallel", "calibrate": "sklearn", "will_it_fit": "peft"}.get(
+            name
+        )
     ) and not find_spec(needed):
         pytest.skip(f"the notebook needs {needed}")
     cells = [cell for cell in read(EXAMPLES / f"{name}.ipynb").cells if cell.cell_type == "code"]
@@ -93,7 +110,9 @@ def test_a_tutorial_runs_and_what_it_says_of_its_cells_is_so(name: str) -> None:
             fails = "raises-exception" in cell.metadata.get("tags", ())
             assert (reply.status == "error") is fails, (cell.source, reply.traceback)
             texts[cell.id] = "\n".join([*reply.reports(), reply.result or "", reply.message])
-        kept = kernel.value("{cell.execution_count: cell.usages[-1].delta_bytes for cell in ipygpumem.history()}")
+        kept = kernel.value(
+            "{cell.execution_count: cell.usages[-1].delta_bytes for cell in ipygpumem.history()}"
+        )
     for number, cell in enumerate(cells, 1):
         for claim in CLAIMS[name].get(cell.id, ()):
             if isinstance(claim, str):

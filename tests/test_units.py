@@ -98,7 +98,9 @@ NONE_OF_THEM = [True, None, "x", "3", -1, 0, 10**400, 2**63, float("nan"), float
         (functools.partial(checked_bytes, least=1), [1.5, "1" * 90 + "GiB"], r"size|unit"),
     ],
 )
-def test_wrong_numbers_are_refused_in_a_short_line(check: Callable[[Any], object], more: list[Any], part: str) -> None:
+def test_wrong_numbers_are_refused_in_a_short_line(
+    check: Callable[[Any], object], more: list[Any], part: str
+) -> None:
     for value in (*NONE_OF_THEM, *more):
         with pytest.raises(UnitError, match=part) as caught:
             check(value)
@@ -108,7 +110,11 @@ def test_wrong_numbers_are_refused_in_a_short_line(check: Callable[[Any], object
 def test_numbers_within_their_bounds_are_taken() -> None:
     assert [whole(1), whole(-3, least=-5)] == [1, -3]
     assert [finite(1), finite(2.5), finite(0, least=0)] == [1.0, 2.5, 0.0]
-    assert [checked_bytes(7), checked_bytes(8e9), checked_bytes("1KiB", least=KIB)] == [7, 8 * 10**9, KIB]
+    assert [checked_bytes(7), checked_bytes(8e9), checked_bytes("1KiB", least=KIB)] == [
+        7,
+        8 * 10**9,
+        KIB,
+    ]
     assert list(map(number_in, ["-7", " 20 ", "1e3", "x"])) == [-7, 20, 1000.0, "x"]
 
 

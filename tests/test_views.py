@@ -44,7 +44,9 @@ def test_arrays_and_large_or_cheap_views_need_no_note(tmp_path: Path) -> None:
 
 def test_texts_of_a_view_count_as_shown() -> None:
     pytest.importorskip("numpy", minversion="2.0")
-    texts = numpy.array([f"{number:0400d}" for number in range(10_000)], dtype=numpy.dtypes.StringDType())
+    texts = numpy.array(
+        [f"{number:0400d}" for number in range(10_000)], dtype=numpy.dtypes.StringDType()
+    )
     assert small_view(texts) == small_view(texts[:]) == small_view(texts[:5_000]) == ""
     assert small_view(texts[:10]).startswith("10 values of an array of 4.")
 
@@ -58,7 +60,9 @@ def test_views_of_pandas_are_named_with_their_rows() -> None:
         "5 rows of a block of 15.3 MiB: .copy()": frame.iloc[::100_000],
         "7 rows of a block of 15.3 MiB: .copy()": frame[1][:7],
     }
-    assert {note: small_view(view) for note, view in notes.items()} == {note: note for note in notes}
+    assert {note: small_view(view) for note, view in notes.items()} == {
+        note: note for note in notes
+    }
 
 
 def test_frames_and_copies_need_no_note() -> None:

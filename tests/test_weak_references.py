@@ -1,4 +1,6 @@
-"""While the user's code runs nothing of ours refers weakly to an array: NumPy resizes none to which anything does."""
+"""While the user's code runs nothing of ours refers weakly to an array: NumPy resizes none to which
+anything does.
+"""
 
 from collections.abc import Iterator
 
@@ -11,13 +13,14 @@ SETUP = "%load_ext ipygpumem\nimport numpy, weakref, ipygpumem\nkept = []"
 MADE = "old = numpy.ones(1 << 22); words = numpy.array([[1], 2] * 5, dtype=object)"
 RESIZED = (
     "found = [weakref.getweakrefs(array) for array in (old, words, *kept)]\n"
-    "old.resize(1 << 21); words.resize(3)\nfor array in kept: array.resize(1 << 21, refcheck=False)\nfound"
+    "old.resize(1 << 21); words.resize(3)\nfor array in kept: array.resize(1 << 21, "
+    "refcheck=False)\nfound"
 )
 FEATURES = [
     "%gpumem tensors",
     "before = ipygpumem.tensors()\nipygpumem.diff(before, ipygpumem.tensors())",
     "tracker = ipygpumem.tracker(silent=True); tracker.track(); tracker.track(); None",
-    "for i in ipygpumem.track(range(5), silent=True): kept.append(numpy.ones(1 << 22))\ndel kept[:]",
+    "for i in ipygpumem.track(range(5), silent=True): kept.append(numpy.ones(1 << 22))\ndel kept[:]",  # noqa: E501
     "%gpumem free",
     "%gpumem leaks",
     "%gpumem status",
@@ -38,7 +41,9 @@ def resizes(kernel: Kernel, arrays: int = 2) -> bool:
     return works(kernel, RESIZED).result == str([[]] * arrays)
 
 
-def test_an_older_array_is_resized_in_experiments_after_each_feature_and_after_an_oom(notebook: Kernel) -> None:
+def test_an_older_array_is_resized_in_experiments_after_each_feature_and_after_an_oom(
+    notebook: Kernel,
+) -> None:
     works(notebook, "%experiment start outer")
     for code in FEATURES:
         works(notebook, code)
@@ -54,10 +59,15 @@ def test_an_older_array_is_resized_in_experiments_after_each_feature_and_after_a
 
 
 def test_an_array_that_outlives_its_experiment_is_resized(notebook: Kernel) -> None:
-    works(notebook, "run = ipygpumem.experiment('small').start()\nmine = numpy.ones(1 << 14); kept.append(mine)")
+    works(
+        notebook,
+        "run = ipygpumem.experiment('small').start()\nmine = numpy.ones(1 << 14); kept.append(mine)",  # noqa: E501
+    )
     works(notebook, "record = run.finish()")
     assert works(notebook, "weakref.getweakrefs(kept.pop())").result == "[]"
-    report = notebook.run("%%experiment lost\nmine = numpy.ones(1 << 22); kept.append(mine); del mine\nx = kept[-1]")
+    report = notebook.run(
+        "%%experiment lost\nmine = numpy.ones(1 << 22); kept.append(mine); del mine\nx = kept[-1]"
+    )
     assert "kept[0]" in report.reports("experiment")[0]
     assert "kept[0]" in notebook.run("%gpumem leaks").reports()[0]
     assert resizes(notebook, 3)

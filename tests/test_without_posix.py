@@ -1,4 +1,6 @@
-"""A kernel without what Python lacks on Windows; `make verify` runs all of tests/smoke in such kernels."""
+"""A kernel without what Python lacks on Windows; `make verify` runs all of tests/smoke in such
+kernels.
+"""
 
 import os
 import re
@@ -59,6 +61,9 @@ def test_the_extension_works_without_posix(tmp_path: Path) -> None:
         assert re.search(r"freed: RAM 1[67]", text)
         ok(kernel, *CELLS)
         ok(kernel, "%gpumem guard on --limit 250MiB")
-        assert "the memory guard stopped the cell" in fails(kernel, FILL, "MemoryGuardError").reports("guard")[0]
+        assert (
+            "the memory guard stopped the cell"
+            in fails(kernel, FILL, "MemoryGuardError").reports("guard")[0]
+        )
         ok(kernel, "del rows", "%gpumem guard off")
         assert kernel.value("(x, n)") == ("old", 2)

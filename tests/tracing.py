@@ -8,8 +8,12 @@ from typing import Any
 Ours = Callable[[FrameType], bool]
 
 
-def interrupted_at(line: int, action: Callable[[], object], is_ours: Ours, *, events: Any = ("line",)) -> bool:
-    """Run ``action`` with a Ctrl-C at the ``line``-th line of our code that it runs; return whether it came so far."""
+def interrupted_at(
+    line: int, action: Callable[[], object], is_ours: Ours, *, events: Any = ("line",)
+) -> bool:
+    """Run ``action`` with a Ctrl-C at the ``line``-th line of our code that it runs; return whether
+    it came so far.
+    """
     seen = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:

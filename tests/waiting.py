@@ -1,4 +1,6 @@
-"""What tests, and code in a kernel or terminal under test, wait for: a sleep would depend on the machine."""
+"""What tests, and code in a kernel or terminal under test, wait for: a sleep would depend on the
+machine.
+"""
 
 import time
 from collections.abc import Callable

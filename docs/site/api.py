@@ -16,14 +16,14 @@ PAGE = ROOT / "docs" / "python.md"
 MARK = "<!-- written by docs/site/api.py from here on -->\n"
 
 FUNCTIONS = {
-    "Measure": "last history experiment experiments trace Trace traces track tracker peak expect subscribe",
+    "Measure": "last history experiment experiments trace Trace traces track tracker peak expect subscribe",  # noqa: E501
     "Find what uses memory": "top why tensors diff memory panel",
     "Free memory": "release purge offload clear_tracebacks",
     "Will it fit?": "estimate summary autofit budget",
     "Export, test, extend": "export load plot allocate leave_free preload register_probe",
 }
 RECORDS = {
-    "records": "Usage CellRecord TraceRecord ExperimentRecord EngineRecord SessionRecord RecoveryRecord "
+    "records": "Usage CellRecord TraceRecord ExperimentRecord EngineRecord SessionRecord RecoveryRecord "  # noqa: E501
     "CutListing KeptError Cause RetainedArray ReferencePath FreeingStep Reading",
     "extras.tracker.tracker": "TrackerRecord",
     "inventory.records": "Inventory TensorRecord InventoryDiff",
@@ -42,11 +42,18 @@ def reference() -> str:
     """Return the reference as Markdown."""
     package = importlib.import_module("ipygpumem")
     parts = [
-        "\n## Functions\n\nAll are in `ipygpumem`; `help(ipygpumem.top)` lists a function's arguments and errors.\n"
+        "\n## Functions\n\nAll are in `ipygpumem`; `help(ipygpumem.top)` lists a function's "
+        "arguments and errors.\n"
     ]
     for title, names in FUNCTIONS.items():
-        parts += [f"\n### {title}\n", *(_function(name, getattr(package, name)) for name in names.split())]
-    parts.append("\n## Records\n\nFrozen dataclasses. Bytes are `int`, times are `float` seconds or Unix time.\n")
+        parts += [
+            f"\n### {title}\n",
+            *(_function(name, getattr(package, name)) for name in names.split()),
+        ]
+    parts.append(
+        "\n## Records\n\nFrozen dataclasses. Bytes are `int`, times are `float` seconds or Unix "
+        "time.\n"
+    )
     for module, names in RECORDS.items():
         place = importlib.import_module(f"ipygpumem.{module}")
         parts += [_record(getattr(place, name)) for name in names.split()]
@@ -60,9 +67,14 @@ def _function(name: str, thing: Any) -> str:
     methods = {}
     if inspect.isclass(thing):
         methods = {
-            f"{name}.{each}": inspect.getdoc(value) for each, value in vars(thing).items() if _is_public(each, value)
+            f"{name}.{each}": inspect.getdoc(value)
+            for each, value in vars(thing).items()
+            if _is_public(each, value)
         }
-    return f"\n#### `{name}`\n\n```text\n{_signature(name, thing)}\n```\n\n{_text(thing)}\n{_table('method', methods)}"
+    return (
+        f"\n#### `{name}`\n\n```text\n{_signature(name, thing)}\n```\n\n{_text(thing)}\n"
+        f"{_table('method', methods)}"
+    )
 
 
 def _is_public(name: str, value: object) -> bool:
@@ -77,8 +89,12 @@ def _table(kind: str, meanings: dict[str, Any]) -> str:
 def _signature(name: str, thing: Any) -> str:
     signature = inspect.signature(thing)
     empty = inspect.Parameter.empty
-    parameters = [each.replace(annotation=empty) for each in signature.parameters.values() if each.name != "self"]
-    text = f"{name}{signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)}"
+    parameters = [
+        each.replace(annotation=empty)
+        for each in signature.parameters.values()
+        if each.name != "self"
+    ]
+    text = f"{name}{signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)}"  # noqa: E501
     return textwrap.fill(text, 100, subsequent_indent="    ", break_on_hyphens=False)
 
 
@@ -86,8 +102,15 @@ def _record(kind: type) -> str:
     fields = _fields(kind)
     names = textwrap.fill(", ".join(name for name, _, _ in fields), 100)
     meanings = {f"{name}: {hint}": text for name, hint, text in fields if text}
-    meanings |= {name: inspect.getdoc(value) for name, value in vars(kind).items() if isinstance(value, property)}
-    return f"\n### `{kind.__name__}`\n\n```text\n{names}\n```\n\n{_text(kind)}\n{_table('field', meanings)}"
+    meanings |= {
+        name: inspect.getdoc(value)
+        for name, value in vars(kind).items()
+        if isinstance(value, property)
+    }
+    return (
+        f"\n### `{kind.__name__}`\n\n```text\n{names}\n```\n\n{_text(kind)}\n"
+        f"{_table('field', meanings)}"
+    )
 
 
 def _fields(kind: type) -> list[tuple[str, str, str]]:
@@ -97,7 +120,9 @@ def _fields(kind: type) -> list[tuple[str, str, str]]:
     found = []
     for field, text in zip(definition.body, [*definition.body[1:], ast.Pass()], strict=True):
         is_text = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-        if isinstance(field, ast.AnnAssign) and not (name := ast.unparse(field.target)).startswith("_"):
+        if isinstance(field, ast.AnnAssign) and not (name := ast.unparse(field.target)).startswith(
+            "_"
+        ):
             meaning = inspect.cleandoc(ast.literal_eval(text.value)) if is_text else ""
             found.append((name, ast.unparse(field.annotation), meaning))
     return found

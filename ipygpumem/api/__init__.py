@@ -1,1 +1,3 @@
-"""Functions of ``ipygpumem`` for notebooks and scripts; features of a notebook are imported late."""
+"""Functions of ``ipygpumem`` for notebooks and scripts; features of a notebook are
+imported late.
+"""

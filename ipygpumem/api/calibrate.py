@@ -1,4 +1,6 @@
-"""``ipygpumem.estimate``, ``summary``, ``autofit`` and ``budget``: predict memory, and fit code into it."""
+"""``ipygpumem.estimate``, ``summary``, ``autofit`` and ``budget``: predict memory, and fit code
+into it.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +35,22 @@ def estimate(
     timeout: float = 300.0,
     **kwargs: object,
 ) -> Estimate:
-    """Estimate the memory that ``function(*args, **kwargs)`` would allocate, without running it on a device.
+    """Estimate the memory that ``function(*args, **kwargs)`` would allocate, without running it on
+    a device.
 
-    Use it before you run a step that may not fit. The function's Python code runs at once, in this process and thread,
-    on fake tensors without values, and its changes to objects are undone. If that is impossible, or the function needs
-    values of tensors, it raises ``EstimateError``. Build large models inside the function: their weights take no memory
-    there. Memory that C++ code allocates past torch is not included.
+    Use it before you run a step that may not fit. The function's Python code runs at once, in this
+    process and thread, on fake tensors without values, and its changes to objects are undone. If
+    that is impossible, or the function needs values of tensors, it raises ``EstimateError``. Build
+    large models inside the function: their weights take no memory there. Memory that C++ code
+    allocates past torch is not included.
 
     Args:
         function: the code to estimate, such as a training step.
         args: its arguments.
-        device: treat all tensors as if on this device, such as ``cuda:0``; the device need not exist here.
-        device_memory: the device's memory, such as ``"24GiB"``; by default the free memory of each device.
+        device: treat all tensors as if on this device, such as ``cuda:0``; the device need not
+            exist here.
+        device_memory: the device's memory, such as ``"24GiB"``; by default the free memory of each
+            device.
         timeout: seconds after which the estimate is stopped.
         kwargs: its keyword arguments; for one called ``device``, use ``functools.partial``.
 
@@ -69,10 +75,12 @@ def estimate(
 
 
 def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary:
-    """Return a table of a model's modules: parameters, output shapes, and activations kept for backward.
+    """Return a table of a model's modules: parameters, output shapes, and activations kept for
+    backward.
 
-    Use it to find the modules with most activations. ``model(*inputs, **kwargs)`` runs on fake tensors: nothing is
-    computed, and the model is not changed. If that is impossible, it raises ``EstimateError``.
+    Use it to find the modules with most activations. ``model(*inputs, **kwargs)`` runs on fake
+    tensors: nothing is computed, and the model is not changed. If that is impossible, it raises
+    ``EstimateError``.
 
     >>> ipygpumem.summary(torch.nn.Linear(8, 4), torch.zeros(2, 8)).total.parameters
     36
@@ -93,28 +101,31 @@ def autofit(
     max_tries: int | None = None,
     **start: float,
 ) -> AutofitResult | Callable[..., Any]:
-    """Call a function with smaller and smaller values until it fits in memory, and return the values that fit.
+    """Call a function with smaller and smaller values until it fits in memory, and return the
+    values that fit.
 
-    Use it to find a batch size. ``autofit(train, batch_size=1024)`` calls ``train(batch_size=1024)``; whenever memory
-    runs out, it frees the memory of the call, halves the value and tries again. If nothing fits, it raises
-    ``AutofitError``; any other error is raised unchanged. It works in scripts, too.
+    Use it to find a batch size. ``autofit(train, batch_size=1024)`` calls
+    ``train(batch_size=1024)``; whenever memory runs out, it frees the memory of the call, halves
+    the value and tries again. If nothing fits, it raises ``AutofitError``; any other error is
+    raised unchanged. It works in scripts, too.
 
     If the function returns an ``Estimate``, its verdict decides, and nothing runs on a device:
-    ``autofit(lambda n: estimate(train, n, device_memory="24GiB"), n=1024)`` finds the largest batch for a card that
-    need not be here.
+    ``autofit(lambda n: estimate(train, n, device_memory="24GiB"), n=1024)`` finds the largest batch
+    for a card that need not be here.
 
-    Without a function it is a decorator: each call of the decorated function searches for a fitting value, and returns
-    the function's result; ``train.fitted`` has the values.
+    Without a function it is a decorator: each call of the decorated function searches for a fitting
+    value, and returns the function's result; ``train.fitted`` has the values.
 
     Args:
         function: takes the variables by name.
         min: the smallest value, for all variables or for each by name; by default 1, for floats 0.
-        step: ``halve``, a factor such as 0.9, or ``search``: by halves, then up to the largest that fits; by default
-            ``halve``, for estimates ``search``.
-        headroom: share of the device's memory that must stay free at the peak; by default ``5%`` for a search, none for
-            estimates.
+        step: ``halve``, a factor such as 0.9, or ``search``: by halves, then up to the largest that
+            fits; by default ``halve``, for estimates ``search``.
+        headroom: share of the device's memory that must stay free at the peak; by default ``5%``
+            for a search, none for estimates.
         max_tries: maximum number of tries after the first; by default 10, for estimates 100.
-        **start: the variables with their first values, integers or floats; several are reduced in turn.
+        **start: the variables with their first values, integers or floats; several are reduced in
+            turn.
 
     >>> def train(batch_size):
     ...     if batch_size > 300:
@@ -129,7 +140,9 @@ def autofit(
         plan = Plan(start, smallest=min, step=step, headroom=headroom, max_tries=max_tries)
         if (app := loaded_app()) is not None:
             context = app.context
-            return run_tries(function, Fit(plan, context.meter, app.experiments.ran_out_in_try, context.garbage))
+            return run_tries(
+                function, Fit(plan, context.meter, app.experiments.ran_out_in_try, context.garbage)
+            )
         meter = Meter([HostProbe()], find_more=finder())
         try:
             return run_tries(function, Fit(plan, meter))
@@ -142,10 +155,12 @@ def autofit(
 
 
 def budget(*, gpu: int | str | None = None, **devices: int | str) -> Budget:
-    """Return a budget, a ``with`` block in which torch's allocator refuses more memory, as if the GPU were smaller.
+    """Return a budget, a ``with`` block in which torch's allocator refuses more memory, as if the
+    GPU were smaller.
 
-    Use it to test code for a smaller GPU, or to share one. It works in scripts, too, and restores the previous limit
-    at its end. It limits only torch's allocator, neither other libraries nor the CUDA context.
+    Use it to test code for a smaller GPU, or to share one. It works in scripts, too, and restores
+    the previous limit at its end. It limits only torch's allocator, neither other libraries nor the
+    CUDA context.
 
     Args:
         gpu: for each CUDA device that the process uses, and the current one: ``"8GiB"`` or bytes.

@@ -11,7 +11,7 @@ from ipygpumem.failures import Block, is_own_failure, tell
 from ipygpumem.reclaim import tracebacks
 from ipygpumem.shell.ipython.caches import release_stored, stored_errors
 
-# -- tracebacks -----------------------------------------------------------------------------------------------
+# -- tracebacks ----------------------------------------------------------------------------------
 
 
 class Clearing(Block):
@@ -38,11 +38,13 @@ def clear_tracebacks(function: F, /) -> F: ...
 
 
 def clear_tracebacks(function: F | None = None, /) -> Clearing | F:
-    """Release the locals in the tracebacks of stored errors; as a block, also those of an error that leaves it.
+    """Release the locals in the tracebacks of stored errors; as a block, also those of an error
+    that leaves it.
 
-    Use it to free a model that a traceback keeps alive. Write ``clear_tracebacks()``, ``with clear_tracebacks():`` or,
-    above a function, ``@clear_tracebacks``. Errors keep their type, message and the lines of their traceback. Only the
-    locals of ended functions are released, so ``%debug`` cannot show them.
+    Use it to free a model that a traceback keeps alive. Write ``clear_tracebacks()``, ``with
+    clear_tracebacks():`` or, above a function, ``@clear_tracebacks``. Errors keep their type,
+    message and the lines of their traceback. Only the locals of ended functions are released, so
+    ``%debug`` cannot show them.
 
     Raises:
         GpuMemError: the decorated object is not a function, or is an async generator.

@@ -25,15 +25,19 @@ _ON_STACK = 1 if sys.version_info < (3, 11) else 0
 """References that a caller's stack keeps to an argument."""
 
 
-def tensors(*names: str, device: str | None = None, kind: str | None = None, min_bytes: float | str = 0) -> Inventory:
+def tensors(
+    *names: str, device: str | None = None, kind: str | None = None, min_bytes: float | str = 0
+) -> Inventory:
     """Return the live tensors and arrays, each storage once, the largest first.
 
-    Use it to find out which names hold the memory, or before and after a step, with ``diff``. It works in a script as
-    well. In IPython it also lists the notebook's names and cells, even without the extension. Memory without a Python
-    object is not listed: activations saved for backward, buffers in C++.
+    Use it to find out which names hold the memory, or before and after a step, with ``diff``. It
+    works in a script as well. In IPython it also lists the notebook's names and cells, even without
+    the extension. Memory without a Python object is not listed: activations saved for backward,
+    buffers in C++.
 
     Args:
-        names: globs, of which one must match a tensor's name: ``"model.*"``; none: all, with and without a name.
+        names: globs, of which one must match a tensor's name: ``"model.*"``; none: all, with and
+            without a name.
         device: ``RAM``, ``cuda:0``, or ``cuda`` for all of its kind.
         kind: ``parameter``, ``gradient``, ``optimizer state``, ``buffer`` or ``other``.
         min_bytes: the smallest size: a number, or ``"1MiB"``.
@@ -48,7 +52,9 @@ def tensors(*names: str, device: str | None = None, kind: str | None = None, min
     """
     _check_names(names, "tensors", "'model.*'")
     if kind is not None and kind not in records.KINDS:
-        raise GpuMemError(f"there is no such kind of tensor: write one of {', '.join(records.KINDS)}")
+        raise GpuMemError(
+            f"there is no such kind of tensor: write one of {', '.join(records.KINDS)}"
+        )
     least = checked_bytes(min_bytes)
     found = inventory_at(sys._getframe(1))
     return records.select(found, names, device=device, kind=kind, min_bytes=least)
@@ -57,8 +63,9 @@ def tensors(*names: str, device: str | None = None, kind: str | None = None, min
 def top(*names: str, device: str | None = None, min_bytes: float | str = 0) -> LargestNames:
     """Return the names that hold the most memory, with objects of any kind, the largest first.
 
-    Use it to find out what fills the memory: text, frames, containers, models and tensors. Memory that several names
-    share is counted once. It works in a script as well, with the names that the calling code sees.
+    Use it to find out what fills the memory: text, frames, containers, models and tensors. Memory
+    that several names share is counted once. It works in a script as well, with the names that the
+    calling code sees.
 
     Args:
         names: globs, of which one must match a name; none: all.
@@ -91,23 +98,30 @@ def _in_script(frame: FrameType) -> LargestNames:
     references = Counter(id(value) for _, value in pairs)
     named = dict(reversed(pairs))
     pairs.clear()  # their references would count as holders
-    return largest.take(named, {"cpu": rss_bytes()}, references=references, namespaces=[id(frame.f_globals)])
+    return largest.take(
+        named, {"cpu": rss_bytes()}, references=references, namespaces=[id(frame.f_globals)]
+    )
 
 
 def _check_names(names: Sequence[object], function: str, example: str) -> None:
     wrong = [type_name(name) for name in names if type(name) is not str]
     if wrong:
         raise GpuMemError(
-            f"{function} takes names as strings, such as {example}, not {wrong[0]}; see diff for inventories"
+            f"{function} takes names as strings, such as {example}, not {wrong[0]}; see diff for "
+            f"inventories"
         )
 
 
 def inventory_at(frame: FrameType, storages: Storages | None = None) -> Inventory:
-    """Return an inventory with the names visible to code at ``frame``; ``storages`` as in a survey."""
+    """Return an inventory with the names visible to code at ``frame``; ``storages``
+    as in a survey.
+    """
     shell = current_shell()
     if shell is None:
         code = frame.f_code
-        return survey.take(survey.names_in(frame), file=code.co_filename, line=frame.f_lineno, storages=storages)
+        return survey.take(
+            survey.names_in(frame), file=code.co_filename, line=frame.f_lineno, storages=storages
+        )
 
     from ipygpumem.magics.tensors import take  # no script needs IPython
 
@@ -115,9 +129,11 @@ def inventory_at(frame: FrameType, storages: Storages | None = None) -> Inventor
 
 
 def diff(before: Inventory, after: Inventory) -> InventoryDiff:
-    """Return the tensors and arrays that were added and removed between two inventories of ``tensors``.
+    """Return the tensors and arrays that were added and removed between two inventories of
+    ``tensors``.
 
-    Use it to see what a step leaves behind. A new storage at the address of a freed one of the same size is missed.
+    Use it to see what a step leaves behind. A new storage at the address of a freed one of the same
+    size is missed.
 
     Raises:
         GpuMemError: an argument is not an inventory.
@@ -130,17 +146,19 @@ def diff(before: Inventory, after: Inventory) -> InventoryDiff:
     for given in (before, after):
         if type(given) is not Inventory:
             raise GpuMemError(
-                f"diff takes two inventories, as ipygpumem.tensors() returns them, not {type_name(given)}"
+                f"diff takes two inventories, as ipygpumem.tensors() returns them, not "
+                f"{type_name(given)}"
             )
     return records.difference(before, after)
 
 
 def why(obj: object) -> Ownership:
-    """Return the memory behind ``obj``, the part that deleting its name would free, and the holders of the rest.
+    """Return the memory behind ``obj``, the part that deleting its name would free, and the holders
+    of the rest.
 
-    Use it when ``del x`` freed less than you expected, or before you write it. The first name of ``obj`` in the calling
-    function or its module does not count as a holder. Memory that a C library holds without telling Python's garbage
-    collector counts as held by something unseen.
+    Use it when ``del x`` freed less than you expected, or before you write it. The first name of
+    ``obj`` in the calling function or its module does not count as a holder. Memory that a C
+    library holds without telling Python's garbage collector counts as held by something unseen.
 
     Args:
         obj: any object.
@@ -148,8 +166,10 @@ def why(obj: object) -> Ownership:
     >>> rows = [bytes(2**20) for _ in range(4)]
     >>> last = rows[3]
     >>> found = ipygpumem.why(rows)
-    >>> round(found.size_bytes / 2**20), round(found.freed_bytes["cpu"] / 2**20), found.held[0].holder.advice
-    (4, 3, 'del last')
+    >>> round(found.size_bytes / 2**20), round(found.freed_bytes["cpu"] / 2**20)
+    (4, 3)
+    >>> found.held[0].holder.advice
+    'del last'
     """
     frame, holding = sys._getframe(1), [obj]
     del obj
@@ -157,18 +177,26 @@ def why(obj: object) -> Ownership:
     name = next((name for name, value in named if value is holding[0]), "")
     del named
     references = 1 + bool(name) + _ON_STACK
-    return ownership.take(name or "object", holding, roots(frame.f_globals), references, is_name=bool(name))
+    return ownership.take(
+        name or "object", holding, roots(frame.f_globals), references, is_name=bool(name)
+    )
 
 
 def roots(*more: dict[str, object]) -> Roots:
-    """Return the roots in a notebook, or in a script those of the main module, and of ``more`` namespaces.
+    """Return the roots in a notebook, or in a script those of the main module, and of ``more``
+    namespaces.
 
-    The globals of a module that the user imports keep the module's name; those of ``exec`` have none.
+    The globals of a module that the user imports keep the module's name; those of ``exec`` have
+    none.
     """
     app = loaded_app()
     main = module_dict(sys.modules["__main__"])
-    known = Roots({id(main): Root.of_variable}) if app is None else app.experiments.survivors.roots()
-    exec_spaces = {id(space): Root.of_variable for space in more if app is None or not _is_of_module(space)}
+    known = (
+        Roots({id(main): Root.of_variable}) if app is None else app.experiments.survivors.roots()
+    )
+    exec_spaces = {
+        id(space): Root.of_variable for space in more if app is None or not _is_of_module(space)
+    }
     return replace(known, namespaces={**exec_spaces, **known.namespaces})
 
 

@@ -38,12 +38,14 @@ _LINE_SECONDS = 1.0
 
 
 def track(items: Iterable[T], label: str = "iteration", *, silent: bool = False) -> Tracked[T]:
-    """Return an iterator over ``items`` that measures each iteration and shows a table, one row per iteration.
+    """Return an iterator over ``items`` that measures each iteration and shows a table, one row per
+    iteration.
 
-    Use it to find an iteration that needs most memory, or a loop that grows. A row has the memory kept, the peak, the
-    time, and the growth of each device since the first iteration. If every iteration grows a device, a line says so,
-    with the names that hold the new memory. An iteration begins when its item is requested. Works with ``tqdm`` inside
-    or outside, with ``break`` and errors, and in scripts, where each row is printed, at most one a second.
+    Use it to find an iteration that needs most memory, or a loop that grows. A row has the memory
+    kept, the peak, the time, and the growth of each device since the first iteration. If every
+    iteration grows a device, a line says so, with the names that hold the new memory. An iteration
+    begins when its item is requested. Works with ``tqdm`` inside or outside, with ``break`` and
+    errors, and in scripts, where each row is printed, at most one a second.
 
     Args:
         items: an iterable.
@@ -71,7 +73,9 @@ class Tracked(Generic[T]):
     _items: Iterable[T]
     _label: str
     _silent: bool
-    records: deque[TraceRecord] = field(default_factory=lambda: deque(maxlen=_MOST_RECORDS), init=False)
+    records: deque[TraceRecord] = field(
+        default_factory=lambda: deque(maxlen=_MOST_RECORDS), init=False
+    )
     """Records of the finished iterations of the last loop started over it: the last 10,000."""
 
     def __bool__(self) -> bool:
@@ -81,7 +85,8 @@ class Tracked(Generic[T]):
         return len(self._items)  # type: ignore[arg-type]  # without a length, the items' own TypeError
 
     def __iter__(self) -> Iterator[T]:
-        records = self.records = deque(maxlen=_MOST_RECORDS)  # a nested loop over the same object may run
+        # a nested loop over the same object may run
+        records = self.records = deque(maxlen=_MOST_RECORDS)
         iterator = iter(self._items)
         try:
             loop = _Loop(self, records)
@@ -99,7 +104,8 @@ class Tracked(Generic[T]):
                 except StopIteration:
                     return
                 try:
-                    yield item.pop()  # no reference here: the next batch would be allocated next to it
+                    # no reference here: the next batch would be allocated next to it
+                    yield item.pop()
                 finally:  # also after a break or an error
                     loop.ended()
                 loop.show(sys._getframe(1))
@@ -136,7 +142,10 @@ class _Loop:
         if not self._is_measured:
             return
         try:
-            usages, seconds = self._traces.meter.lap(self._span), time.perf_counter() - self._started
+            usages, seconds = (
+                self._traces.meter.lap(self._span),
+                time.perf_counter() - self._started,
+            )
             record = TraceRecord(self._label, self._started_at, seconds, None, usages, self._number)
             self._records.append(record)
             self._traces.finished.append(record)
@@ -184,7 +193,11 @@ def _look(growing: Growing, frame: FrameType, meter: Meter) -> None:
     """Look at the memory of all names after an iteration of the loop at ``frame``."""
     frame = _outside_tqdm(frame)
     app = loaded_app()
-    with contextlib.nullcontext(no_progress) if app is None else app.context.display.working("names") as progress:
+    with (
+        contextlib.nullcontext(no_progress)
+        if app is None
+        else app.context.display.working("names") as progress
+    ):
         look(growing, lambda: _names_at(frame), "iteration", roots, progress, meter)
 
 
@@ -202,7 +215,9 @@ def _outside_tqdm(frame: FrameType) -> FrameType:
 
 
 def _names_at(frame: FrameType) -> dict[str, object]:
-    """Return the objects visible to code at ``frame`` by name, in a notebook also all of its names and outputs."""
+    """Return the objects visible to code at ``frame`` by name, in a notebook also all of its names
+    and outputs.
+    """
     shell = current_shell()
     if shell is None:
         return dict(reversed(list(survey.names_in(frame))))
@@ -222,16 +237,26 @@ class _Shown:
         self._first: TraceRecord | None = None
         self._last: TraceRecord | None = None
 
-    def show(self, records: Sequence[TraceRecord], remarks: Sequence[str], *, at_end: bool = False) -> None:
+    def show(
+        self, records: Sequence[TraceRecord], remarks: Sequence[str], *, at_end: bool = False
+    ) -> None:
         """Show one more iteration, unless the last display is recent; always show the last one."""
         if self._last is records[-1] if at_end else time.monotonic() < self._due:
             return
         self._last = records[-1]
         self._first = self._first or records[0]  # the records may drop it
         if self._has_table:
-            is_new, self._display_id = not self._display_id, self._display_id or f"ipygpumem-{secrets.token_hex(8)}"
-            rows = [self._first, *itertools.islice(records, max(1, len(records) - _ROWS_SHOWN + 1), None)]
-            show(loop_report(rows, self._total, remarks), display_id=self._display_id, is_new=is_new)
+            is_new, self._display_id = (
+                not self._display_id,
+                self._display_id or f"ipygpumem-{secrets.token_hex(8)}",
+            )
+            rows = [
+                self._first,
+                *itertools.islice(records, max(1, len(records) - _ROWS_SHOWN + 1), None),
+            ]
+            show(
+                loop_report(rows, self._total, remarks), display_id=self._display_id, is_new=is_new
+            )
         else:
             for report in (iteration_report(self._last), *map(note, remarks[self._remarks :])):
                 show(report)

@@ -26,8 +26,11 @@ def current_shell() -> Any | None:
 
 
 def loaded_app() -> App | None:
-    """Return the extension's state in the current shell; None in a script, or without the extension."""
-    module = sys.modules.get("ipygpumem.shell.app")  # not imported for this: a script needs no IPython
+    """Return the extension's state in the current shell; None in a script, or without the
+    extension.
+    """
+    # not imported for this: a script needs no IPython
+    module = sys.modules.get("ipygpumem.shell.app")
     shell = current_shell()
     if module is None or shell is None:
         return None
@@ -48,7 +51,9 @@ def garbage_here() -> Garbage:
 
 
 def show(report: Report, **where: Any) -> None:
-    """Show a report to the caller: as a display in a notebook (see ``Display.show``), as text in a script."""
+    """Show a report to the caller: as a display in a notebook (see ``Display.show``), as text in a
+    script.
+    """
     try:
         app = loaded_app()
         if app is None:
@@ -66,4 +71,6 @@ def show(report: Report, **where: Any) -> None:
 def say_broken(why: str) -> None:
     """Say on stderr why reports do not show, once for each reason."""
     with contextlib.suppress(Exception):  # stderr may be broken, too
-        sys.stderr.write(f"ipygpumem: a report could not be shown ({why}). Your code is not affected.\n")
+        sys.stderr.write(
+            f"ipygpumem: a report could not be shown ({why}). Your code is not affected.\n"
+        )

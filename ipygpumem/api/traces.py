@@ -1,4 +1,6 @@
-"""``ipygpumem.trace``, ``Trace``, ``traces``, ``preload``, ``register_probe``, ``export`` and ``load``."""
+"""``ipygpumem.trace``, ``Trace``, ``traces``, ``preload``, ``register_probe``, ``export`` and
+``load``.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Trace(Block):
-    """Measures a section of code on every device: memory kept, peak, time. It works in scripts, too.
+    """Measures a section of code on every device: memory kept, peak, time. It works in scripts,
+    too.
 
-    Use it instead of ``trace`` where the start and the end are in different places. Traces nest, overlap in any order,
-    and run inside cells and experiments: each has its own exact peak. A stopped trace can be started again. Starting a
-    running trace, or reading one that is not running, raises ``TraceError``.
+    Use it instead of ``trace`` where the start and the end are in different places. Traces nest,
+    overlap in any order, and run inside cells and experiments: each has its own exact peak. A
+    stopped trace can be started again. Starting a running trace, or reading one that is not
+    running, raises ``TraceError``.
 
     Args:
         label: its name in reports.
@@ -74,7 +78,9 @@ class Trace(Block):
         return self
 
     def usage(self) -> tuple[Usage, ...]:
-        """Return each device's usage since the start or the last reset; of a stopped trace, until the stop."""
+        """Return each device's usage since the start or the last reset; of a stopped trace, until
+        the stop.
+        """
         if self.record is not None:
             return self.record.usages
         traces, span = self._open()
@@ -89,7 +95,9 @@ class Trace(Block):
         self._lap()
 
     def report_and_reset(self, note: str = "") -> None:
-        """Show and store the usage since the start or the last reset, and restart the measurement."""
+        """Show and store the usage since the start or the last reset, and restart
+        the measurement.
+        """
         record = self._lap()
         self._open()[0].finished.append(record)
         self._show(record, note)
@@ -100,7 +108,9 @@ class Trace(Block):
 
     def _stop(self, error: BaseException | None) -> TraceRecord:
         traces, span = self._open()
-        self.record = self._record(traces.meter.stop(span), None if error is None else type_name(error))
+        self.record = self._record(
+            traces.meter.stop(span), None if error is None else type_name(error)
+        )
         self._span = self._traces = None
         traces.finished.append(self.record)
         return self.record
@@ -117,7 +127,9 @@ class Trace(Block):
         return self._traces, self._span
 
     def _record(self, usages: tuple[Usage, ...], error: str | None = None) -> TraceRecord:
-        return TraceRecord(self.label, self._started_at, time.perf_counter() - self._started, error, usages)
+        return TraceRecord(
+            self.label, self._started_at, time.perf_counter() - self._started, error, usages
+        )
 
     def _show(self, record: TraceRecord, note: str) -> None:
         if not self.silent:
@@ -130,7 +142,8 @@ class Trace(Block):
     def _close_block(self, error: BaseException | None) -> None:
         """Stop measuring at the end of a ``with`` block, and show the report."""
         if self._span is not None:  # else it was stopped inside
-            self._stop(None if isinstance(error, GeneratorExit) else error)  # the loop over a generator was left
+            # the loop over a generator was left
+            self._stop(None if isinstance(error, GeneratorExit) else error)
             self.report()
 
     def _after_failed_end(self) -> None:
@@ -141,7 +154,9 @@ class Trace(Block):
 
     def __call__(self, function: F) -> F:
         """Return ``function`` with each call measured in its own trace."""
-        return decorated(function, lambda: _traced(function, self.label, silent=self.silent), "trace")
+        return decorated(
+            function, lambda: _traced(function, self.label, silent=self.silent), "trace"
+        )
 
 
 @overload
@@ -155,9 +170,10 @@ def trace(what: F, /) -> F: ...
 def trace(what: str | F = "", /, *, silent: bool = False) -> Trace | F:
     """Measure a block, or each call of a function.
 
-    Use it for a part of a cell, or for a function. Write ``with trace("label"):`` or, above a function, ``@trace`` or
-    ``@trace("label")``. One line shows the memory kept, the peak and the time on every device; ``traces()`` has the
-    record. Classes and async generators cannot be decorated.
+    Use it for a part of a cell, or for a function. Write ``with trace("label"):`` or, above a
+    function, ``@trace`` or ``@trace("label")``. One line shows the memory kept, the peak and the
+    time on every device; ``traces()`` has the record. Classes and async generators cannot be
+    decorated.
 
     Args:
         what: the label; a decorated function is labelled by its own name.
@@ -189,12 +205,19 @@ def traces() -> list[TraceRecord]:
 
 def _traced(function: F, label: str, *, silent: bool) -> F:
     if not can_decorate(function):
-        raise TraceError("trace cannot decorate classes or async generators: write with ipygpumem.trace(...): inside")
-    name = label or text_of(getattr(function, "__qualname__", "")).replace(".<locals>", "") or type_name(function)
+        raise TraceError(
+            "trace cannot decorate classes or async generators: write with ipygpumem.trace(...): "
+            "inside"
+        )
+    name = (
+        label
+        or text_of(getattr(function, "__qualname__", "")).replace(".<locals>", "")
+        or type_name(function)
+    )
     return run_inside(function, lambda: Trace(name, silent=silent))
 
 
-# -- functions that run in a block ---------------------------------------------------------------------------
+# -- functions that run in a block --------------------------------------------------------------
 
 
 def decorated(function: F, decorate: Callable[[], F], name: str) -> F:
@@ -209,17 +232,27 @@ def decorated(function: F, decorate: Callable[[], F], name: str) -> F:
 
 
 def can_decorate(function: object) -> bool:
-    """Return True for a function or a static or class method, but not for a class or an async generator."""
+    """Return True for a function or a static or class method, but not for a class or an async
+    generator.
+    """
     if isinstance(function, staticmethod | classmethod):
         return can_decorate(function.__func__)
-    return callable(function) and not inspect.isclass(function) and not inspect.isasyncgenfunction(_code_of(function))
+    return (
+        callable(function)
+        and not inspect.isclass(function)
+        and not inspect.isasyncgenfunction(_code_of(function))
+    )
 
 
 def _code_of(function: Any) -> Any:
     """Return the function that runs when ``function`` is called, maybe its class's ``__call__``."""
     while is_instance(function, functools.partial):
         function = function.func
-    call = function if inspect.isroutine(function) else inspect.getattr_static(type(function), "__call__", function)
+    call = (
+        function
+        if inspect.isroutine(function)
+        else inspect.getattr_static(type(function), "__call__", function)
+    )
     return getattr(call, "__func__", call)  # of a method, also a static one
 
 
@@ -253,18 +286,21 @@ def run_inside(function: F, new: Callable[[], AbstractContextManager[object]]) -
 
     code = _code_of(function)
     is_awaited = any(map(inspect.iscoroutinefunction, (function, code)))  # the object may be marked
-    decorated = awaited if is_awaited else generated if inspect.isgeneratorfunction(code) else called
+    decorated = (
+        awaited if is_awaited else generated if inspect.isgeneratorfunction(code) else called
+    )
     return functools.wraps(function)(decorated)  # type: ignore[return-value]  # it takes and gives the same
 
 
-# -- devices --------------------------------------------------------------------------------------------------
+# -- devices ------------------------------------------------------------------------------------
 
 
 def preload() -> TraceRecord | None:
-    """Create the context of torch's accelerator now, and return its cost; None if torch has no accelerator.
+    """Create the context of torch's accelerator now, and return its cost; None if torch has no
+    accelerator.
 
-    Use it before measuring, so that the first cell that uses the device does not include the context. It raises
-    ``DeviceError`` if torch is not installed, or its accelerator does not work.
+    Use it before measuring, so that the first cell that uses the device does not include the
+    context. It raises ``DeviceError`` if torch is not installed, or its accelerator does not work.
 
     >>> if torch.cuda.is_available():
     ...     record = ipygpumem.preload()
@@ -275,10 +311,11 @@ def preload() -> TraceRecord | None:
 def register_probe(name: str, probe: Probe) -> None:
     """Measure with ``probe``, too, from now on: in this notebook, or in this script's traces.
 
-    Use it for devices that ipygpumem does not know. The probe needs a method ``read(*, detail, peak)`` that returns
-    ``ipygpumem.records.Reading`` tuples, and may have ``rearm()``, ``close()`` and ``sampled``. It is read at the start
-    and end of each cell, and dropped with a warning if that takes more than half a second. It replaces a probe that
-    was registered with the same name. ``ProbeError`` is raised if its first reading fails or is invalid.
+    Use it for devices that ipygpumem does not know. The probe needs a method ``read(*, detail,
+    peak)`` that returns ``ipygpumem.records.Reading`` tuples, and may have ``rearm()``, ``close()``
+    and ``sampled``. It is read at the start and end of each cell, and dropped with a warning if
+    that takes more than half a second. It replaces a probe that was registered with the same name.
+    ``ProbeError`` is raised if its first reading fails or is invalid.
 
     Args:
         name: the name of its devices: ``tpu``, or ``tpu:0`` and so on.
@@ -291,19 +328,23 @@ def register_probe(name: str, probe: Probe) -> None:
     >>> ipygpumem.register_probe("tpu", TpuProbe())
     """
     if not callable(getattr(probe, "read", None)):
-        raise ProbeError(f"a probe needs a method read(*, detail, peak), which {type_name(probe)} lacks")
+        raise ProbeError(
+            f"a probe needs a method read(*, detail, peak), which {type_name(probe)} lacks"
+        )
     plugin = PluginProbe(name, probe)
     plugin.read(detail=True)
     current_traces().meter.add(plugin)
 
 
-# -- files ----------------------------------------------------------------------------------------------------
+# -- files --------------------------------------------------------------------------------------
 
 
 def export(path: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Write the finished cells and experiments to a file, completely or not at all; the suffix selects the format.
+    """Write the finished cells and experiments to a file, completely or not at all; the suffix
+    selects the format.
 
-    Use it to compare sessions, or to keep them. Without IPython, in a script, it writes the finished traces.
+    Use it to compare sessions, or to keep them. Without IPython, in a script, it writes the
+    finished traces.
 
     Args:
         path: ends in ``.json`` (complete, for ``load``) or ``.csv``.
@@ -325,11 +366,13 @@ def export(path: str | os.PathLike[str], *, force: bool = False) -> None:
 def load(path: str | os.PathLike[str]) -> SessionRecord:
     """Return the session exported to a .json file, or the records in a notebook's outputs.
 
-    Use it to compare sessions, or notebooks that papermill or nbconvert have run: each report that they show has its
-    figures in its output's metadata, in a ``.ipynb`` file. It needs neither IPython nor the extension.
+    Use it to compare sessions, or notebooks that papermill or nbconvert have run: each report that
+    they show has its figures in its output's metadata, in a ``.ipynb`` file. It needs neither
+    IPython nor the extension.
 
     Raises:
-        FileError: the file cannot be read, was not exported by ipygpumem, or was written by a newer version.
+        FileError: the file cannot be read, was not exported by ipygpumem, or was written by a newer
+            version.
 
     >>> ipygpumem.export("run.json")
     >>> ipygpumem.load("run.json")

@@ -1,6 +1,7 @@
 """Applies CUDA's autocast policies to fake tensors on the CPU that stand for tensors on CUDA.
 
-The lists are from torch's documentation (notes/amp, "CUDA Op-Specific Behavior") and from ATen/autocast_mode.h.
+The lists are from torch's documentation (notes/amp, "CUDA Op-Specific Behavior") and from
+ATen/autocast_mode.h.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _convolution convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_tra
 addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot
 _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
 _scaled_dot_product_flash_attention scaled_dot_product_attention
-"""
+"""  # noqa: E501
 _FLOAT32 = """
 acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus layer_norm
 native_layer_norm rms_norm group_norm frobenius_norm nuclear_norm cosine_similarity poisson_nll_loss
@@ -26,13 +27,21 @@ margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss 
 binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d
 upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d
 upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
+"""  # noqa: E501
+_FLOAT32_RESULT = (
+    "prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum norm"
+)
+"""Operators with an argument for the result's type: it is set to float32, and the input is not
+converted.
 """
-_FLOAT32_RESULT = "prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum norm"
-"""Operators with an argument for the result's type: it is set to float32, and the input is not converted."""
-_WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
+_WIDEST = (
+    "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
+)
 _WITH_DTYPE = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
 _KEPT = frozenset({"mkldnn_rnn_layer", "binary_cross_entropy"})
-"""Operators that keep the CPU's policy: its own kernel of recurrent layers, and one that CUDA's autocast refuses."""
+"""Operators that keep the CPU's policy: its own kernel of recurrent layers, and one that CUDA's
+autocast refuses.
+"""
 _CPU, _CUDA = "AutocastCPU", "AutocastCUDA"
 cast_type: Any = torch.get_autocast_dtype  # before it is replaced
 _CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
@@ -46,7 +55,11 @@ def _converted(value: Any, convert: Callable[[Any], Any]) -> Any:
 
 
 def _is_eligible(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64
+    return (
+        isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and value.dtype is not torch.float64
+    )
 
 
 def _float32(operator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -54,7 +67,9 @@ def _float32(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _float32_result(operator: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
-    number = next((number for number, value in enumerate(args) if isinstance(value, torch.dtype)), None)
+    number = next(
+        (number for number, value in enumerate(args) if isinstance(value, torch.dtype)), None
+    )
     if number is None and dtype is None and _is_eligible(args[0]):
         dtype = torch.float32
     if operator in _HALF_TO_FLOAT and args[0].dtype is torch.float16 and dtype is torch.float32:
@@ -100,7 +115,9 @@ class CudaAutocast:
         if policy is None:
             return torch.library.fallthrough_kernel
         packet, _, overload = name.partition(".")
-        operator = getattr(getattr(torch.ops.aten, packet), _WITH_DTYPE.get(name, overload or "default"))
+        operator = getattr(
+            getattr(torch.ops.aten, packet), _WITH_DTYPE.get(name, overload or "default")
+        )
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             with torch._C._ExcludeDispatchKeyGuard(_CPU_KEY):
@@ -134,10 +151,17 @@ _HALF_TO_FLOAT = {
 
 @functools.cache
 def _policies() -> list[tuple[str, Any]]:
-    """Return the operators whose policy on CUDA differs from the CPU's, and that policy; None: CUDA does not cast."""
+    """Return the operators whose policy on CUDA differs from the CPU's, and that policy; None: CUDA
+    does not cast.
+    """
     found: list[tuple[str, Any]] = []
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    lists = ((_LOWER, _lower), (_FLOAT32, _float32), (_FLOAT32_RESULT, _float32_result), (_WIDEST, _widest))
+    lists = (
+        (_LOWER, _lower),
+        (_FLOAT32, _float32),
+        (_FLOAT32_RESULT, _float32_result),
+        (_WIDEST, _widest),
+    )
     known = {base: policy for names, policy in lists for base in names.split()}
     for full in torch._C._dispatch_get_all_op_names():
         library, _, name = full.partition("::")

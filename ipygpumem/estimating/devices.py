@@ -1,4 +1,6 @@
-"""Chooses the devices of tensors while code is estimated: the CPU stands for devices that are not available."""
+"""Chooses the devices of tensors while code is estimated: the CPU stands for devices that are not
+available.
+"""
 
 from __future__ import annotations
 
@@ -27,28 +29,38 @@ def _array(tensor: Any) -> Any:
             return tensor.constant.numpy().copy()
     value = torch.ops.aten._local_scalar_dense(tensor)  # which records the guess
     kind = str(tensor.dtype).removeprefix("torch.")
-    return importlib.import_module("numpy").full(tuple(tensor.shape), 0 if type(value) is int else value, kind)
+    return importlib.import_module("numpy").full(
+        tuple(tensor.shape), 0 if type(value) is int else value, kind
+    )
 
 
 class Devices(TorchFunctionMode):
-    """Redirects tensors to a device that is available, and knows which one they are assumed to be on.
+    """Redirects tensors to a device that is available, and knows which one they are assumed to be
+    on.
 
     That is ``device``; None: the one that the code puts them on.
     """
 
     def __init__(self, device: str | None) -> None:
         super().__init__()
-        self.label = None if device is None else current_device(parse_device(device, kinds=("cuda", "xpu", "mps")))
+        self.label = (
+            None
+            if device is None
+            else current_device(parse_device(device, kinds=("cuda", "xpu", "mps")))
+        )
         """Full name of ``device``."""
         has_cuda = torch.cuda.is_available()
         # Without CUDA the CPU stands for the device: this build of torch may lack kernels for it.
         self._target = (
-            torch.device(self.label if self.label and has_cuda else "cpu") if self.label or not has_cuda else None
+            torch.device(self.label if self.label and has_cuda else "cpu")
+            if self.label or not has_cuda
+            else None
         )
         self.asked: dict[str, None] = {}
         """Accelerators that the code named and that another device stands for, in order."""
         self.recurrent: dict[str, None] = {}
-        """Lines that call recurrent layers with other kernels on a card, such as cuDNN's, in order."""
+        """Lines that call recurrent layers with other kernels on a card, such as cuDNN's, in order.
+        """
 
     @property
     def on_cpu(self) -> bool:
@@ -57,7 +69,9 @@ class Devices(TorchFunctionMode):
 
     @property
     def named(self) -> str | None:
-        """The device that all tensors are assumed to be on: the user's or the code's; None: each on its own."""
+        """The device that all tensors are assumed to be on: the user's or the code's; None: each on
+        its own.
+        """
         return None if self._target is None else self.label or next(iter(self.asked), "cpu")
 
     @property
@@ -79,7 +93,9 @@ class Devices(TorchFunctionMode):
         """Call a torch function, with its devices redirected."""
         kwargs = kwargs or {}
         if func is torch.Tensor.data_ptr:
-            saves = any(frame.f_code.co_name == "save_pretrained" for frame in stack(sys._getframe(1)))
+            saves = any(
+                frame.f_code.co_name == "save_pretrained" for frame in stack(sys._getframe(1))
+            )
             hint = "; leave out that it saves the model: save_strategy='no' for a Trainer" * saves
             raise EstimateError(f"{UNKNOWN}: data_ptr in {user_line()}{hint}")
         if func in _TO_NUMPY:
@@ -97,7 +113,9 @@ class Devices(TorchFunctionMode):
 
     def _sent(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a torch function with the target instead of other devices."""
-        if sys._getframe(2).f_globals.get("__name__", "").startswith("torch.optim."):  # step counters stay on the host
+        if (
+            sys._getframe(2).f_globals.get("__name__", "").startswith("torch.optim.")
+        ):  # step counters stay on the host
             return func(*args, **kwargs)
         if func in (torch.Tensor.cuda, torch.Tensor.xpu):
             self.asked.setdefault("cuda:0" if func is torch.Tensor.cuda else "xpu:0")

@@ -1,8 +1,9 @@
-"""Copies the objects that code works on, with a fake tensor for each tensor. The originals are never changed.
+"""Copies the objects that code works on, with a fake tensor for each tensor. The originals are
+never changed.
 
-All copies share one memo: tensors that share a storage have copies that share one, and an optimizer's copy steps the
-parameters of the model's copy. Modules, classes, NumPy arrays, files and objects of C extensions are shared, not
-copied.
+All copies share one memo: tensors that share a storage have copies that share one, and an
+optimizer's copy steps the parameters of the model's copy. Modules, classes, NumPy arrays, files and
+objects of C extensions are shared, not copied.
 """
 
 from __future__ import annotations
@@ -42,15 +43,28 @@ from ipygpumem.introspect import (
 
 _HOST = torch.device("cpu")
 _OURS = next(map(sys.getrefcount, [object()])) + 1
-"""References that ``settle`` finds to an original of which nothing else leads to it: its own, and ``_originals``."""
-_SHARED_MODULES = {"IPython", "ipykernel", "ipygpumem", "numpy", "pandas", "matplotlib", "logging", "threading"}
+"""References that ``settle`` finds to an original of which nothing else leads to it: its own, and
+``_originals``.
+"""
+_SHARED_MODULES = {
+    "IPython",
+    "ipykernel",
+    "ipygpumem",
+    "numpy",
+    "pandas",
+    "matplotlib",
+    "logging",
+    "threading",
+}
 _SHARED_MODULES |= {"torch.distributed.device_mesh", "torch.distributed.tensor._dtensor_spec"}
 
 
 class FakeCopies:
     """Makes one fake copy of each object."""
 
-    def __init__(self, log: StorageLog, devices: Devices, fakes: FakeTensorMode, note: Note) -> None:
+    def __init__(
+        self, log: StorageLog, devices: Devices, fakes: FakeTensorMode, note: Note
+    ) -> None:
         self._log, self._devices, self._fakes, self._note = log, devices, fakes, note
         self.restorer: Rollback | None = None
         """Saves the state of shared objects before code can change them."""
@@ -82,9 +96,11 @@ class FakeCopies:
         self.restorer = None
 
     def settle(self) -> None:
-        """Forget the copies of originals whose references are all copied: they die when code drops them.
+        """Forget the copies of originals whose references are all copied: they die when code drops
+        them.
 
-        A copy is kept if something else leads to its original, such as a name that the code may look up later.
+        A copy is kept if something else leads to its original, such as a name that the code may
+        look up later.
         """
         new = [key for key in self._new if key in self._memo]
         counts = map(sys.getrefcount, [self._originals[key] for key in new])
@@ -116,7 +132,9 @@ class FakeCopies:
             copy = known() if known is not None else None
             return self._tensor(value) if copy is None else copy
         if id(value) not in self._memo:
-            make = next((make for kind, make in _MAKERS if is_instance(value, kind)), FakeCopies._instance)
+            make = next(
+                (make for kind, make in _MAKERS if is_instance(value, kind)), FakeCopies._instance
+            )
             copy = make(self, value)
             if id(value) not in self._memo:
                 return copy
@@ -125,7 +143,9 @@ class FakeCopies:
         return self._memo[id(value)]
 
     def _lent(self, value: Any) -> Any:
-        """Return the copy of ``value`` for an object that may be copied more than once, or that keeps nothing alive."""
+        """Return the copy of ``value`` for an object that may be copied more than once, or that
+        keeps nothing alive.
+        """
         copy = self.of(value)
         self._copied[id(value)] -= 1
         return copy
@@ -134,7 +154,7 @@ class FakeCopies:
         self._memo[id(value)], self._originals[id(value)] = copy, value
         return copy
 
-    # -- tensors ----------------------------------------------------------------------------------------------
+    # -- tensors ---------------------------------------------------------------------------------
 
     def _tensor(self, tensor: Any) -> Any:
         if is_instance(tensor, FakeTensor):
@@ -144,16 +164,25 @@ class FakeCopies:
             return self._wrapper(tensor)
         is_parameter = is_instance(tensor, torch.nn.Parameter)
         if not is_parameter and not is_exactly(tensor, torch.Tensor):
-            raise EstimateError(f"an estimate cannot follow a {type_name(tensor)}: only plain tensors have fake copies")
+            raise EstimateError(
+                f"an estimate cannot follow a {type_name(tensor)}: only plain tensors have fake "
+                f"copies"
+            )
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise EstimateError("an estimate cannot follow sparse or quantized tensors")
         with self._quietly(), torch.no_grad():
             copy = self._strided(tensor)
             if is_parameter:  # such as a bitsandbytes parameter
-                make = kind if kind is torch.nn.Parameter else functools.partial(fake_parameter, kind)
+                make = (
+                    kind if kind is torch.nn.Parameter else functools.partial(fake_parameter, kind)
+                )
                 copy = make(copy, tensor.requires_grad)
             copy.requires_grad_(tensor.requires_grad)
-        if not is_parameter and not copy.is_floating_point() and tensor.device.type == copy.device.type == "cpu":
+        if (
+            not is_parameter
+            and not copy.is_floating_point()
+            and tensor.device.type == copy.device.type == "cpu"
+        ):
             self._keep_values(tensor, copy)
         life = self._log.see(copy, self._devices.name(copy.device), before=True)
         if life is not None:
@@ -182,12 +211,16 @@ class FakeCopies:
         if isinstance(tensor, torch.nn.Parameter):
             copy = torch.nn.Parameter(copy.detach(), tensor.requires_grad)
         if copy.is_leaf and copy.requires_grad:
-            copy.register_post_accumulate_grad_hook(lambda leaf: self._log.mark(leaf.grad, GRADIENTS))
+            copy.register_post_accumulate_grad_hook(
+                lambda leaf: self._log.mark(leaf.grad, GRADIENTS)
+            )
         self._remember(tensor, copy)
         return copy
 
     def _keep_values(self, tensor: Any, copy: Any) -> None:
-        """Give a copy the values of a small integer tensor, because they may be sizes or positions."""
+        """Give a copy the values of a small integer tensor, because they may be
+        sizes or positions.
+        """
         if tensor.numel() <= MOST_VALUES:
             with torch._C._DisableTorchDispatch():
                 copy.constant = tensor.detach().clone()
@@ -206,16 +239,22 @@ class FakeCopies:
                 self.paused, self._fakes.cache_enabled = before, caching
 
     def _strided(self, tensor: Any) -> Any:
-        """Return a fake tensor with the strides and offset of ``tensor``, in the copy of its storage."""
+        """Return a fake tensor with the strides and offset of ``tensor``, in the copy of its
+        storage.
+        """
         key = tensor.untyped_storage()._cdata
         size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
         known = self._storages.get(key)
         storage, device = known() if known is not None else None, self._devices.place(tensor.device)
         size_bytes = tensor.untyped_storage().nbytes()
-        if storage is None and tensor.device == device == _HOST and size_bytes == tensor.itemsize:  # its value is kept
+        if (
+            storage is None and tensor.device == device == _HOST and size_bytes == tensor.itemsize
+        ):  # its value is kept
             with no_dispatch():
                 value = tensor.detach().clone()
-            copy = self._fakes.fake_tensor_converter.from_real_tensor(self._fakes, value, make_constant=True)
+            copy = self._fakes.fake_tensor_converter.from_real_tensor(
+                self._fakes, value, make_constant=True
+            )
             self._storages[key] = weakref.ref(copy.untyped_storage())
             return copy
         if storage is None:
@@ -223,11 +262,13 @@ class FakeCopies:
             self._storages[key] = weakref.ref(storage)
         return torch.empty(0, dtype=tensor.dtype, device=device).set_(storage, offset, size, stride)
 
-    # -- containers and objects -------------------------------------------------------------------------------
+    # -- containers and objects ------------------------------------------------------------------
 
     def _container(self, value: Any) -> Any:
         copy = self._keep(value, solid_base(type(value)).__new__(type(value)))
-        base: Any = next(kind for kind in (OrderedDict, dict, deque, list, set) if is_instance(value, kind))
+        base: Any = next(
+            kind for kind in (OrderedDict, dict, deque, list, set) if is_instance(value, kind)
+        )
         if base is deque:
             deque.__init__(copy, (), value.maxlen)
         elif is_instance(value, defaultdict):
@@ -247,12 +288,16 @@ class FakeCopies:
         items = list(base.__iter__(value))
         copies = [self.of(item) for item in items]
         shared = all(copy is item for copy, item in zip(copies, items, strict=True))
-        return self._keep(value, value if shared else solid_base(type(value)).__new__(type(value), copies))
+        return self._keep(
+            value, value if shared else solid_base(type(value)).__new__(type(value), copies)
+        )
 
     def _instance(self, value: Any) -> Any:
         if not _can_be_copied(type(value), module_of(value)):
             return self._keep(value, self.share(value))
-        if type_name(value) == "OptimizedModule" and "_orig_mod" in (instance_dict(value) or {}).get("_modules", {}):
+        if type_name(value) == "OptimizedModule" and "_orig_mod" in (
+            instance_dict(value) or {}
+        ).get("_modules", {}):
             if type_name((instance_dict(value) or {}).get("dynamo_ctx")) != "DisableContext":
                 self._note(COMPILED)
             return self._keep(value, self.of(instance_dict(value)["_modules"]["_orig_mod"]))  # type: ignore[index]
@@ -267,7 +312,10 @@ class FakeCopies:
             self.optimizers.append(weakref.ref(copy))
         elif is_instance(value, torch.utils.data.DataLoader):
             vars(copy).update(NO_PROCESSES)
-        elif is_instance(value, torch.nn.Module) and vars(copy).get("_compiled_call_impl") is not None:
+        elif (
+            is_instance(value, torch.nn.Module)
+            and vars(copy).get("_compiled_call_impl") is not None
+        ):
             self._note(COMPILED)
             vars(copy)["_compiled_call_impl"] = None
         return copy
@@ -276,25 +324,34 @@ class FakeCopies:
         """Set copies of an object's attributes on its copy."""
         attributes = instance_dict(value)
         if attributes:
-            instance_dict(copy).update({name: self.of(item) for name, item in list(attributes.items())})  # type: ignore[union-attr]  # of the same class
+            copies = {name: self.of(item) for name, item in list(attributes.items())}
+            instance_dict(copy).update(copies)  # type: ignore[union-attr]  # of the same class
         for name in copyreg._slotnames(type(value)):  # type: ignore[attr-defined]
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                 object.__setattr__(copy, name, self.of(getattr(value, name)))
 
-    # -- code -------------------------------------------------------------------------------------------------
+    # -- code ------------------------------------------------------------------------------------
 
     def _function(self, value: Any) -> Any:
         compiled = value.__dict__.get("_torchdynamo_orig_callable")
         if compiled is not None:
-            if not value.__dict__.get("_torchdynamo_disable"):  # else it is wrapped to stay uncompiled
+            if not value.__dict__.get(
+                "_torchdynamo_disable"
+            ):  # else it is wrapped to stay uncompiled
                 self._note(COMPILED)
             return self._keep(value, self.of(compiled))
         self.share(value)
         in_notebook = id(value.__globals__) in self._namespaces
-        if not in_notebook and not value.__closure__ and not value.__defaults__ and not value.__dict__:
+        if (
+            not in_notebook
+            and not value.__closure__
+            and not value.__defaults__
+            and not value.__dict__
+        ):
             return self._keep(value, value)
         space = self._namespaces.get(id(value.__globals__), value.__globals__)
-        new = [cell for cell in value.__closure__ or () if id(cell) not in self._memo]  # else of another function, too
+        # else of another function, too
+        new = [cell for cell in value.__closure__ or () if id(cell) not in self._memo]
         for cell in new:
             self._keep(cell, types.CellType())
         cells = tuple(map(self.of, value.__closure__ or ()))
@@ -303,9 +360,16 @@ class FakeCopies:
         for cell in new:
             with suppress(ValueError):  # an empty cell
                 self._memo[id(cell)].cell_contents = self.of(cell.cell_contents)
-        copy.__defaults__, copy.__kwdefaults__ = self.of(value.__defaults__), self.of(value.__kwdefaults__)
+        copy.__defaults__, copy.__kwdefaults__ = (
+            self.of(value.__defaults__),
+            self.of(value.__kwdefaults__),
+        )
         copy.__dict__.update(self.of(value.__dict__))
-        copy.__module__, copy.__qualname__, copy.__doc__ = value.__module__, value.__qualname__, value.__doc__
+        copy.__module__, copy.__qualname__, copy.__doc__ = (
+            value.__module__,
+            value.__qualname__,
+            value.__doc__,
+        )
         return copy
 
     def _weak_reference(self, value: Any) -> Any:
@@ -314,14 +378,18 @@ class FakeCopies:
 
 
 def _can_be_copied(kind: type, module: str) -> bool:
-    """Return True if an object's attributes are its whole state, and a copy of them is a copy of the object."""
+    """Return True if an object's attributes are its whole state, and a copy of them is a copy of
+    the object.
+    """
     plain = solid_base(kind) is object and type.__getattribute__(kind, "__new__") is object.__new__
     finalised = any("__del__" in type.__dict__["__dict__"].__get__(base) for base in type.mro(kind))
     return plain and not finalised and not {module, module.partition(".")[0]} & _SHARED_MODULES
 
 
 class Namespace(dict[str, Any]):
-    """Copy of a namespace: a value is copied when code looks its name up, and new bindings stay in the copy."""
+    """Copy of a namespace: a value is copied when code looks its name up, and new bindings stay in
+    the copy.
+    """
 
     def __init__(self, original: dict[str, Any], copies: FakeCopies) -> None:
         # CPython reads this name without ``__missing__``, to set ``__module__`` of new classes.
@@ -365,7 +433,9 @@ def run_code(code: types.CodeType, namespace: dict[str, Any]) -> None:
 
 
 def loading(run: Any) -> Any:
-    """Return ``eval`` or ``exec`` for a copied namespace: it copies all names first, as C bypasses ``__missing__``."""
+    """Return ``eval`` or ``exec`` for a copied namespace: it copies all names first, as C bypasses
+    ``__missing__``.
+    """
 
     @functools.wraps(run)
     def call(source: Any, space: Any = None, names: Any = None, /, **more: Any) -> Any:
@@ -384,7 +454,9 @@ def loading(run: Any) -> Any:
 def _named(source: Any) -> Iterable[str]:
     """Return the words of a source text, or the names in a code object."""
     if not is_instance(source, types.CodeType):
-        return re.findall(r"\w+", source if is_instance(source, str) else str(bytes(source), "utf-8", "replace"))
+        return re.findall(
+            r"\w+", source if is_instance(source, str) else str(bytes(source), "utf-8", "replace")
+        )
     inner = (code for code in source.co_consts if is_instance(code, types.CodeType))
     return [*source.co_names, *(name for code in inner for name in _named(code))]
 
@@ -393,7 +465,10 @@ _MAKERS: tuple[tuple[type, Callable[[FakeCopies, Any], Any]], ...] = (
     *((kind, FakeCopies._container) for kind in (dict, list, deque, set)),
     *((kind, FakeCopies._items) for kind in (tuple, frozenset)),
     (types.FunctionType, FakeCopies._function),
-    (types.MethodType, lambda self, value: types.MethodType(self.of(value.__func__), self._lent(value.__self__))),
+    (
+        types.MethodType,
+        lambda self, value: types.MethodType(self.of(value.__func__), self._lent(value.__self__)),
+    ),
     (weakref.ReferenceType, FakeCopies._weak_reference),
     *((kind, FakeCopies.share) for kind in (types.ModuleType, types.CodeType)),
 )

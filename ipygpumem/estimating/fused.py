@@ -1,4 +1,6 @@
-"""Replaces functions whose CUDA kernels differ from the CPU's: calls these by name, or allocates as they do."""
+"""Replaces functions whose CUDA kernels differ from the CPU's: calls these by name, or allocates as
+they do.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Return attention from the kernel that torch chooses on CUDA; ``attend`` computes it from matrix products.
+    """Return attention from the kernel that torch chooses on CUDA; ``attend`` computes it from
+    matrix products.
 
     The choice follows ATen/native/transformers/cuda/sdp_utils.cpp, without cuDNN.
     """
@@ -33,8 +36,18 @@ def attention(
     fuses = query.dim() == 4 and all(item.stride(-1) == 1 for item in items)
     is_grouped = not query.shape[:2] == key.shape[:2] == value.shape[:2]
     is_flash = (
-        *(fuses, allowed.flash_sdp_enabled(), attn_mask is None, query.itemsize == 2, len(widths) == 1),
-        *(max(widths) <= _MOST_OF_FLASH, enable_gqa or not is_grouped, length == keys or not is_causal),
+        *(
+            fuses,
+            allowed.flash_sdp_enabled(),
+            attn_mask is None,
+            query.itemsize == 2,
+            len(widths) == 1,
+        ),
+        *(
+            max(widths) <= _MOST_OF_FLASH,
+            enable_gqa or not is_grouped,
+            length == keys or not is_causal,
+        ),
     )
     if all(is_flash):
         width = query.shape[-1]
@@ -44,7 +57,9 @@ def attention(
         )[0][..., :width]
     reads = all(width * query.itemsize % 16 == 0 for width in widths)
     if not fuses or is_grouped or not reads or not allowed.mem_efficient_sdp_enabled():
-        return attend(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return attend(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
     if attn_mask is not None:
         if attn_mask.dtype is torch.bool:
             attn_mask = torch.where(attn_mask, 0.0, query.new_full((), -torch.inf))
@@ -52,7 +67,9 @@ def attention(
             attn_mask = functional.pad(attn_mask, (0, -keys % 8))[..., :keys]
         attn_mask = attn_mask.expand(*query.shape[:2], length, keys)
     keeps = torch.is_grad_enabled() and any(item.requires_grad for item in items)
-    return _ATEN._scaled_dot_product_efficient_attention(*items, attn_mask, keeps, dropout_p, is_causal, scale=scale)[0]
+    return _ATEN._scaled_dot_product_efficient_attention(
+        *items, attn_mask, keeps, dropout_p, is_causal, scale=scale
+    )[0]
 
 
 def multi_head_attention(
@@ -75,14 +92,20 @@ def multi_head_attention(
     if query is key is value and mask is None and not need_weights and of_head % 8 == 0:
         parts = functional.linear(query, weight, bias).chunk(3, -1)
         items = [part.view(batch, -1, heads, of_head).transpose(1, 2) for part in parts]
-        joined = functional.scaled_dot_product_attention(*items).transpose(1, 2).reshape(batch, -1, width)
+        joined = (
+            functional.scaled_dot_product_attention(*items)
+            .transpose(1, 2)
+            .reshape(batch, -1, width)
+        )
         return functional.linear(joined, out_weight, out_bias), None
     projected = functional.linear(query, weight)
     packed = query.new_empty((3, batch * heads, length, of_head))
     del projected
     weights = torch.bmm(packed[0], packed[1].transpose(1, 2))
     if mask is not None:  # else softmax is in place
-        copied = torch.empty(weights.shape if mask_type == 0 else (0,), dtype=torch.bool, device=weights.device)
+        copied = torch.empty(
+            weights.shape if mask_type == 0 else (0,), dtype=torch.bool, device=weights.device
+        )
         weights = weights.softmax(-1)
         del copied
     result = functional.linear(torch.empty_like(query), out_weight, out_bias)
@@ -105,7 +128,9 @@ def encoder_layer(
     eps: float,
     *rest: Any,
 ) -> Any:
-    """Imitate ``torch._transformer_encoder_layer_fwd``, which runs nn.TransformerEncoderLayer without gradients."""
+    """Imitate ``torch._transformer_encoder_layer_fwd``, which runs nn.TransformerEncoderLayer
+    without gradients.
+    """
     norms, (grow, grown, shrink, shrunk) = (rest[:2], rest[2:4]), rest[4:8]
     mask, mask_type = (*rest[8:], None, None)[:2]
 
@@ -114,19 +139,37 @@ def encoder_layer(
 
     given = normed(source, 0) if norm_first else source
     last = multi_head_attention(
-        given, given, given, width, heads, weight, bias, out_weight, out_bias, mask, False, True, mask_type
+        given,
+        given,
+        given,
+        width,
+        heads,
+        weight,
+        bias,
+        out_weight,
+        out_bias,
+        mask,
+        False,
+        True,
+        mask_type,
     )[0].add_(source)
     last = last if norm_first else normed(last, 0)
     given = normed(last, 1) if norm_first else last
     rows = given.view(-1, width)
-    result = torch.addmm(shrunk, torch._addmm_activation(grown, rows, grow.t(), use_gelu=gelu), shrink.t())
+    result = torch.addmm(
+        shrunk, torch._addmm_activation(grown, rows, grow.t(), use_gelu=gelu), shrink.t()
+    )
     result = result.view(source.shape).add_(last)
     return result if norm_first else normed(result, 1)
 
 
 def lstm_cell(source: Any, state: Any, *weights: Any) -> Any:
     """Return the next state of an LSTM, from CUDA's fused kernel."""
-    gates = torch.matmul(source, weights[0].t()), torch.matmul(state[0], weights[1].t())  # cast at each step
+    # cast at each step
+    gates = (
+        torch.matmul(source, weights[0].t()),
+        torch.matmul(state[0], weights[1].t()),
+    )
     biases = weights[2:4] if len(weights) > 3 else (None, None)
     hidden, cell, _ = _ATEN._thnn_fused_lstm_cell(*gates, state[1], *biases)
     return torch.matmul(hidden, weights[-1].t()) if len(weights) % 2 else hidden, cell

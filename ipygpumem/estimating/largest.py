@@ -41,10 +41,15 @@ def is_mask(index: Any) -> bool:
 
 
 def _unique(given: Any, _: bool = True, inverse: bool = False, counts: bool = False) -> Any:
-    return (given.new_empty(given.numel()), *_positions(given, given.shape, given.numel(), inverse, counts))
+    return (
+        given.new_empty(given.numel()),
+        *_positions(given, given.shape, given.numel(), inverse, counts),
+    )
 
 
-def _unique_in(given: Any, dim: int, _: bool = True, inverse: bool = False, counts: bool = False) -> Any:
+def _unique_in(
+    given: Any, dim: int, _: bool = True, inverse: bool = False, counts: bool = False
+) -> Any:
     count = given.shape[dim]
     return (torch.empty_like(given), *_positions(given, (count,), count, inverse, counts))
 
@@ -56,8 +61,16 @@ def _positions(given: Any, shape: Any, count: int, inverse: bool, counts: bool) 
 
 
 def _bincount(given: Any, weights: Any = None, minlength: int = 0) -> Any:
-    """Return ``minlength`` bins, or one for each value if it is 0: the true number has no upper bound."""
-    kind = torch.long if weights is None else weights.dtype if weights.is_floating_point() else torch.double
+    """Return ``minlength`` bins, or one for each value if it is 0: the true number has no upper
+    bound.
+    """
+    kind = (
+        torch.long
+        if weights is None
+        else weights.dtype
+        if weights.is_floating_point()
+        else torch.double
+    )
     return given.new_empty(minlength or given.numel(), dtype=kind)
 
 
@@ -72,12 +85,18 @@ LARGEST: dict[str, Callable[..., Any]] = {
     "aten::masked_select": _masked_select,
     "aten::index.Tensor": _index,
     "aten::_unique2": _unique,
-    "aten::_unique": lambda given, is_sorted=True, inverse=False: _unique(given, is_sorted, inverse)[:2],
+    "aten::_unique": lambda given, is_sorted=True, inverse=False: _unique(
+        given, is_sorted, inverse
+    )[:2],
     "aten::unique_dim": _unique_in,
     "aten::unique_consecutive": lambda given, inverse=False, counts=False, dim=None: (
-        _unique(given, True, inverse, counts) if dim is None else _unique_in(given, dim, True, inverse, counts)
+        _unique(given, True, inverse, counts)
+        if dim is None
+        else _unique_in(given, dim, True, inverse, counts)
     ),
-    "aten::unique_dim_consecutive": lambda given, dim, *rest, **more: _unique_in(given, dim, True, *rest, **more),
+    "aten::unique_dim_consecutive": lambda given, dim, *rest, **more: _unique_in(
+        given, dim, True, *rest, **more
+    ),
     "aten::bincount": _bincount,
     "aten::_ctc_loss.Tensor": _ctc_loss,
     "torchvision::nms": lambda boxes, *_: boxes.new_empty(len(boxes), dtype=torch.long),
@@ -90,13 +109,17 @@ _PLACES = {
     **dict.fromkeys(("topk", "kthvalue"), 2),
 }
 """Operators that return positions, and the number of the argument with their dimension."""
-_RANDOM = frozenset({"rand", "uniform", "randint", "randint_like", "random", "randperm", "multinomial"})
+_RANDOM = frozenset(
+    {"rand", "uniform", "randint", "randint_like", "random", "randperm", "multinomial"}
+)
 
 
 def largest_value(name: str, args: Any, kwargs: Any, result: Any) -> tuple[Any, float] | None:
-    """Return the result that has random numbers or positions, and its largest value, which is a valid index; or None.
+    """Return the result that has random numbers or positions, and its largest value, which is a
+    valid index; or None.
 
-    For the positions that a mask selects it is the first one, because code usually continues from there.
+    For the positions that a mask selects it is the first one, because code usually continues from
+    there.
     """
     if name == "nonzero":
         return result, 0
@@ -104,7 +127,11 @@ def largest_value(name: str, args: Any, kwargs: Any, result: Any) -> tuple[Any, 
         dim = kwargs.get("dim", args[_PLACES[name]] if len(args) > _PLACES[name] else None)
         if name.startswith("arg"):
             return result, args[0].numel() - 1 if dim is None else _size(args[0], dim) - 1
-        return (result[1], _size(args[0], -1 if dim is None else dim) - 1) if isinstance(result, tuple) else None
+        return (
+            (result[1], _size(args[0], -1 if dim is None else dim) - 1)
+            if isinstance(result, tuple)
+            else None
+        )
     if name not in _RANDOM:
         return None
     if name == "multinomial":

@@ -1,4 +1,6 @@
-"""Replaces torch functions that fail on fake tensors, and those of torch.cuda that change or query a device."""
+"""Replaces torch functions that fail on fake tensors, and those of torch.cuda that change or query
+a device.
+"""
 
 from __future__ import annotations
 
@@ -34,22 +36,34 @@ from ipygpumem.probes.nvml import Nvml
 
 
 def choose_loop(optimizer: Any, devices: Devices) -> None:
-    """Choose an optimizer's loop as torch does on accelerators; for fake parameters it would choose another."""
+    """Choose an optimizer's loop as torch does on accelerators; for fake parameters it would choose
+    another.
+    """
     kinds = type.mro(type(optimizer))
-    modules = [sys.modules.get(kind.__module__) for kind in kinds if kind is not torch.optim.Optimizer]
+    modules = [
+        sys.modules.get(kind.__module__) for kind in kinds if kind is not torch.optim.Optimizer
+    ]
     if not any(hasattr(module, "_default_to_fused_or_foreach") for module in modules):
         return  # such as Adafactor, which always uses the plain loop
     named = (devices.named or "cpu").partition(":")[0]
     for group in optimizer.param_groups:
-        is_chosen = group.get("fused") or group.get("differentiable") or group.get("foreach", False) is not None
-        if not is_chosen and any(name != "cpu" for name in (named, *(item.device.type for item in group["params"]))):
+        is_chosen = (
+            group.get("fused")
+            or group.get("differentiable")
+            or group.get("foreach", False) is not None
+        )
+        if not is_chosen and any(
+            name != "cpu" for name in (named, *(item.device.type for item in group["params"]))
+        ):
             group["foreach"] = True
 
 
 COMPILED = "torch.compile: the figures are those of eager code"
 
 MOST_VALUES = 1 << 16
-"""Maximum number of elements of a tensor that keeps its values: one made from numbers, or of integers on the host."""
+"""Maximum number of elements of a tensor that keeps its values: one made from numbers, or of
+integers on the host.
+"""
 
 NO_PROCESSES = {
     "num_workers": 0,
@@ -59,7 +73,9 @@ NO_PROCESSES = {
     "timeout": 0,
     "_DataLoader__multiprocessing_context": None,
 }
-"""Attributes of a data loader that loads in this process, because worker processes cannot get fake tensors."""
+"""Attributes of a data loader that loads in this process, because worker processes cannot get fake
+tensors.
+"""
 
 
 def fake_parameter(kind: Any, tensor: Any, requires_grad: bool) -> Any:
@@ -81,8 +97,12 @@ def _fake_kind(kind: Any) -> Any:
 
 
 @contextmanager
-def patched(note: Note, devices: Devices, following: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-    """Replace torch functions during the block; ``following`` makes the modes for threads that the code starts."""
+def patched(
+    note: Note, devices: Devices, following: Callable[[], AbstractContextManager[Any]]
+) -> Iterator[None]:
+    """Replace torch functions during the block; ``following`` makes the modes for threads that the
+    code starts.
+    """
     casts = CudaAutocast()
     with ExitStack() as stack:
         stack.callback(casts.close)
@@ -97,7 +117,9 @@ def patched(note: Note, devices: Devices, following: Callable[[], AbstractContex
 
 @contextmanager
 def _libraries_imported_without(made: list[Any]) -> Iterator[None]:
-    """Import libraries with torch's own functions and tensors: what they take at their import, they keep for good."""
+    """Import libraries with torch's own functions and tensors: what they take at their import, they
+    keep for good.
+    """
     basics: Any = importlib._bootstrap_external._LoaderBasics  # type: ignore[attr-defined]  # of all Python files
     own, importing = basics.exec_module, set[int]()
 
@@ -106,7 +128,8 @@ def _libraries_imported_without(made: list[Any]) -> Iterator[None]:
             own(loader, module)
             return
         importing.add(id(module))
-        current = [vars(one.target).get(one.attribute, one.new) for one in made]  # the code may wrap a replacement
+        # the code may wrap a replacement
+        current = [vars(one.target).get(one.attribute, one.new) for one in made]
         for one in reversed(made):
             one.__exit__(None, None, None)
         try:
@@ -123,7 +146,10 @@ def _libraries_imported_without(made: list[Any]) -> Iterator[None]:
 
 
 def _changes(  # noqa: C901  # one small function after another
-    note: Note, devices: Devices, casts: CudaAutocast, following: Callable[[], AbstractContextManager[Any]]
+    note: Note,
+    devices: Devices,
+    casts: CudaAutocast,
+    following: Callable[[], AbstractContextManager[Any]],
 ) -> list[tuple[Any, str, Any]]:
     """Return the owner, the name and the replacement of each function to replace."""
     tensor, loader, thread = torch.Tensor, torch.utils.data.DataLoader, threading.Thread
@@ -133,7 +159,11 @@ def _changes(  # noqa: C901  # one small function after another
     drop, is_cast = functional.dropout, torch.is_autocast_enabled
     written: dict[Any, Any] = {}
     # Imported here, since the estimated code may import it, and a trainer saves at its end.
-    safetensors = importlib.import_module("safetensors.torch") if importlib.util.find_spec("safetensors") else None
+    safetensors = (
+        importlib.import_module("safetensors.torch")
+        if importlib.util.find_spec("safetensors")
+        else None
+    )
     make: Any = tensor._make_subclass
 
     def set_data(fake: Any, value: Any) -> None:
@@ -142,11 +172,14 @@ def _changes(  # noqa: C901  # one small function after another
 
     def make_subclass(kind: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(data, fake_tensor.FakeTensor) and issubclass(kind, torch.nn.Parameter):
-            return fake_parameter(kind, data, bool(kwargs.get("require_grad", args[0] if args else False)))
+            return fake_parameter(
+                kind, data, bool(kwargs.get("require_grad", args[0] if args else False))
+            )
         return make(kind, data, *args, **kwargs)
 
     def swap_tensors(own: Any, first: Any, second: Any) -> None:
-        # torch refuses to swap a tensor with weak references, and the memo of fake tensors has some.
+        # torch refuses to swap a tensor with weak references, and the memo of fake tensors has
+        # some.
         if first.device.type == second.device.type:
             first.data = second.data
         else:
@@ -169,7 +202,9 @@ def _changes(  # noqa: C901  # one small function after another
         except Exception as error:
             if key(f) not in written:
                 raise
-            raise EstimateError(f"torch.save wrote nothing, so it cannot be loaded in {user_line()}") from error
+            raise EstimateError(
+                f"torch.save wrote nothing, so it cannot be loaded in {user_line()}"
+            ) from error
 
     def tolist(tensor: Any) -> Any:
         if tensor.constant is not None:
@@ -209,7 +244,9 @@ def _changes(  # noqa: C901  # one small function after another
         note(COMPILED)
         return (lambda function: function) if model is None else model
 
-    def cast_here(own: Any, mode: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+    def cast_here(
+        own: Any, mode: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
         if device_type != "cpu":
             casts.register()
             device_type, dtype = "cpu", dtype or cast_type(device_type)
@@ -244,7 +281,9 @@ def _changes(  # noqa: C901  # one small function after another
         return (kernel if is_there else own)(first, *args, **more)
 
     def to_float32(kernel: Any, own: Any, first: Any, *args: Any, **more: Any) -> Any:
-        converts = first.dtype is torch.float16 and more.get("dtype") is torch.float32 and not casts_now()
+        converts = (
+            first.dtype is torch.float16 and more.get("dtype") is torch.float32 and not casts_now()
+        )
         if converts and devices.is_elsewhere:  # CUDA makes no converted copy
             return kernel(first, more["dim"] if "dim" in more else args[0], True)
         return own(first, *args, **more)
@@ -253,22 +292,36 @@ def _changes(  # noqa: C901  # one small function after another
         in_one_product = input.dim() == 2 or input.is_contiguous()
         if bias is None or in_one_product or weight.dim() != 2:
             return own(input, weight, bias)
-        return torch.matmul(input, weight.t()).add_(bias)  # torch adds in place, but not for fake tensors
+        # torch adds in place, but not for fake tensors
+        return torch.matmul(input, weight.t()).add_(bias)
 
     def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002  # torch's
         if training and 0 < p < 1 and not inplace and devices.is_elsewhere:
-            return torch.native_dropout(input, p, True)[0]  # saves a byte for each number; the CPU's saves a number
+            # saves a byte for each number; the CPU's saves a number
+            return torch.native_dropout(input, p, True)[0]
         return drop(input, p, training, inplace)
 
-    def rms_norm(own: Any, input: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:  # noqa: A002  # as above
-        fuses = hasattr(torch.ops.aten, "_fused_rms_norm") and (weight is None or weight.dtype is input.dtype)
+    def rms_norm(
+        own: Any,
+        input: Any,  # noqa: A002  # as above
+        shape: Any,
+        weight: Any = None,
+        eps: float | None = None,
+    ) -> Any:
+        fuses = hasattr(torch.ops.aten, "_fused_rms_norm") and (
+            weight is None or weight.dtype is input.dtype
+        )
         if devices.is_elsewhere and (fuses or casts_now()):
-            return functional.layer_norm(input, shape, weight)  # saves as much; the CPU runs several kernels
+            # saves as much; the CPU runs several kernels
+            return functional.layer_norm(input, shape, weight)
         return own(input, shape, weight, eps)
 
     def is_other_tensor(own: Any, items: Any) -> bool:
-        # Modules use their fused kernels for torch's own tensors only, and our modes must not disable these.
-        return any(type(item) not in (*_PLAIN, fake_tensor.FakeTensor) and own(items) for item in items)
+        # Modules use their fused kernels for torch's own tensors only, and our modes must not
+        # disable these.
+        return any(
+            type(item) not in (*_PLAIN, fake_tensor.FakeTensor) and own(items) for item in items
+        )
 
     def ctc_loss(own: Any, scores: Any, targets: Any, *rest: Any, **more: Any) -> Any:
         # For fake tensors torch takes a path that cannot read lengths on the host.
@@ -290,10 +343,16 @@ def _changes(  # noqa: C901  # one small function after another
         (torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda _: [])),
         (torch, "save", save),
         *((safetensors, name, serialize) for name in ("serialize", "serialize_file")),
-        *((safetensors, name, lambda *_: {}) for name in ("_flatten", "_flatten_as_ptr")),  # these read addresses
+        *(
+            (safetensors, name, lambda *_: {}) for name in ("_flatten", "_flatten_as_ptr")
+        ),  # these read addresses
         (torch, "set_num_threads", lambda _: None),
         (fake_tensor.log, "disabled", True),  # its errors are raised, too
-        (fake_tensor.FakeTensorMode, "avoid_device_init", True),  # else torch.tensor makes a real tensor on a device
+        (
+            fake_tensor.FakeTensorMode,
+            "avoid_device_init",
+            True,
+        ),  # else torch.tensor makes a real tensor on a device
         (fake_tensor.FakeTensor, "tolist", tolist),
         (fake_tensor.FakeTensor, "data", property(tensor.data.__get__, set_data)),
         (fake_tensor, "CONSTANT_NUMEL_LIMIT", MOST_VALUES),
@@ -302,7 +361,11 @@ def _changes(  # noqa: C901  # one small function after another
         (functional, "dropout", dropout),
         (torch, "dropout", dropout),
         (_device.DeviceContext, "__torch_function__", in_context),
-        (fake_tensor, "init_gpu_context", lambda *_: None),  # it would allocate memory on the device
+        (
+            fake_tensor,
+            "init_gpu_context",
+            lambda *_: None,
+        ),  # it would allocate memory on the device
         (torch, "compile", compile_nothing),
         (torch.nn.Module, "compile", lambda *_, **__: note(COMPILED)),
     ]
@@ -321,22 +384,42 @@ def _changes(  # noqa: C901  # one small function after another
         (torch._VF, "lstm_cell", functools.partial(on_card, fused.lstm_cell)),
         (torch._VF, "gru_cell", functools.partial(on_card, fused.gru_cell)),
         (torch, "_transformer_encoder_layer_fwd", functools.partial(on_card, fused.encoder_layer)),
-        (torch, "_native_multi_head_attention", functools.partial(on_card, fused.multi_head_attention)),
-        *((place, "softmax", functools.partial(to_float32, aten._softmax)) for place in (torch, tensor)),
-        *((place, "log_softmax", functools.partial(to_float32, aten._log_softmax)) for place in (torch, tensor)),
+        (
+            torch,
+            "_native_multi_head_attention",
+            functools.partial(on_card, fused.multi_head_attention),
+        ),
+        *(
+            (place, "softmax", functools.partial(to_float32, aten._softmax))
+            for place in (torch, tensor)
+        ),
+        *(
+            (place, "log_softmax", functools.partial(to_float32, aten._log_softmax))
+            for place in (torch, tensor)
+        ),
     ]
     if devices.on_cpu:
-        optimizers = [module for name, module in list(sys.modules.items()) if name.startswith("torch.optim.")]
+        optimizers = [
+            module for name, module in list(sys.modules.items()) if name.startswith("torch.optim.")
+        ]
         changes += [
-            *((module, "_get_capturable_supported_devices", lambda *_, **__: ["cpu"]) for module in optimizers),
-            (torch.amp.autocast_mode, "_cast", lambda value, _, dtype: cast_inputs(value, "cpu", dtype)),
+            *(
+                (module, "_get_capturable_supported_devices", lambda *_, **__: ["cpu"])
+                for module in optimizers
+            ),
+            (
+                torch.amp.autocast_mode,
+                "_cast",
+                lambda value, _, dtype: cast_inputs(value, "cpu", dtype),
+            ),
             (torch, "is_autocast_enabled", casts_now),
             (torch, "get_autocast_dtype", type_of_casts),
             (torch, "get_autocast_gpu_dtype", type_of_casts),
         ]
         around += [(cast, "__init__", cast_here), (torch, "clear_autocast_cache", clear_casts)]
     changes += [(place, name, _around(getattr(place, name), new)) for place, name, new in around]
-    return [change for change in changes if hasattr(*change[:2])]  # older versions of torch lack some
+    # older versions of torch lack some
+    return [change for change in changes if hasattr(*change[:2])]
 
 
 def _around(own: Any, new: Callable[..., Any]) -> Callable[..., Any]:
@@ -350,9 +433,27 @@ def _around(own: Any, new: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _PLAIN = (type(None), torch.Tensor, torch.nn.Parameter)
-_NOTHING = ("init", "synchronize", "empty_", "ipc_collect", "set_", "reset_", "manual_seed", "seed", "_lazy_init")
+_NOTHING = (
+    "init",
+    "synchronize",
+    "empty_",
+    "ipc_collect",
+    "set_",
+    "reset_",
+    "manual_seed",
+    "seed",
+    "_lazy_init",
+)
 """Beginnings of the names of functions that do nothing during an estimate."""
-_AS_IT_IS = ("get_arch_list", "get_gencode_flags", "check_error", "cudaStatus", "is_initialized", "Device", "lru_cache")
+_AS_IT_IS = (
+    "get_arch_list",
+    "get_gencode_flags",
+    "check_error",
+    "cudaStatus",
+    "is_initialized",
+    "Device",
+    "lru_cache",
+)
 UNKNOWN_SIZE = "device memory size unknown, pass --device-memory (device_memory=)"
 
 
@@ -378,12 +479,15 @@ class Stream:
 
 
 class Accelerators:
-    """Replaces torch's accelerator modules during one estimate: public methods have the names of their functions.
+    """Replaces torch's accelerator modules during one estimate: public methods have the names of
+    their functions.
 
     ``room_bytes``: memory that the device has for the code.
     """
 
-    def __init__(self, log: StorageLog, devices: Devices, room_bytes: int | None, note: Note) -> None:
+    def __init__(
+        self, log: StorageLog, devices: Devices, room_bytes: int | None, note: Note
+    ) -> None:
         self._log, self._devices, self._room_bytes, self._note = log, devices, room_bytes, note
         self._type = devices.label.partition(":")[0] if devices.label is not None else None
         self._current = 0
@@ -391,13 +495,17 @@ class Accelerators:
         self._known = {number: torch.cuda.get_device_properties(number) for number in range(known)}
         with closing(Nvml()) as nvml:  # which needs no context
             told = nvml.capabilities() if not known else []
-        self._told = {at: _Properties(f"cuda:{at}", room_bytes, *told[at]) for at in range(len(told))}
+        self._told = {
+            at: _Properties(f"cuda:{at}", room_bytes, *told[at]) for at in range(len(told))
+        }
 
     def is_available(self) -> bool:
         return self.device_count() > 0
 
     def device_count(self) -> int:
-        here = int(torch._C._cuda_getDeviceCount()) if hasattr(torch._C, "_cuda_getDeviceCount") else 0
+        here = (
+            int(torch._C._cuda_getDeviceCount()) if hasattr(torch._C, "_cuda_getDeviceCount") else 0
+        )
         return max(here, int(self._type not in (None, "cpu")))
 
     def current_device(self) -> int:
@@ -459,7 +567,8 @@ class Accelerators:
 
     def cudart(self) -> Any:
         profiler = dict.fromkeys(("cudaProfilerStart", "cudaProfilerStop"), _does_nothing)
-        return SimpleNamespace(cudaMemGetInfo=self.mem_get_info, **profiler)  # for functions imported by name
+        # for functions imported by name
+        return SimpleNamespace(cudaMemGetInfo=self.mem_get_info, **profiler)
 
     def _logged_as(self, device: Any) -> str:
         return str(self._devices.name(torch.device("cuda", self._index(device))))
@@ -470,7 +579,9 @@ class Accelerators:
     def max_memory_allocated(self, device: Any = None) -> int:
         return self._log.peak.get(self._logged_as(device), 0)
 
-    memory_reserved = memory_cached = current_allocated_memory = driver_allocated_memory = memory_allocated
+    memory_reserved = memory_cached = current_allocated_memory = driver_allocated_memory = (
+        memory_allocated
+    )
     max_memory_reserved = max_memory_cached = max_memory_allocated
 
     def memory_stats(self, device: Any = None) -> dict[str, int]:
@@ -502,14 +613,22 @@ class Accelerators:
         """Replace the functions and classes of torch's accelerator modules during the block."""
         names = {"cuda", self._type or "cuda"} & {"cuda", "xpu", "mps"}
         modules = [getattr(torch, name, None) for name in [*names, "accelerator"]]
-        modules += [torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.nvtx, torch.cuda.graphs]
+        modules += [
+            torch.cuda.memory,
+            torch.cuda.random,
+            torch.cuda.streams,
+            torch.cuda.nvtx,
+            torch.cuda.graphs,
+        ]
         seen: dict[int, Any] = {}
         with ExitStack() as stack:
             for module in dict.fromkeys(module for module in modules if module is not None):
                 for name, old in list(vars(module).items()):
                     new = seen[id(old)] if id(old) in seen else self._instead(module, name, old)
                     if new is not old:
-                        new = seen[id(old)] = new if isinstance(new, type) else _here_alone(new, old)
+                        new = seen[id(old)] = (
+                            new if isinstance(new, type) else _here_alone(new, old)
+                        )
                         stack.enter_context(patch.object(module, name, new))
             if self._type == "mps":
                 stack.enter_context(patch.object(torch.backends.mps, "is_available", lambda: True))
@@ -519,7 +638,9 @@ class Accelerators:
         """Return the replacement of a module's attribute; the attribute itself if it needs none."""
         short = module.__name__.removeprefix("torch.")
         if short == "cuda.nvtx":
-            does_something = type(old) is FunctionType and not name.startswith("_") and name != "range"
+            does_something = (
+                type(old) is FunctionType and not name.startswith("_") and name != "range"
+            )
             return _does_nothing if does_something else old
         if hasattr(self, name) and not name.startswith("_"):
             return getattr(self, name)
@@ -528,11 +649,19 @@ class Accelerators:
         if name.startswith("_"):
             return old
         is_own = getattr(old, "__module__", "").startswith(module.__name__)
-        if not is_own or name in _AS_IT_IS or (isinstance(old, type) and issubclass(old, BaseException)):
+        if (
+            not is_own
+            or name in _AS_IT_IS
+            or (isinstance(old, type) and issubclass(old, BaseException))
+        ):
             return old
         refuse = functools.partial(_refuse, f"torch.{short.partition('.')[0]}.{name}")
         if name in ("CUDAGraph", "MemPool", "graph", "GreenContext"):  # classes, for annotations
-            return type(name, (), {"__new__": lambda _, *args, **more: _here_alone(refuse, old)(*args, **more)})
+            return type(
+                name,
+                (),
+                {"__new__": lambda _, *args, **more: _here_alone(refuse, old)(*args, **more)},
+            )
         return refuse if type(old) is FunctionType else old
 
 
@@ -540,7 +669,13 @@ class _Properties(SimpleNamespace):
     """Assumed properties of a device that is not queried."""
 
     def __init__(self, name: str, total_bytes: int | None, major: int = 9, minor: int = 0) -> None:
-        super().__init__(name=name, major=major, minor=minor, multi_processor_count=HOPPERS_PROCESSORS, warp_size=32)
+        super().__init__(
+            name=name,
+            major=major,
+            minor=minor,
+            multi_processor_count=HOPPERS_PROCESSORS,
+            warp_size=32,
+        )
         self.is_integrated = False
         self._total_bytes = total_bytes
 
@@ -552,7 +687,9 @@ class _Properties(SimpleNamespace):
 
 
 def _here_alone(new: Callable[..., Any], old: Any) -> Callable[..., Any]:
-    """Return a function that calls ``new`` in estimated code, and ``old`` in other threads, such as ours."""
+    """Return a function that calls ``new`` in estimated code, and ``old`` in other threads, such as
+    ours.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return (new if torch._C._len_torch_dispatch_stack() else old)(*args, **kwargs)

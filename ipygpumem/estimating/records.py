@@ -34,15 +34,23 @@ class DeviceEstimate(Record):
     reserved_bytes: int
     """Memory that the allocator would reserve: blocks, the gaps between them and its cache."""
     needed_bytes: int
-    """Approximate minimum memory to complete, with the cache freed when memory is short; more memory suffices too."""
+    """Approximate minimum memory to complete, with the cache freed when memory is short; more
+    memory suffices too.
+    """
     parts: Mapping[str, int] = field(default_factory=dict)
     """Memory that is alive at the peak, by purpose."""
     room_bytes: int | None = None
-    """Memory that the device has for the code: what is free, and what its tensors occupy already; None: unknown."""
+    """Memory that the device has for the code: what is free, and what its tensors occupy already;
+    None: unknown.
+    """
     spare_bytes: int = 0
-    """Memory set aside for buffers that kernels allocate while they run, and for the gaps that these cause."""
+    """Memory set aside for buffers that kernels allocate while they run, and for the gaps that
+    these cause.
+    """
     context_bytes: int = 0
-    """Assumed size of a CUDA context, 0 if there is one already; for RAM, other memory that this process uses."""
+    """Assumed size of a CUDA context, 0 if there is one already; for RAM, other memory that this
+    process uses.
+    """
     unknown_operators: tuple[str, ...] = ()
     """Operators whose kernels allocate memory that cannot be derived from shapes."""
 
@@ -67,10 +75,17 @@ class DeviceEstimate(Record):
 
     @property
     def gaps_decide(self) -> bool:
-        """True if fragmentation may decide: the cache must be freed, and the margin is then negative or small."""
-        margin, small = (self.room_bytes or 0) - self.required_bytes, self.reserved_bytes // _SMALL_SHARE
+        """True if fragmentation may decide: the cache must be freed, and the margin is then
+        negative or small.
+        """
+        margin, small = (
+            (self.room_bytes or 0) - self.required_bytes,
+            self.reserved_bytes // _SMALL_SHARE,
+        )
         empties_its_cache = margin < self.reserved_bytes - self.needed_bytes
-        return empties_its_cache and (margin < 0 or margin < small < self.reserved_bytes - self.needed_bytes)
+        return empties_its_cache and (
+            margin < 0 or margin < small < self.reserved_bytes - self.needed_bytes
+        )
 
     @property
     def fits(self) -> bool | None:
@@ -95,7 +110,9 @@ class Estimate(Record):
     """Lines that asked for a tensor's value and got a guess, such as 1, 1.0 or False."""
     notes: tuple[str, ...] = ()
     upper_bounds: tuple[str, ...] = ()
-    """Lines whose results have a size that depends on values: it is assumed to be the largest possible."""
+    """Lines whose results have a size that depends on values: it is assumed to be the largest
+    possible.
+    """
 
     @property
     def peak_bytes(self) -> int:
@@ -109,7 +126,9 @@ class Estimate(Record):
 
     @property
     def fits(self) -> bool | None:
-        """True if the code fits on every device of known memory, False if not on one, None if that is uncertain."""
+        """True if the code fits on every device of known memory, False if not on one, None if that
+        is uncertain.
+        """
         return _FITS.get(self.verdict)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Rollback of an estimate: saves state that its code can change without a copy, and restores it afterwards.
+"""Rollback of an estimate: saves state that its code can change without a copy, and restores it
+afterwards.
 
-This covers the user's modules with their classes and objects, objects that copies share with their originals, and
-settings of torch and of the process.
+This covers the user's modules with their classes and objects, objects that copies share with their
+originals, and settings of torch and of the process.
 """
 
 from __future__ import annotations
@@ -51,8 +52,20 @@ from ipygpumem.units import MIB, format_bytes
 _LARGEST_ARRAY, _MOST_NAMED = 256 * MIB, 3
 _SHARE_FOR_ARRAYS = 4
 """Copies of arrays take at most the free host memory divided by this number."""
-_FOREIGN = {"IPython", "ipykernel", "ipygpumem", "traitlets", "zmq", "logging", "threading", "asyncio", "matplotlib"}
-"""Modules whose objects an estimate does not restore, because other code changes them at the same time."""
+_FOREIGN = {
+    "IPython",
+    "ipykernel",
+    "ipygpumem",
+    "traitlets",
+    "zmq",
+    "logging",
+    "threading",
+    "asyncio",
+    "matplotlib",
+}
+"""Modules whose objects an estimate does not restore, because other code changes them at the same
+time.
+"""
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _CONTAINERS = (OrderedDict, dict, deque, list, set)
 _CACHE: Any = type(functools.lru_cache(len))
@@ -61,9 +74,11 @@ _C_DATA, _FILE = ctypes.Structure.__mro__[1], io.FileIO.__mro__[-2]
 
 
 class Rollback(Walk):
-    """Saves the state of each object once, before code can change it; ``put_back`` restores all states.
+    """Saves the state of each object once, before code can change it; ``put_back`` restores all
+    states.
 
-    Afterwards no tensor of the mode ``fakes`` should be alive. ``note`` gets a line for each failure.
+    Afterwards no tensor of the mode ``fakes`` should be alive. ``note`` gets a line for each
+    failure.
     """
 
     def __init__(self, fakes: FakeTensorMode, note: Note) -> None:
@@ -77,20 +92,33 @@ class Rollback(Walk):
         self._spare_threads()
         self._modules = set(sys.modules)
         self._keep_settings()
-        self.take(*(module_dict(module) for module in list(sys.modules.values()) if _is_users_module(module)))
+        self.take(
+            *(
+                module_dict(module)
+                for module in list(sys.modules.values())
+                if _is_users_module(module)
+            )
+        )
 
     def _spare_threads(self) -> None:
-        """Exclude containers that the code of the user's other threads names: rollback would undo their changes."""
+        """Exclude containers that the code of the user's other threads names: rollback would undo
+        their changes.
+        """
         threads = set()
         for frame, thread in background_frames():
             threads.add(thread)
             code, space = frame.f_code.co_names, frame.f_globals
             named = [*peek(frame).values(), *(space[name] for name in code if name in space)]
             inner = [(instance_dict(value) or {}).get(name) for value in named for name in code]
-            self._spared |= {id(v): v for v in (*named, *inner) if any(is_instance(v, kind) for kind in _CONTAINERS)}
+            self._spared |= {
+                id(v): v
+                for v in (*named, *inner)
+                if any(is_instance(v, kind) for kind in _CONTAINERS)
+            }
         if threads:
             self._note(
-                f"threads of yours are running ({', '.join(sorted(threads))}): lists and dicts that their code names "
+                f"threads of yours are running ({', '.join(sorted(threads))}): lists and dicts "
+                f"that their code names "
                 "are not rolled back, but other changes of theirs to modules and classes may be"
             )
 
@@ -126,7 +154,9 @@ class Rollback(Walk):
         put: Callable[[Any], object],
         same: Callable[[Any, Any], bool] = lambda now, kept: False,
     ) -> Any:
-        """Save and return a state that ``get`` reads; rollback sets it with ``put`` unless it is still the ``same``."""
+        """Save and return a state that ``get`` reads; rollback sets it with ``put`` unless it is
+        still the ``same``.
+        """
         kept = get()
         self._undo.append(lambda: None if same(get(), kept) else put(kept))
         return kept
@@ -136,7 +166,7 @@ class Rollback(Walk):
         self._state(get, put)
         return []
 
-    # -- kinds of objects -----------------------------------------------------------------------------------------
+    # -- kinds of objects ------------------------------------------------------------------------
 
     def _container(self, value: Any) -> list[Any]:
         if id(value) in self._spared:
@@ -145,7 +175,11 @@ class Rollback(Walk):
         pairs = issubclass(base, dict)
 
         def contents() -> list[Any]:
-            return [item for pair in base.items(value) for item in pair] if pairs else list(base.__iter__(value))
+            return (
+                [item for pair in base.items(value) for item in pair]
+                if pairs
+                else list(base.__iter__(value))
+            )
 
         def fill(kept: list[Any]) -> None:
             base.clear(value)
@@ -169,16 +203,28 @@ class Rollback(Walk):
                     type.__delattr__(value, name)
 
         kept = self._state(lambda: dict(class_dict(value)), restore)
-        return [*(item for name, item in kept.items() if name not in ("__dict__", "__weakref__")), *type.mro(value)]
+        return [
+            *(item for name, item in kept.items() if name not in ("__dict__", "__weakref__")),
+            *type.mro(value),
+        ]
 
     def _function(self, value: Any) -> list[Any]:
-        held = [value.__dict__, value.__defaults__, value.__kwdefaults__, *(value.__closure__ or ())]
+        held = [
+            value.__dict__,
+            value.__defaults__,
+            value.__kwdefaults__,
+            *(value.__closure__ or ()),
+        ]
         is_of_module = is_users(value.__code__.co_filename) and "__file__" in value.__globals__
         return [*held, value.__globals__] if is_of_module else held
 
     def _cell(self, value: Any) -> list[Any]:
         with contextlib.suppress(ValueError):  # an empty cell
-            return [self._state(lambda: value.cell_contents, lambda kept: setattr(value, "cell_contents", kept))]
+            return [
+                self._state(
+                    lambda: value.cell_contents, lambda kept: setattr(value, "cell_contents", kept)
+                )
+            ]
         return []
 
     def _tensor(self, value: Any) -> list[Any]:
@@ -207,7 +253,9 @@ class Rollback(Walk):
     def _frame(self, value: Any) -> list[Any]:
         """Save a pandas DataFrame or Series, by a shallow copy if pandas copies on write."""
         pandas, blocks = sys.modules["pandas"], value._mgr.blocks
-        copies_on_write = pandas.__version__.partition(".")[0] >= "3" or pandas.options.mode.copy_on_write is True
+        copies_on_write = (
+            pandas.__version__.partition(".")[0] >= "3" or pandas.options.mode.copy_on_write is True
+        )
         size_bytes = sum(getattr(block.values, "nbytes", 0) for block in blocks)
         if not copies_on_write and not self._fits(value, size_bytes):
             return []
@@ -216,7 +264,9 @@ class Rollback(Walk):
         def undo() -> None:
             value.__dict__.clear()
             value.__dict__.update(attributes)
-            attributes.get("_item_cache", {}).clear()  # in older versions: columns of the other manager
+            attributes.get(
+                "_item_cache", {}
+            ).clear()  # in older versions: columns of the other manager
             object.__setattr__(value, "_mgr", kept._mgr)
 
         self._undo.append(undo)
@@ -241,11 +291,17 @@ class Rollback(Walk):
     def _c_data(self, value: Any) -> list[Any]:
         """Save the contents of a ctypes object, such as that of a ``multiprocessing.Value``."""
         place, size = ctypes.addressof(value), ctypes.sizeof(value)
-        return self._leaf(lambda: ctypes.string_at(place, size), lambda kept: ctypes.memmove(place, kept, size))
+        return self._leaf(
+            lambda: ctypes.string_at(place, size), lambda kept: ctypes.memmove(place, kept, size)
+        )
 
     def _file(self, value: Any) -> list[Any]:
-        """Save the position of a file that is open for reading only, or the contents of a file in memory."""
-        with contextlib.suppress(OSError, ValueError):  # closed, a pipe, or in the middle of a loop over its lines
+        """Save the position of a file that is open for reading only, or the contents of a file in
+        memory.
+        """
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # closed, a pipe, or in the middle of a loop over its lines
             if is_instance(value, io.BytesIO) or is_instance(value, io.StringIO):
                 return self._leaf(value.__getstate__, value.__setstate__)
             if value.readable() and not value.writable() and value.seekable():
@@ -253,10 +309,16 @@ class Rollback(Walk):
         return []
 
     def _attributes(self, value: Any) -> list[Any]:
-        """Save an object's attributes: those in its dict, and those in slots of the user's classes."""
+        """Save an object's attributes: those in its dict, and those in slots of the
+        user's classes.
+        """
         own = instance_dict(value)
-        slots = (class_dict(base).values() for base in type.mro(type(value)) if _is_users_class(base))
-        members = [slot for some in slots for slot in some if type(slot) is types.MemberDescriptorType]
+        slots = (
+            class_dict(base).values() for base in type.mro(type(value)) if _is_users_class(base)
+        )
+        members = [
+            slot for some in slots for slot in some if type(slot) is types.MemberDescriptorType
+        ]
         return [*(self._slot(value, slot) for slot in members), type(value), own]
 
     def _slot(self, value: Any, slot: Any) -> Any:
@@ -270,10 +332,12 @@ class Rollback(Walk):
             self._undo.append(empty)
             return None
 
-    # -- settings ---------------------------------------------------------------------------------------------------
+    # -- settings --------------------------------------------------------------------------------
 
     def _keep_settings(self) -> None:
-        """Save the states of Python's, NumPy's and torch's random generators, and settings of torch and the process."""
+        """Save the states of Python's, NumPy's and torch's random generators, and settings of torch
+        and the process.
+        """
         numpys: Any = getattr(sys.modules.get("numpy"), "random", None)
         if numpys is not None:
             self._state(numpys.get_state, numpys.set_state)
@@ -281,28 +345,40 @@ class Rollback(Walk):
         if torch.cuda.is_initialized():
             self._state(torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all)
         for get, put in _SETTINGS:
-            with contextlib.suppress(AttributeError, OSError):  # not in this torch; a folder that is gone
+            with contextlib.suppress(
+                AttributeError, OSError
+            ):  # not in this torch; a folder that is gone
                 self._state(get, put, operator.eq)
         self.take(sys.path, getattr(random, "_inst", None))  # the one behind random.random()
 
     def _dice(self, value: Any) -> list[Any]:
-        return self._leaf(lambda: random.Random.getstate(value), lambda kept: random.Random.setstate(value, kept))
+        return self._leaf(
+            lambda: random.Random.getstate(value), lambda kept: random.Random.setstate(value, kept)
+        )
 
     def _generator(self, value: Any) -> list[Any]:
         bits = getattr(value, "bit_generator", value)  # NumPy's Generator, or the one inside it
         return self._leaf(lambda: bits.state, lambda kept: setattr(bits, "state", kept))
 
-    # -- the end --------------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------
 
     def _fail(self, what: str) -> None:
         self._note(f"this could not be put back: {what}")
 
     def put_back(self) -> None:
-        """Restore all saved states; note each failure, and each object that still holds a fake tensor."""
+        """Restore all saved states; note each failure, and each object that still holds a fake
+        tensor.
+        """
         if not self.complete:
             self._fail(f"the last of more than {MOST_KEPT:,} objects")
         # An error raised here would hide the code's own error.
-        for undo in [*reversed(self._undo), self._undo.clear, self.drop, self._forget_modules, self._name_holders]:
+        for undo in [
+            *reversed(self._undo),
+            self._undo.clear,
+            self.drop,
+            self._forget_modules,
+            self._name_holders,
+        ]:
             try:
                 undo()
             except Exception as error:  # noqa: PERF203  # the remaining steps still run
@@ -310,7 +386,9 @@ class Rollback(Walk):
 
     def _forget_modules(self) -> None:
         for name in set(sys.modules) - self._modules:
-            if is_users_module(sys.modules[name]):  # it may have made fake tensors while it was imported
+            if is_users_module(
+                sys.modules[name]
+            ):  # it may have made fake tensors while it was imported
                 module = sys.modules.pop(name)
                 parent, _, last = name.rpartition(".")
                 if parent in sys.modules and module_dict(sys.modules[parent]).get(last) is module:
@@ -321,10 +399,14 @@ class Rollback(Walk):
         with interrupts.reraise_swallowed():
             gc.collect()
         if _alive(self._fakes):
-            for cache in [value for value in gc.get_objects() if type(value) is _CACHE and _holds_fakes(value)]:
+            for cache in [
+                value for value in gc.get_objects() if type(value) is _CACHE and _holds_fakes(value)
+            ]:
                 _CACHE.cache_clear(cache)
             for holder in _named_holders(self._fakes):
-                self._note(f"{holder} still holds a fake tensor of this estimate: delete or empty it")
+                self._note(
+                    f"{holder} still holds a fake tensor of this estimate: delete or empty it"
+                )
 
 
 def _are_same(now: list[Any], kept: list[Any]) -> bool:
@@ -357,7 +439,10 @@ def _casts() -> tuple[Any, ...]:
     """Return the number of open autocast blocks, and autocast's settings."""
     nesting = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
-    kinds = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    kinds = [
+        (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        for kind in ("cpu", "cuda")
+    ]
     return nesting, torch.is_autocast_cache_enabled(), kinds
 
 
@@ -373,14 +458,19 @@ def _set_casts(kept: tuple[Any, ...]) -> None:
 
 
 _Settings = tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...]
-_OF_IMPORTS: _Settings = ((lambda: dict(os.environ), _set_environment), (lambda: list(warnings.filters), _set_filters))
+_OF_IMPORTS: _Settings = (
+    (lambda: dict(os.environ), _set_environment),
+    (lambda: list(warnings.filters), _set_filters),
+)
 _CUDNN = torch.backends.cudnn
 _SETTINGS: _Settings = (
     *_OF_IMPORTS,
     (os.getcwd, os.chdir),
     (torch.get_default_dtype, torch.set_default_dtype),
     (
-        lambda: getattr(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), "device", None),
+        lambda: getattr(
+            getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), "device", None
+        ),
         torch.set_default_device,
     ),
     (torch.is_grad_enabled, torch._C._set_grad_enabled),
@@ -398,18 +488,25 @@ _SETTINGS: _Settings = (
 
 def _holds_fakes(cache: Any) -> bool:
     held = gc.get_referents(cache)
-    return any(is_instance(item, FakeTensor) for item in (*held, *gc.get_referents(*filter(gc.is_tracked, held))))
+    return any(
+        is_instance(item, FakeTensor)
+        for item in (*held, *gc.get_referents(*filter(gc.is_tracked, held)))
+    )
 
 
 def _is_shared_by_threads(value: Any) -> bool:
-    """Return True if other threads may change an object during the estimate: restoring it would undo their changes.
+    """Return True if other threads may change an object during the estimate: restoring it would
+    undo their changes.
 
-    Such objects of libraries, for example a ``queue.Queue``, have a lock. The estimated code works on copies of them.
+    Such objects of libraries, for example a ``queue.Queue``, have a lock. The estimated code works
+    on copies of them.
     """
     library = module_of(value).partition(".")[0]
     if library == "torch" or _is_users_class(type(value)):
         return False
-    return library in _FOREIGN or any(type(item) in _LOCKS for item in list((instance_dict(value) or {}).values()))
+    return library in _FOREIGN or any(
+        type(item) in _LOCKS for item in list((instance_dict(value) or {}).values())
+    )
 
 
 def _is_users_module(module: Any) -> bool:
@@ -422,15 +519,24 @@ def _is_users_class(kind: Any) -> bool:
 
 
 def _alive(mode: FakeTensorMode) -> list[Any]:
-    """Return the fake tensors of ``mode``; those of an earlier estimate may be kept alive by its error's traceback."""
+    """Return the fake tensors of ``mode``; those of an earlier estimate may be kept alive by its
+    error's traceback.
+    """
     fakes = [value for value in gc.get_objects() if type(value) is FakeTensor]
-    return [value for value in fakes if (instance_dict(value) or {}).get("fake_mode") is mode]  # half-made: none
+    # half-made: none
+    return [value for value in fakes if (instance_dict(value) or {}).get("fake_mode") is mode]
 
 
 def _named_holders(mode: FakeTensorMode) -> list[str]:
     fakes = _alive(mode)
-    holders = [holder for holder in gc.get_referrers(*fakes) if holder is not fakes] if fakes else []
-    shown = [item for item in holders if type(item) is not types.FrameType and not is_instance(item, FakeTensor)]
+    holders = (
+        [holder for holder in gc.get_referrers(*fakes) if holder is not fakes] if fakes else []
+    )
+    shown = [
+        item
+        for item in holders
+        if type(item) is not types.FrameType and not is_instance(item, FakeTensor)
+    ]
     return list(dict.fromkeys(map(_name_of_holder, shown)))[:_MOST_NAMED]
 
 
@@ -440,7 +546,9 @@ def _name_of_holder(holder: Any) -> str:
         for name, value in list(space.items()):
             if value is holder or (space is holder and is_instance(value, FakeTensor)):
                 return f"{module_name}.{name}"
-    owner = next((owner for owner in gc.get_referrers(holder) if instance_dict(owner) is holder), None)
+    owner = next(
+        (owner for owner in gc.get_referrers(holder) if instance_dict(owner) is holder), None
+    )
     return f"a {name_of(type(holder))}" if owner is None else f"a {type_name(owner)}"
 
 

@@ -1,4 +1,6 @@
-"""Logs when each storage is allocated and freed while code runs, and replays that in a simulated caching allocator."""
+"""Logs when each storage is allocated and freed while code runs, and replays that in a simulated
+caching allocator.
+"""
 
 from __future__ import annotations
 
@@ -26,23 +28,46 @@ from ipygpumem.probes.allocator import Segment, expandable_setting, settings, sn
 from ipygpumem.probes.nvml import memory
 from ipygpumem.units import KIB, MIB, format_bytes
 
-_LEAST, _SMALL, _SMALL_SEGMENT, _MIDDLE, _MIDDLE_SEGMENT, _STEP = 512, MIB, 2 * MIB, 10 * MIB, 20 * MIB, 2 * MIB
-"""Smallest block; largest small allocation and its segment; largest medium one and its segment; rounding above."""
+_LEAST, _SMALL, _SMALL_SEGMENT, _MIDDLE, _MIDDLE_SEGMENT, _STEP = (
+    512,
+    MIB,
+    2 * MIB,
+    10 * MIB,
+    20 * MIB,
+    2 * MIB,
+)
+"""Smallest block; largest small allocation and its segment; largest medium one and its segment;
+rounding above.
+"""
 _NO_LIMIT = 1 << 62
 _CLOSE, _MOST_LIMITS = 0.005, 40
-"""Precision of the search for the minimum memory, as a share of reserved memory; maximum number of limits to try."""
+"""Precision of the search for the minimum memory, as a share of reserved memory; maximum number of
+limits to try.
+"""
 
-ROLES = ("parameters", "gradients", "optimizer state", "activations", "temporaries", "cuBLAS workspaces", "other")
-"""Purposes, in the order of the reports; ``other`` covers existing inputs, buffers and tensors of the notebook."""
+ROLES = (
+    "parameters",
+    "gradients",
+    "optimizer state",
+    "activations",
+    "temporaries",
+    "cuBLAS workspaces",
+    "other",
+)
+"""Purposes, in the order of the reports; ``other`` covers existing inputs, buffers and tensors of
+the notebook.
+"""
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES, WORKSPACES, OTHER = ROLES
 
 
-# -- the log ----------------------------------------------------------------------------------------------------------
+# -- the log ------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class StorageLife:
-    """One storage: its size as the allocator rounds it, its birth and death on the log's clock, and its role."""
+    """One storage: its size as the allocator rounds it, its birth and death on the log's clock, and
+    its role.
+    """
 
     device: str
     size_bytes: int
@@ -55,12 +80,15 @@ class StorageLife:
     role: str = ""
     died: int | None = None
     address: int = 0
-    """Address of the original tensor's storage on a CUDA device, or of a large storage whose pages in RAM the owner of
-    the log counts; 0 if there is none."""
+    """Address of the original tensor's storage on a CUDA device, or of a large storage whose pages
+    in RAM the owner of the log counts; 0 if there is none.
+    """
     place: Any = None
     """Where it was allocated, for the owner of the log."""
     reserved_bytes: int = 0
-    """Further bytes, which are reserved and not used, if the owner of the log has counted the pages in RAM."""
+    """Further bytes, which are reserved and not used, if the owner of the log has counted the pages
+    in RAM.
+    """
 
 
 @dataclass
@@ -95,12 +123,15 @@ class StorageLog:
             if key not in self._alive:
                 life = self._born(max(least_bytes, storage.nbytes()), device, before=before)
                 life.recorded, life.in_backward = recorded, in_backward
-                # The Python object lives as long as the storage, also if only autograd's C++ references it.
+                # The Python object lives as long as the storage, also if only autograd's C++
+                # references it.
                 self._alive[key] = life, weakref.ref(storage, functools.partial(self._gone, key))
         return life
 
     def grown(self, tensor: Any, device: str) -> StorageLife | None:
-        """Log the storage of ``tensor`` as a new one if it has grown, and return its life; else None."""
+        """Log the storage of ``tensor`` as a new one if it has grown, and return its life; else
+        None.
+        """
         life = None
         for storage in _storages_of(tensor):
             earlier, reference = self._alive.get(storage._cdata, (None, None))
@@ -124,7 +155,9 @@ class StorageLog:
 
     def _born(self, size_bytes: int, device: str, *, before: bool) -> StorageLife:
         self.clock += not before
-        life = StorageLife(device, -(-size_bytes // _LEAST) * _LEAST, 0 if before else self.clock, before)
+        life = StorageLife(
+            device, -(-size_bytes // _LEAST) * _LEAST, 0 if before else self.clock, before
+        )
         self.lives.append(life)
         self.now[device] = now = self.now.get(device, 0) + life.size_bytes
         self.peak[device] = max(self.peak.get(device, 0), now)
@@ -139,7 +172,9 @@ class StorageLog:
         self.now[life.device] -= life.size_bytes
 
     def mark(self, tensor: Any, role: str, place: Any = None) -> None:
-        """Set role and place of a logged storage, unless it has another role; PARAMETERS replaces any."""
+        """Set role and place of a logged storage, unless it has another role; PARAMETERS replaces
+        any.
+        """
         for storage in _storages_of(tensor):
             life, _ = self._alive.get(storage._cdata, (None, None))
             if life is not None and (life.role in ("", role) or role == PARAMETERS):
@@ -166,11 +201,15 @@ class StorageLog:
         self._alive.clear()
 
     def role(self, life: StorageLife) -> str:
-        """Return a storage's role: marked by a hook, or else derived from its life and the backward passes in it."""
+        """Return a storage's role: marked by a hook, or else derived from its life and the backward
+        passes in it.
+        """
         if life.role or life.before:
             return life.role or OTHER
         begun = bisect_left(self.backwards, life.born)
-        met = begun < len(self.backwards) and (life.died is None or self.backwards[begun] < life.died)
+        met = begun < len(self.backwards) and (
+            life.died is None or self.backwards[begun] < life.died
+        )
         if life.recorded and (met or life.in_backward or not self.backwards):
             return ACTIVATIONS
         return OTHER if not life.in_backward and (met or life.died is None) else TEMPORARIES
@@ -180,23 +219,35 @@ def _storages_of(tensor: Any) -> list[Any]:
     """Return the storage of a tensor, or the storages of its inner tensors."""
     if hasattr(type(tensor), "__tensor_flatten__"):
         inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-        return [storage for part in inner if isinstance(part, torch.Tensor) for storage in _storages_of(part)]
-    return [tensor.untyped_storage()] if tensor.layout is torch.strided else []  # none for oneDNN's layout
+        return [
+            storage
+            for part in inner
+            if isinstance(part, torch.Tensor)
+            for storage in _storages_of(part)
+        ]
+    # none for oneDNN's layout
+    return [tensor.untyped_storage()] if tensor.layout is torch.strided else []
 
 
-# -- memory that operators allocate next to their results -------------------------------------------------------------
+# -- memory that operators allocate next to their results ---------------------------------------
 
 _MULTIPLY = (
     *("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul"),
     *("_addmm_activation", "_scaled_mm", "_int_mm", "_transformer_encoder_layer_fwd"),
-    *("_native_multi_head_attention", "_linalg_solve_ex", "linalg_solve_triangular", "linalg_inv_ex"),
+    *(
+        "_native_multi_head_attention",
+        "_linalg_solve_ex",
+        "linalg_solve_triangular",
+        "linalg_inv_ex",
+    ),
     *("_euclidean_dist", "_trilinear", "affine_grid_generator"),
 )
 _BIASES = {"addmm": 0, "_addmm_activation": 0, "linear": 2}
 """Operators that may add a vector, and its number among the arguments."""
 _CONVOLVE = frozenset({"convolution", "convolution_backward"})
 _CUDNN = (
-    "convolutions: cuDNN's workspaces are not counted. cuDNN chooses them; if memory is short, torch tries a way that "
+    "convolutions: cuDNN's workspaces are not counted. cuDNN chooses them; if memory is short, "
+    "torch tries a way that "
     "needs less"
 )
 _HOPPER, _HOPPER_BYTES, _OTHERS_BYTES = (9, 0), 32 * MIB, 8320 * KIB
@@ -204,9 +255,11 @@ _HOPPER, _HOPPER_BYTES, _OTHERS_BYTES = (9, 0), 32 * MIB, 8320 * KIB
 
 
 def workspace_sizes(capability: tuple[int, int] | None) -> tuple[int, int]:
-    """Return the bytes of a cuBLAS and of a cublasLt workspace for a compute capability; None: unknown.
+    """Return the bytes of a cuBLAS and of a cublasLt workspace for a compute capability; None:
+    unknown.
 
-    An unknown one counts as a Hopper, which takes the most, because a too low estimate would be worse.
+    An unknown one counts as a Hopper, which takes the most, because a too low estimate would be
+    worse.
     """
     config = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     usual = _HOPPER_BYTES if capability in (None, _HOPPER) else _OTHERS_BYTES
@@ -220,12 +273,21 @@ def workspace_sizes(capability: tuple[int, int] | None) -> tuple[int, int]:
 class Workspaces:
     """Logs the memory that operators on CUDA devices allocate next to their results."""
 
-    def __init__(self, log: StorageLog, devices: Devices, known_properties: Callable[[Any], Any], note: Note) -> None:
-        self._log, self._devices, self._known_properties, self._note = log, devices, known_properties, note
+    def __init__(
+        self, log: StorageLog, devices: Devices, known_properties: Callable[[Any], Any], note: Note
+    ) -> None:
+        self._log, self._devices, self._known_properties, self._note = (
+            log,
+            devices,
+            known_properties,
+            note,
+        )
         self._taken = blocks_in_use()
         self._held: set[tuple[object, ...]] = set()
         self.unknown: dict[str, None] = {}
-        """Operators that ran on CUDA and whose kernels' memory cannot be derived from shapes, in order."""
+        """Operators that ran on CUDA and whose kernels' memory cannot be derived from shapes, in
+        order.
+        """
 
     def see(self, name: str, args: Any, results: list[Any], *, in_backward: bool) -> None:
         """Log the memory of an operation that this thread, or autograd's, has run."""
@@ -241,7 +303,9 @@ class Workspaces:
             return
         if (convolves and not _is_by_depth(name, args)) or name in _MULTIPLY:
             number = _BIASES.get(name)
-            biased = number is not None and len(args) > number and getattr(args[number], "ndim", 0) == 1
+            biased = (
+                number is not None and len(args) > number and getattr(args[number], "ndim", 0) == 1
+            )
             thread = "autograd" if in_backward else threading.get_ident()
             for light in (False, True)[: 1 + biased]:
                 if (place, thread, light) not in self._held:
@@ -261,8 +325,10 @@ class Workspaces:
         size = workspace_sizes(capability)[light]
         if capability is None and not light and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
             self._note(
-                f"{device.type}:{device.index or 0} is assumed to be a Hopper: {format_bytes(_HOPPER_BYTES)} of cuBLAS "
-                f"workspace for each thread that multiplies ({format_bytes(_OTHERS_BYTES)} on other GPUs)"
+                f"{device.type}:{device.index or 0} is assumed to be a Hopper: "
+                f"{format_bytes(_HOPPER_BYTES)} of cuBLAS "
+                f"workspace for each thread that multiplies ({format_bytes(_OTHERS_BYTES)} on "
+                f"other GPUs)"
             )
         taken = self._taken.get(place, {})
         address = next((address for address, there in taken.items() if there == size), 0)
@@ -284,9 +350,11 @@ def _is_by_depth(name: str, args: Any) -> bool:
 
 
 def _in_convolution(name: str, args: Any, result: Any) -> list[list[int]]:
-    """Return the blocks that a convolution allocates without cuDNN, in rounds: copies, and one unfolded sample.
+    """Return the blocks that a convolution allocates without cuDNN, in rounds: copies, and one
+    unfolded sample.
 
-    That sample has a column for each position of the kernel. Groups are convolved one by one, and joined at the end.
+    That sample has a column for each position of the kernel. Groups are convolved one by one, and
+    joined at the end.
     """
     backward = name == "convolution_backward"
     outer, given, weight = args[:3] if backward else (result, *args[:2])
@@ -295,11 +363,24 @@ def _in_convolution(name: str, args: Any, result: Any) -> list[list[int]]:
     copies = [tensor.nbytes for tensor in operands if not tensor.is_contiguous()]
     if _is_by_depth(name, args):  # the weight's gradient comes first
         before_result = given.nbytes if backward and args[10][0] else 0
-        return [[max(sum(copies) - before_result, 0 if outer.is_contiguous() or not backward else outer.nbytes)]]
+        return [
+            [
+                max(
+                    sum(copies) - before_result,
+                    0 if outer.is_contiguous() or not backward else outer.nbytes,
+                )
+            ]
+        ]
     kernel = weight.shape[2:]
-    unfolded = backward or len(kernel) > 2 or any(size > 1 for size in (*kernel, *stride)) or any(padding)
+    unfolded = (
+        backward or len(kernel) > 2 or any(size > 1 for size in (*kernel, *stride)) or any(padding)
+    )
     rows, places = (weight.shape[1], given) if transposed else (given.shape[1] // groups, outer)
-    size = rows * math.prod((*kernel, *places.shape[2:])) * given.element_size() if unfolded or transposed else 0
+    size = (
+        rows * math.prod((*kernel, *places.shape[2:])) * given.element_size()
+        if unfolded or transposed
+        else 0
+    )
     if groups > 1:
         parts = sum(tensor.nbytes for tensor in operands) // groups + size
         copies = copies[-1:] if not given.is_contiguous() else []
@@ -308,7 +389,9 @@ def _in_convolution(name: str, args: Any, result: Any) -> list[list[int]]:
 
 
 def blocks_in_use() -> dict[str, dict[int, int]]:
-    """Return each CUDA device's blocks that may be workspaces, since no plain tensor uses them: sizes by address."""
+    """Return each CUDA device's blocks that may be workspaces, since no plain tensor uses them:
+    sizes by address.
+    """
     if not torch.cuda.is_initialized():
         return {}
     try:
@@ -316,7 +399,12 @@ def blocks_in_use() -> dict[str, dict[int, int]]:
     except RuntimeError:  # another allocator
         return {}
     right = {*workspace_sizes(None), *workspace_sizes((0, 0))}
-    likely = {block.address for blocks in used.values() for block in blocks if block.requested_bytes in right}
+    likely = {
+        block.address
+        for blocks in used.values()
+        for block in blocks
+        if block.requested_bytes in right
+    }
     for value in gc.get_objects() if likely else ():
         if is_exactly(value, torch.Tensor, torch.nn.Parameter) and value.device.type == "cuda":
             for tensor in (value, value.grad if value.is_leaf else None):
@@ -328,19 +416,25 @@ def blocks_in_use() -> dict[str, dict[int, int]]:
     }
 
 
-# -- the allocator ----------------------------------------------------------------------------------------------------
+# -- the allocator ------------------------------------------------------------------------------
 
 
 def most_split_bytes() -> int:
-    """Return the size from which on the allocator does not split blocks, as set by a call or the environment."""
+    """Return the size from which on the allocator does not split blocks, as set by a call or the
+    environment.
+    """
     found = re.search(r"max_split_size_mb *: *(\d+)", settings())
     return int(found[1]) * MIB if found and int(found[1]) else _NO_LIMIT
 
 
 def unfollowed() -> list[str]:
-    """Return the allocator settings that change its reserved memory and that estimates do not simulate."""
+    """Return the allocator settings that change its reserved memory and that estimates do not
+    simulate.
+    """
     return re.findall(
-        r"expandable_segments *: *True|backend *: *(?!native)\w+|roundup_power2_divisions *: *(?:\[|\d+)", settings()
+        r"expandable_segments *: *True|backend *: *(?!native)\w+|roundup_power2_divisions *: "
+        r"*(?:\[|\d+)",
+        settings(),
     )
 
 
@@ -361,10 +455,11 @@ class CachedBlock:
 
 
 class Allocator:
-    """Simulates the CUDA caching allocator: best fit, large remainders split off, cache freed before it fails.
+    """Simulates the CUDA caching allocator: best fit, large remainders split off, cache freed
+    before it fails.
 
-    It starts with ``segments``. New segments get higher addresses, or lower ones (``downwards``); that matters because
-    the lower of two free blocks of the same size is used.
+    It starts with ``segments``. New segments get higher addresses, or lower ones (``downwards``);
+    that matters because the lower of two free blocks of the same size is used.
     """
 
     def __init__(
@@ -375,7 +470,11 @@ class Allocator:
         *,
         downwards: bool = False,
     ) -> None:
-        self._most_split_bytes, self._limit_bytes, self._downwards = most_split_bytes, limit_bytes, downwards
+        self._most_split_bytes, self._limit_bytes, self._downwards = (
+            most_split_bytes,
+            limit_bytes,
+            downwards,
+        )
         self._free: dict[bool, list[tuple[int, int, CachedBlock]]] = {True: [], False: []}
         self.in_use: dict[int, CachedBlock] = {}
         """Blocks of ``segments`` that are not free, by address."""
@@ -404,7 +503,9 @@ class Allocator:
         return sum(block.size_bytes for block in segment.blocks)
 
     def take(self, size_bytes: int) -> CachedBlock:
-        """Allocate a block of ``size_bytes`` or more (``OutOfRoomError`` if the device has no memory left)."""
+        """Allocate a block of ``size_bytes`` or more (``OutOfRoomError`` if the device has no
+        memory left).
+        """
         size = max(_LEAST, -(-size_bytes // _LEAST) * _LEAST)
         block = self._cached(size) or self._from_device(size)
         block.free = False
@@ -429,7 +530,13 @@ class Allocator:
 
     def _from_device(self, size: int) -> CachedBlock:
         small = size <= _SMALL
-        segment = _SMALL_SEGMENT if small else _MIDDLE_SEGMENT if size < _MIDDLE else -(-size // _STEP) * _STEP
+        segment = (
+            _SMALL_SEGMENT
+            if small
+            else _MIDDLE_SEGMENT
+            if size < _MIDDLE
+            else -(-size // _STEP) * _STEP
+        )
         if self.reserved_bytes + segment > self._limit_bytes:
             self._empty()
             if self.reserved_bytes + segment > self._limit_bytes:
@@ -443,7 +550,9 @@ class Allocator:
         """Free the segments that have no block in use."""
         for small, blocks in self._free.items():
             self._free[small] = [entry for entry in blocks if entry[2].before or entry[2].after]
-            self.reserved_bytes -= sum(entry[0] for entry in blocks) - sum(entry[0] for entry in self._free[small])
+            self.reserved_bytes -= sum(entry[0] for entry in blocks) - sum(
+                entry[0] for entry in self._free[small]
+            )
 
     def give(self, block: CachedBlock) -> None:
         """Free a block, and merge it with free neighbours."""
@@ -451,7 +560,9 @@ class Allocator:
         for neighbour in (block.before, block.after):
             if neighbour is not None and neighbour.free:
                 free.pop(bisect_left(free, (neighbour.size, neighbour.address)))
-                first, rest = (neighbour, block) if neighbour is block.before else (block, neighbour)
+                first, rest = (
+                    (neighbour, block) if neighbour is block.before else (block, neighbour)
+                )
                 first.size, first.after = first.size + rest.size, rest.after
                 if rest.after is not None:
                     rest.after.before = first
@@ -462,7 +573,9 @@ class Allocator:
 
 @dataclass(frozen=True)
 class Replay:
-    """Input of a replay: the events, the allocator's settings, and the segments that the device has at the start."""
+    """Input of a replay: the events, the allocator's settings, and the segments that the device has
+    at the start.
+    """
 
     events: Sequence[tuple[int, int]]
     """Number of the storage, and its size when it is allocated, 0 when it is freed."""
@@ -473,7 +586,9 @@ class Replay:
 
     @functools.cached_property
     def others_bytes(self) -> int:
-        """Bytes of the segments that other tensors occupy, or that only another stream or a private pool can use."""
+        """Bytes of the segments that other tensors occupy, or that only another stream or a private
+        pool can use.
+        """
         own = {*self.addresses.values()}
         return sum(
             block.size_bytes
@@ -485,11 +600,19 @@ class Replay:
     @property
     def there_bytes(self) -> int:
         """Bytes of the segments that the storages occupy or can use."""
-        return sum(block.size_bytes for segment in self.segments for block in segment.blocks) - self.others_bytes
+        return (
+            sum(block.size_bytes for segment in self.segments for block in segment.blocks)
+            - self.others_bytes
+        )
 
     def allocator(self, limit_bytes: int = _NO_LIMIT, *, downwards: bool = False) -> Allocator:
         """Return an allocator that may reserve ``limit_bytes`` in addition to ``others_bytes``."""
-        return Allocator(self.most_split_bytes, limit_bytes + self.others_bytes, self.segments, downwards=downwards)
+        return Allocator(
+            self.most_split_bytes,
+            limit_bytes + self.others_bytes,
+            self.segments,
+            downwards=downwards,
+        )
 
     def changes(self, allocator: Allocator) -> Iterator[tuple[int, int]]:
         """Yield each event's storage and the change of bytes in use."""
@@ -505,7 +628,9 @@ class Replay:
                 allocator.give(block)
 
     def runs(self, limit_bytes: int) -> bool:
-        """Return True if the replay completes within a limit, with new segments above or below the existing ones."""
+        """Return True if the replay completes within a limit, with new segments above or below the
+        existing ones.
+        """
         try:
             for downwards in (False, True):
                 for _ in self.changes(self.allocator(limit_bytes, downwards=downwards)):
@@ -515,12 +640,15 @@ class Replay:
         return True
 
     def least_bytes(self, allocated_bytes: int, reserved_bytes: int) -> int:
-        """Return about the lowest limit from which on the replay completes, between peak and reserved memory.
+        """Return about the lowest limit from which on the replay completes, between peak and
+        reserved memory.
 
-        Limits are tried from above, because a higher limit can fail where a lower one suffices: the later the cache is
-        freed, the more of its segments are pinned by a small block.
+        Limits are tried from above, because a higher limit can fail where a lower one suffices: the
+        later the cache is freed, the more of its segments are pinned by a small block.
         """
-        step = max(_STEP, int(reserved_bytes * _CLOSE), (reserved_bytes - allocated_bytes) // _MOST_LIMITS)
+        step = max(
+            _STEP, int(reserved_bytes * _CLOSE), (reserved_bytes - allocated_bytes) // _MOST_LIMITS
+        )
         enough = reserved_bytes
         while enough - step >= allocated_bytes and self.runs(enough - step):
             enough -= step
@@ -528,14 +656,19 @@ class Replay:
 
 
 def read(log: StorageLog, device: str, label: str) -> tuple[DeviceEstimate, int]:
-    """Return the figures of one device, named ``label``, and the bytes of existing segments that they include.
+    """Return the figures of one device, named ``label``, and the bytes of existing segments that
+    they include.
 
     RAM is counted without an allocator.
     """
     own = [life for life in log.lives if life.device == device]
     sizes = [life.size_bytes for life in own]
     born = [(life.born, True, number) for number, life in enumerate(own) if life.size_bytes]
-    died = [(life.died, False, number) for number, life in enumerate(own) if life.size_bytes and life.died]
+    died = [
+        (life.died, False, number)
+        for number, life in enumerate(own)
+        if life.size_bytes and life.died
+    ]
     moments = sorted([*born, *died])
     segments, freed_bytes = _segments_in_use(label, log.erased)
     there = {block.address for segment in segments for block in segment.blocks}
@@ -564,14 +697,17 @@ def read(log: StorageLog, device: str, label: str) -> tuple[DeviceEstimate, int]
     if label != "cpu":
         reserved = allocator.most_reserved_bytes - replay.others_bytes
         needed = replay.least_bytes(peak, reserved)
-    return DeviceEstimate(label, before, peak, allocated, reserved, needed, parts), replay.there_bytes + freed_bytes
+    return DeviceEstimate(
+        label, before, peak, allocated, reserved, needed, parts
+    ), replay.there_bytes + freed_bytes
 
 
 def _segments_in_use(device: str, erased: set[int]) -> tuple[list[Segment], int]:
-    """Return the segments of a CUDA device with a block in use, since the allocator can free the rest.
+    """Return the segments of a CUDA device with a block in use, since the allocator can free the
+    rest.
 
-    Blocks at the addresses ``erased`` count as free. The second result is the size of the segments that have no other
-    block in use.
+    Blocks at the addresses ``erased`` count as free. The second result is the size of the segments
+    that have no other block in use.
     """
     if not torch.cuda.is_initialized():
         return [], 0
@@ -585,7 +721,10 @@ def _segments_in_use(device: str, erased: set[int]) -> tuple[list[Segment], int]
             continue
         if segment.page_bytes:
             return [], 0
-        gone = [replace(block, state="inactive") if block.address in erased else block for block in segment.blocks]
+        gone = [
+            replace(block, state="inactive") if block.address in erased else block
+            for block in segment.blocks
+        ]
         if any(block.state != "inactive" for block in gone):
             segments.append(replace(segment, blocks=tuple(gone)))
         else:
@@ -593,19 +732,24 @@ def _segments_in_use(device: str, erased: set[int]) -> tuple[list[Segment], int]
     return segments, freed_bytes
 
 
-# -- available memory -------------------------------------------------------------------------------------------------
+# -- available memory ---------------------------------------------------------------------------
 
 _CONTEXT_BYTES = 768 * MIB
-"""Assumed bytes of a process's context, the code of libraries and the driver, next to the allocator's segments. No call
-reports them in advance; 400 to 700 MiB are usual for torch's builds with CUDA 12 and 13."""
+"""Assumed bytes of a process's context, the code of libraries and the driver, next to the
+allocator's segments. No call reports them in advance; 400 to 700 MiB are usual for torch's builds
+with CUDA 12 and 13.
+"""
 
 _SPARE_SHARE = 50
-"""The minimum memory, divided by this, is set aside for buffers of kernels. On a simulated card, training GPT-2 XL with
-checkpoints ran out of memory with nothing set aside, and ran with 1.3 % more."""
+"""The minimum memory, divided by this, is set aside for buffers of kernels. On a simulated card,
+training GPT-2 XL with checkpoints ran out of memory with nothing set aside, and ran with 1.3 %
+more.
+"""
 
 
 def with_room(figures: DeviceEstimate, there_bytes: int, room_bytes: int | None) -> DeviceEstimate:
-    """Return a device's estimate with the memory that it has for the code: the user's figure, or its free memory.
+    """Return a device's estimate with the memory that it has for the code: the user's figure, or
+    its free memory.
 
     ``there_bytes`` is memory that this process holds there already, and that ``figures`` include.
     """
@@ -624,28 +768,41 @@ def with_room(figures: DeviceEstimate, there_bytes: int, room_bytes: int | None)
 
 
 def advice(figures: DeviceEstimate) -> str:
-    """Return advice to use expandable segments if only fragmentation keeps the code from fitting; else an empty str."""
+    """Return advice to use expandable segments if only fragmentation keeps the code from fitting;
+    else an empty str.
+    """
     enough = figures.peak_bytes + figures.spare_bytes + figures.context_bytes
-    decides, setting = figures.gaps_decide and enough <= (figures.room_bytes or 0), expandable_setting()
+    decides, setting = (
+        figures.gaps_decide and enough <= (figures.room_bytes or 0),
+        expandable_setting(),
+    )
     if not decides or not figures.device.startswith("cuda") or not setting:
         return ""
     return (
-        f"fragmentation decides on {figures.device}: start Python with {setting}, which prevents most of it; then "
+        f"fragmentation decides on {figures.device}: start Python with {setting}, which prevents "
+        f"most of it; then "
         f"{format_bytes(enough)} should suffice"
     )
 
 
 def free_bytes(name: str) -> int | None:
-    """Return the free memory of a device, cached memory that the allocator can free included, within torch's limit.
+    """Return the free memory of a device, cached memory that the allocator can free included,
+    within torch's limit.
 
-    None if the device is not available, cannot be queried, or if that would take a context of hundreds of MiB.
+    None if the device is not available, cannot be queried, or if that would take a context of
+    hundreds of MiB.
     """
     try:
-        found, cuda, index = memory(torch.device(name)), in_use("cuda"), torch.device(name).index or 0
+        found, cuda, index = (
+            memory(torch.device(name)),
+            in_use("cuda"),
+            torch.device(name).index or 0,
+        )
         free, reserved = found.free_bytes, found.reserved_bytes
         if free is not None and reserved is not None and cuda is not None:
             allowed = limit_bytes(cuda, index) - reserved
-            free = min(free, allowed + (0 if has_context(index) else _CONTEXT_BYTES))  # which no limit counts
+            # which no limit counts
+            free = min(free, allowed + (0 if has_context(index) else _CONTEXT_BYTES))
         if free is None or not reserved:
             return free
         split = snapshots("cuda").get(found.device)  # gaps between blocks in use cannot be freed

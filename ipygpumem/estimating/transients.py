@@ -1,7 +1,7 @@
 """Memory that CUDA kernels allocate while they run and free before they return, by operator.
 
-Each entry was measured with torch 2.11's kernels and its real caching allocator on a simulated card; sizes depend on
-shapes and types only.
+Each entry was measured with torch 2.11's kernels and its real caching allocator on a simulated
+card; sizes depend on shapes and types only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import torch
 from ipygpumem.units import MIB
 
 Sizes = Callable[[Any, Any], Any]
-"""Function from an operator's arguments and first result to bytes, or to several blocks that are alive at once."""
+"""Function from an operator's arguments and first result to bytes, or to several blocks that are
+alive at once.
+"""
 
 
 _NAMES = """
@@ -24,9 +26,10 @@ _scaled_dot_product_cudnn_attention_backward _fft_c2c _fft_c2r _fft_r2c _linalg_
 linalg_eig _linalg_slogdet _linalg_det _linalg_solve_ex linalg_cholesky_ex linalg_inv_ex linalg_ldl_factor_ex
 linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_qr geqrf linalg_matrix_exp ormqr linalg_householder_product
 _cslt_sparse_mm _grouped_mm _scaled_grouped_mm _sparse_sparse_matmul
-"""
+"""  # noqa: E501
 UNKNOWN = frozenset(_NAMES.split())
-"""Operators whose kernels' memory cannot be derived from shapes; custom operators are unknown, too."""
+"""Operators whose kernels' memory cannot be derived from shapes; custom operators are unknown, too.
+"""
 
 
 HOPPERS_PROCESSORS = 132
@@ -34,13 +37,17 @@ HOPPERS_PROCESSORS = 132
 
 
 def transient_sizes(name: str, args: Any, result: Any, processors: int) -> list[int]:
-    """Return the blocks that an operator allocates next to its results, on a device with that many processors."""
+    """Return the blocks that an operator allocates next to its results, on a device with that many
+    processors.
+    """
     size = _TRANSIENTS.get(name)
     found = size(args, result) if size is not None else ()
     sizes = [*found] if isinstance(found, (list, tuple)) else [found]
     if name in _REDUCE and len(args) > (place := 2 if name == "linalg_vector_norm" else 1):
         dims = args[place] if isinstance(args[place], (list, tuple)) else [args[place]]
-        itemsize = _REDUCE[name] or (args[0].itemsize if name in _OWN_TYPE else max(4, result.itemsize))
+        itemsize = _REDUCE[name] or (
+            args[0].itemsize if name in _OWN_TYPE else max(4, result.itemsize)
+        )
         sizes.append(_column_sums(args[0], dims, itemsize, processors))
     if name in _CELLS and args[-1]:
         sizes.append(_column_sums(result, [0], max(4, result.itemsize), processors))
@@ -52,16 +59,21 @@ _REDUCE = {
     **dict.fromkeys(("sum", "mean", "linalg_vector_norm", "logsumexp", *_OWN_TYPE), 0),
     **dict.fromkeys(("max", "min", "argmax", "argmin", "var", "std", "var_mean", "std_mean"), 16),
 }
-"""Operators that reduce dimensions, and the bytes of a partial result; 0: derived from the tensor's type."""
+"""Operators that reduce dimensions, and the bytes of a partial result; 0: derived from the tensor's
+type.
+"""
 _CELLS = frozenset({"_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell_backward"})
-"""Operators that sum their first result for a bias's gradient, if their last argument says that there is a bias."""
+"""Operators that sum their first result for a bias's gradient, if their last argument says that
+there is a bias.
+"""
 _THREADS, _WARP, _THREADS_OF_PROCESSOR = 512, 32, 2048
 _LEAST_VALUES, _MOST_VALUES = 16, 256
 """Minimum and maximum number of values that a thread adds up if several blocks share one sum."""
 
 
 def _column_sums(given: Any, dims: Any, itemsize: int, processors: int) -> Any:
-    """Return the bytes of partial sums if several blocks sum a column, such as for a bias's gradient.
+    """Return the bytes of partial sums if several blocks sum a column, such as for a bias's
+    gradient.
 
     The number of blocks follows ATen/native/cuda/Reduce.cuh.
     """
@@ -79,10 +91,19 @@ def _column_sums(given: Any, dims: Any, itemsize: int, processors: int) -> Any:
     height = min(_power_of_2(inputs, threads), threads // width)
     width = min(_power_of_2(outputs // vector, threads), threads // height)
     values = -(-inputs // height)
-    grid, most_blocks = -(-outputs // vector // width), processors * (_THREADS_OF_PROCESSOR // (width * height))
-    if inputs < min(height * _LEAST_VALUES, _MOST_VALUES) or values < _MOST_VALUES or grid > most_blocks:
+    grid, most_blocks = (
+        -(-outputs // vector // width),
+        processors * (_THREADS_OF_PROCESSOR // (width * height)),
+    )
+    if (
+        inputs < min(height * _LEAST_VALUES, _MOST_VALUES)
+        or values < _MOST_VALUES
+        or grid > most_blocks
+    ):
         return 0
-    shares = max(min(-(-most_blocks // grid), -(-values // _LEAST_VALUES)), -(-values // _MOST_VALUES))
+    shares = max(
+        min(-(-most_blocks // grid), -(-values // _LEAST_VALUES)), -(-values // _MOST_VALUES)
+    )
     return itemsize * outputs * shares * width * vector if shares > 1 else 0
 
 
@@ -91,15 +112,21 @@ def _power_of_2(size: int, most: int) -> int:
 
 
 def loss_bytes(name: str, args: Any, result: Any) -> int:
-    """Return the minimum size of a result's storage, in which some kernels compute more, such as all losses."""
-    return int(args[0].nbytes) if name == "col2im" or (result.dim() == 0 and name in _IN_RESULT) else 0
+    """Return the minimum size of a result's storage, in which some kernels compute more, such as
+    all losses.
+    """
+    return (
+        int(args[0].nbytes) if name == "col2im" or (result.dim() == 0 and name in _IN_RESULT) else 0
+    )
 
 
 _IN_RESULT = frozenset({"mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss"})
 
 
 def operator_name(func: Any) -> str:
-    """Return an operator's name without overload and final underscore; a custom one keeps its library's prefix."""
+    """Return an operator's name without overload and final underscore; a custom one keeps its
+    library's prefix.
+    """
     name = str(func.__name__.partition(".")[0].rstrip("_"))
     return name if func.namespace in _TORCHS else f"{func.namespace}::{name}"
 
@@ -118,33 +145,53 @@ def _input(args: Any, _: Any) -> Any:
 
 def _unless_contiguous(*numbers: int) -> Sizes:
     """Return a size function: copies of the numbered arguments that are not contiguous."""
-    return lambda args, _: sum(args[number].nbytes for number in numbers if not args[number].is_contiguous())
+    return lambda args, _: sum(
+        args[number].nbytes for number in numbers if not args[number].is_contiguous()
+    )
 
 
 def _unless_dense(*numbers: int) -> Sizes:
-    """Return a size function: copies of the numbered arguments that have gaps or are expanded, as sums' gradients."""
+    """Return a size function: copies of the numbered arguments that have gaps or are expanded, as
+    sums' gradients.
+    """
 
     def is_dense(tensor: Any) -> bool:
-        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
+        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(
+            tensor.dim(), torch.contiguous_format
+        )
         return bool(tensor.is_contiguous() or tensor.is_contiguous(memory_format=last))
 
-    return lambda args, _: sum(args[number].nbytes for number in numbers if not is_dense(args[number]))
+    return lambda args, _: sum(
+        args[number].nbytes for number in numbers if not is_dense(args[number])
+    )
 
 
 def _converted(args: Any, result: Any) -> Any:
-    """Return the bytes of integers or Booleans that are converted to the result's type before they are added up."""
-    is_counted = args[0].dtype is not result.dtype and not args[0].is_floating_point() and not args[0].is_complex()
+    """Return the bytes of integers or Booleans that are converted to the result's type before they
+    are added up.
+    """
+    is_counted = (
+        args[0].dtype is not result.dtype
+        and not args[0].is_floating_point()
+        and not args[0].is_complex()
+    )
     return args[0].numel() * result.itemsize if is_counted else 0
 
 
 def _operands(*numbers: int) -> Sizes:
-    """Return a size function: copies of matrices with strides that cuBLAS cannot read, such as expanded gradients."""
+    """Return a size function: copies of matrices with strides that cuBLAS cannot read, such as
+    expanded gradients.
+    """
 
     def is_readable(matrix: Any) -> bool:
         (rows, columns), (down, across) = matrix.shape[-2:], matrix.stride()[-2:]
-        return bool((across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows)))
+        return bool(
+            (across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows))
+        )
 
-    return lambda args, _: sum(args[number].nbytes for number in numbers if not is_readable(args[number]))
+    return lambda args, _: sum(
+        args[number].nbytes for number in numbers if not is_readable(args[number])
+    )
 
 
 def _up(size: int, step: int) -> int:
@@ -157,7 +204,9 @@ def _laid_out(*tensors: Any) -> list[int]:
 
 
 def _flash_backward(args: Any, _: Any) -> Any:
-    """Return the bytes of copies, products of gradient and output, query sums, and grouped heads' keys and values."""
+    """Return the bytes of copies, products of gradient and output, query sums, and grouped heads'
+    keys and values.
+    """
     gradient, query, key, value, output = args[:5]
     batch, heads, length, width = query.shape
     rows, groups = batch * heads * _up(length, 128), heads // key.shape[1]
@@ -166,7 +215,9 @@ def _flash_backward(args: Any, _: Any) -> Any:
 
 
 def _efficient_backward(args: Any, _: Any) -> Any:
-    """Return the bytes of a copy, products of gradient and output, and float32 sums, more of them for wide heads."""
+    """Return the bytes of a copy, products of gradient and output, and float32 sums, more of them
+    for wide heads.
+    """
     batch, heads, length, width = args[1].shape
     rows, keys, of_value = batch * heads, args[2].shape[-2], args[3].shape[-1]
     widest = max(width, of_value)
@@ -178,7 +229,9 @@ def _efficient_backward(args: Any, _: Any) -> Any:
 
 
 _FEW_INDICES = 3072
-"""Maximum number of indices for which a kernel without a workspace adds up an embedding's gradients."""
+"""Maximum number of indices for which a kernel without a workspace adds up an embedding's
+gradients.
+"""
 
 
 def _embedding_backward(bytes_of_index: int) -> Callable[[int, int, int], int]:
@@ -203,7 +256,9 @@ def _bags(args: Any, result: Any) -> Any:
 
 
 def _sorted(args: Any, _: Any) -> Any:
-    """Return the bytes of a radix sort, over 4,096 values a row: a copy of keys and positions, two for several rows."""
+    """Return the bytes of a radix sort, over 4,096 values a row: a copy of keys and positions, two
+    for several rows.
+    """
     dim = args[1] if len(args) > 1 and isinstance(args[1], int) else -1
     length, count = (args[0].shape[dim], args[0].numel()) if args[0].dim() else (1, 1)
     if length <= 4096:
@@ -220,19 +275,28 @@ def _middle(args: Any, _: Any) -> Any:
 
 def _places(args: Any, _: Any) -> Any:
     """Return the bytes of the positions at which masks are true, by assumption everywhere."""
-    return [8 * index.numel() * index.dim() for index in args[1] if index is not None and index.itemsize == 1]
+    return [
+        8 * index.numel() * index.dim()
+        for index in args[1]
+        if index is not None and index.itemsize == 1
+    ]
 
 
 def _put(args: Any, _: Any) -> Any:
     accumulates = len(args) > 3 and args[3]
     counts = [index.numel() for index in args[1] if index is not None]
     places = _places(args, _) if args[2].dim() else []  # a single value is filled in by the mask
-    return [*places, *([49 * max(counts, default=0), _unless_contiguous(2)(args, _)] if accumulates else [])]
+    return [
+        *places,
+        *([49 * max(counts, default=0), _unless_contiguous(2)(args, _)] if accumulates else []),
+    ]
 
 
 def _deviations(args: Any, result: Any) -> Any:
     """Return the bytes of one standard deviation for each of several means."""
-    has_one = isinstance(args[0], torch.Tensor) and not any(isinstance(value, torch.Tensor) for value in args[1:])
+    has_one = isinstance(args[0], torch.Tensor) and not any(
+        isinstance(value, torch.Tensor) for value in args[1:]
+    )
     return result.nbytes if has_one and result is not args[0] else 0
 
 
@@ -240,10 +304,22 @@ _COPY_GRADIENTS = (
     *(f"_adaptive_avg_pool{number}d_backward" for number in (2, 3)),
     *(f"adaptive_max_pool{number}d_backward" for number in (2, 3)),
     *(f"avg_pool{number}d_backward" for number in (2, 3)),
-    *(f"{how}_pad{number}d_backward" for how in ("reflection", "replication") for number in (1, 2, 3)),
-    *("upsample_linear1d_backward", "upsample_bilinear2d_backward", "upsample_trilinear3d_backward"),
+    *(
+        f"{how}_pad{number}d_backward"
+        for how in ("reflection", "replication")
+        for number in (1, 2, 3)
+    ),
+    *(
+        "upsample_linear1d_backward",
+        "upsample_bilinear2d_backward",
+        "upsample_trilinear3d_backward",
+    ),
     *("_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward"),
-    *(f"{how}{number}d_backward" for how in ("upsample_nearest", "_upsample_nearest_exact") for number in (1, 2, 3)),
+    *(
+        f"{how}{number}d_backward"
+        for how in ("upsample_nearest", "_upsample_nearest_exact")
+        for number in (1, 2, 3)
+    ),
 )
 _TRANSIENTS: dict[str, Sizes] = {
     "_softmax_backward_data": lambda args, _: args[1].nbytes,
@@ -260,15 +336,23 @@ _TRANSIENTS: dict[str, Sizes] = {
     "masked_scatter_backward": _input,
     "soft_margin_loss_backward": lambda args, _: 2 * args[1].nbytes,
     **dict.fromkeys(
-        ("mse_loss", "smooth_l1_loss", "huber_loss"), lambda args, result: args[0].nbytes if result.dim() == 0 else 0
+        ("mse_loss", "smooth_l1_loss", "huber_loss"),
+        lambda args, result: args[0].nbytes if result.dim() == 0 else 0,
     ),
     **dict.fromkeys(("sum", "cumsum", "prod", "cumprod"), _converted),
     "count_nonzero": lambda args, _: args[0].numel() * 9,
     "native_layer_norm": _unless_contiguous(0),
-    **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), _unless_contiguous(0, 1)),
-    **dict.fromkeys(("avg_pool2d", "max_pool2d_with_indices", "upsample_nearest2d"), _unless_dense(0)),
+    **dict.fromkeys(
+        ("native_layer_norm_backward", "_fused_rms_norm_backward"), _unless_contiguous(0, 1)
+    ),
+    **dict.fromkeys(
+        ("avg_pool2d", "max_pool2d_with_indices", "upsample_nearest2d"), _unless_dense(0)
+    ),
     "reflection_pad2d": _unless_contiguous(0),
-    **dict.fromkeys(("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward"), _unless_dense(0, 1)),
+    **dict.fromkeys(
+        ("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward"),
+        _unless_dense(0, 1),
+    ),
     **dict.fromkeys(_COPY_GRADIENTS, _unless_dense(0)),
     "upsample_bicubic2d_backward": _unless_contiguous(0),
     **dict.fromkeys(("mm", "bmm"), _operands(0, 1)),
@@ -282,9 +366,13 @@ _TRANSIENTS: dict[str, Sizes] = {
     "index": _places,
     "masked_select": lambda args, result: 8 * result.numel() * args[0].dim(),
     **dict.fromkeys(("sort", "argsort"), _sorted),
-    **dict.fromkeys(("median", "nanmedian"), lambda args, _: _middle(args, _) if len(args) == 1 else 0),
+    **dict.fromkeys(
+        ("median", "nanmedian"), lambda args, _: _middle(args, _) if len(args) == 1 else 0
+    ),
     "randperm": lambda args, _: 40 * args[0] + MIB,
-    "multinomial": lambda args, _: args[0].nbytes * (3 if len(args) > 2 and args[2] else 1),  # with replacement
+    "multinomial": lambda args, _: (
+        args[0].nbytes * (3 if len(args) > 2 and args[2] else 1)
+    ),  # with replacement
     "normal": _deviations,
     "roll": lambda args, _: args[0].nbytes if len(args) > 2 and len(args[2]) > 1 else 0,
     "im2col": _input,

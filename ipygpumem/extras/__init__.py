@@ -1,1 +1,3 @@
-"""Optional features: a folder each, with its commands, its logic and its report. Nothing outside imports one."""
+"""Optional features: a folder each, with its commands, its logic and its report. Nothing outside
+imports one.
+"""

@@ -1,1 +1,3 @@
-"""Finds the largest value that fits in memory, and pretends that there is less memory than there is."""
+"""Finds the largest value that fits in memory, and pretends that there is less memory than there
+is.
+"""

@@ -1,4 +1,5 @@
-"""Simulates smaller memory: limits torch's CUDA allocator, reserves memory, limits this process on the host.
+"""Simulates smaller memory: limits torch's CUDA allocator, reserves memory, limits this process on
+the host.
 
 Also recognises the out-of-memory errors of torch that a limit caused.
 """
@@ -16,7 +17,14 @@ from ipygpumem.errors import BudgetError, DeviceError, UnitError, describe_error
 from ipygpumem.failures import Block
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.probes import host, own_limits
-from ipygpumem.probes.accelerators import fractions, limit_bytes, loaded_torch, memory_fraction, parse_device, uncounted
+from ipygpumem.probes.accelerators import (
+    fractions,
+    limit_bytes,
+    loaded_torch,
+    memory_fraction,
+    parse_device,
+    uncounted,
+)
 from ipygpumem.probes.allocator import failed_allocation
 from ipygpumem.probes.nvml import checked_device
 from ipygpumem.units import MIB, checked_bytes, format_bytes
@@ -32,12 +40,16 @@ def parse_budget(text: str) -> dict[str, int]:
     """Parse sizes such as ``gpu=8GiB,cuda:1=4GiB``."""
     parts = [part.partition("=") for part in text.split(",") if part]
     if wrong := next((name for name, equals, _ in parts if not equals), ""):
-        raise BudgetError(f"budget: {quoted(wrong)} must be a device and a size: write for instance gpu=8GiB")
+        raise BudgetError(
+            f"budget: {quoted(wrong)} must be a device and a size: write for instance gpu=8GiB"
+        )
     return checked({name: size for name, _, size in parts})
 
 
 def checked(sizes: Mapping[str, object]) -> dict[str, int]:
-    """Return a budget in bytes (``BudgetError`` for an invalid size, or a device other than ``gpu`` or ``cuda:N``)."""
+    """Return a budget in bytes (``BudgetError`` for an invalid size, or a device other than ``gpu``
+    or ``cuda:N``).
+    """
     if not isinstance(sizes, Mapping):
         raise BudgetError("budget: write sizes by device, such as {'gpu': '8GiB'}")
     found: dict[str, int] = {}
@@ -47,10 +59,14 @@ def checked(sizes: Mapping[str, object]) -> dict[str, int]:
         try:
             device = parse_device(name, kinds=("cuda",))
         except DeviceError:
-            text = f"budget: {quoted(name)} is not a device; write gpu, or one device such as cuda:1"
+            text = (
+                f"budget: {quoted(name)} is not a device; write gpu, or one device such as cuda:1"
+            )
             raise BudgetError(text) from None
         if device == "cpu":
-            raise BudgetError("budget: RAM cannot be limited; write gpu=SIZE, or use leave_free(SIZE, 'RAM')")
+            raise BudgetError(
+                "budget: RAM cannot be limited; write gpu=SIZE, or use leave_free(SIZE, 'RAM')"
+            )
         try:
             found["gpu" if device == "cuda" else device] = checked_bytes(size, least=MIB)
         except UnitError as error:
@@ -63,8 +79,9 @@ def checked(sizes: Mapping[str, object]) -> dict[str, int]:
 class Budget(Block):
     """Limits torch's allocator from ``start`` to ``stop``, or in a ``with`` block.
 
-    The device ``gpu`` means the current one and each on which this process has memory. ``leaving`` is called at
-    the end of the block, while the budget is still in force, with the error that leaves it.
+    The device ``gpu`` means the current one and each on which this process has memory. ``leaving``
+    is called at the end of the block, while the budget is still in force, with the error that
+    leaves it.
     """
 
     _block_name = "a budget"
@@ -99,7 +116,9 @@ class Budget(Block):
 
     @contextlib.contextmanager
     def _noted(self, fault: str) -> Iterator[None]:
-        """Turn an error of a device into a note; if its context is broken, the user's code will raise that itself."""
+        """Turn an error of a device into a note; if its context is broken, the user's code will
+        raise that itself.
+        """
         try:
             yield
         except Exception as error:
@@ -114,8 +133,14 @@ class Budget(Block):
             self.notes.append(f"budget: {why}")
             return
         sizes, count = dict(self.sizes), cuda.device_count()
-        if size := sizes.pop("gpu", None):  # a limit on any other device would create a context there
-            used = [index for index in range(count) if index == cuda.current_device() or cuda.memory_reserved(index)]
+        if size := sizes.pop(
+            "gpu", None
+        ):  # a limit on any other device would create a context there
+            used = [
+                index
+                for index in range(count)
+                if index == cuda.current_device() or cuda.memory_reserved(index)
+            ]
             sizes = {**{f"cuda:{index}": size for index in used}, **sizes}
         for name, size in sizes.items():
             if int(name[5:]) < count:
@@ -126,8 +151,10 @@ class Budget(Block):
 
     def _limit(self, cuda: Any, name: str, size: int) -> None:
         index, total = int(name[5:]), cuda.get_device_properties(name).total_memory
-        earlier = min(1.0, memory_fraction(cuda, index))  # cudaMallocAsync reports no limit as more than 1
-        share = min(earlier, math.nextafter(size / total, 1.0))  # one byte less would cost a block of 2 MiB
+        # cudaMallocAsync reports no limit as more than 1
+        earlier = min(1.0, memory_fraction(cuda, index))
+        # one byte less would cost a block of 2 MiB
+        share = min(earlier, math.nextafter(size / total, 1.0))
         self._earlier[index] = earlier, share  # before the change, in case of an interrupt
         _set_fraction(cuda, index, share)
         limit = self.limits[name] = min(size, int(earlier * total))
@@ -135,7 +162,10 @@ class Budget(Block):
             cuda.empty_cache()
             if (reserved := cuda.memory_reserved(name)) > limit:
                 live = format_bytes(cuda.memory_allocated(name))
-                text = f"{format_bytes(reserved)} of {name} stay reserved, {live} of them by live tensors"
+                text = (
+                    f"{format_bytes(reserved)} of {name} stay reserved, {live} of them by live "
+                    f"tensors"
+                )
                 self.notes.append(f"budget: {text}: more than the {format_bytes(limit)} allowed")
 
     def stop(self) -> None:
@@ -149,7 +179,9 @@ class Budget(Block):
                 if abs(now - ours) < 1e-6:  # torch rounds to bytes
                     _set_fraction(cuda, index, earlier)
                 elif abs(now - earlier) >= 1e-6:  # else it could not be set
-                    self.notes.append(f"budget: other code changed the limit on cuda:{index}; it is kept")
+                    self.notes.append(
+                        f"budget: other code changed the limit on cuda:{index}; it is kept"
+                    )
             self._earlier.pop(index)
 
     def _open_block(self) -> Budget:
@@ -176,7 +208,9 @@ def limits() -> dict[str, int]:
 
 
 class Refusal(NamedTuple):
-    """A request that a limit on torch's allocator refused, though the device had the memory free."""
+    """A request that a limit on torch's allocator refused, though the device had the
+    memory free.
+    """
 
     device: str
     limit_bytes: int
@@ -186,31 +220,48 @@ class Refusal(NamedTuple):
 
 
 def refusal(message: str) -> Refusal | None:
-    """Return the limit on torch's allocator that caused an out-of-memory error; None if the device ran out."""
+    """Return the limit on torch's allocator that caused an out-of-memory error; None if the device
+    ran out.
+    """
     found = failed_allocation(message)
-    if found is None or found.limit is None or found.limit >= found.total or found.free < found.requested:
+    if (
+        found is None
+        or found.limit is None
+        or found.limit >= found.total
+        or found.free < found.requested
+    ):
         return None
     device, limit = found.device, found.limit
     by, refuser = f"the limit of {format_bytes(limit)} on torch's allocator", None
     for budget in in_force:
         size = budget.sizes.get(device, budget.sizes.get("gpu", 0))
-        if device in budget.limits and abs(size - limit) <= limit // 100:  # torch's text has two decimals
+        if (
+            device in budget.limits and abs(size - limit) <= limit // 100
+        ):  # torch's text has two decimals
             by, refuser = f"the budget of {budget.of} ({format_bytes(size)})", budget
     free = format_bytes(found.free)
-    text = f"{by} refused {format_bytes(found.requested)} of {device}, although {free} of it were free"
+    text = (
+        f"{by} refused {format_bytes(found.requested)} of {device}, although {free} of it were free"
+    )
     if refuser is not None and text not in refuser.refusals:
         refuser.refusals.append(text)
-    lift = f"torch.cuda.set_per_process_memory_fraction(1.0, {device[5:]})" if refuser is None else ""
+    lift = (
+        f"torch.cuda.set_per_process_memory_fraction(1.0, {device[5:]})" if refuser is None else ""
+    )
     return Refusal(device, limit, refuser, text, lift)
 
 
-# -- reserved memory --------------------------------------------------------------------------------------------------
+# -- reserved memory ----------------------------------------------------------------------------
 
 
 class MemoryReservation:
-    """Reserved memory, or a limit, until ``free()``, the end of ``with``, or the deletion of this object."""
+    """Reserved memory, or a limit, until ``free()``, the end of ``with``, or the deletion of this
+    object.
+    """
 
-    def __init__(self, device: str, size_bytes: int, text: str, release: Callable[[], None]) -> None:
+    def __init__(
+        self, device: str, size_bytes: int, text: str, release: Callable[[], None]
+    ) -> None:
         self.device, self._text = device, text
         self.size_bytes = size_bytes
         """Reserved bytes; 0 if a limit was set instead."""
@@ -229,10 +280,11 @@ class MemoryReservation:
 
 
 def allocate(size: int | str, device: object = "cuda") -> MemoryReservation:
-    """Reserve ``size`` bytes of a device until ``free()`` or the end of ``with``; keep the returned object.
+    """Reserve ``size`` bytes of a device until ``free()`` or the end of ``with``; keep the returned
+    object.
 
-    Use it to test code next to another process. On a CUDA device the memory is a tensor, and the context is created if
-    there is none.
+    Use it to test code next to another process. On a CUDA device the memory is a tensor, and the
+    context is created if there is none.
 
     Raises:
         DeviceError: the device does not exist, or has too little memory.
@@ -248,17 +300,21 @@ def allocate(size: int | str, device: object = "cuda") -> MemoryReservation:
         return _tensor(_torch_with(name), name, size_bytes, text)
     spare = int(host.available_bytes() * _HOST_SHARE)
     if size_bytes > spare:
-        raise DeviceError(f"the host can spare only {format_bytes(spare)}, not {format_bytes(size_bytes)}")
+        raise DeviceError(
+            f"the host can spare only {format_bytes(spare)}, not {format_bytes(size_bytes)}"
+        )
     pages = [bytearray(b"\1") * size_bytes]  # written to, so that they are in RAM
     return MemoryReservation("cpu", size_bytes, text, pages.clear)
 
 
 def leave_free(size: int | str, device: object = "cuda") -> MemoryReservation:
-    """Leave only ``size`` bytes free on a device until ``free()`` or the end of ``with``; keep the returned object.
+    """Leave only ``size`` bytes free on a device until ``free()`` or the end of ``with``; keep the
+    returned object.
 
-    Use it to test code for a smaller device. On a CUDA device, torch's cache is emptied, and all memory but ``size``,
-    rounded up to torch's 2 MiB, is reserved. On the host nothing is allocated: the address space of this process is
-    limited (``RLIMIT_AS``), to at least 32 MiB more than it uses.
+    Use it to test code for a smaller device. On a CUDA device, torch's cache is emptied, and all
+    memory but ``size``, rounded up to torch's 2 MiB, is reserved. On the host nothing is allocated:
+    the address space of this process is limited (``RLIMIT_AS``), to at least 32 MiB more than it
+    uses.
 
     Raises:
         DeviceError: the device does not exist, has too little memory, or cannot be limited.
@@ -271,7 +327,9 @@ def leave_free(size: int | str, device: object = "cuda") -> MemoryReservation:
     leave_bytes, name = checked_bytes(size), checked_device(device)
     left = format_bytes(leave_bytes)
     if name == "cpu":
-        return MemoryReservation(name, 0, f"limited to {left} more until free()", _limit_host(leave_bytes))
+        return MemoryReservation(
+            name, 0, f"limited to {left} more until free()", _limit_host(leave_bytes)
+        )
     torch = _torch_with(name)
     torch.empty(0, device=name)  # create the context before reading the free memory
     cuda, index = torch.cuda, int(name[5:])
@@ -298,7 +356,9 @@ def _torch_with(name: str) -> Any:
     number = cuda.device_count() if (cuda := torch_cuda()) else 0
     if int(name[5:]) >= number:
         sees = f"torch sees {number or 'no'} CUDA device{'s' * (number > 1)}"
-        raise DeviceError(f"there is no {name} here: {sees if loaded_torch() else 'torch cannot be imported'}")
+        raise DeviceError(
+            f"there is no {name} here: {sees if loaded_torch() else 'torch cannot be imported'}"
+        )
     return importlib.import_module("torch")
 
 
@@ -308,7 +368,9 @@ def _tensor(torch: Any, name: str, size_bytes: int, text: str) -> MemoryReservat
         tensors.append(torch.empty(size_bytes, dtype=torch.uint8, device=name))
     except RuntimeError as error:  # torch's OutOfMemoryError is one
         why = describe_error(error)
-    if not tensors:  # raised here, without torch's error as context, which would look like the user's
+    if (
+        not tensors
+    ):  # raised here, without torch's error as context, which would look like the user's
         raise DeviceError(f"{name} cannot reserve {format_bytes(size_bytes)} ({why})")
 
     def drop() -> None:
@@ -321,14 +383,17 @@ def _tensor(torch: Any, name: str, size_bytes: int, text: str) -> MemoryReservat
 _BLOCK_BYTES = 2 * MIB
 """torch's allocator asks the driver for multiples of this."""
 _MOST_TABLES_BYTES = 128 * MIB
-"""The driver's own tables of reserved memory are surely smaller; they come out of its free memory."""
+"""The driver's own tables of reserved memory are surely smaller; they come out of its free memory.
+"""
 
 _host_limits: list[int] = []
 """The system's limit on this process's address space, then our limits in force."""
 
 
 def _limit_host(leave_bytes: int) -> Callable[[], None]:
-    """Limit the address space of this process to the lowest of our limits; return a function that ends this one."""
+    """Limit the address space of this process to the lowest of our limits; return a function that
+    ends this one.
+    """
     available = host.available_bytes()
     if leave_bytes < 32 * MIB:
         raise DeviceError("leave the host at least 32 MiB: Python itself needs some memory")
@@ -340,7 +405,9 @@ def _limit_host(leave_bytes: int) -> Callable[[], None]:
         resource: Any = own_limits.resource
         now, hard = resource.getrlimit(resource.RLIMIT_AS)
     except (OSError, ValueError, AttributeError):  # Windows has no such module
-        raise DeviceError("this system cannot limit a process's memory: leave_free needs Linux here") from None
+        raise DeviceError(
+            "this system cannot limit a process's memory: leave_free needs Linux here"
+        ) from None
 
     def least() -> int:
         return min(_host_limits[1:], default=_host_limits[0])
@@ -359,7 +426,9 @@ def _limit_host(leave_bytes: int) -> Callable[[], None]:
 
 
 def torch_cuda() -> Any:
-    """Return ``torch.cuda`` if it has a device, else None; import torch if needed, since the user named a device."""
+    """Return ``torch.cuda`` if it has a device, else None; import torch if needed, since the user
+    named a device.
+    """
     torch: Any = None
     with contextlib.suppress(ImportError):
         torch = importlib.import_module("torch")

@@ -38,13 +38,17 @@ _TRIFLE = MIB
 _NUMBERED = re.compile(r"\b(?:GPU|Allocation on device) (\d+)\b")
 _KINDS = {
     "cupy": r"CU\w+Error:|OutOfMemoryError: Out of memory allocating",
-    "cpu": r"CPUAllocator|CPU memory|not enough memory: you tried|HOST_ALLOCATION|\b(?!OutOf)\w*MemoryError: ",
+    "cpu": (
+        r"CPUAllocator|CPU memory|not enough memory: you "
+        r"tried|HOST_ALLOCATION|\b(?!OutOf)\w*MemoryError: "
+    ),
     "cuda": r"\b(CUDA|HIP|cuda|hip)|\b(cuBLAS|cuDNN)|Allocation on device",
     "xpu": r"\bXPU\b|DEVICE_ALLOCATION",
     "mps": r"\bMPS\b",
     "jax": r"RESOURCE_EXHAUSTED",
 }
-"""Patterns of an error's type and text by the kind of device that ran out; the first match counts."""
+"""Patterns of an error's type and text by the kind of device that ran out; the first match counts.
+"""
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,8 @@ class AutofitResult:
 
 
 class Fit:
-    """Runs a plan's tries one after the other: ``begin``, the user's code, ``end``, ``free_memory``.
+    """Runs a plan's tries one after the other: ``begin``, the user's code, ``end``,
+    ``free_memory``.
 
     Args:
         plan: chooses the values to try.
@@ -106,7 +111,10 @@ class Fit:
         garbage: Garbage | None = None,
     ) -> None:
         if threading.get_ident() in self._threads:
-            raise AutofitError("an autofit is already running: pass it both variables, and they are reduced in turn")
+            raise AutofitError(
+                "an autofit is already running: pass it both variables, and they are reduced in "
+                "turn"
+            )
         self.plan = plan
         self.tries: list[Try] = []
         self.more = True
@@ -130,7 +138,8 @@ class Fit:
         self._started = time.perf_counter()
 
     def end(self, error: BaseException | None, result: object = None) -> bool:
-        """Record the try's outcome; if ``error`` is an out-of-memory error, release its frames and return True.
+        """Record the try's outcome; if ``error`` is an out-of-memory error, release its frames and
+        return True.
 
         If ``result`` is an estimate, its verdict is the outcome instead of the measured memory.
         """
@@ -138,7 +147,9 @@ class Fit:
         self._threads.discard(self._thread)
         span, self._span = self._span, None
         usages = () if span is None else self._meter.stop(span)
-        note = functools.partial(Try, dict(self.plan.values), duration_seconds=seconds, usages=usages)
+        note = functools.partial(
+            Try, dict(self.plan.values), duration_seconds=seconds, usages=usages
+        )
         if error is None and is_exactly(result, Estimate):
             self._end_estimate(result, note)  # type: ignore[arg-type]  # an Estimate
             return False
@@ -160,33 +171,59 @@ class Fit:
         outcome = OVER if refused is not None and refused.budget is not None else OUT_OF_MEMORY
         limit = refused.limit_bytes if refused is not None else None
         device = failed_device(failure, usages)
-        self.tries.append(note(outcome, device=device, requested_bytes=failure.requested_bytes, limit_bytes=limit))
+        self.tries.append(
+            note(outcome, device=device, requested_bytes=failure.requested_bytes, limit_bytes=limit)
+        )
         self.more = self.plan.note(fits=False)
         return True
 
     def _end_estimate(self, estimate: Estimate, note: Callable[..., Try]) -> None:
-        """Record an estimate as the outcome; the values fit only if its verdict is a plain "fits"."""
+        """Record an estimate as the outcome; the values fit only if its verdict is a
+        plain "fits".
+        """
         if not estimate.verdict:
-            raise AutofitError("the device's memory size is unknown: pass --device-memory (device_memory=)")
+            raise AutofitError(
+                "the device's memory size is unknown: pass --device-memory (device_memory=)"
+            )
         if not self.tries:
             self.plan.expect_estimates()
         outcome = estimate.verdict
-        rooms = [(device.required_bytes, device.room_bytes or math.inf) for device in estimate.devices]
-        if outcome == FITS and any(needed > room * (1 - self.plan.headroom) for needed, room in rooms):
+        rooms = [
+            (device.required_bytes, device.room_bytes or math.inf) for device in estimate.devices
+        ]
+        if outcome == FITS and any(
+            needed > room * (1 - self.plan.headroom) for needed, room in rooms
+        ):
             outcome = CROWDED
         usages = tuple(
-            Usage(item.device, item.before_bytes, item.after_bytes, item.peak_bytes, item.room_bytes, "allocator")
+            Usage(
+                item.device,
+                item.before_bytes,
+                item.after_bytes,
+                item.peak_bytes,
+                item.room_bytes,
+                "allocator",
+            )
             for item in estimate.devices
         )
-        largest = max(estimate.devices, key=lambda item: item.required_bytes - (item.room_bytes or math.inf))
-        self.tries.append(note(outcome, usages=usages, device=largest.device, required_bytes=largest.required_bytes))
+        largest = max(
+            estimate.devices, key=lambda item: item.required_bytes - (item.room_bytes or math.inf)
+        )
+        self.tries.append(
+            note(
+                outcome, usages=usages, device=largest.device, required_bytes=largest.required_bytes
+            )
+        )
         self.more = self.plan.note(fits=outcome == FITS)
 
     def free_memory(self) -> None:
         """Free the last try's memory, once nothing references it."""
-        since = self._mark if len(self.tries) > 1 else None  # the first try collects older garbage too
+        # the first try collects older garbage too
+        since = self._mark if len(self.tries) > 1 else None
         left = self._free_since(since)
-        if since is not None and any(left[device] > self._left.get(device, 0) + _TRIFLE for device in left):
+        if since is not None and any(
+            left[device] > self._left.get(device, 0) + _TRIFLE for device in left
+        ):
             left = self._free_since(None)  # objects of earlier tries may have become garbage
         self._left = left
 
@@ -209,15 +246,20 @@ class Fit:
             self._span = None
 
 
-# -- headroom ---------------------------------------------------------------------------------------------------------
+# -- headroom -----------------------------------------------------------------------------------
 
 
 def crowded_device(usages: Sequence[Usage], headroom: float) -> str | None:
     """Return a device with less than ``headroom`` free at the peak, or None.
 
-    Accelerators are checked if the try used one, else the host. A budget replaces the device's size.
+    Accelerators are checked if the try used one, else the host. A budget replaces the device's
+    size.
     """
-    used = [usage for usage in usages if usage.peak_delta_bytes > 0 and usage.device not in OUTSIDE] if headroom else []
+    used = (
+        [usage for usage in usages if usage.peak_delta_bytes > 0 and usage.device not in OUTSIDE]
+        if headroom
+        else []
+    )
     limits = budgets.limits()
     for usage in [usage for usage in used if usage.device != "cpu"] or used:
         total = limits.get(usage.device, usage.total_bytes)
@@ -228,21 +270,32 @@ def crowded_device(usages: Sequence[Usage], headroom: float) -> str | None:
             free = min(total, available_bytes() + usage.after_bytes) - usage.peak_bytes
         else:
             free = total - usage.peak_bytes
-            if usage.device not in limits and usage.used_bytes is not None and usage.reserved_bytes is not None:
-                free -= max(0, usage.used_bytes - usage.reserved_bytes)  # other processes', and the context's
+            if (
+                usage.device not in limits
+                and usage.used_bytes is not None
+                and usage.reserved_bytes is not None
+            ):
+                # other processes', and the context's
+                free -= max(0, usage.used_bytes - usage.reserved_bytes)
         if free < headroom * total:
             return usage.device
     return None
 
 
 def failed_device(failure: tracebacks.Failure, usages: Sequence[Usage]) -> str:
-    """Return the device that ran out according to the error's text, else the most used accelerator."""
+    """Return the device that ran out according to the error's text, else the most
+    used accelerator.
+    """
     text = f"{failure.error}: {failure.message}"
     kind = next((kind for kind, pattern in _KINDS.items() if re.search(pattern, text)), "")
     numbered = _NUMBERED.search(text)
     if kind in TORCH_DEVICES and numbered:
         return f"{kind}:{numbered[1]}"
-    known = [usage for usage in usages if usage.device not in ("cpu", *OUTSIDE) and (kind or usage.peak_bytes)]
+    known = [
+        usage
+        for usage in usages
+        if usage.device not in ("cpu", *OUTSIDE) and (kind or usage.peak_bytes)
+    ]
     known = [usage for usage in known if usage.device.startswith(kind)]
     if kind in TORCH_DEVICES and not known:
         return current_device(kind)
@@ -252,7 +305,9 @@ def failed_device(failure: tracebacks.Failure, usages: Sequence[Usage]) -> str:
 def _nothing_fits(tries: Sequence[Try], plan: Plan) -> str:
     """Return the error message if not even the smallest values fit."""
     last = tries[-1]
-    text = f"even {shown(last.values)} does not fit" + f" ({last.outcome})" * (last.outcome != DOES_NOT_FIT)
+    text = f"even {shown(last.values)} does not fit" + f" ({last.outcome})" * (
+        last.outcome != DOES_NOT_FIT
+    )
     device = last.device or "cpu"
     usage = usage_on(last.usages, device)
     needed, at_least = last.required_bytes, ""
@@ -260,7 +315,9 @@ def _nothing_fits(tries: Sequence[Try], plan: Plan) -> str:
         needed = (usage.peak_bytes if usage is not None else 0) + (last.requested_bytes or 0)
         at_least = "" if last.outcome == CROWDED else "at least "
     if needed:
-        text += f": it needs {at_least}{format_bytes(needed)} of {'RAM' if device == 'cpu' else device}"
+        text += (
+            f": it needs {at_least}{format_bytes(needed)} of {'RAM' if device == 'cpu' else device}"
+        )
     elif device != "cpu":
         text += f" on {device}"
     if needed and last.outcome == CROWDED:
@@ -283,11 +340,12 @@ def _nothing_fits(tries: Sequence[Try], plan: Plan) -> str:
 def shown(values: dict[str, Number]) -> str:
     """Return values as text: ``batch_size=128, seq_len=512``."""
     return ", ".join(
-        f"{name}={value:g}" if type(value) is float else f"{name}={value}" for name, value in values.items()
+        f"{name}={value:g}" if type(value) is float else f"{name}={value}"
+        for name, value in values.items()
     )
 
 
-# -- functions --------------------------------------------------------------------------------------------------------
+# -- functions ----------------------------------------------------------------------------------
 
 
 def run_tries(function: Callable[..., Any], fit: Fit) -> AutofitResult:
@@ -334,12 +392,18 @@ def _called(function: Callable[..., Any]) -> str:
     return text_of(getattr(function, "__qualname__", None)) or type_name(function)
 
 
-def _checked_parameters(function: Callable[..., Any], names: Mapping[str, Any]) -> Sequence[inspect.Parameter]:
-    """Return the function's known parameters (``AutofitError`` if it does not take the variables)."""
+def _checked_parameters(
+    function: Callable[..., Any], names: Mapping[str, Any]
+) -> Sequence[inspect.Parameter]:
+    """Return the function's known parameters (``AutofitError`` if it does not take
+    the variables).
+    """
     __tracebackhide__ = True
     later = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if any(asks(function) for asks in later):
-        raise AutofitError(f"{_called(function)} runs nothing when it is called: pass a plain function")
+        raise AutofitError(
+            f"{_called(function)} runs nothing when it is called: pass a plain function"
+        )
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # built-in functions need not have one
@@ -354,10 +418,11 @@ def _checked_parameters(function: Callable[..., Any], names: Mapping[str, Any]) 
 def decorated(
     function: Callable[..., Any], start: Mapping[str, Any], run: Callable[..., AutofitResult]
 ) -> Callable[..., Any]:
-    """Return ``function`` wrapped: each call searches for fitting values; ``fitted`` is the last result.
+    """Return ``function`` wrapped: each call searches for fitting values; ``fitted`` is the last
+    result.
 
-    A call omits the variables, wherever they are among the function's parameters. To start from another value, pass a
-    variable by name.
+    A call omits the variables, wherever they are among the function's parameters. To start from
+    another value, pass a variable by name.
     """
 
     @functools.wraps(function)

@@ -23,7 +23,9 @@ _MOST_ESTIMATES = 100
 
 @dataclass(frozen=True)
 class _Variable:
-    """A number to reduce (``AutofitError`` if it is not positive, or its minimum is negative or above it)."""
+    """A number to reduce (``AutofitError`` if it is not positive, or its minimum is negative or
+    above it).
+    """
 
     name: str
     start: Number
@@ -31,22 +33,34 @@ class _Variable:
 
     def __post_init__(self) -> None:
         if self.start <= 0:
-            raise AutofitError(f"{self.name}={self.start} cannot be reduced: start from a positive number")
+            raise AutofitError(
+                f"{self.name}={self.start} cannot be reduced: start from a positive number"
+            )
         if not 0 <= self.smallest <= self.start:
             where = "below 0" if self.smallest < 0 else f"above its start {self.start}"
-            raise AutofitError(f"the minimum of {self.name} is {self.smallest}, {where}: give another min")
+            raise AutofitError(
+                f"the minimum of {self.name} is {self.smallest}, {where}: give another min"
+            )
 
     @property
     def is_whole(self) -> bool:
-        """True if it stays whole: ints, and floats such as 1e3, but not 1.0, which is probably a share."""
-        return isinstance(self.start, int) or (self.start > 1 and self.start.is_integer() and self.smallest >= 1)
+        """True if it stays whole: ints, and floats such as 1e3, but not 1.0, which is probably a
+        share.
+        """
+        return isinstance(self.start, int) or (
+            self.start > 1 and self.start.is_integer() and self.smallest >= 1
+        )
 
     def below(self, value: Number, factor: float) -> Number | None:
-        """Return ``value`` times ``factor``, at least the minimum; None if it is the minimum already."""
+        """Return ``value`` times ``factor``, at least the minimum; None if it is the minimum
+        already.
+        """
         if value <= self.smallest:
             return None
         if self.is_whole:
-            return type(self.start)(max(math.ceil(self.smallest), min(math.floor(value * factor), int(value) - 1)))
+            return type(self.start)(
+                max(math.ceil(self.smallest), min(math.floor(value * factor), int(value) - 1))
+            )
         return max(self.smallest, value * factor)
 
     def between(self, low: Number, high: Number) -> Number | None:
@@ -64,13 +78,17 @@ def check_number(what: str, value: object) -> None:
 
 
 def _variables(start: Mapping[str, Any], smallest: Any) -> list[_Variable]:
-    """Return the variables starting at ``start`` with their minima, by default 1, or 0 for fractions."""
+    """Return the variables starting at ``start`` with their minima, by default 1, or 0 for
+    fractions.
+    """
     if not start:
         raise AutofitError("autofit needs a variable to reduce, such as batch_size=1024")
     minima = dict(smallest) if isinstance(smallest, Mapping) else dict.fromkeys(start, smallest)
     for name, least in minima.items():
         if name not in start:
-            raise AutofitError(f"the minimum of {name}: there is no variable of that name to reduce")
+            raise AutofitError(
+                f"the minimum of {name}: there is no variable of that name to reduce"
+            )
         if least is not None:
             check_number(f"the minimum of {name}", least)
     made = []
@@ -84,7 +102,9 @@ def _variables(start: Mapping[str, Any], smallest: Any) -> list[_Variable]:
 
 
 def _factor(step: object) -> float:
-    """Return the factor for ``halve``, ``search`` (which starts by halving) or a text such as ``0.9``."""
+    """Return the factor for ``halve``, ``search`` (which starts by halving) or a text such as
+    ``0.9``.
+    """
     if step is None or (type(step) is str and step in ("halve", "search")):
         return 0.5
     try:
@@ -92,7 +112,9 @@ def _factor(step: object) -> float:
     except ValueError:
         factor = 0.0
     if not 0 < factor < 1:
-        raise AutofitError(f"step is {quoted(step)}: write halve, search, or a factor below 1 such as 0.9")
+        raise AutofitError(
+            f"step is {quoted(step)}: write halve, search, or a factor below 1 such as 0.9"
+        )
     return factor
 
 
@@ -102,15 +124,19 @@ def _share(headroom: object) -> float:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
     share = float(match[1]) / (100 if match[2] else 1) if match else 1.0
     if share >= 1:
-        raise AutofitError(f"headroom={text!r}: write a share of the device's memory, such as 5% or 0.05")
+        raise AutofitError(
+            f"headroom={text!r}: write a share of the device's memory, such as 5% or 0.05"
+        )
     return share
 
 
 class Plan:
-    """Chooses the values to try: run ``values``, call ``note`` with the outcome, repeat until it returns False.
+    """Chooses the values to try: run ``values``, call ``note`` with the outcome, repeat until it
+    returns False.
 
-    Several variables are reduced in turn, and a search then increases one after the other. It ends with a final run of
-    the values found, unless they were tried last. The options have the meaning that they have in ``autofit``.
+    Several variables are reduced in turn, and a search then increases one after the other. It ends
+    with a final run of the values found, unless they were tried last. The options have the meaning
+    that they have in ``autofit``.
 
     Raises:
         AutofitError: an option is invalid.
@@ -156,10 +182,16 @@ class Plan:
     def failed(self) -> Number | None:
         """The smallest value that did not fit; None if all fit, or with several variables."""
         of = self._variables
-        return min((values[of[0].name] for values in self._failures), default=None) if len(of) == 1 else None
+        return (
+            min((values[of[0].name] for values in self._failures), default=None)
+            if len(of) == 1
+            else None
+        )
 
     def note(self, *, fits: bool) -> bool:
-        """Record the outcome of ``values`` and choose the next ones; return True if there are any."""
+        """Record the outcome of ``values`` and choose the next ones; return True if
+        there are any.
+        """
         if fits:
             self.best = dict(self.values)
             following = self._above() if self._searches else None
@@ -200,8 +232,12 @@ class Plan:
         return None
 
     def _ceiling(self, variable: _Variable, fits: Values) -> Number:
-        """Return the smallest failed value among tries whose other variables were at most ``fits``, or the start."""
+        """Return the smallest failed value among tries whose other variables were at most ``fits``,
+        or the start.
+        """
         names = [other.name for other in self._variables if other is not variable]
-        failed = [values for values in self._failures if all(values[name] <= fits[name] for name in names)]
+        failed = [
+            values for values in self._failures if all(values[name] <= fits[name] for name in names)
+        ]
         beyond = variable.start + 1 if variable.is_whole else variable.start
         return min((values[variable.name] for values in failed), default=beyond)

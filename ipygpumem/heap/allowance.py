@@ -26,7 +26,8 @@ class AllowanceError(GpuMemError):
 class Allowance:
     """CPU time of this thread, and memory, that some walks may take together.
 
-    A walk asks ``is_spent`` before each chunk of objects, and stops if so. A spent allowance stays spent.
+    A walk asks ``is_spent`` before each chunk of objects, and stops if so. A spent allowance stays
+    spent.
 
     Args:
         seconds: CPU time from now on.
@@ -60,7 +61,9 @@ class Allowance:
         self._next_look = started + _SECONDS_BETWEEN_LOOKS
 
     def is_spent(self) -> bool:
-        """Return True if the time is over, or so little memory is available that a walk would take the last of it."""
+        """Return True if the time is over, or so little memory is available that a walk would take
+        the last of it.
+        """
         if self.reason:
             return True
         now = self._clock()
@@ -76,7 +79,9 @@ class Allowance:
         return bool(self.reason)
 
     def _is_memory_short(self) -> bool:
-        """Return True if too little memory is available; False if that is unknown, as where ``open`` was replaced."""
+        """Return True if too little memory is available; False if that is unknown, as where
+        ``open`` was replaced.
+        """
         try:
             return self._available() < SPARE_BYTES
         except Exception as error:
@@ -85,7 +90,9 @@ class Allowance:
             return False
 
     def share(self, parts: int) -> Allowance:
-        """Return an allowance of one of ``parts`` of the time that is left, so that one object cannot take it all."""
+        """Return an allowance of one of ``parts`` of the time that is left, so that one object
+        cannot take it all.
+        """
         left = max(0.0, self._end - self._clock())
         return Allowance(left / parts, clock=self._clock, available=self._available, whole=self)
 

@@ -1,7 +1,9 @@
-"""Describes tensors and arrays: type, shape, device and size. Finds the arrays that an object holds.
+"""Describes tensors and arrays: type, shape, device and size. Finds the arrays that an object
+holds.
 
 The objects belong to the user. They are recognised by ``type()``, read through the base class's own
-descriptors, and never compared, never asked for their ``repr``, and never touched through ``__getattr__``.
+descriptors, and never compared, never asked for their ``repr``, and never touched through
+``__getattr__``.
 """
 
 from __future__ import annotations
@@ -18,10 +20,26 @@ from itertools import chain, compress, repeat
 from operator import attrgetter, not_
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.bulk import Kinds, chunks, kinds_of, of_types, one_of_each, type_names, without_types
+from ipygpumem.heap.bulk import (
+    Kinds,
+    chunks,
+    kinds_of,
+    of_types,
+    one_of_each,
+    type_names,
+    without_types,
+)
 from ipygpumem.heap.structs import UnknownLayoutError, memory_of_texts
 from ipygpumem.interrupts import is_from_signal
-from ipygpumem.introspect import class_dict, instance_dict, is_atom, is_instance, module_of, text_of, type_name
+from ipygpumem.introspect import (
+    class_dict,
+    instance_dict,
+    is_atom,
+    is_instance,
+    module_of,
+    text_of,
+    type_name,
+)
 
 NOT_ENTERED = (types.FrameType, types.CodeType, types.TracebackType)
 """Types that no walk enters, because they lead to objects of every owner."""
@@ -63,7 +81,9 @@ def describe(value: object) -> Array | None:
 
 
 def described(items: Sequence[Any]) -> list[tuple[Any, Array]]:
-    """Return the tensors and arrays among ``items`` with their descriptions; plain tensors are read in C."""
+    """Return the tensors and arrays among ``items`` with their descriptions; plain tensors are read
+    in C.
+    """
     base, known = library_type("torch", "Tensor"), dict[int, Array]()
     if base is not None and (tensors := of_types(kinds_of(items, base), items)):
         torch: Any = sys.modules["torch"]
@@ -71,7 +91,14 @@ def described(items: Sequence[Any]) -> list[tuple[Any, Array]]:
             reader = _reader_of(torch)
             own, _, keys, sizes, devices = reader.plain(tensors)[0]
             dtypes = map(reader.text, each(reader.base.dtype.__get__, own))
-            columns = type_names(own), reader.shapes(own), dtypes, devices, sizes, zip(repeat("torch"), keys)
+            columns = (
+                type_names(own),
+                reader.shapes(own),
+                dtypes,
+                devices,
+                sizes,
+                zip(repeat("torch"), keys),
+            )
             arrays = map(partial(tuple.__new__, Array), zip(*columns, strict=True))
             known = dict(zip(map(id, own), arrays, strict=True))
     found = [(item, known.get(id(item)) or describe(item)) for item in items]
@@ -79,7 +106,9 @@ def described(items: Sequence[Any]) -> list[tuple[Any, Array]]:
 
 
 def library_type(module: str, name: str) -> type | None:
-    """Return a class of a library that the user's code has loaded; None if it is not loaded, or is a stand-in."""
+    """Return a class of a library that the user's code has loaded; None if it is not loaded, or is
+    a stand-in.
+    """
     kind = getattr(sys.modules.get(module), name, None)
     return kind if type.__subclasscheck__(type, type(kind)) else None
 
@@ -99,7 +128,9 @@ def _describe_tensor(torch: Any, tensor: Any) -> Array | None:
     with torch._C.DisableTorchFunction():  # a subclass's own code must not run
         reader = _reader_of(torch)
         own, is_foreign = reader.own(tensor), reader.is_foreign(tensor)
-        if is_foreign and (own is None or own.device == "meta"):  # a wrapper: the tensors inside it own the memory
+        if is_foreign and (
+            own is None or own.device == "meta"
+        ):  # a wrapper: the tensors inside it own the memory
             return None
         sizes = reader.memory(tensor).storages if own is None else own.storages
         is_stored = own is not None and sizes and reader.has_storage(tensor)
@@ -121,7 +152,9 @@ SPARSE_PARTS = {
 
 
 def storage_key(value: Any) -> tuple[str, int] | None:
-    """Return the identity of a tensor's or array's storage; None for an object without its own storage."""
+    """Return the identity of a tensor's or array's storage; None for an object without its own
+    storage.
+    """
     if is_array(value):
         value = owner_of(value)
         if is_array(value):
@@ -135,7 +168,9 @@ def storage_key(value: Any) -> tuple[str, int] | None:
 
 
 def answers_itself(torch: Any, kind: type) -> bool:
-    """Return True if a tensor class has its own ``__torch_dispatch__``, which may run even to read a shape."""
+    """Return True if a tensor class has its own ``__torch_dispatch__``, which may run even to read
+    a shape.
+    """
     below_tensor = itertools.takewhile(lambda base: base is not torch.Tensor, type.mro(kind))
     return any("__torch_dispatch__" in class_dict(base) for base in below_tensor)
 
@@ -149,16 +184,27 @@ def _describe_ndarray(array: Any) -> Array:
     owner = owner_of(array)
     if not is_array(owner):  # a tensor, whose storage is the memory of both
         behind = describe(owner)
-        size, key = (0, ("object", id(owner))) if behind is None else (behind.size_bytes, behind.storage)
+        size, key = (
+            (0, ("object", id(owner))) if behind is None else (behind.size_bytes, behind.storage)
+        )
     elif read_array("flags", owner).owndata:
         size, key = int(read_array("nbytes", owner)) + _bytes_of_texts(owner), ("numpy", id(owner))
     else:
         size, key = max(_span(owner), _span(array)), ("numpy", id(owner))
-    return Array(type_name(array), tuple(read_array("shape", array)), str(read_array("dtype", array)), "cpu", size, key)
+    return Array(
+        type_name(array),
+        tuple(read_array("shape", array)),
+        str(read_array("dtype", array)),
+        "cpu",
+        size,
+        key,
+    )
 
 
 def _bytes_of_texts(array: Any) -> int:
-    """Return the bytes of the texts that an array's dtype keeps; 0 for an array of anything else."""
+    """Return the bytes of the texts that an array's dtype keeps; 0 for an array of
+    anything else.
+    """
     dtype = read_array("dtype", array)
     if dtype.kind != STRING_KIND:
         return 0
@@ -170,7 +216,9 @@ def _bytes_of_texts(array: Any) -> int:
 
 
 def _span(array: Any) -> int:
-    """Return the bytes from an array's first element to its last; fewer than its elements' if it is broadcast."""
+    """Return the bytes from an array's first element to its last; fewer than its elements' if it is
+    broadcast.
+    """
     shape = read_array("shape", array)
     steps = zip(shape, read_array("strides", array), strict=True)
     after_first = sum(abs(stride) * (size - 1) for size, stride in steps)
@@ -178,7 +226,9 @@ def _span(array: Any) -> int:
 
 
 def holds_objects(dtype: Any) -> bool:
-    """Return True if arrays of a dtype refer to Python objects; NumPy says so of ``StringDType``, too."""
+    """Return True if arrays of a dtype refer to Python objects; NumPy says so of ``StringDType``,
+    too.
+    """
     return bool(dtype.hasobject) and dtype.kind != STRING_KIND
 
 
@@ -187,7 +237,9 @@ STRING_KIND = "T"
 
 
 def elements(array: Any) -> list[Any] | None:
-    """Return the elements of an array of objects, nested like the array; None for any other array."""
+    """Return the elements of an array of objects, nested like the array; None for
+    any other array.
+    """
     if not is_array(array) or not holds_objects(read_array("dtype", array)):
         return None
     if read_array("size", array) > _MOST_ELEMENTS:
@@ -205,7 +257,9 @@ def holding_objects(arrays: Sequence[Any]) -> list[bool]:
     """Return for each NumPy array whether its elements are objects, or have fields of objects."""
     array_type: Any = library_type("numpy", "ndarray")
     dtypes = list(map(array_type.__dict__["dtype"].__get__, arrays)) if arrays else []
-    of_objects = {key for key, dtype in {id(dtype): dtype for dtype in dtypes}.items() if holds_objects(dtype)}
+    of_objects = {
+        key for key, dtype in {id(dtype): dtype for dtype in dtypes}.items() if holds_objects(dtype)
+    }
     return list(map(of_objects.__contains__, map(id, dtypes)))
 
 
@@ -236,7 +290,9 @@ def flat_elements(array: Any) -> list[Any] | None:
 
 
 def inside_row(row: Any) -> list[Any]:
-    """Return the objects to which a row of a structured array refers: the array, or its own objects if it is a copy."""
+    """Return the objects to which a row of a structured array refers: the array, or its own objects
+    if it is a copy.
+    """
     numpy: Any = sys.modules["numpy"]
     viewed = numpy.void.base.__get__(row)
     if is_array(viewed):
@@ -251,7 +307,9 @@ def slot_descriptors(kind: type) -> dict[str, Any]:
     descriptors: dict[str, Any] = {}
     for base in reversed(type.mro(kind)):
         members = list(class_dict(base).items())
-        descriptors.update((name, member) for name, member in members if type(member) is types.MemberDescriptorType)
+        descriptors.update(
+            (name, member) for name, member in members if type(member) is types.MemberDescriptorType
+        )
     descriptors.pop("__dict__", None)  # some C classes list it as a slot; see ``instance_dict``
     return descriptors
 
@@ -259,17 +317,25 @@ def slot_descriptors(kind: type) -> dict[str, Any]:
 def slots(item: object, descriptors: dict[str, Any] | None = None) -> dict[str, object]:
     """Return the attributes of an object that are stored in slots and set."""
     values: dict[str, object] = {}
-    for name, slot in (slot_descriptors(type(item)) if descriptors is None else descriptors).items():
+    for name, slot in (
+        slot_descriptors(type(item)) if descriptors is None else descriptors
+    ).items():
         with contextlib.suppress(AttributeError, TypeError):
             values[name] = slot.__get__(item)
     return values
 
 
 def memory_of(array: Any) -> object:
-    """Return the owner of an array's memory: an array, or the bytes, memory map or tensor that it views."""
+    """Return the owner of an array's memory: an array, or the bytes, memory map or tensor that it
+    views.
+    """
     owner = owner_of(array)
     behind = _behind(owner) if is_array(owner) else None
-    return behind if behind is not None and (is_atom(behind) or is_of_library(behind, "mmap", "mmap")) else owner
+    return (
+        behind
+        if behind is not None and (is_atom(behind) or is_of_library(behind, "mmap", "mmap"))
+        else owner
+    )
 
 
 def inside_pandas(item: object) -> list[object]:
@@ -293,7 +359,9 @@ def is_of_pandas(item: object) -> bool:
 
 
 def owner_of(array: Any) -> Any:
-    """Return the array or tensor that owns the memory of ``array``: itself, or the base of the view."""
+    """Return the array or tensor that owns the memory of ``array``: itself, or the base of the
+    view.
+    """
     while True:
         behind = _behind(array)
         if is_of_library(behind, "torch", "Tensor"):
@@ -305,19 +373,25 @@ def owner_of(array: Any) -> Any:
 
 def _behind(array: Any) -> Any:
     behind = read_array("base", array)
-    if type_name(behind) == "DummyArray":  # np.lib.stride_tricks puts one between a view and its array
+    if (
+        type_name(behind) == "DummyArray"
+    ):  # np.lib.stride_tricks puts one between a view and its array
         behind = (instance_dict(behind) or {}).get("base")
     return behind.obj if type(behind) is memoryview else behind
 
 
 def watch(item: object) -> Callable[[], bool]:
-    """Return a function that tells whether the memory of a tensor or array is still alive, without keeping it alive.
+    """Return a function that tells whether the memory of a tensor or array is still alive, without
+    keeping it alive.
 
     A view that survives keeps its storage alive, so the storage is watched and not the object.
     """
     if is_of_library(item, "torch", "Tensor"):
         torch: Any = sys.modules["torch"]
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # modes of the user see nothing
+        with (
+            torch._C.DisableTorchFunction(),
+            torch._C._DisableTorchDispatch(),
+        ):  # modes of the user see nothing
             storages = Storages()
             if not storages.add_of(_reader_of(torch), [item]):  # some have no storage
                 return storages.any_alive
@@ -345,8 +419,9 @@ def places_of(arrays: Iterable[Any]) -> set[Span]:
 class WatchedArray:
     """Checks if the memory of an array is still alive, without keeping it alive.
 
-    NumPy refuses to resize an array that has weak references. So the weak reference exists only until ``detach``, while
-    no user code runs. After that, call ``update`` with the arrays that are alive.
+    NumPy refuses to resize an array that has weak references. So the weak reference exists only
+    until ``detach``, while no user code runs. After that, call ``update`` with the arrays that are
+    alive.
     """
 
     def __init__(self, array: Any) -> None:
@@ -359,17 +434,21 @@ class WatchedArray:
         return self._is_alive if self._reference is None else self._reference() is not None
 
     def detach(self, places: Container[Span]) -> None:
-        """Drop the weak reference before user code runs, if ``update`` can find the array at one of ``places``."""
+        """Drop the weak reference before user code runs, if ``update`` can find the array at one of
+        ``places``.
+        """
         if self.place in places:
             self._is_alive, self._reference = self(), None
 
     def update(self, places: Container[Span]) -> None:
-        """Check whether the array is still at one of ``places``; a new array at the same place is mistaken for it."""
+        """Check whether the array is still at one of ``places``; a new array at the same place is
+        mistaken for it.
+        """
         if self._reference is None:
             self._is_alive = self.place in places
 
 
-# -- tensor storages ------------------------------------------------------------------------------------------------
+# -- tensor storages ----------------------------------------------------------------------------
 
 _DEEPEST = 4
 _INTEGERS = {int}
@@ -390,7 +469,9 @@ class Memory(NamedTuple):
 
 
 class PlainTensors(NamedTuple):
-    """Columns of what is known of tensors that have a storage of their own; several may have the same."""
+    """Columns of what is known of tensors that have a storage of their own; several may have the
+    same.
+    """
 
     tensors: list[Any]
     storages: list[Any]
@@ -470,7 +551,9 @@ class Reader:
         return foreign
 
     def address_of_others(self, tensor: object) -> int | None:
-        """Return the address of a plain tensor's host storage if another library than torch allocated it."""
+        """Return the address of a plain tensor's host storage if another library than torch
+        allocated it.
+        """
         storage = self._storage(tensor)
         is_foreign = storage.device.type == "cpu" and not self._storage_type.resizable(storage)
         return int(storage.data_ptr()) if is_foreign else None
@@ -487,7 +570,11 @@ class Reader:
             if is_from_signal(error):
                 raise
             return Memory({}, note=_in_words(error))
-        found = [memory for memory in (own, *(self.memory(part, depth + 1) for part in inner)) if memory is not None]
+        found = [
+            memory
+            for memory in (own, *(self.memory(part, depth + 1) for part in inner))
+            if memory is not None
+        ]
         storages: dict[int, int] = {}
         for memory in found:
             storages.update(memory.storages)
@@ -532,7 +619,10 @@ class Reader:
         if set(devices) == {"cpu"}:
             return list(map(self._is_shared, storages))
         # An accelerator's storage always says so.
-        return [device == "cpu" and self._is_shared(one) for device, one in zip(devices, storages, strict=True)]
+        return [
+            device == "cpu" and self._is_shared(one)
+            for device, one in zip(devices, storages, strict=True)
+        ]
 
     def resizable(self, storages: Sequence[Any]) -> list[bool]:
         """Return False for each storage whose memory another library has allocated."""
@@ -555,7 +645,8 @@ class Reader:
         size = storage.nbytes()
         if type(size) is not int:
             return Memory({}, device, note="size not known yet")
-        is_shared = device == "cpu" and self._is_shared(storage)  # True for every accelerator storage
+        # True for every accelerator storage
+        is_shared = device == "cpu" and self._is_shared(storage)
         return Memory({storage._cdata: size}, device, is_shared, "", not foreign)
 
     def parts(self, tensor: object) -> list[object]:
@@ -577,20 +668,26 @@ class Reader:
             yield from (getattr(self.base, name)(tensor) for name in SPARSE_PARTS[layout])
 
     def _attributes(self, tensor: object) -> Iterator[object]:
-        """Yield the tensors among a wrapper's attributes, including those in a plain container attribute."""
+        """Yield the tensors among a wrapper's attributes, including those in a plain container
+        attribute.
+        """
         for value in [*(instance_dict(tensor) or {}).values(), *slots(tensor).values()]:
             if type(value) is dict:
                 parts: list[object] = list(value.values())
             else:
                 parts = list(value) if type(value) is list or type(value) is tuple else [value]
-            yield from (part for part in parts if is_instance(part, self.base) and part is not tensor)
+            yield from (
+                part for part in parts if is_instance(part, self.base) and part is not tensor
+            )
 
     def device(self, tensor: object) -> str:
         """Return a tensor's device; an empty text if reading it might run the class's own code."""
         return "" if self.is_foreign(tensor) else self.text(self.read("device", tensor))
 
     def shape(self, tensor: object) -> tuple[int, ...] | None:
-        """Return a tensor's shape; None if it has no single one, or if reading it might run user code."""
+        """Return a tensor's shape; None if it has no single one, or if reading it might run user
+        code.
+        """
         if self.is_foreign(tensor) and not _is_torchs(type(tensor)):
             return None
         try:
@@ -605,8 +702,16 @@ class Reader:
 
     def shapes(self, tensors: Sequence[Any]) -> list[tuple[int, ...] | None]:
         """Return the same for many tensors; if all are plain, read in C."""
-        sizes = [] if any(map(self.is_foreign, one_of_each(tensors).values())) else each(self._shape, tensors)
-        if None in sizes or not sizes or not _INTEGERS.issuperset(map(type, chain.from_iterable(sizes))):
+        sizes = (
+            []
+            if any(map(self.is_foreign, one_of_each(tensors).values()))
+            else each(self._shape, tensors)
+        )
+        if (
+            None in sizes
+            or not sizes
+            or not _INTEGERS.issuperset(map(type, chain.from_iterable(sizes)))
+        ):
             return list(map(self.shape, tensors))
         if sizes.count(sizes[0]) == len(sizes):  # most are like their neighbours
             return [tuple(sizes[0])] * len(sizes)
@@ -655,7 +760,9 @@ class Storages:
         self._keys: set[int] = set()
 
     def add_of(self, reader: Reader, tensors: Sequence[Any]) -> list[Any]:
-        """Add the storages of tensors, or of their parts for tensors without a storage; return the latter tensors."""
+        """Add the storages of tensors, or of their parts for tensors without a storage; return the
+        latter tensors.
+        """
         storages = each(reader.base.untyped_storage, tensors)
         odd = [tensor for tensor, storage in zip(tensors, storages, strict=True) if storage is None]
         for tensor in odd:  # sparse, or in another layout

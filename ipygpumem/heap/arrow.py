@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from ctypes import CFUNCTYPE, POINTER, Structure, addressof, byref, c_char_p, c_int64, c_void_p, cast
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    Structure,
+    addressof,
+    byref,
+    c_char_p,
+    c_int64,
+    c_void_p,
+    cast,
+)
 from typing import Any
 
 _BITS = {"n": 0, "+s": 0, "+w": 0, "b": 1, "d:": 128, "vu": 128, "vz": 128} | {
@@ -26,10 +36,25 @@ class _Schema(Structure):
 _INTEGERS = ("length", "null_count", "offset", "n_buffers", "n_children")
 for _kind, _fields in (
     (_Array, [*((name, c_int64) for name in _INTEGERS), ("buffers", POINTER(c_void_p))]),
-    (_Schema, [*((name, c_char_p) for name in ("format", "name", "metadata")), ("flags", c_int64), ("n", c_int64)]),
+    (
+        _Schema,
+        [
+            *((name, c_char_p) for name in ("format", "name", "metadata")),
+            ("flags", c_int64),
+            ("n", c_int64),
+        ],
+    ),
 ):
-    _ends: list[tuple[str, Any]] = [("children", POINTER(POINTER(_kind))), ("dictionary", POINTER(_kind))]
-    _kind._fields_ = [*_fields, *_ends, ("release", CFUNCTYPE(None, POINTER(_kind))), ("private_data", c_void_p)]
+    _ends: list[tuple[str, Any]] = [
+        ("children", POINTER(POINTER(_kind))),
+        ("dictionary", POINTER(_kind)),
+    ]
+    _kind._fields_ = [
+        *_fields,
+        *_ends,
+        ("release", CFUNCTYPE(None, POINTER(_kind))),
+        ("private_data", c_void_p),
+    ]
 
 
 def buffers(export: Callable[[int, int], object]) -> list[tuple[int, int]]:
@@ -57,7 +82,9 @@ def _inside(array: Any, schema: Any) -> Iterator[tuple[int, int]]:
     if text in ("vu", "vz"):  # texts; the last buffer has the lengths of those with long ones
         sizes += cast(array.buffers[count - 1], POINTER(c_int64))[: count - 3]
     places = array.buffers[:count] if count else []
-    yield from ((address, size) for address, size in zip(places, sizes, strict=False) if address and size)
+    yield from (
+        (address, size) for address, size in zip(places, sizes, strict=False) if address and size
+    )
     for number in range(array.n_children):
         yield from _inside(array.children[number].contents, schema.children[number].contents)
     if array.dictionary:

@@ -1,8 +1,8 @@
 """Reads the attributes of objects without giving them a dict.
 
-CPython 3.11 and later store the attributes of an instance outside a dict, and older versions give an instance without
-attributes none. Reading ``__dict__`` creates it for good: 180 bytes for each instance. The collector reports a dict
-that is there, but not which one of the dicts it is.
+CPython 3.11 and later store the attributes of an instance outside a dict, and older versions give
+an instance without attributes none. Reading ``__dict__`` creates it for good: 180 bytes for each
+instance. The collector reports a dict that is there, but not which one of the dicts it is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 from ipygpumem.introspect import class_dict, instance_dict, mro_of
 
 _MANAGED_DICT = 1 << 4
-"""Flag of classes whose instances may store their attributes outside a dict, from Python 3.11 on."""
+"""Flag of classes whose instances may store their attributes outside a dict, from Python 3.11 on.
+"""
 _MOST_TRIED = 10
 """Number of keys of a dict that are compared with attributes."""
 _MISSING = object()
@@ -66,7 +67,9 @@ def attribute_name(item: object, value: object, known: Sequence[str] = ()) -> st
 
 
 def _are_attributes(item: object, names: dict[Any, Any]) -> Iterator[bool]:
-    """Yield True for each entry of a dict that is an attribute of the object, too; leave out unreadable names."""
+    """Yield True for each entry of a dict that is an attribute of the object, too; leave out
+    unreadable names.
+    """
     for name, value in list(names.items()):
         if type(name) is str and _is_readable(type(item), name):
             yield _read(item, name) is value
@@ -80,7 +83,9 @@ def _read(item: object, name: str) -> object:
 
 
 def _is_readable(kind: type, name: str) -> bool:
-    """Return True if reading an attribute runs no code of a property or another descriptor in the class."""
+    """Return True if reading an attribute runs no code of a property or another descriptor in the
+    class.
+    """
     for base in mro_of(kind):
         found = class_dict(base).get(name, _MISSING)
         if found is not _MISSING:

@@ -1,4 +1,5 @@
-"""Classifies many objects at once by the identities of their types: loops in C, ten times as fast as in Python.
+"""Classifies many objects at once by the identities of their types: loops in C, ten times as fast
+as in Python.
 
 Types are compared by identity, because hashing one may run its metaclass's code.
 """
@@ -20,10 +21,13 @@ Progress = Callable[[float], None]
 """Called with the finished share of the work."""
 
 ROWS: set[int] = set()
-"""Identities of our own types of rows, which refer only to numbers and text; an inventory may have a million rows."""
+"""Identities of our own types of rows, which refer only to numbers and text; an inventory may have
+a million rows.
+"""
 
 OBSERVERS: list[Callable[[], object]] = []
-"""Called again and again while objects are followed: the memory guard raises ``MemoryError`` there."""
+"""Called again and again while objects are followed: the memory guard raises ``MemoryError`` there.
+"""
 
 CHUNK = 4000
 """Chunk size; keeps a chunk in the processor's cache."""
@@ -52,7 +56,9 @@ def of_types(wanted: Collection[int], items: Sequence[T]) -> list[T]:
 def without_types(unwanted: Collection[int], items: Sequence[T]) -> Sequence[T]:
     """Return the items whose types are not among ``unwanted``."""
     return (
-        list(compress(items, map(not_, map(unwanted.__contains__, map(id, map(type, items)))))) if unwanted else items
+        list(compress(items, map(not_, map(unwanted.__contains__, map(id, map(type, items))))))
+        if unwanted
+        else items
     )
 
 
@@ -62,7 +68,9 @@ def one_of_each(items: Sequence[T]) -> dict[int, T]:
 
 
 class Kinds:
-    """The types of very many objects, of which most are like their neighbours: less than half of the time."""
+    """The types of very many objects, of which most are like their neighbours: less than half of
+    the time.
+    """
 
     def __init__(self, items: Sequence[Any]) -> None:
         self._items = items
@@ -83,7 +91,9 @@ class Kinds:
     def positions(self, kinds: Collection[int]) -> list[int]:
         """Return the positions of the objects of these types."""
         found = list[int]()
-        for number, (some, types) in enumerate(zip(chunks(self._items, _PART), self._of_parts, strict=True)):
+        for number, (some, types) in enumerate(
+            zip(chunks(self._items, _PART), self._of_parts, strict=True)
+        ):
             if not types.isdisjoint(kinds):
                 is_wanted = map(kinds.__contains__, map(id, map(type, some)))
                 found += compress(count(number * _PART), is_wanted)
@@ -101,7 +111,9 @@ def _parts(row: bytes) -> Iterator[bytes]:
 
 
 def differences(first: bytes, second: bytes) -> Iterator[int]:
-    """Yield the positions at which two rows of as many ``identities`` differ; few do, so they are compared in parts."""
+    """Yield the positions at which two rows of as many ``identities`` differ; few do, so they are
+    compared in parts.
+    """
     for number, parts in enumerate(zip(_parts(first), _parts(second), strict=True)):
         if parts[0] != parts[1]:
             before, after = (memoryview(part).cast("Q") for part in parts)
@@ -117,13 +129,20 @@ def type_names(items: Sequence[object]) -> list[str]:
 
 
 def kinds_of(items: Sequence[object], *bases: type) -> set[int]:
-    """Return the identities of the items' types that derive from a base; calls no Python function for each type."""
+    """Return the identities of the items' types that derive from a base; calls no Python function
+    for each type.
+    """
     wanted = set(map(id, bases))
-    return {key for key, one in one_of_each(items).items() if not wanted.isdisjoint(map(id, mro_of(type(one))))}
+    return {
+        key
+        for key, one in one_of_each(items).items()
+        if not wanted.isdisjoint(map(id, mro_of(type(one))))
+    }
 
 
 def referents(objects: Sequence[Any], dicts: Collection[int]) -> list[Any]:
-    """Return the objects to which some objects refer, with text keys of dicts: the collector leaves these out.
+    """Return the objects to which some objects refer, with text keys of dicts: the collector leaves
+    these out.
 
     ``dicts`` are the identities of the types that derive from ``dict``.
     """
@@ -146,9 +165,11 @@ def container_base(kind: type) -> Any:
 
 
 def parts_of_container(container: Any, base: Any, step: int = CHUNK) -> Iterator[Sequence[Any]]:
-    """Yield the items of a container, the keys and values of a dict, in chunks that begin ``step`` items apart.
+    """Yield the items of a container, the keys and values of a dict, in chunks that begin ``step``
+    items apart.
 
-    A list of all items, as from ``gc.get_referents``, would take 800 MiB for a hundred million of them.
+    A list of all items, as from ``gc.get_referents``, would take 800 MiB for a hundred million of
+    them.
 
     Raises:
         RuntimeError: a thread changes the container.
@@ -169,7 +190,9 @@ def parts_of_container(container: Any, base: Any, step: int = CHUNK) -> Iterator
 
 
 def held_once() -> int:
-    """Return the reference count of an object with one holder, as it is seen in a part of a list of referents."""
+    """Return the reference count of an object with one holder, as it is seen in a part of a list of
+    referents.
+    """
     holder = [object()]
     found = gc.get_referents(holder)
     (part,) = chunks(found)

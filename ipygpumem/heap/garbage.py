@@ -1,12 +1,14 @@
 """Collects garbage, and lists the objects made since a mark: CPython's young generations.
 
-A collection of the young generations makes the survivors old. Until the next one runs, the young objects are exactly
-those made since, so that a later collection finds their garbage alone. Both take time in proportion to those objects,
-not to the heap: microseconds, where a full collection takes a tenth of a second.
+A collection of the young generations makes the survivors old. Until the next one runs, the young
+objects are exactly those made since, so that a later collection finds their garbage alone. Both
+take time in proportion to those objects, not to the heap: microseconds, where a full collection
+takes a tenth of a second.
 
-The mark is an object made at that moment: if it is no longer young, another collection ran and the answer is unknown.
-CPython 3.14.0 to 3.14.4 collect in increments, of which the first makes old what it reaches and may leave the mark
-young. There, a callback notes each collection, because ``gc.get_stats()`` does not count that one.
+The mark is an object made at that moment: if it is no longer young, another collection ran and the
+answer is unknown. CPython 3.14.0 to 3.14.4 collect in increments, of which the first makes old what
+it reaches and may leave the mark young. There, a callback notes each collection, because
+``gc.get_stats()`` does not count that one.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ class CollectionWatch:
 
     def last(self) -> object:
         """Return the collector's report of the start of the last collection."""
-        if not any(map(is_, gc.callbacks, repeat(self._note))):  # at first, or if the user has cleared the list
+        if not any(
+            map(is_, gc.callbacks, repeat(self._note))
+        ):  # at first, or if the user has cleared the list
             self._events["start"] = object()
             gc.callbacks.append(self._note)
         return self._events["start"]
@@ -72,10 +76,11 @@ def _remove_callback(note: object) -> None:
 
 
 def young_generations() -> tuple[int, ...]:
-    """Return the generations that hold young objects: ``(0, 1)``, ``(0,)``, or none if no collection makes objects old.
+    """Return the generations that hold young objects: ``(0, 1)``, ``(0,)``, or none if no
+    collection makes objects old.
 
-    Tried and not read from the version: 3.14.0 to 3.14.4 have other generations than 3.14.5, and a free-threaded Python
-    has none.
+    Tried and not read from the version: 3.14.0 to 3.14.4 have other generations than 3.14.5, and a
+    free-threaded Python has none.
     """
     was_on = gc.isenabled()
     gc.disable()  # an automatic collection between two steps would make the probe old
@@ -110,7 +115,11 @@ class _Probe:
 
 
 def _generations_of(item: object) -> list[int]:
-    return [number for number in (0, 1) if any(map(is_, gc.get_objects(generation=number), repeat(item)))]
+    return [
+        number
+        for number in (0, 1)
+        if any(map(is_, gc.get_objects(generation=number), repeat(item)))
+    ]
 
 
 _YOUNG = young_generations()
@@ -123,7 +132,9 @@ class Known(weakref.ref[object]):
 
 
 class Garbage:
-    """Collects all garbage, or only that made since a ``GcMark``; lists live instances of some classes."""
+    """Collects all garbage, or only that made since a ``GcMark``; lists live instances of some
+    classes.
+    """
 
     SHORTEST_SECONDS = 0.02
     """Minimum duration of a cell after which more than young garbage may be collected."""
@@ -141,17 +152,19 @@ class Garbage:
         self._known: list[Known] | None = None
         """The live instances of ``_bases`` that are older than ``last``; None if unknown."""
         self._collections = 0
-        """Collections of generation 0 that the collector had counted at the end of the last cell."""
+        """Collections of generation 0 that the collector had counted at the end of the last cell.
+        """
         self._falls: list[int] | None = None
         self._made = 0
         """Objects made by cells that the collector has not counted towards a full collection."""
         self.made: list[ObjectsSince] = []
         """Lists of new objects, which a full collection would mix with old ones."""
 
-    # -- objects made since a mark -----------------------------------------------------------------------------
+    # -- objects made since a mark ---------------------------------------------------------------
 
     def mark(self) -> GcMark | None:
-        """Collect young garbage and return this moment; None if objects made later could not be told apart.
+        """Collect young garbage and return this moment; None if objects made later could not be
+        told apart.
 
         That is so if the user has disabled the collector, and where it has no young generations.
         """
@@ -159,13 +172,17 @@ class Garbage:
         return self.last
 
     def list_from_now(self, made: ObjectsSince) -> None:
-        """Begin a list of new objects right after ``mark``, where the collector's lists keep their order."""
+        """Begin a list of new objects right after ``mark``, where the collector's lists keep their
+        order.
+        """
         if self.last is not None and _YOUNG == (0, 1):
             made.start()
             self.made.append(made)
 
     def _make_old(self) -> int:
-        """Collect young garbage, and record the instances that become old; return the number of objects that died."""
+        """Collect young garbage, and record the instances that become old; return the number of
+        objects that died.
+        """
         if not _YOUNG or not gc.isenabled():
             self.last = self._known = None
             return 0
@@ -195,7 +212,9 @@ class Garbage:
             last = GcMark(self._watch)
             instances = live_instances(*bases)
             self._bases, self.last = bases, last
-            self._known = list(map(Known, instances)) if len(instances) <= self._MOST_KNOWN else None
+            self._known = (
+                list(map(Known, instances)) if len(instances) <= self._MOST_KNOWN else None
+            )
             return instances
         known = [item for reference in self._known if (item := reference()) is not None]
         if len(known) < len(self._known):
@@ -209,17 +228,20 @@ class Garbage:
             self._watch.stop()
 
     def _new_instances(self) -> list[object] | None:
-        """Return the instances of ``_bases`` that may be younger than the known ones; None if unknown."""
+        """Return the instances of ``_bases`` that may be younger than the known ones; None if
+        unknown.
+        """
         young = objects_since(self.last)
         return None if young is None else of_types(kinds_of(young, *self._bases), young)
 
-    # -- collecting -------------------------------------------------------------------------------------------
+    # -- collecting ------------------------------------------------------------------------------
 
     def collect(self, since: GcMark | None = None, falls: list[int] | None = None) -> int:
-        """Collect until nothing more dies, since finalisers may free more; return the number of objects that died.
+        """Collect until nothing more dies, since finalisers may free more; return the number of
+        objects that died.
 
-        With ``since``, look only at objects made after that mark, if they are still young. Add to ``falls`` how far RSS
-        fell in each collection, without other Python threads.
+        With ``since``, look only at objects made after that mark, if they are still young. Add to
+        ``falls`` how far RSS fell in each collection, without other Python threads.
         """
         self._falls = falls
         try:
@@ -235,7 +257,11 @@ class Garbage:
         del young
         died = self._make_old()
         # Objects that a finaliser freed may be old.
-        return died + self._collect_all() if any(reference() is None for reference in run_code) else died
+        return (
+            died + self._collect_all()
+            if any(reference() is None for reference in run_code)
+            else died
+        )
 
     def _collect_all(self) -> int:
         total = 0
@@ -258,13 +284,22 @@ class Garbage:
 
     def cell_ended(self, seconds: float, share: float, *, in_scope: bool) -> None:
         """Collect the cell's garbage, and all garbage if that is cheap compared with the cell."""
-        if not gc.isenabled() or (seconds >= self.SHORTEST_SECONDS and self.collect_if_cheap(seconds, share)):
+        if not gc.isenabled() or (
+            seconds >= self.SHORTEST_SECONDS and self.collect_if_cheap(seconds, share)
+        ):
             return
         has_middle = 1 in _YOUNG
-        if has_middle or (_YOUNG and not in_scope):  # else a collection would make the scope's objects old
+        if has_middle or (
+            _YOUNG and not in_scope
+        ):  # else a collection would make the scope's objects old
             self._made += gc.get_count()[0]
-            # Without another collection since, the youngest generation is exactly what the cell has made.
-            if has_middle and gc.get_count()[1] == self._collections and (in_scope or self._collections < _FEW):
+            # Without another collection since, the youngest generation is exactly what the cell has
+            # made.
+            if (
+                has_middle
+                and gc.get_count()[1] == self._collections
+                and (in_scope or self._collections < _FEW)
+            ):
                 with interrupts.reraise_swallowed():
                     gc.collect(0)
             else:
@@ -276,11 +311,13 @@ class Garbage:
                 _let_collect()
 
     def collect_if_cheap(self, cell_seconds: float, share: float) -> bool:
-        """Collect all garbage if the predicted time is at most ``share`` of the work; return True if it was collected.
+        """Collect all garbage if the predicted time is at most ``share`` of the work; return True
+        if it was collected.
 
-        The cost grows with the heap, so it is predicted from the number of allocated blocks and the time per block of
-        earlier collections. The work is the CPU time since the last call, so that short cells need not be timed, but
-        at most the duration of the cell, because a cell that only waited has made no garbage.
+        The cost grows with the heap, so it is predicted from the number of allocated blocks and the
+        time per block of earlier collections. The work is the CPU time since the last call, so that
+        short cells need not be timed, but at most the duration of the cell, because a cell that
+        only waited has made no garbage.
         """
         cpu, earlier = time.process_time(), self._cpu_seen
         self._cpu_seen = cpu
@@ -298,7 +335,9 @@ class Garbage:
 
 
 def _run(generation: int, falls: list[int] | None = None) -> int:
-    """Collect a generation as soon as no other thread collects; return the number of objects that died."""
+    """Collect a generation as soon as no other thread collects; return the number of objects that
+    died.
+    """
     for _ in range(_TIMES):
         earlier = gc.get_stats()[generation]["collections"]
         with interrupts.reraise_swallowed():
@@ -314,7 +353,8 @@ def _run(generation: int, falls: list[int] | None = None) -> int:
 
 def _let_collect() -> None:
     """Make CPython decide whether a collection of old objects is due."""
-    [set() for _ in range(gc.get_threshold()[0] + 1)]  # lists may come from a free list, and would not count
+    # lists may come from a free list, and would not count
+    [set() for _ in range(gc.get_threshold()[0] + 1)]
 
 
 def _progress_of_others() -> dict[int, list[int]]:
@@ -336,17 +376,25 @@ def objects_since(mark: GcMark | None) -> list[object] | None:
 
 
 def young_objects() -> list[object]:
-    """Return the tracked objects that a collection of the young generations examines. The list keeps them alive."""
-    young = gc.get_objects(generation=0)  # its own, not a new list, which would contain itself: a cycle
+    """Return the tracked objects that a collection of the young generations examines. The list
+    keeps them alive.
+    """
+    # its own, not a new list, which would contain itself: a cycle
+    young = gc.get_objects(generation=0)
     if 1 in _YOUNG:
         young += gc.get_objects(generation=1)
     return young
 
 
 def _that_run_code(items: Sequence[object]) -> list[Callable[[], object]]:
-    """Return functions that return None once one of ``items`` has died and run a finaliser or callback."""
+    """Return functions that return None once one of ``items`` has died and run a finaliser or
+    callback.
+    """
     kinds = {key: map(class_dict, mro_of(type(item))) for key, item in one_of_each(items).items()}
-    ending = of_types({key for key, spaces in kinds.items() if any(map(contains, spaces, repeat("__del__")))}, items)
+    ending = of_types(
+        {key for key, spaces in kinds.items() if any(map(contains, spaces, repeat("__del__")))},
+        items,
+    )
     references: list[Any] = of_types(kinds_of(items, weakref.ref), items)
     callback = weakref.ref.__dict__["__callback__"].__get__
     targets = [weakref.ref.__call__(item) for item in references if callback(item) is not None]

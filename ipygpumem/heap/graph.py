@@ -14,24 +14,29 @@ NodeKey = int | tuple[object, ...]
 
 
 class Graph:
-    """Nodes: objects and pieces of memory. Objects with one reference are folded into the node that refers to them.
+    """Nodes: objects and pieces of memory. Objects with one reference are folded into the node that
+    refers to them.
 
     Attributes:
         objects: the nodes that are objects, by identity; keeps them alive.
         pieces: the nodes that are memory of a library.
         edges: the nodes to which each node leads. A node without references is not among the keys.
-        cpu_bytes: RAM of each node with the objects folded into it. Leaves, such as numbers and text, are missing:
-            they are measured when they are asked for.
+        cpu_bytes: RAM of each node with the objects folded into it. Leaves, such as numbers and
+            text, are missing: they are measured when they are asked for.
         device_bytes: bytes on accelerators of the nodes that have any.
         inside: number of references from inside to each object.
         inside_torch: number of references from torch's C++ code inside to each tensor.
         folded: the folded objects that may lead to more, if they are wanted.
-        arrays: the tensors and arrays that are folded into each node or are that node, if they are wanted.
-        waking: a node and the identity of a task that a future in this node wakes, for each such future.
-        of_other_libraries: pieces of torch's storages that another library has allocated, and whose owner is
-            not inside.
-        has_autograd: True if there are nodes of autograd graphs, whose references cannot be counted.
-        uncounted: libraries that keep memory which nothing counts, by the node whose objects are of them.
+        arrays: the tensors and arrays that are folded into each node or are that node, if they are
+            wanted.
+        waking: a node and the identity of a task that a future in this node wakes, for each such
+            future.
+        of_other_libraries: pieces of torch's storages that another library has allocated, and whose
+            owner is not inside.
+        has_autograd: True if there are nodes of autograd graphs, whose references cannot be
+            counted.
+        uncounted: libraries that keep memory which nothing counts, by the node whose objects are of
+            them.
         notes: the reasons why sizes are estimates, or memory is not all in RAM.
     """
 
@@ -63,7 +68,9 @@ class Graph:
             self.device_bytes.setdefault(key, Counter()).update(size)
 
     def reach(self, keys: Iterable[NodeKey], without: Collection[NodeKey] = ()) -> set[NodeKey]:
-        """Return some nodes and all nodes to which they lead, except those ``without`` and what only these lead to."""
+        """Return some nodes and all nodes to which they lead, except those ``without`` and what
+        only these lead to.
+        """
         waiting = [key for key in keys if key not in without]
         reached = set(waiting)
         while waiting:
@@ -98,7 +105,9 @@ class Spans:
         self._owners: list[NodeKey | None] = []
 
     def claim(self, start: int, end: int, owner: NodeKey | None) -> list[Overlap]:
-        """Claim the bytes from ``start`` to ``end``; return those that other nodes have claimed before."""
+        """Claim the bytes from ``start`` to ``end``; return those that other nodes have claimed
+        before.
+        """
         first, last = bisect_right(self._ends, start), bisect_left(self._starts, end)
         overlaps = []
         free: list[tuple[int, int]] = []

@@ -1,8 +1,8 @@
 """Lists all live objects, and finds referrers.
 
-The garbage collector lists containers only. It lists no NumPy arrays, and no dict or tuple that contains only arrays,
-numbers and text (CPython stops tracking it). Both are found as referents of listed objects, and of running frames.
-C++ code cannot be seen here.
+The garbage collector lists containers only. It lists no NumPy arrays, and no dict or tuple that
+contains only arrays, numbers and text (CPython stops tracking it). Both are found as referents of
+listed objects, and of running frames. C++ code cannot be seen here.
 
 A heap has millions of objects, so every loop over them runs in C (see ``bulk``).
 """
@@ -35,14 +35,24 @@ from ipygpumem.heap.arrays import (
     places_of,
     read_array,
 )
-from ipygpumem.heap.bulk import ROWS, by_identity, chunks, kinds_of, of_types, one_of_each, without_types
+from ipygpumem.heap.bulk import (
+    ROWS,
+    by_identity,
+    chunks,
+    kinds_of,
+    of_types,
+    one_of_each,
+    without_types,
+)
 from ipygpumem.heap.holders.frames import emptied_locals, running_locals
 from ipygpumem.heap.large import LargeObjects
 from ipygpumem.introspect import ATOMS, is_atom, is_instance
 from ipygpumem.probes.accelerators import loaded_torch
 
 _FEW = 100
-"""Maximum number of objects for the collector's own search for referrers, which compares every pair."""
+"""Maximum number of objects for the collector's own search for referrers, which compares every
+pair.
+"""
 
 
 class _Turn:
@@ -52,7 +62,9 @@ class _Turn:
         self.lock, self.was_on = threading.RLock(), False
 
     def begin_in_child(self) -> None:
-        """Release the lock in a forked process, because the thread that held it stayed in the parent."""
+        """Release the lock in a forked process, because the thread that held it stayed in the
+        parent.
+        """
         if not self.lock.acquire(blocking=False) and self.was_on:
             gc.enable()
         self.lock = threading.RLock()
@@ -67,8 +79,8 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 def undisturbed() -> Iterator[None]:
     """Open a block in which no other thread examines the heap and no garbage is collected.
 
-    Two searches at once would each find the lists of the other, without end. Make a ``Heap`` in the block, and drop
-    it before the block ends.
+    Two searches at once would each find the lists of the other, without end. Make a ``Heap`` in the
+    block, and drop it before the block ends.
     """
     with _TURN.lock:
         was_on = _TURN.was_on = gc.isenabled()
@@ -81,11 +93,17 @@ def undisturbed() -> Iterator[None]:
 
 
 def refuse_while_traced(what: str) -> None:
-    """Raise if torch traces or compiles the calling code, which would record our reading of tensors."""
+    """Raise if torch traces or compiles the calling code, which would record our reading of
+    tensors.
+    """
     tracing = getattr(getattr(loaded_torch(), "_C", None), "_get_tracing_state", None)
-    compiling = getattr(sys.modules.get("torch._C._dynamo.eval_frame"), "get_eval_frame_callback", None)
+    compiling = getattr(
+        sys.modules.get("torch._C._dynamo.eval_frame"), "get_eval_frame_callback", None
+    )
     if any(state is not None and state() not in (None, False) for state in (tracing, compiling)):
-        raise GpuMemError(f"torch is tracing this code (torch.jit.trace, torch.compile): {what} outside of it")
+        raise GpuMemError(
+            f"torch is tracing this code (torch.jit.trace, torch.compile): {what} outside of it"
+        )
 
 
 class HeapObserver(Protocol):
@@ -104,17 +122,19 @@ class HeapObserver(Protocol):
 
         Args:
             tracked: objects that it has not seen before.
-            untracked: an object for each reference to it. No other list of the heap contains these objects, except
-                those of running functions.
+            untracked: an object for each reference to it. No other list of the heap contains these
+                objects, except those of running functions.
             examples: a tracked object of each type, by the type's identity.
 
         Returns:
-            The untracked objects that it sees for the first time; not all of those that refer to no other objects.
+            The untracked objects that it sees for the first time; not all of those that refer to no
+            other objects.
         """
 
 
 class Heap:
-    """The objects that were alive when it was made. It keeps all of them alive: use it, then drop it.
+    """The objects that were alive when it was made. It keeps all of them alive: use it, then drop
+    it.
 
     Args:
         observer: sees the objects during the pass over them.
@@ -125,10 +145,12 @@ class Heap:
         modules: torch modules.
         optimizers: torch optimizers.
         tasks: asyncio tasks.
-        local: objects of the local names of running functions, and of the current context's variables.
+        local: objects of the local names of running functions, and of the current context's
+            variables.
 
     Args:
-        smallest: minimum bytes of the objects that ``large_objects`` returns; None if it is not called.
+        smallest: minimum bytes of the objects that ``large_objects`` returns; None if it is not
+            called.
         of_libraries: types of libraries whose objects it returns, too.
     """
 
@@ -143,10 +165,13 @@ class Heap:
         self.local: list[object] = [*running_locals(), *copy_context().values()]
         emptied = emptied_locals()
         self._young: set[int] = set(map(id, gc.get_objects(generation=0)))
-        """Identities of the youngest objects; younger ones were made later, unless a collection has run since."""
+        """Identities of the youngest objects; younger ones were made later, unless a collection has
+        run since.
+        """
         self._collections = _collections()
-        # Objects made from here on are ours. This object must not be in its own list, nor in a variable that an inner
-        # function shares: that would be a cycle, and it must be freed as soon as it is dropped.
+        # Objects made from here on are ours. This object must not be in its own list, nor in a
+        # variable that an inner function shares: that would be a cycle, and it must be freed as
+        # soon as it is dropped.
         self._tracked: list[object] = gc.get_objects()
         """Keeps the objects alive, so that no identity is reused."""
         self._added: dict[int, object] = {}
@@ -161,14 +186,20 @@ class Heap:
         self._large = None if smallest is None else LargeObjects(smallest, of_libraries)
         self._one_of_each: dict[int, object] = {}
         """An object of each type, by the type's identity."""
-        self._roles = [(base, found, set[int]()) for base, found in self._lists() if base is not None]
-        """Classes with the list of their instances, and the types that derive from them, by identity."""
+        self._roles = [
+            (base, found, set[int]()) for base, found in self._lists() if base is not None
+        ]
+        """Classes with the list of their instances, and the types that derive from them, by
+        identity.
+        """
         self._referrers: dict[int, list[Any]] = {}
         """The objects that refer to each object that was asked about, by its identity."""
         self._inside: list[tuple[object, set[int]]] | None = None
-        """Object arrays, with the identities of the containers and arrays in them; views, with that of their base."""
-        # Python 3.12's asyncio shows the collector objects that it has freed and keeps for reuse. Putting one into a
-        # list frees it again, and every later collection would loop for ever.
+        """Object arrays, with the identities of the containers and arrays in them; views, with that
+        of their base.
+        """
+        # Python 3.12's asyncio shows the collector objects that it has freed and keeps for reuse.
+        # Putting one into a list frees it again, and every later collection would loop for ever.
         left_out = [self, self.local, sys.modules.get("_asyncio")]
         if sys.version_info < (3, 11):
             left_out.append(vars(self))
@@ -204,13 +235,16 @@ class Heap:
         self._large = None
 
     def _look_behind(self, observer: HeapObserver | None) -> None:
-        """Find the arrays and the containers that the collector does not track, in one pass over all objects."""
+        """Find the arrays and the containers that the collector does not track, in one pass over
+        all objects.
+        """
         behind: dict[int, object] = {}
         leading: Sequence[object]
         for part in chunks(self._tracked):
             examples = one_of_each(part)
             self._sort(part, examples)
-            leading = part if ROWS.isdisjoint(examples) else without_types(ROWS, part)  # not our own rows
+            # not our own rows
+            leading = part if ROWS.isdisjoint(examples) else without_types(ROWS, part)
             untracked = list(filterfalse(gc.is_tracked, gc.get_referents(*leading)))
             if self._large is not None:
                 self._large.read_tracked(part, set(examples))
@@ -263,13 +297,17 @@ class Heap:
 
     @property
     def tracked(self) -> Sequence[object]:
-        """The objects that the collector tracks; None in the places of those that must not be touched."""
+        """The objects that the collector tracks; None in the places of those that must not be
+        touched.
+        """
         return self._tracked
 
     def instances(self, *bases: type) -> list[Any]:
         """Return the tracked instances of classes, subclasses included."""
         kinds = kinds_of(list(self._one_of_each.values()), *bases)
-        return list(chain.from_iterable(of_types(kinds, part) for part in chunks(self._tracked) if kinds))
+        return list(
+            chain.from_iterable(of_types(kinds, part) for part in chunks(self._tracked) if kinds)
+        )
 
     @property
     def size(self) -> int:
@@ -299,30 +337,45 @@ class Heap:
         return places_of(self.ndarrays)
 
     def referred(self, wanted: Collection[int], without: Collection[int] = ()) -> list[Any]:
-        """Return the objects with the ``wanted`` identities to which an object that is not among ``without`` refers."""
+        """Return the objects with the ``wanted`` identities to which an object that is not among
+        ``without`` refers.
+        """
         found = dict[int, object]()
-        parts = (compress(part, map(not_, map(without.__contains__, map(id, part)))) for part in chunks(self._tracked))
+        parts = (
+            compress(part, map(not_, map(without.__contains__, map(id, part))))
+            for part in chunks(self._tracked)
+        )
         for held in chain([self.local], starmap(gc.get_referents, parts)) if wanted else ():
             inside = gc.get_referents(*filterfalse(gc.is_tracked, of_types(_CONTAINERS, held)))
             for items in (held, inside):
-                found.update(by_identity(list(compress(items, map(wanted.__contains__, map(id, items))))))
+                found.update(
+                    by_identity(list(compress(items, map(wanted.__contains__, map(id, items)))))
+                )
         return list(found.values())
 
     def with_identities(self, wanted: Collection[int]) -> dict[int, object]:
-        """Return the live objects with the ``wanted`` identities; looks behind each object only for untracked ones."""
+        """Return the live objects with the ``wanted`` identities; looks behind each object only for
+        untracked ones.
+        """
         found = dict[int, object]()
         large = [] if self._large is None else list(self._large.found.values())
         for items in (self._tracked, large) if wanted else ():
-            found.update(by_identity(list(compress(items, map(wanted.__contains__, map(id, items))))))
+            found.update(
+                by_identity(list(compress(items, map(wanted.__contains__, map(id, items)))))
+            )
         missing = set(wanted).difference(found)
         return found | by_identity(self.referred(missing))
 
     def add(self, item: object) -> None:
-        """Add an object that was made later for an older one, such as the dict of its attributes."""
+        """Add an object that was made later for an older one, such as the dict of
+        its attributes.
+        """
         self._added[id(item)] = item
 
     def _alive(self, items: Sequence[object]) -> list[object]:
-        """Return the items that were alive when the heap was made; a set of all identities would take seconds."""
+        """Return the items that were alive when the heap was made; a set of all identities would
+        take seconds.
+        """
         wanted = by_identity(items)
         if self._collections == _collections():
             later = wanted.keys() & map(id, gc.get_objects(generation=0))
@@ -333,9 +386,11 @@ class Heap:
         return [item for key, item in wanted.items() if key in alive or key in self._added]
 
     def referrers(self, objects: Mapping[int, object]) -> Iterator[tuple[object, list[int]]]:
-        """Yield the objects that refer to some of ``objects`` (by identity), and the identities of those.
+        """Yield the objects that refer to some of ``objects`` (by identity), and the identities of
+        those.
 
-        Only objects that were alive when the heap was made count: a search must not find its own lists.
+        Only objects that were alive when the heap was made count: a search must not find its own
+        lists.
         """
         by_object = self.referrers_of(objects)
         children: dict[int, list[int]] = {}
@@ -348,7 +403,8 @@ class Heap:
             yield referrer, children[key]
 
     def referrers_of(self, objects: Mapping[int, object]) -> Mapping[int, Sequence[Any]]:
-        """Return the referrers of ``objects``, and of all that were asked about before, by identity.
+        """Return the referrers of ``objects``, and of all that were asked about before, by
+        identity.
 
         Several questions about one object take one search.
         """
@@ -366,9 +422,12 @@ class Heap:
                 self._referrers[key].append(array)
         atoms = {key for key, item in new.items() if is_atom(item)}
         if atoms:
-            # Numbers and text are not kept for later questions, because there may be millions in an array.
+            # Numbers and text are not kept for later questions, because there may be millions in an
+            # array.
             for array in compress(self.ndarrays, holding_objects(self.ndarrays)):
-                elements_here = () if read_array("base", array) is not None else flat_elements(array) or ()
+                elements_here = (
+                    () if read_array("base", array) is not None else flat_elements(array) or ()
+                )
                 for key in atoms.intersection(map(id, elements_here)):
                     self._referrers[key].append(array)
         return self._referrers
@@ -380,10 +439,15 @@ class Heap:
             found += _that_refer_to(objects, list(self._added.values()))
         else:
             # A task does not report to that search what its future refers to.
-            found = self._alive([*gc.get_referrers(*objects.values()), *_that_refer_to(objects, self.tasks)])
+            found = self._alive(
+                [*gc.get_referrers(*objects.values()), *_that_refer_to(objects, self.tasks)]
+            )
         if not all(map(gc.is_tracked, objects.values())):
-            # The collector's own search misses containers that it no longer tracks, some since the heap was made.
-            found += _that_refer_to(objects, [*self._containers, *filterfalse(gc.is_tracked, self._tracked)])
+            # The collector's own search misses containers that it no longer tracks, some since the
+            # heap was made.
+            found += _that_refer_to(
+                objects, [*self._containers, *filterfalse(gc.is_tracked, self._tracked)]
+            )
         if any(map(is_atom, objects.values())):  # such as text in the dict of an lru_cache
             for part in _referents_of(self._tracked):
                 plain = by_identity(list(filterfalse(gc.is_tracked, of_types(_CONTAINERS, part))))
@@ -397,7 +461,9 @@ def _collections() -> list[int]:
 
 
 def _that_refer_to(objects: dict[int, object], candidates: list[object]) -> list[object]:
-    """Return the ``candidates`` that refer to some of ``objects``; fast for any number of objects."""
+    """Return the ``candidates`` that refer to some of ``objects``; fast for any
+    number of objects.
+    """
     return [
         item
         for part in chunks(candidates)
@@ -412,7 +478,9 @@ _CONTAINERS = {id(dict), id(tuple)}
 
 
 def _that_lead_on(untracked: Sequence[object]) -> dict[int, object]:
-    """Return the arrays among some objects, and the containers that hold more than numbers and text, by identity."""
+    """Return the arrays among some objects, and the containers that hold more than numbers and
+    text, by identity.
+    """
     arrays = {id(library_type("numpy", "ndarray"))}
     found = of_types(arrays | _CONTAINERS, untracked)
     containers = _containers_of_more(of_types(_CONTAINERS, found))
@@ -422,8 +490,8 @@ def _that_lead_on(untracked: Sequence[object]) -> dict[int, object]:
 def _containers_of_more(untracked: Sequence[object]) -> list[object]:
     """Return the containers that hold more than numbers and text.
 
-    In C, because there are a hundred thousand: the place of each such object in the contents of all containers, one
-    after the other, gives the container that holds it.
+    In C, because there are a hundred thousand: the place of each such object in the contents of all
+    containers, one after the other, gives the container that holds it.
     """
     contents = list(map(gc.get_referents, untracked))
     ends = list(accumulate(map(len, contents)))
@@ -438,14 +506,17 @@ def _referents_of(items: Sequence[object]) -> Iterator[list[object]]:
 
 
 def _contents(arrays: Sequence[Any]) -> list[object]:
-    """Return the elements of object arrays, row by row: the collector does not look into an array."""
+    """Return the elements of object arrays, row by row: the collector does not look
+    into an array.
+    """
     rows: list[object] = []
     waiting = [found for found in map(elements, arrays) if found is not None]
     while waiting:
         row = waiting.pop()
         inner = [item for item in row if type(item) is list]
         rows.append(row)
-        waiting += inner if len(inner) == len(row) else []  # a row of lists looks like another dimension
+        # a row of lists looks like another dimension
+        waiting += inner if len(inner) == len(row) else []
     return rows
 
 
@@ -462,8 +533,8 @@ def _identities_inside(array: object) -> set[int]:
 def live_instances(*bases: type) -> list[object]:
     """Return the live instances of classes written in Python, subclasses included.
 
-    Takes 50 ns for each live object and next to no memory: an instance of such a class refers to the class, so the
-    collector finds it as a referrer.
+    Takes 50 ns for each live object and next to no memory: an instance of such a class refers to
+    the class, so the collector finds it as a referrer.
     """
     kinds: list[type] = list(bases)
     for kind in kinds:  # the list grows

@@ -1,4 +1,6 @@
-"""Finds the objects that are large by themselves, such as long text, without a pass over the heap of its own."""
+"""Finds the objects that are large by themselves, such as long text, without a pass over the heap
+of its own.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from ipygpumem.heap.bulk import by_identity, kinds_of, of_types
 _SIZED = {id(kind) for kind in (list, dict, set, str, bytes, bytearray)}
 """Types whose objects are large by themselves if they hold much."""
 _MOST_BYTES_EACH = 400
-"""A letter, or an entry of the emptiest dict, takes less; ``len`` is several times faster than ``getsizeof``."""
+"""A letter, or an entry of the emptiest dict, takes less; ``len`` is several times faster than
+``getsizeof``.
+"""
 
 
 def _of_size(items: Sequence[object], smallest: int) -> list[object]:
@@ -20,7 +24,8 @@ def _of_size(items: Sequence[object], smallest: int) -> list[object]:
 
 
 class LargeObjects:
-    """The objects that are large by themselves, and those with memory of a library, found while a heap is read.
+    """The objects that are large by themselves, and those with memory of a library, found while a
+    heap is read.
 
     Args:
         smallest: minimum bytes of text and containers.
@@ -54,7 +59,9 @@ class LargeObjects:
             self.found.update(by_identity(of_libraries))
 
     def read_tracked(self, items: Sequence[object], type_ids: set[int]) -> None:
-        """Add the large ones among some tracked objects; ``type_ids`` are the identities of their types."""
+        """Add the large ones among some tracked objects; ``type_ids`` are the identities of their
+        types.
+        """
         self._learn(type_ids, items)
         if not type_ids.isdisjoint(_SIZED):
             self.containers.update(by_identity(_of_size(of_types(_SIZED, items), self._smallest)))

@@ -1,7 +1,8 @@
 """Finds the memory behind objects of known libraries: one short function per library.
 
-Most libraries keep their data in arrays and containers, which ``sizes`` follows by itself. Only objects with memory
-to which no Python object refers need a function here, and objects whose parts have names, such as a frame's columns.
+Most libraries keep their data in arrays and containers, which ``sizes`` follows by itself. Only
+objects with memory to which no Python object refers need a function here, and objects whose parts
+have names, such as a frame's columns.
 """
 
 from __future__ import annotations
@@ -84,13 +85,17 @@ def _of(value: object, size_bytes: int, note: str = "") -> Piece:
 
 
 def _native(value: object, kind: str, *attributes: str) -> Any:
-    """Return an attribute of ``value`` if it is an instance of the C class named ``kind``, else None."""
+    """Return an attribute of ``value`` if it is an instance of the C class named ``kind``, else
+    None.
+    """
     found = slots(value) | (instance_dict(value) or {})
     native = next((found[name] for name in attributes if name in found), None)
-    return native if type_name(native) == kind and solid_base(type(native)) is type(native) else None
+    return (
+        native if type_name(native) == kind and solid_base(type(native)) is type(native) else None
+    )
 
 
-# -- memory, by library ----------------------------------------------------------------------------------------------
+# -- memory, by library -------------------------------------------------------------------------
 
 
 def _arrow_array(array: Any) -> Iterator[object]:
@@ -146,7 +151,9 @@ def _jax_array(array: Any) -> Iterator[object]:
 def _lightgbm_booster(booster: Any) -> Iterator[object]:
     rounds = booster.current_iteration()
     some = min(rounds, 20)  # writing all of a large model would take seconds
-    yield _of(booster, len(booster.model_to_string(num_iteration=some)) * rounds // max(some, 1), _SAVED)
+    yield _of(
+        booster, len(booster.model_to_string(num_iteration=some)) * rounds // max(some, 1), _SAVED
+    )
 
 
 def _memory_map(mapped: Any) -> Iterator[object]:
@@ -175,11 +182,17 @@ def _numba_dict(items: Any) -> Iterator[object]:
     memory = attributes.get("_opaque")
     if memory is not None:
         kind = attributes["_dict_type"]
-        yield _of(memory, structs.bytes_of_typed_dict(memory.data), _note_on_numba([kind.key_type, kind.value_type]))
+        yield _of(
+            memory,
+            structs.bytes_of_typed_dict(memory.data),
+            _note_on_numba([kind.key_type, kind.value_type]),
+        )
 
 
 def _note_on_numba(kinds: Sequence[object]) -> str:
-    """Return the note of a container of anything but numbers: its items may have memory of their own."""
+    """Return the note of a container of anything but numbers: its items may have memory of their
+    own.
+    """
     numbers = [library_type("numba.core.types", name) for name in ("Number", "Boolean")]
     for kind in kinds:
         if not any(base is not None and is_instance(kind, base) for base in numbers):
@@ -188,7 +201,9 @@ def _note_on_numba(kinds: Sequence[object]) -> str:
 
 
 def _numpy_row(row: Any) -> Iterable[object]:
-    """Return nothing: what a structured scalar leads to is a reference, though the collector knows of none."""
+    """Return nothing: what a structured scalar leads to is a reference, though the collector knows
+    of none.
+    """
     return ()
 
 
@@ -206,7 +221,8 @@ def _pillow_image(image: Any) -> Iterator[object]:
     pixels = _native(image, "ImagingCore", "_im", "im")
     if pixels is not None:
         width, height = pixels.size
-        yield _of(pixels, height * (8 + width * _PIXEL_BYTES.get(pixels.mode, 4)))  # and a pointer to each row
+        # and a pointer to each row
+        yield _of(pixels, height * (8 + width * _PIXEL_BYTES.get(pixels.mode, 4)))
 
 
 def _polars_frame(frame: Any) -> Iterator[object]:
@@ -226,14 +242,18 @@ def _polars_column(column: Any, *key: object) -> Iterator[object]:
         yield from column.to_list()  # no copies
     if "Object" not in str(kind):  # these have no buffers, and polars would print an error
         with contextlib.suppress(AttributeError, KeyError):  # another version of polars
-            for address, size in _polars_spans(column):  # the start of a column is shorter, at the same address
+            for address, size in _polars_spans(
+                column
+            ):  # the start of a column is shorter, at the same address
                 yield Piece(("polars", address, size), size, address=address)
             return
     yield Piece(key or ("object", id(column)), column.estimated_size())
 
 
 def _polars_categories(column: Any, categories: Any) -> Iterator[object]:
-    """Yield the memory of the texts of a Categorical or Enum, and of the index from texts to codes."""
+    """Yield the memory of the texts of a Categorical or Enum, and of the index from
+    texts to codes.
+    """
     series = sys.modules["polars.series.series"].Series
     if is_instance(categories, series):  # of an Enum
         own = _native(categories, "PySeries", "_s")
@@ -241,7 +261,9 @@ def _polars_categories(column: Any, categories: Any) -> Iterator[object]:
         identity, number = tuple(_polars_spans(own)[:1]), own.len()
     else:
         identity = categories.name(), categories.namespace()
-        number = (series._from_pyseries(column).to_physical().max() or 0) + 1  # those used by this column, at least
+        number = (
+            series._from_pyseries(column).to_physical().max() or 0
+        ) + 1  # those used by this column, at least
     yield Piece(("polars", *identity), number * _CATEGORY, note=_BY_CATEGORIES)
 
 
@@ -268,7 +290,9 @@ def _shared_memory(segment: Any) -> Iterator[object]:
 
 
 def is_segment(item: object) -> bool:
-    """Return True for shared memory that this process has created: it outlives its object until it is unlinked."""
+    """Return True for shared memory that this process has created: it outlives its object until it
+    is unlinked.
+    """
     if not is_of_library(item, *_SEGMENT):
         return False
     own = instance_dict(item) or {}
@@ -300,7 +324,9 @@ def _text_stream(stream: Any) -> Iterator[object]:
 def _torch_storage(storage: Any) -> Iterator[object]:
     device = str(storage.device)
     address = storage.data_ptr() if device == "cpu" else 0
-    yield Piece(("torch", storage._cdata), 0 if device == "meta" else storage.nbytes(), device, address)
+    yield Piece(
+        ("torch", storage._cdata), 0 if device == "meta" else storage.nbytes(), device, address
+    )
 
 
 _BY_INSTANCE: tuple[tuple[str, str, Behind], ...] = (
@@ -324,12 +350,20 @@ _BY_INSTANCE: tuple[tuple[str, str, Behind], ...] = (
 )
 """Functions that read an instance of any subclass without running the subclass's code."""
 _BY_METHOD: tuple[tuple[str, str, Behind], ...] = (
-    ("cymem.cymem", "Pool", lambda pool: [_of(pool, pool.size + 8 * len(pool.addresses))]),  # malloc's headers
+    (
+        "cymem.cymem",
+        "Pool",
+        lambda pool: [_of(pool, pool.size + 8 * len(pool.addresses))],
+    ),  # malloc's headers
     ("h5py", "Dataset", _h5py_file),
     ("h5py", "Group", _h5py_file),
     ("lightgbm", "Booster", _lightgbm_booster),
     ("pandas._libs.index", "IndexEngine", lambda engine: [_of(engine, engine.sizeof())]),
-    ("matplotlib.backends._backend_agg", "RendererAgg", lambda drawn: [_of(drawn, memoryview(drawn).nbytes)]),
+    (
+        "matplotlib.backends._backend_agg",
+        "RendererAgg",
+        lambda drawn: [_of(drawn, memoryview(drawn).nbytes)],
+    ),
     ("pyarrow", "BinaryScalar", lambda scalar: filter(None, [scalar.as_buffer()])),
     ("pyarrow", "Buffer", _arrow_buffer),
     ("pyarrow", "ChunkedArray", attrgetter("chunks")),
@@ -341,18 +375,25 @@ _BY_METHOD: tuple[tuple[str, str, Behind], ...] = (
     ("sklearn.tree._tree", "Tree", _sklearn_tree),
     ("torch", "UntypedStorage", _torch_storage),
     ("xgboost", "Booster", lambda booster: [_of(booster, len(booster.save_raw("ubj")), _SAVED)]),
-    ("xgboost", "DMatrix", lambda data: [_of(data, data.num_nonmissing() * 8, _BY_VALUES)]),  # each has an index
+    (
+        "xgboost",
+        "DMatrix",
+        lambda data: [_of(data, data.num_nonmissing() * 8, _BY_VALUES)],
+    ),  # each has an index
 )
 """Functions that call an instance's methods: for the library's own classes only."""
 
 
 def _shapely_bytes(geometries: Sequence[Any]) -> int:
-    """Return the bytes of GEOS's objects, as measured with GEOS 3.14: one for each part, and 24 for each coordinate."""
+    """Return the bytes of GEOS's objects, as measured with GEOS 3.14: one for each part, and 24 for
+    each coordinate.
+    """
     numpy: Any = sys.modules["numpy"]
     shapely: Any = sys.modules["shapely.lib"]
     array = numpy.empty(len(geometries), object)
     array[:] = geometries
-    kinds = numpy.maximum(shapely.get_type_id(array), 0)  # a geometry that was never completed has -1
+    # a geometry that was never completed has -1
+    kinds = numpy.maximum(shapely.get_type_id(array), 0)
     parts = numpy.maximum(shapely.get_num_geometries(array), 1)
     rings = shapely.get_num_interior_rings(array)
     of_parts = parts * numpy.array(_BYTES_OF_PART)[kinds]
@@ -362,16 +403,21 @@ def _shapely_bytes(geometries: Sequence[Any]) -> int:
 
 
 _BYTES_OF_PART = (114, 137, 137, 200, 114, 137, 200, 137)
-"""Bytes without coordinates: a point, line, ring, polygon, and each part of a collection of points, lines, polygons, or
-of all of these."""
+"""Bytes without coordinates: a point, line, ring, polygon, and each part of a collection of points,
+lines, polygons, or of all of these.
+"""
 _FIRST_COLLECTION, _BYTES_OF_COLLECTION, _BYTES_OF_RING = 4, 235, 140
 
-_IN_BULK: tuple[tuple[str, str, Callable[[Sequence[Any]], int]], ...] = (("shapely.lib", "Geometry", _shapely_bytes),)
+_IN_BULK: tuple[tuple[str, str, Callable[[Sequence[Any]], int]], ...] = (
+    ("shapely.lib", "Geometry", _shapely_bytes),
+)
 """Functions that return the memory in C of many small objects at once; none of them share any."""
 
 
 def bulk_reader(kind: type) -> Callable[[Sequence[Any]], int] | None:
-    """Return the function that returns the memory in C of instances of a class, many at once; None if none is known."""
+    """Return the function that returns the memory in C of instances of a class, many at once; None
+    if none is known.
+    """
     for module, name, function in _IN_BULK:
         base = library_type(module, name)
         if base is not None and type.__subclasscheck__(base, kind):
@@ -401,7 +447,8 @@ def loaded_readers() -> list[LoadedReader]:
 
 
 def behind(kind: type, readers: Sequence[LoadedReader] | None = None) -> Behind | None:
-    """Return the function that reads the memory behind instances of ``kind``; None if none is known.
+    """Return the function that reads the memory behind instances of ``kind``; None if none is
+    known.
 
     Args:
         kind: any type.
@@ -415,7 +462,9 @@ def behind(kind: type, readers: Sequence[LoadedReader] | None = None) -> Behind 
 
 
 def sharing_kinds() -> set[int]:
-    """Return the identities of all types whose instances may share memory with objects to which they do not refer."""
+    """Return the identities of all types whose instances may share memory with objects to which
+    they do not refer.
+    """
     places = [(module, name) for module, name, _ in (*_BY_INSTANCE, *_BY_METHOD)]
     found = [library_type(*place) for place in places if place[0].partition(".")[0] in _SHARING]
     kinds = [base for base in found if base is not None]
@@ -436,7 +485,9 @@ def with_memory(items: Sequence[Any]) -> list[tuple[Any, Piece]]:
     Views of arrays among the items are left out.
     """
     array_type, base = library_type("numpy", "ndarray"), library_type("torch", "Tensor")
-    found = [(item, piece) for item in of_types(sharing_kinds(), items) for piece in pieces_behind(item)]
+    found = [
+        (item, piece) for item in of_types(sharing_kinds(), items) for piece in pieces_behind(item)
+    ]
     arrays = [] if array_type is None else of_types(kinds_of(items, array_type), items)
     known = set(map(id, arrays))
     for array in arrays:
@@ -455,11 +506,23 @@ def with_memory(items: Sequence[Any]) -> list[tuple[Any, Piece]]:
             reader = Reader(torch)
             plain, rest = reader.plain(tensors)
             places = each(torch.UntypedStorage.data_ptr, plain.storages)
-            for tensor, key, size, device, place in zip(plain.tensors, *plain[2:], places, strict=True):
-                found.append((tensor, Piece(("torch", key), size, device, place if device == "cpu" and place else 0)))
+            for tensor, key, size, device, place in zip(
+                plain.tensors, *plain[2:], places, strict=True
+            ):
+                found.append(
+                    (
+                        tensor,
+                        Piece(
+                            ("torch", key), size, device, place if device == "cpu" and place else 0
+                        ),
+                    )
+                )
             for tensor in rest:
                 memory = reader.memory(tensor)
-                found += [(tensor, Piece(("torch", key), size, memory.device)) for key, size in memory.storages.items()]
+                found += [
+                    (tensor, Piece(("torch", key), size, memory.device))
+                    for key, size in memory.storages.items()
+                ]
     return found
 
 
@@ -474,7 +537,8 @@ class BehindObject(NamedTuple):
     objects: list[object]
     """Python objects that only the library refers to, and that are no memory themselves."""
     is_complete: bool
-    """False if the object could not be read: it is closed, or of an unknown version of the library."""
+    """False if the object could not be read: it is closed, or of an unknown version of the library.
+    """
 
 
 def behind_object(item: Any, read: Behind) -> BehindObject:
@@ -505,9 +569,12 @@ def pieces_behind(item: Any) -> list[Piece]:
 
 
 def library_of(kind: type) -> str:
-    """Return the package of the module that has the class; a user's class can claim any, but is not found there."""
+    """Return the package of the module that has the class; a user's class can claim any, but is not
+    found there.
+    """
     try:
-        name = text_of(type.__dict__["__module__"].__get__(kind))  # C classes have no entry of that name
+        # C classes have no entry of that name
+        name = text_of(type.__dict__["__module__"].__get__(kind))
     except AttributeError:  # ctypes made it for code without a module
         return ""
     module: Any = sys.modules.get(name)
@@ -515,7 +582,7 @@ def library_of(kind: type) -> str:
     return name.partition(".")[0] if is_there else ""
 
 
-# -- parts -----------------------------------------------------------------------------------------------------------
+# -- parts --------------------------------------------------------------------------------------
 
 
 class ObjectPart(NamedTuple):
@@ -553,10 +620,18 @@ def parts_of(value: Any) -> Iterator[ObjectPart]:
             yield from _by_type(list(islice(dict.values(value), _MOST_ITEMS)), length)
         else:
             keys, values = list(dict.keys(value)), list(dict.values(value))
-            names = [text or f"<{type_name(key)}>" for key, text in zip(keys, map(key_text, keys), strict=True)]
-            yield from (ObjectPart("keys", [f"[{name}]"], [item]) for name, item in zip(names, values, strict=True))
+            names = [
+                text or f"<{type_name(key)}>"
+                for key, text in zip(keys, map(key_text, keys), strict=True)
+            ]
+            yield from (
+                ObjectPart("keys", [f"[{name}]"], [item])
+                for name, item in zip(names, values, strict=True)
+            )
     elif sequence is not None:
-        yield from _by_type(list(islice(sequence.__iter__(value), _MOST_ITEMS)), sequence.__len__(value))
+        yield from _by_type(
+            list(islice(sequence.__iter__(value), _MOST_ITEMS)), sequence.__len__(value)
+        )
     elif is_instance(value, type):
         yield from _named(class_dict(value))
     elif not is_exactly(value, FunctionType, ModuleType):
@@ -576,7 +651,11 @@ def _cached_results(cache: Any) -> Iterator[ObjectPart]:
 def cached(cache: object) -> list[object]:
     """Return the objects in an ``lru_cache``, without the function and its own attributes."""
     own = instance_dict(cache) or {}
-    return [item for item in gc.get_referents(cache) if item is not own and item is not own.get("__wrapped__")]
+    return [
+        item
+        for item in gc.get_referents(cache)
+        if item is not own and item is not own.get("__wrapped__")
+    ]
 
 
 def _by_type(items: list[object], length: int) -> Iterator[ObjectPart]:
@@ -586,17 +665,27 @@ def _by_type(items: list[object], length: int) -> Iterator[ObjectPart]:
         yield ObjectPart("items", [names], None, length)
     else:
         groups = [(item, of_types({key}, items)) for key, item in kinds.items()]
-        yield from (ObjectPart("items", [type_name(item)], group, len(group)) for item, group in groups)
+        yield from (
+            ObjectPart("items", [type_name(item)], group, len(group)) for item, group in groups
+        )
 
 
 def _attributes(value: object) -> Iterator[ObjectPart]:
-    # Reading ``__dict__`` creates the dict for good, so only objects that hold more than numbers and text are read.
-    if ATOMS.issuperset(types_of([item for item in gc.get_referents(value) if item is not type(value)])):
+    # Reading ``__dict__`` creates the dict for good, so only objects that hold more than numbers
+    # and text are read.
+    if ATOMS.issuperset(
+        types_of([item for item in gc.get_referents(value) if item is not type(value)])
+    ):
         return
     attributes = slots(value) | (instance_dict(value) or {})
     if is_of_library(value, "torch.nn", "Module"):
         inside: list[Any] = [attributes.pop(name, None) for name in _OF_MODULE]
-        attributes = {name: item for found in inside if is_instance(found, dict) for name, item in dict.items(found)}
+        attributes = {
+            name: item
+            for found in inside
+            if is_instance(found, dict)
+            for name, item in dict.items(found)
+        }
     yield from _named(attributes)
 
 
@@ -607,7 +696,8 @@ def _named(attributes: Mapping[str, object]) -> Iterator[ObjectPart]:
 
 def _pandas_columns(frame: Any) -> Iterator[ObjectPart]:
     manager: Any = (instance_dict(frame) or {}).get("_mgr")
-    is_plain = library_of(type(manager)) == library_of(type(manager.items)) == "pandas"  # no index of the user's class
+    # no index of the user's class
+    is_plain = library_of(type(manager)) == library_of(type(manager.items)) == "pandas"
     if is_plain and len(manager.items) <= MOST_PARTS:
         labels = [_label(place, label) for place, label in enumerate(manager.items)]
         for block in manager.blocks:
@@ -623,12 +713,15 @@ def _label(place: int, label: object) -> str:
 def _polars_columns(frame: Any) -> Iterator[ObjectPart]:
     inner = _native(frame, "PyDataFrame", "_df")
     for place, column in enumerate([] if inner is None else inner.get_columns()):
-        yield ObjectPart("columns", [column.name()], list(_polars_column(column, "polars", id(inner), place)))
+        yield ObjectPart(
+            "columns", [column.name()], list(_polars_column(column, "polars", id(inner), place))
+        )
 
 
 def _arrow_table_columns(table: Any) -> Iterator[ObjectPart]:
     return (
-        ObjectPart("columns", [name], [column]) for name, column in zip(table.column_names, table.columns, strict=True)
+        ObjectPart("columns", [name], [column])
+        for name, column in zip(table.column_names, table.columns, strict=True)
     )
 
 
@@ -653,6 +746,8 @@ _WITH_PARTS: tuple[tuple[str, str, Callable[[Any], Iterator[ObjectPart]]], ...] 
 
 
 def loaded_classes() -> list[type]:
-    """Return the classes of loaded libraries whose objects have memory to which no Python object refers."""
+    """Return the classes of loaded libraries whose objects have memory to which no Python object
+    refers.
+    """
     found = [library_type(module, name) for module, name, _ in (*_BY_INSTANCE, *_BY_METHOD)]
     return [kind for kind in found if kind is not None]

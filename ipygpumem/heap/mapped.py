@@ -21,8 +21,9 @@ class PagesInRam(NamedTuple):
 class MappedFiles:
     """The mapped files of this process at one moment.
 
-    Libraries show mapped files as ordinary arrays and tensors, such as ``torch.load(mmap=True)`` and
-    ``pyarrow.memory_map``. So the address decides. The kernel's list is read once, and only if it is needed.
+    Libraries show mapped files as ordinary arrays and tensors, such as ``torch.load(mmap=True)``
+    and ``pyarrow.memory_map``. So the address decides. The kernel's list is read once, and only if
+    it is needed.
     """
 
     @cached_property
@@ -48,7 +49,9 @@ class MappedFiles:
         return place >= 0 and address + size_bytes <= self._ends[self._starts[place]]
 
     def in_ram(self, address: int, size_bytes: int) -> PagesInRam | None:
-        """Return the part of some memory that is in RAM; None if it is no mapped file, or if that is not known."""
+        """Return the part of some memory that is in RAM; None if it is no mapped file, or if that
+        is not known.
+        """
         if not self.contain(address, size_bytes):
             return None
         try:

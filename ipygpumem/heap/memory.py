@@ -1,4 +1,6 @@
-"""Adds the bytes of objects, and the memory behind them, to a graph: each byte of host memory once."""
+"""Adds the bytes of objects, and the memory behind them, to a graph: each byte of
+host memory once.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ipygpumem.heap.arrays import Reader, each, is_array, library_type, place_of, read_array, storage_key
+from ipygpumem.heap.arrays import (
+    Reader,
+    each,
+    is_array,
+    library_type,
+    place_of,
+    read_array,
+    storage_key,
+)
 from ipygpumem.heap.bulk import of_types
 from ipygpumem.heap.graph import Graph, NodeKey, Spans
 from ipygpumem.heap.knowledge.kinds import Types
@@ -17,7 +27,9 @@ from ipygpumem.heap.mapped import MappedFiles
 from ipygpumem.introspect import is_atom
 
 _LARGE = 1 << 16
-"""Smallest size in bytes of host memory that is compared by address, because a tensor and an array may share it."""
+"""Smallest size in bytes of host memory that is compared by address, because a tensor and an array
+may share it.
+"""
 
 
 class MemoryReader:
@@ -42,7 +54,8 @@ class MemoryReader:
         self._spans = Spans()
         self._files = MappedFiles()
         self._left_out: list[object] = []
-        """Arrays whose data is not counted; another reference to each, so that it becomes a node."""
+        """Arrays whose data is not counted; another reference to each, so that it becomes a node.
+        """
         self._small_left_out: set[int] = set()
         """The small NumPy arrays among them, by identity."""
 
@@ -51,7 +64,9 @@ class MemoryReader:
         self.new, self.met = [], set()
 
     def leave_out(self, arrays: Iterable[Any]) -> None:
-        """Do not count the data of some tensors and arrays; what else they lead to counts when it is read."""
+        """Do not count the data of some tensors and arrays; what else they lead to counts when it
+        is read.
+        """
         for array in arrays:
             self._left_out.append(array)
             if not is_array(array):
@@ -67,7 +82,8 @@ class MemoryReader:
     def of(
         self, items: Sequence[Any], type_ids: set[int], key: int, edges: dict[NodeKey, None]
     ) -> tuple[Counter[str], list[object]]:
-        """Return the bytes of objects of at most these types, and the objects to which only a library refers.
+        """Return the bytes of objects of at most these types, and the objects to which only a
+        library refers.
 
         Args:
             items: the objects.
@@ -100,8 +116,8 @@ class MemoryReader:
     def join_by_address(self, new: Sequence[NodeKey]) -> None:
         """Count host memory of new nodes once that several nodes show.
 
-        Arrays and buffers come first, then the pieces of libraries. A library that shows an array's memory has a
-        reference to the array that no Python object contains.
+        Arrays and buffers come first, then the pieces of libraries. A library that shows an array's
+        memory has a reference to the array that no Python object contains.
         """
         for start, end, key in self._spans_of(new):
             for overlap in self._spans.claim(start, end, key):
@@ -109,8 +125,12 @@ class MemoryReader:
         for key in self._small_left_out.intersection(new):
             self._graph.cpu_bytes[key] -= read_array("nbytes", self._graph.objects[key])
 
-    def _of_tensors(self, tensors: Sequence[Any], edges: dict[NodeKey, None] | None) -> Counter[str]:
-        """Return the bytes of tensors; of a tensor that is a node, the storage is a node, to which ``edges`` lead."""
+    def _of_tensors(
+        self, tensors: Sequence[Any], edges: dict[NodeKey, None] | None
+    ) -> Counter[str]:
+        """Return the bytes of tensors; of a tensor that is a node, the storage is a node, to which
+        ``edges`` lead.
+        """
         with sys.modules["torch"]._C.DisableTorchFunction():
             reader = Reader(sys.modules["torch"])
             size = Counter(cpu=of_tensors(reader, tensors))
@@ -130,11 +150,16 @@ class MemoryReader:
                 memory = reader.own(tensor) if reader.is_foreign(tensor) else reader.memory(tensor)
                 if memory is not None and memory.device != "meta":
                     parts = memory.storages.items()
-                    self._add([Piece(("torch", key), bytes_, memory.device) for key, bytes_ in parts], edges)
+                    self._add(
+                        [Piece(("torch", key), bytes_, memory.device) for key, bytes_ in parts],
+                        edges,
+                    )
         return size
 
     def _foreign_memory(self, array: Any) -> list[Piece]:
-        """Return the memory that an array shows, if it belongs to an object of which nothing else is known."""
+        """Return the memory that an array shows, if it belongs to an object of which nothing else
+        is known.
+        """
         owner = read_array("base", array)
         if owner is None or is_array(owner) or is_atom(owner):
             return []
@@ -166,7 +191,9 @@ class MemoryReader:
                 graph.add_bytes(piece.key, Counter({piece.device: size}))
 
     def _count_once(self, key: NodeKey, owner: NodeKey | None, size_bytes: int) -> None:
-        """Take memory that belongs to another node off a node; memory that is not counted has no owner."""
+        """Take memory that belongs to another node off a node; memory that is not counted has no
+        owner.
+        """
         graph = self._graph
         if type(key) is int and type(owner) is int:
             return  # both have a size of their own
@@ -188,7 +215,8 @@ class MemoryReader:
     def _spans_of(self, new: Sequence[NodeKey]) -> list[tuple[int, int, NodeKey]]:
         """Return the start and end of large host memory of nodes, with the node.
 
-        Of memory that begins at the same address, the largest comes first, and objects before pieces.
+        Of memory that begins at the same address, the largest comes first, and objects before
+        pieces.
         """
         graph = self._graph
         spans: list[tuple[int, int, NodeKey]] = []
@@ -198,7 +226,9 @@ class MemoryReader:
                 _, start, end = place_of(array)
                 spans.append((start, end, id(array)))
         numpy: Any = sys.modules.get("numpy")
-        for data in of_types(BUFFERS, objects) if library_type("numpy", "ndarray") is not None else ():
+        for data in (
+            of_types(BUFFERS, objects) if library_type("numpy", "ndarray") is not None else ()
+        ):
             if sys.getsizeof(data) >= _LARGE:
                 _, start, end = place_of(numpy.frombuffer(data, "u1"))
                 spans.append((start, end, id(data)))

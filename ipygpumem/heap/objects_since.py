@@ -1,8 +1,9 @@
 """Lists the objects made since a moment, also when they are no longer young.
 
-CPython appends the survivors of each collection to the next generation's list. So everything behind a mark in these
-lists is newer than the mark, until a full collection changes their order. Before our own full collections, the
-identities of new objects are saved. After any other full collection, new objects are unknown.
+CPython appends the survivors of each collection to the next generation's list. So everything behind
+a mark in these lists is newer than the mark, until a full collection changes their order. Before
+our own full collections, the identities of new objects are saved. After any other full collection,
+new objects are unknown.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ class _Mark:
 class ObjectsSince:
     """The tracked objects made since ``start``.
 
-    A container that the collector did not track at the start (a dict of numbers and text) counts as new once it is
-    tracked, and so does the dict of an old object's attributes once it is read: a dict's age is uncertain.
+    A container that the collector did not track at the start (a dict of numbers and text) counts as
+    new once it is tracked, and so does the dict of an old object's attributes once it is read: a
+    dict's age is uncertain.
     """
 
     def __init__(self) -> None:
@@ -39,7 +41,8 @@ class ObjectsSince:
         self._mark, self._collections = _Mark(), _full_collections()
 
     def save(self) -> None:
-        """Save the identities of the new objects, because a full collection is about to change the order; then start.
+        """Save the identities of the new objects, because a full collection is about to change the
+        order; then start.
 
         An identity that is used again belongs to an object that is new, too.
         """
@@ -50,13 +53,18 @@ class ObjectsSince:
             self._saved.extend(map(id, found))
 
     def identities(self) -> set[int] | None:
-        """Return the identities of the new objects, and maybe of some that have died; None if unknown."""
+        """Return the identities of the new objects, and maybe of some that have died; None if
+        unknown.
+        """
         found = self._behind_mark()
-        return None if found is None or self._saved is None else set(map(id, found)).union(self._saved)
+        return (
+            None if found is None or self._saved is None else set(map(id, found)).union(self._saved)
+        )
 
     def _behind_mark(self) -> list[Any] | None:
-        # The youngest first: a collection between two lists makes objects older, and they are then in both. No inner
-        # function: a list or cell made before would be in the list, a cycle that keeps every object alive.
+        # The youngest first: a collection between two lists makes objects older, and they are then
+        # in both. No inner function: a list or cell made before would be in the list, a cycle that
+        # keeps every object alive.
         young = gc.get_objects(generation=0)
         middle = gc.get_objects(generation=1)
         tracked = [*gc.get_objects(generation=2), *middle, *young]

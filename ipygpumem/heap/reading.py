@@ -1,7 +1,7 @@
 """Reads objects and everything that they lead to, and adds the nodes and edges to a graph.
 
-Loops over objects run in C, in chunks: most objects have one reference, and are folded into the node that refers to
-them. No user code runs.
+Loops over objects run in C, in chunks: most objects have one reference, and are folded into the
+node that refers to them. No user code runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,12 @@ from ipygpumem.heap.graph import Graph, NodeKey
 from ipygpumem.heap.holders.tasks import BUILTIN
 from ipygpumem.heap.knowledge.barriers import Barriers, without_left_out
 from ipygpumem.heap.knowledge.kinds import Types
-from ipygpumem.heap.knowledge.references import COMMON_REFERENCES, ReferenceReader, References, has_own_keys
+from ipygpumem.heap.knowledge.references import (
+    COMMON_REFERENCES,
+    ReferenceReader,
+    References,
+    has_own_keys,
+)
 from ipygpumem.heap.knowledge.torch_references import known_to_torch
 from ipygpumem.heap.memory import MemoryReader
 from ipygpumem.introspect import ATOMS, instance_dict, is_instance
@@ -46,7 +51,9 @@ MOST_NODES = 20_000_000
 _LARGEST_CONSTANT = 512
 """Maximum bytes of plain numbers and text that count as constants if many objects refer to them."""
 _FEW = 8
-"""Fewer nodes are read one by one, which takes 30 µs each; more are read together, which takes 2 µs an object."""
+"""Fewer nodes are read one by one, which takes 30 µs each; more are read together, which takes 2 µs
+an object.
+"""
 _MOST_INSIDE = 100_000
 """Maximum number of references to list at once: the list takes memory."""
 _MOST_IN_LINK = 100
@@ -61,10 +68,12 @@ class GraphReader:
 
     Args:
         graph: the graph.
-        namespaces: identities of further dicts that are not entered, because they contain the user's names.
+        namespaces: identities of further dicts that are not entered, because they contain the
+            user's names.
         allowance: limits the time and memory.
         most: maximum number of objects to read at once.
-        sampled_from: number of items from which a container is read in part: an evenly spread sample stands for all.
+        sampled_from: number of items from which a container is read in part: an evenly spread
+            sample stands for all.
         keeps_folded: fill ``graph.folded``.
         keeps_arrays: fill ``graph.arrays``.
         progress: called again and again.
@@ -72,7 +81,8 @@ class GraphReader:
     Attributes:
         complete: False if a limit was reached.
         new: the nodes that the last reading has added.
-        met: nodes of earlier readings to which nodes of the last one refer, and some of the last one.
+        met: nodes of earlier readings to which nodes of the last one refer, and some of the last
+            one.
     """
 
     def __init__(
@@ -131,7 +141,8 @@ class GraphReader:
         return self.new
 
     def read_items(self, container: object, items: Sequence[Any]) -> list[NodeKey]:
-        """Add items of a reserved container before the container itself is read; return the new nodes.
+        """Add items of a reserved container before the container itself is read; return the new
+        nodes.
 
         What only the container refers to is folded into it.
 
@@ -165,12 +176,14 @@ class GraphReader:
         self._unread.update(by_identity(objects))
 
     def owned(self, objects: Sequence[Any]) -> list[Any]:
-        """Return the objects that belong to an object that refers to them: no constants, and not behind barriers."""
+        """Return the objects that belong to an object that refers to them: no constants, and not
+        behind barriers.
+        """
         entered = self.barriers.entered(objects)
         constants = _constants(entered, list(map(sys.getrefcount, entered)))
         return [item for item in entered if id(item) not in constants]
 
-    # -- nodes -----------------------------------------------------------------------------------------------------
+    # -- nodes -----------------------------------------------------------------------------------
 
     def _read(self, waiting: list[Any]) -> None:
         """Read nodes until none is waiting."""
@@ -186,7 +199,9 @@ class GraphReader:
             self.memory.join_by_address(self.new)
             self.met |= self.memory.met
             for key, task in graph.waking[tasks_known:]:
-                if task in graph.objects:  # a future leads to no task but one to which something else leads, too
+                if (
+                    task in graph.objects
+                ):  # a future leads to no task but one to which something else leads, too
                     graph.inside[task] += 1
                     graph.lead(key, [task])
 
@@ -206,7 +221,9 @@ class GraphReader:
                 self._read_together(nodes, waiting)
 
     def _fold(self, key: int, items: Sequence[Any], waiting: list[Any]) -> None:
-        """Read objects that belong to a node, and everything that only they lead to; add new nodes to ``waiting``."""
+        """Read objects that belong to a node, and everything that only they lead to; add new nodes
+        to ``waiting``.
+        """
         folding = _Folding(key, items)
         try:
             while folding.todo:
@@ -220,7 +237,12 @@ class GraphReader:
             self._graph.lead(key, folding.edges)
 
     def _fold_part(
-        self, folding: _Folding, part: Sequence[Any], type_ids: set[int], times: int, waiting: list[Any]
+        self,
+        folding: _Folding,
+        part: Sequence[Any],
+        type_ids: set[int],
+        times: int,
+        waiting: list[Any],
     ) -> None:
         """Read some objects that belong to a node; each stands for ``times`` objects."""
         if len(part) == 1:
@@ -261,7 +283,9 @@ class GraphReader:
         return self._shared_nodes(folding, shared)
 
     def _note_uncounted(self, key: int, items: Sequence[Any], type_ids: set[int]) -> None:
-        """Note the libraries that keep memory of a node's objects; ``type_ids`` are at least those of their types."""
+        """Note the libraries that keep memory of a node's objects; ``type_ids`` are at least those
+        of their types.
+        """
         own_bytes = self.types.own_bytes
         if own_bytes.uncounted(items, type_ids):
             libraries = own_bytes.uncounted(items, types_of(items))
@@ -274,12 +298,18 @@ class GraphReader:
         return self._add_nodes(shared)
 
     def _linked(self, item: Any) -> list[Any]:
-        """Return the next objects of a linked list to which only the list refers: one by one would take long."""
+        """Return the next objects of a linked list to which only the list refers: one by one would
+        take long.
+        """
         kind = type(item)
         linked = list[Any]()
         base = self.types.containers.get(id(kind))
         is_long = base is not None and base.__len__(item) > _MOST_IN_LINK
-        if is_long or id(item) in self._with_items_read or any(is_instance(item, base) for base in _LEADS_TO_ALL):
+        if (
+            is_long
+            or id(item) in self._with_items_read
+            or any(is_instance(item, base) for base in _LEADS_TO_ALL)
+        ):
             return linked
         while len(linked) < CHUNK:
             following = _of_same_kind(item, kind)
@@ -289,8 +319,12 @@ class GraphReader:
             linked.append(item)
         return linked
 
-    def _references_of(self, part: Sequence[Any], type_ids: set[int]) -> Iterator[tuple[References, int]]:
-        """Yield the references of objects, not too many at once, each with the number for which it stands."""
+    def _references_of(
+        self, part: Sequence[Any], type_ids: set[int]
+    ) -> Iterator[tuple[References, int]]:
+        """Yield the references of objects, not too many at once, each with the number for which it
+        stands.
+        """
         if self.types.containers.keys().isdisjoint(type_ids):
             yield self._references.of(part, type_ids), 1
             return
@@ -307,21 +341,28 @@ class GraphReader:
             yield from self._references_of_long(part[0])
 
     def _lengths(self, items: Sequence[Any]) -> Sequence[int]:
-        """Return the number of items of each container; those of plain ones in C, because there may be a million."""
+        """Return the number of items of each container; those of plain ones in C, because there may
+        be a million.
+        """
         sized = of_types(self.types.containers, items)
         if types_of(sized) <= _PLAIN_CONTAINERS:
             return list(map(len, sized))
         return [self.types.containers[id(type(item))].__len__(item) for item in sized]
 
     def _references_of_long(self, container: Any) -> Iterator[tuple[References, int]]:
-        """Yield the references of a long container in chunks; of a very long one, those of a sample."""
+        """Yield the references of a long container in chunks; of a very long one, those of a
+        sample.
+        """
         base = self.types.containers[id(type(container))]
         stands_for = max(1, -(-base.__len__(container) // self._sampled_from))
         if stands_for > 1:
             self._graph.notes[SAMPLED] = None
-        # ``map`` keeps no reference to a chunk, which would count as another reference to its items.
+        # ``map`` keeps no reference to a chunk, which would count as another reference to its
+        # items.
         try:
-            for entered in map(self.barriers.entered, parts_of_container(container, base, CHUNK * stands_for)):
+            for entered in map(
+                self.barriers.entered, parts_of_container(container, base, CHUNK * stands_for)
+            ):
                 self._look_around()
                 yield References(entered, (), (), (), True), stands_for
         except RuntimeError:  # a thread changes the container: the rest is missing
@@ -329,7 +370,9 @@ class GraphReader:
         yield self._references_besides_items(container), 1
 
     def _references_besides_items(self, container: Any) -> References:
-        """Return the references that an instance of a container's subclass has besides its items."""
+        """Return the references that an instance of a container's subclass has
+        besides its items.
+        """
         if id(type(container)) in _PLAIN_CONTAINERS:
             return References((), (), (), (), True)
         attributes = [instance_dict(container), *slots(container).values()]
@@ -353,7 +396,9 @@ class GraphReader:
         graph = self._graph
         by_key = by_identity(shared)
         known = by_key.keys() & graph.objects.keys()
-        new = by_key if not known else {key: item for key, item in by_key.items() if key not in known}
+        new = (
+            by_key if not known else {key: item for key, item in by_key.items() if key not in known}
+        )
         graph.objects.update(new)
         self.new += new
         self.met |= known
@@ -364,10 +409,13 @@ class GraphReader:
             self.new += again
         return waiting
 
-    def _divided(self, items: Sequence[Any], type_ids: set[int]) -> tuple[Sequence[Any], Sequence[Any]]:
+    def _divided(
+        self, items: Sequence[Any], type_ids: set[int]
+    ) -> tuple[Sequence[Any], Sequence[Any]]:
         """Return the items with one reference, and those with several that are no constants.
 
-        Shared memory, arrays of objects, and tensors to which torch's C++ code may refer count as those with several.
+        Shared memory, arrays of objects, and tensors to which torch's C++ code may refer count as
+        those with several.
         """
         counts = list(map(sys.getrefcount, items))
         if counts and min(counts) >= COMMON_REFERENCES:  # such as many times None: half of the time
@@ -382,7 +430,9 @@ class GraphReader:
             constants = _constants(items, counts)
             shared = list(compress(items, map(not_, is_single)))
             if constants:
-                shared = list(compress(shared, map(not_, map(constants.__contains__, map(id, shared)))))
+                shared = list(
+                    compress(shared, map(not_, map(constants.__contains__, map(id, shared))))
+                )
         apart = list[Any]()
         if not self.types.tensors.isdisjoint(type_ids):
             apart += known_to_torch(of_types(self.types.tensors, singles))
@@ -397,7 +447,7 @@ class GraphReader:
             shared = [*shared, *apart]
         return singles, shared
 
-    # -- many nodes at once ----------------------------------------------------------------------------------------
+    # -- many nodes at once ----------------------------------------------------------------------
 
     def _read_together(self, nodes: Sequence[Any], waiting: list[Any]) -> None:
         """Read many nodes at once; add new nodes to ``waiting``."""
@@ -429,7 +479,8 @@ class GraphReader:
         following: tuple[list[Any], list[int]],
         waiting: list[Any],
     ) -> None:
-        """Read the references of objects, each with the node that owns it; add what only they lead to to ``following``.
+        """Read the references of objects, each with the node that owns it; add what only they lead
+        to to ``following``.
 
         Objects of special kinds, and those that refer to such, are read one by one.
         """
@@ -452,7 +503,10 @@ class GraphReader:
         entered = set(map(id, self.barriers.entered(below)))
         if len(entered) < len(below):
             is_entered = list(map(entered.__contains__, map(id, below)))
-            below, owners_below = list(compress(below, is_entered)), list(compress(owners_below, is_entered))
+            below, owners_below = (
+                list(compress(below, is_entered)),
+                list(compress(owners_below, is_entered)),
+            )
         belonging.add(owners, self.types.own_bytes.each(items))
         self._note_uncounted_of_each(owners, items)
         self._divide_level(below, owners_below, belonging, following, waiting)
@@ -465,14 +519,19 @@ class GraphReader:
         following: tuple[list[Any], list[int]],
         waiting: list[Any],
     ) -> None:
-        """Add the objects to which the objects of a level refer: as bytes, as objects to read next, or as nodes."""
+        """Add the objects to which the objects of a level refer: as bytes, as objects to read next,
+        or as nodes.
+        """
         counts = list(map(sys.getrefcount, below))
         constants = _constants(below, counts)
         is_single = list(map(_ONCE_IN_LIST.__ge__, counts))
         is_leaf = list(map(self.types.leaves.__contains__, map(id, map(type, below))))
         leads_on = [single and not leaf for single, leaf in zip(is_single, is_leaf, strict=True)]
         is_own_leaf = [single and leaf for single, leaf in zip(is_single, is_leaf, strict=True)]
-        is_shared = [not single and id(item) not in constants for single, item in zip(is_single, below, strict=True)]
+        is_shared = [
+            not single and id(item) not in constants
+            for single, item in zip(is_single, below, strict=True)
+        ]
         leaves = list(compress(below, is_own_leaf))
         leaf_owners = list(compress(owners_below, is_own_leaf))
         belonging.add(leaf_owners, self.types.own_bytes.each(leaves))
@@ -491,17 +550,23 @@ class GraphReader:
                 self._note_uncounted(owner, [item], {id(type(item))})
 
     def _special(self, items: Sequence[Any]) -> set[int]:
-        """Return the positions of the objects that have references or memory of which the collector does not know."""
+        """Return the positions of the objects that have references or memory of which the collector
+        does not know.
+        """
         types = self.types
         type_ids = types.learn(items)
         kinds = (types.apart | types.own_bytes.readers.keys() | types.streams | BUILTIN) & type_ids
         special = set[int]()
         if kinds:
-            special.update(compress(range(len(items)), map(kinds.__contains__, map(id, map(type, items)))))
+            special.update(
+                compress(range(len(items)), map(kinds.__contains__, map(id, map(type, items))))
+            )
         dicts = {type_id for type_id in type_ids if types.containers.get(type_id) is dict}
         if dicts and has_own_keys(of_types(dicts, items)):
             special.update(
-                position for position, item in enumerate(items) if id(type(item)) in dicts and has_own_keys([item])
+                position
+                for position, item in enumerate(items)
+                if id(type(item)) in dicts and has_own_keys([item])
             )
         if not types.containers.keys().isdisjoint(type_ids):
             for position, item in enumerate(items):
@@ -513,7 +578,9 @@ class GraphReader:
     def _without_special(
         self, items: Sequence[Any], owners: Sequence[int], special: set[int], waiting: list[Any]
     ) -> tuple[Sequence[Any], Sequence[int]]:
-        """Fold the objects at some positions into their nodes one by one; return the rest, with their nodes."""
+        """Fold the objects at some positions into their nodes one by one; return the rest, with
+        their nodes.
+        """
         rest, rest_owners = list[Any](), list[int]()
         for position, (item, owner) in enumerate(zip(items, owners, strict=True)):
             if position in special:
@@ -541,7 +608,9 @@ class _Folding:
         self.linked = set[int]()
         """Links of a list that were read together, by identity."""
         self.todo: list[tuple[Sequence[Any], set[int], int]] = [(items, types_of(items), 1)]
-        """Objects to read, with at least the identities of their types, and the number for which each stands."""
+        """Objects to read, with at least the identities of their types, and the number for which
+        each stands.
+        """
 
     def add(self, size: Counter[str], times: int) -> None:
         """Add the bytes of objects that stand for ``times`` objects each."""
@@ -572,11 +641,15 @@ def _constants(items: Sequence[Any], counts: Sequence[int]) -> set[int]:
     if not counts or max(counts) < COMMON_REFERENCES:
         return set()
     common = of_types(ATOMS, list(compress(items, map(COMMON_REFERENCES.__le__, counts))))
-    return {key for key, item in by_identity(common).items() if sys.getsizeof(item) <= _LARGEST_CONSTANT}
+    return {
+        key for key, item in by_identity(common).items() if sys.getsizeof(item) <= _LARGEST_CONSTANT
+    }
 
 
 def _of_same_kind(item: object, kind: type) -> list[Any]:
-    """Return the objects of a type to which an object refers, if need be by the dict of its attributes."""
+    """Return the objects of a type to which an object refers, if need be by the dict of its
+    attributes.
+    """
     references = gc.get_referents(item)
     same = of_types({id(kind)}, references)
     if not same and kind is not dict:
@@ -587,7 +660,9 @@ def _of_same_kind(item: object, kind: type) -> list[Any]:
 
 
 def _counts_of_one_holder() -> tuple[int, int]:
-    """Return the reference counts of an object with one holder, in a list of referents: by ``map``, and by index."""
+    """Return the reference counts of an object with one holder, in a list of referents: by ``map``,
+    and by index.
+    """
     holder = [object()]
     references = gc.get_referents(holder)
     return next(map(sys.getrefcount, references)), sys.getrefcount(references[0])

@@ -1,9 +1,10 @@
 """Reads everything that some objects lead to, as a graph, and knows what dies with each of them.
 
-An object with one reference belongs to the object that refers to it, so it is *folded* into that one: most objects
-are, in chunks whose loops run in C. What is left are the *nodes*: the roots, and the objects and pieces of memory with
-several references. References are counted as CPython's garbage collector counts them: a node with more references than
-those from inside is also held from outside. So it takes no search of the heap to know what dies with a name.
+An object with one reference belongs to the object that refers to it, so it is *folded* into that
+one: most objects are, in chunks whose loops run in C. What is left are the *nodes*: the roots, and
+the objects and pieces of memory with several references. References are counted as CPython's
+garbage collector counts them: a node with more references than those from inside is also held from
+outside. So it takes no search of the heap to know what dies with a name.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ _SAMPLED_FROM = 10_000_000
 class Region:
     """All that some roots lead to, without what is behind barriers; it keeps the nodes alive.
 
-    Known limit: references that a C library holds without telling the collector count as references from outside.
+    Known limit: references that a C library holds without telling the collector count as references
+    from outside.
 
     Args:
         roots: objects to read at once; ``reader.read`` adds more.
         allowance: limits the time and memory.
-        namespaces: identities of further dicts that are not entered, because they contain the user's names.
+        namespaces: identities of further dicts that are not entered, because they contain the
+            user's names.
         most: maximum number of objects to read at once.
         sampled_from: number of items from which a container is read in part.
         keeps_folded: fill ``folded``.
@@ -94,16 +97,19 @@ class Region:
         return self.reader.complete
 
     def reach(self, keys: Iterable[NodeKey], without: Collection[NodeKey] = ()) -> set[NodeKey]:
-        """Return some nodes and all nodes to which they lead, except those ``without`` and what only these lead to."""
+        """Return some nodes and all nodes to which they lead, except those ``without`` and what
+        only these lead to.
+        """
         return self.graph.reach(keys, without)
 
-    # -- questions ------------------------------------------------------------------------------------------------
+    # -- questions -------------------------------------------------------------------------------
 
     def held_from_outside(self, ours: Mapping[int, int]) -> set[int]:
         """Return the identities of the objects that something outside refers to.
 
         Args:
-            ours: number of references that the caller holds or that do not count, by an object's identity.
+            ours: number of references that the caller holds or that do not count, by an object's
+                identity.
         """
         probe = object()
         self.objects[id(probe)] = probe
@@ -124,7 +130,11 @@ class Region:
         """
         arrays = of_types(self.reader.types.arrays, list(self.objects.values()))
         with_objects = list(compress(arrays, holding_objects(arrays)))
-        return {id(array) for array in with_objects if id(array) in self.reach(self.graph.edges.get(id(array), ()))}
+        return {
+            id(array)
+            for array in with_objects
+            if id(array) in self.reach(self.graph.edges.get(id(array), ()))
+        }
 
     def bytes_of(self, keys: Iterable[NodeKey]) -> Counter[str]:
         """Return the bytes by device of some nodes with the objects that are folded into them."""
@@ -143,7 +153,9 @@ class Region:
         return +size
 
     def uncounted_by(self, keys: Iterable[NodeKey]) -> set[str]:
-        """Return the libraries that keep memory of some nodes' objects which nothing counts, such as ``{"faiss"}``."""
+        """Return the libraries that keep memory of some nodes' objects which nothing counts, such
+        as ``{"faiss"}``.
+        """
         libraries = set[str]()
         leaves = list[Any]()
         for key in keys:
@@ -156,8 +168,8 @@ class Region:
     def freed_by(self, groups: Sequence[int], ours: Mapping[int, int]) -> list[Counter[str]]:
         """Return the bytes by device that die with each of some roots.
 
-        One label on each node is enough, because roots do not dominate each other: a node that two roots lead to dies
-        with neither.
+        One label on each node is enough, because roots do not dominate each other: a node that two
+        roots lead to dies with neither.
 
         Args:
             groups: the identities of the roots.
@@ -209,15 +221,23 @@ class Region:
 
     @property
     def may_share(self) -> bool:
-        """True if objects from outside may show some of its memory without a reference that can be counted."""
+        """True if objects from outside may show some of its memory without a reference that can be
+        counted.
+        """
         libraries = {piece.key[0] for piece in self.graph.pieces.values()}
-        counts_tensors = hasattr(getattr(sys.modules.get("torch"), "_C", None), "_storage_Use_Count")
+        counts_tensors = hasattr(
+            getattr(sys.modules.get("torch"), "_C", None), "_storage_Use_Count"
+        )
         known = {"torch", "object"} if counts_tensors else {"object"}
-        is_foreign = bool(libraries - known or self.graph.of_other_libraries or self.graph.has_autograd)
+        is_foreign = bool(
+            libraries - known or self.graph.of_other_libraries or self.graph.has_autograd
+        )
         return is_foreign or bool(of_types(self.reader.types.segments, list(self.objects.values())))
 
     def _add_references_in_torch(self, beyond: dict[int, int]) -> None:
-        """Correct the references from outside for those in torch's C++ code, which Python's counts do not show."""
+        """Correct the references from outside for those in torch's C++ code, which Python's counts
+        do not show.
+        """
         tensors = self.tensors()
         if not tensors:
             return
@@ -228,7 +248,8 @@ class Region:
             one = torch.empty(0, device="meta")
             alone = sys.getrefcount(one)
             view = one[:]
-            shows_one = sys.getrefcount(one) - alone  # from torch 2.10 on, the object has one for all of C++
+            # from torch 2.10 on, the object has one for all of C++
+            shows_one = sys.getrefcount(one) - alone
             del view
             storage = torch.Tensor.untyped_storage(one)
             unnamed = sys.getrefcount(storage)

@@ -22,7 +22,9 @@ _MOST_PARTNERS = 20
 """Maximum number of objects that share the memory of one object to look at."""
 
 Partners = dict[int, list[tuple[Piece, list[object]]]]
-"""Memory that objects from outside share, with these objects, by the identity of the region's object."""
+"""Memory that objects from outside share, with these objects, by the identity of the region's
+object.
+"""
 
 
 def partners(region: Region, heap: Heap, held: Collection[int]) -> Partners:
@@ -33,11 +35,13 @@ def partners(region: Region, heap: Heap, held: Collection[int]) -> Partners:
     Args:
         region: has read some objects, with ``keeps_folded``.
         heap: the live objects.
-        held: objects of the region that are held from outside. A tensor's storage is a partner of these only, because
-            torch keeps its Python object while the tensor lives.
+        held: objects of the region that are held from outside. A tensor's storage is a partner of
+            these only, because torch keeps its Python object while the tensor lives.
     """
     every = with_memory(list(region.objects.values()))
-    own = {(piece.address or piece.key, piece.size_bytes): (item, piece) for item, piece in every}.values()
+    own = {
+        (piece.address or piece.key, piece.size_bytes): (item, piece) for item, piece in every
+    }.values()
     if not own:
         return {}
     candidates = [*heap.of_types(sharing_kinds() | BUFFERS), *heap.ndarrays, *heap.tensors]
@@ -45,7 +49,11 @@ def partners(region: Region, heap: Heap, held: Collection[int]) -> Partners:
     outside = _Outside(with_memory([item for item in candidates if id(item) not in inside]))
     tensors = [tensor for tensor in heap.tensors if id(tensor) not in inside]
     nodes = Nodes()
-    saved = {storage_key(item) for leaves in (True, False) for item in kept_behind(tensors, nodes, leaves=leaves)}
+    saved = {
+        storage_key(item)
+        for leaves in (True, False)
+        for item in kept_behind(tensors, nodes, leaves=leaves)
+    }
     found: Partners = {}
     for item, piece in own:
         same = outside.on_memory_of(piece)
@@ -66,7 +74,10 @@ class _Outside:
         self._by_key = dict[object, list[object]]()
         for item, piece in found:
             self._by_key.setdefault(piece.key, []).append(item)
-        spans = [(piece.address, piece.address + piece.size_bytes, place) for place, (_, piece) in enumerate(found)]
+        spans = [
+            (piece.address, piece.address + piece.size_bytes, place)
+            for place, (_, piece) in enumerate(found)
+        ]
         self._spans = sorted(span for span in spans if span[0])
         self._starts = list(map(itemgetter(0), self._spans))
         self._furthest = list(accumulate(map(itemgetter(1), self._spans), max))
@@ -76,7 +87,11 @@ class _Outside:
         """Return the objects, not too many, whose memory overlaps with a piece or has its key."""
         same = self._by_key.get(piece.key, [])[:_MOST_PARTNERS]
         place = bisect_left(self._starts, piece.address + piece.size_bytes)
-        while place > 0 and self._furthest[place - 1] > piece.address > 0 and len(same) < _MOST_PARTNERS:
+        while (
+            place > 0
+            and self._furthest[place - 1] > piece.address > 0
+            and len(same) < _MOST_PARTNERS
+        ):
             place -= 1
             _, end, number = self._spans[place]
             if end > piece.address:

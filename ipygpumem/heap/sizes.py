@@ -104,7 +104,9 @@ class Sizes:
         if region is None and allowance is None:
             region = Region(most=limit, progress=progress)
         elif region is None:
-            region = Region((), allowance, most=limit, sampled_from=_SAMPLED_IN_HASTE, progress=progress)
+            region = Region(
+                (), allowance, most=limit, sampled_from=_SAMPLED_IN_HASTE, progress=progress
+            )
         self.region = region
         labels = {id(item): label for label, item in reversed(list((named or {}).items()))}
         objects = sizeable(list((named or {}).values()))
@@ -145,7 +147,9 @@ class Sizes:
             passed_over -= added
 
     def leave_out(self, arrays: Iterable[Any]) -> None:
-        """Do not count the data of ``arrays``; the objects themselves and their elements count when measured."""
+        """Do not count the data of ``arrays``; the objects themselves and their elements count when
+        measured.
+        """
         self.region.reader.memory.leave_out(arrays)
 
     def has_counted(self, item: object) -> bool:
@@ -153,7 +157,9 @@ class Sizes:
         return not self.not_counted({id(item)})
 
     def not_counted(self, identities: Set[int]) -> set[int]:
-        """Return the identities of the objects that have not been counted; only those with several references."""
+        """Return the identities of the objects that have not been counted; only those with several
+        references.
+        """
         counted = self.region.objects.keys() - self._waiting
         return set(identities - counted)
 
@@ -166,12 +172,17 @@ class Sizes:
         is_named = self._labels.get(id(value)) == label and id(value) in self._waiting
         is_known = id(value) in self.region.objects and not is_named
         if is_known or is_left_out(value) or id(value) in reader.barriers.passed_over:
-            also_in = {self._labels[id(value)]: None} if self._labels.get(id(value), label) != label else {}
+            also_in = (
+                {self._labels[id(value)]: None}
+                if self._labels.get(id(value), label) != label
+                else {}
+            )
             return Size({}, also_in=tuple(also_in))
         measurement = _Measurement(self.region)
         self._waiting.discard(id(value))
         shares, remaining = list[Share](), list[ObjectPart]()
-        # A part may lead back to the object: a trainer's callback refers to the trainer, and does not own its data.
+        # A part may lead back to the object: a trainer's callback refers to the trainer, and does
+        # not own its data.
         reader.reserve([value])
         reader.barriers.open([value])
         for part in self._parts(value):
@@ -184,7 +195,11 @@ class Sizes:
                 shares += self._of_part(part, measurement)
         reader.release([value])
         size = measurement.add(reader.barriers.entered([value]))
-        shares += [Share(name, part.kind, name, part.items, size) for part in remaining for name in part.names]
+        shares += [
+            Share(name, part.kind, name, part.items, size)
+            for part in remaining
+            for name in part.names
+        ]
         shares.sort(key=attrgetter("size_bytes"), reverse=True)
         also_in = self._sharers(measurement, label)
         if label:
@@ -192,10 +207,19 @@ class Sizes:
         self.complete = reader.complete
         device_bytes = dict(self.region.bytes_of(measurement.nodes))
         uncounted = tuple(sorted(self.region.uncounted_by(measurement.nodes)))
-        return Size(device_bytes, tuple(shares), tuple(also_in), tuple(measurement.notes), reader.complete, uncounted)
+        return Size(
+            device_bytes,
+            tuple(shares),
+            tuple(also_in),
+            tuple(measurement.notes),
+            reader.complete,
+            uncounted,
+        )
 
     def together(self, values: Sequence[object]) -> int:
-        """Return the bytes that several objects hold, on all devices; faster than one after the other."""
+        """Return the bytes that several objects hold, on all devices; faster than one after the
+        other.
+        """
         reader = self.region.reader
         reader.complete = self.complete = not self._is_stopped()
         if not self.complete:
@@ -210,9 +234,13 @@ class Sizes:
         return self.allowance is not None and self.allowance.is_spent()
 
     def _sharers(self, measurement: _Measurement, label: str) -> dict[str, None]:
-        """Return the labels of other objects that share more than a little with one; named objects always count."""
+        """Return the labels of other objects that share more than a little with one; named objects
+        always count.
+        """
         met = measurement.met
-        found = dict.fromkeys(self._labels[key] for key in self._labels.keys() & met if self._labels[key] != label)
+        found = dict.fromkeys(
+            self._labels[key] for key in self._labels.keys() & met if self._labels[key] != label
+        )
         for other, nodes in self._measured:
             common = nodes & met
             if not common:
@@ -234,7 +262,9 @@ class Sizes:
             return []
 
     def _of_part(self, part: ObjectPart, measurement: _Measurement) -> list[Share]:
-        """Measure a part; names that share memory get equal shares, except of the elements of an object array."""
+        """Measure a part; names that share memory get equal shares, except of the elements of an
+        object array.
+        """
         values = self.region.reader.owned(part.objects or ())
         weights = [0] * len(part.names)
         if len(part.names) > 1:
@@ -243,7 +273,11 @@ class Sizes:
                     weights[position] += _bytes_of_row(row)
         size = measurement.add(values)
         together = max(0, size - sum(weights)) // len(part.names)
-        kind = type_name(part.objects[0]) if part.objects and part.kind in ("keys", "attributes", "items") else ""
+        kind = (
+            type_name(part.objects[0])
+            if part.objects and part.kind in ("keys", "attributes", "items")
+            else ""
+        )
         return [
             Share(name, part.kind, kind, part.items, min(size, weight + together))
             for name, weight in zip(part.names, weights, strict=True)
@@ -271,7 +305,9 @@ class _Measurement:
         return self._added(lambda: self._region.reader.read(values))
 
     def add_items(self, container: object, items: Sequence[object]) -> int:
-        """Read items of a container before the container itself; return the bytes that are new, on all devices."""
+        """Read items of a container before the container itself; return the bytes that are new, on
+        all devices.
+        """
         before = self._region.bytes_of([id(container)]).total() if self._has_items else 0
         size = self._added(lambda: self._region.reader.read_items(container, items))
         self._has_items = True
@@ -303,7 +339,9 @@ def sizeable(values: Sequence[object]) -> list[object]:
     """Return the values without plain numbers, short text, modules, and classes of libraries."""
     texts, kinds = of_types(ATOMS, values), one_of_each(values)
     chosen = set(map(id, compress(texts, map(_LARGE.__le__, map(sys.getsizeof, texts)))))
-    asked = {key for key, one in kinds.items() if is_instance(one, type) or is_instance(one, ModuleType)}
+    asked = {
+        key for key, one in kinds.items() if is_instance(one, type) or is_instance(one, ModuleType)
+    }
     chosen.update(id(item) for item in of_types(asked, values) if not is_left_out(item))
     plain = asked | ATOMS
     return [item for item in values if id(type(item)) not in plain or id(item) in chosen]
@@ -312,7 +350,9 @@ def sizeable(values: Sequence[object]) -> list[object]:
 def _is_rows_of_objects(value: Any) -> bool:
     """Return True for a plain object array of rows, or a view of one that shows all of it."""
     exact = type(value) is library_type("numpy", "ndarray")
-    is_whole = exact and (value.base is None or (type(value.base) is type(value) and value.base.size == value.size))
+    is_whole = exact and (
+        value.base is None or (type(value.base) is type(value) and value.base.size == value.size)
+    )
     return is_whole and len(value.shape) > 1 and all(holding_objects([value]))
 
 
@@ -325,5 +365,11 @@ def row_of(items: Sequence[object], size: Size) -> RetainedArray:
     kinds = {name_of(type(item)) for item in one_of_each(items).values()}
     kind = kinds.pop() if len(kinds) == 1 else "object"
     device = ", ".join(sorted(size.device_bytes)) or "cpu"
-    parts = {share.name: share.size_bytes for share in size.parts[:_MOST_SHOWN]} if len(items) == 1 else {}
-    return RetainedArray("", kind, None, "", device, size.size_bytes, arrays=0, objects=len(items), parts=parts)
+    parts = (
+        {share.name: share.size_bytes for share in size.parts[:_MOST_SHOWN]}
+        if len(items) == 1
+        else {}
+    )
+    return RetainedArray(
+        "", kind, None, "", device, size.size_bytes, arrays=0, objects=len(items), parts=parts
+    )

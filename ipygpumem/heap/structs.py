@@ -1,8 +1,8 @@
 """Reads the memory that C objects keep from their C structs, where no Python function names it.
 
-No code of the user runs, and nothing is copied or locked for longer than the reading takes. A struct is read only if a
-trial with a new object has shown that this version of the library lays it out as expected, because no library promises
-that. If the trial fails, the memory counts as unknown.
+No code of the user runs, and nothing is copied or locked for longer than the reading takes. A
+struct is read only if a trial with a new object has shown that this version of the library lays it
+out as expected, because no library promises that. If the trial fails, the memory counts as unknown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _BODY = object.__basicsize__
 
 
 class UnknownLayoutError(Exception):
-    """The library's struct is not laid out as expected, or its memory is in use by another thread."""
+    """The library's struct is not laid out as expected, or its memory is in use by
+    another thread.
+    """
 
 
 def _fields(address: int, count: int) -> Sequence[int]:
@@ -51,10 +53,12 @@ def _succeeds(trial: Any) -> bool:
         return False
 
 
-# -- io.StringIO ------------------------------------------------------------------------------------------------------
+# -- io.StringIO --------------------------------------------------------------------------------
 
 _REALIZED = 1
-"""State in which the text is an array of four bytes for each character; otherwise it is a list of what was written."""
+"""State in which the text is an array of four bytes for each character; otherwise it is a list of
+what was written.
+"""
 _HAS_WRITER = sys.version_info >= (3, 12)
 """True if the text written is in one string; before that, CPython keeps lists of strings."""
 _HEADER_OF_TEXT = 48
@@ -114,7 +118,7 @@ def _bytes_of_texts(address: int) -> int:
     return sys.getsizeof(texts) + sum(map(sys.getsizeof, texts))
 
 
-# -- mmap.mmap --------------------------------------------------------------------------------------------------------
+# -- mmap.mmap ----------------------------------------------------------------------------------
 
 
 def address_of_map(mapped: Any) -> int:
@@ -141,20 +145,24 @@ def _try_maps() -> bool:
         return is_there
 
 
-# -- sqlite3.Connection -----------------------------------------------------------------------------------------------
+# -- sqlite3.Connection -------------------------------------------------------------------------
 
 _CACHE_USED_SHARED, _SCHEMA_USED, _STATEMENTS_USED = 11, 2, 3
-"""Codes of figures of ``sqlite3_db_status``; a cache that connections share is divided among them."""
+"""Codes of figures of ``sqlite3_db_status``; a cache that connections share is divided among them.
+"""
 _NAME_OF_FILE_SYSTEM = 12
-"""Code of ``sqlite3_file_control`` for a text in which a deserialized database has its address and size."""
+"""Code of ``sqlite3_file_control`` for a text in which a deserialized database has its address and
+size.
+"""
 _IN_MEMORY = re.compile(rb"memdb\(([0-9A-Fa-f]+),(\d+)\)")
 
 
 def memory_of_database(connection: Any) -> Iterator[tuple[int, int]]:
     """Yield an address or 0, and the bytes, of the memory that SQLite keeps for a connection.
 
-    That is its page cache, which is all of a database in ``:memory:``, its schemas and statements, and a deserialized
-    database. SQLite is asked by its C interface: no statement runs, so no transaction begins and no callback is called.
+    That is its page cache, which is all of a database in ``:memory:``, its schemas and statements,
+    and a deserialized database. SQLite is asked by its C interface: no statement runs, so no
+    transaction begins and no callback is called.
 
     Raises:
         UnknownLayoutError: the connection cannot be read, or another thread is using it.
@@ -168,7 +176,9 @@ def memory_of_database(connection: Any) -> Iterator[tuple[int, int]]:
 
 @functools.cache
 def can_read_databases() -> bool:
-    """Return True if SQLite's functions are there and this Python's connections are laid out as expected."""
+    """Return True if SQLite's functions are there and this Python's connections are laid out as
+    expected.
+    """
     return _succeeds(_try_databases)
 
 
@@ -218,7 +228,8 @@ def _used_by(library: Any, database: int) -> int:
     for question in (_CACHE_USED_SHARED, _SCHEMA_USED, _STATEMENTS_USED):
         now, highest = ctypes.c_int(), ctypes.c_int()
         if not library.sqlite3_db_status(database, question, now, highest, 0):
-            size += now.value & 0xFFFFFFFF  # SQLite counts in C's int, which becomes negative from 2 GiB on
+            # SQLite counts in C's int, which becomes negative from 2 GiB on
+            size += now.value & 0xFFFFFFFF
     return size
 
 
@@ -233,14 +244,15 @@ def _deserialized(library: Any, database: int) -> tuple[int, int] | None:
     return None if place is None else (int(place[1], 16), int(place[2]))
 
 
-# -- NumPy's StringDType ----------------------------------------------------------------------------------------------
+# -- NumPy's StringDType ------------------------------------------------------------------------
 
 
 def memory_of_texts(dtype: Any) -> tuple[int, int]:
-    """Return the address and the bytes of the memory in which a ``StringDType`` keeps texts of over 15 bytes.
+    """Return the address and the bytes of the memory in which a ``StringDType`` keeps texts of over
+    15 bytes.
 
-    NumPy gives each array a dtype of its own, and views share that of their array. A text that replaced a shorter one
-    is in memory of its own, which is not counted.
+    NumPy gives each array a dtype of its own, and views share that of their array. A text that
+    replaced a shorter one is in memory of its own, which is not counted.
 
     Raises:
         UnknownLayoutError: this NumPy's dtype cannot be read.
@@ -273,7 +285,7 @@ def _arena(dtype: Any) -> tuple[int, int]:
     return address, size
 
 
-# -- numba's typed containers -----------------------------------------------------------------------------------------
+# -- numba's typed containers -------------------------------------------------------------------
 
 
 def bytes_of_typed_list(address: int) -> int:
@@ -293,10 +305,14 @@ def bytes_of_typed_list(address: int) -> int:
 
 
 def bytes_of_typed_dict(address: int) -> int:
-    """Return the bytes of the table of numba's dict; the arguments are those of ``bytes_of_typed_list``."""
+    """Return the bytes of the table of numba's dict; the arguments are those of
+    ``bytes_of_typed_list``.
+    """
     (pointer,) = _fields(address, 1)
     used, keys = _fields(pointer, 2)
-    places, usable, entries, key_bytes, value_bytes, entry_bytes, index_bytes = _fields(keys, _FIELDS_OF_KEYS)
+    places, usable, entries, key_bytes, value_bytes, entry_bytes, index_bytes = _fields(
+        keys, _FIELDS_OF_KEYS
+    )
     number = usable + entries
     if used > entries or number != places * 2 // 3 or key_bytes + value_bytes > entry_bytes:
         raise UnknownLayoutError

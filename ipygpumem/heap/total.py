@@ -1,4 +1,6 @@
-"""Measures all live objects together: their own memory, and the memory that libraries keep behind them."""
+"""Measures all live objects together: their own memory, and the memory that libraries keep behind
+them.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,16 @@ class Total(NamedTuple):
     objects_bytes: int = 0
     """Memory that the interpreter has allocated for them."""
     pieces: Sequence[tuple[str, Piece]] = ()
-    """Memory that libraries have allocated for them, such as a frame's columns, each with its library and once."""
+    """Memory that libraries have allocated for them, such as a frame's columns, each with its
+    library and once.
+    """
 
 
 def total() -> Total:
     """Return the memory of all live objects.
 
-    No user code runs: instances of a class with a ``__sizeof__`` of its own count by their base's fields.
+    No user code runs: instances of a class with a ``__sizeof__`` of its own count by their base's
+    fields.
 
     >>> total().objects_bytes > 1_000_000
     True
@@ -44,7 +49,8 @@ def total() -> Total:
 
 
 _NOT_READ = {"torch", "ipygpumem"} | sys.stdlib_module_names - {"_io", "sqlite3"}
-"""Libraries whose memory behind objects is counted elsewhere: as tensors, objects or mapped files."""
+"""Libraries whose memory behind objects is counted elsewhere: as tensors, objects or mapped files.
+"""
 
 
 class ObjectCount:
@@ -68,7 +74,9 @@ class ObjectCount:
         """Functions that read the memory behind objects, by the identity of the type."""
         self._once = _references_if_held_once()
         self._shared: set[int] = set()
-        """Identities of the counted untracked objects with several references. Objects with one are met once."""
+        """Identities of the counted untracked objects with several references. Objects with one are
+        met once.
+        """
         self._read: dict[int, object] = {}
         """Objects behind which memory was read; kept alive, so that no identity is reused."""
         self._pieces: dict[object, tuple[str, Piece]] = {}
@@ -80,7 +88,9 @@ class ObjectCount:
     def see(
         self, tracked: Sequence[object], untracked: list[object], examples: Mapping[int, object]
     ) -> Sequence[object]:
-        """Count tracked objects, and the untracked ones to which they refer; return the new ones that lead to more."""
+        """Count tracked objects, and the untracked ones to which they refer; return the new ones
+        that lead to more.
+        """
         new = self._new(untracked)
         type_ids = self._add(tracked, examples)
         new_keys = self._new_keys(tracked, type_ids)
@@ -118,7 +128,9 @@ class ObjectCount:
         return [*compress(untracked, map(not_, are_shared)), *map(shared.__getitem__, new_keys)]
 
     def _add(self, items: Sequence[object], examples: Mapping[int, object]) -> set[int]:
-        """Add the bytes of objects themselves, and the memory behind them; return the identities of their types."""
+        """Add the bytes of objects themselves, and the memory behind them; return the identities of
+        their types.
+        """
         type_ids = set(examples)
         for type_id in type_ids - self._types:
             self._learn(type_id, examples[type_id])
@@ -159,7 +171,9 @@ class ObjectCount:
             if reader is None or id(item) in self._read:
                 continue
             self._read[id(item)] = item
-            with contextlib.suppress(Exception):  # a thread changes it, or an unknown version of a library
+            with contextlib.suppress(
+                Exception
+            ):  # a thread changes it, or an unknown version of a library
                 found = list(reader(item))
                 waiting += found
                 library = library_of(type(item)) or "other libraries"
@@ -169,7 +183,9 @@ class ObjectCount:
 
 
 def _references_if_held_once() -> int:
-    """Return the reference count of an object with one holder, as it is seen in a list of referents."""
+    """Return the reference count of an object with one holder, as it is seen in a list of
+    referents.
+    """
     holder = [object()]
     found = list(filterfalse(gc.is_tracked, gc.get_referents(holder)))
     (references,) = map(sys.getrefcount, found)

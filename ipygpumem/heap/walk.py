@@ -1,7 +1,9 @@
-"""Walks forward from objects to the tensors and arrays behind them, many objects at a time, up to a limit.
+"""Walks forward from objects to the tensors and arrays behind them, many objects at a time, up to a
+limit.
 
-No user code runs: the collector reports referents, attributes are read from instance dicts and slots, and containers
-through their base class. Modules and other libraries' classes are not entered, because they lead to everything.
+No user code runs: the collector reports referents, attributes are read from instance dicts and
+slots, and containers through their base class. Modules and other libraries' classes are not
+entered, because they lead to everything.
 """
 
 from __future__ import annotations
@@ -71,15 +73,23 @@ _LONGEST = 10_000_000
 _MANY = 20_000
 """Containers with more items come last: a list of a million must not hide its neighbours."""
 _AT_ONCE, _MOST_INSIDE = 500, 100_000
-"""Maximum number of objects that are entered at once, and of items in them, whose list takes memory."""
+"""Maximum number of objects that are entered at once, and of items in them, whose list takes
+memory.
+"""
 _FEW, _LEVELS = 100, 3
-"""Containers with more items are checked at once, this many levels deep, for anything but numbers and text."""
+"""Containers with more items are checked at once, this many levels deep, for anything but numbers
+and text.
+"""
 
 _FUNCTION = {id(FunctionType)}
 _NOT_ENTERED = frozenset(map(id, NOT_ENTERED))
 _MODULE_OF: Callable[[Any], object] = vars(type)["__module__"].__get__
 _SIZED = set(map(id, CONTAINERS))
-_ARRAYS = {"tensor": ("torch", "Tensor"), "ndarray": ("numpy", "ndarray"), "jax": ("jax._src.array", "ArrayImpl")}
+_ARRAYS = {
+    "tensor": ("torch", "Tensor"),
+    "ndarray": ("numpy", "ndarray"),
+    "jax": ("jax._src.array", "ArrayImpl"),
+}
 
 Label = Callable[[int], str]
 """Returns the path to the item at a position."""
@@ -90,8 +100,8 @@ Group = tuple[Sequence[Any], "Label | None"]
 class Walk:
     """Finds the arrays behind objects, the nearest first, each once during the walk's lifetime.
 
-    This base class follows the collector's referents, without paths. It keeps the found objects alive: use it, then
-    drop it.
+    This base class follows the collector's referents, without paths. It keeps the found objects
+    alive: use it, then drop it.
 
     Attributes:
         complete: False if a limit was reached or a container could not be read.
@@ -114,10 +124,16 @@ class Walk:
         self.allowance = allowance
         self._own, self._is_hasty = classes, is_hasty
         arrays = [(library_type(*_ARRAYS[name]), name) for name in find]
-        loop = library_type("asyncio", "AbstractEventLoop")  # each task leads to it, and it to all tasks
+        # each task leads to it, and it to all tasks
+        loop = library_type("asyncio", "AbstractEventLoop")
         self._not_entered = _NOT_ENTERED if loop is None else _NOT_ENTERED | {id(loop)}
-        self._bases = [pair for pair in arrays if pair[0]] + [(type, "class"), (ModuleType, "module")]
-        self._kinds: dict[str, set[int]] = {name: set() for name in (*_ARRAYS, "leading", "class", "module", "skip")}
+        self._bases = [pair for pair in arrays if pair[0]] + [
+            (type, "class"),
+            (ModuleType, "module"),
+        ]
+        self._kinds: dict[str, set[int]] = {
+            name: set() for name in (*_ARRAYS, "leading", "class", "module", "skip")
+        }
         """Identities of types, by how their objects are handled."""
         self._types: set[int] = set()
         self._containers: dict[int, Any] = {}
@@ -150,7 +166,7 @@ class Walk:
         """Drop all references."""
         self._kept.clear()
 
-    # -- overridden by subclasses -----------------------------------------------------------------------------
+    # -- overridden by subclasses ----------------------------------------------------------------
 
     def kind_of(self, item: object) -> str:
         """Return how objects of the type of ``item`` are handled: one of ``_kinds``."""
@@ -159,12 +175,18 @@ class Walk:
             if id(base) in bases:
                 return kind
         may_refer = type.__dict__["__flags__"].__get__(type(item)) & HAS_REFERENCES
-        if not may_refer or not bases.isdisjoint(self._not_entered) or module_of(item).partition(".")[0] in TOOLS:
+        if (
+            not may_refer
+            or not bases.isdisjoint(self._not_entered)
+            or module_of(item).partition(".")[0] in TOOLS
+        ):
             return "skip"
         return "leading"
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
-        """Return the arrays that lead to other objects: by a subclass's attributes, or by elements that are objects."""
+        """Return the arrays that lead to other objects: by a subclass's attributes, or by elements
+        that are objects.
+        """
         tensors = self.of_kind("tensor", arrays) if self._kinds["tensor"] else []
         if len(gc.get_referents(*tensors)) == len(tensors):  # only to their classes
             tensors = []
@@ -179,31 +201,43 @@ class Walk:
             yield from ((part, None) for part in self._contents_of_long(objects[0], CHUNK))
             return
         several = types_of(objects)
-        for function in of_types(_FUNCTION, objects) if several >= _FUNCTION else ():  # a namespace leads to everything
+        for function in (
+            of_types(_FUNCTION, objects) if several >= _FUNCTION else ()
+        ):  # a namespace leads to everything
             self.seen.add(id(function.__globals__))
         yield self._chain(objects), None
         yield gc.get_referents(*objects), None
-        for array in () if self._kinds["ndarray"].isdisjoint(several) else self.of_kind("ndarray", objects):
+        for array in (
+            () if self._kinds["ndarray"].isdisjoint(several) else self.of_kind("ndarray", objects)
+        ):
             inside = flat_elements(array)
             self.complete &= inside is not None or not all(holding_objects([array]))
             yield inside or (), None
 
-    # -- implementation -------------------------------------------------------------------------------------------
+    # -- implementation --------------------------------------------------------------------------
 
     def _length(self, item: object) -> int:
-        """Return the number of items of a container whose type the walk has seen; 0 for any other object."""
+        """Return the number of items of a container whose type the walk has seen; 0 for any other
+        object.
+        """
         base = self._containers.get(id(type(item)))
         return 0 if base is None else base.__len__(item)
 
     def _lengths(self, containers: Sequence[Any]) -> list[int]:
-        """Return the number of items of each container; of plain ones in C, because there may be a million."""
+        """Return the number of items of each container; of plain ones in C, because there may be a
+        million.
+        """
         if types_of(containers) <= _SIZED:
             return list(map(len, containers))
         return list(map(self._length, containers))
 
     def _contents_of_long(self, container: Any, step: int) -> Iterator[Sequence[Any]]:
-        """Yield the items of a long container in chunks, then its attributes if it is an instance of a subclass."""
-        for number, part in enumerate(parts_of_container(container, self._containers[id(type(container))], step)):
+        """Yield the items of a long container in chunks, then its attributes if it is an instance
+        of a subclass.
+        """
+        for number, part in enumerate(
+            parts_of_container(container, self._containers[id(type(container))], step)
+        ):
             if self.left <= 0 < number:
                 self.complete = False
                 return
@@ -212,7 +246,9 @@ class Walk:
             yield [instance_dict(container), *slots(container).values()]
 
     def _chain(self, objects: Sequence[object]) -> list[object]:
-        """Return the next objects of a linked list, if ``objects`` is one of its nodes: one by one would take long."""
+        """Return the next objects of a linked list, if ``objects`` is one of its nodes: one by one
+        would take long.
+        """
         item, found, known = objects[0] if len(objects) == 1 else None, list[object](), set[int]()
         kind = type(item)
         while len(found) < CHUNK and kind is not FunctionType:
@@ -227,11 +263,14 @@ class Walk:
             (item,) = following
             known.add(id(item))
             found.append(item)
-        self._kept += [found[:]] * bool(found)  # as objects with several references they are remembered
+        # as objects with several references they are remembered
+        self._kept += [found[:]] * bool(found)
         return found
 
     def run(self, groups: Iterable[Group]) -> Iterator[list[Any]]:
-        """Yield the arrays among objects and behind them, in groups; those in long containers last."""
+        """Yield the arrays among objects and behind them, in groups; those in long
+        containers last.
+        """
         for items, label in chain(groups, self._inside()):
             for start, part in zip(count(0, CHUNK), chunks(items)):
                 if self.allowance is not None and self.is_stopped():
@@ -244,7 +283,9 @@ class Walk:
                 arrays, leading = self._sift(part, with_paths=label is not None)
                 if label is None:
                     self._queue.extend(zip(chunks(leading, _AT_ONCE), repeat("")))
-                elif len(arrays) == len(part) and not leading:  # such as a list of a million tensors
+                elif (
+                    len(arrays) == len(part) and not leading
+                ):  # such as a list of a million tensors
                     places_here = range(start, start + len(part))
                     self.paths.update(zip(map(id, arrays), map(label, places_here), strict=True))
                 elif arrays or leading:
@@ -252,7 +293,9 @@ class Walk:
                     places = dict(zip(map(id, reversed(part)), from_last, strict=True))
                     leading.sort(key=lambda item: places[id(item)])
                     keys = list(map(id, arrays))
-                    self.paths.update(zip(keys, map(label, map(places.__getitem__, keys)), strict=True))
+                    self.paths.update(
+                        zip(keys, map(label, map(places.__getitem__, keys)), strict=True)
+                    )
                     self._queue.extend([([item], label(places[id(item)])) for item in leading])
                 if arrays:
                     yield arrays
@@ -266,13 +309,19 @@ class Walk:
                         objects, _ = without_wakeups(objects)
                     sized: list[Any] = of_types(self._containers, objects)
                     sizes = self._lengths(sized) if sized else []
-                    later = {id(item): item for item, size in zip(sized, sizes, strict=True) if size > _MANY}
+                    later = {
+                        id(item): item
+                        for item, size in zip(sized, sizes, strict=True)
+                        if size > _MANY
+                    }
                     if len(objects) > 1 and sum(sizes) > _MOST_INSIDE:
                         middle = len(objects) // 2
                         self._queue.extendleft([(objects[middle:], path), (objects[:middle], path)])
                         continue
                     if later:
-                        self._long.extend((item, path) for item in later.values() if self._may_lead_on(item))
+                        self._long.extend(
+                            (item, path) for item in later.values() if self._may_lead_on(item)
+                        )
                         objects = [item for item in objects if id(item) not in later]
                     yield from self.enter(objects, path)
                 else:
@@ -297,7 +346,11 @@ class Walk:
         if self._own and not self._kinds["class"].isdisjoint(several):
             classes = self.of_kind("class", items)
             modules = map(_MODULE_OF, classes)
-            own = [kind for kind, name in zip(classes, modules, strict=True) if type(name) is str and name in self._own]
+            own = [
+                kind
+                for kind, name in zip(classes, modules, strict=True)
+                if type(name) is str and name in self._own
+            ]
             leading += self._new(own)
         if len(leading) > self.left:
             self.complete = False
@@ -307,25 +360,38 @@ class Walk:
         return arrays, leading
 
     def _may_lead_on(self, container: Any) -> bool:
-        """Return False if a long container starts with numbers and text; in haste, also if these are further inside."""
+        """Return False if a long container starts with numbers and text; in haste, also if these
+        are further inside.
+        """
         base = self._containers[id(type(container))]
-        items = list(islice(dict.values(container) if base is dict else base.__iter__(container), CHUNK))
+        items = list(
+            islice(dict.values(container) if base is dict else base.__iter__(container), CHUNK)
+        )
         if self._is_hasty and self._lead_nowhere([items]):
             self.complete = self.complete and types_of(items) <= ATOMS
             return False
         return not types_of(items) <= ATOMS
 
     def _with_more(self, items: Sequence[object]) -> list[Any]:
-        """Return the objects that contain more than numbers and text, after ``_lead_nowhere`` has seen them."""
+        """Return the objects that contain more than numbers and text, after ``_lead_nowhere`` has
+        seen them.
+        """
         skip = self._kinds["skip"]
-        return [item for item in items if not skip.issuperset(map(id, map(type, gc.get_referents(item))))]
+        return [
+            item
+            for item in items
+            if not skip.issuperset(map(id, map(type, gc.get_referents(item))))
+        ]
 
     def _lead_nowhere(self, items: Sequence[object]) -> bool:
         """Return True if containers contain only numbers and text, as most do."""
         for _ in range(_LEVELS):
             items = gc.get_referents(*items)
             several = self._sort(items)
-            if several <= self._kinds["skip"] or not several <= self._kinds["skip"] | self._kinds["leading"]:
+            if (
+                several <= self._kinds["skip"]
+                or not several <= self._kinds["skip"] | self._kinds["leading"]
+            ):
                 return several <= self._kinds["skip"]
             items = self.of_kind("leading", items)
         return False
@@ -356,11 +422,13 @@ class Walk:
         return [by_key[key] for key in by_key if key in new]
 
 
-# -- with their sizes -----------------------------------------------------------------------------------------------
+# -- with their sizes ---------------------------------------------------------------------------
 
 
 class ArraySearch(Walk):
-    """Finds the tensors and arrays that objects hold, each storage once; not behind arrays, and not in classes."""
+    """Finds the tensors and arrays that objects hold, each storage once; not behind arrays, and not
+    in classes.
+    """
 
     def __init__(
         self,
@@ -373,7 +441,9 @@ class ArraySearch(Walk):
         self._found: list[tuple[object, Array]] = []
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
-        """Return the wrappers, whose memory belongs to the tensors inside; record the other arrays."""
+        """Return the wrappers, whose memory belongs to the tensors inside; record
+        the other arrays.
+        """
         pairs = described(arrays)
         self._found += pairs
         known = {id(item) for item, _ in pairs}
@@ -384,10 +454,14 @@ class ArraySearch(Walk):
         spaces = [item for item in of_types({id(dict)}, objects) if "__builtins__" in item]
         self.pass_over(*spaces)
         keys = set(map(id, spaces))
-        yield from super().enter([item for item in objects if id(item) not in keys] if keys else objects, path)
+        yield from super().enter(
+            [item for item in objects if id(item) not in keys] if keys else objects, path
+        )
 
     def find(self, value: object) -> Iterator[tuple[object, Array]]:
-        """Yield the arrays that ``value`` is or refers to, except those that an earlier call has found."""
+        """Yield the arrays that ``value`` is or refers to, except those that an earlier call has
+        found.
+        """
         rest, self.left = self.left, min(self.left, MOST_OBJECTS // 3)
         rest -= self.left
         for _ in self.run([([value], None)]):
@@ -409,7 +483,9 @@ class ArraySearch(Walk):
     def held(
         self, name: str, value: object, *, function: str = "", line: int = 0
     ) -> tuple[RetainedArray, list[tuple[object, Array]]] | None:
-        """Return the memory held by ``name``, and the arrays with their descriptions; None if no array is new."""
+        """Return the memory held by ``name``, and the arrays with their descriptions; None if no
+        array is new.
+        """
         pairs = list(self.find(value))
         if not pairs:
             return None
@@ -419,7 +495,9 @@ class ArraySearch(Walk):
 
 
 def summed(name: str, kind: str, arrays: Sequence[Array], *, alone: bool) -> RetainedArray:
-    """Return the sum of the arrays held by ``name``; ``alone`` means that the object is itself an array."""
+    """Return the sum of the arrays held by ``name``; ``alone`` means that the object is itself an
+    array.
+    """
     return RetainedArray(
         name=name,
         type_name=kind,
@@ -431,7 +509,7 @@ def summed(name: str, kind: str, arrays: Sequence[Array], *, alone: bool) -> Ret
     )
 
 
-# -- with their paths -----------------------------------------------------------------------------------------------
+# -- with their paths ---------------------------------------------------------------------------
 
 _COLLAPSED = ("_parameters", "_buffers", "_modules")
 """Dicts of torch modules that users never write: ``model.weight`` is in one of them."""
@@ -464,18 +542,29 @@ class NamedArrays(Walk):
         self._slots: dict[int, dict[str, Any]] = {}
         """Cached ``slot_descriptors``, by a type's identity."""
         self._attributes_unread: list[tuple[object, object]] = []
-        """Objects and the values of their attributes whose names were not read; their places are in the marks."""
+        """Objects and the values of their attributes whose names were not read; their places are in
+        the marks.
+        """
         self._names: dict[int, dict[str, None]] = {}
         """Names of attributes that led to arrays, by the identity of the object's type."""
-        known = (("torch.nn", "Module", "module"), ("pandas", "DataFrame", "frame"), ("pandas", "Series", "frame"))
+        known = (
+            ("torch.nn", "Module", "module"),
+            ("pandas", "DataFrame", "frame"),
+            ("pandas", "Series", "frame"),
+        )
         bases = [*((*_ARRAYS[name], name) for name in ("tensor", "ndarray")), *known]
         found = [(library_type(module, name), category) for module, name, category in bases]
-        self._ways = [*((base, category) for base, category in found if base is not None), *_CONTAINERS]
+        self._ways = [
+            *((base, category) for base, category in found if base is not None),
+            *_CONTAINERS,
+        ]
         self._categories: dict[int, str] = {}
         """How to enter a type's objects, by the type's identity."""
 
     def named(self, roots: Collection[tuple[str, object]]) -> dict[int, Any]:
-        """Return the arrays and other objects behind names, by identity; those on the shortest paths first."""
+        """Return the arrays and other objects behind names, by identity; those on the shortest
+        paths first.
+        """
         return by_identity(self.arrays_behind(roots))
 
     def arrays_behind(self, roots: Collection[tuple[str, object]]) -> list[Any]:
@@ -499,7 +588,9 @@ class NamedArrays(Walk):
         (item,) = objects
         category = self._categories.get(id(type(item)))
         if category is None:
-            category = next((category for base, category in self._ways if is_instance(item, base)), "object")
+            category = next(
+                (category for base, category in self._ways if is_instance(item, base)), "object"
+            )
             self._categories[id(type(item))] = category
         if category == "sequence":
             base: Any = next(base for base in (list, tuple, deque) if is_instance(item, base))
@@ -521,7 +612,8 @@ class NamedArrays(Walk):
         if "__builtins__" in dict.keys(item):
             return  # a namespace: it leads to everything
         both: tuple[Iterable[object], ...] = (dict.keys(item), dict.values(item))
-        keys, values = map(list, both)  # one call in C, because a thread may change the dict in between
+        # one call in C, because a thread may change the dict in between
+        keys, values = map(list, both)
         yield values, lambda position: f"{path}[{self._key(keys[position], path)}]"
         yield keys, lambda position: f"list({path})[{position}]"
 
@@ -529,7 +621,9 @@ class NamedArrays(Walk):
         """Return the source text of a key of the dict at ``path``."""
         text = key_text(key)
         named = self.paths.get(id(key)) if text is None else None
-        if named is not None and not named.startswith(f"{path}["):  # an optimizer's state: its key is a named parameter
+        if named is not None and not named.startswith(
+            f"{path}["
+        ):  # an optimizer's state: its key is a named parameter
             return named
         return f"<{type_name(key)}>" if text is None else text
 
@@ -563,7 +657,9 @@ class NamedArrays(Walk):
             yield nameless, lambda position: self._unread(item, nameless[position], path)
 
     def _unread(self, item: object, value: object, path: str) -> str:
-        """Return the path of an attribute with a mark instead of its name, which is read if it leads to an array."""
+        """Return the path of an attribute with a mark instead of its name, which is read if it
+        leads to an array.
+        """
         self._attributes_unread.append((item, value))
         return f"{path}{_MARK}{len(self._attributes_unread) - 1}{_MARK}"
 
@@ -571,7 +667,9 @@ class NamedArrays(Walk):
         """Replace the marks in the paths of arrays by the names of attributes."""
         for key, path in self.paths.items():
             if _MARK in path:
-                self.paths[key] = _KEY_OF_DICT.sub(_key_as_attribute, _MARKED.sub(self._read_name, path))
+                self.paths[key] = _KEY_OF_DICT.sub(
+                    _key_as_attribute, _MARKED.sub(self._read_name, path)
+                )
 
     def _read_name(self, mark: re.Match[str]) -> str:
         item, value = self._attributes_unread[int(mark[1])]
@@ -595,7 +693,9 @@ class NamedArrays(Walk):
             yield from self._frame(item, path)
 
     def _frame(self, item: object, path: str) -> Iterator[Group]:
-        """Label the arrays of a DataFrame or Series with its own name: users never write their real paths."""
+        """Label the arrays of a DataFrame or Series with its own name: users never write their real
+        paths.
+        """
         for part in gc.get_referents((instance_dict(item) or {}).get("_mgr")):
             if type(part) is tuple:  # the blocks
                 yield inside_pandas(part), _same(path)

@@ -1,1 +1,3 @@
-"""Breaks down the memory of devices: ``device`` computes the parts, ``findings`` collects the figures."""
+"""Breaks down the memory of devices: ``device`` computes the parts, ``findings`` collects the
+figures.
+"""

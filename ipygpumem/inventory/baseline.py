@@ -12,7 +12,16 @@ from operator import not_
 from types import FunctionType
 from typing import Any
 
-from ipygpumem.heap.arrays import Array, Reader, Span, Storages, is_array, library_type, owner_of, place_of
+from ipygpumem.heap.arrays import (
+    Array,
+    Reader,
+    Span,
+    Storages,
+    is_array,
+    library_type,
+    owner_of,
+    place_of,
+)
 from ipygpumem.heap.bulk import CONTAINERS, by_identity, chunks, types_of, without_types
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.holders.graphs import live_tensors
@@ -20,41 +29,56 @@ from ipygpumem.heap.walk import MOST_AT_START, Walk
 from ipygpumem.introspect import ATOMS, is_instance, module_dict, named_objects, users_modules
 
 _LARGE = 1 << 16
-"""Arrays with more bytes are tracked by place, in an entry that the garbage collector has to examine."""
+"""Arrays with more bytes are tracked by place, in an entry that the garbage collector has to
+examine.
+"""
 
 _AT_ONCE, _SHORT = 1000, 50
 """Number of named containers to look into at once, and their average length at most."""
 _CONTAINER_TYPES = set(map(id, CONTAINERS))
 _MOST_INSTALLED = 300
-"""Maximum number of objects to enter in an installed module, whose data is at the top level, not in functions."""
+"""Maximum number of objects to enter in an installed module, whose data is at the top level, not in
+functions.
+"""
 
 
 def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
-    """Return the NumPy arrays behind a notebook's names, in the modules among them, and in all modules of the user.
+    """Return the NumPy arrays behind a notebook's names, in the modules among them, and in all
+    modules of the user.
 
-    The collector does not list arrays, and searching behind all objects that it lists takes three times as long.
+    The collector does not list arrays, and searching behind all objects that it lists takes three
+    times as long.
 
     Returns:
         The arrays without duplicates, and True if all were seen.
     """
     own = users_modules()
-    namespaces = {id(names): names for names in map(module_dict, own.values()) if names is not namespace}
+    namespaces = {
+        id(names): names for names in map(module_dict, own.values()) if names is not namespace
+    }
     walk = Walk(MOST_AT_START, ("ndarray",), {"__main__", *own}, is_hasty=True)
     walk.pass_over(namespace, *namespaces.values())  # their contents belong to the whole session
     named = without_types(ATOMS, list(dict(namespace).values()))
-    values = [*_that_may_lead_on(named), *(value for names in namespaces.values() for _, value in named_objects(names))]
+    values = [
+        *_that_may_lead_on(named),
+        *(value for names in namespaces.values() for _, value in named_objects(names)),
+    ]
     arrays = list(chain.from_iterable(walk.run([(values, None)])))
     complete = walk.complete
     for module in by_identity(walk.of_kind("module", named)).values():
         walk.left = _MOST_INSTALLED
-        found = [item for item in list(module_dict(module).values()) if type(item) is not FunctionType]
+        found = [
+            item for item in list(module_dict(module).values()) if type(item) is not FunctionType
+        ]
         arrays += chain.from_iterable(walk.run([(found, None)]))
     walk.drop()
     return arrays, complete
 
 
 def _that_may_lead_on(values: Sequence[object]) -> list[object]:
-    """Return the values, without short containers of numbers and text: a walk takes half a microsecond for each."""
+    """Return the values, without short containers of numbers and text: a walk takes half a
+    microsecond for each.
+    """
     found = list[object]()
     for part in chunks(values, _AT_ONCE):
         if not _hold_only_atoms(part):
@@ -63,7 +87,10 @@ def _that_may_lead_on(values: Sequence[object]) -> list[object]:
 
 
 def _hold_only_atoms(containers: Sequence[Any]) -> bool:
-    if not _CONTAINER_TYPES.issuperset(types_of(containers)) or sum(map(len, containers)) > _AT_ONCE * _SHORT:
+    if (
+        not _CONTAINER_TYPES.issuperset(types_of(containers))
+        or sum(map(len, containers)) > _AT_ONCE * _SHORT
+    ):
         return False
     return ATOMS.issuperset(types_of(gc.get_referents(*containers)))
 
@@ -71,21 +98,25 @@ def _hold_only_atoms(containers: Sequence[Any]) -> bool:
 class BaselineSnapshot:
     """Snapshot of the memory of all tensors, and of the arrays behind a notebook's names.
 
-    It keeps no object alive. Torch storages are referenced weakly, so that their identities are not reused. Arrays are
-    known by their places in memory.
+    It keeps no object alive. Torch storages are referenced weakly, so that their identities are not
+    reused. Arrays are known by their places in memory.
 
     Attributes:
         complete: False if there was too much to follow, so that some old arrays may be unknown.
     """
 
-    def __init__(self, namespace: dict[str, Any], garbage: Garbage, known: Iterable[Span] = ()) -> None:
+    def __init__(
+        self, namespace: dict[str, Any], garbage: Garbage, known: Iterable[Span] = ()
+    ) -> None:
         self._storages = Storages()
         self._objects: dict[int, weakref.ref[Any]] = {}
         """Tensors without a storage, by identity."""
         self._large: set[Span] = set(known)
-        """Places of large arrays that own their memory; no weak references, because NumPy would not resize the arrays.
+        """Places of large arrays that own their memory; no weak references, because NumPy would not
+        resize the arrays.
 
-        A new array at the place of an old one counts as old, and an old one that has moved counts as new.
+        A new array at the place of an old one counts as old, and an old one that has moved counts
+        as new.
         """
         self._spans: list[tuple[int, int]] = []
         self._small: set[int] = set()
@@ -112,7 +143,9 @@ class BaselineSnapshot:
         self._small = set(map(id, compress(owners, map(not_, large))))
 
     def has(self, item: object, array: Array) -> bool:
-        """Return True if the memory of a tensor or array, described by ``array``, existed before."""
+        """Return True if the memory of a tensor or array, described by ``array``,
+        existed before.
+        """
         library, key = array.storage
         if library == "torch":
             return key in self._storages or self._shows_old_array(item)
@@ -125,7 +158,9 @@ class BaselineSnapshot:
         return reference is not None and reference() is not None
 
     def _shows_old_array(self, item: Any) -> bool:
-        """Return True if a tensor shares the memory of an old array, as one from ``torch.from_numpy`` does."""
+        """Return True if a tensor shares the memory of an old array, as one from
+        ``torch.from_numpy`` does.
+        """
         base: Any = library_type("torch", "Tensor")
         if not self._spans or not is_instance(item, base):
             return False

@@ -1,11 +1,12 @@
 """Breaks an accelerator's or the host's memory down into parts that sum exactly to the total.
 
-The blocks of torch's allocator are compared with the addresses of the storages that Python holds. Memory in a used
-block without such a storage is held by an autograd graph or a C++ library.
+The blocks of torch's allocator are compared with the addresses of the storages that Python holds.
+Memory in a used block without such a storage is held by an autograd graph or a C++ library.
 
-The kernel counts the host's pages by several overlapping measures. Each byte belongs to the first of these that
-claims it: free, this process (``RssAnon``, ``RssShmem``, ``RssFile``), reclaimable cache (``MemAvailable`` minus free,
-or the group's own statistics), child processes (PSS). The rest belongs to other processes.
+The kernel counts the host's pages by several overlapping measures. Each byte belongs to the first
+of these that claims it: free, this process (``RssAnon``, ``RssShmem``, ``RssFile``), reclaimable
+cache (``MemAvailable`` minus free, or the group's own statistics), child processes (PSS). The rest
+belongs to other processes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Reconciliation(Record):
     device: str
     total_bytes: int
     basis: str
-    """Meaning of ``total_bytes``: the device's memory, a container's limit, or only reserved memory."""
+    """Meaning of ``total_bytes``: the device's memory, a container's limit, or only reserved
+    memory.
+    """
     parts: tuple[Part, ...]
     notes: tuple[str, ...] = ()
     """Remarks on the figures, such as why one is missing."""
@@ -55,7 +58,9 @@ class Storage(NamedTuple):
     address: int
     size_bytes: int
     kind: str
-    """Role of the memory: ``parameter``, ``gradient``, ``optimizer state``, ``buffer``, ``other``, ..."""
+    """Role of the memory: ``parameter``, ``gradient``, ``optimizer state``, ``buffer``, ``other``,
+    ...
+    """
 
 
 KINDS = {
@@ -67,7 +72,9 @@ KINDS = {
 }
 """Kinds of tensors in the order of the report, each with its advice."""
 
-_UNHELD = "not a Python object: a loss or output keeps its graph (.detach() it), or cuBLAS a workspace"
+_UNHELD = (
+    "not a Python object: a loss or output keeps its graph (.detach() it), or cuBLAS a workspace"
+)
 
 
 def device_parts(
@@ -83,7 +90,8 @@ def device_parts(
     Args:
         reading: the device's reading by a probe.
         snapshot: its allocator's blocks; None if torch has no snapshot.
-        wide: the driver's figures for the device and its processes; None to use those of ``reading``.
+        wide: the driver's figures for the device and its processes; None to use those of
+            ``reading``.
         storages: the storages that Python holds, on any device; None if unknown.
         notes: further remarks.
         pools: memory reserved there by other libraries than torch.
@@ -95,18 +103,25 @@ def device_parts(
     return _with_the_rest(reading, [*parts, *pools], wide, texts)
 
 
-def card_parts(device: str, wide: DeviceWide, pools: Sequence[Part] = (), notes: Sequence[str] = ()) -> Reconciliation:
+def card_parts(
+    device: str, wide: DeviceWide, pools: Sequence[Part] = (), notes: Sequence[str] = ()
+) -> Reconciliation:
     """Return the breakdown of a card that torch does not use."""
-    reading = Reading(device, 0, 0, "allocator", wide.total_bytes, 0, wide.used_bytes, wide.other_bytes)
+    reading = Reading(
+        device, 0, 0, "allocator", wide.total_bytes, 0, wide.used_bytes, wide.other_bytes
+    )
     return _with_the_rest(reading, pools, wide, notes)
 
 
-# -- the allocator's reserved memory --------------------------------------------------------------------------
+# -- the allocator's reserved memory ------------------------------------------------------------
 
 
 def _by_blocks(snapshot: Snapshot, storages: list[Storage] | None, texts: list[str]) -> list[Part]:
     if storages is None:
-        parts, rounding = [_unsorted(snapshot.requested_bytes)], snapshot.allocated_bytes - snapshot.requested_bytes
+        parts, rounding = (
+            [_unsorted(snapshot.requested_bytes)],
+            snapshot.allocated_bytes - snapshot.requested_bytes,
+        )
     else:
         kinds, unheld, rounding, outside = _cover(snapshot.blocks_in_use, storages)
         parts = [
@@ -115,7 +130,8 @@ def _by_blocks(snapshot: Snapshot, storages: list[Storage] | None, texts: list[s
         ]
         if outside:
             texts.append(
-                f"{format_bytes(outside)} of tensors lie outside torch's allocator (another library's, or "
+                f"{format_bytes(outside)} of tensors lie outside torch's allocator (another "
+                f"library's, or "
                 "another process's memory): they are counted there"
             )
     largest = format_bytes(max(snapshot.fragments, default=0))
@@ -125,7 +141,11 @@ def _by_blocks(snapshot: Snapshot, storages: list[Storage] | None, texts: list[s
     private = "free blocks of CUDA graphs or other pools: delete those, then %gpumem free"
     return [
         *parts,
-        Part("rounding", rounding, "the allocator rounds sizes up: few large tensors cost less than many"),
+        Part(
+            "rounding",
+            rounding,
+            "the allocator rounds sizes up: few large tensors cost less than many",
+        ),
         Part("waiting for a stream", snapshot.pending_bytes, pending),
         Part("allocator cache", snapshot.cached_bytes, cache),
         Part("fragmentation", sum(snapshot.fragments), gaps),
@@ -133,10 +153,14 @@ def _by_blocks(snapshot: Snapshot, storages: list[Storage] | None, texts: list[s
     ]
 
 
-def _cover(blocks: Sequence[Block], storages: Iterable[Storage]) -> tuple[Counter[str], int, int, int]:
-    """Match storages with used blocks, both sorted by address; bytes shared by several storages count once.
+def _cover(
+    blocks: Sequence[Block], storages: Iterable[Storage]
+) -> tuple[Counter[str], int, int, int]:
+    """Match storages with used blocks, both sorted by address; bytes shared by several storages
+    count once.
 
-    Return the bytes of each kind, then the bytes without a storage, the rounding, and the bytes outside all blocks.
+    Return the bytes of each kind, then the bytes without a storage, the rounding, and the bytes
+    outside all blocks.
     """
     ordered = sorted(storages, key=lambda item: (item.address, item.size_bytes))
     starts = [item.address for item in ordered]
@@ -154,7 +178,8 @@ def _cover(blocks: Sequence[Block], storages: Iterable[Storage]) -> tuple[Counte
             outside -= item.size_bytes
             inside += fresh
             reached = max(reached, stop)
-        # A block without any storage is held as a whole; otherwise the excess over the request is rounding.
+        # A block without any storage is held as a whole; otherwise the excess over the request is
+        # rounding.
         rounded = block.size_bytes - max(inside, block.requested_bytes) if inside else 0
         rounding += rounded
         unheld += block.size_bytes - inside - rounded
@@ -165,11 +190,16 @@ def _by_counters(reading: Reading) -> list[Part]:
     """Return the parts without a snapshot: live tensors, and cache with fragmentation."""
     cache = max(0, (reading.reserved_bytes or 0) - reading.current_bytes)
     advice = "free for this process's next tensors; %gpumem free frees a part"
-    return [_unsorted(reading.current_bytes), Part("allocator cache and fragmentation", cache, advice)]
+    return [
+        _unsorted(reading.current_bytes),
+        Part("allocator cache and fragmentation", cache, advice),
+    ]
 
 
 def kind_parts(what: str, kinds: Mapping[str, int]) -> list[Part]:
-    """Return a part for each of ``kinds``, in the order of the report, with names prefixed by ``what``."""
+    """Return a part for each of ``kinds``, in the order of the report, with names prefixed by
+    ``what``.
+    """
     order = [*(kind for kind in KINDS if kind in kinds), *sorted(kinds.keys() - KINDS)]
     return [Part(f"{what}: {kind}", kinds[kind], KINDS.get(kind, KINDS["other"])) for kind in order]
 
@@ -178,49 +208,67 @@ def _unsorted(size: int) -> Part:
     return Part("live tensors", size, "delete their names, or end the experiment that made them")
 
 
-# -- the rest, by the driver ----------------------------------------------------------------------------------
+# -- the rest, by the driver --------------------------------------------------------------------
 
 
 def _with_the_rest(
     reading: Reading, parts: Sequence[Part], wide: DeviceWide | None, notes: Sequence[str]
 ) -> Reconciliation:
-    """Return the reserved parts with those outside the allocator, as far as the driver reports them."""
+    """Return the reserved parts with those outside the allocator, as far as the driver reports
+    them.
+    """
     reserved = sum(part.size_bytes or 0 for part in parts)
     source = reading if wide is None or wide.used_bytes is None else wide
     total, used = source.total_bytes, source.used_bytes
     why = reading.note or (wide.note if wide is not None else "") or "the driver does not report it"
     if total is not None and used is not None:
         if reserved <= used <= total:
-            rest = [*_beside(used - reserved, reserved, wide, why), Part("free", total - used, "free for any process")]
-            return Reconciliation(reading.device, total, "the device's memory", (*parts, *rest), tuple(notes))
+            rest = [
+                *_beside(used - reserved, reserved, wide, why),
+                Part("free", total - used, "free for any process"),
+            ]
+            return Reconciliation(
+                reading.device, total, "the device's memory", (*parts, *rest), tuple(notes)
+            )
         why = "the driver's figures contradict torch's: unified memory, or a busy moment"
     unknown = Part("unknown: context, other processes, free", None, why)
-    return Reconciliation(reading.device, reserved, "reserved by torch's allocator", (*parts, unknown), tuple(notes))
+    return Reconciliation(
+        reading.device, reserved, "reserved by torch's allocator", (*parts, unknown), tuple(notes)
+    )
 
 
 def _beside(size: int, reserved: int, wide: DeviceWide | None, why: str) -> list[Part]:
-    """Return the parts of the ``size`` bytes that are in use on the device but not reserved here."""
+    """Return the parts of the ``size`` bytes that are in use on the device but not
+    reserved here.
+    """
     if wide is not None and wide.own_bytes is not None:
         context = max(0, wide.own_bytes - reserved)
         rest = size - context - sum(used for _, used in wide.other_processes)
         if rest >= 0:
             own = "CUDA's context, kernels, workspaces: freed when the kernel restarts"
             by_size = sorted(wide.other_processes, key=lambda item: -item[1])
-            hidden = "in use, by no process that the driver lists: the driver itself, or hidden processes"
+            hidden = (
+                "in use, by no process that the driver lists: the driver itself, or hidden "
+                "processes"
+            )
             return [
                 Part("context and libraries", context, own),
-                *(Part(process_label(pid), used, "another process: end it if it is yours") for pid, used in by_size),
+                *(
+                    Part(process_label(pid), used, "another process: end it if it is yours")
+                    for pid, used in by_size
+                ),
                 Part("unknown", rest, hidden),
             ]
         why = "the driver's figures for processes exceed the memory in use: read at a busy moment"
     return [Part("unknown: context, libraries and other processes", size, why)]
 
 
-# -- pools of other libraries ------------------------------------------------------------------------------------
+# -- pools of other libraries -------------------------------------------------------------------
 
 _UNUSED = {
     "jax": (
-        "serves JAX alone, until the kernel ends: XLA_PYTHON_CLIENT_PREALLOCATE=false before its first use lets it "
+        "serves JAX alone, until the kernel ends: XLA_PYTHON_CLIENT_PREALLOCATE=false before its "
+        "first use lets it "
         "reserve only what it needs"
     ),
     "cupy": "free for CuPy's next arrays; %gpumem free frees it",
@@ -229,30 +277,40 @@ _UNUSED = {
 
 
 def pools_on(index: int, readings: Mapping[str, Reading]) -> tuple[Part, ...]:
-    """Return the parts of the pools on a device, by torch's number; a pool without a device counts on a single one."""
+    """Return the parts of the pools on a device, by torch's number; a pool without a device counts
+    on a single one.
+    """
     is_alone = len({device for device in readings if device.partition(":")[0] == "cuda"}) <= 1
     parts = []
     for device, reading in readings.items():
         name, _, number = device.partition(":")
         if name not in POOLS or not (number == str(index) or (not number and is_alone)):
             continue
-        parts.append(Part(f"{POOLS[name]}: in use", reading.current_bytes, "its arrays: delete their names"))
+        parts.append(
+            Part(f"{POOLS[name]}: in use", reading.current_bytes, "its arrays: delete their names")
+        )
         if reading.reserved_bytes is not None:
             unused = max(0, reading.reserved_bytes - reading.current_bytes)
             parts.append(Part(f"{POOLS[name]}: pool's rest", unused, _UNUSED.get(name, "")))
     return tuple(parts)
 
 
-# -- the host's memory ------------------------------------------------------------------------------------------
+# -- the host's memory --------------------------------------------------------------------------
 
 Resident = Callable[[list[tuple[int, int]]], list[int]]
-"""Returns the bytes in RAM of each address range; raises OSError if the system does not report them."""
+"""Returns the bytes in RAM of each address range; raises OSError if the system does not report
+them.
+"""
 
 _OTHERS = "other processes and the system"
 MANY_BYTES, MANY_SHARE = 64 * MIB, 0.1
-"""Bytes, and share of the RSS or of what an experiment keeps, from which a note says how many cannot be named."""
+"""Bytes, and share of the RSS or of what an experiment keeps, from which a note says how many
+cannot be named.
+"""
 PYTHON, OF = "Python objects", "of "
-"""Name of a part, and prefix of the kind of a library's memory that is neither a tensor nor a NumPy array."""
+"""Name of a part, and prefix of the kind of a library's memory that is neither a tensor nor a NumPy
+array.
+"""
 PRINTED = "printed by cells"
 """Name of the part with the text that IPython keeps."""
 _OBJECTS = {
@@ -305,19 +363,39 @@ def host_parts(
         out_of_reach = f"{figures.limit.name} allows this process {size} of {what}: {remedy}"
     left = total
     taken = []
-    own = (free, figures.private_bytes, figures.shared_bytes, files, cache, figures.children_bytes or 0)
+    own = (
+        free,
+        figures.private_bytes,
+        figures.shared_bytes,
+        files,
+        cache,
+        figures.children_bytes or 0,
+    )
     for size_bytes in own:  # the first that claims a byte gets it
         taken.append(max(0, min(size_bytes, left)))
         left -= taken[-1]
     free, private, shared, files, cache, children = taken
     if private + shared + files < figures.rss_bytes:
         missing = figures.rss_bytes - private - shared - files
-        notes.append(f"{format_bytes(missing)} of this process's RSS are not charged to it here: shared files, mostly")
-    workers = "such as data loaders; shared pages count by share where that is known (PSS): end them"
+        notes.append(
+            f"{format_bytes(missing)} of this process's RSS are not charged to it here: shared "
+            f"files, mostly"
+        )
+    workers = (
+        "such as data loaders; shared pages count by share where that is known (PSS): end them"
+    )
     parts = [
         *_private(private, storages, resident, notes, figures.own, objects or {}),
-        Part("shared memory", shared, "data loaders' batches, pinned memory, /dev/shm: close their creator"),
-        Part("libraries and mapped files", files, "code and mapped data: dropped by the kernel when it needs room"),
+        Part(
+            "shared memory",
+            shared,
+            "data loaders' batches, pinned memory, /dev/shm: close their creator",
+        ),
+        Part(
+            "libraries and mapped files",
+            files,
+            "code and mapped data: dropped by the kernel when it needs room",
+        ),
         Part("child processes", children, workers),
         Part(rest_name, left, "end what you do not need, such as other notebooks' kernels"),
         Part("cache", cache, "cached files: the system frees them when memory is needed"),
@@ -340,7 +418,9 @@ def _private(
     own: OwnPages | None,
     objects: Mapping[str, int],
 ) -> list[Part]:
-    """Return the parts of this process's own pages: arrays in RAM by kind, objects, what malloc keeps, the rest."""
+    """Return the parts of this process's own pages: arrays in RAM by kind, objects, what malloc
+    keeps, the rest.
+    """
     whole = [Part("this process", size, _REST)]
     ranges = _disjoint(item for item in storages or () if item.device == "cpu")
     kinds: Counter[str] = Counter()
@@ -353,7 +433,10 @@ def _private(
         kinds[item.kind] += size_bytes
     left = size - sum(kinds.values())
     if left < 0:
-        notes.append("the arrays that Python holds are larger than this process's own pages: they cannot be separated")
+        notes.append(
+            "the arrays that Python holds are larger than this process's own pages: they cannot be "
+            "separated"
+        )
         return whole
     of_libraries = {kind: kinds.pop(kind) for kind in list(kinds) if kind.startswith(OF)}
     parts = kind_parts("arrays", kinds) + [
@@ -361,15 +444,22 @@ def _private(
     ]
     named = dict(objects) if own is None else {**objects, **dict(zip(_OWN, own, strict=True))}
     for name, size_bytes in named.items():
-        parts.append(Part(name, min(left, size_bytes), _OWN.get(name) or _OBJECTS.get(name, _OF_LIBRARY)))
+        parts.append(
+            Part(name, min(left, size_bytes), _OWN.get(name) or _OBJECTS.get(name, _OF_LIBRARY))
+        )
         left -= min(left, size_bytes)
     if not parts:
         return whole
-    return [*parts, Part(_NOT_NAMED, left, "no object accounts for them: delete names, then %gpumem free")]
+    return [
+        *parts,
+        Part(_NOT_NAMED, left, "no object accounts for them: delete names, then %gpumem free"),
+    ]
 
 
 def _disjoint(storages: Iterable[Storage]) -> list[Storage]:
-    """Return the storages by address, without bytes that an earlier one covers (arrays may share memory)."""
+    """Return the storages by address, without bytes that an earlier one covers (arrays may share
+    memory).
+    """
     found, reached = [], 0
     for item in sorted(storages, key=lambda item: item.address):
         start, end = max(item.address, reached), item.address + item.size_bytes

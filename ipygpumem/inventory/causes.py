@@ -38,14 +38,25 @@ from ipygpumem.units import MIB, format_bytes
 _TIGHT = 16 * MIB
 """Maximum bytes left of a limit that refused a request of unknown size."""
 _EDGES = 40 * MIB
-"""Bytes of a gap that expandable segments may not free: a part of a page of 20 MiB at either end."""
+"""Bytes of a gap that expandable segments may not free: a part of a page of 20 MiB at either end.
+"""
 _MAPPED = 32 * MIB
 """Size from which malloc maps each block on its own, so that freeing it returns address space."""
 _MOST_NAMES, _MOST_FOLLOWED = 3, 100_000
 _MOST_ON_HEAP = 2_000_000
 """Maximum number of allocated blocks for which the heap is searched: a third of a second."""
 _NOT_SEARCHED = "; your variables were not searched for memory to free, to save time and memory"
-_OUT_OF_SIGHT = {"globals", "locals", "vars", "eval", "exec", "user_ns", "__main__", "__globals__", "f_globals"}
+_OUT_OF_SIGHT = {
+    "globals",
+    "locals",
+    "vars",
+    "eval",
+    "exec",
+    "user_ns",
+    "__main__",
+    "__globals__",
+    "f_globals",
+}
 """Names in code that may use any name."""
 
 
@@ -58,7 +69,9 @@ class Bound(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """Processes or names without whose memory the device would have ``room_bytes`` for one request."""
+    """Processes or names without whose memory the device would have ``room_bytes``
+    for one request.
+    """
 
     kind: Literal["process", "names"]
     words: str
@@ -95,7 +108,10 @@ def cause_of(found: Shortage) -> Cause | None:
 
     A limit, gaps, a process or names are the cause if the request would have fit without them.
 
-    >>> cause_of(Shortage("cuda:0", requested_bytes=6 << 30, total_bytes=24 << 30, free_bytes=5 << 30)).text
+    >>> shortage = Shortage(
+    ...     "cuda:0", requested_bytes=6 << 30, total_bytes=24 << 30, free_bytes=5 << 30
+    ... )
+    >>> cause_of(shortage).text
     'asked for 6.00 GiB, but 5.00 GiB of cuda:0 were free: 1.00 GiB too much'
     """
     if found.device == "shm":
@@ -107,7 +123,11 @@ def cause_of(found: Shortage) -> Cause | None:
         return _limit(found, least) if least is not None and is_tight else None
     if total is not None and _exceeds(asked, total):
         owner = "the machine" if found.device == "cpu" else found.device
-        return Cause("too large", found.device, f"{_request(asked)}, but {owner} has {format_bytes(total)} in all")
+        return Cause(
+            "too large",
+            found.device,
+            f"{_request(asked)}, but {owner} has {format_bytes(total)} in all",
+        )
     if least is not None and _exceeds(asked, least.left_bytes):
         return _limit(found, least)
     if free is None or found.overcommits or not _exceeds(asked, max(free, found.largest_gap_bytes)):
@@ -121,13 +141,20 @@ def cause_of(found: Shortage) -> Cause | None:
 def _full(found: Shortage) -> Cause:
     total, free = (format_bytes(size or 0) for size in (found.total_bytes, found.free_bytes))
     text = f"{free} of the {total} of shared memory ({MOUNT}) were left: too little"
-    return Cause("shm", "shm", text, "start the container with a larger --shm-size, or use fewer DataLoader workers")
+    return Cause(
+        "shm",
+        "shm",
+        text,
+        "start the container with a larger --shm-size, or use fewer DataLoader workers",
+    )
 
 
 def _limit(found: Shortage, bound: Bound) -> Cause:
     left, free, asked = format_bytes(bound.left_bytes), found.free_bytes or 0, found.requested_bytes
     if asked is None:
-        return Cause("limit", found.device, f"almost nothing was left of {bound.words}", bound.remedy)
+        return Cause(
+            "limit", found.device, f"almost nothing was left of {bound.words}", bound.remedy
+        )
     text = f"{_request(asked)}, but only {left} were left of {bound.words}"
     text += f", although {format_bytes(free)} of the machine were free" * _exceeds(free, asked)
     for holder in _solving(found, asked):
@@ -136,15 +163,24 @@ def _limit(found: Shortage, bound: Bound) -> Cause:
 
 
 def _fragmentation(found: Shortage, asked: int, free: int) -> Cause:
-    together, largest = format_bytes(free + found.gap_bytes), format_bytes(max(free, found.largest_gap_bytes))
-    text = f"{_request(asked)}, and {together} of {found.device} were free, but the largest block had {largest}"
+    together, largest = (
+        format_bytes(free + found.gap_bytes),
+        format_bytes(max(free, found.largest_gap_bytes)),
+    )
+    text = (
+        f"{_request(asked)}, and {together} of {found.device} were free, but the largest block had "
+        f"{largest}"
+    )
     helps = found.setting and _exceeds(free + found.expandable_bytes, asked)
     line = f"restart the kernel and run first: %env {found.setting}"
     return Cause("fragmentation", found.device, f"{text}: fragmentation", line if helps else "")
 
 
 def _too_much(found: Shortage, asked: int, free: int) -> Cause:
-    text = f"{_request(asked)}, but {format_bytes(free)} of {found.device} were free: {format_bytes(asked - free)}"
+    text = (
+        f"{_request(asked)}, but {format_bytes(free)} of {found.device} were free: "
+        f"{format_bytes(asked - free)}"
+    )
     for holder in _solving(found, asked):
         return Cause(holder.kind, found.device, f"{text} too much. {holder.words}", holder.remedy)
     return Cause("too much", found.device, f"{text} too much")
@@ -165,7 +201,7 @@ def _exceeds(one: int, other: int) -> bool:
     return one - other > (one + other) // 200
 
 
-# -- figures of the moment ----------------------------------------------------------------------------------------
+# -- figures of the moment ----------------------------------------------------------------------
 
 
 def find(
@@ -206,8 +242,14 @@ def find(
     least = _bytes_to_limit(found, figures)
 
     def room(size: int, gone: Collection[int]) -> int:
-        """Return the largest request that fits once blocks of ``size`` bytes in all at some addresses are freed."""
-        device = (found.free_bytes or 0) + size if snapshot is None else _room(snapshot, found.free_bytes or 0, gone)
+        """Return the largest request that fits once blocks of ``size`` bytes in all at some
+        addresses are freed.
+        """
+        device = (
+            (found.free_bytes or 0) + size
+            if snapshot is None
+            else _room(snapshot, found.free_bytes or 0, gone)
+        )
         if found.overcommits:
             return (least or 0) + size
         return device if least is None else min(device, least + size)
@@ -238,14 +280,21 @@ def _bytes_to_limit(found: Shortage, figures: FailedAllocation | None) -> int | 
 def _on_host(requested: int | None) -> Shortage:
     memory, swap, bounds = psutil.virtual_memory(), psutil.swap_memory(), []
     for limit in own_limits.limits():
-        what = f"the {format_bytes(limit.limit_bytes)} of {own_limits.WHAT[limit.name]} that this process may use"
-        bounds.append(Bound(limit.available_bytes, f"{what} ({limit.name})", own_limits.remedy(limit.name)))
+        what = (
+            f"the {format_bytes(limit.limit_bytes)} of {own_limits.WHAT[limit.name]} that this "
+            f"process may use"
+        )
+        bounds.append(
+            Bound(limit.available_bytes, f"{what} ({limit.name})", own_limits.remedy(limit.name))
+        )
     total, free = int(memory.total + swap.total), int(memory.available + swap.free)
     return Shortage("cpu", requested, total, free, sys.platform == "linux", tuple(bounds))
 
 
 def _on_card(figures: FailedAllocation, snapshot: Snapshot | None) -> Shortage:
-    """Return the figures of a card, with gaps that existed when the request failed, not those left by its frames."""
+    """Return the figures of a card, with gaps that existed when the request failed, not those left
+    by its frames.
+    """
     found = Shortage(figures.device, figures.requested, figures.total, figures.free)
     if snapshot is None:
         return found
@@ -269,7 +318,7 @@ def _on_card(figures: FailedAllocation, snapshot: Snapshot | None) -> Shortage:
     )
 
 
-# -- memory without which the request would fit ---------------------------------------------------------------------
+# -- memory without which the request would fit -------------------------------------------------
 
 
 def _processes(found: Shortage, least: int | None) -> Iterator[Holder]:
@@ -284,7 +333,10 @@ def _processes(found: Shortage, least: int | None) -> Iterator[Holder]:
         remedy = "shut that kernel down" if "another kernel" in label else "end it if it is yours"
         words = f"{label} has {format_bytes(size)} of it"
         if number > 1:
-            words, remedy = f"{number} other processes have {format_bytes(size)} of it, {label} the most", ""
+            words, remedy = (
+                f"{number} other processes have {format_bytes(size)} of it, {label} the most",
+                "",
+            )
         yield Holder("process", words, size, room if least is None else min(room, least), remedy)
 
 
@@ -297,15 +349,31 @@ def _leftovers(
     room: Callable[[int, Collection[int]], int],
     allowance: Allowance,
 ) -> Holder | None:
-    """Return the names of earlier cells, without those ``used``, if deleting them makes enough room."""
+    """Return the names of earlier cells, without those ``used``, if deleting them makes enough
+    room.
+    """
     device, asked = found.device, found.requested_bytes or 0
     if used is None:
         return None
-    lacking = asked - found.gap_bytes - (min(found.bounds).left_bytes if found.bounds else found.free_bytes or 0)
-    rows = [row for row in take(named(), {}, progress=allowance.check).names if row.device_bytes.get(device)]
-    rows = [row for row in rows if (names := {row.name, *row.same}) <= namespace.keys() and not names & used]
+    lacking = (
+        asked
+        - found.gap_bytes
+        - (min(found.bounds).left_bytes if found.bounds else found.free_bytes or 0)
+    )
+    rows = [
+        row
+        for row in take(named(), {}, progress=allowance.check).names
+        if row.device_bytes.get(device)
+    ]
+    rows = [
+        row
+        for row in rows
+        if (names := {row.name, *row.same}) <= namespace.keys() and not names & used
+    ]
     cells = {row.name: cell for row in rows if (cell := cell_of(row.name)) is not None}
-    rows = sorted((row for row in rows if row.name in cells), key=lambda row: -row.device_bytes[device])
+    rows = sorted(
+        (row for row in rows if row.name in cells), key=lambda row: -row.device_bytes[device]
+    )
     for number in range(1, len(rows[:_MOST_NAMES]) + 1):
         chosen = rows[:number]
         if sum(row.device_bytes[device] for row in chosen) < lacking:
@@ -315,18 +383,23 @@ def _leftovers(
         size = sum(freed.values())
         if _exceeds(left := room(size, freed), asked):
             held_by = " and ".join(f"{row.name}{cells[row.name]}" for row in chosen)
-            words = f"{format_bytes(size)} are still held by {held_by}, which this cell does not use"
+            words = (
+                f"{format_bytes(size)} are still held by {held_by}, which this cell does not use"
+            )
             deleted = ", ".join(name for row in chosen for name in (row.name, *row.same))
             return Holder("names", words, size, left, f"del {deleted}")
     return None
 
 
-def _freed(holding: list[object], references: list[int], device: str, allowance: Allowance) -> dict[int, int]:
+def _freed(
+    holding: list[object], references: list[int], device: str, allowance: Allowance
+) -> dict[int, int]:
     """Return the address and size of the blocks of a device that only these objects hold.
 
     Args:
         holding: the objects, in a list that our callers hold.
-        references: the number of references to each one that do not count: of the list, and of its names.
+        references: the number of references to each one that do not count: of the list, and of its
+            names.
         device: the device; of RAM, only blocks that return address space.
         allowance: the time and memory for it.
     """
@@ -357,7 +430,10 @@ def _shared_ranges() -> list[tuple[int, int]]:
         return []
     found = (line.split(maxsplit=2)[:2] for line in lines)
     return [
-        (int(start, 16), int(end, 16)) for span, flags in found if flags[3] == "s" for start, end in [span.split("-")]
+        (int(start, 16), int(end, 16))
+        for span, flags in found
+        if flags[3] == "s"
+        for start, end in [span.split("-")]
     ]
 
 
@@ -371,10 +447,16 @@ def _room(snapshot: Snapshot, free: int, gone: Collection[int]) -> int:
     """Return the largest request that fits once the blocks at some addresses are freed."""
     largest = 0
     for segment in snapshot.segments:
-        states = [(block.state == "inactive" or block.address in gone, block) for block in segment.blocks]
+        states = [
+            (block.state == "inactive" or block.address in gone, block) for block in segment.blocks
+        ]
         if segment.private or not any(block.address in gone for _, block in states):
             continue
-        runs = [list(run) for is_free, run in itertools.groupby(states, key=lambda item: item[0]) if is_free]
+        runs = [
+            list(run)
+            for is_free, run in itertools.groupby(states, key=lambda item: item[0])
+            if is_free
+        ]
         sizes = [sum(block.size_bytes for _, block in run) for run in runs]
         if segment.page_bytes is not None:
             free += sum(max(0, size - 2 * segment.page_bytes) for size in sizes)
@@ -385,11 +467,14 @@ def _room(snapshot: Snapshot, free: int, gone: Collection[int]) -> int:
     return max(free, largest)
 
 
-def names_used(error: BaseException, namespace: dict[str, Any], source: str, allowance: Allowance) -> set[str] | None:
+def names_used(
+    error: BaseException, namespace: dict[str, Any], source: str, allowance: Allowance
+) -> set[str] | None:
     """Return the names that the failed code may use; None if it may use any.
 
-    The code of each function of the notebook counts, since libraries may call it: methods that were added to their
-    classes, magics, operators. So do words in its texts, as in ``frame.query("a < @limit")``.
+    The code of each function of the notebook counts, since libraries may call it: methods that were
+    added to their classes, magics, operators. So do words in its texts, as in ``frame.query("a <
+    @limit")``.
     """
     frames = [*(frame for frame, _ in tracebacks.frames(error)), *stack(sys._getframe())]
     waiting: list[Any] = [frame.f_code for frame in frames if frame.f_globals is namespace]
@@ -404,7 +489,11 @@ def names_used(error: BaseException, namespace: dict[str, Any], source: str, all
             continue
         seen[id(item)] = item
         if type(item) is CodeType:
-            words |= {*item.co_names, *item.co_freevars, *re.findall(r"\w+", repr(_plain(item.co_consts)))}
+            words |= {
+                *item.co_names,
+                *item.co_freevars,
+                *re.findall(r"\w+", repr(_plain(item.co_consts))),
+            }
             waiting += [one for one in item.co_consts if type(one) is CodeType]
             waiting += map(namespace.get, item.co_names)
         elif type(item) is FunctionType:

@@ -1,6 +1,7 @@
 """Finds the line that ends a child process: its own name, or that of its pool or data loader.
 
-It reads attributes that the standard library, torch and loky store in their objects, and calls nothing.
+It reads attributes that the standard library, torch and loky store in their objects, and calls
+nothing.
 """
 
 from __future__ import annotations
@@ -21,15 +22,24 @@ _KINDS = (
     ("multiprocessing.pool", "Pool", "_pool", "{name}.terminate()"),
     ("concurrent.futures.process", "ProcessPoolExecutor", "_processes", "{name}.shutdown()"),
     ("torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter", "_workers", "del {name}"),
-    ("torch.utils.data.dataloader", "DataLoader", "_iterator", "del {name}"),  # with persistent workers
+    (
+        "torch.utils.data.dataloader",
+        "DataLoader",
+        "_iterator",
+        "del {name}",
+    ),  # with persistent workers
 )
-"""Classes whose objects have processes: module, name, the attribute that leads to them, and the line that ends them."""
+"""Classes whose objects have processes: module, name, the attribute that leads to them, and the
+line that ends them.
+"""
 _MOST_ITEMS = 1000
 """Maximum number of items of a list or dict to look at."""
 
 
 class ProcessGrowth(NamedTuple):
-    """Processes that the same line ends, and the memory that they have taken since an earlier look."""
+    """Processes that the same line ends, and the memory that they have taken since
+    an earlier look.
+    """
 
     grown_bytes: int
     processes: tuple[Child, ...]
@@ -50,16 +60,20 @@ def with_endings(children: Sequence[Child], namespace: dict[str, Any]) -> list[C
     for package in _LOKY:
         loky: Any = sys.modules.get(f"{package}.reusable_executor")
         if is_instance(loky, ModuleType):
-            line = f"from {package} import get_reusable_executor; get_reusable_executor().shutdown()"
+            line = (
+                f"from {package} import get_reusable_executor; get_reusable_executor().shutdown()"
+            )
             executor = module_dict(loky).get("_executor")
             lines |= dict.fromkeys(_processes(executor, "_processes"), line)
     return [child._replace(ends_by=lines.get(child.pid, "")) for child in children]
 
 
 def _named_owners(namespace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the items of named lists, tuples and dicts, then the named objects, each with the code that refers to it.
+    """Yield the items of named lists, tuples and dicts, then the named objects, each with the code
+    that refers to it.
 
-    A name replaces the line of an item, because it is shorter: ``process.terminate()``, not ``started[0].terminate()``.
+    A name replaces the line of an item, because it is shorter: ``process.terminate()``, not
+    ``started[0].terminate()``.
     """
     named = list[tuple[str, Any]]()
     for name, value in named_objects(namespace):
@@ -71,7 +85,9 @@ def _named_owners(namespace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _items(name: str, container: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the items of a short list, tuple or dict, with the code that refers to each; none of any other object."""
+    """Yield the items of a short list, tuple or dict, with the code that refers to each; none of
+    any other object.
+    """
     if type(container) not in (list, tuple, dict) or len(container) > _MOST_ITEMS:
         return
     if type(container) is dict:

@@ -1,6 +1,8 @@
-"""Records the contents of named objects, a few references deep, to find later which new objects they hold.
+"""Records the contents of named objects, a few references deep, to find later which new objects
+they hold.
 
-The collector tells the age of neither text nor frames of other libraries, but the containers that keep them are known.
+The collector tells the age of neither text nor frames of other libraries, but the containers that
+keep them are known.
 """
 
 from __future__ import annotations
@@ -14,8 +16,23 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import NOT_ENTERED, library_type
-from ipygpumem.heap.bulk import Kinds, by_identity, chunks, container_base, kinds_of, of_types, types_of
-from ipygpumem.introspect import ATOMS, class_dict, instance_dict, is_users_class, is_users_module, module_dict
+from ipygpumem.heap.bulk import (
+    Kinds,
+    by_identity,
+    chunks,
+    container_base,
+    kinds_of,
+    of_types,
+    types_of,
+)
+from ipygpumem.introspect import (
+    ATOMS,
+    class_dict,
+    instance_dict,
+    is_users_class,
+    is_users_module,
+    module_dict,
+)
 from ipygpumem.inventory.growth import Extents
 from ipygpumem.scope.scope import ownable
 
@@ -26,10 +43,14 @@ _MOST = 50_000
 _MOST_NAMES = 10_000
 """Maximum number of names, the latest first."""
 _SHORT = 100
-"""Maximum length of containers with known items; of longer ones, the length and the last item are recorded."""
+"""Maximum length of containers with known items; of longer ones, the length and the last item are
+recorded.
+"""
 _ORDERED = {id(kind) for kind in (list, dict, deque)}
 _SKIPPED = (ModuleType, type, *NOT_ENTERED)
-"""Types whose objects lead to everything; only attributes of named modules and classes are recorded."""
+"""Types whose objects lead to everything; only attributes of named modules and classes are
+recorded.
+"""
 
 
 class Received(NamedTuple):
@@ -53,8 +74,9 @@ class GrownContainer(NamedTuple):
 class Contents:
     """The objects within a few steps of a notebook's names, by identity; keeps none of them alive.
 
-    An object that takes the place of a dead one counts as old, unless the collector's lists tell that it is new. An old
-    object that was deeper inside, or had no name, counts as new once it is within reach.
+    An object that takes the place of a dead one counts as old, unless the collector's lists tell
+    that it is new. An old object that was deeper inside, or had no name, counts as new once it is
+    within reach.
     """
 
     def __init__(self, namespace: dict[str, Any]) -> None:
@@ -95,12 +117,15 @@ class Contents:
         values = [now[name] for name in ownable(islice(now, self._older, None))]
         return list(compress(values, map(not_, map(self._known.__contains__, map(id, values)))))
 
-    def received(self, namespace: dict[str, Any], made: Set[int] = frozenset()) -> Iterator[Received]:
+    def received(
+        self, namespace: dict[str, Any], made: Set[int] = frozenset()
+    ) -> Iterator[Received]:
         """Yield the new objects in each object that was within reach, each once.
 
         Args:
             namespace: the names now.
-            made: identities of the tracked objects made since, as far as the collector's lists tell.
+            made: identities of the tracked objects made since, as far as the collector's lists
+                tell.
         """
         now = dict(namespace)
         names = {id(now[name]): name for name in reversed(ownable(now))}
@@ -122,7 +147,9 @@ class Contents:
             level = list(following.values())
 
     def grown(self, namespace: dict[str, Any], smallest: int) -> Iterator[GrownContainer]:
-        """Yield the containers within reach that have grown by at least ``smallest`` bytes since, each once."""
+        """Yield the containers within reach that have grown by at least ``smallest`` bytes since,
+        each once.
+        """
         now = dict(namespace)
         names = {id(now[name]): name for name in reversed(ownable(now))}
         values: list[Any] = [now[name] for name in names.values()]
@@ -149,11 +176,14 @@ class Contents:
         children = gc.get_referents(item)
         if any(id(child) not in self._known for child in of_types({id(dict)}, children)):
             own = instance_dict(item)
-            children = [child for child in children if child is not own] + list((own or {}).values())
+            children = [child for child in children if child is not own] + list(
+                (own or {}).values()
+            )
         return of_types(types_of(children) - _NUMBERS, children)
 
     def _is_old(self, item: object, made: Set[int]) -> bool:
-        return id(item) in self._known and (id(item) not in made or type(item) is dict)  # a dict's age is uncertain
+        # a dict's age is uncertain
+        return id(item) in self._known and (id(item) not in made or type(item) is dict)
 
     def _new_in(self, item: Any, children: list[object], made: Set[int]) -> list[object]:
         if id(item) in self._parents:
@@ -167,9 +197,13 @@ class Contents:
 
 
 def _chain_to(
-    item: object, levels: Sequence[Sequence[object]], spaces: Sequence[tuple[object, dict[str, object]]]
+    item: object,
+    levels: Sequence[Sequence[object]],
+    spaces: Sequence[tuple[object, dict[str, object]]],
 ) -> tuple[object, ...]:
-    """Return the objects from a named one to ``item``, which is in the last of some levels of references."""
+    """Return the objects from a named one to ``item``, which is in the last of some levels of
+    references.
+    """
     chain = [item]
     owners = {id(space): owner for owner, space in spaces}
     for level in levels[-2::-1]:
@@ -206,7 +240,8 @@ _NUMBERS = frozenset(id(kind) for kind in (int, float, complex, bool, type(None)
 
 def _leading(items: Sequence[Any]) -> list[Any]:
     """Return the items, each once, that may refer to more and do not lead to everything."""
-    loop = library_type("asyncio", "AbstractEventLoop")  # each task leads to it, and it to all tasks
+    # each task leads to it, and it to all tasks
+    loop = library_type("asyncio", "AbstractEventLoop")
     examples = Kinds(items).examples
     skipped = kinds_of(list(examples.values()), *_SKIPPED, *([loop] if loop else []))
     kinds = examples.keys() - skipped - ATOMS
@@ -225,14 +260,20 @@ def _by_length(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     for base, kinds in kinds_of_base.items():
         if base is not None:
             sized = of_types(kinds, items)
-            long.update(by_identity(list(compress(sized, map(_SHORT.__lt__, map(base.__len__, sized))))))
+            long.update(
+                by_identity(list(compress(sized, map(_SHORT.__lt__, map(base.__len__, sized)))))
+            )
     if not long:
         return list(items), []
-    return list(compress(items, map(not_, map(long.__contains__, map(id, items))))), list(long.values())
+    return list(compress(items, map(not_, map(long.__contains__, map(id, items))))), list(
+        long.values()
+    )
 
 
 def _ends_of(containers: Sequence[Any]) -> Iterator[tuple[int, int]]:
-    """Return the length of each container, and the identity of its last item or key; of None if it has no order."""
+    """Return the length of each container, and the identity of its last item or key; of None if it
+    has no order.
+    """
     ordered = by_identity(of_types(_ORDERED, containers))
     lists = [item if id(item) in ordered else () for item in containers]
     return zip(map(len, lists), map(id, map(next, map(reversed, lists), repeat(None))), strict=True)

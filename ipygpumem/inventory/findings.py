@@ -59,12 +59,16 @@ class Findings:
         """Record each child's memory on a device, if the driver's PIDs are the ones seen here."""
         sizes = dict(wide.other_processes) if sees_system_processes() else {}
         self.children = [
-            child._replace(on_devices=(*child.on_devices, (device, sizes[child.pid]))) if child.pid in sizes else child
+            child._replace(on_devices=(*child.on_devices, (device, sizes[child.pid])))
+            if child.pid in sizes
+            else child
             for child in self.children
         ]
 
     def attempt(self, name: str, question: Callable[[], T], otherwise: T) -> T:
-        """Return the result of ``question``; ``otherwise`` if it fails, with the error recorded under ``name``."""
+        """Return the result of ``question``; ``otherwise`` if it fails, with the error recorded
+        under ``name``.
+        """
         try:
             return question()
         except Exception as error:  # a failing source must not hide the rest
@@ -80,12 +84,13 @@ def reconcile(
     count: Callable[[], Total] = total,
     of_ipython: Mapping[str, int] | None = None,
 ) -> Findings:
-    """Return each device's breakdown; failures are recorded, and only an error of ``read`` is raised.
+    """Return each device's breakdown; failures are recorded, and only an error of ``read`` is
+    raised.
 
     Args:
         read: reads each device, with detail.
-        look: returns the storages of the tensors and arrays that Python holds, each once; None to skip them. Called
-            after ``read``, because it takes memory itself.
+        look: returns the storages of the tensors and arrays that Python holds, each once; None to
+            skip them. Called after ``read``, because it takes memory itself.
         count: returns the memory of all objects. Called after ``look``, unless that is None.
         of_ipython: bytes of Python objects that IPython keeps, which have parts of their own.
     """
@@ -95,7 +100,9 @@ def reconcile(
     findings.children = found or []
     below = None if found is None else sum(child.memory_bytes for child in found)
     shm, no_figures = findings.readings.get("shm"), list[HostFigures]()
-    figures = findings.attempt("cpu", lambda: [host_figures(below, shm.current_bytes if shm else 0)], no_figures)
+    figures = findings.attempt(
+        "cpu", lambda: [host_figures(below, shm.current_bytes if shm else 0)], no_figures
+    )
     held: list[Storage] | None = None
     everything: Total | None = None
     if look is not None:
@@ -104,7 +111,9 @@ def reconcile(
     blocks: dict[str, Snapshot] = {}
     for backend in ("cuda", "xpu"):
         none: dict[str, Snapshot] = {}
-        blocks |= findings.attempt(f"allocator of {backend}", functools.partial(snapshots, backend), none)
+        blocks |= findings.attempt(
+            f"allocator of {backend}", functools.partial(snapshots, backend), none
+        )
     nvml = Nvml()
     for device, reading in findings.readings.items():
         if device == "cpu":
@@ -115,13 +124,17 @@ def reconcile(
             continue  # a library's pool, which is part of its device; a user's probe
         findings.reconciliations += findings.attempt(device, ask, [])
     if not any(device.startswith("cuda:") for device in findings.readings):
-        findings.reconciliations += findings.attempt("NVML", functools.partial(_cards, nvml, findings), [])
+        findings.reconciliations += findings.attempt(
+            "NVML", functools.partial(_cards, nvml, findings), []
+        )
     findings.attempt("NVML", nvml.close, None)
     return findings
 
 
 def now(meter: Meter, of_ipython: Mapping[str, int] | None = None) -> Findings:
-    """Return each device's memory now, and what it consists of; see ``reconcile`` for ``of_ipython``."""
+    """Return each device's memory now, and what it consists of; see ``reconcile`` for
+    ``of_ipython``.
+    """
     counted = ObjectCount()
 
     def look() -> Iterator[Storage]:
@@ -135,7 +148,10 @@ def now(meter: Meter, of_ipython: Mapping[str, int] | None = None) -> Findings:
 
 
 def _host(
-    figures: list[HostFigures], held: list[Storage] | None, everything: Total | None, of_ipython: Mapping[str, int]
+    figures: list[HostFigures],
+    held: list[Storage] | None,
+    everything: Total | None,
+    of_ipython: Mapping[str, int],
 ) -> list[Reconciliation]:
     objects, buffers = Counter[str](), list(held or ())
     if everything is not None:
@@ -156,7 +172,11 @@ def _cards(nvml: Nvml, findings: Findings) -> list[Reconciliation]:
     # Only torch could map a library's device number to one of several cards.
     pools = pools_on(0, findings.readings) if len(cards) == 1 else ()
     for card in cards:
-        use = "used, but not by torch, as torch reports" if card.wide.own_bytes else "not used by this process yet"
+        use = (
+            "used, but not by torch, as torch reports"
+            if card.wide.own_bytes
+            else "not used by this process yet"
+        )
         if card.wide.own_bytes is None:
             use = "the driver does not report whether this process uses it"
         device, note = f"nvml:{card.index}", f"{card.model}, by the driver's numbers: {use}"
@@ -166,7 +186,11 @@ def _cards(nvml: Nvml, findings: Findings) -> list[Reconciliation]:
 
 
 def _device(
-    nvml: Nvml, reading: Reading, snapshot: Snapshot | None, held: list[Storage] | None, findings: Findings
+    nvml: Nvml,
+    reading: Reading,
+    snapshot: Snapshot | None,
+    held: list[Storage] | None,
+    findings: Findings,
 ) -> list[Reconciliation]:
     backend, _, number = reading.device.partition(":")
     module: Any = getattr(loaded_torch(), backend, None)
@@ -177,19 +201,27 @@ def _device(
         wide = nvml.device(module, index, processes=True, has_context=bool(reading.reserved_bytes))
         if reading.used_bytes is not None and reading.other_bytes is None:
             # The probe remembers that this process has used the device, so the driver must list it.
-            wide = dataclasses.replace(wide, own_bytes=None, other_processes=(), note=reading.note or wide.note)
+            wide = dataclasses.replace(
+                wide, own_bytes=None, other_processes=(), note=reading.note or wide.note
+            )
         findings.note_processes(reading.device, wide)
     if backend == "cuda":
         pools = pools_on(index, findings.readings)
         if why := uncounted():
             notes.append(f"{why}: its tensors are part of the driver's figure for this process")
-    if reading.reserved_bytes and hasattr(module, "mem_get_info"):  # only if a context already exists
+    if reading.reserved_bytes and hasattr(
+        module, "mem_get_info"
+    ):  # only if a context already exists
         try:
             module.mem_get_info(index)
         except RuntimeError as error:
             said_first = str(error).partition("\n")[0]
             notes.append(f"this process's context is broken ({said_first}): restart the kernel")
-    has_gaps = backend == "cuda" and snapshot is not None and _has_many_gaps(snapshot, reading.total_bytes or 0)
+    has_gaps = (
+        backend == "cuda"
+        and snapshot is not None
+        and _has_many_gaps(snapshot, reading.total_bytes or 0)
+    )
     if has_gaps and (setting := expandable_setting()):
         does = "torch also frees pages between tensors; set it before torch first uses CUDA"
         notes.append(f"many gaps: with {setting} {does}")
@@ -199,18 +231,23 @@ def _device(
 def _has_many_gaps(snapshot: Snapshot, total_bytes: int) -> bool:
     """Return True if segments that cannot grow have many gaps, also for the device."""
     can_expand = any(segment.page_bytes is not None for segment in snapshot.segments)
-    return not can_expand and sum(snapshot.fragments) >= max(_MANY_GAPS * snapshot.reserved_bytes, total_bytes / 100)
+    return not can_expand and sum(snapshot.fragments) >= max(
+        _MANY_GAPS * snapshot.reserved_bytes, total_bytes / 100
+    )
 
 
 def storages_of(arrays: Iterable[tuple[object, str]]) -> Iterator[Storage]:
     """Yield the storage of each torch tensor or NumPy array with its given kind, each address once.
 
-    Objects without memory of their own are left out: meta, fake and sparse tensors, wrappers around other tensors.
+    Objects without memory of their own are left out: meta, fake and sparse tensors, wrappers around
+    other tensors.
     """
     seen: set[tuple[str, int]] = set()
     for array, kind in arrays:
         place = None
-        with contextlib.suppress(Exception):  # skip an exotic or half-made array, as in arrays.describe
+        with contextlib.suppress(
+            Exception
+        ):  # skip an exotic or half-made array, as in arrays.describe
             if is_of_library(array, "torch", "Tensor"):
                 place = _place_of_tensor(sys.modules["torch"], array)
             elif is_array(array):

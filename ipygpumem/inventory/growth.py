@@ -1,7 +1,7 @@
 """Finds old containers that have grown: a list of numbers, a ``bytearray``, a set, a text stream.
 
-The collector knows neither numbers nor bytes, so that no new object shows this growth: ``buffer.extend(data)`` adds
-64 MiB to an object that existed before.
+The collector knows neither numbers nor bytes, so that no new object shows this growth:
+``buffer.extend(data)`` adds 64 MiB to an object that existed before.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Extents:
         """Lengths above ``_SHORT``: of 10,000 short lists, none costs an entry."""
         self._bases = _measures_by_base()
         self._measures: dict[int, Callable[[Any], int] | None] = {}
-        """The function that returns the extent of a type's instances, by the type's identity; None if it has none."""
+        """The function that returns the extent of a type's instances, by the type's identity; None
+        if it has none.
+        """
 
     def add(self, items: Sequence[object]) -> None:
         """Add the containers among ``items``."""
@@ -51,7 +53,9 @@ class Extents:
             self._lengths.update(zip(map(id, long), lengths, strict=True))
 
     def grown(self, items: Sequence[object], smallest: int) -> Iterator[Grown]:
-        """Yield the containers among some ``items`` that were there that have grown by ``smallest`` bytes or more."""
+        """Yield the containers among some ``items`` that were there that have grown by ``smallest``
+        bytes or more.
+        """
         for same, measure in self._containers(items):
             for item, length in zip(*_long(same, measure), strict=True):
                 earlier = self._lengths.get(id(item), 0)
@@ -61,7 +65,9 @@ class Extents:
                 if size >= smallest:
                     yield Grown(item, size)
 
-    def _containers(self, items: Sequence[object]) -> Iterator[tuple[Sequence[Any], Callable[[Any], int]]]:
+    def _containers(
+        self, items: Sequence[object]
+    ) -> Iterator[tuple[Sequence[Any], Callable[[Any], int]]]:
         """Yield the containers of each type, with the function that returns their extent."""
         type_ids = types_of(items)
         if not type_ids <= self._measures.keys():

@@ -13,10 +13,13 @@ from ipygpumem.units import MIB, format_bytes
 _FEW_BYTES = 4 * MIB
 """Less is left by almost every experiment: caches of modules, gaps between objects."""
 _MANY_MODULES = 50
-"""Fewer imported modules are no cause of what an experiment leaves: our own work imports some, too."""
+"""Fewer imported modules are no cause of what an experiment leaves: our own work imports some, too.
+"""
 
 
-def unnamed(start: RamFigures, now: RamFigures, kept_bytes: int, named: Mapping[str, int]) -> list[str]:
+def unnamed(
+    start: RamFigures, now: RamFigures, kept_bytes: int, named: Mapping[str, int]
+) -> list[str]:
     """Return a note on what ``kept_bytes`` of RAM consist of, if many of them cannot be named.
 
     Args:
@@ -28,7 +31,11 @@ def unnamed(start: RamFigures, now: RamFigures, kept_bytes: int, named: Mapping[
     free = max(0, now.free_bytes - start.free_bytes)
     if free:  # with or without pages in RAM
         free = min(free, own_pages().free_heap_bytes)
-    sizes = {**named, "code of libraries": now.file_bytes - start.file_bytes, "free heap pages": free}
+    sizes = {
+        **named,
+        "code of libraries": now.file_bytes - start.file_bytes,
+        "free heap pages": free,
+    }
     left = kept_bytes - sum(max(0, size) for size in sizes.values())
     if left <= max(_FEW_BYTES, min(MANY_BYTES, MANY_SHARE * kept_bytes)):
         return []
@@ -53,5 +60,7 @@ def _unnamed_text(start: RamFigures, now: RamFigures, left_bytes: int) -> str:
     if modules >= _MANY_MODULES:
         texts.append(f"{modules:,} modules were imported")
     if risen >= MIB:
-        texts.append(f"up to {format_bytes(min(risen, left_bytes))} may be free pages of pyarrow's pool")
+        texts.append(
+            f"up to {format_bytes(min(risen, left_bytes))} may be free pages of pyarrow's pool"
+        )
     return "; ".join(texts)

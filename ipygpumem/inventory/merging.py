@@ -111,7 +111,9 @@ def _as_one(group: _Group) -> RetainedArray | None:
     for other in rows:
         parts[other.type_name] += other.size_bytes
     shown_parts = dict(parts.most_common(_MOST_NAMES)) if len(kinds) > 1 else {}
-    return replace(row, type_name=type_name, shape=None, dtype="", device=devices, arrays=0, parts=shown_parts)
+    return replace(
+        row, type_name=type_name, shape=None, dtype="", device=devices, arrays=0, parts=shown_parts
+    )
 
 
 def _looks_like(row: RetainedArray, other: RetainedArray) -> bool:

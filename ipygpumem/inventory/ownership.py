@@ -21,14 +21,23 @@ from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sharing import Partners, partners
 from ipygpumem.heap.sizes import Sizes
-from ipygpumem.introspect import is_atom, is_instance, is_users_class, module_of, target_of, type_name
+from ipygpumem.introspect import (
+    is_atom,
+    is_instance,
+    is_users_class,
+    module_of,
+    target_of,
+    type_name,
+)
 from ipygpumem.inventory.top import notes_on
 from ipygpumem.records import Record, ReferencePath
 
 _MOST_SEARCHED = 2000
 """Maximum number of objects whose holders are searched, the nearest first."""
 _OF_IPYTHON, _MOST_ALIASES = 3, 4
-"""The rank of IPython's own copies, whose variables users should keep; maximum number of names in a row."""
+"""The rank of IPython's own copies, whose variables users should keep; maximum number of names in a
+row.
+"""
 _LEAST_BYTES = 1 << 12
 """Minimum bytes of a holder's part for advice."""
 _MOST_PLACES = 4
@@ -37,10 +46,13 @@ _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _PARTS_SHOWN, _LEAST_SHARE = 5, 0.01
 _SMALL = ReferencePath("smaller objects, which something else uses too", "")
 _HIDDEN_CYCLE = ReferencePath(
-    "a cycle through an array of objects, which Python never frees", "set the array's elements to None before"
+    "a cycle through an array of objects, which Python never frees",
+    "set the array's elements to None before",
 )
 _NOT_REACHED = ReferencePath("something that the search did not reach within its limits", "")
-_UNSEEN = ReferencePath("something that cannot be seen from Python: a running function or compiled code", "")
+_UNSEEN = ReferencePath(
+    "something that cannot be seen from Python: a running function or compiled code", ""
+)
 
 
 @dataclass
@@ -57,7 +69,11 @@ class _Row:
     def holder(self) -> ReferencePath:
         """The holder with the number of its references."""
         found = self.one if len(self.keys) == 1 else self.several
-        return replace(found, path=f"{found.path}, and {self.more:,} more there") if self.more else found
+        return (
+            replace(found, path=f"{found.path}, and {self.more:,} more there")
+            if self.more
+            else found
+        )
 
 
 @dataclass(frozen=True)
@@ -81,7 +97,9 @@ class HeldPart(Record):
 
 @dataclass(frozen=True)
 class Ownership(Record):
-    """The memory behind an object, the part that deleting its name frees, and the holders of the rest."""
+    """The memory behind an object, the part that deleting its name frees, and the holders of the
+    rest.
+    """
 
     _report = "report.inventory.why_report"
 
@@ -93,7 +111,9 @@ class Ownership(Record):
     device_bytes: dict[str, int]
     """Bytes by device that the object leads to."""
     freed_bytes: dict[str, int]
-    """Bytes by device that deleting the name frees; of an expression, those that nothing else holds."""
+    """Bytes by device that deleting the name frees; of an expression, those that nothing else
+    holds.
+    """
     parts: tuple[tuple[str, int], ...]
     """The largest parts of the object with their bytes."""
     held: tuple[HeldPart, ...] = ()
@@ -113,14 +133,18 @@ class Ownership(Record):
         return sum(self.device_bytes.values())
 
 
-def take(name: str, holding: list[object], roots: Roots, references: int, *, is_name: bool) -> Ownership:
-    """Return the memory behind an object, the part that only its name keeps alive, and the holders of the rest.
+def take(
+    name: str, holding: list[object], roots: Roots, references: int, *, is_name: bool
+) -> Ownership:
+    """Return the memory behind an object, the part that only its name keeps alive, and the holders
+    of the rest.
 
     Args:
         name: the name of the object, or the expression for it.
         holding: a list of the object alone: the only reference to it that our callers hold.
         roots: the names and objects from which the user can reach objects.
-        references: number of references to the object that do not count: of the list, and of the name.
+        references: number of references to the object that do not count: of the list, and of the
+            name.
         is_name: True if the name does not count as a holder.
     """
     with undisturbed():
@@ -133,7 +157,9 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
         groups = dict[ReferencePath, set[NodeKey]]()
         if named or region.may_share:
             hidden = roots.hidden | {id(region.objects), id(region.folded), id(holding)}
-            groups, held = _holders(name, holding, region, held, replace(roots, hidden=hidden), is_name=is_name)
+            groups, held = _holders(
+                name, holding, region, held, replace(roots, hidden=hidden), is_name=is_name
+            )
         cycles = region.in_hidden_cycles()
         if cycles:
             groups[_HIDDEN_CYCLE] = set(cycles)
@@ -158,20 +184,29 @@ def take(name: str, holding: list[object], roots: Roots, references: int, *, is_
 def _holders(
     name: str, holding: list[object], region: Region, held: set[int], roots: Roots, *, is_name: bool
 ) -> tuple[dict[ReferencePath, set[NodeKey]], set[int]]:
-    """Return the nodes that something else keeps alive by their holders, and all nodes that are held from outside."""
+    """Return the nodes that something else keeps alive by their holders, and all nodes that are
+    held from outside.
+    """
     own_name = name if is_name else ""
     namespaces = {key: _without(own_name, root) for key, root in roots.namespaces.items()}
     heap = Heap()  # after counting, because it refers to every object
     shared = partners(region, heap, held)
     # Of a tensor that a graph has saved, the object itself is held.
-    held = held | {key for key, found in shared.items() if any(same[-1] is region.objects[key] for _, same in found)}
+    held = held | {
+        key
+        for key, found in shared.items()
+        if any(same[-1] is region.objects[key] for _, same in found)
+    }
     named = _worth_naming(region, held, region.bytes_of(region.reach([id(holding[0])])).total())
-    inside = region.objects.keys() | set(map(id, region.folded))  # these objects refer to each other
+    # these objects refer to each other
+    inside = region.objects.keys() | set(map(id, region.folded))
     outside = replace(roots, namespaces=namespaces, hidden=roots.hidden | inside)
     groups = _by_holder(region, named, shared, heap, outside, is_name=is_name)
     if is_name and is_pending(holding[0]):  # the loop keeps it, and a done task keeps its error
         advice = f"{target_of(name)}.cancel(); del {target_of(name)}"
-        by_loop = {one: replace(one, advice=advice) for one in groups if one.path.startswith(EVENT_LOOP)}
+        by_loop = {
+            one: replace(one, advice=advice) for one in groups if one.path.startswith(EVENT_LOOP)
+        }
         groups = {by_loop.get(one, one): keys for one, keys in groups.items()}
     groups = {**_of_segments(region, groups, heap, roots), **groups}
     heap.drop()
@@ -196,12 +231,16 @@ def _parts(
         shown = holder if is_large or is_shared else _SMALL
         earlier = parts.get(shown, HeldPart(shown, 0, {}))
         more.update(earlier.device_bytes)
-        parts[shown] = HeldPart(shown, earlier.objects + len(keys), dict(more), is_shared and shown is not _SMALL)
+        parts[shown] = HeldPart(
+            shown, earlier.objects + len(keys), dict(more), is_shared and shown is not _SMALL
+        )
     return [part for part in parts.values() if part.size_bytes or part.is_shared], counted
 
 
 def _worth_naming(region: Region, held: set[int], total: int) -> set[int]:
-    """Return the objects held from outside, without those that are a small part of ``total``, such as a dtype."""
+    """Return the objects held from outside, without those that are a small part of ``total``, such
+    as a dtype.
+    """
     if len(held) > _MOST_SEARCHED:
         return held
     plain = {key for key in held if is_atom(region.objects[key])}
@@ -222,25 +261,38 @@ def _by_holder(
     """Return the held nodes, and the memory that partners share, by holder; variables first."""
     nearest = [key for key in region.objects if key in held]
     searched: dict[NodeKey, Sequence[object]] = {
-        key: [region.objects[key], *(partner for _, same in shared.get(key, ()) for partner in same)]
+        key: [
+            region.objects[key],
+            *(partner for _, same in shared.get(key, ()) for partner in same),
+        ]
         for key in nearest[:_MOST_SEARCHED]
     }
     reached = region.reach(held)
     for own, found in shared.items():
-        if own not in reached and not is_atom(region.objects[own]) and len(searched) < 2 * _MOST_SEARCHED:
+        if (
+            own not in reached
+            and not is_atom(region.objects[own])
+            and len(searched) < 2 * _MOST_SEARCHED
+        ):
             searched.update((region.node_of(piece, own), same) for piece, same in found)
-    search = Search([item for items in searched.values() for item in items], heap, roots, for_all=True)
+    search = Search(
+        [item for items in searched.values() for item in items], heap, roots, for_all=True
+    )
     rows = _HolderRows(search, PathWriter(roots), nearest[_MOST_SEARCHED:], is_name=is_name)
     for key, items in searched.items():
         rows.add(key, items)
     groups = rows.groups()
     without_holder = rows.without_holder
     tensors = region.tensors(without_holder)
-    of_graphs = {storage: id(tensor) for tensor in tensors if (storage := storage_key(tensor)) is not None}
+    of_graphs = {
+        storage: id(tensor) for tensor in tensors if (storage := storage_key(tensor)) is not None
+    }
     for storage, holder in explain(of_graphs, heap, roots).items() if of_graphs else ():
         groups.setdefault(holder, set()).add(of_graphs[storage])
     without_holder -= set(of_graphs.values())
-    not_reached = without_holder if search.is_cut else without_holder.intersection(nearest[_MOST_SEARCHED:])
+    not_reached = (
+        without_holder if search.is_cut else without_holder.intersection(nearest[_MOST_SEARCHED:])
+    )
     if not_reached:
         groups[_NOT_REACHED] = set(not_reached)
     if without_holder - not_reached:
@@ -255,7 +307,9 @@ class _HolderRows:
         without_holder: nodes of which no holder is known.
     """
 
-    def __init__(self, search: Search, writer: PathWriter, not_searched: Sequence[int], *, is_name: bool) -> None:
+    def __init__(
+        self, search: Search, writer: PathWriter, not_searched: Sequence[int], *, is_name: bool
+    ) -> None:
         self.without_holder = set[NodeKey](not_searched)
         self._search = search
         self._writer = writer
@@ -266,13 +320,16 @@ class _HolderRows:
         """Containers whose items have been added, by identity."""
 
     def add(self, key: NodeKey, items: Sequence[object]) -> None:
-        """Add the holders of a node; ``items`` are its object, and objects that show its memory, too."""
+        """Add the holders of a node; ``items`` are its object, and objects that show its memory,
+        too.
+        """
         ways = self._search.ways_to(items)
         if not ways:
             chains = (self._search.chain(item, self._search.unnamed) for item in items)
             ways = [([root], steps, 1) for root, steps in filter(None, chains)][:1]
         if not ways and (type(key) is int or self._search.is_cut):
-            # An object to which nothing visible refers, such as an array in a tensor, belongs to its partner here.
+            # An object to which nothing visible refers, such as an array in a tensor, belongs to
+            # its partner here.
             self.without_holder.add(key)
         for names, steps, number in ways:
             row = self._row(key, names, steps, number)
@@ -288,7 +345,9 @@ class _HolderRows:
             found.setdefault(row.holder, set()).update(row.keys)
         return found
 
-    def _row(self, key: NodeKey, names: Sequence[Root], steps: Sequence[object], number: int) -> _Row | None:
+    def _row(
+        self, key: NodeKey, names: Sequence[Root], steps: Sequence[object], number: int
+    ) -> _Row | None:
         """Return the row for a way to a node; None if the root has too many places."""
         root = names[0]
         rows = self._by_root.setdefault(root.text or str(id(steps[0])), [])
@@ -318,13 +377,17 @@ class _HolderRows:
         may_delete = not is_segment(first) and (is_output or not is_copied)
         is_whole = len(steps) == 1 or (self._is_name and not _is_users(first))
         is_whole |= number > 1 and _is_container(first) and number == len(gc.get_referents(first))
-        one = _named(holder, root, names, may_delete=may_delete and is_whole, is_pending=is_pending(first))
+        one = _named(
+            holder, root, names, may_delete=may_delete and is_whole, is_pending=is_pending(first)
+        )
         if is_whole or not _is_container(first):
             return one, one
         return one, _named(holder, root, names, may_delete=may_delete, is_pending=is_pending(first))
 
     def _add_neighbours(self, row: _Row, steps: Sequence[object]) -> None:
-        """Add the objects of a container that were not searched: it may hold many more than the one that was."""
+        """Add the objects of a container that were not searched: it may hold many more than the one
+        that was.
+        """
         if self.without_holder and len(steps) > 1 and id(steps[-2]) not in self._with_neighbours:
             self._with_neighbours.add(id(steps[-2]))
             references = self._references.of([steps[-2]]).of_python
@@ -336,20 +399,28 @@ class _HolderRows:
 def _of_segments(
     region: Region, groups: Mapping[ReferencePath, set[NodeKey]], heap: Heap, roots: Roots
 ) -> dict[ReferencePath, set[NodeKey]]:
-    """Return the shared memory, which stays until it is unlinked, and the line that frees it after all views of it."""
+    """Return the shared memory, which stays until it is unlinked, and the line that frees it after
+    all views of it.
+    """
     found = dict[ReferencePath, set[NodeKey]]()
     inside = segments(list(region.objects.values()))
     holders = explain((), heap, roots, more=inside) if inside else {}
     for segment in inside:
         holder, reached = holders["object", id(segment)], region.reach([id(segment)])
-        views = [other.advice for other, keys in groups.items() if keys & reached and other.advice.startswith("del ")]
+        views = [
+            other.advice
+            for other, keys in groups.items()
+            if keys & reached and other.advice.startswith("del ")
+        ]
         path = f"{OUTLIVES}: {holder.path}"
         found[ReferencePath(path, "; ".join([*views, holder.advice]))] = {id(segment)}
     return found
 
 
 def _is_users(item: object) -> bool:
-    """Return True for a container or a user's object: it may hold more, so that no advice deletes all of it."""
+    """Return True for a container or a user's object: it may hold more, so that no advice deletes
+    all of it.
+    """
     return _is_container(item) or is_users_class(type(item))
 
 
@@ -360,7 +431,9 @@ def _is_container(item: object) -> bool:
 def _named(
     holder: ReferencePath, root: Root, roots: Sequence[Root], *, may_delete: bool, is_pending: bool
 ) -> ReferencePath:
-    """Return a holder with all names that refer to its object directly, and the line that deletes these variables."""
+    """Return a holder with all names that refer to its object directly, and the line that deletes
+    these variables.
+    """
     variables = [other.code for other in (root, *roots) if other.rank == 0 and other.code]
     if may_delete and root.rank == 0 and variables:
         cancel = f"{variables[0]}.cancel(); " * is_pending

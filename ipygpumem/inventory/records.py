@@ -28,14 +28,18 @@ class TensorRecord(NamedTuple):
     """
 
     name: str | None
-    """Shortest path to the tensor, such as ``model.fc.weight``; None if no name of the notebook leads to it."""
+    """Shortest path to the tensor, such as ``model.fc.weight``; None if no name of the notebook
+    leads to it.
+    """
     type_name: str
     shape: tuple[int, ...] | None
     """None if there is no single shape, or if reading it might run user code."""
     dtype: str
     device: str
     size_bytes: int
-    """Bytes of the whole storage, or of all tensors inside it; 0 if it could not be read (see ``note``)."""
+    """Bytes of the whole storage, or of all tensors inside it; 0 if it could not be read (see
+    ``note``).
+    """
     kind: Role = "other"
     requires_grad: bool = False
     in_graph: bool = False
@@ -47,9 +51,13 @@ class TensorRecord(NamedTuple):
     shared: bool = False
     """True if other processes may share the storage's memory; for the host only."""
     library: str = ""
-    """Owner of the memory: ``torch``, ``numpy``, ``jax``, or ``buffer`` for an array on another object's memory."""
+    """Owner of the memory: ``torch``, ``numpy``, ``jax``, or ``buffer`` for an array on another
+    object's memory.
+    """
     storage: int = 0
-    """Identity of the storage within its library; equal in two inventories if the storage is the same."""
+    """Identity of the storage within its library; equal in two inventories if the storage is the
+    same.
+    """
     note: str = ""
     """Why the size is missing, or not that of a storage."""
 
@@ -91,7 +99,10 @@ class Inventory(Record):
         """Bytes of the tensors on each device."""
         devices = list(map(attrgetter("device"), self.tensors))  # in C: there may be a million
         sizes = list(map(attrgetter("size_bytes"), self.tensors))
-        return {device: sum(compress(sizes, map(device.__eq__, devices))) for device in dict.fromkeys(devices)}
+        return {
+            device: sum(compress(sizes, map(device.__eq__, devices)))
+            for device in dict.fromkeys(devices)
+        }
 
     @property
     def place(self) -> str:
@@ -102,7 +113,9 @@ class Inventory(Record):
 
     def __repr__(self) -> str:
         """Return one line: there may be very many tensors."""
-        sizes = ", ".join(f"{device} {format_bytes(size)}" for device, size in self.device_bytes.items())
+        sizes = ", ".join(
+            f"{device} {format_bytes(size)}" for device, size in self.device_bytes.items()
+        )
         return f"<Inventory of {len(self.tensors)} tensors and arrays: {sizes or 'no memory'}>"
 
     __str__ = __repr__
@@ -132,8 +145,13 @@ class InventoryDiff(Record):
 
     def __repr__(self) -> str:
         """Return one line."""
-        sizes = ", ".join(f"{device} {format_change(size)}" for device, size in self.changed_bytes.items())
-        return f"<{type(self).__name__}: {len(self.added)} added, {len(self.removed)} removed: {sizes or 'no change'}>"
+        sizes = ", ".join(
+            f"{device} {format_change(size)}" for device, size in self.changed_bytes.items()
+        )
+        return (
+            f"<{type(self).__name__}: {len(self.added)} added, {len(self.removed)} removed: "
+            f"{sizes or 'no change'}>"
+        )
 
     __str__ = __repr__
 
@@ -154,7 +172,9 @@ def select(
         return inventory
     if device is not None:
         device = device_here(device, {row.device for row in inventory.tensors})
-    matches = re.compile("|".join(fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns)).match
+    matches = re.compile(
+        "|".join(fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns)
+    ).match
     tensors = tuple(
         row
         for row in inventory.tensors
@@ -167,7 +187,9 @@ def select(
 
 
 def group(tensors: Iterable[TensorRecord], by: str) -> tuple[TensorGroup, ...]:
-    """Return tensors summed by one of ``GROUPS``, the largest first; by name means by the name's first part."""
+    """Return tensors summed by one of ``GROUPS``, the largest first; by name means by the name's
+    first part.
+    """
     label = _LABELS[by]
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
@@ -188,7 +210,11 @@ def first_part(path: str | None) -> str:
 
 
 def _shape(tensor: TensorRecord) -> str:
-    sizes = "no single shape" if tensor.shape is None else " × ".join(map(str, tensor.shape)) or "scalar"
+    sizes = (
+        "no single shape"
+        if tensor.shape is None
+        else " × ".join(map(str, tensor.shape)) or "scalar"
+    )
     return f"{sizes} {tensor.dtype}".strip()
 
 
@@ -208,8 +234,8 @@ GROUPS = tuple(_LABELS)
 def difference(before: Inventory, after: Inventory) -> InventoryDiff:
     """Return the tensors that were added and removed between two inventories, the largest first.
 
-    Storages with the same address, size and device are the same: a new one of the same size at the address of a freed
-    one is not detected.
+    Storages with the same address, size and device are the same: a new one of the same size at the
+    address of a freed one is not detected.
     """
     identity = attrgetter("library", "storage", "size_bytes", "device")
     old, new = (set(map(identity, inventory.tensors)) for inventory in (before, after))

@@ -1,7 +1,9 @@
-"""Finds memory of any kind that remains after an experiment: new objects, and the old objects that keep them.
+"""Finds memory of any kind that remains after an experiment: new objects, and the old objects that
+keep them.
 
-Two ways lead to them. The old objects within reach of a name are compared with their earlier contents, text included.
-Elsewhere, new objects that the collector tracks count if an old object refers to them.
+Two ways lead to them. The old objects within reach of a name are compared with their earlier
+contents, text included. Elsewhere, new objects that the collector tracks count if an old object
+refers to them.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Remaining:
     """The objects, one of which the search for the holder starts from; keeps them alive."""
     name: str = ""
     chain: tuple[object, ...] = ()
-    """The notebook's name that leads to the objects, and the objects on the way, if these are known."""
+    """The notebook's name that leads to the objects, and the objects on the way, if these are
+    known.
+    """
     is_old_perhaps: bool = False
     """True if older objects are too many to be sure that they do not hold the memory, too."""
 
@@ -45,7 +49,9 @@ class Remaining:
         """Return the path from the name."""
         chain = (*self.chain, self.items[0]) if len(self.items) == 1 else self.chain
         found = PathWriter(roots).holder_from_name(self.name, chain)
-        return found if len(self.items) == 1 else ReferencePath(found.path, "remove them from there")
+        return (
+            found if len(self.items) == 1 else ReferencePath(found.path, "remove them from there")
+        )
 
 
 def find(
@@ -77,7 +83,9 @@ def find(
     received = list(contents.received(dict(names), new))
     if new:  # a tracked object that is not among them is older, however deep inside it was
         received = [
-            one._replace(items=[item for item in one.items if id(item) in new or not gc.is_tracked(item)])
+            one._replace(
+                items=[item for item in one.items if id(item) in new or not gc.is_tracked(item)]
+            )
             for one in received
         ]
     # Of two places, the one that a search for holders names.
@@ -91,12 +99,18 @@ def find(
             left -= held.size_bytes
             yield Remaining(held, some, one.name, one.chain, not is_sure)
     if left >= smallest:
-        for held, some in _rows([*_entries(heap, new, counted.not_counted(new)), *elsewhere], counted, smallest):
+        for held, some in _rows(
+            [*_entries(heap, new, counted.not_counted(new)), *elsewhere], counted, smallest
+        ):
             yield Remaining(held, some, is_old_perhaps=not is_sure)
 
 
-def grown(names: Mapping[str, object], contents: Contents, smallest: int, roots: Roots) -> list[tuple[str, int]]:
-    """Return the paths of the old containers that have grown, each with its growth in bytes, the largest first."""
+def grown(
+    names: Mapping[str, object], contents: Contents, smallest: int, roots: Roots
+) -> list[tuple[str, int]]:
+    """Return the paths of the old containers that have grown, each with its growth in bytes, the
+    largest first.
+    """
     writer = PathWriter(roots)
     found = list[tuple[str, int]]()
     for container in contents.grown(dict(names), smallest):
@@ -105,10 +119,14 @@ def grown(names: Mapping[str, object], contents: Contents, smallest: int, roots:
     return sorted(found, key=lambda row: -row[1])
 
 
-def most_bytes(names: Mapping[str, object], contents: Contents, new: set[int], elsewhere: Sequence[object]) -> int:
+def most_bytes(
+    names: Mapping[str, object], contents: Contents, new: set[int], elsewhere: Sequence[object]
+) -> int:
     """Return an upper bound of what ``find`` can find; costs little if that is little."""
     sizes, tracked = Sizes(), gc.get_objects()
-    found = sizes.together([item for one in contents.received(dict(names), new) for item in one.items])
+    found = sizes.together(
+        [item for one in contents.received(dict(names), new) for item in one.items]
+    )
     are_new = list(map(new.__contains__, map(id, tracked)))
     sizes.pass_over(compress(map(id, tracked), map(not_, are_new)))
     return found + sizes.together([*compress(tracked, are_new), *elsewhere])
@@ -129,7 +147,9 @@ def _entries(heap: Heap, new: set[int], not_counted: set[int]) -> list[object]:
     done = set(map(id, waiting))
     while waiting:
         dicts = of_types({id(dict)}, waiting)
-        skipped = kinds_of(waiting, *_NO_DATA).union(key for key, one in one_of_each(waiting).items() if _is_tools(one))
+        skipped = kinds_of(waiting, *_NO_DATA).union(
+            key for key, one in one_of_each(waiting).items() if _is_tools(one)
+        )
         found += of_types(types_of(waiting) - skipped - {id(dict)}, waiting)
         inside = by_identity(gc.get_referents(*dicts))
         waiting = [inside[key] for key in inside.keys() & new if key not in done]
@@ -141,7 +161,9 @@ def _is_tools(item: object) -> bool:
     return module_of(item).partition(".")[0] in TOOLS
 
 
-def _rows(items: Sequence[object], counted: Sizes, smallest: int) -> Iterator[tuple[RetainedArray, tuple[object, ...]]]:
+def _rows(
+    items: Sequence[object], counted: Sizes, smallest: int
+) -> Iterator[tuple[RetainedArray, tuple[object, ...]]]:
     """Yield a row for each large object, one for many of a type, and one for the rest."""
     rest, size_of_rest = list[object](), 0
     for key in types_of(items):

@@ -11,7 +11,15 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import StorageKey, describe, is_array, owner_of, place_of, read_array, storage_key
+from ipygpumem.heap.arrays import (
+    StorageKey,
+    describe,
+    is_array,
+    owner_of,
+    place_of,
+    read_array,
+    storage_key,
+)
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.graphs import of_script, saved_by
 from ipygpumem.heap.holders.nodes import Nodes, has_graph, is_leaf
@@ -29,8 +37,11 @@ _NO_CODE = re.compile(r"[<{…'\\]|cell_contents|_hooks\[")
 """Marks a path that cannot be assigned to as written; a key's quotes are shown as apostrophes."""
 
 
-def paths_of(names: Mapping[str, object], outputs: Mapping[str, object]) -> tuple[dict[int, str], set[int]]:
-    """Return the paths of arrays by identity, and the identities of all objects that only ``outputs`` lead to.
+def paths_of(
+    names: Mapping[str, object], outputs: Mapping[str, object]
+) -> tuple[dict[int, str], set[int]]:
+    """Return the paths of arrays by identity, and the identities of all objects that only
+    ``outputs`` lead to.
 
     Call it before listing the heap: reading an object's attributes may create a dict.
     """
@@ -72,7 +83,11 @@ class Retained:
         inside_outputs: Collection[int],
     ) -> None:
         self._heap, self._paths, self._outputs = heap, paths, outputs
-        self._inside_outputs, self._in_frames, self.complete = inside_outputs, set(map(id, heap.local)), True
+        self._inside_outputs, self._in_frames, self.complete = (
+            inside_outputs,
+            set(map(id, heap.local)),
+            True,
+        )
         self._sizes: dict[StorageKey, tuple[str, int]] = {}
         self._shown_by: dict[StorageKey, list[Any]] = {}
         self._locked: set[StorageKey | None] = set()
@@ -83,17 +98,27 @@ class Retained:
         self._tensor_ids = set(map(id, heap.tensors))
         with torch_reader() as reader:
             self._read = (lambda name, tensor: None) if reader is None else reader.read
-            tensors = [] if reader is None else [item for item in heap.tensors if reader.memory(item).is_plain]
+            tensors = (
+                []
+                if reader is None
+                else [item for item in heap.tensors if reader.memory(item).is_plain]
+            )
             self._lock(set() if reader is None else set(map(reader.address_of_others, tensors)))
             self.graphs = list(self._graphs())
 
     def _lock(self, foreign: set[int | None]) -> None:
-        """Record the arrays on each storage; lock NumPy's memory in torch, and memory that no array owns."""
+        """Record the arrays on each storage; lock NumPy's memory in torch, and memory that no array
+        owns.
+        """
         for item in (*self._heap.tensors, *self._heap.ndarrays):
             self._shown_by.setdefault(self._key(item), []).append(item)
         for array in self._heap.ndarrays:
             owner = owner_of(array)
-            if not is_array(owner) or not read_array("flags", owner).owndata or place_of(owner)[1] in foreign:
+            if (
+                not is_array(owner)
+                or not read_array("flags", owner).owndata
+                or place_of(owner)[1] in foreign
+            ):
                 self._locked.add(self._key(array))
 
     def _key(self, item: object) -> StorageKey:
@@ -104,15 +129,21 @@ class Retained:
         return found.storage
 
     def _ask_about(self, items: Iterable[object]) -> None:
-        """Find the objects that refer to some items: all at once, because each search passes over the heap."""
+        """Find the objects that refer to some items: all at once, because each search passes over
+        the heap.
+        """
         self._referrers = self._heap.referrers_of({id(item): item for item in items})
 
     def _is_held(self, item: object, inside: Collection[int] = ()) -> bool:
         """Return True if any Python object, except those ``inside``, refers to an object."""
-        return id(item) in self._in_frames or any(id(one) not in inside for one in self._referrers_of(item))
+        return id(item) in self._in_frames or any(
+            id(one) not in inside for one in self._referrers_of(item)
+        )
 
     def _referrers_of(self, item: object) -> list[Any]:
-        """Return the objects that refer to an item, without tensors: C++ code holds a tensor's gradient."""
+        """Return the objects that refer to an item, without tensors: C++ code holds a tensor's
+        gradient.
+        """
         return [one for one in self._referrers.get(id(item), ()) if id(one) not in self._tensor_ids]
 
     def _dies(self, key: StorageKey, inside: Collection[int]) -> bool:
@@ -125,9 +156,11 @@ class Retained:
         for key in keys:
             device, size = self._sizes[key]
             by_device.setdefault(device, {})[key] = size
-        yield from (Finding(device, shares, what, remedy) for device, shares in sorted(by_device.items()))
+        yield from (
+            Finding(device, shares, what, remedy) for device, shares in sorted(by_device.items())
+        )
 
-    # -- graphs -----------------------------------------------------------------------------------------------
+    # -- graphs ----------------------------------------------------------------------------------
 
     def _graphs(self) -> Iterator[Finding]:
         """Yield the graphs that are probably not needed; none if there are too many to follow."""
@@ -147,8 +180,11 @@ class Retained:
             return
         nodes = _Nodes([*gradients, *with_graphs], self._at_rest())
         self.complete = nodes.are_all
-        needed = [nodes.first(gradient) for gradient in gradients]  # after backward(create_graph=True)
-        roots = [(tensor, node) for tensor in with_graphs if (node := nodes.first(tensor)) is not None]
+        # after backward(create_graph=True)
+        needed = [nodes.first(gradient) for gradient in gradients]
+        roots = [
+            (tensor, node) for tensor in with_graphs if (node := nodes.first(tensor)) is not None
+        ]
         if roots and nodes.are_all:
             wanted = [self._root(tensor, node, nodes) for tensor, node in roots]
             wanted.sort(key=lambda root: root.kind != "sum")  # the largest graphs first
@@ -156,27 +192,42 @@ class Retained:
             yield from self._of_groups(nodes, needed, [root for root in wanted if root.kind])
 
     def _at_rest(self) -> set[int]:
-        """Return the identities of the parameters of modules in eval mode that no module in training has."""
+        """Return the identities of the parameters of modules in eval mode that no module in
+        training has.
+        """
         found: dict[bool, set[int]] = {True: set(), False: set()}
         for module in self._heap.modules:
             attributes = instance_dict(module) or {}
             parameters: Any = attributes.get("_parameters")
             if is_instance(parameters, dict):
-                found[attributes.get("training") is not False].update(map(id, dict.values(parameters)))
+                found[attributes.get("training") is not False].update(
+                    map(id, dict.values(parameters))
+                )
         return found[False] - found[True]
 
     def _root(self, tensor: Any, node: Any, nodes: _Nodes) -> _Root:
         """Return a tensor with a graph; its kind is empty if the graph may still be needed."""
         path = self._paths.get(id(tensor), "")
-        value = "loss.item()" if math.prod(self._read("shape", tensor) or ()) == 1 else "result.detach()"
+        value = (
+            "loss.item()"
+            if math.prod(self._read("shape", tensor) or ()) == 1
+            else "result.detach()"
+        )
         container, holders = _LAST_STEP.sub("", path), self._referrers_of(tensor)
         instead = f"{path} = {value}"
         kind = "" if not path or path.isidentifier() else "stored"
         if any(is_instance(one, list) or is_instance(one, deque) for one in holders):
             instead = f"{container}.append({value})"
         elif path and nodes.is_sum(node):
-            kind, instead = "sum", f"{path} += {value}" if _adds(node) else f"keep {value} in {path}"
-        if any(is_instance(one, tuple) for one in holders) or _NO_CODE.search(path) or re.search(r"\[\d+\]", container):
+            kind, instead = (
+                "sum",
+                f"{path} += {value}" if _adds(node) else f"keep {value} in {path}",
+            )
+        if (
+            any(is_instance(one, tuple) for one in holders)
+            or _NO_CODE.search(path)
+            or re.search(r"\[\d+\]", container)
+        ):
             owner = "the hook" if "_hooks[" in path else _ROOT.findall(f"{path}_")[0]
             instead = f"keep {value} in {owner}"
         if nodes.leaves[id(node)] == {True} and path:
@@ -186,13 +237,19 @@ class Retained:
         return _Root(node, path, instead, kind)
 
     def _of_groups(self, nodes: _Nodes, needed: list[Any], roots: list[_Root]) -> Iterator[Finding]:
-        """Yield the memory kept by groups of roots: those below one name, and those whose graphs share results."""
+        """Yield the memory kept by groups of roots: those below one name, and those whose graphs
+        share results.
+        """
         owners = dict.fromkeys(map(id, nodes.behind(needed, {})[0]), _OTHERS)
         members: dict[str, list[_Root]] = {}
         for root in roots:
             new, known = nodes.behind([root.node], owners)
             # Several graphs may end in one leaf: that does not make them a group.
-            names = [owners[id(node)] for node in known if not is_leaf(node) and owners[id(node)] != _OTHERS]
+            names = [
+                owners[id(node)]
+                for node in known
+                if not is_leaf(node) and owners[id(node)] != _OTHERS
+            ]
             name = (*names, _ROOT.findall(root.path)[0])[0]
             owners.update(dict.fromkeys(map(id, new), name))
             if new or names:
@@ -200,15 +257,21 @@ class Retained:
         needed_by, inside = dict[StorageKey, set[str]](), set[int]()
         for node, saved in nodes.saved():
             inside |= {id(node), id(instance_dict(node))}  # a Function refers to its saved objects
-            needed_by.setdefault(storage_key(saved) or ("object", id(saved)), set()).add(owners[id(node)])
+            needed_by.setdefault(storage_key(saved) or ("object", id(saved)), set()).add(
+                owners[id(node)]
+            )
         for name, those in members.items():
-            keys = [key for key, names in needed_by.items() if names == {name} and self._dies(key, inside)]
+            keys = [
+                key
+                for key, names in needed_by.items()
+                if names == {name} and self._dies(key, inside)
+            ]
             if those[0].kind == "output":
                 self._graphs_of_outputs[name] = keys
             else:
                 yield from self._findings(keys, *_words(those))
 
-    # -- outputs ----------------------------------------------------------------------------------------------
+    # -- outputs ---------------------------------------------------------------------------------
 
     def outputs(self, listed: Collection[StorageKey]) -> Iterator[Finding]:
         """Yield the outputs that only IPython refers to, without those already ``listed``."""
@@ -217,7 +280,9 @@ class Retained:
             return
         by_output: dict[StorageKey, str] = {}
         for key, items in self._shown_by.items():
-            names = {_ROOT.findall(path)[0] for item in items if (path := self._paths.get(id(item)))}
+            names = {
+                _ROOT.findall(path)[0] for item in items if (path := self._paths.get(id(item)))
+            }
             if len(names) == 1 and not names.isdisjoint(self._outputs):
                 by_output[key] = names.pop()
         arrays = [item for key in by_output for item in self._shown_by[key]]
@@ -233,7 +298,9 @@ class Retained:
 
 
 class _Nodes:
-    """The nodes of the graphs of some tensors; ``at_rest`` are identities of models' parameters in eval mode."""
+    """The nodes of the graphs of some tensors; ``at_rest`` are identities of models' parameters in
+    eval mode.
+    """
 
     def __init__(self, tensors: Iterable[Any], at_rest: set[int]) -> None:
         self.leaves: dict[int, set[bool]] = {}
@@ -252,12 +319,20 @@ class _Nodes:
                 self.leaves[id(node)] = set().union(*behind)
 
     def first(self, tensor: Any) -> Any:
-        """Return the first node of a tensor's graph; None if there is none or it must not be read."""
+        """Return the first node of a tensor's graph; None if there is none or it
+        must not be read.
+        """
         return self._nodes.first(tensor)
 
     def behind(self, first: Iterable[Any], known: Collection[int]) -> tuple[list[Any], list[Any]]:
-        """Return the nodes reachable from ``first``, inclusive, and the ``known`` ones where the search stopped."""
-        new, ends, waiting = dict[int, Any](), list[Any](), [node for node in first if node is not None]
+        """Return the nodes reachable from ``first``, inclusive, and the ``known`` ones where the
+        search stopped.
+        """
+        new, ends, waiting = (
+            dict[int, Any](),
+            list[Any](),
+            [node for node in first if node is not None],
+        )
         while waiting:
             node = waiting.pop()
             if id(node) in known:
@@ -272,7 +347,9 @@ class _Nodes:
         return ((node, item) for node in self._nodes.finished for item in saved_by(node))
 
     def is_sum(self, node: Any) -> bool:
-        """Return True if a node sums the results of one repeated computation, as ``total += loss`` does."""
+        """Return True if a node sums the results of one repeated computation, as ``total += loss``
+        does.
+        """
         while not _adds(node) and len(self._nodes.following(node)) == 1:
             (node,) = self._nodes.following(node)  # such as a mean of the sum
         waiting, from_zero, seen, kinds, terms = [node], False, set[int](), set[frozenset[str]](), 0
@@ -303,7 +380,11 @@ def _words(roots: list[_Root]) -> tuple[str, str]:
         remedies = [root.instead for root in roots if root.kind == "evaluation"][:1]
     what, path = f"{', '.join(where)}: {number:,} tensors keep their autograd graphs", roots[0].path
     if number == 1:
-        named = "a hook on " * ("_hooks[" in path) + next(iter(where)) if _NO_CODE.search(path) else path
+        named = (
+            "a hook on " * ("_hooks[" in path) + next(iter(where))
+            if _NO_CODE.search(path)
+            else path
+        )
         what = f"{named} keeps its autograd graph"
     return what, f"unless you still call backward(): {'; '.join(remedies)}"
 
@@ -316,5 +397,8 @@ def caches() -> Iterator[Finding]:
         except RuntimeError:  # an allocator without snapshots
             continue
         for device, snapshot in found.items():
-            what, remedy = "reserved by torch, but not in use", "if another process or library needs it: %gpumem free"
+            what, remedy = (
+                "reserved by torch, but not in use",
+                "if another process or library needs it: %gpumem free",
+            )
             yield Finding(device, {("cache", 0): snapshot.cached_bytes}, what, remedy)

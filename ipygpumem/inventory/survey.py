@@ -1,7 +1,7 @@
 """Lists all live tensors and arrays by storage, with their descriptions, names and bytes.
 
-Memory that torch's C++ code keeps without a Python object is not seen: activations saved for backward, and buffers
-inside operations. The device's reconciliation accounts for them.
+Memory that torch's C++ code keeps without a Python object is not seen: activations saved for
+backward, and buffers inside operations. The device's reconciliation accounts for them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,17 @@ from operator import attrgetter, itemgetter, not_
 from types import FrameType, ModuleType
 from typing import Any
 
-from ipygpumem.heap.arrays import Memory, Reader, Storages, describe, each, is_array, library_type, memory_of, place_of
+from ipygpumem.heap.arrays import (
+    Memory,
+    Reader,
+    Storages,
+    describe,
+    each,
+    is_array,
+    library_type,
+    memory_of,
+    place_of,
+)
 from ipygpumem.heap.bulk import Kinds, Progress, chunks, kinds_of, no_progress, of_types, type_names
 from ipygpumem.heap.heap import Heap, HeapObserver, refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.frames import peek
@@ -51,13 +61,16 @@ def take(
     with undisturbed():
         survey = _Survey(roots, cell_of, progress)
         try:
-            return Inventory(tuple(survey.records(storages)), time.time(), file, line, cell, tuple(survey.notes))
+            return Inventory(
+                tuple(survey.records(storages)), time.time(), file, line, cell, tuple(survey.notes)
+            )
         finally:
             survey.drop()
 
 
 def roles_of_objects(observer: HeapObserver | None = None) -> list[tuple[object, Role]]:
-    """Return all live tensors and arrays, including those inside sparse and wrapper tensors, with their roles.
+    """Return all live tensors and arrays, including those inside sparse and wrapper tensors, with
+    their roles.
 
     The list keeps them alive: use it, then drop it.
 
@@ -83,11 +96,15 @@ def names_in(frame: FrameType) -> Iterator[tuple[str, object]]:
     yield from locals_of(frame).items()
     main = sys.modules.get("__main__")
     for names in (frame.f_globals, module_dict(main) if type(main) is ModuleType else {}):
-        yield from [(name, value) for name, value in list(names.items()) if not name.startswith("__")]
+        yield from [
+            (name, value) for name, value in list(names.items()) if not name.startswith("__")
+        ]
 
 
 class _Survey:
-    """One inventory in progress; it keeps all objects alive, and is dropped by the call that made it."""
+    """One inventory in progress; it keeps all objects alive, and is dropped by the call that made
+    it.
+    """
 
     def __init__(
         self,
@@ -106,7 +123,9 @@ class _Survey:
         self._labels = Labels(names.paths, cell_of)
         names.drop()
         if not names.complete:
-            self.notes.append("the search for names stopped early: some tensors are shown without their names")
+            self.notes.append(
+                "the search for names stopped early: some tensors are shown without their names"
+            )
 
     def drop(self) -> None:
         """Drop everything but names, so that a collection need not examine it."""
@@ -114,13 +133,17 @@ class _Survey:
         self._named.clear()
 
     def _all(self, base: type, on_heap: Sequence[object]) -> list[Any]:
-        """Return all instances of a library's class, named ones first; ``on_heap`` are those the collector lists."""
+        """Return all instances of a library's class, named ones first; ``on_heap`` are those the
+        collector lists.
+        """
         kinds = kinds_of(list(Kinds(self._named).examples.values()), base)
         more = compress(on_heap, map(not_, map(self._labels.paths.__contains__, map(id, on_heap))))
         return [*(of_types(kinds, self._named) if kinds else ()), *more]
 
     def records(self, storages: Storages | None) -> list[TensorRecord]:
-        """Return the records of all tensors and arrays, the largest first; add torch's storages to ``storages``."""
+        """Return the records of all tensors and arrays, the largest first; add torch's storages to
+        ``storages``.
+        """
         array_type = library_type("numpy", "ndarray")
         arrays = [] if array_type is None else self._all(array_type, self._heap.ndarrays)
         shown: set[int] = set()
@@ -136,7 +159,9 @@ class _Survey:
                 shown = listed.match(arrays)
                 records += listed.records(roles)
                 if listed.unread:
-                    self.notes.append(f"the memory of {len(listed.unread)} tensors {listed.unread[0]}")
+                    self.notes.append(
+                        f"the memory of {len(listed.unread)} tensors {listed.unread[0]}"
+                    )
         buffers = _jax_records(self._named, self._labels)
         shown |= _shown_by_jax(arrays, buffers)
         records += buffers.values()
@@ -150,7 +175,9 @@ class _Survey:
         with torch_reader() as reader:
             if reader is not None:
                 tensors = self._all(reader.base, self._heap.tensors)
-                roles = roles_of(reader, self._heap, tensors, add_gradients(reader, tensors, self._labels))
+                roles = roles_of(
+                    reader, self._heap, tensors, add_gradients(reader, tensors, self._labels)
+                )
                 for tensor in tensors:
                     keys = (id(tensor), *reader.keys(tensor))
                     role = next((roles[key] for key in keys if key in roles), other)
@@ -193,8 +220,13 @@ class Labels:
         """Return for each path the cell that bound its first part; None without a path."""
         texts = [path or "" for path in paths]
         first = texts[0].partition("[")[0] if texts else ""
-        if first in self._cells and first != "Out" and all(map(str.startswith, texts, repeat(f"{first}["))):
-            return [self._cells[first]] * len(texts)  # such as the items of a list of a million tensors
+        if (
+            first in self._cells
+            and first != "Out"
+            and all(map(str.startswith, texts, repeat(f"{first}[")))
+        ):
+            # such as the items of a list of a million tensors
+            return [self._cells[first]] * len(texts)
         heads = list(map(itemgetter(0), map(str.partition, texts, repeat("["))))
         if any(head == "Out" or head.startswith("list(") for head in set(heads)):
             heads = list(map(_head_of, texts))
@@ -212,11 +244,14 @@ def _head_of(path: str) -> str:
 
 
 def add_gradients(reader: Reader, tensors: list[Any], labels: Labels) -> list[Any]:
-    """Add the gradients, which may not have had a Python object, named after their tensors; return them."""
+    """Add the gradients, which may not have had a Python object, named after their tensors; return
+    them.
+    """
     known = set[int]()
     gradients: list[Any] = []
     for tensor in compress(list(tensors), each(reader.base.requires_grad.__get__, tensors)):
-        # A computed tensor has none unless it was told to retain it; reading the attribute would print a warning.
+        # A computed tensor has none unless it was told to retain it; reading the attribute would
+        # print a warning.
         if not (reader.read("is_leaf", tensor) or reader.read("retains_grad", tensor)):
             continue
         gradient = reader.read("_grad", tensor)
@@ -248,7 +283,10 @@ class TensorList:
         if len(set(plain.keys)) < len(plain.keys):
             shared.update(key for key, number in Counter(plain.keys).items() if number > 1)
         is_shared = list(map(shared.__contains__, plain.keys)) if shared else []
-        self._memories = [*wholes, *((tensor, reader.memory(tensor)) for tensor in compress(plain.tensors, is_shared))]
+        self._memories = [
+            *wholes,
+            *((tensor, reader.memory(tensor)) for tensor in compress(plain.tensors, is_shared)),
+        ]
         self._alone = plain.of(map(not_, is_shared)) if shared else plain
         """The tensors that share their storage with no other tensor."""
         self._shown: Counter[int] = Counter()
@@ -259,10 +297,16 @@ class TensorList:
     @property
     def unread(self) -> list[str]:
         """Reasons why the memory of tensors could not be read, one per tensor."""
-        return [memory.note for _, memory in self._memories if memory.note.startswith("could not be read")]
+        return [
+            memory.note
+            for _, memory in self._memories
+            if memory.note.startswith("could not be read")
+        ]
 
     def match(self, arrays: Sequence[object]) -> set[int]:
-        """Count arrays on tensors' memory, and tensors on arrays' memory; return the identities of the owners."""
+        """Count arrays on tensors' memory, and tensors on arrays' memory; return the identities of
+        the owners.
+        """
         shown: set[int] = set()
         by_address: dict[int, tuple[int, int]] = {}
         for item in arrays:
@@ -284,10 +328,14 @@ class TensorList:
         return shown
 
     def _addresses(self) -> Iterator[tuple[int, int]]:
-        """Yield the host storages that another library allocated, once each, with their addresses."""
+        """Yield the host storages that another library allocated, once each, with
+        their addresses.
+        """
         found, here = dict[int, int](), self._alone.of(map("cpu".__eq__, self._alone.devices))
         of_others = here.of(map(not_, self._reader.resizable(here.storages)))
-        waiting: list[tuple[Any, Iterable[int]]] = list(zip(of_others.tensors, zip(of_others.keys), strict=True))
+        waiting: list[tuple[Any, Iterable[int]]] = list(
+            zip(of_others.tensors, zip(of_others.keys), strict=True)
+        )
         waiting += [(one, memory.storages) for one, memory in self._memories if memory.is_plain]
         for tensor, keys in waiting:
             address = self._reader.address_of_others(tensor)
@@ -296,12 +344,19 @@ class TensorList:
         yield from found.items()
 
     def records(self, roles: Mapping[int, Role]) -> list[TensorRecord]:
-        """Return one record per storage or set of storages; ``roles`` maps some storages to roles."""
+        """Return one record per storage or set of storages; ``roles`` maps some
+        storages to roles.
+        """
         together: dict[tuple[int, ...], list[tuple[Any, Memory]]] = {}
         for tensor, memory in self._memories:
             if not self._is_part(memory):  # otherwise it is listed with the whole
-                together.setdefault(tuple(memory.storages) or (id(tensor),), []).append((tensor, memory))
-        some = [found[0] if len(found) == 1 else min(found, key=self._rank) for found in together.values()]
+                together.setdefault(tuple(memory.storages) or (id(tensor),), []).append(
+                    (tensor, memory)
+                )
+        some = [
+            found[0] if len(found) == 1 else min(found, key=self._rank)
+            for found in together.values()
+        ]
         shown = self._shown
         tensors = [tensor for tensor, _ in some]
         found = self._records(
@@ -310,15 +365,22 @@ class TensorList:
             [memory.device or self._reader.device(tensor) for tensor, memory in some],
             [sum(memory.storages.values()) for _, memory in some],
             _roles(roles, together, map(id, tensors)),
-            [len(tensors) - 1 + sum(map(shown.__getitem__, key)) for key, tensors in together.items()],
+            [
+                len(tensors) - 1 + sum(map(shown.__getitem__, key))
+                for key, tensors in together.items()
+            ],
             [memory.shared for _, memory in some],
             [memory.note for _, memory in some],
         )
         for part, storages, keys, sizes, devices in zip(*map(chunks, self._alone), strict=True):
-            kinds: Iterable[Role] = _roles(roles, zip(keys), map(id, part)) if roles else repeat("other", len(part))
+            kinds: Iterable[Role] = (
+                _roles(roles, zip(keys), map(id, part)) if roles else repeat("other", len(part))
+            )
             aliases: Iterable[int] = map(shown.__getitem__, keys) if shown else repeat(0, len(part))
             shared = self._reader.are_shared(storages, devices)
-            found += self._records(part, keys, devices, sizes, kinds, aliases, shared, repeat("", len(part)))
+            found += self._records(
+                part, keys, devices, sizes, kinds, aliases, shared, repeat("", len(part))
+            )
         return found
 
     def _records(
@@ -332,14 +394,18 @@ class TensorList:
         shared: Sequence[bool],
         notes: Iterable[str],
     ) -> list[TensorRecord]:
-        """Return the records of tensors on different storages: read column by column in C; there may be a million."""
+        """Return the records of tensors on different storages: read column by column in C; there
+        may be a million.
+        """
         reader, owners = self._reader, self._owners
         names = list(map(self._labels.paths.get, map(id, tensors)))
         requires: Iterable[bool] = repeat(False, len(tensors))
         in_graph: Iterable[bool] = repeat(False, len(tensors))
         if any(given := each(reader.base.requires_grad.__get__, tensors)):
             requires = list(map(bool, given))
-            in_graph = [is_so and has_graph(one) for is_so, one in zip(requires, tensors, strict=True)]
+            in_graph = [
+                is_so and has_graph(one) for is_so, one in zip(requires, tensors, strict=True)
+            ]
         libraries: Iterable[str] = repeat("torch", len(tensors))
         if owners:
             libraries = ["numpy" if key in owners else "torch" for key in keys]
@@ -364,7 +430,9 @@ class TensorList:
         return list(map(functools.partial(tuple.__new__, TensorRecord), zip(*columns, strict=True)))
 
     def _is_part(self, memory: Memory) -> bool:
-        wholes = self._wholes and [whole for key in memory.storages for whole in self._wholes.get(key, ())]
+        wholes = self._wholes and [
+            whole for key in memory.storages for whole in self._wholes.get(key, ())
+        ]
         if not wholes or memory.is_plain:
             return bool(wholes)
         return any(memory.storages.keys() < whole.storages.keys() for whole in wholes)
@@ -377,7 +445,9 @@ class TensorList:
 
 
 def array_records(arrays: Sequence[object], labels: Labels, shown: set[int]) -> list[TensorRecord]:
-    """Return one record for the memory of each array, except memory already ``shown`` as a tensor's."""
+    """Return one record for the memory of each array, except memory already ``shown`` as a
+    tensor's.
+    """
     records: dict[int, TensorRecord] = {}
     for item in arrays:
         owner = memory_of(item)
@@ -406,7 +476,9 @@ _DEEPEST = 6
 _MOST_PER_STATE = 1_000_000
 
 
-def roles_of(reader: Reader, heap: Heap, tensors: Sequence[Any], gradients: Sequence[Any]) -> dict[int, Role]:
+def roles_of(
+    reader: Reader, heap: Heap, tensors: Sequence[Any], gradients: Sequence[Any]
+) -> dict[int, Role]:
     """Return the roles of storages, by ``Reader.keys``; the missing ones have the role "other"."""
     roles: dict[int, Role] = {}
     groups: tuple[tuple[Role, Iterable[Any]], ...] = (
@@ -416,11 +488,15 @@ def roles_of(reader: Reader, heap: Heap, tensors: Sequence[Any], gradients: Sequ
         ("parameter", _parameters(tensors)),
     )
     for role, tensors_of_role in groups:  # the last role wins
-        roles.update((key, role) for tensor in tensors_of_role for key in (id(tensor), *reader.keys(tensor)))
+        roles.update(
+            (key, role) for tensor in tensors_of_role for key in (id(tensor), *reader.keys(tensor))
+        )
     return roles
 
 
-def _roles(roles: Mapping[int, Role], keys: Iterable[tuple[int, ...]], ids: Iterable[int]) -> list[Role]:
+def _roles(
+    roles: Mapping[int, Role], keys: Iterable[tuple[int, ...]], ids: Iterable[int]
+) -> list[Role]:
     """Return the role of each tensor, by the identities of its storages and its own."""
     parts = ((*key, one) for key, one in zip(keys, ids, strict=True))
     return [next((roles[part] for part in some if part in roles), "other") for some in parts]
@@ -444,13 +520,18 @@ def _buffers(reader: Reader, heap: Heap) -> Iterator[Any]:
     for module in heap.modules:
         buffers = (instance_dict(module) or {}).get("_buffers")
         if is_instance(buffers, dict):
-            yield from (item for item in list(dict.values(buffers)) if is_instance(item, reader.base))  # type: ignore[arg-type]  # is_instance says so
+            values = list(dict.values(buffers))  # type: ignore[arg-type]  # is_instance says so
+            yield from (item for item in values if is_instance(item, reader.base))
 
 
 def optimizer_states(heap: Heap, base: Any) -> Iterator[tuple[object, Any]]:
-    """Yield each tensor in a live optimizer's state, with its key in the state, usually a parameter."""
+    """Yield each tensor in a live optimizer's state, with its key in the state, usually a
+    parameter.
+    """
     for optimizer in heap.optimizers:
-        waiting: list[tuple[object, Any, int]] = [(None, (instance_dict(optimizer) or {}).get("state"), 0)]
+        waiting: list[tuple[object, Any, int]] = [
+            (None, (instance_dict(optimizer) or {}).get("state"), 0)
+        ]
         for _ in range(_MOST_PER_STATE):
             if not waiting:
                 break
@@ -458,7 +539,10 @@ def optimizer_states(heap: Heap, base: Any) -> Iterator[tuple[object, Any]]:
             if is_instance(item, base):
                 yield owner, item
             elif depth < _DEEPEST and is_instance(item, dict):
-                waiting += [(owner if depth else key, value, depth + 1) for key, value in list(dict.items(item))]
+                waiting += [
+                    (owner if depth else key, value, depth + 1)
+                    for key, value in list(dict.items(item))
+                ]
             elif depth < _DEEPEST and (type(item) is list or type(item) is tuple):
                 waiting += [(owner, value, depth + 1) for value in item]
 
@@ -468,13 +552,17 @@ _JAX = "jax._src.array", "ArrayImpl"
 
 
 def _jax_records(named: Iterable[object], labels: Labels) -> dict[int, TensorRecord]:
-    """Return one record per buffer, by its address; by the array's identity if it is on several devices."""
+    """Return one record per buffer, by its address; by the array's identity if it is on several
+    devices.
+    """
     kind = library_type(*_JAX)
     own = [] if kind is None else [array for array in named if is_instance(array, kind)]
     records: dict[int, TensorRecord] = {}
     for array in {id(array): array for array in [*own, *_live_of_jax()]}.values():
         found = None
-        with contextlib.suppress(Exception):  # deleted in the meantime, or its computation has failed
+        with contextlib.suppress(
+            Exception
+        ):  # deleted in the meantime, or its computation has failed
             found = None if array.is_deleted() else _jax_record(array, labels)
         if found is not None and found.storage in records:
             before = records[found.storage]
@@ -488,7 +576,9 @@ def _live_of_jax() -> list[Any]:
     """Return all arrays of JAX's backend, if there is one; asking JAX would create it."""
     jax = loaded("jax")
     has_begun = getattr(sys.modules.get("jax._src.xla_bridge"), "backends_are_initialized", None)
-    return list(jax.live_arrays()) if jax is not None and has_begun is not None and has_begun() else []
+    return (
+        list(jax.live_arrays()) if jax is not None and has_begun is not None and has_begun() else []
+    )
 
 
 def _jax_record(array: Any, labels: Labels) -> TensorRecord:
@@ -500,11 +590,15 @@ def _jax_record(array: Any, labels: Labels) -> TensorRecord:
         type_name=type_name(array),
         shape=tuple(map(int, array.shape)),
         dtype=str(array.dtype),
-        device="cpu" if first.platform == "cpu" else f"jax:{first.id if number is None else number}",
+        device="cpu"
+        if first.platform == "cpu"
+        else f"jax:{first.id if number is None else number}",
         size_bytes=int(array.on_device_size_in_bytes()),
         cell=labels.cell(array),
         library="jax",
-        storage=id(array) if is_spread or not array.is_ready() else int(array.unsafe_buffer_pointer()),
+        storage=id(array)
+        if is_spread or not array.is_ready()
+        else int(array.unsafe_buffer_pointer()),
         note=f"on {len(devices)} devices: the bytes of all" if is_spread else "",
     )
 

@@ -1,4 +1,6 @@
-"""Lists the names that hold the most memory: what each object consists of, and what else holds it."""
+"""Lists the names that hold the most memory: what each object consists of, and what
+else holds it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from ipygpumem.records import Record
 from ipygpumem.units import format_bytes
 
 _FEW = 300
-"""Number of names that are always measured one by one; of more, groups that hold little memory are skipped."""
+"""Number of names that are always measured one by one; of more, groups that hold little memory are
+skipped.
+"""
 _GROUP, _LITTLE = 1000, 1 << 20
 _SMALLEST = 1 << 10
 """Smallest size in bytes of a listed name."""
@@ -44,7 +48,8 @@ class NamedSize(NamedTuple):
     """A name of the notebook or script, or an output: ``Out[5]``."""
     type_name: str
     device_bytes: dict[str, int]
-    """Bytes by device; ``cpu`` is RAM. Memory that several names share is counted for one of them."""
+    """Bytes by device; ``cpu`` is RAM. Memory that several names share is counted for one of them.
+    """
     parts: tuple[Share, ...] = ()
     """The largest columns, keys, attributes or kinds of items."""
     part_count: int = 0
@@ -63,8 +68,9 @@ class NamedSize(NamedTuple):
     freed_bytes: dict[str, int] | None = None
     """Bytes by device that are freed if all names of the object are deleted; None if unknown."""
     is_at_least: bool = False
-    """True if ``device_bytes`` is a lower bound: an object leads to more objects than a look examines, or a library
-    keeps memory that nothing counts."""
+    """True if ``device_bytes`` is a lower bound: an object leads to more objects than a look
+    examines, or a library keeps memory that nothing counts.
+    """
 
     @property
     def size_bytes(self) -> int:
@@ -86,7 +92,9 @@ class LargestNames(Record):
     """Number of names whose objects hold so little that they are not listed."""
     notes: tuple[str, ...] = ()
     unnamed_bytes: dict[str, int] = field(default_factory=dict)
-    """The process's memory by device that no name leads to; empty if only some names were asked for."""
+    """The process's memory by device that no name leads to; empty if only some names were asked
+    for.
+    """
 
     @property
     def device_bytes(self) -> dict[str, int]:
@@ -98,7 +106,9 @@ class LargestNames(Record):
 
     def __repr__(self) -> str:
         """Return one line: there may be many names."""
-        sizes = ", ".join(f"{device} {format_bytes(size)}" for device, size in self.device_bytes.items())
+        sizes = ", ".join(
+            f"{device} {format_bytes(size)}" for device, size in self.device_bytes.items()
+        )
         return f"<LargestNames: {len(self.names)} names: {sizes or 'no memory'}>"
 
     __str__ = __repr__
@@ -111,7 +121,9 @@ def take(
     references: Mapping[int, int] | None = None,
     namespaces: Iterable[int] = (),
     cell_of: Callable[[str], int | None] = lambda root: None,
-    remedy_of: Callable[[Sequence[str]], str] = lambda names: f"del {', '.join(map(target_of, names))}",
+    remedy_of: Callable[[Sequence[str]], str] = lambda names: (
+        f"del {', '.join(map(target_of, names))}"
+    ),
     progress: Progress = no_progress,
 ) -> LargestNames:
     """Return the memory that named objects hold, and what deleting each of them frees.
@@ -119,8 +131,8 @@ def take(
     Args:
         named: the objects by name; no other object of our callers refers to them.
         used_bytes: the process's memory by device.
-        references: number of references to each object, by identity, that end with its names. If it is missing, the
-            freed bytes are unknown.
+        references: number of references to each object, by identity, that end with its names. If it
+            is missing, the freed bytes are unknown.
         namespaces: identities of dicts that contain the names.
         cell_of: returns the last cell that bound a name.
         remedy_of: returns the line that deletes all of an object's names.
@@ -139,9 +151,15 @@ def take(
         _with_remedy(row._replace(cell=cell_of(row.name)), named, remedy_of((row.name, *row.same)))
         for row in sorted(measured.rows, key=lambda row: -row.size_bytes)
     ]
-    notes = () if measured.complete else ("there are too many objects to examine: some names hold more",)
+    notes = (
+        ()
+        if measured.complete
+        else ("there are too many objects to examine: some names hold more",)
+    )
     unnamed = Counter(used_bytes) - sum((Counter(row.device_bytes) for row in rows), Counter[str]())
-    return LargestNames(tuple(rows), dict(used_bytes), time.time(), measured.small_names, notes, dict(unnamed))
+    return LargestNames(
+        tuple(rows), dict(used_bytes), time.time(), measured.small_names, notes, dict(unnamed)
+    )
 
 
 def _with_remedy(row: NamedSize, named: Mapping[str, object], deletion: str) -> NamedSize:
@@ -156,14 +174,17 @@ def _with_remedy(row: NamedSize, named: Mapping[str, object], deletion: str) -> 
         return row._replace(remedy=first + deletion)
     arrays = [name for name in row.held_by if is_of_library(named[name], "numpy", "ndarray")]
     more, target = tuple(name for name in row.held_by if name not in arrays), target_of(row.name)
-    first = f"del {', '.join(map(target_of, arrays))}; " * bool(arrays)  # they would refer to memory that is gone
+    # they would refer to memory that is gone
+    first = f"del {', '.join(map(target_of, arrays))}; " * bool(arrays)
     return row._replace(remedy=f"{first}{target}.close(); {target}.unlink()", held_by=more)
 
 
 def _has_pending(value: Any) -> bool:
     """Return True for a container of asyncio tasks that are not done."""
     kind = next((kind for kind in _CONTAINERS if type(value) is kind), None)
-    return kind is not None and bool(pending(list(islice(value.values() if kind is dict else value, _MOST_TASKS))))
+    return kind is not None and bool(
+        pending(list(islice(value.values() if kind is dict else value, _MOST_TASKS)))
+    )
 
 
 class _Measured(NamedTuple):
@@ -176,7 +197,9 @@ class _Measured(NamedTuple):
     """Its region is the only one besides our callers to refer to the objects."""
 
 
-def _measure(named: Mapping[str, object], namespaces: Iterable[int], progress: Progress) -> _Measured:
+def _measure(
+    named: Mapping[str, object], namespaces: Iterable[int], progress: Progress
+) -> _Measured:
     """Measure named objects one after the other."""
     names_of: dict[int, list[str]] = {}
     for name, value in named.items():
@@ -185,8 +208,15 @@ def _measure(named: Mapping[str, object], namespaces: Iterable[int], progress: P
     wanted = set(map(id, sizeable(list(firsts.values()))))
     sizeable_names = {name: value for name, value in firsts.items() if id(value) in wanted}
     chosen = _without_little(sizeable_names, progress)
-    complete, rows, held_by, number_of_names = True, list[NamedSize](), dict[str, list[str]](), len(chosen)
-    region = Region(namespaces=[*namespaces, id(named)], progress=lambda: progress(len(rows) / number_of_names))
+    complete, rows, held_by, number_of_names = (
+        True,
+        list[NamedSize](),
+        dict[str, list[str]](),
+        len(chosen),
+    )
+    region = Region(
+        namespaces=[*namespaces, id(named)], progress=lambda: progress(len(rows) / number_of_names)
+    )
     sizes = Sizes(chosen, region=region)
     for name in _in_order(chosen):
         size = sizes.measure(chosen[name], name)
@@ -219,7 +249,9 @@ def _smallest_size(value: object) -> int:
 
 
 def notes_on(value: object, size: Size) -> tuple[str, ...]:
-    """Return the notes on an object's size: estimates, memory that is not counted, a small view of a large block."""
+    """Return the notes on an object's size: estimates, memory that is not counted, a small view of
+    a large block.
+    """
     notes = list(size.notes)
     if size.uncounted:
         notes.append(_uncounted_note(size.uncounted))
@@ -235,13 +267,17 @@ def _uncounted_note(libraries: Sequence[str]) -> str:
     return f"{', '.join(libraries)} {verb} memory that is not counted"
 
 
-def _with_freed(measured: _Measured, named: Mapping[str, object], references: Mapping[int, int]) -> _Measured:
+def _with_freed(
+    measured: _Measured, named: Mapping[str, object], references: Mapping[int, int]
+) -> _Measured:
     """Return the rows with the bytes that die with each object if all of its names are deleted."""
     keys = [id(named[row.name]) for row in measured.rows]
     ours = Counter(map(id, named.values()))
     ours.update({key: references.get(key, 0) for key in keys})
     freed = measured.sizes.region.freed_by(keys, ours)
-    rows = [row._replace(freed_bytes=dict(size)) for row, size in zip(measured.rows, freed, strict=True)]
+    rows = [
+        row._replace(freed_bytes=dict(size)) for row, size in zip(measured.rows, freed, strict=True)
+    ]
     return measured._replace(rows=rows)
 
 
@@ -249,7 +285,11 @@ def _without_little(named: Mapping[str, object], progress: Progress) -> dict[str
     """Return the names without those of large groups that hold little memory together."""
     if len(named) <= _FEW:
         return dict(named)
-    together, chosen, names = Sizes(named, progress=lambda: progress(0)), dict[str, object](), list(named)
+    together, chosen, names = (
+        Sizes(named, progress=lambda: progress(0)),
+        dict[str, object](),
+        list(named),
+    )
     for group in chunks(names, _GROUP):
         values = [named[name] for name in group]
         if together.together(values) >= _LITTLE:
@@ -259,16 +299,26 @@ def _without_little(named: Mapping[str, object], progress: Progress) -> dict[str
 
 
 def _in_order(named: Mapping[str, object]) -> list[str]:
-    """Return the names, shared memory and torch's modules first: their content is not that of a view or optimizer."""
+    """Return the names, shared memory and torch's modules first: their content is not that of a
+    view or optimizer.
+    """
     values = list(named.values())
     base = library_type("torch.nn", "Module")
-    kinds = {key for key, one in one_of_each(values).items() if base is not None and is_instance(one, base)}
+    kinds = {
+        key
+        for key, one in one_of_each(values).items()
+        if base is not None and is_instance(one, base)
+    }
     first = set(map(id, [*segments(values), *of_types(kinds, values)]))
     return sorted(named, key=lambda name: id(named[name]) not in first)
 
 
 def select(
-    found: LargestNames, patterns: Sequence[str] = (), *, device: str | None = None, min_bytes: int = 0
+    found: LargestNames,
+    patterns: Sequence[str] = (),
+    *,
+    device: str | None = None,
+    min_bytes: int = 0,
 ) -> LargestNames:
     """Return the names that match a glob and hold enough memory, on one device if given."""
     if device is not None:
@@ -280,8 +330,14 @@ def select(
         found = replace(found, unnamed_bytes={})
     elif device is not None:
         found = replace(found, unnamed_bytes=_on(device, found.unnamed_bytes))
-    matches = re.compile("|".join(fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns)).match
-    rows = [row for row in found.names if row.size_bytes >= min_bytes and (not patterns or matches(row.name))]
+    matches = re.compile(
+        "|".join(fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns)
+    ).match
+    rows = [
+        row
+        for row in found.names
+        if row.size_bytes >= min_bytes and (not patterns or matches(row.name))
+    ]
     return replace(found, names=tuple(sorted(rows, key=lambda row: -row.size_bytes)))
 
 

@@ -1,7 +1,8 @@
-"""Finds memory of any kind that the user's code keeps in places that no name of the notebook leads to directly.
+"""Finds memory of any kind that the user's code keeps in places that no name of the notebook leads
+to directly.
 
-Such places are functions (closures, defaults, caches), generators, errors, running functions, and libraries. What names
-lead to by items and attributes is kept on purpose.
+Such places are functions (closures, defaults, caches), generators, errors, running functions, and
+libraries. What names lead to by items and attributes is kept on purpose.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ _MOST = 2000
 class Places:
     """The user's functions, caches, generators and errors, and the objects that they keep.
 
-    Make it before anything is measured: it holds a second reference to each object, so that ``Sizes`` remembers the
-    object and nothing counts it twice.
+    Make it before anything is measured: it holds a second reference to each object, so that
+    ``Sizes`` remembers the object and nothing counts it twice.
     """
 
     def __init__(self, heap: Heap) -> None:
@@ -53,7 +54,12 @@ class Places:
 
 
 def candidates(
-    places: Places, large: Iterable[object], sizes: Sizes, names: Iterable[object], smallest: int, most: int
+    places: Places,
+    large: Iterable[object],
+    sizes: Sizes,
+    names: Iterable[object],
+    smallest: int,
+    most: int,
 ) -> list[object]:
     """Return the objects that are leaks of at least ``smallest`` bytes if no name leads to them.
 
@@ -71,17 +77,24 @@ def candidates(
     for key, item in places.contents.items():
         if key not in named and (not is_atom(item) or sys.getsizeof(item) >= smallest):
             found.append((sizes.together([item]), item))
-    without_name = (item for item in large if id(item) not in named and id(item) not in places.contents)
+    without_name = (
+        item for item in large if id(item) not in named and id(item) not in places.contents
+    )
     for item in islice(without_name, _MOST):
-        # What a large container leads to matters only if no name leads to the container, and few are measured then.
+        # What a large container leads to matters only if no name leads to the container, and few
+        # are measured then.
         own = sys.getsizeof(item)
         found.append((own if own >= smallest else sizes.together([item]), item))
     found = [(size, item) for size, item in found if size >= smallest]
-    largest = set(map(id, map(itemgetter(1), sorted(found, key=itemgetter(0), reverse=True)[:most])))
+    largest = set(
+        map(id, map(itemgetter(1), sorted(found, key=itemgetter(0), reverse=True)[:most]))
+    )
     return [item for _, item in found if id(item) in largest]
 
 
-def count_named(sizes: Sizes, places: Places, names: Iterable[object], modules: Iterable[ModuleType]) -> None:
+def count_named(
+    sizes: Sizes, places: Places, names: Iterable[object], modules: Iterable[ModuleType]
+) -> None:
     """Measure what names lead to by items and attributes: it is kept on purpose.
 
     Args:
@@ -107,8 +120,14 @@ def _places(heap: Heap) -> Iterator[Any]:
     yield from users
     known = set(map(id, users))
     caches = of_types({id(functools._lru_cache_wrapper)}, items)
-    yield from (item for item in caches if id((instance_dict(item) or {}).get("__wrapped__")) in known)
-    yield from (item for item in of_types(set(map(id, SUSPENDED)), items) if is_users(code_of(item).co_filename))
+    yield from (
+        item for item in caches if id((instance_dict(item) or {}).get("__wrapped__")) in known
+    )
+    yield from (
+        item
+        for item in of_types(set(map(id, SUSPENDED)), items)
+        if is_users(code_of(item).co_filename)
+    )
     yield from failed(of_types(kinds_of(items, BaseException), items))
 
 

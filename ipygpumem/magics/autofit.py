@@ -1,4 +1,6 @@
-"""``%%autofit``: reruns a cell with smaller values until it fits. ``loop_over_body`` creates the loop itself."""
+"""``%%autofit``: reruns a cell with smaller values until it fits. ``loop_over_body`` creates the
+loop itself.
+"""
 
 from __future__ import annotations
 
@@ -52,14 +54,20 @@ def of_cell(app: App, options: Options) -> list[Report]:
 def _variable(word: str, namespace: dict[str, Any]) -> tuple[str, Number]:
     name, equals, text = word.partition("=")
     if not name.isidentifier():
-        raise AutofitError(f"{word!r} is not a variable: write NAME=NUMBER, such as batch_size=1024")
+        raise AutofitError(
+            f"{word!r} is not a variable: write NAME=NUMBER, such as batch_size=1024"
+        )
     if equals:
         return name, _number(name, text)
     if name not in namespace:
-        raise AutofitError(f"there is no variable {quoted(name)}: write {name}=NUMBER to set where to start")
+        raise AutofitError(
+            f"there is no variable {quoted(name)}: write {name}=NUMBER to set where to start"
+        )
     value = namespace[name]
     if type(value) is not int and type(value) is not float:
-        raise AutofitError(f"{name} is a {type_name(value)}: autofit reduces whole numbers and floats")
+        raise AutofitError(
+            f"{name} is a {type_name(value)}: autofit reduces whole numbers and floats"
+        )
     return name, value
 
 
@@ -77,9 +85,12 @@ def _number(what: str, text: str) -> Number:
         pass
     try:
         value = float(text)
-        return int(value) if "." not in text and value.is_integer() else value  # 1e3 is as whole as 1000
+        # 1e3 is as whole as 1000
+        return int(value) if "." not in text and value.is_integer() else value
     except ValueError:
-        raise AutofitError(f"{what}: {text[:40]!r} is not a number; write one such as 1024 or 0.5") from None
+        raise AutofitError(
+            f"{what}: {text[:40]!r} is not a number; write one such as 1024 or 0.5"
+        ) from None
 
 
 class CellFit:
@@ -97,14 +108,24 @@ class CellFit:
         )
         names, self._source = first_lines(str(getattr(cell.info, "raw_cell", "")))
         if names.count("autofit") > 1:
-            raise AutofitError("an autofit is already running; to reduce several variables, put them on one line")
+            raise AutofitError(
+                "an autofit is already running; to reduce several variables, put them on one line"
+            )
         if not self._source.strip():
-            raise AutofitError("the cell is empty: write the code to fit below the line with %%autofit")
-        self._fit = Fit(plan, self._context.meter, self._experiments.ran_out_in_try, self._context.garbage)
+            raise AutofitError(
+                "the cell is empty: write the code to fit below the line with %%autofit"
+            )
+        self._fit = Fit(
+            plan, self._context.meter, self._experiments.ran_out_in_try, self._context.garbage
+        )
         self._bindings = cell.code[-1].bindings() if cell.code else Bindings()
-        if self._source.startswith("%%"):  # a magic such as %%capture, which runs the body as a cell of its own
+        if self._source.startswith(
+            "%%"
+        ):  # a magic such as %%capture, which runs the body as a cell of its own
             body = re.sub(r"\A(?:%%.*\n)+", "", self._source)
-            with contextlib.suppress(SyntaxError):  # the body of %%bash, or an error that the magic will show
+            with contextlib.suppress(
+                SyntaxError
+            ):  # the body of %%bash, or an error that the magic will show
                 self._bindings = bindings_of(ast.parse(TransformerManager().transform_cell(body)))
         for name in plan.values.keys() & self._bindings.assigned:
             raise AutofitError(_SETS_ITSELF.format(name))
@@ -131,7 +152,7 @@ class CellFit:
             here[-1].scope.note(Bindings(assigned=set(plan.values)))
             here[-1].scope.save(set(plan.values))
 
-    # -- called by the loop -----------------------------------------------------------------------------------
+    # -- called by the loop ----------------------------------------------------------------------
 
     def again(self) -> bool:
         """Prepare the next try and return True; return False after the final one."""
@@ -164,11 +185,16 @@ class CellFit:
         self._fit.begin()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> bool:
         if self._is_left:
             return False
-        self._undone = [name for name, value in self._given.items() if self._namespace.get(name) is not value]
+        self._undone = [
+            name for name, value in self._given.items() if self._namespace.get(name) is not value
+        ]
         # Magics such as %run show an error without raising it.
         failure, estimate = error or shown_since(self._last_error), self._estimate or self._value
         self._estimate = None
@@ -178,7 +204,9 @@ class CellFit:
             raise UsageError(clean(f"%%autofit: {mistake}")) from None
 
     def estimated(self, estimate: object, reports: list[Report]) -> None:
-        """Use the cell's ``%%estimate`` as the try's outcome; ``reports`` of the last try are shown at the end."""
+        """Use the cell's ``%%estimate`` as the try's outcome; ``reports`` of the last try are shown
+        at the end.
+        """
         self._estimate, self._reports = estimate, reports
 
     def keep(self, value: object) -> None:
@@ -190,7 +218,7 @@ class CellFit:
         value, self._value = self._value, None
         return value
 
-    # -- between tries ----------------------------------------------------------------------------------------
+    # -- between tries ---------------------------------------------------------------------------
 
     def _take_back(self) -> None:
         """Delete the last try's names, end the experiments that it opened, and free its memory."""
@@ -227,7 +255,7 @@ class CellFit:
             raise AutofitError(_SETS_ITSELF.format(self._undone[0]))
         self._fit.check()
 
-    # -- at the end of the cell -------------------------------------------------------------------------------
+    # -- at the end of the cell ------------------------------------------------------------------
 
     def _leave(self) -> list[Report]:
         self._is_left = True
@@ -243,7 +271,8 @@ class CellFit:
         if not self._fit.tries:
             return self._reports
         notes = [
-            f"the cell does not use {name}: all tries are the same, unless code that it calls uses {name}"
+            f"the cell does not use {name}: all tries are the same, unless code that it calls uses "
+            f"{name}"
             for name in self._before
             if not re.search(rf"\b{name}\b", self._source)
         ]
@@ -252,5 +281,8 @@ class CellFit:
             notes += map(set_itself.format, self._undone)
         if self._waiting_bytes >= self._context.config.min_held_bytes:
             size = format_bytes(self._waiting_bytes)
-            notes.append(f"the old values of the cell's names held {size} during the tries: del them before the cell")
+            notes.append(
+                f"the old values of the cell's names held {size} during the tries: del them before "
+                f"the cell"
+            )
         return [*self._reports, autofit_report(self._fit.tries, notes, self._fit.plan)]

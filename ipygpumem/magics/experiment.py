@@ -15,7 +15,13 @@ from ipygpumem.report import history as reports
 from ipygpumem.report.content import times, usage_parts
 from ipygpumem.report.layout import Report, clean, listed, note
 from ipygpumem.shell.app import App
-from ipygpumem.shell.experiments import PARAMETER, Experiment, ExperimentManager, Parameters, plain_number
+from ipygpumem.shell.experiments import (
+    PARAMETER,
+    Experiment,
+    ExperimentManager,
+    Parameters,
+    plain_number,
+)
 from ipygpumem.shell.registry import EXTRAS, loaded
 from ipygpumem.units import format_bytes
 
@@ -54,7 +60,9 @@ def new(app: App, options: Options) -> Experiment:
 
 
 def _checked_name(name: str) -> str:
-    """Return an experiment's name if it is one word; further words are probably misplaced options."""
+    """Return an experiment's name if it is one word; further words are probably
+    misplaced options.
+    """
     word, *more = name.split()
     if not more:
         return word
@@ -62,10 +70,14 @@ def _checked_name(name: str) -> str:
     if "#" in more[0]:
         fix = "put the comment on its own line"
     elif f"--{option}" in [argument.name for argument in command_of("%%experiment").arguments]:
-        fix = " ".join(filter(None, [f"write {word} --{option}", more[0].partition("=")[2], *more[1:]]))
+        fix = " ".join(
+            filter(None, [f"write {word} --{option}", more[0].partition("=")[2], *more[1:]])
+        )
     else:
         fix = f"write {'-'.join([word, *more])}; --keep goes before names to keep"
-    raise UsageError(clean(f"an experiment's name is one word, not {quoted(name)}: {ellipsize(fix)}"))
+    raise UsageError(
+        clean(f"an experiment's name is one word, not {quoted(name)}: {ellipsize(fix)}")
+    )
 
 
 def parse_parameters(words: Iterable[str]) -> Parameters:
@@ -74,7 +86,9 @@ def parse_parameters(words: Iterable[str]) -> Parameters:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not PARAMETER.fullmatch(name):
-            raise ExperimentError(f"--note: {word!r} is not NAME=VALUE, such as --note lr=1e-3 bs=64")
+            raise ExperimentError(
+                f"--note: {word!r} is not NAME=VALUE, such as --note lr=1e-3 bs=64"
+            )
         if name in found:
             raise ExperimentError(f"--note: {name} is given twice")
         found[name] = _number(value)
@@ -96,7 +110,10 @@ def patterns_of(what: str, words: Iterable[str]) -> list[str]:
     for pattern in patterns:
         if not pattern.isidentifier() and not _GLOB.fullmatch(pattern):
             raise UsageError(
-                clean(f"{what}: {quoted(pattern)} is neither a name nor a glob; write names such as x or 'y*'")
+                clean(
+                    f"{what}: {quoted(pattern)} is neither a name nor a glob; write names such as "
+                    f"x or 'y*'"
+                )
             )
     return patterns
 
@@ -105,7 +122,9 @@ def end(app: App, options: Options) -> list[Report]:
     """End the named experiment, or the one started last, here or on engines."""
     on_engines = [item for item in app.on_cluster if not options.name or item.name == options.name]
     here = app.experiments.here()
-    if on_engines and (options.name or not here or here[-1].elapsed_seconds >= on_engines[-1].elapsed_seconds):
+    if on_engines and (
+        options.name or not here or here[-1].elapsed_seconds >= on_engines[-1].elapsed_seconds
+    ):
         reports: list[Report] = loaded(f"extras.{EXTRAS['--on']}.end")(app, on_engines[-1])
         return reports
     if not options.name or not app.experiments.open:
@@ -113,7 +132,9 @@ def end(app: App, options: Options) -> list[Report]:
     else:
         named = [item for item in app.experiments.open if item.name == options.name]
         if not named:
-            raise ExperimentError(f"no experiment {quoted(options.name)} is open, only {_open_names(app)}")
+            raise ExperimentError(
+                f"no experiment {quoted(options.name)} is open, only {_open_names(app)}"
+            )
         experiment = named[0]
     app.experiments.finish(experiment)
     return []
@@ -123,7 +144,9 @@ def keep(app: App, options: Options) -> list[Report]:
     """Keep names at the end of the innermost experiment."""
     patterns = patterns_of("%experiment keep", options.names)
     if not patterns:  # words of commas
-        raise UsageError("%experiment keep: which names? For instance: %experiment keep model 'loss*'")
+        raise UsageError(
+            "%experiment keep: which names? For instance: %experiment keep model 'loss*'"
+        )
     _innermost(app).keep(*patterns)
     return []
 
@@ -131,7 +154,10 @@ def keep(app: App, options: Options) -> list[Report]:
 def status(app: App, options: Options) -> list[Report]:
     """Return one line for each open experiment."""
     found = [note(line) for line in described(app.experiments)]
-    found += [note(loaded(f"extras.{EXTRAS['--on']}.described")(experiment)) for experiment in app.on_cluster]
+    found += [
+        note(loaded(f"extras.{EXTRAS['--on']}.described")(experiment))
+        for experiment in app.on_cluster
+    ]
     return found or [note("no experiment is open")]
 
 
@@ -151,7 +177,9 @@ def _open_names(app: App) -> str:
 
 
 def described(experiments: ExperimentManager) -> list[str]:
-    """Return one line about each open experiment: time, memory, names, and objects to restore at its end."""
+    """Return one line about each open experiment: time, memory, names, and objects to restore at
+    its end.
+    """
     lines, inside = list[str](), dict[object, set[str]]()
     for experiment in reversed(experiments.open.copy()):
         theirs = inside.setdefault((experiment.thread, experiment.client), set())
@@ -184,9 +212,14 @@ def compare(app: App, options: Options) -> list[Report]:
     for pattern in options.names:
         if not any(_fits(run, pattern) for run in runs):
             raise ExperimentError(
-                f"no finished experiment matches {quoted(pattern)}; {there_are([run.name for run in runs])}"
+                f"no finished experiment matches {quoted(pattern)}; "
+                f"{there_are([run.name for run in runs])}"
             )
-    chosen = [run for run in runs if not options.names or any(_fits(run, pattern) for pattern in options.names)]
+    chosen = [
+        run
+        for run in runs
+        if not options.names or any(_fits(run, pattern) for pattern in options.names)
+    ]
     return [reports.comparison_report(chosen)]
 
 

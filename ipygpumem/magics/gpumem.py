@@ -44,11 +44,17 @@ def off(app: App, options: Options) -> list[Report]:
 
 
 def quiet(app: App, options: Options) -> list[Report]:
-    """Hide or show the lines of cells that moved little memory, or return which of the two is set."""
+    """Hide or show the lines of cells that moved little memory, or return which of
+    the two is set.
+    """
     config = app.context.config
     if options.state is not None:
         config.quiet = options.state == "on"
-    return [note(f"lines of cells that moved less than 1 MiB are {'hidden' if config.quiet else 'shown'}")]
+    return [
+        note(
+            f"lines of cells that moved less than 1 MiB are {'hidden' if config.quiet else 'shown'}"
+        )
+    ]
 
 
 def free(app: App, options: Options) -> list[Report]:
@@ -65,10 +71,14 @@ def free(app: App, options: Options) -> list[Report]:
 
 
 def preload(app: App, options: Options) -> list[Report]:
-    """Create the context of torch's accelerator, so that no cell pays for it, and report its cost."""
+    """Create the context of torch's accelerator, so that no cell pays for it, and
+    report its cost.
+    """
     record = create(app.context.meter)
     if record is None:
-        return [note(f"{why_none() or 'torch sees no accelerator here'}: there is nothing to preload")]
+        return [
+            note(f"{why_none() or 'torch sees no accelerator here'}: there is nothing to preload")
+        ]
     parts = [f"{record.label} is ready", format_seconds(record.duration_seconds)]
     for usage in record.usages:
         if usage.device == "cpu":
@@ -88,7 +98,8 @@ def history(app: App, options: Options) -> list[Report]:
         if not fitting:
             names = there_are([name for name, _ in known])
             raise ExperimentError(f"no experiment matches {quoted(options.experiment)}; {names}")
-        inside = {id(cell) for own in fitting for cell in own}  # including those of inner experiments
+        # including those of inner experiments
+        inside = {id(cell) for own in fitting for cell in own}
         cells = [cell for cell in cells if id(cell) in inside]
     reports = [history_report(cells[-options.n :], total=len(cells), experiment=options.experiment)]
     traces = list(app.traces.finished)
@@ -101,7 +112,10 @@ def export(app: App, options: Options) -> list[Report]:
     """Write the finished cells and experiments to a file."""
     record = app.records()
     place, size_bytes = save(options.file, record, force=options.force)
-    cells, experiments = count(len(record.cells), "cell"), count(len(record.experiments), "experiment")
+    cells, experiments = (
+        count(len(record.cells), "cell"),
+        count(len(record.experiments), "experiment"),
+    )
     return [note(f"wrote {cells} and {experiments} to {place} ({format_bytes(size_bytes)})")]
 
 
@@ -118,20 +132,29 @@ _LARGEST_SHOWN = 3
 
 
 def of_line(app: App, options: Options) -> list[Report]:
-    """Return a short status, the largest names, what changed since the last look, and the next commands to try."""
+    """Return a short status, the largest names, what changed since the last look, and the next
+    commands to try.
+    """
     on_or_off, _, measured = _headline(app)
     lines = described(app.experiments)
     used = reclaim.current(app.context.meter.now())
     named = tensors.largest(app.context.shell).names
-    largest = [f"{clean(row.name)} {format_bytes(row.size_bytes)}" for row in named[:_LARGEST_SHOWN]]
+    largest = [
+        f"{clean(row.name)} {format_bytes(row.size_bytes)}" for row in named[:_LARGEST_SHOWN]
+    ]
     lines.append(f"largest names: {', '.join(largest) or 'none holds a KiB'}")
     before = app.last_look
     app.last_look = {device_label(device): size for device, size in used.items()}
     app.last_look |= {clean(row.name): row.size_bytes for row in named}
     if before:
-        changes = {name: app.last_look.get(name, 0) - before.get(name, 0) for name in before | app.last_look}
+        changes = {
+            name: app.last_look.get(name, 0) - before.get(name, 0)
+            for name in before | app.last_look
+        }
         ordered = sorted(changes.items(), key=lambda change: -abs(change[1]))
-        moved = [f"{name} {format_change(change)}" for name, change in ordered if abs(change) >= MIB]
+        moved = [
+            f"{name} {format_change(change)}" for name, change in ordered if abs(change) >= MIB
+        ]
         lines.append(f"since the last look: {listed(moved) or 'nothing moved by a MiB'}")
     lines.append("next: %gpumem top, status, leaks, history or free; %gpumem? describes them")
     return [Report("note", (on_or_off, measured, *sizes(used)), lines)]
@@ -151,13 +174,22 @@ def status(app: App, options: Options) -> list[Report]:
     headline = " · ".join(_headline(app))
     lines = described(app.experiments) or ["no experiment is open"]
     found = findings.now(app.context.meter, {PRINTED: Printed(app.context.shell).size_bytes()})
-    lines += [f"{probe} cannot be read: {error}" for probe, error in app.context.meter.failures.items()]
+    lines += [
+        f"{probe} cannot be read: {error}" for probe, error in app.context.meter.failures.items()
+    ]
     lines += [f"{source} cannot be read: {error}" for source, error in found.failures.items()]
     cells, running = list(app.session.history), app.context.cells
-    for cell in [*running.running(), *running.of_others(threading.get_ident())]:  # they may have started processes, too
+    for cell in [
+        *running.running(),
+        *running.of_others(threading.get_ident()),
+    ]:  # they may have started processes, too
         number = number_of_input(app.context.shell, text_of(getattr(cell.info, "raw_cell", None)))
         seconds = time.time() - cell.started_at
         cells.append(CellRecord(number, None, None, cell.started_at, seconds, True, None, ()))
     readings = found.readings.values()
     children = with_endings(found.children, app.context.namespace)
-    return [status_report(headline, lines, readings, found.reconciliations, children, cells, other_kernels())]
+    return [
+        status_report(
+            headline, lines, readings, found.reconciliations, children, cells, other_kernels()
+        )
+    ]

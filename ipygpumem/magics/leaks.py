@@ -18,7 +18,14 @@ from ipygpumem.heap.holders.graphs import live_tensors, requiring_grad
 from ipygpumem.heap.holders.roots import NOTEBOOK
 from ipygpumem.heap.libraries import loaded_classes
 from ipygpumem.heap.sizes import Sizes, row_of
-from ipygpumem.introspect import is_atom, is_instance, is_users_module, module_dict, text_of, type_name
+from ipygpumem.introspect import (
+    is_atom,
+    is_instance,
+    is_users_module,
+    module_dict,
+    text_of,
+    type_name,
+)
 from ipygpumem.inventory import unreached
 from ipygpumem.inventory.merging import merged
 from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
@@ -31,14 +38,22 @@ from ipygpumem.scope.scope import ownable
 from ipygpumem.shell.app import App
 from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs
 from ipygpumem.shell.ipython.printed import Printed
-from ipygpumem.shell.survivors import MOST_EXPLAINED, Questions, WatchedName, held_without_name, size_of
+from ipygpumem.shell.survivors import (
+    MOST_EXPLAINED,
+    Questions,
+    WatchedName,
+    held_without_name,
+    size_of,
+)
 
 _OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")
 _QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")
 
 
 def leaks(app: App, options: Options) -> list[Report]:
-    """Report memory that survived experiments or that no notebook name reaches, with its holders."""
+    """Report memory that survived experiments or that no notebook name reaches, with
+    its holders.
+    """
     smallest = app.context.config.min_held_bytes if options.min is None else options.min
     app.context.garbage.collect()  # garbage is no leak
     with app.context.display.working("leaks") as progress:
@@ -48,7 +63,11 @@ def leaks(app: App, options: Options) -> list[Report]:
     notes = [] if is_all else ["too many autograd graphs to examine: they are not listed"]
     segments = app.context.meter.now().get("shm")
     notes += [f"shared memory: {segments.note}"] if segments is not None and segments.note else []
-    return [leaks_report(sorted(found, key=lambda held: -held.size_bytes), smallest, beyond, kept, notes)]
+    return [
+        leaks_report(
+            sorted(found, key=lambda held: -held.size_bytes), smallest, beyond, kept, notes
+        )
+    ]
 
 
 def _look(
@@ -74,14 +93,22 @@ def _look(
         retained = Retained(heap, paths, outputs, inside)
         progress(0.5)
         app.experiments.survivors.update(heap)
-        known = [item for item in app.experiments.survivors.known if size_of(item.alive()) >= smallest]
+        known = [
+            item for item in app.experiments.survivors.known if size_of(item.alive()) >= smallest
+        ]
         expected = _of_training(heap, {key for item in known for key in _storages(item)})
         # State that the user's live optimizer needs is no leak.
-        known = [item for item in known if item.held.name or not expected.issuperset(_storages(item))]
+        known = [
+            item for item in known if item.held.name or not expected.issuperset(_storages(item))
+        ]
         listed = {key for item in known for key in _storages(item)}
         graphs = [one for one in retained.graphs if sum(one.shares.values()) >= smallest]
         skipped = listed.union(*(one.shares for one in graphs))
-        unnamed = {key: held_without_name(same[0]) for key, same in heap.large(smallest).items() if key not in skipped}
+        unnamed = {
+            key: held_without_name(same[0])
+            for key, same in heap.large(smallest).items()
+            if key not in skipped
+        }
         ordered = sorted(unnamed, key=lambda key: -unnamed[key].size_bytes)
         of_objects = _Objects(app, heap, names, outputs, smallest, listed)
         of_objects.leave_out(printed)
@@ -90,7 +117,9 @@ def _look(
         of_survivors = app.experiments.survivors.explained(known, heap, questions=questions)
         modules = _users_modules(app.context.namespace)
         found = [row for _, row in of_survivors]
-        without_name = [key for key in questions.storages if not _is_plain(questions.holders[key].path, modules)]
+        without_name = [
+            key for key in questions.storages if not _is_plain(questions.holders[key].path, modules)
+        ]
         found += [replace(unnamed[key], holder=questions.holders[key]) for key in without_name]
         beyond = [unnamed[key] for key in ordered[MOST_EXPLAINED:]]
         found += of_objects.leaked(questions.holders, modules)
@@ -102,7 +131,8 @@ def _look(
 
 
 class _Objects:
-    """Memory of any other kind than arrays: that of survivors, in places that no name leads to, and of outputs.
+    """Memory of any other kind than arrays: that of survivors, in places that no name leads to, and
+    of outputs.
 
     Args:
         app: the extension.
@@ -126,7 +156,8 @@ class _Objects:
         self._smallest = smallest
         self._places = unreached.Places(heap)
         self._places.contents.update(by_identity(list(in_run_modules(app.context.shell))))
-        # Before anything is measured, because each is remembered only if something else refers to it, too.
+        # Before anything is measured, because each is remembered only if something else refers to
+        # it, too.
         self._large = heap.large_objects()
         self._listed = listed
         self._sizes = self._without_arrays()
@@ -147,7 +178,9 @@ class _Objects:
         """The objects whose holders are searched."""
         return [*(other.item for other in self._survivors if other.is_alone), *self._candidates]
 
-    def leaked(self, holders: Mapping[StorageKey, ReferencePath], user_modules: Container[str]) -> list[RetainedArray]:
+    def leaked(
+        self, holders: Mapping[StorageKey, ReferencePath], user_modules: Container[str]
+    ) -> list[RetainedArray]:
         """Return the rows of leaks, given the holders of the objects ``to_explain``."""
         rows = [other.with_holder(holders) for other in self._survivors]
         left = list[object]()
@@ -173,7 +206,8 @@ class _Objects:
         if alone.together(list(self._outputs.values())) < self._smallest:
             return []  # so it need not be known what names lead to
         self._measure_names()
-        self._sizes.together(self._heap.tensors)  # those of outputs are listed by storage, as are large arrays
+        # those of outputs are listed by storage, as are large arrays
+        self._sizes.together(self._heap.tensors)
         rows = list[Kept]()
         for name, value in self._outputs.items():
             size = self._sizes.together([value])
@@ -187,10 +221,14 @@ class _Objects:
         sizes = Sizes()
         items = self._heap.large(self._smallest)
         sizes.leave_out(_with_storage(self._heap, self._listed, items.keys()))
-        arrays = [array for (library, _), same in items.items() if library == "numpy" for array in same]
+        arrays = [
+            array for (library, _), same in items.items() if library == "numpy" for array in same
+        ]
         of_objects = set(map(id, compress(arrays, holding_objects(arrays))))
         sizes.leave_out(array for array in arrays if id(array) in of_objects)  # not their elements
-        sizes.together([item for same in items.values() for item in same if id(item) not in of_objects])
+        sizes.together(
+            [item for same in items.values() for item in same if id(item) not in of_objects]
+        )
         return sizes
 
     def _measure_names(self) -> None:
@@ -203,7 +241,9 @@ class _Objects:
         unreached.count_named(self._sizes, self._places, self._names.values(), modules)
 
 
-def _with_storage(heap: Heap, storages: Container[StorageKey], without: Container[StorageKey]) -> Iterator[object]:
+def _with_storage(
+    heap: Heap, storages: Container[StorageKey], without: Container[StorageKey]
+) -> Iterator[object]:
     """Yield the tensors and arrays on some storages, but not ``without`` some."""
     for item in [*heap.tensors, *heap.ndarrays]:
         key = storage_key(item)
@@ -220,10 +260,18 @@ def _together(rows: Iterable[Kept]) -> list[Kept]:
     return list(found.values())
 
 
-def _sized(findings: Iterable[Finding], smallest: int, leaked: Container[StorageKey] = ()) -> list[Kept]:
+def _sized(
+    findings: Iterable[Finding], smallest: int, leaked: Container[StorageKey] = ()
+) -> list[Kept]:
     sized = [(sum(one.shares.values()), one) for one in findings]
     return [
-        (size, one.device, one.what, one.remedy, sum(n for key, n in one.shares.items() if key not in leaked))
+        (
+            size,
+            one.device,
+            one.what,
+            one.remedy,
+            sum(n for key, n in one.shares.items() if key not in leaked),
+        )
         for size, one in sized
         if size >= smallest
     ]
@@ -234,7 +282,9 @@ def _storages(item: WatchedName) -> list[StorageKey]:
 
 
 def _of_training(heap: Heap, survivors: set[StorageKey]) -> set[StorageKey | None]:
-    """Return the storages of gradients and optimizer state of tensors not among the ``survivors``."""
+    """Return the storages of gradients and optimizer state of tensors not among the
+    ``survivors``.
+    """
     base: Any = library_type("torch", "Tensor")
     if base is None:
         return set()
@@ -265,10 +315,13 @@ def _users_modules(namespace: dict[str, Any]) -> set[str]:
 
 
 def _is_plain(path: str, modules: Container[str]) -> bool:
-    """Return True if a path consists of a variable's items and attributes only: such data is kept on purpose.
+    """Return True if a path consists of a variable's items and attributes only: such data is kept
+    on purpose.
 
     The variable may be a global of one of the user's ``modules``: ``module.name[index].attribute``.
     """
     path = _QUOTED.sub("", path)  # a key may hold anything
     module = _OF_MODULE.fullmatch(path)
-    return (path.startswith(NOTEBOOK) and ": " not in path) or (module is not None and module[1] in modules)
+    return (path.startswith(NOTEBOOK) and ": " not in path) or (
+        module is not None and module[1] in modules
+    )

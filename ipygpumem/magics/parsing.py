@@ -1,4 +1,6 @@
-"""Parses and completes the lines of magics according to their help texts; a mistake is a one-line error."""
+"""Parses and completes the lines of magics according to their help texts; a mistake is a one-line
+error.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ Options = argparse.Namespace
 
 
 def _checked(check: Callable[..., object], **bounds: int) -> Callable[[str], object]:
-    """Return a parser of an option's text that uses the same check as Python functions and the configuration."""
+    """Return a parser of an option's text that uses the same check as Python functions and the
+    configuration.
+    """
 
     def of(text: str) -> object:
         try:
@@ -89,7 +93,9 @@ _MISSING = {
 
 
 class Argument:
-    """An argument of a command: an option (``--seed N``), a switch, or positional words; ``...`` means several."""
+    """An argument of a command: an option (``--seed N``), a switch, or positional words; ``...``
+    means several.
+    """
 
     def __init__(self, command: str, usage: str) -> None:
         details = {**_DETAILS.get(usage, {}), **_DETAILS.get(f"{command} {usage}", {})}
@@ -122,7 +128,9 @@ class Command(NamedTuple):
 
     name: str
     run: str
-    """Path of the function in the package; it takes the ``App``, the options and, for a cell magic, the cell."""
+    """Path of the function in the package; it takes the ``App``, the options and, for a cell magic,
+    the cell.
+    """
     arguments: tuple[Argument, ...]
     needed: str
     """Attribute of the required argument; empty if there is none."""
@@ -147,7 +155,10 @@ _OTHERWISE = {
 
 def _place_of(magic: str, words: list[str]) -> str:
     """Return the path of a command's function."""
-    name, function = magic.lstrip("%"), "_".join(words) or ("of_cell" if magic.startswith("%%") else "of_line")
+    name, function = (
+        magic.lstrip("%"),
+        "_".join(words) or ("of_cell" if magic.startswith("%%") else "of_line"),
+    )
     for key in (name, f"{name} {words[0]}" if words else ""):
         if key in EXTRAS:
             return f"extras.{EXTRAS[key]}.{function}"
@@ -169,7 +180,10 @@ def command_of(magic: str, words: Iterable[str] = ()) -> Command:
         below = {} if nested is None else dict.fromkeys(nested[0].split(" | "), "  ")
         usage = " ".join([head, *re.findall(r"\[[^\]]+\]", text)])
     name = " ".join(names)
-    found = [(Argument(name, optional or needed), needed) for optional, needed in re.findall(r"\[(.+?)\]|(\S+)", usage)]
+    found = [
+        (Argument(name, optional or needed), needed)
+        for optional, needed in re.findall(r"\[(.+?)\]|(\S+)", usage)
+    ]
     return Command(
         name,
         _place_of(magic, names[1:]),
@@ -179,7 +193,7 @@ def command_of(magic: str, words: Iterable[str] = ()) -> Command:
     )
 
 
-# -- a line that is run ---------------------------------------------------------------------------------------
+# -- a line that is run -------------------------------------------------------------------------
 
 
 class _Parser(argparse.ArgumentParser):
@@ -223,7 +237,9 @@ def _meant(word: str, known: Iterable[str]) -> str:
 
 def _options(command: Command, words: list[str]) -> Options:
     if words and not command.arguments:
-        raise UsageError(clean(f"{command.name}: {quoted(words[0])} is not an option; this command takes none"))
+        raise UsageError(
+            clean(f"{command.name}: {quoted(words[0])} is not an option; this command takes none")
+        )
     if command.name not in _PARSERS:
         _PARSERS[command.name] = _parser_of(command)
     options, unknown = _PARSERS[command.name].parse_known_args(_with_joined_sizes(command, words))
@@ -231,7 +247,9 @@ def _options(command: Command, words: list[str]) -> Options:
         there_are = [argument.name for argument in command.arguments if argument.name]
         hint = f"use {', '.join(there_are)}" if there_are else "this command has no options"
         meant = _meant(unknown[0], there_are)
-        raise UsageError(clean(f"{command.name}: {quoted(unknown[0])} is not an option{meant}; {hint}"))
+        raise UsageError(
+            clean(f"{command.name}: {quoted(unknown[0])} is not an option{meant}; {hint}")
+        )
     for argument in command.arguments:
         if argument.is_text:
             setattr(options, argument.attribute, " ".join(getattr(options, argument.attribute)))
@@ -239,14 +257,24 @@ def _options(command: Command, words: list[str]) -> Options:
 
 
 def _with_joined_sizes(command: Command, words: list[str]) -> list[str]:
-    """Return the words with each size as one: ``8 GiB`` is two words, and argparse takes ``-8GiB`` for an option."""
-    sizes = {argument.name for argument in command.arguments if argument.name and "SIZE" in argument.value}
+    """Return the words with each size as one: ``8 GiB`` is two words, and argparse takes ``-8GiB``
+    for an option.
+    """
+    sizes = {
+        argument.name
+        for argument in command.arguments
+        if argument.name and "SIZE" in argument.value
+    }
     joined, option = list[str](), ""
     for word in words:
         last = joined[-1] if joined else ""
         if option in sizes and last == option and re.match(r"-[0-9.]", word):
             joined[-1] += f"={word}"
-        elif option in sizes and re.search(r"(^|=)-?[0-9.]*[1-9][0-9.]*$", last) and re.fullmatch(UNIT, word, re.I):
+        elif (
+            option in sizes
+            and re.search(r"(^|=)-?[0-9.]*[1-9][0-9.]*$", last)
+            and re.fullmatch(UNIT, word, re.I)
+        ):
             joined[-1] += word
         else:
             option = word.partition("=")[0] if word.startswith("-") else option
@@ -269,7 +297,11 @@ def _parser_of(command: Command) -> _Parser:
             parser.add_argument(
                 argument.name or argument.attribute,
                 *argument.also,
-                nargs=None if argument.name else "*" if argument.is_many or argument.is_text else "?",
+                nargs=None
+                if argument.name
+                else "*"
+                if argument.is_many or argument.is_text
+                else "?",
                 type=argument.of,
                 default=argument.default,
             )
@@ -280,7 +312,9 @@ def _options_and_code(command: Command, line: str) -> Options:
     """Return the options at the start of a line, with the rest as ``code``."""
     found = Options(**{item.attribute: item.default for item in command.arguments})
     arguments = {item.name: item for item in command.arguments if item.name}
-    option = re.compile(rf"""\s*(?P<name>{"|".join(arguments)})[\s=]*(?P<value>'[^']*'|"[^"]*"|\S+)(?:\s+|$)""")
+    option = re.compile(
+        rf"""\s*(?P<name>{"|".join(arguments)})[\s=]*(?P<value>'[^']*'|"[^"]*"|\S+)(?:\s+|$)"""
+    )
     while match := option.match(line):
         name, value, line = match["name"], match["value"], line[match.end() :]
         if value[0] in "'\"":
@@ -292,12 +326,15 @@ def _options_and_code(command: Command, line: str) -> Options:
     if re.match(r"\s*--?[a-zA-Z]", line):
         there_are = " or ".join(item.usage for item in arguments.values())
         hint = ", or put (...) around the statement" if command.needed else ""
-        raise UsageError(f"{command.name}: {quoted(clean(line.split()[0]))} is not an option; use {there_are}{hint}")
+        raise UsageError(
+            f"{command.name}: {quoted(clean(line.split()[0]))} is not an option; use "
+            f"{there_are}{hint}"
+        )
     found.code = line.strip()
     return found
 
 
-# -- a line that is typed -------------------------------------------------------------------------------------
+# -- a line that is typed -----------------------------------------------------------------------
 
 
 def complete(app: App, magic: str, event: Any) -> list[str]:
@@ -307,7 +344,9 @@ def complete(app: App, magic: str, event: Any) -> list[str]:
         line = event.line
     words = line.split()
     begun = "" if line[-1:].isspace() else words.pop()
-    if not words or words[0] in app.context.namespace:  # the magic's name is being typed, or a variable has it
+    if (
+        not words or words[0] in app.context.namespace
+    ):  # the magic's name is being typed, or a variable has it
         return []
     name = ("%%" if words.pop(0).startswith("%%") else "%") + magic
     if name not in MAGICS:
@@ -335,7 +374,11 @@ def complete(app: App, magic: str, event: Any) -> list[str]:
 
 
 def _values(app: App) -> dict[str, object]:
-    names = sorted(name for name in list(app.context.namespace) if is_ownable(name) and not name.startswith("_"))
+    names = sorted(
+        name
+        for name in list(app.context.namespace)
+        if is_ownable(name) and not name.startswith("_")
+    )
     return {name: app.context.namespace.get(name) for name in names}
 
 
@@ -345,9 +388,13 @@ def _files(app: App, begun: str) -> list[str]:
 
 SOURCES: dict[str, Callable[[App, str], list[str]]] = {
     "names": lambda app, _: list(_values(app)),
-    "numbers": lambda app, _: [name for name, it in _values(app).items() if type(it) in (int, float)],
+    "numbers": lambda app, _: [
+        name for name, it in _values(app).items() if type(it) in (int, float)
+    ],
     "functions": lambda app, _: [
-        name for name, it in _values(app).items() if type(it) is FunctionType or is_instance(it, type)
+        name
+        for name, it in _values(app).items()
+        if type(it) is FunctionType or is_instance(it, type)
     ],
     "open": lambda app, _: [experiment.name for experiment in app.experiments.open],
     "finished": lambda app, _: sorted({experiment.name for experiment in app.experiments.finished}),

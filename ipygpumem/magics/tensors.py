@@ -26,15 +26,24 @@ from ipygpumem.report import inventory as reports
 from ipygpumem.report.inventory import top_report
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.app import App, find_app
-from ipygpumem.shell.ipython.caches import cell_of_output, kept_by_run, named_objects, references_of_names
+from ipygpumem.shell.ipython.caches import (
+    cell_of_output,
+    kept_by_run,
+    named_objects,
+    references_of_names,
+)
 from ipygpumem.shell.ipython.sources import cell_of_file, cell_that_bound, running_cell
 
 
 def tensors(app: App, options: Options) -> list[Report]:
     """Return the report of ``%gpumem tensors``."""
-    kind = next((kind for kind in records.KINDS if options.kind and kind.startswith(options.kind)), None)
+    kind = next(
+        (kind for kind in records.KINDS if options.kind and kind.startswith(options.kind)), None
+    )
     found = take(app.context.shell)
-    found = records.select(found, options.names, device=options.device, kind=kind, min_bytes=options.min or 0)
+    found = records.select(
+        found, options.names, device=options.device, kind=kind, min_bytes=options.min or 0
+    )
     if options.by is None:
         return [reports.tensors_report(found, top=options.top)]
     groups = records.group(found.tensors, options.by)
@@ -48,7 +57,9 @@ def top(app: App, options: Options) -> list[Report]:
     return [top_report(found, top=options.n)]
 
 
-def largest(shell: Any, frame: FrameType | None = None, progress: Progress | None = None) -> LargestNames:
+def largest(
+    shell: Any, frame: FrameType | None = None, progress: Progress | None = None
+) -> LargestNames:
     """Return the memory that names and outputs hold, and the local names of ``frame`` if given.
 
     ``progress`` replaces the progress bar; it may raise to stop.
@@ -61,7 +72,9 @@ def largest(shell: Any, frame: FrameType | None = None, progress: Progress | Non
         for one, thread in background_frames()
         for name, value in peek(one).items()
     }
-    remedies = dict.fromkeys(elsewhere, "let the function return") | {found.code: found.advice for found in variables}
+    remedies = dict.fromkeys(elsewhere, "let the function return") | {
+        found.code: found.advice for found in variables
+    }
     references = references_of_names(shell)
     references.update(map(id, [*local.values(), *elsewhere.values()]))
     objects = {**named, **local, **elsewhere}
@@ -70,7 +83,11 @@ def largest(shell: Any, frame: FrameType | None = None, progress: Progress | Non
         held.clear()  # their references would count as holders
     app = find_app(shell)
     used = {"cpu": rss_bytes()} if app is None else current(app.context.meter.now())
-    with contextlib.nullcontext(progress) if progress is not None else _working(app, "names") as report:
+    with (
+        contextlib.nullcontext(progress)
+        if progress is not None
+        else _working(app, "names") as report
+    ):
         found = take_largest(
             objects,
             used,
@@ -91,11 +108,15 @@ def _working(app: App | None, what: str) -> AbstractContextManager[Progress]:
 
 
 def _remedy_of(shell: Any, elsewhere: Mapping[str, str], names: Sequence[str]) -> str:
-    """Return the line that deletes an object's names; ``del`` would leave IPython's copies of an output."""
+    """Return the line that deletes an object's names; ``del`` would leave IPython's copies of an
+    output.
+    """
     known = [name for name in names if name not in elsewhere]
     if len(known) < len(names):
         first = [_remedy_of(shell, {}, known)] * bool(known)
-        return "; ".join(filter(None, [*first, *dict.fromkeys(elsewhere.get(name, "") for name in names)]))
+        return "; ".join(
+            filter(None, [*first, *dict.fromkeys(elsewhere.get(name, "") for name in names)])
+        )
     numbers = [number for number in map(cell_of_output, names) if number is not None]
     plain = [name for name in names if cell_of_output(name) is None]
     if not numbers:  # a script's names are also in the module that IPython keeps of it
@@ -122,7 +143,9 @@ def take(shell: Any, frame: FrameType | None = None, storages: Storages | None =
 
 
 def _cell_finder(shell: Any, local: Container[str]) -> Callable[[str], int | None]:
-    """Return a function that finds the last cell that bound a name, ignoring cells whose bindings were undone."""
+    """Return a function that finds the last cell that bound a name, ignoring cells whose bindings
+    were undone.
+    """
     app = find_app(shell)
     undone: dict[str, set[int | None]] = {}
     for experiment in app.experiments.finished if app is not None else ():

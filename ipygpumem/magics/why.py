@@ -1,4 +1,6 @@
-"""``%gpumem why``: shows the memory that deleting a name would free, and the holders of the rest."""
+"""``%gpumem why``: shows the memory that deleting a name would free, and the holders
+of the rest.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,14 @@ def why(app: App, options: Options) -> list[Report]:
     except Exception as error:
         if type(error) is NameError and expression.isidentifier():
             cell = cell_that_bound(app.context.shell, expression)
-            return [left_report(expression, cell, app.experiments.survivors.left_by(expression, cell))]
-        raise UsageError(clean(f"%gpumem why: {quoted(expression)}: {ellipsize(describe_error(error))}")) from None
+            return [
+                left_report(expression, cell, app.experiments.survivors.left_by(expression, cell))
+            ]
+        raise UsageError(
+            clean(f"%gpumem why: {quoted(expression)}: {ellipsize(describe_error(error))}")
+        ) from None
     with app.context.display.working("what else holds it"):
-        found = take(expression, holding, app.experiments.survivors.roots(), 1 + is_name, is_name=is_name)
+        found = take(
+            expression, holding, app.experiments.survivors.roots(), 1 + is_name, is_name=is_name
+        )
     return [why_report(found)]

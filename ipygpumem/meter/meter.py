@@ -1,9 +1,10 @@
 """Measures spans of time: memory before and after, and the exact peak in between, on every device.
 
-Spans nest, or overlap in any order, over counters that can only be reset: at every start, each counter is read,
-folded into every open span, and reset. A stop or a reading only folds, because the counter's peak was reached
-inside every span that is still open. The meter owns the only thread, which samples while a span is open and a probe
-has no counter of its own, and runs jobs that other components submit.
+Spans nest, or overlap in any order, over counters that can only be reset: at every start, each
+counter is read, folded into every open span, and reset. A stop or a reading only folds, because the
+counter's peak was reached inside every span that is still open. The meter owns the only thread,
+which samples while a span is open and a probe has no counter of its own, and runs jobs that other
+components submit.
 """
 
 from __future__ import annotations
@@ -44,11 +45,20 @@ class Measurement:
         found = []
         for device, now in readings.items():
             before = self.before.get(device)
-            if before is None and not self._is_whole:  # else it was empty: it was first used inside the span
+            if (
+                before is None and not self._is_whole
+            ):  # else it was empty: it was first used inside the span
                 continue
-            start, peak = before.current_bytes if before else 0, max(self.peaks.get(device, 0), now.current_bytes)
+            start, peak = (
+                before.current_bytes if before else 0,
+                max(self.peaks.get(device, 0), now.current_bytes),
+            )
             # By position, which is twice as fast: every cell makes one per device.
-            found.append(Usage(device, start, now.current_bytes, peak, now.total_bytes, now.method, *now[5:9]))
+            found.append(
+                Usage(
+                    device, start, now.current_bytes, peak, now.total_bytes, now.method, *now[5:9]
+                )
+            )
         return tuple(found)
 
 
@@ -88,7 +98,9 @@ class Meter:
     def start(self) -> Measurement:
         """Open a span."""
         with self._lock:
-            measurement = Measurement(self._readings(peak=bool(self._open), rearm=True), is_whole=not self.failures)
+            measurement = Measurement(
+                self._readings(peak=bool(self._open), rearm=True), is_whole=not self.failures
+            )
             self._open.add(weakref.ref(measurement, self._open.discard))
             self._sample_if_needed()
             return measurement
@@ -107,7 +119,9 @@ class Meter:
             return usages
 
     def settle(self, measurement: Measurement) -> tuple[Usage, ...]:
-        """Return the usages of an open span so far, and make its peaks final: the remaining code only frees memory."""
+        """Return the usages of an open span so far, and make its peaks final: the remaining code
+        only frees memory.
+        """
         with self._lock:
             usages = self.read(measurement)
             measurement.is_settled = True
@@ -137,7 +151,9 @@ class Meter:
             return self._readings(detail=detail)
 
     def glance(self) -> dict[str, Reading]:
-        """Return each device's memory now, without affecting open spans; other threads may use the devices."""
+        """Return each device's memory now, without affecting open spans; other threads may use the
+        devices.
+        """
         found: dict[str, Reading] = {}
         with self._lock:
             self._probes += self._find_more() if self._find_more is not None else ()
@@ -177,9 +193,16 @@ class Meter:
         return self._read(self._probes, **how)
 
     def _read(
-        self, probes: Sequence[Probe], *, detail: bool = False, peak: bool = True, rearm: bool = False
+        self,
+        probes: Sequence[Probe],
+        *,
+        detail: bool = False,
+        peak: bool = True,
+        rearm: bool = False,
     ) -> dict[str, Reading]:
-        """Read ``probes`` into all open spans; one that fails is left out and named in ``failures``."""
+        """Read ``probes`` into all open spans; one that fails is left out and named in
+        ``failures``.
+        """
         found = {}
         spans = [span for reference in tuple(self._open) if (span := reference()) is not None]
         for probe in probes:

@@ -1,4 +1,6 @@
-"""Measures what our own work leaves in the process, such as torch's modules, for the line of the cell that asked."""
+"""Measures what our own work leaves in the process, such as torch's modules, for the line of the
+cell that asked.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ waiting: dict[str, int] = {}
 
 @contextmanager
 def growth_for(what: str) -> Iterator[None]:
-    """Open a block of our own work, not the user's; its growth, less that of inner blocks, is named ``what``.
+    """Open a block of our own work, not the user's; its growth, less that of inner blocks, is named
+    ``what``.
 
     Free pages that it leaves in the heap are freed.
     """

@@ -1,4 +1,6 @@
-"""Stores the traces of one shell or script with the meter that measures them; measures the cost of a context."""
+"""Stores the traces of one shell or script with the meter that measures them; measures the cost of
+a context.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from ipygpumem.records import TraceRecord
 
 _MOST = 10_000
 _BUILT_FOR = re.compile(r"^(cuda|hip|rocm|xpu)\b[^=\n]*= *(.+)$", re.MULTILINE)
-"""Lines of torch's ``version.py``: the version of each platform that it was built for, or ``None``."""
+"""Lines of torch's ``version.py``: the version of each platform that it was built for, or ``None``.
+"""
 
 
 class Traces:
@@ -45,7 +48,9 @@ def of_script() -> Traces:
 
 
 def preload(meter: Meter) -> TraceRecord | None:
-    """Create the context now, and return its cost, labelled as the device; None without an accelerator."""
+    """Create the context now, and return its cost, labelled as the device; None without an
+    accelerator.
+    """
     if importlib.util.find_spec("torch") is None:
         raise DeviceError("preload needs torch, which is not installed")
     if why_none():
@@ -64,8 +69,14 @@ def preload(meter: Meter) -> TraceRecord | None:
 
 
 def why_none() -> str:
-    """Return why there is no accelerator, without importing torch, which takes long; empty if torch must be asked."""
-    spec = None if loaded_torch() is not None or sys.platform == "darwin" else importlib.util.find_spec("torch")
+    """Return why there is no accelerator, without importing torch, which takes long; empty if torch
+    must be asked.
+    """
+    spec = (
+        None
+        if loaded_torch() is not None or sys.platform == "darwin"
+        else importlib.util.find_spec("torch")
+    )
     if spec is None or spec.origin is None:
         return ""
     with contextlib.suppress(OSError):

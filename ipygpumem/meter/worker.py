@@ -18,7 +18,9 @@ _CLOSE_SECONDS = 5.0
 
 
 class Worker:
-    """Runs jobs, one at a time. In a forked child it starts empty, and restarts with the first job added."""
+    """Runs jobs, one at a time. In a forked child it starts empty, and restarts with the first job
+    added.
+    """
 
     def __init__(self) -> None:
         self._begin()
@@ -30,15 +32,24 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def add(self, job: Job) -> None:
-        """Run ``job`` as soon as possible, and again when it asks to; a job that is already there is not changed."""
-        if os.getpid() != self._pid:  # the thread, and the lock's owner, stayed in the parent process
+        """Run ``job`` as soon as possible, and again when it asks to; a job that is already there
+        is not changed.
+        """
+        if (
+            os.getpid() != self._pid
+        ):  # the thread, and the lock's owner, stayed in the parent process
             self._begin()
         with self._changed:
             if job in self._due:
                 return
             if self._thread is None:
-                (thread := threading.Thread(target=self._run, name="ipygpumem-sampler", daemon=True)).start()
-                self._thread = thread  # later: without memory for its stack the start fails, and the next job tries
+                (
+                    thread := threading.Thread(
+                        target=self._run, name="ipygpumem-sampler", daemon=True
+                    )
+                ).start()
+                # later: without memory for its stack the start fails, and the next job tries
+                self._thread = thread
             self._due[job] = 0.0
             self._changed.notify()
 

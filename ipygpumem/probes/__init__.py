@@ -17,12 +17,15 @@ class Probe(Protocol):
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         """Return each device's current memory and its peak since the last ``rearm``.
 
-        Without ``peak``, the peak may equal the current value. ``detail`` adds figures that take more than microseconds
-        (totals of every device, other processes). Devices that the user's code has not used yet are left out.
+        Without ``peak``, the peak may equal the current value. ``detail`` adds figures that take
+        more than microseconds (totals of every device, other processes). Devices that the user's
+        code has not used yet are left out.
         """
 
     def glance(self) -> tuple[Reading, ...]:
-        """Return each device's current memory without a peak; safe in any thread, never waits for a device."""
+        """Return each device's current memory without a peak; safe in any thread, never waits for a
+        device.
+        """
         return self.read()
 
     def rearm(self) -> None:

@@ -1,7 +1,8 @@
 """Reads CUDA, ROCm and XPU devices through torch, found in ``sys.modules`` and never imported.
 
-Apple's GPU is read in ``pools.py``. A device counts as used once the user's code has initialised its backend. Until
-then it is left out, so that measuring never creates a context, which would take hundreds of MiB.
+Apple's GPU is read in ``pools.py``. A device counts as used once the user's code has initialised
+its backend. Until then it is left out, so that measuring never creates a context, which would take
+hundreds of MiB.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ def loaded_torch() -> Any | None:
     return module if type(module) is ModuleType or is_instance(module, ModuleType) else None
 
 
-def parse_device(given: object, *, kinds: Iterable[str] = TORCH_DEVICES, known: Iterable[str] = ()) -> str:
-    """Return a device's name as in records, such as ``cpu`` or ``cuda:0``; ``cuda`` alone means all of its kind.
+def parse_device(
+    given: object, *, kinds: Iterable[str] = TORCH_DEVICES, known: Iterable[str] = ()
+) -> str:
+    """Return a device's name as in records, such as ``cpu`` or ``cuda:0``; ``cuda`` alone means all
+    of its kind.
 
     Args:
-        given: a name (``RAM``, ``host`` and ``cpu:0`` also mean the host), a CUDA device number, or a ``torch.device``;
-            ``gpu`` is ``mps`` or ``xpu`` where torch uses that, else ``cuda``.
+        given: a name (``RAM``, ``host`` and ``cpu:0`` also mean the host), a CUDA device number, or
+            a ``torch.device``; ``gpu`` is ``mps`` or ``xpu`` where torch uses that, else ``cuda``.
         kinds: torch device types to accept, in addition to the host.
         known: other accepted devices, such as those of the caller's records.
 
@@ -61,11 +65,15 @@ def parse_device(given: object, *, kinds: Iterable[str] = TORCH_DEVICES, known: 
     kind = re.fullmatch(r"([a-z]\w*)(:(0|[1-9]\d{0,8}))?", name)
     if kind is not None and kind[1] in kinds:
         return "mps" if kind[1] == "mps" else name
-    raise DeviceError(f"{quoted(text or given)} is not a device: write RAM or a name such as cuda:0")
+    raise DeviceError(
+        f"{quoted(text or given)} is not a device: write RAM or a name such as cuda:0"
+    )
 
 
 def in_use(backend: str) -> Any | None:
-    """Return ``torch.cuda`` or its counterpart once the user's code has initialised it, else None."""
+    """Return ``torch.cuda`` or its counterpart once the user's code has initialised
+    it, else None.
+    """
     module = getattr(loaded_torch(), backend, None)
     initialized = getattr(module, "is_initialized", None)  # absent while torch is being imported
     return module if initialized is not None and initialized() else None
@@ -86,7 +94,9 @@ def current_device(name: str) -> str:
 
 
 def has_context(index: int) -> bool:
-    """Return True if this process has a context on a CUDA device, also if nothing is allocated there."""
+    """Return True if this process has a context on a CUDA device, also if nothing is allocated
+    there.
+    """
     cuda, library = in_use("cuda"), getattr(loaded_torch(), "_C", None)
     if cuda is None:
         return False
@@ -95,7 +105,9 @@ def has_context(index: int) -> bool:
 
 
 fractions: dict[int, float] = {}
-"""The last limit on torch's allocator that we set, by device index; torch before 2.8 cannot report it."""
+"""The last limit on torch's allocator that we set, by device index; torch before 2.8 cannot report
+it.
+"""
 
 
 def memory_fraction(cuda: Any, index: int) -> float:
@@ -105,18 +117,27 @@ def memory_fraction(cuda: Any, index: int) -> float:
 
 
 def limit_bytes(cuda: Any, index: int) -> int:
-    """Return torch's limit on its allocator: a share of what the runtime can use, which is less than NVML's total."""
+    """Return torch's limit on its allocator: a share of what the runtime can use, which is less
+    than NVML's total.
+    """
     return int(memory_fraction(cuda, index) * cuda.get_device_properties(index).total_memory)
 
 
 def uncounted() -> str:
-    """Return why torch counts nothing on CUDA devices; empty if it does. As in torch, any value counts as set."""
+    """Return why torch counts nothing on CUDA devices; empty if it does. As in torch, any value
+    counts as set.
+    """
     name = "PYTORCH_NO_CUDA_MEMORY_CACHING"
-    return f"{name} is set: torch counts and limits nothing on CUDA devices" if name in os.environ else ""
+    return (
+        f"{name} is set: torch counts and limits nothing on CUDA devices"
+        if name in os.environ
+        else ""
+    )
 
 
 class CachingAllocatorProbe(Probe):
-    """Every visible device of one backend (``cuda``, ``xpu``), by the counters of torch's caching allocator.
+    """Every visible device of one backend (``cuda``, ``xpu``), by the counters of torch's caching
+    allocator.
 
     ``nvml`` is the connection (``Nvml``) for figures of whole devices.
     """
@@ -127,31 +148,39 @@ class CachingAllocatorProbe(Probe):
         self.name = name
         self._nvml = nvml
         self._library: Any = None
-        """Torch's compiled part in which the counters were looked up; missing ones are not looked up again."""
+        """Torch's compiled part in which the counters were looked up; missing ones are not looked
+        up again.
+        """
         self._peaks: _SharedPeaks | None = None
         self._totals: dict[int, int] = {}
         self._with_context: set[int] = set()
-        """Devices on which this process has allocated, so that a context exists even if nothing is in use now."""
+        """Devices on which this process has allocated, so that a context exists even if nothing is
+        in use now.
+        """
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         return self._readings("all" if detail else "used" if peak else "")
 
     def glance(self) -> tuple[Reading, ...]:
-        # The counters are on the host. torch holds their lock while it allocates from the device, and never waits for
-        # the GIL in that time: reading them waits no longer than the running code itself does.
+        # The counters are on the host. torch holds their lock while it allocates from the device,
+        # and never waits for the GIL in that time: reading them waits no longer than the running
+        # code itself does.
         return self._readings("driver")
 
     def _readings(self, wide: str) -> tuple[Reading, ...]:
         """Return each device's reading; ``wide`` selects the figures of the whole device.
 
-        ``wide`` is ``all``, ``used`` on devices that this process uses, ``driver`` for the same if the driver returns
-        it without a call to the device, or empty.
+        ``wide`` is ``all``, ``used`` on devices that this process uses, ``driver`` for the same if
+        the driver returns it without a call to the device, or empty.
         """
         library = getattr(loaded_torch(), "_C", None)
         if self._peaks is None and library is not self._library:
-            # As soon as torch is loaded: the first cell that uses the device may reset its counters.
+            # As soon as torch is loaded: the first cell that uses the device may reset its
+            # counters.
             self._library = library
-            if hasattr(library, f"_{self.name}_memoryStats") and hasattr(library, f"_{self.name}_resetPeakMemoryStats"):
+            if hasattr(library, f"_{self.name}_memoryStats") and hasattr(
+                library, f"_{self.name}_resetPeakMemoryStats"
+            ):
                 self._peaks = _SharedPeaks(library, self.name)
         peaks = self._peaks
         module = None if peaks is None else in_use(self.name)
@@ -160,15 +189,21 @@ class CachingAllocatorProbe(Probe):
         found = []
         for index in range(module.device_count()):
             stats, peak = peaks.read(index)
-            allocated, reserved = (stats[name]["all"]["current"] for name in ("allocated_bytes", "reserved_bytes"))
+            allocated, reserved = (
+                stats[name]["all"]["current"] for name in ("allocated_bytes", "reserved_bytes")
+            )
             if reserved > 0:
                 self._with_context.add(index)
             total, used, other, note = self._device_wide(module, index, wide)
             device, peak = f"{self.name}:{index}", max(peak, allocated)
-            found.append(Reading(device, allocated, peak, "allocator", total, reserved, used, other, note))
+            found.append(
+                Reading(device, allocated, peak, "allocator", total, reserved, used, other, note)
+            )
         return tuple(found)
 
-    def _device_wide(self, module: Any, index: int, wide: str) -> tuple[int, int | None, int | None, str]:
+    def _device_wide(
+        self, module: Any, index: int, wide: str
+    ) -> tuple[int, int | None, int | None, str]:
         """Return a device's total, used and other processes' bytes, and why a figure is missing."""
         if index not in self._totals:
             self._totals[index] = module.get_device_properties(index).total_memory
@@ -176,7 +211,9 @@ class CachingAllocatorProbe(Probe):
         if not wide or (wide != "all" and not has_context):
             return total, None, None, note
         if self._nvml is not None:
-            found = self._nvml.device(module, index, processes=wide == "all", has_context=has_context)
+            found = self._nvml.device(
+                module, index, processes=wide == "all", has_context=has_context
+            )
             if found.used_bytes is not None:
                 return found.total_bytes or total, found.used_bytes, found.other_bytes, found.note
             note = found.note
@@ -203,16 +240,19 @@ class CachingAllocatorProbe(Probe):
 
 
 Stats = dict[str, Any]
-"""Nested statistics: name -> pool -> ``current`` / ``peak`` / ``allocated`` / ``freed``; some lack the pool."""
+"""Nested statistics: name -> pool -> ``current`` / ``peak`` / ``allocated`` / ``freed``; some lack
+the pool.
+"""
 
 
 class _SharedPeaks:
     """Shares one allocator's peak counters between the user's code and ours.
 
-    torch's caching allocators have one resettable peak per statistic. We must reset it at every boundary to measure
-    one cell's peak; the user's ``max_memory_allocated()`` must not notice. So the two lowest functions, which all
-    Python-level ones call, are wrapped while we measure: peaks cleared by our resets are stored in ``_hidden`` and
-    added to the user's readings, and before the user resets a counter we read it.
+    torch's caching allocators have one resettable peak per statistic. We must reset it at every
+    boundary to measure one cell's peak; the user's ``max_memory_allocated()`` must not notice. So
+    the two lowest functions, which all Python-level ones call, are wrapped while we measure: peaks
+    cleared by our resets are stored in ``_hidden`` and added to the user's readings, and before the
+    user resets a counter we read it.
     """
 
     def __init__(self, library: Any, backend: str) -> None:
@@ -230,17 +270,23 @@ class _SharedPeaks:
             (reset, self._reset_by_user),
             ("_accelerator_resetPeakStats", self._reset_by_user),
         ):
-            if (original := getattr(library, name, None)) is not None:  # older torch lacks the general functions
+            if (
+                original := getattr(library, name, None)
+            ) is not None:  # older torch lacks the general functions
                 self._wrapped[name] = original, make(original)
                 setattr(library, name, self._wrapped[name][1])
 
     def read(self, device: int) -> tuple[Stats, int]:
-        """Return the raw statistics of ``device`` and its peak of allocated bytes since our ``rearm``."""
+        """Return the raw statistics of ``device`` and its peak of allocated bytes since our
+        ``rearm``.
+        """
         stats = self._latest[device] = self._stats(device)
         return stats, max(stats["allocated_bytes"]["all"]["peak"], self._pending.get(device, 0))
 
     def rearm(self, device: int) -> None:
-        """Reset the counters of ``device``, and store the peaks that the user would still have seen."""
+        """Reset the counters of ``device``, and store the peaks that the user would still have
+        seen.
+        """
         hidden = self._hidden.setdefault(device, {})
         for path, values in _with_peaks(self._latest.pop(device, {}) or self._stats(device)):
             hidden[path] = max(hidden.get(path, 0), values["peak"])
@@ -259,7 +305,9 @@ class _SharedPeaks:
 
     def _reset_by_user(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def reset(device: int) -> None:
-            with contextlib.suppress(RuntimeError):  # no allocator yet; the original raises the error
+            with contextlib.suppress(
+                RuntimeError
+            ):  # no allocator yet; the original raises the error
                 self._pending[device] = self.read(device)[1]
             original(device)
             self._hidden.pop(device, None)
@@ -274,7 +322,9 @@ class _SharedPeaks:
         self._wrapped.clear()
 
 
-def _with_peaks(stats: Stats, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, int]]]:
+def _with_peaks(
+    stats: Stats, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], dict[str, int]]]:
     """Yield every statistic that has a peak, at any depth, with its path."""
     for name, value in stats.items():
         if type(value) is dict:

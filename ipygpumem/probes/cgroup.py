@@ -1,8 +1,10 @@
-"""Reads this process's control groups: memory limits, a container's share of the host, and OOM kills.
+"""Reads this process's control groups: memory limits, a container's share of the host, and OOM
+kills.
 
-Limits nest: a group has no more than any enclosing group. Versions 1 and 2 of the kernel's interface and mixtures
-of both are supported (cgroups(7), and the kernel's cgroup-v2 and cgroup-v1/memory documents). Kills are counted per
-group and for the whole machine (``/proc/vmstat``), and named in the system log (``/dev/kmsg``, where readable) as
+Limits nest: a group has no more than any enclosing group. Versions 1 and 2 of the kernel's
+interface and mixtures of both are supported (cgroups(7), and the kernel's cgroup-v2 and
+cgroup-v1/memory documents). Kills are counted per group and for the whole machine
+(``/proc/vmstat``), and named in the system log (``/dev/kmsg``, where readable) as
 ``priority,number,microseconds,flags;text``, with the time since boot.
 """
 
@@ -25,7 +27,9 @@ UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as the largest multiple of a page, beyond any real memory."""
 _KILLS = re.compile(rb"^oom_kill (\d{1,18})$", re.MULTILINE)
 _OOM = re.compile(r"[Oo]ut of memory.*?: Kill(?:ed)? process (\d+) ")
-_FAULT = re.compile(r"(?:^|: )[^\[\]]+\[(\d+)\]:? (?:segfault|general protection|trap|bad frame|unhandled signal)")
+_FAULT = re.compile(
+    r"(?:^|: )[^\[\]]+\[(\d+)\]:? (?:segfault|general protection|trap|bad frame|unhandled signal)"
+)
 _MOST_RECORDS = 100_000
 
 
@@ -38,7 +42,8 @@ class Group:
     cache_bytes: int = 0
     """Page cache and kernel caches that the kernel reclaims before the group runs out of memory."""
     mapped_bytes: int = 0
-    """The part of the page cache mapped by processes: libraries, and files read through ``mmap``."""
+    """The part of the page cache mapped by processes: libraries, and files read through ``mmap``.
+    """
 
     @property
     def available_bytes(self) -> int:
@@ -64,15 +69,23 @@ _V1 = Version(
     "memory.oom_control",
 )
 _V2 = Version(
-    "memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable"), "file_mapped", "memory.events"
+    "memory.max",
+    "memory.current",
+    ("inactive_file", "active_file", "slab_reclaimable"),
+    "file_mapped",
+    "memory.events",
 )
 
 
 def limits(root: Path = ROOT) -> list[Group]:
-    """Return the groups of this process that have a limit, the innermost first; none except on Linux."""
+    """Return the groups of this process that have a limit, the innermost first; none except on
+    Linux.
+    """
     groups = []
     for version, folder in folders(root):
-        with contextlib.suppress(OSError, ValueError):  # "max", or no such file: this group has no limit
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # "max", or no such file: this group has no limit
             limit = int((folder / version.limit).read_text())
             if limit < UNLIMITED:
                 groups.append(_group(version, folder, limit))
@@ -80,7 +93,9 @@ def limits(root: Path = ROOT) -> list[Group]:
 
 
 def folders(root: Path = ROOT) -> Iterator[tuple[Version, Path]]:
-    """Yield the folders of this process's groups with their files' names, from the innermost outwards."""
+    """Yield the folders of this process's groups with their files' names, from the innermost
+    outwards.
+    """
     for version, path in _memberships(root):
         for folder in _around(root, version, path):
             yield version, folder
@@ -102,13 +117,16 @@ def _group(version: Version, folder: Path, limit: int) -> Group:
 
 
 def _around(root: Path, version: Version, path: str) -> Iterator[Path]:
-    """Yield the folder of each group of this process, from the innermost to the outermost visible one."""
+    """Yield the folder of each group of this process, from the innermost to the outermost visible
+    one.
+    """
     for top, mounted in _mounts(root, version):
         inside = PurePosixPath(path)
         if ".." in inside.parts:  # the process was moved out of its visible part of the tree
             yield root / mounted.lstrip("/")
             continue
-        # In a container without a namespace for groups, the path is the host's and only its end is mounted.
+        # In a container without a namespace for groups, the path is the host's and only its end is
+        # mounted.
         below = inside.relative_to(top) if inside.is_relative_to(top) else PurePosixPath()
         for step in [below, *below.parents]:
             yield root / mounted.lstrip("/") / step
@@ -131,7 +149,9 @@ def _mounts(root: Path, version: Version) -> Iterator[tuple[str, str]]:
         fields = before.split(" ")
         kind, _, options = (*rest.split(" ", 2), "", "")[:3]
         is_v1 = kind == "cgroup" and "memory" in options.replace(" ", ",").split(",")
-        if len(fields) >= 5 and ((version is _V2 and kind == "cgroup2") or (version is _V1 and is_v1)):
+        if len(fields) >= 5 and (
+            (version is _V2 and kind == "cgroup2") or (version is _V1 and is_v1)
+        ):
             yield fields[3], fields[4]
 
 
@@ -141,16 +161,21 @@ def _lines(path: Path) -> list[str]:
     return []
 
 
-# -- processes that the kernel ended -----------------------------------------------------------------------------------
+# -- processes that the kernel ended ------------------------------------------------------------
 
 
 def counter(root: Path = ROOT) -> str:
-    """Return a name for the counter of this process's control group, else of the machine; empty without either."""
-    own = [(version, next(_around(root, version, path), None)) for version, path in _memberships(root)]
+    """Return a name for the counter of this process's control group, else of the machine; empty
+    without either.
+    """
+    own = [
+        (version, next(_around(root, version, path), None)) for version, path in _memberships(root)
+    ]
     counting = [folder / version.events for version, folder in own if folder is not None]
     for path in (*counting, root / "proc/vmstat"):
         with contextlib.suppress(OSError):
-            name = f"{path}:{path.parent.stat().st_ino}"  # a new group of the same path has another folder
+            # a new group of the same path has another folder
+            name = f"{path}:{path.parent.stat().st_ino}"
             if counted(name) is not None:
                 return name
     return ""
@@ -168,29 +193,42 @@ def counted(name: str) -> int | None:
 
 
 def recorded(name: str, root: Path = ROOT) -> int | None:
-    """Return the value of a counter named in a file; only the kernel's own files are read for it."""
+    """Return the value of a counter named in a file; only the kernel's own files are
+    read for it.
+    """
     path = Path(name.rpartition(":")[0])
-    mounts = [root / mounted.lstrip("/") for version in (_V1, _V2) for _, mounted in _mounts(root, version)]
-    is_kernels = path == root / "proc/vmstat" or any(path.is_relative_to(mounted) for mounted in mounts)
+    mounts = [
+        root / mounted.lstrip("/")
+        for version in (_V1, _V2)
+        for _, mounted in _mounts(root, version)
+    ]
+    is_kernels = path == root / "proc/vmstat" or any(
+        path.is_relative_to(mounted) for mounted in mounts
+    )
     return counted(name) if is_kernels and ".." not in path.parts else None
 
 
 class Kills:
-    """Counts processes ended by the OOM killer in this process's control group, else on the machine."""
+    """Counts processes ended by the OOM killer in this process's control group, else on the
+    machine.
+    """
 
     def __init__(self, root: Path = ROOT) -> None:
         name = counter(root)
         self.of_machine = "/vmstat:" in name
         self._file: int | None = None
         if name and hasattr(os, "pread"):
-            self._file = os.open(name.rpartition(":")[0], os.O_RDONLY)  # every cell reads it, and opening takes longest
+            # every cell reads it, and opening takes longest
+            self._file = os.open(name.rpartition(":")[0], os.O_RDONLY)
             weakref.finalize(self, os.close, self._file).atexit = False
         self._known = self._counted()
 
     def _counted(self) -> int | None:
         content = b"\n"
         try:
-            while self._file is not None and (more := os.pread(self._file, 1 << 16, len(content) - 1)):
+            while self._file is not None and (
+                more := os.pread(self._file, 1 << 16, len(content) - 1)
+            ):
                 content += more
             return int(content.partition(b"\noom_kill ")[2].partition(b"\n")[0])
         except (OSError, ValueError):  # the group is gone, or nothing is counted
@@ -231,7 +269,9 @@ def _records(path: Path) -> list[str]:
     records: list[str] = []
     with contextlib.suppress(OSError), open(path, "rb", buffering=0, opener=without_waiting) as log:
         while len(records) < _MOST_RECORDS:
-            with contextlib.suppress(BrokenPipeError):  # older records were overwritten during the read
+            with contextlib.suppress(
+                BrokenPipeError
+            ):  # older records were overwritten during the read
                 data = log.read(8192)
                 if not data:
                     break

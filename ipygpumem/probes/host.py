@@ -1,8 +1,8 @@
 """Reads host memory: RSS, and its exact peak through the kernel's high-water mark on Linux.
 
-Writing ``5`` to ``/proc/self/clear_refs`` resets the peak RSS that ``/proc/self/status`` shows as ``VmHWM``
-(proc(5), Linux 4.0 and later). It needs no thread and misses no spike, however short. It also lowers
-``resource.getrusage().ru_maxrss``, so ``exact=False`` can switch it off.
+Writing ``5`` to ``/proc/self/clear_refs`` resets the peak RSS that ``/proc/self/status`` shows as
+``VmHWM`` (proc(5), Linux 4.0 and later). It needs no thread and misses no spike, however short. It
+also lowers ``resource.getrusage().ru_maxrss``, so ``exact=False`` can switch it off.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class HostFigures:
 
 
 class HostProbe(Probe):
-    """RSS of this process; with ``exact``, peaks by the kernel's high-water mark if there is one."""
+    """RSS of this process; with ``exact``, peaks by the kernel's high-water mark if
+    there is one.
+    """
 
     _with_mark: ClassVar[weakref.WeakSet[HostProbe]] = weakref.WeakSet()
     """All probes that use the mark: the kernel has one per process, which any of them resets."""
@@ -86,7 +88,11 @@ class HostProbe(Probe):
         self._exact, self._pid = exact, os.getpid()
         self._status = _open("/proc/self/status", os.O_RDONLY)
         self._marks = _open("/proc/self/clear_refs", os.O_WRONLY) if exact else None
-        self.note = "" if self._marks is not None else "the peak is sampled: no kernel high-water mark in use"
+        self.note = (
+            ""
+            if self._marks is not None
+            else "the peak is sampled: no kernel high-water mark in use"
+        )
         if self._marks is not None:
             # A span opened in the parent continues: the kernel starts a new mark in the child.
             lost = max(self._lost_peak, self._rss_and_peak()[1]) if forked else 0
@@ -123,7 +129,9 @@ class HostProbe(Probe):
         highest = rss if self._marks is None else max(highest, self._lost_peak)
         bound = own_limits.bound("RLIMIT_AS")  # code may set it at any time
         total = self._total if bound is None else min(self._total, bound)
-        return (Reading("cpu", rss, highest, method, total, None, None, None, self.note, self._mapped),)
+        return (
+            Reading("cpu", rss, highest, method, total, None, None, None, self.note, self._mapped),
+        )
 
     def _rss_and_peak(self) -> tuple[int, int]:
         if self._status is not None:
@@ -160,7 +168,9 @@ def _open(path: str, flags: int) -> int | None:
 
 
 def rss_bytes() -> int:
-    """Return this process's RSS; on Linux without the builtin ``open``, which code may have replaced."""
+    """Return this process's RSS; on Linux without the builtin ``open``, which code may have
+    replaced.
+    """
     try:
         file = os.open("/proc/self/statm", os.O_RDONLY)
     except OSError:
@@ -183,7 +193,8 @@ def _pread() -> Callable[..., object]:
 def fall_during(call: functools.partial[T]) -> tuple[T, int | None]:
     """Call a function written in C; return its result, and how far RSS fell in it, None if unknown.
 
-    No other Python thread runs between the two readings, because none of the three calls releases the GIL.
+    No other Python thread runs between the two readings, because none of the three calls releases
+    the GIL.
     """
     try:
         file = os.open("/proc/self/statm", os.O_RDONLY)
@@ -191,7 +202,9 @@ def fall_during(call: functools.partial[T]) -> tuple[T, int | None]:
         return call(), None
     try:
         texts = [_TEXT() for _ in range(2)]
-        first, last = (functools.partial(_pread(), file, text, len(text), ctypes.c_long()) for text in texts)
+        first, last = (
+            functools.partial(_pread(), file, text, len(text), ctypes.c_long()) for text in texts
+        )
         run: Any = functools.partial.__call__  # in C, as map is
         _, result, _ = map(run, (first, call, last))
     finally:
@@ -201,43 +214,66 @@ def fall_during(call: functools.partial[T]) -> tuple[T, int | None]:
 
 
 def _psutil() -> Any:
-    """Import psutil late: IPython in a terminal has not loaded it, and loading the extension must stay fast."""
+    """Import psutil late: IPython in a terminal has not loaded it, and loading the extension must
+    stay fast.
+    """
     import psutil
 
     return psutil
 
 
 def total_bytes(root: Path = cgroup.ROOT) -> int:
-    """Return the maximum memory of this process: the machine's, or its container's if that is less."""
+    """Return the maximum memory of this process: the machine's, or its container's
+    if that is less.
+    """
     knows = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ())
-    total = os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES if knows else int(_psutil().virtual_memory().total)
+    total = (
+        os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES if knows else int(_psutil().virtual_memory().total)
+    )
     group = cgroup.tightest(root)
     return total if group is None else min(total, group.limit_bytes)
 
 
 def available_bytes(root: Path = cgroup.ROOT) -> int:
-    """Return the host memory that this process can still allocate, by the system, its containers and its own limits."""
+    """Return the host memory that this process can still allocate, by the system, its containers
+    and its own limits.
+    """
     available = int(_psutil().virtual_memory().available)
     groups = [group.available_bytes for group in cgroup.limits(root)]
     return min([available, *groups, *(limit.available_bytes for limit in own_limits.limits())])
 
 
 def host_figures(children_bytes: int | None, segments_bytes: int = 0) -> HostFigures:
-    """Return the system's figures of host memory, with those of child processes and of shared memory segments."""
+    """Return the system's figures of host memory, with those of child processes and of shared
+    memory segments.
+    """
     memory, group = _psutil().virtual_memory(), cgroup.tightest()
     try:
         status = Path("/proc/self/status").read_bytes()
-        private, shared, file = (own_limits.figure(status, b"\nRss%b:" % kind) for kind in (b"Anon", b"Shmem", b"File"))
+        private, shared, file = (
+            own_limits.figure(status, b"\nRss%b:" % kind) for kind in (b"Anon", b"Shmem", b"File")
+        )
     except (OSError, ValueError):  # not Linux, or before 4.5
         private, shared, file = int(_psutil().Process().memory_info().rss), 0, 0
     shared = max(shared, segments_bytes)  # whose pages this process need not have touched
     available = int(memory.available)
     free, limit = int(getattr(memory, "free", available)), own_limits.nearest()
     pages = own_pages()
-    return HostFigures(int(memory.total), free, available, private, shared, file, children_bytes, group, limit, pages)
+    return HostFigures(
+        int(memory.total),
+        free,
+        available,
+        private,
+        shared,
+        file,
+        children_bytes,
+        group,
+        limit,
+        pages,
+    )
 
 
-# -- what this process's own pages hold ---------------------------------------------------------------------------
+# -- what this process's own pages hold ---------------------------------------------------------
 
 
 _BLOCK_BYTES = 48
@@ -257,7 +293,8 @@ class _HeapFigures(ctypes.Structure):
 
 @functools.cache
 def _mallinfo() -> Any:
-    ask = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None  # glibc 2.33
+    # glibc 2.33
+    ask = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None
     if ask is not None:
         ask.restype = _HeapFigures
     return ask
@@ -270,7 +307,9 @@ def malloc_trim() -> Callable[[int], object] | None:
 
 
 def free_heap_bytes() -> int | None:
-    """Return the free bytes in the heap of glibc's malloc, with or without pages in RAM; None if unknown."""
+    """Return the free bytes in the heap of glibc's malloc, with or without pages in RAM; None if
+    unknown.
+    """
     ask = _mallinfo()
     return None if ask is None else int(ask().fordblks)
 
@@ -287,16 +326,21 @@ def allocated_bytes() -> int:
 
 
 _MAPPING = re.compile(
-    rb"^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ (\d+) *([^\n]*)\n.*?^Rss: +(\d+) kB\n.*?^Anonymous: +(\d+) kB\n",
+    rb"^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ (\d+) *([^\n]*)\n"
+    rb".*?^Rss: +(\d+) kB\n.*?^Anonymous: +(\d+) kB\n",
     re.MULTILINE | re.DOTALL,
 )
-"""Addresses, permissions, inode, name, RSS and private pages of a mapping in smaps; see proc_pid_smaps(5)."""
+"""Addresses, permissions, inode, name, RSS and private pages of a mapping in smaps; see
+proc_pid_smaps(5).
+"""
 _ARENA_BYTES = 64 * MIB
 """Alignment of the arenas that malloc makes for threads (``HEAP_MAX_SIZE`` on 64 bits)."""
 
 
 class RamFigures(NamedTuple):
-    """Figures of a span's start, with which its end is compared. Reading them takes microseconds."""
+    """Figures of a span's start, with which its end is compared. Reading them takes
+    microseconds.
+    """
 
     file_bytes: int
     """Pages of mapped files in RAM, code mostly; 0 if the system does not report them."""
@@ -305,7 +349,9 @@ class RamFigures(NamedTuple):
     modules: int
     """Number of imported modules."""
     arrow_peak_bytes: int = 0
-    """The most that pyarrow's pool has ever had allocated: what it has freed since may stay there as free pages."""
+    """The most that pyarrow's pool has ever had allocated: what it has freed since may stay there
+    as free pages.
+    """
 
     @classmethod
     def now(cls) -> RamFigures:
@@ -334,7 +380,9 @@ class OwnPages(NamedTuple):
 
 
 def own_pages() -> OwnPages:
-    """Return parts of this process's private pages, as the kernel lists its mappings; all 0 if it does not."""
+    """Return parts of this process's private pages, as the kernel lists its mappings; all 0 if it
+    does not.
+    """
     data = stacks = heap = arena = arena_end = 0
     guard = b""
     try:
@@ -348,10 +396,16 @@ def own_pages() -> OwnPages:
             stacks += int(resident) * KIB
         elif name == b"[heap]":
             heap += int(resident) * KIB
-        elif allowed == b"---p" and int(start, 16) < arena_end <= int(end, 16):  # the rest that malloc has reserved
+        elif allowed == b"---p" and int(start, 16) < arena_end <= int(
+            end, 16
+        ):  # the rest that malloc has reserved
             heap += arena
-        is_first = inode == b"0" and not name and allowed == b"rw-p" and int(start, 16) % _ARENA_BYTES == 0
-        arena, arena_end = (int(resident) * KIB, int(start, 16) + _ARENA_BYTES) if is_first else (0, 0)
+        is_first = (
+            inode == b"0" and not name and allowed == b"rw-p" and int(start, 16) % _ARENA_BYTES == 0
+        )
+        arena, arena_end = (
+            (int(resident) * KIB, int(start, 16) + _ARENA_BYTES) if is_first else (0, 0)
+        )
         is_guard = allowed == b"---p" and int(end, 16) - int(start, 16) == PAGE_BYTES
         guard = end if is_guard else b""
     ask = _mallinfo()
@@ -362,14 +416,17 @@ def own_pages() -> OwnPages:
 
 
 _LEAST_UNUSED_BYTES = 16 * MIB
-"""Bytes of the smallest unused part of a mapping that counts: a thread's stack has 8 MiB, and uses a few pages."""
+"""Bytes of the smallest unused part of a mapping that counts: a thread's stack has 8 MiB, and uses
+a few pages.
+"""
 
 
 def unused_mappings() -> dict[tuple[int, int], int]:
-    """Return the bytes without a page in RAM of the large mappings, by first and last address; none if unknown.
+    """Return the bytes without a page in RAM of the large mappings, by first and last address; none
+    if unknown.
 
-    These are ``np.zeros``, libraries' pools, mapped files and the like. Code and constant data of libraries, which are
-    private and cannot be written to, do not count.
+    These are ``np.zeros``, libraries' pools, mapped files and the like. Code and constant data of
+    libraries, which are private and cannot be written to, do not count.
     """
     try:
         mappings = _MAPPING.findall(Path("/proc/self/smaps").read_bytes())
@@ -392,12 +449,18 @@ _IN_MEMORY = (b"/dev/shm/", b"/memfd:", b"/SYSV", b"/dev/zero")  # nothing is wr
 
 
 def mapped_files() -> list[tuple[int, int]]:
-    """Return the first and last addresses of all mapped files, in this order; none if the kernel lists none."""
+    """Return the first and last addresses of all mapped files, in this order; none if the kernel
+    lists none.
+    """
     try:
         lines = _LINE_OF_FILE.findall(Path("/proc/self/maps").read_bytes())
     except OSError:
         return []
-    return [(int(start, 16), int(end, 16)) for start, end, name in lines if not name.startswith(_IN_MEMORY)]
+    return [
+        (int(start, 16), int(end, 16))
+        for start, end, name in lines
+        if not name.startswith(_IN_MEMORY)
+    ]
 
 
 _ENTRY = 8
@@ -405,7 +468,9 @@ _AT_ONCE = 1 << 17
 """Number of pages to read at once: 1 MiB of entries for 512 MiB of memory."""
 _PRESENT, _FILE_OR_SHARED = 0x80, 0x20
 """Bits 63 and 61 of an entry, in its highest byte."""
-_ANONYMOUS = bytes(int(value & _PRESENT != 0 and value & _FILE_OR_SHARED == 0) for value in range(256))
+_ANONYMOUS = bytes(
+    int(value & _PRESENT != 0 and value & _FILE_OR_SHARED == 0) for value in range(256)
+)
 _RESIDENT = bytes(int(value & _PRESENT != 0) for value in range(256))
 _SMALL = 16 * PAGE_BYTES
 """Smaller ranges count as present: reading the entries of many small ones would cost too much."""
@@ -414,14 +479,16 @@ _SMALL = 16 * PAGE_BYTES
 def anonymous_bytes(ranges: Iterable[tuple[int, int]]) -> list[int]:
     """Return the private bytes in RAM of each range (address, size in bytes).
 
-    The rest are pages never written to, of a mapped file, or swapped out. The kernel reports each page in
-    ``/proc/self/pagemap`` (see admin-guide/mm/pagemap); ``OSError`` if it cannot be read.
+    The rest are pages never written to, of a mapped file, or swapped out. The kernel reports each
+    page in ``/proc/self/pagemap`` (see admin-guide/mm/pagemap); ``OSError`` if it cannot be read.
     """
     return _in_pagemap(ranges, _ANONYMOUS)
 
 
 def resident_bytes(address: int, size: int) -> int:
-    """Return the bytes in RAM of a range, also those of a mapped file; ``OSError`` if they cannot be read."""
+    """Return the bytes in RAM of a range, also those of a mapped file; ``OSError`` if they cannot
+    be read.
+    """
     return _in_pagemap([(address, size)], _RESIDENT)[0]
 
 
@@ -430,7 +497,10 @@ def _in_pagemap(ranges: Iterable[tuple[int, int]], wanted: bytes) -> list[int]:
     if descriptor is None:
         raise OSError("/proc/self/pagemap cannot be read")
     try:
-        return [size if size < _SMALL else _present(descriptor, address, size, wanted) for address, size in ranges]
+        return [
+            size if size < _SMALL else _present(descriptor, address, size, wanted)
+            for address, size in ranges
+        ]
     finally:
         os.close(descriptor)
 
@@ -445,7 +515,7 @@ def _present(descriptor: int, address: int, size: int, table: bytes) -> int:
     return min(size, pages * PAGE_BYTES)
 
 
-# -- other processes --------------------------------------------------------------------------------------------
+# -- other processes ----------------------------------------------------------------------------
 
 _SAME_START_SECONDS = 60.0
 """Maximum difference of a process's start time, which follows the system's clock."""

@@ -1,7 +1,7 @@
 """Reads device totals and other processes from the NVIDIA driver, through NVML (``nvidia-ml-py``).
 
-torch's and NVML's device numbers differ under ``CUDA_VISIBLE_DEVICES``, so devices are matched by UUID. If NVML
-does not report a figure, it is None and ``note`` says why: never a wrong number.
+torch's and NVML's device numbers differ under ``CUDA_VISIBLE_DEVICES``, so devices are matched by
+UUID. If NVML does not report a figure, it is None and ``note`` says why: never a wrong number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from typing import Any, TypeVar
 
 from ipygpumem.errors import DeviceError, describe_error
 from ipygpumem.probes import host
-from ipygpumem.probes.accelerators import current_device, has_context, in_use, loaded_torch, parse_device, uncounted
+from ipygpumem.probes.accelerators import (
+    current_device,
+    has_context,
+    in_use,
+    loaded_torch,
+    parse_device,
+    uncounted,
+)
 from ipygpumem.probes.outside import is_kernel, notebook_of
 from ipygpumem.records import Record
 from ipygpumem.units import GIB
@@ -59,7 +66,9 @@ class CardLoad:
 
     wide: DeviceWide
     utilization: int | None
-    """Percentage of the driver's last sampling period in which a kernel ran; None if unknown, as on a MIG slice."""
+    """Percentage of the driver's last sampling period in which a kernel ran; None if unknown, as on
+    a MIG slice.
+    """
 
 
 class Nvml:
@@ -74,7 +83,8 @@ class Nvml:
         """The handles of the visible cards, as found before CUDA was initialised."""
 
     def device(self, module: Any, index: int, *, processes: bool, has_context: bool) -> DeviceWide:
-        """Return NVML's figures for the device ``index`` of ``torch.cuda``; other processes only on request.
+        """Return NVML's figures for the device ``index`` of ``torch.cuda``; other processes only on
+        request.
 
         ``has_context`` means that this process uses the device, so that the driver must list it.
         """
@@ -84,23 +94,30 @@ class Nvml:
         try:
             if index not in self._handles:
                 self._handles[index] = _find(library, module.get_device_properties(index))
-            return _wide(library, self._handles[index], processes=processes, has_context=has_context)
+            return _wide(
+                library, self._handles[index], processes=processes, has_context=has_context
+            )
         except (library.NVMLError, LookupError) as error:
             return DeviceWide(note=f"NVML: {error}")
 
     def cards(self) -> list[Card]:
-        """Return every card for a process that uses none; empty without a driver. May raise NVMLError."""
+        """Return every card for a process that uses none; empty without a driver. May raise
+        NVMLError.
+        """
         library, cards = self._load(), []
         for index, handle in enumerate(_handles(library)):
             model = library.nvmlDeviceGetName(handle)
             try:
-                cards.append(Card(index, model, _wide(library, handle, processes=True, has_context=False)))
+                cards.append(
+                    Card(index, model, _wide(library, handle, processes=True, has_context=False))
+                )
             except library.NVMLError as error:  # a failing card must not hide the rest
                 cards.append(Card(index, model, DeviceWide(note=f"NVML: {error}")))
         return cards
 
     def loads(self, cuda: Any | None) -> dict[int, CardLoad]:
-        """Return memory and utilization of each card by its CUDA index, without those that cannot be identified.
+        """Return memory and utilization of each card by its CUDA index, without those that cannot
+        be identified.
 
         ``cuda`` is ``torch.cuda`` once it is initialised, else None.
         """
@@ -110,7 +127,9 @@ class Nvml:
                 if cuda is not None and index not in self._handles:
                     self._handles[index] = _find(library, cuda.get_device_properties(index))
                 handle = (self._before_use or [])[index] if cuda is None else self._handles[index]
-                found[index] = CardLoad(_wide(library, handle, processes=False, has_context=False), None)
+                found[index] = CardLoad(
+                    _wide(library, handle, processes=False, has_context=False), None
+                )
                 utilization = int(library.nvmlDeviceGetUtilizationRates(handle).gpu)
                 found[index] = CardLoad(found[index].wide, utilization)
         return found
@@ -125,17 +144,24 @@ class Nvml:
         return len(self._before_use)
 
     def visible(self) -> list[DeviceWide]:
-        """Return NVML's figures for each card visible to CUDA in this process, in CUDA's order; empty without a driver.
+        """Return NVML's figures for each card visible to CUDA in this process, in CUDA's order;
+        empty without a driver.
 
-        For a process that does not use CUDA yet, because asking torch would create a context. Raises LookupError if the
-        order is unknown before CUDA is used, or if the driver fails.
+        For a process that does not use CUDA yet, because asking torch would create a context.
+        Raises LookupError if the order is unknown before CUDA is used, or if the driver fails.
         """
-        return self._of_visible(lambda library, card: _wide(library, card, processes=False, has_context=False))
+        return self._of_visible(
+            lambda library, card: _wide(library, card, processes=False, has_context=False)
+        )
 
     def capabilities(self) -> list[tuple[int, int]]:
-        """Return the compute capability of each card as in ``visible``; empty if the driver does not report them."""
+        """Return the compute capability of each card as in ``visible``; empty if the driver does
+        not report them.
+        """
         with contextlib.suppress(LookupError):
-            return self._of_visible(lambda library, card: tuple(library.nvmlDeviceGetCudaComputeCapability(card)))
+            return self._of_visible(
+                lambda library, card: tuple(library.nvmlDeviceGetCudaComputeCapability(card))
+            )
         return []
 
     def _of_visible(self, read: Callable[[Any, Any], T]) -> list[T]:
@@ -183,7 +209,9 @@ def _handles(library: Any) -> list[Any]:
 
 
 def _find(library: Any, properties: Any) -> Any:
-    """Return the handle of the device that torch describes; LookupError if it cannot be identified."""
+    """Return the handle of the device that torch describes; LookupError if it cannot
+    be identified.
+    """
     uuid = getattr(properties, "uuid", None)
     if uuid is None:
         raise LookupError("this version of torch cannot report the device's UUID")
@@ -193,7 +221,9 @@ def _find(library: Any, properties: Any) -> Any:
         return library.nvmlDeviceGetHandleByUUID(visible)  # a process sees one MIG slice, the first
     handle = library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     if _mig_enabled(library, handle):
-        raise LookupError("the card is split by MIG and CUDA_VISIBLE_DEVICES does not name the slice")
+        raise LookupError(
+            "the card is split by MIG and CUDA_VISIBLE_DEVICES does not name the slice"
+        )
     return handle
 
 
@@ -208,9 +238,14 @@ def _visible(library: Any) -> list[Any]:
         raise LookupError("a card is split by MIG and CUDA_VISIBLE_DEVICES does not name the slice")
     # CUDA lists the fastest card first; cards of one model keep the driver's order.
     differ = len({library.nvmlDeviceGetName(card) for card in cards}) > 1
-    if differ and any(word.isdecimal() for word in words) and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+    if (
+        differ
+        and any(word.isdecimal() for word in words)
+        and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
+    ):
         raise LookupError(
-            "the order of different cards is unknown before CUDA is used, unless CUDA_DEVICE_ORDER=PCI_BUS_ID"
+            "the order of different cards is unknown before CUDA is used, unless "
+            "CUDA_DEVICE_ORDER=PCI_BUS_ID"
         )
     uuids = [library.nvmlDeviceGetUUID(card) if "GPU-" in text else "" for card in cards]
     found: list[int] = []
@@ -218,12 +253,14 @@ def _visible(library: Any) -> list[Any]:
         fitting = [
             place
             for place, uuid in enumerate(uuids)
-            if (word.isdecimal() and int(word) == place) or (word.startswith("GPU-") and uuid.startswith(word))
+            if (word.isdecimal() and int(word) == place)
+            or (word.startswith("GPU-") and uuid.startswith(word))
         ]
         if len(fitting) != 1:  # CUDA stops at the first unknown entry
             break
         found += fitting
-    return [cards[place] for place in found] if len(set(found)) == len(found) else []  # repeated card: none visible
+    # repeated card: none visible
+    return [cards[place] for place in found] if len(set(found)) == len(found) else []
 
 
 def _mig_enabled(library: Any, handle: Any) -> bool:
@@ -241,30 +278,40 @@ def _wide(library: Any, handle: Any, *, processes: bool, has_context: bool) -> D
     try:
         compute = library.nvmlDeviceGetComputeRunningProcesses(handle)
         listed = [*compute, *library.nvmlDeviceGetGraphicsRunningProcesses(handle)]
-    # Some sandboxes refuse this query alone; the totals are known all the same. NVMLLibraryMismatchError, which is no
-    # NVMLError, means that the driver is older than the package.
-    except (library.NVMLError, getattr(library, "NVMLLibraryMismatchError", library.NVMLError)) as error:
+    # Some sandboxes refuse this query alone; the totals are known all the same.
+    # NVMLLibraryMismatchError, which is no NVMLError, means that the driver is older than the
+    # package.
+    except (
+        library.NVMLError,
+        getattr(library, "NVMLLibraryMismatchError", library.NVMLError),
+    ) as error:
         return DeviceWide(total, used, None, f"other processes: NVML: {error}")
     sizes = {process.pid: process.usedGpuMemory for process in listed}
     if any(size is None for size in sizes.values()):
         note = "other processes: the driver does not report their memory here (WSL, or a container)"
         return DeviceWide(total, used, None, note)
     if (has_context and os.getpid() not in sizes) or (not sizes and used > _IDLE_BYTES):
-        note = "other processes: process ids are hidden here (a container with its own PID namespace)"
+        note = (
+            "other processes: process ids are hidden here (a container with its own PID namespace)"
+        )
         return DeviceWide(total, used, None, note)
     own = sizes.pop(os.getpid(), 0)
     return DeviceWide(total, used, sum(sizes.values()), "", own, tuple(sizes.items()))
 
 
 def sees_system_processes() -> bool:
-    """Return True if PIDs here are the system's, as the driver reports them: not in a container with its own."""
+    """Return True if PIDs here are the system's, as the driver reports them: not in a container
+    with its own.
+    """
     with contextlib.suppress(OSError):  # PID namespaces exist on Linux only
         return str(Path("/proc/self/ns/pid").readlink()) == _FIRST_NAMESPACE
     return True
 
 
 def process_label(pid: int) -> str:
-    """Return the PID and name of a process that the driver lists, and the kernel to which it belongs, if any."""
+    """Return the PID and name of a process that the driver lists, and the kernel to which it
+    belongs, if any.
+    """
     import psutil  # takes long
 
     words = []
@@ -280,7 +327,7 @@ def process_label(pid: int) -> str:
     return f"process {pid}" + f" ({', '.join(words)})" * bool(words)
 
 
-# -- memory of one device ----------------------------------------------------------------------------------------------
+# -- memory of one device -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -302,7 +349,9 @@ class DeviceMemory(Record):
 
     @property
     def free_with_cache_bytes(self) -> int | None:
-        """Bytes that this process could still use: free ones, and those cached by torch's allocator."""
+        """Bytes that this process could still use: free ones, and those cached by torch's
+        allocator.
+        """
         if self.free_bytes is None or self.device == "cpu":
             return self.free_bytes
         if self.reserved_bytes is None or self.allocated_bytes is None:
@@ -316,7 +365,9 @@ def checked_device(device: object) -> str:
 
 
 def device_here(device: object, known: Collection[str]) -> str:
-    """Return the name of a device, as ``parse_device`` reads it; DeviceError if it is neither present nor ``known``."""
+    """Return the name of a device, as ``parse_device`` reads it; DeviceError if it is neither
+    present nor ``known``.
+    """
     name = parse_device(device, known=known)
     kind, _, index = name.partition(":")
     if name == "cpu" or any(name in (one, one.partition(":")[0]) for one in known):
@@ -331,8 +382,8 @@ def device_here(device: object, known: Collection[str]) -> str:
 def memory(device: object = "cpu") -> DeviceMemory:
     """Return the total, free and used memory of a device, without creating a CUDA context.
 
-    Use it before loading a model. Only NVIDIA devices and the host are supported, and the driver does not report
-    every figure in a container or under MIG: those are None.
+    Use it before loading a model. Only NVIDIA devices and the host are supported, and the driver
+    does not report every figure in a container or under MIG: those are None.
 
     Args:
         device: ``RAM``, ``cuda:0``, a number, or a ``torch.device``.
@@ -353,7 +404,11 @@ def memory(device: object = "cpu") -> DeviceMemory:
     index, cuda = int(name[5:]), in_use("cuda")
     with contextlib.closing(Nvml()) as nvml:
         wide = _unused(nvml, index) if cuda is None else _used(nvml, cuda, index)
-    free = None if wide.total_bytes is None or wide.used_bytes is None else wide.total_bytes - wide.used_bytes
+    free = (
+        None
+        if wide.total_bytes is None or wide.used_bytes is None
+        else wide.total_bytes - wide.used_bytes
+    )
     note = wide.note
     allocated: tuple[int | None, int | None] = (0, 0)
     if cuda is not None and uncounted():
@@ -364,7 +419,9 @@ def memory(device: object = "cpu") -> DeviceMemory:
 
 
 def _used(nvml: Nvml, cuda: Any, index: int) -> DeviceWide:
-    """Return the figures of a device once torch has initialised CUDA, though perhaps not on this device."""
+    """Return the figures of a device once torch has initialised CUDA, though perhaps not on this
+    device.
+    """
     if index >= cuda.device_count():
         raise DeviceError(f"there is no cuda:{index} here")
     wide = nvml.device(cuda, index, processes=False, has_context=False)
@@ -375,7 +432,9 @@ def _used(nvml: Nvml, cuda: Any, index: int) -> DeviceWide:
     try:
         free, total = cuda.mem_get_info(index)
     except RuntimeError as error:  # a broken context fails every call
-        return DeviceWide(cuda.get_device_properties(index).total_memory, note=f"cuda: {describe_error(error)}")
+        return DeviceWide(
+            cuda.get_device_properties(index).total_memory, note=f"cuda: {describe_error(error)}"
+        )
     return DeviceWide(total, total - free)
 
 
@@ -386,5 +445,7 @@ def _unused(nvml: Nvml, index: int) -> DeviceWide:
     except LookupError as error:
         return DeviceWide(note=str(error))
     if index >= len(cards):
-        raise DeviceError(f"there is no cuda:{index} here" + (f" ({nvml.missing})" if nvml.missing else ""))
+        raise DeviceError(
+            f"there is no cuda:{index} here" + (f" ({nvml.missing})" if nvml.missing else "")
+        )
     return cards[index]

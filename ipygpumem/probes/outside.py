@@ -1,7 +1,8 @@
-"""Reads host memory outside this process's RSS: shared memory segments and child processes, on Linux.
+"""Reads host memory outside this process's RSS: shared memory segments and child processes, on
+Linux.
 
-Both are devices of their own, ``shm`` and ``children``, and exist once there are any. At every boundary of a span a few
-system calls find out whether something may have changed.
+Both are devices of their own, ``shm`` and ``children``, and exist once there are any. At every
+boundary of a span a few system calls find out whether something may have changed.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ _State = tuple[int, bytes, int]
 
 
 class OutsideProbe(Probe):
-    """Shared memory segments of this process, ``shm``, and the PSS of all its descendants, ``children``.
+    """Shared memory segments of this process, ``shm``, and the PSS of all its descendants,
+    ``children``.
 
-    Segments are files in /dev/shm and memfds that the process has mapped or open. Their pages count whether the process
-    has touched them or not; touched ones are part of its RSS, too. A segment made since the probe was, and seen open at
-    a boundary of a span, counts until it is unlinked.
+    Segments are files in /dev/shm and memfds that the process has mapped or open. Their pages count
+    whether the process has touched them or not; touched ones are part of its RSS, too. A segment
+    made since the probe was, and seen open at a boundary of a span, counts until it is unlinked.
     """
 
     sampled = False
@@ -97,14 +99,16 @@ class OutsideProbe(Probe):
             self._note_children([(child.memory_bytes, child.is_shared_out) for child in children()])
         return self._shm + self._children
 
-    # -- shared memory --------------------------------------------------------------------------------------------
+    # -- shared memory ---------------------------------------------------------------------------
 
     def _read_segments(self, mount: os.statvfs_result, state: _State) -> None:
         limit, used = mount.f_blocks * mount.f_frsize, state[0] * mount.f_frsize
         size, in_memfds = self._scan(used)
         self._state = None if in_memfds else state  # memfds grow unseen
         if size or self._shm:
-            self._shm = (Reading("shm", size, size, "sampled", limit or None, note=_left_note(self._left)),)
+            self._shm = (
+                Reading("shm", size, size, "sampled", limit or None, note=_left_note(self._left)),
+            )
 
     def _scan(self, used: int) -> tuple[int, int]:
         """Return the bytes of all segments, and those of memfds among them."""
@@ -117,21 +121,33 @@ class OutsideProbe(Probe):
                     kind = files if found.st_dev == self._device else memfds
                     kind[found.st_ino] = found.st_blocks * BLOCK_BYTES
                     if kind is files and found.st_nlink and found.st_ctime >= self._began:
-                        self._named[found.st_ino] = str(Path(entry.path).readlink()).removeprefix(f"{MOUNT}/")
-        closed = {inode: name for inode, name in self._named.items() if inode not in files and "/" not in name}
+                        self._named[found.st_ino] = str(Path(entry.path).readlink()).removeprefix(
+                            f"{MOUNT}/"
+                        )
+        closed = {
+            inode: name
+            for inode, name in self._named.items()
+            if inode not in files and "/" not in name
+        }
         left = {inode: linked_bytes(name, inode) for inode, name in closed.items()}
         self._named = {inode: name for inode, name in self._named.items() if left.get(inode, 1)}
         mapped = self._mapped() if any(left.values()) else {}
-        self._left = {closed[inode]: size for inode, size in left.items() if size and inode not in mapped}
+        self._left = {
+            closed[inode]: size for inode, size in left.items() if size and inode not in mapped
+        }
         files.update({inode: size for inode, size in left.items() if size})
         in_files, in_memfds = sum(files.values()), sum(memfds.values())
         rest = used - in_files
         if rest > 0:  # other processes', or mapped ones whose file is closed
-            rest = min(rest, sum(size for inode, size in self._mapped().items() if inode not in files))
+            rest = min(
+                rest, sum(size for inode, size in self._mapped().items() if inode not in files)
+            )
         return in_files + in_memfds + max(0, rest), in_memfds
 
     def _mapped(self) -> dict[int, int]:
-        """Return the bytes of each mapped file in /dev/shm; its address space if it has no name any more."""
+        """Return the bytes of each mapped file in /dev/shm; its address space if it has no name any
+        more.
+        """
         device = f"{os.major(self._device):02x}:{os.minor(self._device):02x}".encode()
         names: dict[int, Path] = {}
         sizes: dict[int, int] = {}
@@ -149,11 +165,12 @@ class OutsideProbe(Probe):
                     sizes[inode] = found.st_blocks * BLOCK_BYTES
         return sizes
 
-    # -- child processes ------------------------------------------------------------------------------------------
+    # -- child processes -------------------------------------------------------------------------
 
     def _read_children(self) -> None:
         pids = descendants()
-        # PSS takes long for large processes: it is read again if one of them, or this one, has changed.
+        # PSS takes long for large processes: it is read again if one of them, or this one, has
+        # changed.
         state = [rss_bytes() // MIB, *((pid, _pages(pid)) for pid in pids)]
         if state != self._children_state:
             self._children_state = state
@@ -172,7 +189,9 @@ class OutsideProbe(Probe):
 
 
 def linked_bytes(segment: str, inode: int | None = None) -> int | None:
-    """Return the bytes of shared memory that has not been unlinked; None where the system does not show them."""
+    """Return the bytes of shared memory that has not been unlinked; None where the system does not
+    show them.
+    """
     if sys.platform != "linux":
         return None
     with contextlib.suppress(OSError):
@@ -186,7 +205,11 @@ def _left_note(segments: Mapping[str, int]) -> str:
     lines = "; ".join(f"SharedMemory({name!r}).unlink()" for name in segments)
     size = format_bytes(sum(segments.values()))
     module = "multiprocessing.shared_memory"
-    return f"{size} stay until you unlink them: from {module} import SharedMemory; {lines}" if segments else ""
+    return (
+        f"{size} stay until you unlink them: from {module} import SharedMemory; {lines}"
+        if segments
+        else ""
+    )
 
 
 def _open_mount() -> tuple[int | None, int]:
@@ -214,7 +237,9 @@ def _device_of_memfds() -> int | None:
 
 
 def descendants() -> list[int]:
-    """Return the processes that this process has started, and those that these have started in turn."""
+    """Return the processes that this process has started, and those that these have started in
+    turn.
+    """
     found: list[int] = []
     waiting = ["self"]
     while waiting:
@@ -236,7 +261,9 @@ def _pages(process: object) -> list[bytes]:
 
 
 def size_of(pid: int) -> tuple[int, bool] | None:
-    """Return the PSS of a process and True; its RSS and False if only that is readable; None if it has ended."""
+    """Return the PSS of a process and True; its RSS and False if only that is readable; None if it
+    has ended.
+    """
     with contextlib.suppress(OSError):
         if found := _PSS.search(Path(f"/proc/{pid}/smaps_rollup").read_bytes()):
             return int(found[1]) * KIB, True
@@ -247,7 +274,9 @@ def size_of(pid: int) -> tuple[int, bool] | None:
 
 
 class EndedChildren(NamedTuple):
-    """The kernel's figures of all child processes that have ended and were waited for, and of their descendants."""
+    """The kernel's figures of all child processes that have ended and were waited for, and of their
+    descendants.
+    """
 
     peak_bytes: int
     """The largest RSS that any of them has had."""
@@ -264,12 +293,16 @@ class EndedChildren(NamedTuple):
         return cls(usage.ru_maxrss * unit, usage.ru_minflt * PAGE_BYTES)
 
     def peak_since(self, before: EndedChildren, own_peak_bytes: int) -> int | None:
-        """Return the peak of the largest child that has ended since ``before``; None if it is not known.
+        """Return the peak of the largest child that has ended since ``before``; None if it is not
+        known.
 
-        It is known only of a child larger than all that ended earlier, and larger than this process was: until a child
-        executes its program, it has this process's pages.
+        It is known only of a child larger than all that ended earlier, and larger than this process
+        was: until a child executes its program, it has this process's pages.
         """
-        if self.peak_bytes <= before.peak_bytes or self.peak_bytes <= own_peak_bytes + _STARTUP_BYTES:
+        if (
+            self.peak_bytes <= before.peak_bytes
+            or self.peak_bytes <= own_peak_bytes + _STARTUP_BYTES
+        ):
             return None
         return self.peak_bytes
 
@@ -280,10 +313,13 @@ class Child(NamedTuple):
     pid: int
     name: str
     started_at: float
-    """Unix time, on Linux to 1/200 s; for an indirect child the start of the direct child above it."""
+    """Unix time, on Linux to 1/200 s; for an indirect child the start of the direct child above it.
+    """
     memory_bytes: int
     is_shared_out: bool
-    """True if shared pages are divided among their processes (PSS); False if they count fully (RSS)."""
+    """True if shared pages are divided among their processes (PSS); False if they count fully
+    (RSS).
+    """
     on_devices: tuple[tuple[str, int], ...] = ()
     """Memory on each device, as far as it was asked for and is known."""
     ends_by: str = ""
@@ -299,7 +335,9 @@ def children() -> list[Child]:
     for process in below.values():
         with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
             size, is_shared_out = size_of(process.pid) or (int(process.memory_info().rss), False)
-            first = process  # torchrun starts its workers seconds after the cell that started torchrun
+            first = (
+                process  # torchrun starts its workers seconds after the cell that started torchrun
+            )
             while (parent := below.get(first.ppid())) is not None:
                 first = parent
             started = _started_at(first.pid) or first.create_time()
@@ -308,17 +346,20 @@ def children() -> list[Child]:
 
 
 def _started_at(pid: int) -> float | None:
-    """Return the start time of a process; None without /proc. psutil's figure is a second off on Linux."""
+    """Return the start time of a process; None without /proc. psutil's figure is a second off on
+    Linux.
+    """
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         # The shortest of several readings: other processes may run between the two clocks.
         boot = min(-time.clock_gettime(time.CLOCK_BOOTTIME) + time.time() for _ in range(3))
-        return boot + (ticks + 0.5) / os.sysconf("SC_CLK_TCK")  # the middle of the tick in which it started
+        # the middle of the tick in which it started
+        return boot + (ticks + 0.5) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, AttributeError):
         return None
 
 
-# -- other kernels ------------------------------------------------------------------------------------------------
+# -- other kernels ------------------------------------------------------------------------------
 
 _SESSION = b"JPY_SESSION_NAME="
 """Variable in which Jupyter's server gives a kernel the path of its notebook."""
@@ -330,13 +371,17 @@ class OtherKernel(NamedTuple):
     pid: int
     memory_bytes: int
     is_shared_out: bool
-    """True if shared pages are divided among their processes (PSS); False if they count fully (RSS)."""
+    """True if shared pages are divided among their processes (PSS); False if they count fully
+    (RSS).
+    """
     notebook: str
     """The path of its notebook, if the kernel's environment has it."""
 
 
 def other_kernels() -> list[OtherKernel]:
-    """Return the other Jupyter kernels of this user, the largest first; none where there is no /proc."""
+    """Return the other Jupyter kernels of this user, the largest first; none where there is no
+    /proc.
+    """
     found = list[OtherKernel]()
     own = {os.getpid(), *descendants()}
     try:
@@ -354,7 +399,10 @@ def other_kernels() -> list[OtherKernel]:
 
 def is_kernel(words: Sequence[str]) -> bool:
     """Return True for the command line of a Jupyter kernel, in which Python runs ipykernel."""
-    return any(word == "ipykernel" or word.endswith(("kernel_launcher", "kernel_launcher.py")) for word in words)
+    return any(
+        word == "ipykernel" or word.endswith(("kernel_launcher", "kernel_launcher.py"))
+        for word in words
+    )
 
 
 def notebook_of(pid: int) -> str:
@@ -369,7 +417,9 @@ def notebook_of(pid: int) -> str:
 
 
 def _is_own(pid: int) -> bool:
-    """Return True for a process of this user; root may read the environment of any process, and does not."""
+    """Return True for a process of this user; root may read the environment of any process, and
+    does not.
+    """
     with contextlib.suppress(OSError, AttributeError):  # it has ended; Windows
         return Path(f"/proc/{pid}").stat().st_uid == os.getuid()
     return False

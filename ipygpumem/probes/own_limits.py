@@ -1,7 +1,7 @@
 """Reads the process's own memory limits (``ulimit``, ``setrlimit``), and its use of them.
 
-They limit its address space (``RLIMIT_AS``) or its private writable pages (``RLIMIT_DATA``). Memory counts from its
-allocation, in RAM or not. ``RLIMIT_RSS`` has no effect on Linux.
+They limit its address space (``RLIMIT_AS``) or its private writable pages (``RLIMIT_DATA``). Memory
+counts from its allocation, in RAM or not. ``RLIMIT_RSS`` has no effect on Linux.
 """
 
 from __future__ import annotations
@@ -46,12 +46,16 @@ def bound(name: str) -> int | None:
 
 
 def used_bytes(name: str) -> int:
-    """Return the used bytes of the limit ``name`` (``OSError`` or ``ValueError`` if they cannot be read)."""
+    """Return the used bytes of the limit ``name`` (``OSError`` or ``ValueError`` if they cannot be
+    read).
+    """
     return figure(Path("/proc/self/status").read_bytes(), _USED[name])
 
 
 def figure(status: bytes, label: bytes) -> int:
-    """Return the figure in one line of ``/proc/self/status`` in bytes; ValueError without such a line."""
+    """Return the figure in one line of ``/proc/self/status`` in bytes; ValueError without such a
+    line.
+    """
     start = status.index(label) + len(label)
     return int(status[start : status.index(b"kB", start)]) * KIB
 
@@ -71,7 +75,9 @@ def nearest() -> Limit | None:
 
 
 def remedy(name: str) -> str:
-    """Return the line that raises the limit ``name`` as far as this process may; in words if it may not."""
+    """Return the line that raises the limit ``name`` as far as this process may; in words if it may
+    not.
+    """
     if resource is None:
         return ""
     soft, hard = resource.getrlimit(getattr(resource, name))

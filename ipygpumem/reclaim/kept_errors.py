@@ -1,8 +1,10 @@
-"""Lists the memory that errors keep alive although no frame of the last error does, with the lines that free it.
+"""Lists the memory that errors keep alive although no frame of the last error does, with the lines
+that free it.
 
-An error keeps its ``args`` and attributes, such as ``raise TooLarge("out of memory", batch)``, as long as something
-refers to it: ``sys.last_value``, or a variable. An earlier error that the user stored also keeps its frames. Only the
-notebook's names and the containers that they refer to directly are searched, never the heap.
+An error keeps its ``args`` and attributes, such as ``raise TooLarge("out of memory", batch)``, as
+long as something refers to it: ``sys.last_value``, or a variable. An earlier error that the user
+stored also keeps its frames. Only the notebook's names and the containers that they refer to
+directly are searched, never the heap.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ _MOST_ITEMS = 10_000
 _MOST_INSIDE = 100
 """Maximum number of items of a container in it."""
 _MOST_STORED, _MOST_ERRORS = 4000, 200
-"""Maximum number of stored errors to look at, and of those that hold more than numbers and text to examine."""
+"""Maximum number of stored errors to look at, and of those that hold more than numbers and text to
+examine.
+"""
 _LONGEST_KEY, _LONGEST_TUPLE = 80, 8
 _NAMES_SHOWN = 3
 _LONGEST_CYCLE = 2000
@@ -45,7 +49,9 @@ _CONTAINERS = set(map(id, CONTAINERS)) | _DICT_TYPES
 _AT_ONCE = 40
 """Number of inner containers to read before another look at the allowance."""
 _NAMES_AT_ONCE, _ITEMS_AT_ONCE = 2000, 1000
-"""Number of names, and of items of a container, that are skipped together if none of them holds an error."""
+"""Number of names, and of items of a container, that are skipped together if none of them holds an
+error.
+"""
 _ARGUMENTS, _CLASS = {id(tuple), id(dict)}, {id(type)}
 """Types of an error's arguments and attributes, and of its class."""
 _NOT_FOLLOWED = {*ATOMS, *map(id, (type, ModuleType, FrameType))}
@@ -66,7 +72,9 @@ class Holder(NamedTuple):
 
     @property
     def order(self) -> int:
-        """Places before the containers' names; outputs last: ``%xdel`` deletes names that share the object."""
+        """Places before the containers' names; outputs last: ``%xdel`` deletes names that share the
+        object.
+        """
         if self.target:
             return 0
         return 2 if self.statement.startswith("%") else 1
@@ -110,11 +118,18 @@ class _Group:
 def _as_code(statement: str) -> str:
     """Return a statement that can follow another one in a line, as a magic cannot."""
     name, _, argument = statement.removeprefix("%").partition(" ")
-    return f"get_ipython().run_line_magic({name!r}, {argument!r})" if statement.startswith("%") else statement
+    return (
+        f"get_ipython().run_line_magic({name!r}, {argument!r})"
+        if statement.startswith("%")
+        else statement
+    )
 
 
 def find(
-    last: Sequence[BaseException], named: Mapping[str, object], own: Mapping[str, object], allowance: Allowance
+    last: Sequence[BaseException],
+    named: Mapping[str, object],
+    own: Mapping[str, object],
+    allowance: Allowance,
 ) -> tuple[KeptError, ...]:
     """Return the memory that only errors keep alive, the largest first.
 
@@ -130,13 +145,16 @@ def find(
     errors = [error for group in groups for error in group.errors.values()]
     for number, group in enumerate(groups):
         for place in _places_in(group.errors.values()):
-            places.append(place._replace(line=number))  # the group, by which the rows are summed up below
+            # the group, by which the rows are summed up below
+            places.append(place._replace(line=number))
     found = of_places(places, own, errors, [], allowance)
     rows: dict[int, list[tuple[int, str]]] = {}
     for row in found.rows:
         rows.setdefault(row.line, []).append((row.size_bytes, row.name))
     for number in rows:
-        groups[number].collects = any(_keeps_itself(error, own) for error in groups[number].errors.values())
+        groups[number].collects = any(
+            _keeps_itself(error, own) for error in groups[number].errors.values()
+        )
     kept = [
         KeptError(
             place=groups[number].place,
@@ -151,13 +169,15 @@ def find(
     return tuple(sorted(kept, key=lambda one: -one.size_bytes))
 
 
-# -- the errors that can be reached -----------------------------------------------------------------------------------
+# -- the errors that can be reached -------------------------------------------------------------
 
 
 def _reachable(
     last: Sequence[BaseException], named: Mapping[str, object], allowance: Allowance
 ) -> Iterator[tuple[BaseException, Holder]]:
-    """Yield errors with the references to them: those in ``sys``, in variables, and in containers of variables."""
+    """Yield errors with the references to them: those in ``sys``, in variables, and in containers
+    of variables.
+    """
     for error in last:
         yield error, Holder("", FORGET_LAST_ERROR)
     for entries in chunks(_stored(named, allowance)):
@@ -169,10 +189,13 @@ def _reachable(
 
 
 _Path = tuple[object, ...]
-"""Keys that lead to an error in a container: one, or two for a container in it; none if all of it has to go."""
+"""Keys that lead to an error in a container: one, or two for a container in it; none if all of it
+has to go.
+"""
 _Stored = tuple[BaseException, str, Any, _Path]
-"""An error, the name that leads to it, and the container and the path if it is in one: no class, whose constructor is
-a Python call for each error."""
+"""An error, the name that leads to it, and the container and the path if it is in one: no class,
+whose constructor is a Python call for each error.
+"""
 
 
 def _holder_of(name: str, container: Any, path: _Path) -> Holder:
@@ -196,7 +219,9 @@ def _holder_of(name: str, container: Any, path: _Path) -> Holder:
 
 
 def _item_at(container: Any, key: object) -> Any:
-    """Return an item of a list, deque or dict; a lookup in a dict may compare the user's keys with this one."""
+    """Return an item of a list, deque or dict; a lookup in a dict may compare the user's keys with
+    this one.
+    """
     if id(type(container)) not in _DICT_TYPES:
         return container[key]
     return next((value for one, value in list(container.items()) if one is key), None)
@@ -215,14 +240,18 @@ def _deletion(name: str) -> str:
 
 
 def _has_other_items(container: Any) -> bool:
-    """Return True if a container also has items that are no errors, nor parts of ``sys.exc_info()``."""
+    """Return True if a container also has items that are no errors, nor parts of
+    ``sys.exc_info()``.
+    """
     items = _items(container)
     some_kinds = kinds_of(items, BaseException, type, TracebackType)
     return len(of_types(some_kinds, items)) < len(items)
 
 
 def _stored(named: Mapping[str, object], allowance: Allowance) -> list[_Stored]:
-    """Return the errors in variables and in their containers; of 100,000 names, few cost a Python call."""
+    """Return the errors in variables and in their containers; of 100,000 names, few cost a Python
+    call.
+    """
     found = list[_Stored]()
     cleared = set[int]()
     error_types = kinds_of(list(named.values()), BaseException)
@@ -249,7 +278,9 @@ def _that_may_hold_errors(
     So 100,000 names of short lists of numbers take no step each.
     """
     names, values = list(named), list(named.values())
-    for some_names, some in zip(chunks(names, _NAMES_AT_ONCE), chunks(values, _NAMES_AT_ONCE), strict=True):
+    for some_names, some in zip(
+        chunks(names, _NAMES_AT_ONCE), chunks(values, _NAMES_AT_ONCE), strict=True
+    ):
         containers = of_types(_CONTAINERS, some)
         short = _short(containers)
         if types_of(some).isdisjoint(error_types) and len(short) == len(containers):
@@ -265,7 +296,9 @@ def _short(containers: Sequence[Any]) -> list[Any]:
 
 
 def _in_container(name: str, container: Any, allowance: Allowance) -> list[_Stored]:
-    """Return the errors in a container, and in small containers in it, as in ``[(step, error)]``."""
+    """Return the errors in a container, and in small containers in it, as in
+    ``[(step, error)]``.
+    """
     items = _items(container)
     error_types = kinds_of(items, BaseException)
     if types_of(items).isdisjoint(error_types | _CONTAINERS):
@@ -273,11 +306,16 @@ def _in_container(name: str, container: Any, allowance: Allowance) -> list[_Stor
     is_dict = id(type(container)) in _DICT_TYPES
     keys = list(islice(container, _MOST_ITEMS)) if is_dict else range(len(items))
     found = list[tuple[_Path, BaseException]]()
-    # Two lists: ten thousand pairs would make Python collect the young garbage, which makes all that is young old.
+    # Two lists: ten thousand pairs would make Python collect the young garbage, which makes all
+    # that is young old.
     inner_keys, inner = list[object](), list[Any]()
-    for some_keys, some in zip(chunks(keys, _ITEMS_AT_ONCE), chunks(items, _ITEMS_AT_ONCE), strict=True):
+    for some_keys, some in zip(
+        chunks(keys, _ITEMS_AT_ONCE), chunks(items, _ITEMS_AT_ONCE), strict=True
+    ):
         short = _short(of_types(_CONTAINERS, some))
-        if types_of(some).isdisjoint(error_types) and not kinds_of(gc.get_referents(*short), BaseException):
+        if types_of(some).isdisjoint(error_types) and not kinds_of(
+            gc.get_referents(*short), BaseException
+        ):
             continue  # without a step for each of many items
         for key, item in zip(some_keys, some, strict=True):
             type_id = id(type(item))
@@ -290,7 +328,9 @@ def _in_container(name: str, container: Any, allowance: Allowance) -> list[_Stor
     containers, are_only_errors = _in_inner(inner_keys, inner, found, allowance)
     if direct + containers == len(container) > 1 and are_only_errors:
         return [(error, name, container, ()) for _, error in found[:_MOST_STORED]]
-    if not any(type(container) is kind for kind in _WITH_PLACES) or not all(_key_code(path[0]) for path, _ in found):
+    if not any(type(container) is kind for kind in _WITH_PLACES) or not all(
+        _key_code(path[0]) for path, _ in found
+    ):
         return [(error, name, container, ()) for _, error in found[:_MOST_STORED]]
     return [(error, name, container, path) for path, error in found[:_MOST_STORED]]
 
@@ -301,10 +341,12 @@ def _in_inner(
     found: list[tuple[_Path, BaseException]],
     allowance: Allowance,
 ) -> tuple[int, bool]:
-    """Add the errors in the inner containers of a container, which have these ``keys``, to ``found``.
+    """Add the errors in the inner containers of a container, which have these ``keys``, to
+    ``found``.
 
     Returns:
-        The number of inner containers with errors, and True if these have only numbers and text besides.
+        The number of inner containers with errors, and True if these have only numbers and text
+        besides.
     """
     containers, are_only_errors = 0, True
     for some_keys, some in zip(chunks(keys, _AT_ONCE), chunks(inner, _AT_ONCE), strict=True):
@@ -329,7 +371,9 @@ def _errors_in(container: Any) -> list[tuple[object, BaseException]]:
     if not error_types:
         return []
     keys = list(container) if id(type(container)) in _DICT_TYPES else range(len(items))
-    return [(key, item) for key, item in zip(keys, items, strict=False) if id(type(item)) in error_types]
+    return [
+        (key, item) for key, item in zip(keys, items, strict=False) if id(type(item)) in error_types
+    ]
 
 
 def _is_plain_besides(container: Any, errors: int) -> bool:
@@ -339,9 +383,15 @@ def _is_plain_besides(container: Any, errors: int) -> bool:
 
 
 def _items(container: Any) -> list[Any]:
-    """Return the first items of a container, of a dict its values; none while a thread changes it."""
+    """Return the first items of a container, of a dict its values; none while a
+    thread changes it.
+    """
     try:
-        return list(islice(container.values() if id(type(container)) in _DICT_TYPES else container, _MOST_ITEMS))
+        return list(
+            islice(
+                container.values() if id(type(container)) in _DICT_TYPES else container, _MOST_ITEMS
+            )
+        )
     except RuntimeError:
         return []
 
@@ -388,7 +438,8 @@ def _grouped(found: Iterable[tuple[BaseException, Holder]]) -> list[_Group]:
 
 
 def _keeps_itself(error: BaseException, own: Mapping[str, object]) -> bool:
-    """Return True if an error refers to itself, as in ``error.first = error``, or if that takes too long to find out.
+    """Return True if an error refers to itself, as in ``error.first = error``, or if that takes too
+    long to find out.
 
     So does an error that a function has caught, kept in a local, and returned.
     """
@@ -403,7 +454,12 @@ def _keeps_itself(error: BaseException, own: Mapping[str, object]) -> bool:
             return True
         waiting = []
         for item in referents:
-            if id(type(item)) in _NOT_FOLLOWED or id(item) in seen or _is_namespace(item) or _is_long(item):
+            if (
+                id(type(item)) in _NOT_FOLLOWED
+                or id(item) in seen
+                or _is_namespace(item)
+                or _is_long(item)
+            ):
                 continue
             seen.add(id(item))
             waiting.append(item)
@@ -422,11 +478,13 @@ def _is_namespace(value: object) -> bool:
     return type(value) is dict and "__builtins__" in value
 
 
-# -- what they hold ---------------------------------------------------------------------------------------------------
+# -- what they hold -----------------------------------------------------------------------------
 
 
 def _places_in(errors: Iterable[BaseException]) -> Iterator[Place]:
-    """Yield the attributes of errors, and the locals of their frames; two errors may have the same names."""
+    """Yield the attributes of errors, and the locals of their frames; two errors may have the same
+    names.
+    """
     covered = set[int]()
     several = list(errors)
     for error in several:
@@ -442,7 +500,9 @@ def _places_in(errors: Iterable[BaseException]) -> Iterator[Place]:
 
 
 def _attributes(error: BaseException) -> Iterator[tuple[str, object]]:
-    """Yield the attributes of an error, other than its traceback and other errors; runs no user code."""
+    """Yield the attributes of an error, other than its traceback and other errors; runs no user
+    code.
+    """
     arguments = tracebacks.field(error, "args")
     attributes = instance_dict(error) or {}
     yield from ((f"args[{number}]", value) for number, value in enumerate(arguments))

@@ -1,7 +1,8 @@
 """Lists the memory that errors keep alive, within an allowance: freeing waits for the list.
 
-A tensor in a local is described in microseconds. Everything else has to be walked, so a list of two million references
-may take seconds. Walks stop once the allowance is spent; then a built-in container counts at least with its own bytes.
+A tensor in a local is described in microseconds. Everything else has to be walked, so a list of two
+million references may take seconds. Walks stop once the allowance is spent; then a built-in
+container counts at least with its own bytes.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from ipygpumem.records import CutListing, RetainedArray
 from ipygpumem.units import MIB
 
 _LEAST, _GROUP = MIB, 50
-"""Minimum bytes of a local's memory besides arrays, and number of locals that are measured together first."""
+"""Minimum bytes of a local's memory besides arrays, and number of locals that are measured together
+first.
+"""
 _MOST_UNTIMED = 1000
-"""Number of locals to read even if memory is short: tensors and arrays among them are still listed."""
+"""Number of locals to read even if memory is short: tensors and arrays among them are still listed.
+"""
 _MOST_SHARES = 3
 """An object may take a third of the time that is left for it and all later ones."""
 _WITH_OWN_BYTES = set(map(id, (*CONTAINERS, str, bytes, bytearray)))
@@ -58,11 +62,16 @@ class Listing:
         return sum(row.size_bytes for row in self.rows)
 
 
-def held(error: BaseException, own: Mapping[str, object] | None = None, allowance: Allowance | None = None) -> Listing:
+def held(
+    error: BaseException,
+    own: Mapping[str, object] | None = None,
+    allowance: Allowance | None = None,
+) -> Listing:
     """Return the memory held by the locals of each function of a traceback, each storage once.
 
-    Memory that autograd keeps behind tensors has its own rows. Left out are the memory of ``own``, the notebook's
-    names, which was held before the error too, and the frames of generators and threads that are still in use.
+    Memory that autograd keeps behind tensors has its own rows. Left out are the memory of ``own``,
+    the notebook's names, which was held before the error too, and the frames of generators and
+    threads that are still in use.
     """
     allowance = allowance or Allowance()
     places, unread = _places_in_frames(error, allowance)
@@ -72,7 +81,9 @@ def held(error: BaseException, own: Mapping[str, object] | None = None, allowanc
 
 
 def _places_in_frames(error: BaseException, allowance: Allowance) -> tuple[list[Place], int]:
-    """Return the locals of the frames that can be released, and the number of locals that were not read."""
+    """Return the locals of the frames that can be released, and the number of locals that were not
+    read.
+    """
     places, unread = list[Place](), 0
     reading = allowance.share(2)
     for frame, line in tracebacks.finished(error):
@@ -114,11 +125,15 @@ def of_places(
     uncounted = len(search.uncounted) + unread
     if not uncounted:
         return Listing(tuple(rows))
-    return Listing(tuple(rows), CutListing(search.reason or "time", uncounted, len(places) + unread))
+    return Listing(
+        tuple(rows), CutListing(search.reason or "time", uncounted, len(places) + unread)
+    )
 
 
 def _is_much_at_once(places: Sequence[Place]) -> bool:
-    """Return True if one of the objects is an array, or has at least a MiB of its own, so that there will be rows."""
+    """Return True if one of the objects is an array, or has at least a MiB of its own, so that
+    there will be rows.
+    """
     values = [place.value for place in places]
     array_types = [library_type("torch", "Tensor"), library_type("numpy", "ndarray")]
     if kinds_of(values, *(kind for kind in array_types if kind is not None)):
@@ -127,7 +142,9 @@ def _is_much_at_once(places: Sequence[Place]) -> bool:
 
 
 def _own_bytes(value: object) -> int:
-    """Return the bytes of a built-in container, text or bytes object without its items; 0 for any other object."""
+    """Return the bytes of a built-in container, text or bytes object without its items; 0 for any
+    other object.
+    """
     return sys.getsizeof(value) if id(type(value)) in _WITH_OWN_BYTES else 0
 
 
@@ -155,7 +172,9 @@ class _PlaceSearch:
         occurrences = Counter(id(place.value) for place in self.places)
         self.own_bytes = [_own_bytes(place.value) for place in self.places]
         for position, place in enumerate(self.places):  # before a walk refers to the objects
-            if self.own_bytes[position] >= _LEAST and _is_alone(place, occurrences[id(place.value)]):
+            if self.own_bytes[position] >= _LEAST and _is_alone(
+                place, occurrences[id(place.value)]
+            ):
                 self.alone.add(position)
         behind_tensors = self._find_arrays()
         self._find_others(behind_tensors)
@@ -187,7 +206,9 @@ class _PlaceSearch:
         return search.behind
 
     def _past_own_arrays(self, allowance: Allowance) -> _FrameSearch:
-        """Return a search that has seen the arrays of the notebook's names, so that they get no rows."""
+        """Return a search that has seen the arrays of the notebook's names, so that they get no
+        rows.
+        """
         search = _FrameSearch(allowance.share(2))
         search.pass_over(*self.errors, *self.passed_over)
         search.left = MOST_AT_START
@@ -238,7 +259,9 @@ class _PlaceSearch:
         return candidates
 
     def _add_other(self, position: int, size: Size) -> None:
-        """Add the row of a place; a large container that was not counted in full has at least its own bytes."""
+        """Add the row of a place; a large container that was not counted in full has at least its
+        own bytes.
+        """
         place, own_bytes = self.places[position], self.own_bytes[position]
         if not size.complete and position in self.alone and size.size_bytes < own_bytes:
             size = Size({"cpu": own_bytes}, complete=False)
@@ -254,14 +277,18 @@ class _PlaceSearch:
 
 
 def _is_alone(place: Place, occurrences: int) -> bool:
-    """Return True if nothing but the places' frames refers to an object, so that it cannot be the notebook's, too."""
+    """Return True if nothing but the places' frames refers to an object, so that it cannot be the
+    notebook's, too.
+    """
     probe = Place("", object())
     # Each place refers to it, and the frame of each.
     return sys.getrefcount(place.value) - sys.getrefcount(probe.value) < 2 * occurrences
 
 
 class _FrameSearch(ArraySearch):
-    """Finds the arrays behind names, and then those that autograd keeps in C++ behind their tensors."""
+    """Finds the arrays behind names, and then those that autograd keeps in C++ behind their
+    tensors.
+    """
 
     def __init__(self, allowance: Allowance) -> None:
         super().__init__(allowance=allowance)
@@ -282,7 +309,9 @@ class _FrameSearch(ArraySearch):
         return super().that_lead_on(arrays)
 
     def add(self, place: Place) -> None:
-        """Add the arrays that a place holds and no earlier one does; without a name they are only marked as seen."""
+        """Add the arrays that a place holds and no earlier one does; without a name they are only
+        marked as seen.
+        """
         self._tensors = []
         entry = self.held(place.name, place.value, function=place.function, line=place.line)
         if entry is not None and place.name:
@@ -299,11 +328,12 @@ class _FrameSearch(ArraySearch):
             self.found.append(replace(row, function=place.function, line=place.line))
 
     def look_behind(self, allowance: Allowance) -> list[Place]:
-        """Add the gradients behind the leaves of the names so far, then the tensors in the graphs of the rest.
+        """Add the gradients behind the leaves of the names so far, then the tensors in the graphs
+        of the rest.
 
         Return the places for which the allowance did not suffice.
         """
-        from ipygpumem.heap.holders.graphs import kept_behind  # loading the extension must stay fast
+        from ipygpumem.heap.holders.graphs import kept_behind  # loading stays fast
         from ipygpumem.heap.holders.nodes import Nodes  # loading the extension must stay fast
 
         names, self._names = self._names, []
@@ -311,8 +341,15 @@ class _FrameSearch(ArraySearch):
             self._nodes = Nodes()
         for leaves, title in ((True, "gradients of"), (False, "autograd graph of")):
             for number, (place, tensors) in enumerate(names):
-                self.behind.append(kept_behind(tensors, self._nodes, leaves=leaves, allowance=allowance))
-                entry = self.held(f"{title} {place.name}", self.behind[-1], function=place.function, line=place.line)
+                self.behind.append(
+                    kept_behind(tensors, self._nodes, leaves=leaves, allowance=allowance)
+                )
+                entry = self.held(
+                    f"{title} {place.name}",
+                    self.behind[-1],
+                    function=place.function,
+                    line=place.line,
+                )
                 if entry is not None and place.name:
                     self.found.append(replace(entry[0], type_name=""))
                 if allowance.is_spent():

@@ -1,1 +1,3 @@
-"""Turns records into text and HTML: ``content`` selects, ``text`` and ``html`` lay out. Nothing measures."""
+"""Turns records into text and HTML: ``content`` selects, ``text`` and ``html`` lay out. Nothing
+measures.
+"""

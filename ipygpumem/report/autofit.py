@@ -20,7 +20,12 @@ def autofit_report(tries: Sequence[Try], notes: Sequence[str], plan: Plan) -> Re
     last = tries[-1]
     outcome = f"{shown(last.values)}{':' * (last.outcome != FITS)} {last.outcome}"
     number = "1 try" if len(tries) == 1 else f"{len(tries)} tries"
-    parts = ["autofit", clean(outcome), number, format_seconds(sum(item.duration_seconds for item in tries))]
+    parts = [
+        "autofit",
+        clean(outcome),
+        number,
+        format_seconds(sum(item.duration_seconds for item in tries)),
+    ]
     lines = [*notes]
     if plan.exhausted and plan.best is not None:
         larger = "larger values" if plan.failed is None else f"a value below {plan.failed:g}"
@@ -30,7 +35,9 @@ def autofit_report(tries: Sequence[Try], notes: Sequence[str], plan: Plan) -> Re
 
 
 def _table(tries: Sequence[Try], plan: Plan) -> Table:
-    used = {usage.device: None for item in tries for usage in item.usages if usage.peak_delta_bytes > 0}
+    used = {
+        usage.device: None for item in tries for usage in item.usages if usage.peak_delta_bytes > 0
+    }
     devices = [device for device in used if device != "cpu"] or ["cpu"]
     rows = []
     for item in tries:
@@ -42,7 +49,14 @@ def _table(tries: Sequence[Try], plan: Plan) -> Table:
             usage = usage_on(item.usages, device)
             peak = "" if usage is None else format_bytes(usage.peak_bytes) + sampled_mark(usage)
             row[f"peak {device_label(device)}"] = peak
-        asked = "" if item.requested_bytes is None else f", asked for {format_bytes(item.requested_bytes)}"
-        row |= {"outcome": clean_name(item.outcome + asked), "time": format_seconds(item.duration_seconds)}
+        asked = (
+            ""
+            if item.requested_bytes is None
+            else f", asked for {format_bytes(item.requested_bytes)}"
+        )
+        row |= {
+            "outcome": clean_name(item.outcome + asked),
+            "time": format_seconds(item.duration_seconds),
+        }
         rows.append(row)
     return Table.of(rows, set(rows[0]) - {"outcome"}, code=plan.values.keys())

@@ -1,4 +1,6 @@
-"""Selects the content of the reports of cells, experiments, errors and leaks, independent of their layout."""
+"""Selects the content of the reports of cells, experiments, errors and leaks, independent of their
+layout.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,16 @@ from ipygpumem.records import (
     Usage,
 )
 from ipygpumem.report import layout
-from ipygpumem.report.layout import SEPARATOR, LineSegment, Report, Table, clean, clean_name, count, device_label
+from ipygpumem.report.layout import (
+    SEPARATOR,
+    LineSegment,
+    Report,
+    Table,
+    clean,
+    clean_name,
+    count,
+    device_label,
+)
 from ipygpumem.units import MIB, format_bytes, format_change, format_seconds, format_share
 
 _ROWS_SHOWN = 20
@@ -27,14 +38,20 @@ _ROWS_OPEN = 8
 """Maximum number of rows of a details table that is shown unfolded."""
 
 
-# -- cells ----------------------------------------------------------------------------------------------------
+# -- cells --------------------------------------------------------------------------------------
 
 
 def cell_report(record: CellRecord, scales: layout.Scales | None = None) -> Report:
-    """Return the one-line report of a cell, with bars scaled by ``scales``; short if nothing changed."""
+    """Return the one-line report of a cell, with bars scaled by ``scales``; short if nothing
+    changed.
+    """
     number = record.execution_count
     segments = _span_segments(record, scales or layout.Scales())
-    if number is not None and record.error is None and not any(type(part) is LineSegment for part in segments):
+    if (
+        number is not None
+        and record.error is None
+        and not any(type(part) is LineSegment for part in segments)
+    ):
         return Report("cell", [str(number), *segments[record.duration_seconds < 1 :]])
     return Report("cell", ["cell" if number is None else f"cell {number}", *segments])
 
@@ -42,7 +59,9 @@ def cell_report(record: CellRecord, scales: layout.Scales | None = None) -> Repo
 def trace_report(record: TraceRecord, note: str = "") -> Report:
     """Return the one-line report of a trace."""
     head = " ".join(filter(None, ("trace", clean_name(record.label))))
-    return Report("trace", [head, *[clean(note)] * bool(note), *trace_segments(record)], records=[record])
+    return Report(
+        "trace", [head, *[clean(note)] * bool(note), *trace_segments(record)], records=[record]
+    )
 
 
 def trace_segments(record: TraceRecord) -> list[LineSegment | str]:
@@ -50,7 +69,9 @@ def trace_segments(record: TraceRecord) -> list[LineSegment | str]:
     return _span_segments(record) + ["memory was not measured"] * (not record.usages)
 
 
-def _span_segments(record: CellRecord | TraceRecord, scales: layout.Scales | None = None) -> list[LineSegment | str]:
+def _span_segments(
+    record: CellRecord | TraceRecord, scales: layout.Scales | None = None
+) -> list[LineSegment | str]:
     segments: list[LineSegment | str] = [format_seconds(record.duration_seconds)]
     if record.error is not None:
         segments.append(clean_name(record.error))
@@ -58,7 +79,9 @@ def _span_segments(record: CellRecord | TraceRecord, scales: layout.Scales | Non
         segments.append(f"child process peak +{format_bytes(record.child_peak_bytes)}")
     for usage in filter(layout.in_use, record.usages):
         if has_moved(usage):
-            segments.append(LineSegment(_usage_part(usage), None if scales is None else scales.bar(usage)))
+            segments.append(
+                LineSegment(_usage_part(usage), None if scales is None else scales.bar(usage))
+            )
         else:
             segments.append(f"{_label(usage)} {_now(usage).removesuffix(' now')}")
     return segments
@@ -66,14 +89,19 @@ def _span_segments(record: CellRecord | TraceRecord, scales: layout.Scales | Non
 
 def is_ours(record: CellRecord) -> bool:
     """Return True if a cell consists of our commands, which show their own reports."""
-    return record.source_line.startswith(("%gpumem", "%experiment", "%%estimate", "%%gpumemit", "%config IPyGpuMem"))
+    return record.source_line.startswith(
+        ("%gpumem", "%experiment", "%%estimate", "%%gpumemit", "%config IPyGpuMem")
+    )
 
 
 def is_quiet(record: CellRecord) -> bool:
-    """Return True if a cell has nothing to report: no device changed, nothing failed, no child process holds memory."""
+    """Return True if a cell has nothing to report: no device changed, nothing failed, no child
+    process holds memory.
+    """
     fine = record.error is None and record.recovery is None
     return fine and not any(
-        has_moved(usage) or (usage.device in OUTSIDE and usage.after_bytes) for usage in record.usages
+        has_moved(usage) or (usage.device in OUTSIDE and usage.after_bytes)
+        for usage in record.usages
     )
 
 
@@ -83,7 +111,9 @@ def usage_parts(usages: Iterable[Usage]) -> list[str]:
 
 
 def has_moved(usage: Usage) -> bool:
-    """Return True if kept, freed or temporary memory reaches a MiB; less is usually not caused by the cell."""
+    """Return True if kept, freed or temporary memory reaches a MiB; less is usually not caused by
+    the cell.
+    """
     return max(abs(usage.delta_bytes), usage.peak_delta_bytes) >= MIB
 
 
@@ -105,14 +135,21 @@ def _now(usage: Usage) -> str:
     return f"{format_bytes(usage.after_bytes)} now"
 
 
-# -- experiments ----------------------------------------------------------------------------------------------
+# -- experiments --------------------------------------------------------------------------------
 
 
-def experiment_reports(record: ExperimentRecord, style: str, scales: layout.Scales | None = None) -> list[Report]:
-    """Return the report of a finished experiment in ``style``: ``full``, ``compact`` or ``none``."""
+def experiment_reports(
+    record: ExperimentRecord, style: str, scales: layout.Scales | None = None
+) -> list[Report]:
+    """Return the report of a finished experiment in ``style``: ``full``, ``compact``
+    or ``none``.
+    """
     if style == "none":
         return []
-    head = [f"experiment {clean_name(record.name)}", *[count(len(record.cells), "cell")] * bool(record.cells)]
+    head = [
+        f"experiment {clean_name(record.name)}",
+        *[count(len(record.cells), "cell")] * bool(record.cells),
+    ]
     head += times(record.duration_seconds, record.span_seconds)
     notes = tuple(map(clean, record.notes))
     used = list(filter(layout.in_use, record.usages))
@@ -121,14 +158,21 @@ def experiment_reports(record: ExperimentRecord, style: str, scales: layout.Scal
         {
             "device": _label(usage),
             **end_labels(record, usage.device),
-            "peak": "" if usage.device in OUTSIDE else layout.peak_label(usage),  # the line shows what is in use now
+            "peak": ""
+            if usage.device in OUTSIDE
+            else layout.peak_label(usage),  # the line shows what is in use now
         }
         for usage in used
     ]
     if style == "compact":
         parts = ["{device} consumed {consumed}, freed {freed}".format_map(row) for row in rows]
-        parts = [part + f", peak {row['peak']}" * bool(row["peak"]) for part, row in zip(parts, rows, strict=True)]
-        return [Report("experiment", [*head, *map(LineSegment, parts, bars)], notes, records=[record])]
+        parts = [
+            part + f", peak {row['peak']}" * bool(row["peak"])
+            for part, row in zip(parts, rows, strict=True)
+        ]
+        return [
+            Report("experiment", [*head, *map(LineSegment, parts, bars)], notes, records=[record])
+        ]
     title = "still alive, because something outside the experiment refers to it"
     listings = [layout.Listing(title, leak_lines(record.survivors))]
     tables = [Table.of(rows, {"consumed", "freed", "peak"}, bars=bars)]
@@ -138,13 +182,18 @@ def experiment_reports(record: ExperimentRecord, style: str, scales: layout.Scal
         "restored": record.restored,
         "kept": record.kept,
     }
-    facts = [layout.Fact(title, list(map(clean_name, found)), code=True) for title, found in names.items()]
+    facts = [
+        layout.Fact(title, list(map(clean_name, found)), code=True)
+        for title, found in names.items()
+    ]
     facts.append(layout.Fact("freed by", _step_list(record.steps, record.freed)))
     return [Report("experiment", head, notes, tables, facts, listings, records=[record])]
 
 
 def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
-    """Return the labels of the memory held at an experiment's end, and of the decrease: negative for an increase."""
+    """Return the labels of the memory held at an experiment's end, and of the decrease: negative
+    for an increase.
+    """
     consumed, freed = record.consumed.get(device, 0), record.freed.get(device)
     if freed is None:
         return {"consumed": "unknown", "freed": "unknown"}
@@ -152,29 +201,46 @@ def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
 
 
 def times(seconds: float, span_seconds: float) -> list[str]:
-    """Return the time in an experiment's cells, and the span from start to end if that is more than a second longer."""
-    return [format_seconds(seconds), *[f"span {format_seconds(span_seconds)}"] * (span_seconds > seconds + 1)]
+    """Return the time in an experiment's cells, and the span from start to end if that is more than
+    a second longer.
+    """
+    return [
+        format_seconds(seconds),
+        *[f"span {format_seconds(span_seconds)}"] * (span_seconds > seconds + 1),
+    ]
 
 
 def _step_list(steps: Iterable[FreeingStep], total: Mapping[str, int]) -> list[str]:
-    """Return each step's share of ``total``, those below 1 % together, and the rest; tiny ones are left out."""
+    """Return each step's share of ``total``, those below 1 % together, and the rest; tiny ones are
+    left out.
+    """
     least = {device: max(MIB // 10, size // 100) for device, size in total.items()}
     texts, left = [], dict(total)
     small: Counter[str] = Counter()
 
     def add(name: str, shares: Mapping[str, int]) -> None:
-        shown = {device: size for device, size in shares.items() if size >= least.get(device, MIB // 10)}
+        shown = {
+            device: size for device, size in shares.items() if size >= least.get(device, MIB // 10)
+        }
         small.update({device: size for device, size in shares.items() if device not in shown})
         if shown:
             texts.append(f"{name} ({_sizes(shown)})")
 
     for step in steps:
         # A later step may take some of it again, such as a page for its own work.
-        shares = {device: min(size, left.get(device, 0)) for device, size in step.freed.items() if size > 0}
+        shares = {
+            device: min(size, left.get(device, 0))
+            for device, size in step.freed.items()
+            if size > 0
+        }
         left |= {device: left.get(device, 0) - size for device, size in shares.items()}
         add(
             step.name,
-            shares | {f"{device_label(device)} reserved": size for device, size in step.freed_reserved.items()},
+            shares
+            | {
+                f"{device_label(device)} reserved": size
+                for device, size in step.freed_reserved.items()
+            },
         )
     ended = left.pop("children", 0)
     texts += [f"processes that ended ({format_bytes(ended)})"] * (ended >= MIB // 10)
@@ -183,7 +249,7 @@ def _step_list(steps: Iterable[FreeingStep], total: Mapping[str, int]) -> list[s
     return texts
 
 
-# -- errors ---------------------------------------------------------------------------------------------------
+# -- errors -------------------------------------------------------------------------------------
 
 _CAUSES = {"oom": "out of memory", "interrupt": "interrupted", "error": "failed"}
 _KEEPS = {"oom": "never", "interrupt": "oom", "error": "oom+interrupt"}
@@ -191,7 +257,9 @@ _KEEPS = {"oom": "never", "interrupt": "oom", "error": "oom+interrupt"}
 
 
 def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report]:
-    """Return the report after an OOM, or after another error whose frames kept a relevant amount of memory alive."""
+    """Return the report after an OOM, or after another error whose frames kept a relevant amount of
+    memory alive.
+    """
     held = [item for item in record.held if item.size_bytes >= min_held_bytes]
     has_kept_errors = any(kept.size_bytes >= min_held_bytes for kept in record.kept_errors)
     if record.kind != "oom" and not held and not has_kept_errors and not record.poisoned:
@@ -200,7 +268,11 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
     if record.requested_bytes is not None:
         head.append(f"asked for {format_bytes(record.requested_bytes)}")
     head += [f"free: {_sizes(record.free)}"] * (record.kind == "oom")
-    freed = {device: max(0, size) for device, size in record.freed.items() if size > 0 or device not in OUTSIDE}
+    freed = {
+        device: max(0, size)
+        for device, size in record.freed.items()
+        if size > 0 or device not in OUTSIDE
+    }
     head.append(f"freed: {_sizes(freed)}")
     tables = list[Table]()
     if held:
@@ -212,7 +284,9 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
 
 
 def _also_freed(record: RecoveryRecord) -> dict[str, int]:
-    """Return the memory freed on the held tensors' devices in addition to them, if it deserves a row."""
+    """Return the memory freed on the held tensors' devices in addition to them, if it deserves a
+    row.
+    """
     held: Counter[str] = Counter()
     for item in record.held:
         *hosts, device = item.device.split(", ")  # the last of an optimizer's is not the host
@@ -221,7 +295,9 @@ def _also_freed(record: RecoveryRecord) -> dict[str, int]:
         held[device] += item.size_bytes
     more = Counter(record.freed)
     more.subtract(held)
-    return {device: more[device] for device in held if more[device] >= max(MIB, held[device] // 100)}
+    return {
+        device: more[device] for device in held if more[device] >= max(MIB, held[device] // 100)
+    }
 
 
 _CUTS = {
@@ -234,7 +310,9 @@ _CUTS = {
 def _cut_text(cut: CutListing) -> str:
     """Return why a list is not complete."""
     names = count(cut.names, "local")
-    return f"not everything was counted: {_CUTS[cut.reason]}; {cut.uncounted} of {names} may hold more"
+    return (
+        f"not everything was counted: {_CUTS[cut.reason]}; {cut.uncounted} of {names} may hold more"
+    )
 
 
 _ERRORS_SHOWN = 5
@@ -247,7 +325,10 @@ def _kept_text(kept: KeptError) -> str:
     size = format_bytes(kept.size_bytes)
     inside = ", ".join(map(clean, kept.names))
     loses = f"All other items of {clean(kept.loses)} go with it. " if kept.loses else ""
-    return f"{what} still holds {least}{size} ({inside}). {loses}This line frees it: {clean(kept.remedy)}"
+    return (
+        f"{what} still holds {least}{size} ({inside}). {loses}This line frees it: "
+        f"{clean(kept.remedy)}"
+    )
 
 
 def _recovery_lines(record: RecoveryRecord, min_held_bytes: int) -> list[str]:
@@ -256,7 +337,8 @@ def _recovery_lines(record: RecoveryRecord, min_held_bytes: int) -> list[str]:
         lines.append(_cut_text(record.cut))
     if record.poisoned:
         lines.append(
-            "This error has broken the device's context: nothing on the device can be used or freed any more. "
+            "This error has broken the device's context: nothing on the device can be used or "
+            "freed any more. "
             "Restart the kernel."
         )
     if record.cause is not None and record.cause.kind != "guard":  # which has a report of its own
@@ -265,10 +347,13 @@ def _recovery_lines(record: RecoveryRecord, min_held_bytes: int) -> list[str]:
     lines += map(_kept_text, large[:_ERRORS_SHOWN])
     if more := large[_ERRORS_SHOWN:]:
         size = format_bytes(sum(kept.size_bytes for kept in more))
-        lines.append(f"{count(len(more), 'more error')} {'holds' if len(more) == 1 else 'hold'} {size}")
+        lines.append(
+            f"{count(len(more), 'more error')} {'holds' if len(more) == 1 else 'hold'} {size}"
+        )
     if record.incomplete_optimizer:
         lines.append(
-            f"{clean_name(record.incomplete_optimizer)}: optimizer state is incomplete; the next step() would raise "
+            f"{clean_name(record.incomplete_optimizer)}: optimizer state is incomplete; the next "
+            f"step() would raise "
             "KeyError. Make a new optimizer, or call its state.clear()."
         )
     reserved: Counter[str] = Counter()
@@ -291,9 +376,14 @@ def _sizes(by_device: Mapping[str, int]) -> str:
 
 
 def held_table(
-    title: str, held: Sequence[RetainedArray], smallest: int = 0, more: Mapping[str, int] | None = None
+    title: str,
+    held: Sequence[RetainedArray],
+    smallest: int = 0,
+    more: Mapping[str, int] | None = None,
 ) -> Table:
-    """Return a table of the largest arrays held, one row for the rest, and one for each device of ``more``."""
+    """Return a table of the largest arrays held, one row for the rest, and one for each device of
+    ``more``.
+    """
     shown = [item for item in held if item.size_bytes >= smallest][:_ROWS_SHOWN]
     rows = [
         {
@@ -311,8 +401,12 @@ def held_table(
     ]
     rest = held[len(shown) :]
     first = "function" if any(row["function"] for row in rows) else "name"
-    extra = [(format_bytes(size), "garbage and caches", device) for device, size in (more or {}).items()]
-    extra += [(_total(rest), f"and {len(rest)} more", "")] if rest and _sum(rest) >= smallest else []
+    extra = [
+        (format_bytes(size), "garbage and caches", device) for device, size in (more or {}).items()
+    ]
+    extra += (
+        [(_total(rest), f"and {len(rest)} more", "")] if rest and _sum(rest) >= smallest else []
+    )
     rows += [{"size": size, first: what, "device": device} for size, what, device in extra]
     is_long = len(shown) > _ROWS_OPEN
     title = f"{title}: {_total(held)}" if is_long else title
@@ -336,18 +430,25 @@ def freed_report(
     by_step = ", ".join(_step_list(steps, freed))
     found = []
     for device, size in freed.items():
-        reserved = sum(max(0, step.freed_reserved.get(device, 0)) for step in steps)  # if no tensor was freed
-        what = f"reserved {format_bytes(reserved)}" if reserved and size <= 0 else format_bytes(max(0, size))
+        # if no tensor was freed
+        reserved = sum(max(0, step.freed_reserved.get(device, 0)) for step in steps)
+        what = (
+            f"reserved {format_bytes(reserved)}"
+            if reserved and size <= 0
+            else format_bytes(max(0, size))
+        )
         found += [f"{device_label(device)} {what}"] * (size > 0 or device not in OUTSIDE)
     lines = (*[f"freed by: {by_step}"] * bool(by_step), *notes, *_failed_steps(steps))
     return Report("note", f"{title}: {', '.join(found) or 'nothing'}", lines, records=steps)
 
 
-# -- leaks ----------------------------------------------------------------------------------------------------
+# -- leaks --------------------------------------------------------------------------------------
 
 
 Kept = tuple[int, str, str, str, int]
-"""Memory that is probably kept by mistake: bytes, device, description, remedy, bytes that no leak's row counts."""
+"""Memory that is probably kept by mistake: bytes, device, description, remedy, bytes that no leak's
+row counts.
+"""
 _LAST_INDEX = re.compile(r"\[\d+\](?=[^\[\]]*$)")
 
 
@@ -358,7 +459,9 @@ def leaks_report(
     kept: Sequence[Kept] = (),
     notes: Sequence[str] = (),
 ) -> Report:
-    """Return the report of ``%gpumem leaks``; ``beyond`` were too many to examine, ``kept`` are no leaks."""
+    """Return the report of ``%gpumem leaks``; ``beyond`` were too many to examine, ``kept`` are no
+    leaks.
+    """
     other = _sum(beyond) + sum(item[4] for item in kept)
     headline = _leaks_headline(held, smallest, other)
     rows = [*_leak_rows(held), *_kept_rows(kept)]
@@ -382,7 +485,9 @@ def _leaks_headline(held: Sequence[RetainedArray], smallest: int, other: int) ->
 
 
 def _kept_rows(kept: Sequence[Kept]) -> list[tuple[int, str]]:
-    """Return the bytes and the line of each memory that is kept by mistake, and one line for the rest."""
+    """Return the bytes and the line of each memory that is kept by mistake, and one line for the
+    rest.
+    """
     ordered = sorted(kept, key=lambda item: item[0], reverse=True)
     rows = []
     for size, device, what, remedy, _ in ordered[:_ROWS_SHOWN]:
@@ -400,10 +505,16 @@ def leak_lines(held: Sequence[RetainedArray]) -> list[str]:
 
 
 def _leak_rows(held: Sequence[RetainedArray]) -> list[tuple[int, str]]:
-    """Return the bytes and the line of each group of leaks, the largest first, and one line for the rest."""
+    """Return the bytes and the line of each group of leaks, the largest first, and one line for the
+    rest.
+    """
     groups: dict[tuple[object, ...], list[RetainedArray]] = {}
     for item in held:
-        where = None if item.holder is None else (_LAST_INDEX.sub("", item.holder.path), item.holder.advice)
+        where = (
+            None
+            if item.holder is None
+            else (_LAST_INDEX.sub("", item.holder.path), item.holder.advice)
+        )
         what = (item.name, item.type_name, item.dtype, item.shape, item.device, item.cell, where)
         groups.setdefault(what, []).append(item)
     ordered = sorted(groups.values(), key=_sum, reverse=True)
@@ -429,8 +540,13 @@ def _leak_line(group: Sequence[RetainedArray]) -> str:
     type_name, shape = clean_name(first.type_name), " × ".join(map(str, first.shape or ()))
     inside = "" if first.shape is not None else _contents(first) or _shape(first)
     kind = f"{type_name} with {inside}" if inside else type_name
-    words = " ".join(clean_name(word) for word in (kind, first.dtype, shape, f"on {first.device}") if word)
-    parts = [_total(group), number + (f"{clean_name(first.name)}: {words}" if first.name else words)]
+    words = " ".join(
+        clean_name(word) for word in (kind, first.dtype, shape, f"on {first.device}") if word
+    )
+    parts = [
+        _total(group),
+        number + (f"{clean_name(first.name)}: {words}" if first.name else words),
+    ]
     if first.cell is not None:
         parts.append(f"cell {first.cell}")
     if first.holder is not None:

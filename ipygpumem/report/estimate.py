@@ -14,7 +14,10 @@ _CONTEXT = {"cpu": "other memory of this process"}
 
 def estimate_report(estimate: Estimate) -> Report:
     """Return the report of the memory that code would take on each device, by purpose."""
-    segments = ["estimate", *(_verdict(device, bool(estimate.upper_bounds)) for device in estimate.devices)]
+    segments = [
+        "estimate",
+        *(_verdict(device, bool(estimate.upper_bounds)) for device in estimate.devices),
+    ]
     if not estimate.devices:
         segments.append("no tensor was made")
     segments.append(f"made in {format_seconds(estimate.duration_seconds)}, nothing ran on a device")
@@ -28,23 +31,35 @@ def estimate_report(estimate: Estimate) -> Report:
         "lines that got guessed values": estimate.guesses,
         "at most, since these lines are assumed to select all that they can": estimate.upper_bounds,
     }
-    facts = [Fact(what, tuple(map(clean, values)), most=_GUESSES_SHOWN) for what, values in lines.items()]
-    return Report("estimate", segments, tuple(map(clean, estimate.notes)), tables, facts, records=[estimate])
+    facts = [
+        Fact(what, tuple(map(clean, values)), most=_GUESSES_SHOWN) for what, values in lines.items()
+    ]
+    return Report(
+        "estimate", segments, tuple(map(clean, estimate.notes)), tables, facts, records=[estimate]
+    )
 
 
 def _verdict(device: DeviceEstimate, is_bound: bool) -> str:
-    text = f"{device_label(device.device)} peak {'at most ' * is_bound}{format_bytes(device.peak_bytes)}"
+    text = (
+        f"{device_label(device.device)} peak "
+        f"{'at most ' * is_bound}{format_bytes(device.peak_bytes)}"
+    )
     if device.room_bytes is None:
         return text
     needed = format_bytes(device.required_bytes)
-    unknown = f" ({', '.join(map(clean, device.unknown_operators))})" if device.verdict == PERHAPS else ""
+    unknown = (
+        f" ({', '.join(map(clean, device.unknown_operators))})" if device.verdict == PERHAPS else ""
+    )
     return f"{text}, {device.verdict}{unknown}: needs {needed} of {format_bytes(device.room_bytes)}"
 
 
 def _parts(device: DeviceEstimate, title: str) -> Table:
     sizes = {"peak": device.peak_bytes}
     if device.device != "cpu":
-        sizes |= {"reserved by the allocator": device.reserved_bytes, "minimum to run": device.needed_bytes}
+        sizes |= {
+            "reserved by the allocator": device.reserved_bytes,
+            "minimum to run": device.needed_bytes,
+        }
     if device.spare_bytes:
         sizes["set aside for kernels"] = device.spare_bytes
     if device.context_bytes:
@@ -70,7 +85,8 @@ def summary_report(summary: ModelSummary) -> Report:
     total = summary.total
     share_of = total.parameter_bytes + total.buffer_bytes + total.activation_bytes
     segments = (
-        f"{clean(total.type_name)}: {total.parameters:,} parameters, {summary.trainable_parameters:,} trainable",
+        f"{clean(total.type_name)}: {total.parameters:,} parameters, "
+        f"{summary.trainable_parameters:,} trainable",
         f"{format_bytes(total.parameter_bytes + total.buffer_bytes)} of weights",
         f"{format_bytes(total.activation_bytes)} of activations",
     )

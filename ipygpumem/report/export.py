@@ -31,7 +31,15 @@ _STALE_SECONDS = 3600
 _TEMPORARY = re.compile(r"\.ipygpumem-(?:(\d{1,10})-([0-9a-f]{8})-)?[0-9a-f]+\.tmp")
 """Name of a file that is being written: PID and machine of the process."""
 
-_RUN = ("execution_count", "cell_id", "experiment", "started_at", "duration_seconds", "success", "error")
+_RUN = (
+    "execution_count",
+    "cell_id",
+    "experiment",
+    "started_at",
+    "duration_seconds",
+    "success",
+    "error",
+)
 _CELL = (*_RUN, "source_line", "source_digest")
 _USAGE = ("device", *USAGE_BYTES, "method")
 COLUMNS = (*_CELL, "recovery", *_USAGE)
@@ -40,7 +48,7 @@ COLUMNS = (*_CELL, "recovery", *_USAGE)
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
 
 
-# -- formats --------------------------------------------------------------------------------------------------
+# -- formats ------------------------------------------------------------------------------------
 
 
 def to_json(record: SessionRecord) -> str:
@@ -53,8 +61,12 @@ _LAST_TIME = 9e9
 
 
 def from_json(text: str, name: str, saved_at: float = 0.0) -> SessionRecord:
-    """Return the record that ``to_json`` wrote, or those of a notebook; ``FileError`` describes a fault in the text."""
-    constants: list[str] = []  # a notebook may have NaN elsewhere; as text it is no number of a record
+    """Return the record that ``to_json`` wrote, or those of a notebook; ``FileError`` describes a
+    fault in the text.
+    """
+    constants: list[
+        str
+    ] = []  # a notebook may have NaN elsewhere; as text it is no number of a record
     try:
         data: Any = json.loads(text, parse_constant=lambda one: constants.append(one) or one)  # type: ignore[func-returns-value]
     except (ValueError, RecursionError) as error:
@@ -64,10 +76,13 @@ def from_json(text: str, name: str, saved_at: float = 0.0) -> SessionRecord:
     elif constants:
         raise FileError(f"{name} is not JSON (which has no number {constants[0]})")
     if type(data) is not dict or data.get("format") != _NAME or type(data.get("schema")) is not int:
-        raise FileError(f"{name} is neither an export of ipygpumem (%gpumem export writes one) nor a notebook")
+        raise FileError(
+            f"{name} is neither an export of ipygpumem (%gpumem export writes one) nor a notebook"
+        )
     if data["schema"] > SCHEMA:
         raise FileError(
-            f"{name} has schema {quoted(data['schema'])} and this ipygpumem reads up to {SCHEMA}: upgrade it"
+            f"{name} has schema {quoted(data['schema'])} and this ipygpumem reads up to {SCHEMA}: "
+            f"upgrade it"
         )
     try:
         record = SessionRecord.from_dict(data)
@@ -83,8 +98,16 @@ def from_json(text: str, name: str, saved_at: float = 0.0) -> SessionRecord:
 
 
 def _of_notebook(notebook: dict[str, Any], name: str, saved_at: float) -> dict[str, Any]:
-    """Return the records in a notebook's outputs as an export; the metadata of other programs is ignored."""
-    found: dict[str, Any] = {"format": _NAME, "schema": 0, "saved_at": saved_at, "results": [], "left_out": {}}
+    """Return the records in a notebook's outputs as an export; the metadata of other programs is
+    ignored.
+    """
+    found: dict[str, Any] = {
+        "format": _NAME,
+        "schema": 0,
+        "saved_at": saved_at,
+        "results": [],
+        "left_out": {},
+    }
     found |= {kind: [] for kind in _LISTS.values()}
     try:
         for output in (output for cell in notebook["cells"] for output in cell.get("outputs", ())):
@@ -110,7 +133,9 @@ def to_csv(record: SessionRecord) -> str:
     for cell in record.cells:
         first = [*(getattr(cell, name) for name in _CELL), cell.recovery and cell.recovery.kind]
         for usage in cell.usages or (None,):
-            writer.writerow(map(_no_formula, (*first, *(getattr(usage, name, None) for name in _USAGE))))
+            writer.writerow(
+                map(_no_formula, (*first, *(getattr(usage, name, None) for name in _USAGE)))
+            )
     return buffer.getvalue()
 
 
@@ -132,19 +157,26 @@ _LISTS = {"CellRecord": "cells", "ExperimentRecord": "experiments", "TraceRecord
 SUFFIXES = tuple(_FORMATS)
 
 
-# -- files ----------------------------------------------------------------------------------------------------
+# -- files --------------------------------------------------------------------------------------
 
 
-def save(path: str | os.PathLike[str], record: SessionRecord, *, force: bool = False) -> tuple[Path, int]:
-    """Write ``record`` to ``path`` in the format of its suffix; return the file's path and its size in bytes."""
+def save(
+    path: str | os.PathLike[str], record: SessionRecord, *, force: bool = False
+) -> tuple[Path, int]:
+    """Write ``record`` to ``path`` in the format of its suffix; return the file's path and its size
+    in bytes.
+    """
     place = place_of(path)
     chosen = _FORMATS.get(Path(os.fsdecode(path)).suffix.lower())
     if chosen is None:
         raise FileError(
-            f"{clean(ellipsize(os.fsdecode(path)))}: the suffix selects the format: {' or '.join(SUFFIXES)}"
+            f"{clean(ellipsize(os.fsdecode(path)))}: the suffix selects the format: "
+            f"{' or '.join(SUFFIXES)}"
         )
     render, head = chosen
-    return place, write(place, render(record), is_ours=lambda text: text.startswith(head), force=force)
+    return place, write(
+        place, render(record), is_ours=lambda text: text.startswith(head), force=force
+    )
 
 
 def load(path: str | os.PathLike[str]) -> SessionRecord:
@@ -174,13 +206,17 @@ def place_of(path: str | os.PathLike[str]) -> Path:
     try:
         return Path(os.path.realpath(Path(name).expanduser()))
     except (OSError, RuntimeError, ValueError) as error:  # no such user, a null byte
-        raise FileError(f"{clean(ellipsize(name))!r} cannot be a file name: {ellipsize(error)}") from None
+        raise FileError(
+            f"{clean(ellipsize(name))!r} cannot be a file name: {ellipsize(error)}"
+        ) from None
 
 
 def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], force: bool) -> int:
-    """Write ``content`` to ``place`` (from ``place_of``), completely or not at all; return its size in bytes.
+    """Write ``content`` to ``place`` (from ``place_of``), completely or not at all; return its size
+    in bytes.
 
-    ``is_ours`` returns True if a file with this beginning may be replaced; ``force`` replaces any file.
+    ``is_ours`` returns True if a file with this beginning may be replaced; ``force`` replaces any
+    file.
     """
     data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
     name = clean(ellipsize(place))
@@ -192,7 +228,10 @@ def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], 
         if found is not None and found.st_size and not force:
             with open_plain(place) as file:
                 if not is_ours(file.read(_HEAD_BYTES).decode("utf-8", "replace")):
-                    raise FileError(f"{name} is a file that ipygpumem did not write: --force (force=True) replaces it")
+                    raise FileError(
+                        f"{name} is a file that ipygpumem did not write: --force (force=True) "
+                        f"replaces it"
+                    )
         _replace(place, data, None if found is None else stat.S_IMODE(found.st_mode))
     except OSError as error:
         raise FileError(f"{name} cannot be written: {error.strerror or ellipsize(error)}") from None
@@ -200,11 +239,14 @@ def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], 
 
 
 def _replace(place: Path, data: bytes, mode: int | None) -> None:
-    # In the same folder, for an atomic rename; a short name, because the file's own may have the maximum length.
+    # In the same folder, for an atomic rename; a short name, because the file's own may have the
+    # maximum length.
     temporary = place.with_name(f".ipygpumem-{os.getpid()}-{_here()}-{secrets.token_hex(4)}.tmp")
     _remove_stale(place.parent)
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
+        with os.fdopen(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb"
+        ) as file:
             if mode is not None:
                 with contextlib.suppress(OSError):  # unsupported by some file systems
                     temporary.chmod(mode)
@@ -224,7 +266,9 @@ def _here() -> str:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove temporary files of killed processes; those of other machines only if they are an hour old."""
+    """Remove temporary files of killed processes; those of other machines only if they are an hour
+    old.
+    """
     with contextlib.suppress(OSError):
         for path in folder.glob(".ipygpumem-*.tmp"):
             if (found := _TEMPORARY.fullmatch(path.name)) is None:

@@ -10,10 +10,27 @@ from typing import NamedTuple
 from ipygpumem.inventory.children import ProcessGrowth
 from ipygpumem.inventory.records import Inventory, TensorRecord
 from ipygpumem.inventory.top import LargestNames
-from ipygpumem.records import CellRecord, ExperimentRecord, Growth, TraceRecord, devices_of, usage_on
+from ipygpumem.records import (
+    CellRecord,
+    ExperimentRecord,
+    Growth,
+    TraceRecord,
+    devices_of,
+    usage_on,
+)
 from ipygpumem.report.content import end_labels, times, trace_segments
 from ipygpumem.report.inventory import kind_of
-from ipygpumem.report.layout import Report, Table, clean, clean_name, count, device_label, in_use, peak_label, shorten
+from ipygpumem.report.layout import (
+    Report,
+    Table,
+    clean,
+    clean_name,
+    count,
+    device_label,
+    in_use,
+    peak_label,
+    shorten,
+)
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 Spans = Sequence[CellRecord | ExperimentRecord | TraceRecord]
@@ -26,7 +43,9 @@ _LEAST_SHARE = 0.1
 """Minimum share of the growth for a holder to be reported."""
 
 
-def history_report(cells: Sequence[CellRecord], *, total: int, experiment: str | None = None) -> Report:
+def history_report(
+    cells: Sequence[CellRecord], *, total: int, experiment: str | None = None
+) -> Report:
     """Return one row for each of ``cells``, out of ``total`` (of ``experiment``, if given)."""
     of = f" of {clean(experiment)}" if experiment is not None else ""
     if not total:
@@ -60,7 +79,9 @@ def traces_report(traces: Sequence[TraceRecord], *, total: int) -> Report:
         }
         for trace, own in zip(traces, _figures(traces), strict=True)
     ]
-    return Report("traces", _number(traces, total, "trace"), tables=[_table(rows, "label", "error")])
+    return Report(
+        "traces", _number(traces, total, "trace"), tables=[_table(rows, "label", "error")]
+    )
 
 
 def _table(rows: Sequence[dict[str, str]], *words: str, title: str = "") -> Table:
@@ -69,11 +90,17 @@ def _table(rows: Sequence[dict[str, str]], *words: str, title: str = "") -> Tabl
 
 
 def _number(shown: Sequence[object], total: int, what: str) -> str:
-    return f"the last {len(shown)} of {count(total, what)}" if len(shown) < total else count(total, what)
+    return (
+        f"the last {len(shown)} of {count(total, what)}"
+        if len(shown) < total
+        else count(total, what)
+    )
 
 
 def _figures(spans: Spans, first: TraceRecord | None = None) -> list[dict[str, str]]:
-    """Return each record's kept memory, peak and growth since ``first``, by heading; experiments' peak comes first."""
+    """Return each record's kept memory, peak and growth since ``first``, by heading; experiments'
+    peak comes first.
+    """
     devices, found = _in_use(spans), []
     for span in spans:
         own: dict[str, str] = {}
@@ -84,8 +111,12 @@ def _figures(spans: Spans, first: TraceRecord | None = None) -> list[dict[str, s
             own |= {**peak, **kept} if isinstance(span, ExperimentRecord) else {**kept, **peak}
             if first is not None:
                 start = usage_on(first.usages, device)
-                grown = 0 if usage is None else usage.after_bytes - (start.after_bytes if start else 0)
-                own[f"{label} growth"] = "" if usage is None or span is first else format_change(grown)
+                grown = (
+                    0 if usage is None else usage.after_bytes - (start.after_bytes if start else 0)
+                )
+                own[f"{label} growth"] = (
+                    "" if usage is None or span is first else format_change(grown)
+                )
         found.append(own)
     return found
 
@@ -95,13 +126,16 @@ def _in_use(spans: Spans) -> list[str]:
     return devices_of(usage for span in spans for usage in span.usages if in_use(usage))
 
 
-# -- what grows -----------------------------------------------------------------------------------------------
+# -- what grows ---------------------------------------------------------------------------------
 
 
 def growth_line(growth: Growth) -> str:
     """Return the warning about a cell that grows with every run."""
     device = device_label(growth.device)
-    return f"this cell has grown {device} by {growth_size(growth)} on each of its last {growth.runs} runs"
+    return (
+        f"this cell has grown {device} by {growth_size(growth)} on each of its last {growth.runs} "
+        f"runs"
+    )
 
 
 def growth_size(growth: Growth) -> str:
@@ -116,7 +150,9 @@ def growth_size(growth: Growth) -> str:
 def loop_growth_line(growth: Growth) -> str:
     """Return the warning about a loop that grows with every iteration."""
     device = device_label(growth.device)
-    return f"{device} has grown by {growth_size(growth)} in each of the last {growth.runs} iterations"
+    return (
+        f"{device} has grown by {growth_size(growth)} in each of the last {growth.runs} iterations"
+    )
 
 
 def holder_lines(
@@ -128,37 +164,58 @@ def holder_lines(
     keeper_of: Callable[[TensorRecord], str],
     free_bytes: int = 0,
 ) -> list[str]:
-    """Return the holders of the memory that each of the last ``runs`` runs added, the largest first.
+    """Return the holders of the memory that each of the last ``runs`` runs added, the largest
+    first.
 
-    ``run`` is what a run is called. ``keeper_of`` names the graph, closure or cache that keeps an array without a name.
-    Names are compared, not objects: a name that the code rebinds each time holds no more than before. The inventories
-    have only arrays without a name. ``free_bytes`` is the growth of the free pages in malloc's heap: what names hold
-    cannot be in them.
+    ``run`` is what a run is called. ``keeper_of`` names the graph, closure or cache that keeps an
+    array without a name. Names are compared, not objects: a name that the code rebinds each time
+    holds no more than before. The inventories have only arrays without a name. ``free_bytes`` is
+    the growth of the free pages in malloc's heap: what names hold cannot be in them.
     """
     old = {row.name: row.device_bytes for row in before[0].names}
     known = {row.storage for row in before[1].tensors}
     lines = list[str]()
     for growth in growths:
         device, least = growth.device, growth.least_bytes * _LEAST_SHARE
-        more = [(row.device_bytes.get(device, 0) - old.get(row.name, {}).get(device, 0), row) for row in now[0].names]
+        more = [
+            (row.device_bytes.get(device, 0) - old.get(row.name, {}).get(device, 0), row)
+            for row in now[0].names
+        ]
         large = [(size // runs, row) for size, row in more if size >= least * runs]
-        found = sorted(((size, f"{clean_name(row.name)} ({kind_of(row)})") for size, row in large), reverse=True)
+        found = sorted(
+            ((size, f"{clean_name(row.name)} ({kind_of(row)})") for size, row in large),
+            reverse=True,
+        )
         added = (now[1].device_bytes.get(device, 0) - before[1].device_bytes.get(device, 0)) // runs
-        rest = min(added, growth.most_bytes - sum(size for size, _ in found))  # names may hold some of them
+        # names may hold some of them
+        rest = min(added, growth.most_bytes - sum(size for size, _ in found))
         if rest >= least:
-            new = next((row for row in now[1].tensors if row.device == device and row.storage not in known), None)
+            new = next(
+                (
+                    row
+                    for row in now[1].tensors
+                    if row.device == device and row.storage not in known
+                ),
+                None,
+            )
             found.append((rest, "objects without a name" if new is None else clean(keeper_of(new))))
         label = device_label(device)
-        lines += [f"{label} {format_change(size)} per {run} is held by {holder}" for size, holder in found]
+        lines += [
+            f"{label} {format_change(size)} per {run} is held by {holder}" for size, holder in found
+        ]
         lines = lines[:_HOLDERS_SHOWN]
         if device == "cpu":
             named_bytes = sum(size for size, _ in found)
-            lines += free_heap_line(growth, min(free_bytes // runs, growth.most_bytes - named_bytes), run)
+            lines += free_heap_line(
+                growth, min(free_bytes // runs, growth.most_bytes - named_bytes), run
+            )
     return lines or list(now[0].notes)
 
 
 def process_lines(grown: Iterable[ProcessGrowth], growth: Growth, run: str, runs: int) -> list[str]:
-    """Return the processes that grew with each of the last ``runs`` runs, with the lines that end them."""
+    """Return the processes that grew with each of the last ``runs`` runs, with the lines that end
+    them.
+    """
     least, label = growth.least_bytes * _LEAST_SHARE, device_label(growth.device)
     lines = list[str]()
     for item in grown:
@@ -170,7 +227,9 @@ def process_lines(grown: Iterable[ProcessGrowth], growth: Growth, run: str, runs
 
 def _processes(item: ProcessGrowth) -> str:
     """Return processes by name and number, and the line that ends them."""
-    names = ", ".join(f"{child.pid} ({clean(child.name)})" for child in item.processes[:_HOLDERS_SHOWN])
+    names = ", ".join(
+        f"{child.pid} ({clean(child.name)})" for child in item.processes[:_HOLDERS_SHOWN]
+    )
     hidden = len(item.processes) - _HOLDERS_SHOWN
     if hidden > 0:
         names += f" and {hidden} more"
@@ -181,24 +240,36 @@ def _processes(item: ProcessGrowth) -> str:
 
 
 def free_heap_line(growth: Growth, size: int, run: str) -> list[str]:
-    """Return a line if free pages of malloc's heap account for the growth of RAM, by ``size`` bytes in each run."""
+    """Return a line if free pages of malloc's heap account for the growth of RAM, by ``size`` bytes
+    in each run.
+    """
     accounts_for_it = 2 * size >= growth.least_bytes
     if not accounts_for_it:
         return []
     label = device_label(growth.device)
-    return [f"{label} {format_change(size)} per {run} is free in malloc's heap, in gaps between objects: %gpumem free"]
+    return [
+        f"{label} {format_change(size)} per {run} is free in malloc's heap, in gaps between "
+        f"objects: %gpumem free"
+    ]
 
 
 def unknown_line(growth: Growth) -> str:
-    """Return the line about a device's growth for which nothing was measured that points to a holder."""
-    return f"no name, tensor or array accounts for the growth of {device_label(growth.device)}: its holder is unknown"
+    """Return the line about a device's growth for which nothing was measured that points to a
+    holder.
+    """
+    return (
+        f"no name, tensor or array accounts for the growth of {device_label(growth.device)}: its "
+        f"holder is unknown"
+    )
 
 
-# -- loops ----------------------------------------------------------------------------------------------------
+# -- loops --------------------------------------------------------------------------------------
 
 
 def loop_report(rows: Sequence[TraceRecord], total: int | None, remarks: Sequence[str]) -> Report:
-    """Return the table of a loop so far: the first iteration and the last ones, out of ``total`` if known."""
+    """Return the table of a loop so far: the first iteration and the last ones, out of ``total`` if
+    known.
+    """
     first, last = rows[0], rows[-1]
     label = clean_name(last.label)
     number = f"{last.iteration}" if total is None else f"{last.iteration} of {total}"
@@ -216,14 +287,18 @@ def loop_report(rows: Sequence[TraceRecord], total: int | None, remarks: Sequenc
 def iteration_report(record: TraceRecord) -> Report:
     """Return one line for one iteration, for front-ends that cannot update a table."""
     return Report(
-        "track", [f"{clean_name(record.label)} {record.iteration}", *trace_segments(record)], records=[record]
+        "track",
+        [f"{clean_name(record.label)} {record.iteration}", *trace_segments(record)],
+        records=[record],
     )
 
 
-# -- experiments ----------------------------------------------------------------------------------------------
+# -- experiments --------------------------------------------------------------------------------
 
 
-def experiments_report(records: Sequence[ExperimentRecord], still_open: Iterable[str] = ()) -> Report:
+def experiments_report(
+    records: Sequence[ExperimentRecord], still_open: Iterable[str] = ()
+) -> Report:
     """Return one row for each finished experiment, and a line for each open one."""
     lines = [f"open: {clean(name)}" for name in still_open]
     if not records:
@@ -237,7 +312,8 @@ def experiments_report(records: Sequence[ExperimentRecord], still_open: Iterable
             **own,
             "OOMs": str(item.ooms) if item.ooms else "",
             "parameters": ", ".join(
-                f"{shorten(key, _VALUE_SHOWN)}={_value(value)}" for key, value in item.parameters.items()
+                f"{shorten(key, _VALUE_SHOWN)}={_value(value)}"
+                for key, value in item.parameters.items()
             ),
         }
         for run, item, own in zip(numbered(records), records, _figures(records), strict=True)
@@ -267,7 +343,10 @@ def comparison_report(runs: Sequence[NumberedRun]) -> Report:
     rows = [
         {
             "experiment": run.label,
-            **{shorten(key, _VALUE_SHOWN): _value(run.record.parameters.get(key, "")) for key in parameters},
+            **{
+                shorten(key, _VALUE_SHOWN): _value(run.record.parameters.get(key, ""))
+                for key in parameters
+            },
             **_times(run.record),
             "cells": _parts(run.record),
             "OOMs": str(run.record.ooms),
@@ -291,7 +370,9 @@ def comparison_report(runs: Sequence[NumberedRun]) -> Report:
 
 
 class NumberedRun(NamedTuple):
-    """An experiment with its number among those of its name; the label has it if there are several."""
+    """An experiment with its number among those of its name; the label has it if
+    there are several.
+    """
 
     name: str
     number: int
@@ -307,9 +388,19 @@ def numbered(records: Iterable[ExperimentRecord]) -> list[NumberedRun]:
     runs = []
     for name, record in named:
         so_far[name] += 1
-        runs.append(NumberedRun(name, so_far[name], f"{name} #{so_far[name]}" if times[name] > 1 else name, record))
+        runs.append(
+            NumberedRun(
+                name, so_far[name], f"{name} #{so_far[name]}" if times[name] > 1 else name, record
+            )
+        )
     return runs
 
 
 def _value(value: object) -> str:
-    return shorten(value, _VALUE_SHOWN) if type(value) is str else f"{value:g}" if type(value) is float else str(value)
+    return (
+        shorten(value, _VALUE_SHOWN)
+        if type(value) is str
+        else f"{value:g}"
+        if type(value) is float
+        else str(value)
+    )

@@ -1,9 +1,10 @@
-"""Lays reports out as HTML for notebooks, with every text escaped; readable without its styles, too.
+"""Lays reports out as HTML for notebooks, with every text escaped; readable without its styles,
+too.
 
-Text has the page's own colour, so that it is legible in every theme; only borders and bars are coloured. There is no
-script, style sheet, id or external resource. If a sanitizer drops the styles (GitHub) or the theme variables
-(untrusted notebooks), words, tables and folding remain. The bars' middle tones have equal contrast to light and dark
-pages.
+Text has the page's own colour, so that it is legible in every theme; only borders and bars are
+coloured. There is no script, style sheet, id or external resource. If a sanitizer drops the styles
+(GitHub) or the theme variables (untrusted notebooks), words, tables and folding remain. The bars'
+middle tones have equal contrast to light and dark pages.
 """
 
 from __future__ import annotations
@@ -15,21 +16,30 @@ from html import escape
 from ipygpumem.report import text
 from ipygpumem.report.layout import SEPARATOR, Bar, Report, Table, clean, listed
 
-_TOGETHER = re.compile(r"(?<=\d) (?=(?:[KMGTP]?i?B|[mnµ]?s|min|h)\b)|(?<=\d) (?=× \d)|(?<=\d ×) (?=\d)")
+_TOGETHER = re.compile(
+    r"(?<=\d) (?=(?:[KMGTP]?i?B|[mnµ]?s|min|h)\b)|(?<=\d) (?=× \d)|(?<=\d ×) (?=\d)"
+)
 _OPEN_LINES = 5
 """Maximum number of lines of a listing that is shown unfolded."""
 
 # Each theme variable follows a plain value: JupyterLab's sanitizer drops one and keeps the other.
-_CODE = "font-family: monospace; font-family: var(--jp-code-font-family, var(--vscode-editor-font-family, monospace))"
-_SANS = "font-family: sans-serif; font-family: var(--jp-ui-font-family, var(--vscode-font-family, sans-serif))"
+_CODE = (
+    "font-family: monospace; font-family: var(--jp-code-font-family, "
+    "var(--vscode-editor-font-family, monospace))"
+)
+_SANS = (
+    "font-family: sans-serif; font-family: var(--jp-ui-font-family, var(--vscode-font-family, "
+    "sans-serif))"
+)
 _LINE = (
     f'<div style="{_CODE}; font-size: 0.85em; line-height: 1.6; '
     'margin-left: 5px; margin-left: var(--jp-code-padding, 5px)">{}</div>'
 )
-# A text in parts breaks between them. A separator stands in a margin to the left of its part; at the start of a line
-# this margin lies outside the frame, which hides it.
+# A text in parts breaks between them. A separator stands in a margin to the left of its part; at
+# the start of a line this margin lies outside the frame, which hides it.
 _PARTS = (
-    '<span style="display: inline-flex; flex-wrap: wrap; align-items: baseline; overflow: hidden; max-width: {}%; '
+    '<span style="display: inline-flex; flex-wrap: wrap; align-items: baseline; overflow: hidden; '
+    "max-width: {}%; "
     'vertical-align: top">{}</span>'
 )
 _PART = (
@@ -42,23 +52,30 @@ _FIRST = '<{0} style="min-width: 0; overflow-wrap: anywhere; margin-right: 1.3em
 _ACCENT = ("#1e88e5", "var(--jp-brand-color1, var(--vscode-focusBorder, #1e88e5))")
 _TROUBLE = ("#e67e22", "var(--jp-warn-color1, var(--vscode-editorWarning-foreground, #e67e22))")
 _FRAME = (
-    f'<details open style="{_SANS}; font-size: 0.9em; line-height: 1.5; border-left: 3px solid {{}}; '
+    f'<details open style="{_SANS}; font-size: 0.9em; line-height: 1.5; border-left: 3px solid '
+    f"{{}}; "
     "border-left-color: {}; padding: 0.2em 0 0.2em 0.8em; margin: 0.4em 0 0.4em 5px; "
-    'margin-left: var(--jp-code-padding, 5px)">\n<summary style="cursor: pointer">{}</summary>\n{}\n</details>'
+    'margin-left: var(--jp-code-padding, 5px)">\n<summary style="cursor: pointer">{}</summary>\n'
+    "{}\n</details>"
 )
 _FOLD = (
-    '<details{} style="margin: 0.3em 0">\n<summary style="cursor: pointer; opacity: 0.85">{}</summary>\n{}\n</details>'
+    '<details{} style="margin: 0.3em 0">\n<summary style="cursor: pointer; opacity: '
+    '0.85">{}</summary>\n{}\n</details>'
 )
-# Rows wrap on a narrow page, each at the same places, because a column has one width in all of them. The second line
-# of a row starts under the second column. Without the styles it is a plain table.
+# Rows wrap on a narrow page, each at the same places, because a column has one width in all of
+# them. The second line of a row starts under the second column. Without the styles it is a plain
+# table.
 _TABLE = (
-    '<table style="display: block; width: {}; max-width: 100%; margin: 0.2em 0; font-size: inherit; '
-    'font-variant-numeric: tabular-nums; border: none">\n<thead style="display: block; border: none">\n{}\n</thead>\n'
+    '<table style="display: block; width: {}; max-width: 100%; margin: 0.2em 0; font-size: '
+    "inherit; "
+    'font-variant-numeric: tabular-nums; border: none">\n<thead style="display: block; border: '
+    'none">\n{}\n</thead>\n'
     '<tbody style="display: block">\n{}\n</tbody>\n</table>'
 )
 _ROW = (
     '<tr style="display: flex; flex-wrap: wrap; align-items: baseline; padding: 0 0 0 {indent}; '
-    'background: transparent; border: none; border-bottom: 1px solid rgba(128, 128, 128, {line})">{cells}</tr>'
+    "background: transparent; border: none; border-bottom: 1px solid rgba(128, 128, 128, "
+    '{line})">{cells}</tr>'
 )
 _CELL = (
     '<{kind} style="flex: {width}; box-sizing: content-box; text-align: {side}; line-height: 1.4; '
@@ -66,7 +83,9 @@ _CELL = (
 )
 _HEADING = "; font-weight: 500; font-family: inherit; opacity: 0.75"
 _LETTER = 0.64
-"""Upper bound of a digit's width, in em, because JupyterLab's sanitizer does not accept ch; DejaVu's is 0.636."""
+"""Upper bound of a digit's width, in em, because JupyterLab's sanitizer does not accept ch;
+DejaVu's is 0.636.
+"""
 _GAP = 1.1
 """Gap between columns."""
 _SPLIT = 64
@@ -76,16 +95,25 @@ _WIDE = 24
 _BESIDE = 11
 """The same for the second column, which wraps next to the first one; an upper bound."""
 _DEEP = 14
-"""Minimum letters of a first column with an empty space below; the next line is indented slightly."""
-_NAME = f'<code style="{_CODE}; background: transparent; padding: 0; overflow-wrap: break-word">{{}}</code>'
+"""Minimum letters of a first column with an empty space below; the next line is indented slightly.
+"""
+_NAME = (
+    f'<code style="{_CODE}; background: transparent; padding: 0; overflow-wrap: '
+    f'break-word">{{}}</code>'
+)
 
 _TRACK = (
-    '<span role="img" title="{label}" aria-label="{label}" style="display: inline-block; width: 64px; height: 8px; '
+    '<span role="img" title="{label}" aria-label="{label}" style="display: inline-block; width: '
+    "64px; height: 8px; "
     "line-height: 8px; font-size: 0; text-align: left; white-space: nowrap; overflow: hidden; "
     'background: rgba(128, 128, 128, 0.22); border-radius: 2px{tick}">{pieces}</span>'
 )
-_PIECE = '<span style="display: inline-block; height: {}px; min-width: 2px; width: {:.1f}%; background: {}"></span>'
-# The peak is past, so it is half as high. The shades of "in use before" and "kept" differ in grey, too.
+_PIECE = (
+    '<span style="display: inline-block; height: {}px; min-width: 2px; width: {:.1f}%; background: '
+    '{}"></span>'
+)
+# The peak is past, so it is half as high. The shades of "in use before" and "kept" differ in grey,
+# too.
 _PIECES = ((8, "rgba(128, 128, 128, 0.6)"), (8, "#1e88e5"), (4, "#64b5f6"))
 
 
@@ -101,9 +129,12 @@ def _escaped(text: str) -> str:
 
 def _parts(first: str, *rest: str, is_head: bool = False) -> str:
     """Return drawn parts with separators between them; a headline's first part is bold."""
-    kind, look, opacity, width = ("b", "; font-weight: 600", 0.85, 95) if is_head else ("span", "", 1, 100)
+    kind, look, opacity, width = (
+        ("b", "; font-weight: 600", 0.85, 95) if is_head else ("span", "", 1, 100)
+    )
     return _PARTS.format(
-        width, " ".join([_FIRST.format(kind, look, first), *(_PART.format(opacity, it) for it in rest)])
+        width,
+        " ".join([_FIRST.format(kind, look, first), *(_PART.format(opacity, it) for it in rest)]),
     )
 
 
@@ -118,7 +149,9 @@ def _report(report: Report, *, bars: bool) -> str:
         parts += [f"{html_bar(bar)} {first}" if bars and bar is not None else first, *rest]
     if report.tables or report.facts or report.listings or (report.lines and report.kind != "cell"):
         colours = _TROUBLE if report.is_trouble else _ACCENT
-        return _FRAME.format(*colours, _parts(*parts, is_head=True), "\n".join(_body(report, bars=bars)))
+        return _FRAME.format(
+            *colours, _parts(*parts, is_head=True), "\n".join(_body(report, bars=bars))
+        )
     head = _parts(*parts, is_head=True) if len(parts) > 1 or report.lines else parts[0]
     return _LINE.format("<br>".join([head, *map(_line, report.lines)]))
 
@@ -128,14 +161,25 @@ def _body(report: Report, *, bars: bool) -> Iterator[str]:
         drawn = _table(table, bars=bars)
         yield _fold(table.title, drawn, shown=not table.folded) if table.title else drawn
     for fact in report.facts:
-        values = [_NAME.format(_escaped(value)) if fact.code else _escaped(value) for value in fact.values]
-        yield f'<div><span style="opacity: 0.75">{_escaped(fact.title)}:</span> {listed(values, fact.most)}</div>'
+        values = [
+            _NAME.format(_escaped(value)) if fact.code else _escaped(value) for value in fact.values
+        ]
+        yield (
+            f'<div><span style="opacity: 0.75">{_escaped(fact.title)}:</span> '
+            f"{listed(values, fact.most)}</div>"
+        )
     for line in report.lines:
         yield f'<div style="overflow-wrap: break-word">{_line(line)}</div>'
     for listing in report.listings:
-        look = f"overflow-wrap: break-word; padding-left: 1em{f'; white-space: pre-wrap; {_CODE}' * listing.code}"
+        look = (
+            f"overflow-wrap: break-word; padding-left: "
+            f"1em{f'; white-space: pre-wrap; {_CODE}' * listing.code}"
+        )
         lines = "\n".join(
-            [f'<div style="{look}">{_escaped(line) if listing.code else _line(line)}</div>' for line in listing.lines]
+            [
+                f'<div style="{look}">{_escaped(line) if listing.code else _line(line)}</div>'
+                for line in listing.lines
+            ]
         )
         title = listing.title if listing.code else f"{listing.title}: {len(listing.lines)}"
         is_short = listing.code or len(listing.lines) <= _OPEN_LINES
@@ -165,7 +209,9 @@ def _table(table: Table, *, bars: bool) -> str:
     ]
     drawn = [[escape(text) for text in row] for row in grid]
     if bars and any(table.bars):
-        behind = max(number for number, name in enumerate(table.columns, 1) if name in table.numbers)
+        behind = max(
+            number for number, name in enumerate(table.columns, 1) if name in table.numbers
+        )
         looks.insert(behind, ("0 0 auto", "left", "; min-width: 66px"))
         for row, bar in zip(drawn, (None, *table.bars), strict=True):
             row.insert(behind, html_bar(bar) if bar else "")
@@ -191,10 +237,14 @@ def _look(letters: int, *, number: bool, code: bool, is_second: bool) -> tuple[s
     return f"{9 if is_second else 1} 1 {least}", "left", most
 
 
-def _row(row: Sequence[str], looks: Sequence[tuple[str, str, str]], indent: str, *, is_head: bool) -> str:
+def _row(
+    row: Sequence[str], looks: Sequence[tuple[str, str, str]], indent: str, *, is_head: bool
+) -> str:
     kind, style, line = ("th", _HEADING, 0.4) if is_head else ("td", "", 0.12)
     cells = [
-        _CELL.format(kind=kind, gap=_GAP, width=width, side=side, more=more + style, content=content)
+        _CELL.format(
+            kind=kind, gap=_GAP, width=width, side=side, more=more + style, content=content
+        )
         for content, (width, side, more) in zip(row, looks, strict=True)
     ]
     return _ROW.format(indent=indent, line=line, cells="".join(cells))

@@ -1,4 +1,6 @@
-"""Reports inventories: tensors and arrays, the names that hold the most, and what deleting a name would free."""
+"""Reports inventories: tensors and arrays, the names that hold the most, and what deleting a name
+would free.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,24 @@ from ipygpumem.inventory.top import LargestNames, NamedSize
 from ipygpumem.records import OUTSIDE, RetainedArray
 from ipygpumem.report import layout
 from ipygpumem.report.content import leak_lines
-from ipygpumem.report.layout import SEPARATOR, Report, Table, clean, clean_name, count, device_label, listed, sizes
+from ipygpumem.report.layout import (
+    SEPARATOR,
+    Report,
+    Table,
+    clean,
+    clean_name,
+    count,
+    device_label,
+    listed,
+    sizes,
+)
 from ipygpumem.units import format_bytes, format_change
 
 _PARTS_SHOWN, _HOLDERS_SHOWN = 3, 10
 _LEAST_SHARE = 0.01
 """Parts and holders with a smaller share of the object are not shown."""
 
-# -- tensors and arrays ---------------------------------------------------------------------------------------
+# -- tensors and arrays --------------------------------------------------------------------------
 
 
 def tensors_report(inventory: Inventory, *, top: int = 20) -> Report:
@@ -28,25 +40,37 @@ def tensors_report(inventory: Inventory, *, top: int = 20) -> Report:
     return _report(inventory, _table("", inventory.tensors, top))
 
 
-def groups_report(inventory: Inventory, by: str, groups: Sequence[TensorGroup], *, top: int) -> Report:
+def groups_report(
+    inventory: Inventory, by: str, groups: Sequence[TensorGroup], *, top: int
+) -> Report:
     """Return the ``top`` largest groups of tensors, and the sum of the rest."""
     shown = [(item.size_bytes, item.tensors, clean(item.label)) for item in groups[:top]]
     if rest := groups[top:]:
         size, tensors = sum(item.size_bytes for item in rest), sum(item.tensors for item in rest)
         shown.append((size, tensors, f"and {len(rest):,} more"))
-    rows = [{"size": format_bytes(size), "tensors": str(number), by: label} for size, number, label in shown]
+    rows = [
+        {"size": format_bytes(size), "tensors": str(number), by: label}
+        for size, number, label in shown
+    ]
     return _report(inventory, Table.of(rows, {"tensors", "size"}))
 
 
 def _report(inventory: Inventory, table: Table) -> Report:
-    head = [f"tensors and arrays: {count(len(inventory.tensors), 'storage')}", *sizes(inventory.device_bytes)]
-    notes = [f"{row.name or row.type_name}: {row.note}" for row in inventory.tensors[:10] if row.note]
+    head = [
+        f"tensors and arrays: {count(len(inventory.tensors), 'storage')}",
+        *sizes(inventory.device_bytes),
+    ]
+    notes = [
+        f"{row.name or row.type_name}: {row.note}" for row in inventory.tensors[:10] if row.note
+    ]
     notes = list(map(clean, [*inventory.notes, *notes]))
     return Report("tensors", SEPARATOR.join(head), notes, [table], records=[inventory])
 
 
 def difference_report(difference: InventoryDiff, *, top: int = 20) -> Report:
-    """Return the ``top`` largest tensors that were added, as many removed ones, and the sources of the inventories."""
+    """Return the ``top`` largest tensors that were added, as many removed ones, and the sources of
+    the inventories.
+    """
     places = clean(f"from {difference.before or 'before'} to {difference.after or 'after'}")
     changes = sizes(difference.changed_bytes, format_change) or ["no change"]
     headline = SEPARATOR.join(["tensors and arrays", places, *changes])
@@ -54,16 +78,22 @@ def difference_report(difference: InventoryDiff, *, top: int = 20) -> Report:
 
 
 def changed_tables(difference: InventoryDiff, top: int) -> list[Table]:
-    """Return a table of the ``top`` largest tensors that were added, and one of the removed ones."""
+    """Return a table of the ``top`` largest tensors that were added, and one of the
+    removed ones.
+    """
     added, removed = difference.added, difference.removed
-    return [_table(f"added: {len(added):,}", added, top), _table(f"removed: {len(removed):,}", removed, top)]
+    return [
+        _table(f"added: {len(added):,}", added, top),
+        _table(f"removed: {len(removed):,}", removed, top),
+    ]
 
 
 def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
     rows = [
         {
             "size": "?" if row.note.startswith("could not") else format_bytes(row.size_bytes),
-            "name": clean((row.name or "(no name)") + f" +{row.aliases}" * bool(row.aliases)) + " shared" * row.shared,
+            "name": clean((row.name or "(no name)") + f" +{row.aliases}" * bool(row.aliases))
+            + " shared" * row.shared,
             "type": clean(row.type_name),
             "shape": "" if row.shape is None else layout.shape_label(row.shape),
             "dtype": clean(row.dtype),
@@ -80,7 +110,7 @@ def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
     return Table.of(rows, {"cell", "size"}, title)
 
 
-# -- names ------------------------------------------------------------------------------------------------------
+# -- names --------------------------------------------------------------------------------------
 
 
 def top_report(found: LargestNames, *, top: int = 20) -> Report:
@@ -88,12 +118,16 @@ def top_report(found: LargestNames, *, top: int = 20) -> Report:
     head = [f"memory by name: {count(len(found.names), 'name')}"]
     for device, size in (dict.fromkeys(found.used_bytes, 0) | found.device_bytes).items():
         used = f" of {format_bytes(found.used_bytes[device])}" if device in found.used_bytes else ""
-        head += [f"{device_label(device)} {format_bytes(size)}{used}"] * (size > 0 or device not in OUTSIDE)
+        head += [f"{device_label(device)} {format_bytes(size)}{used}"] * (
+            size > 0 or device not in OUTSIDE
+        )
     rows = [(row, device, size) for row in found.names for device, size in row.device_bytes.items()]
     rows = [item for item in rows if item[2] >= _LEAST_SHARE * item[0].size_bytes]
     rows.sort(key=lambda item: -item[2])
     lines = [f"{row.name}: {row_note}" for row in found.names[:top] for row_note in row.notes]
-    table = [_row(row, device, size, found.used_bytes.get(device, 0)) for row, device, size in rows[:top]]
+    table = [
+        _row(row, device, size, found.used_bytes.get(device, 0)) for row, device, size in rows[:top]
+    ]
     if rest := rows[top:]:
         sizes = format_bytes(sum(size for _, _, size in rest))
         table.append({"size": sizes, "name": f"and {len(rest):,} more"})
@@ -115,7 +149,9 @@ def _row(row: NamedSize, device: str, size: int, used: int) -> dict[str, str]:
     return {
         "size": least + format_bytes(size),
         "share": "" if share in ("0%", "") else share,
-        "del frees": "" if row.freed_bytes is None else least + format_bytes(row.freed_bytes.get(device, 0)),
+        "del frees": ""
+        if row.freed_bytes is None
+        else least + format_bytes(row.freed_bytes.get(device, 0)),
         "name": clean(", ".join([row.name, *row.same])),
         "device": "" if device == "cpu" else device,
         "type": clean(row.type_name),
@@ -134,30 +170,52 @@ def _without_name(found: LargestNames) -> list[dict[str, str]]:
             continue
         row = {"size": format_bytes(size), "share": f"{size / used:.0%}", "name": "(no name)"}
         command = "%gpumem" if device == "cpu" else "%gpumem leaks"
-        rows.append({**row, "device": "" if device == "cpu" else device, "content": f"see {command}"})
+        rows.append(
+            {**row, "device": "" if device == "cpu" else device, "content": f"see {command}"}
+        )
     return rows
 
 
 def content_of(row: NamedSize) -> str:
-    """Return the largest parts of an object and their sizes, such as ``3 columns: text 120 MiB, number 8 MiB``."""
-    large = [part for part in row.parts if part.size_bytes >= _LEAST_SHARE * row.size_bytes] or row.parts[:1]
+    """Return the largest parts of an object and their sizes, such as ``3 columns: text 120 MiB,
+    number 8 MiB``.
+    """
+    large = [
+        part for part in row.parts if part.size_bytes >= _LEAST_SHARE * row.size_bytes
+    ] or row.parts[:1]
     shown = large[:_PARTS_SHOWN]
     if not shown:
         return ""
     kind = next((part.kind for part in shown if part.kind != "index"), "")
     kinds = {part.type_name for part in row.parts}
     if kind == "items":
-        texts = [f"{part.items:,} {part.name}" + _size(part) * (row.part_count > 1) for part in shown]
+        texts = [
+            f"{part.items:,} {part.name}" + _size(part) * (row.part_count > 1) for part in shown
+        ]
     else:
         texts = [part.name + _size(part) for part in shown]
-    head = count(row.part_count, kind[:-1]) if kind != "keys" or len(kinds) > 1 else f"{row.part_count} {kinds.pop()}"
+    head = (
+        count(row.part_count, kind[:-1])
+        if kind != "keys" or len(kinds) > 1
+        else f"{row.part_count} {kinds.pop()}"
+    )
     more = ", …" if len(large) > len(shown) else ""
-    return (f"{head}: " if kind in ("columns", "variables", "keys") else "") + ", ".join(map(clean_name, texts)) + more
+    return (
+        (f"{head}: " if kind in ("columns", "variables", "keys") else "")
+        + ", ".join(map(clean_name, texts))
+        + more
+    )
 
 
 def kind_of(row: NamedSize) -> str:
-    """Return the type of an object and its largest parts, without figures: ``list of str``, ``DataFrame: text``."""
-    parts = [part for part in row.parts if part.kind != "index" and part.size_bytes >= _LEAST_SHARE * row.size_bytes]
+    """Return the type of an object and its largest parts, without figures: ``list of str``,
+    ``DataFrame: text``.
+    """
+    parts = [
+        part
+        for part in row.parts
+        if part.kind != "index" and part.size_bytes >= _LEAST_SHARE * row.size_bytes
+    ]
     typed = (part for part in parts if part.kind in ("items", "keys") and part.name != CACHED)
     kinds = dict.fromkeys(part.type_name for part in typed)
     is_of = len(kinds) == 1 or any(part.kind == "items" for part in parts)
@@ -170,7 +228,7 @@ def _size(part: Share) -> str:
     return f" {format_bytes(part.size_bytes)}"
 
 
-# -- holders ----------------------------------------------------------------------------------------------------
+# -- holders ------------------------------------------------------------------------------------
 
 
 def why_report(found: Ownership) -> Report:
@@ -181,11 +239,16 @@ def why_report(found: Ownership) -> Report:
         head[2:3] = [f"at least {part}" for part in head[2:3]]
     if found.is_name and (freed or found.complete):
         head.append(f"del {clean_name(target_of(found.name))} frees {_freed_text(found, freed)}")
-    large = [part for part in found.held if part.size_bytes >= _LEAST_SHARE * total or part.is_shared]
+    large = [
+        part for part in found.held if part.size_bytes >= _LEAST_SHARE * total or part.is_shared
+    ]
     rows = [
         {
-            "still held": format_bytes(part.size_bytes) if part.size_bytes >= _LEAST_SHARE * total else "shared",
-            "by": clean(part.holder.path) + f", and {count(part.objects - 1, 'more object')}" * (part.objects > 1),
+            "still held": format_bytes(part.size_bytes)
+            if part.size_bytes >= _LEAST_SHARE * total
+            else "shared",
+            "by": clean(part.holder.path)
+            + f", and {count(part.objects - 1, 'more object')}" * (part.objects > 1),
             "freed by": clean(part.holder.advice),
         }
         for part in large[:_HOLDERS_SHOWN]
@@ -198,9 +261,12 @@ def why_report(found: Ownership) -> Report:
         lines.append("the content of a module, class, frame or part of IPython is not counted")
     if not found.complete:
         lines.append(
-            "there are too many objects to follow all: figures are lower bounds, and any of it may have more holders"
+            "there are too many objects to follow all: figures are lower bounds, and any of it may "
+            "have more holders"
         )
-    return Report("why", head, lines, [Table.of(rows, {"still held"}, code={"freed by"})], records=[found])
+    return Report(
+        "why", head, lines, [Table.of(rows, {"still held"}, code={"freed by"})], records=[found]
+    )
 
 
 def _freed_text(found: Ownership, freed: int) -> str:
@@ -214,6 +280,14 @@ def left_report(name: str, cell: int | None, left: Sequence[RetainedArray]) -> R
     """Return the report on a deleted name: its object or arrays that are still alive."""
     bound = "" if cell is None else f"; cell {cell} bound it"
     if left:
-        return Report("why", f"{clean_name(name)} is not defined{bound}, but part of it is alive", leak_lines(left))
+        return Report(
+            "why",
+            f"{clean_name(name)} is not defined{bound}, but part of it is alive",
+            leak_lines(left),
+        )
     hint = "%gpumem leaks lists memory that no name leads to"
-    return Report("why", f"{clean_name(name)} is not defined{bound}; it is not known to have left anything", [hint])
+    return Report(
+        "why",
+        f"{clean_name(name)} is not defined{bound}; it is not known to have left anything",
+        [hint],
+    )

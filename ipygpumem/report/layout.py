@@ -18,14 +18,16 @@ _LONGEST_TEXT = 4000
 _LONGEST_NAME = 80
 
 
-# -- the parts ------------------------------------------------------------------------------------------------
+# -- the parts ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A device's memory as pieces of a length: in use before, kept in addition, the peak above, the rest.
+    """A device's memory as pieces of a length: in use before, kept in addition, the peak above, the
+    rest.
 
-    ``label`` is the text version; ``is_whole`` if the bar ends at the device's total memory, which a tick shows.
+    ``label`` is the text version; ``is_whole`` if the bar ends at the device's total memory, which
+    a tick shows.
     """
 
     label: str
@@ -37,7 +39,9 @@ class Bar:
 
     @property
     def pieces(self) -> list[int]:
-        """Bytes of the pieces: none negative or below 1 % of the length, their sum at most the length."""
+        """Bytes of the pieces: none negative or below 1 % of the length, their sum at most the
+        length.
+        """
         found: list[int] = []
         for size in (self.used_bytes, self.kept_bytes, self.peak_bytes):
             rest = self.length_bytes - sum(found)
@@ -54,10 +58,11 @@ class LineSegment(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under headings; columns named in ``numbers`` are right-aligned, those in ``code`` monospaced.
+    """Rows of text under headings; columns named in ``numbers`` are right-aligned, those in
+    ``code`` monospaced.
 
-    Columns named in ``whole``, such as code to paste, are broken last. There is a bar for each row, or none at all. A
-    ``folded`` table shows only its title where the front-end can fold.
+    Columns named in ``whole``, such as code to paste, are broken last. There is a bar for each row,
+    or none at all. A ``folded`` table shows only its title where the front-end can fold.
     """
 
     title: str
@@ -71,23 +76,43 @@ class Table:
 
     @classmethod
     def of(
-        cls, rows: Sequence[Mapping[str, str]], numbers: Collection[str] = (), title: str = "", **more: Any
+        cls,
+        rows: Sequence[Mapping[str, str]],
+        numbers: Collection[str] = (),
+        title: str = "",
+        **more: Any,
     ) -> Table:
-        """Return a table of rows that have texts by heading, without columns that are empty in every row."""
+        """Return a table of rows that have texts by heading, without columns that are empty in
+        every row.
+        """
         names = dict.fromkeys(name for row in rows for name in row)
         columns = tuple(name for name in names if any(row.get(name) for row in rows))
-        return cls(title, columns, tuple(tuple(row.get(name, "") for name in columns) for row in rows), numbers, **more)
+        return cls(
+            title,
+            columns,
+            tuple(tuple(row.get(name, "") for name in columns) for row in rows),
+            numbers,
+            **more,
+        )
 
     def split(self) -> tuple[Table, str]:
-        """Return the table without columns of texts that are equal in all rows, and these texts in one line."""
+        """Return the table without columns of texts that are equal in all rows, and these texts in
+        one line.
+        """
         differ = [
             name in self.numbers or len(self.rows) < 2 or len({row[place] for row in self.rows}) > 1
             for place, name in enumerate(self.columns)
         ]
         if all(differ) or not any(differ):
             return self, ""
-        columns, *rows = [tuple(itertools.compress(row, differ)) for row in (self.columns, *self.rows)]
-        equal = [f"{name} {text}" for name, text, it in zip(self.columns, self.rows[0], differ, strict=True) if not it]
+        columns, *rows = [
+            tuple(itertools.compress(row, differ)) for row in (self.columns, *self.rows)
+        ]
+        equal = [
+            f"{name} {text}"
+            for name, text, it in zip(self.columns, self.rows[0], differ, strict=True)
+            if not it
+        ]
         return replace(self, columns=columns, rows=rows), f"in every row: {', '.join(equal)}"
 
 
@@ -103,7 +128,9 @@ class Fact:
 
 @dataclass(frozen=True)
 class Listing:
-    """Lines under a title, which a front-end may fold; ``code`` is monospaced, and not counted in the title."""
+    """Lines under a title, which a front-end may fold; ``code`` is monospaced, and not counted in
+    the title.
+    """
 
     title: str
     lines: Sequence[str]
@@ -113,10 +140,11 @@ class Listing:
 
 @dataclass(frozen=True)
 class Report:
-    """One report: a headline, whole or in parts, and its details; tables, facts and listings without content drop out.
+    """One report: a headline, whole or in parts, and its details; tables, facts and listings
+    without content drop out.
 
-    ``kind`` identifies the report for front-ends and tests. ``is_trouble`` gives it a border in another colour.
-    ``records`` have its figures, and are saved with the notebook.
+    ``kind`` identifies the report for front-ends and tests. ``is_trouble`` gives it a border in
+    another colour. ``records`` have its figures, and are saved with the notebook.
     """
 
     kind: str
@@ -131,7 +159,9 @@ class Report:
     def __post_init__(self) -> None:
         object.__setattr__(self, "tables", [table for table in self.tables if table.rows])
         object.__setattr__(self, "facts", [fact for fact in self.facts if fact.values])
-        object.__setattr__(self, "listings", [listing for listing in self.listings if listing.lines])
+        object.__setattr__(
+            self, "listings", [listing for listing in self.listings if listing.lines]
+        )
 
     @property
     def segments(self) -> list[LineSegment]:
@@ -145,7 +175,7 @@ class Report:
         return SEPARATOR.join([segment.text for segment in self.segments])
 
 
-# -- bars -----------------------------------------------------------------------------------------------------
+# -- bars ---------------------------------------------------------------------------------------
 
 
 class Scales:
@@ -157,14 +187,16 @@ class Scales:
     def note(self, usages: Iterable[Usage]) -> None:
         """Lengthen the bars for ``usages``."""
         for usage in usages:
-            self._highest[usage.device] = max(self._highest.get(usage.device, 0), sum(_sizes(usage)))
+            self._highest[usage.device] = max(
+                self._highest.get(usage.device, 0), sum(_sizes(usage))
+            )
 
     def bar(self, usage: Usage) -> Bar | None:
         """Return the bar of ``usage``.
 
-        It is as long as the highest use, rounded up so that it seldom changes (..., 1, 1.5, 2, 3, 4, 6 GiB, ...), or
-        as the device's total, if that is less. None if the total is unknown, or if less than 1 % of the length was
-        kept, freed or needed temporarily.
+        It is as long as the highest use, rounded up so that it seldom changes (..., 1, 1.5, 2, 3,
+        4, 6 GiB, ...), or as the device's total, if that is less. None if the total is unknown, or
+        if less than 1 % of the length was kept, freed or needed temporarily.
         """
         total = usage.total_bytes
         if not total:
@@ -176,7 +208,10 @@ class Scales:
         length = min(total, -(-wanted // step) * step or 1)
         if max(kept, peak) < _LEAST_SHARE * length:
             return None
-        label = f"{device_label(usage.device)}: {format_bytes(used + kept)} of {format_bytes(total)} in use"
+        label = (
+            f"{device_label(usage.device)}: {format_bytes(used + kept)} of {format_bytes(total)} "
+            f"in use"
+        )
         if length < total:
             label += f"; the bar ends at {format_bytes(length)}"
         grain = -(-length // 1024)  # so that equal-looking bars are equal
@@ -187,8 +222,8 @@ class Scales:
 def _sizes(usage: Usage) -> tuple[int, int, int]:
     """Return the bytes in use since before, the bytes kept in addition, and the peak above both.
 
-    If known, other processes, the context and the allocator's cache count as in use before: the sum is the use of the
-    whole device at the peak.
+    If known, other processes, the context and the allocator's cache count as in use before: the sum
+    is the use of the whole device at the peak.
     """
     kept = max(0, usage.delta_bytes)
     peak = max(0, usage.peak_bytes - usage.after_bytes)
@@ -200,20 +235,26 @@ def _sizes(usage: Usage) -> tuple[int, int, int]:
     return used, kept, peak
 
 
-# -- texts ----------------------------------------------------------------------------------------------------
+# -- texts --------------------------------------------------------------------------------------
 
 
 def clean(text: str) -> str:
-    """Return ``text`` on one line, cut if it is huge, without control characters, which could change a terminal."""
+    """Return ``text`` on one line, cut if it is huge, without control characters, which could
+    change a terminal.
+    """
     if len(text) > _LONGEST_TEXT:
         text = f"{text[:_LONGEST_TEXT]}…"
     if text.isprintable():
         return text
-    return "".join([letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text])
+    return "".join(
+        [letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text]
+    )
 
 
 def shorten(text: str, letters: int) -> str:
-    """Return ``text`` as ``clean`` does, shortened in the middle, because the ends distinguish names."""
+    """Return ``text`` as ``clean`` does, shortened in the middle, because the ends distinguish
+    names.
+    """
     text = clean(text)
     if len(text) <= letters:
         return text
@@ -253,7 +294,9 @@ def shape_label(shape: Sequence[int]) -> str:
 
 
 def peak_label(usage: Usage) -> str:
-    """Return a peak above the start; sampled ones are marked, because they may miss the highest point."""
+    """Return a peak above the start; sampled ones are marked, because they may miss the highest
+    point.
+    """
     return format_change(usage.peak_delta_bytes) + sampled_mark(usage)
 
 
@@ -269,7 +312,9 @@ def in_use(usage: Usage) -> bool:
     """
     if usage.device in OUTSIDE:
         return max(usage.peak_bytes, usage.before_bytes) >= MIB
-    return usage.device == "cpu" or bool(usage.peak_bytes or usage.before_bytes or usage.reserved_bytes)
+    return usage.device == "cpu" or bool(
+        usage.peak_bytes or usage.before_bytes or usage.reserved_bytes
+    )
 
 
 def device_label(device: str) -> str:

@@ -1,4 +1,6 @@
-"""A matplotlib figure for notebooks. matplotlib is optional and slow to import: import this module only to draw."""
+"""A matplotlib figure for notebooks. matplotlib is optional and slow to import: import this module
+only to draw.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MultipleLocator
 except ImportError:
-    raise PlotError("pictures need matplotlib, which is not installed: pip install matplotlib") from None
+    raise PlotError(
+        "pictures need matplotlib, which is not installed: pip install matplotlib"
+    ) from None
 
 _DPI = 96
 LEGEND: dict[str, Any] = {"fontsize": "small", "frameon": False}
@@ -22,14 +26,18 @@ NO_FORMULAS: Any = {"text.parse_math": False, "text.usetex": False}  # a name ma
 
 
 class Picture(Figure):
-    """A figure in the user's style that notebooks show as an image, without pyplot; ``summary`` is its text."""
+    """A figure in the user's style that notebooks show as an image, without pyplot; ``summary`` is
+    its text.
+    """
 
     def __init__(self, height: float, summary: Sequence[str], width: float = 9) -> None:
         super().__init__(figsize=(width, height), dpi=_DPI, layout="constrained")
         self.summary = "\n  ".join(summary)
         self.suptitle(summary[0], x=0.01, ha="left", fontsize="medium")
 
-    def _ipython_display_(self) -> None:  # _repr_mimebundle_ would draw it twice with %matplotlib inline
+    def _ipython_display_(
+        self,
+    ) -> None:  # _repr_mimebundle_ would draw it twice with %matplotlib inline
         from IPython.display import display
 
         buffer = io.BytesIO()

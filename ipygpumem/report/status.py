@@ -8,7 +8,16 @@ from collections.abc import Iterable, Sequence
 from ipygpumem.inventory.breakdown import Part, Reconciliation
 from ipygpumem.probes.outside import Child, OtherKernel
 from ipygpumem.records import CellRecord, Reading
-from ipygpumem.report.layout import SEPARATOR, Bar, Report, Table, clean, clean_name, device_label, sizes
+from ipygpumem.report.layout import (
+    SEPARATOR,
+    Bar,
+    Report,
+    Table,
+    clean,
+    clean_name,
+    device_label,
+    sizes,
+)
 from ipygpumem.units import format_bytes
 
 _FIGURES = ("in use", "reserved", "device used", "others", "total")
@@ -26,19 +35,33 @@ def status_report(
     cells: Sequence[CellRecord] = (),
     kernels: Sequence[OtherKernel] = (),
 ) -> Report:
-    """Return the open features, each device's memory and its parts, the processes started by ``cells``, and kernels."""
+    """Return the open features, each device's memory and its parts, the processes started by
+    ``cells``, and kernels.
+    """
     readings = list(readings)
     noted = [(item.device, item.note) for item in readings if item.note]
     noted += [(item.device, note) for item in reconciliations for note in item.notes]
-    tables = [_readings_table(readings), *map(_parts_table, reconciliations), _children_table(children, cells)]
+    tables = [
+        _readings_table(readings),
+        *map(_parts_table, reconciliations),
+        _children_table(children, cells),
+    ]
     tables.append(_kernels_table(kernels))
     notes = [clean(f"{device_label(device)}: {note}") for device, note in noted]
-    return Report("status", headline.split(SEPARATOR), (*map(clean, lines), *notes), tables, records=reconciliations)
+    return Report(
+        "status",
+        headline.split(SEPARATOR),
+        (*map(clean, lines), *notes),
+        tables,
+        records=reconciliations,
+    )
 
 
 def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> Table:
     """Return the child processes, each with the cell during which it was started."""
-    largest = sorted(children, key=lambda child: (-sum(dict(child.on_devices).values()), -child.memory_bytes))
+    largest = sorted(
+        children, key=lambda child: (-sum(dict(child.on_devices).values()), -child.memory_bytes)
+    )
     rest = largest[_CHILDREN_SHOWN:]
     rows = [
         {
@@ -55,10 +78,14 @@ def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> T
         size, used = format_bytes(sum(child.memory_bytes for child in rest)), Counter[str]()
         for child in rest:
             used.update(dict(child.on_devices))
-        rows.append({"size": size, "on devices": ", ".join(sizes(used)), "name": f"and {len(rest):,} more"})
+        rows.append(
+            {"size": size, "on devices": ", ".join(sizes(used)), "name": f"and {len(rest):,} more"}
+        )
     is_pss = all(child.is_shared_out for child in children)
     kind = "PSS: shared pages count by share" if is_pss else "RSS: shared pages count fully"
-    return Table.of(rows, {"size", "on devices", "process"}, f"child processes, by {kind}", code={"to end it"})
+    return Table.of(
+        rows, {"size", "on devices", "process"}, f"child processes, by {kind}", code={"to end it"}
+    )
 
 
 def _kernels_table(kernels: Sequence[OtherKernel]) -> Table:
@@ -80,12 +107,16 @@ def _kernels_table(kernels: Sequence[OtherKernel]) -> Table:
 
 
 def started_in(child: Child, cells: Sequence[CellRecord]) -> str:
-    """Return the cell that ran when a process was started, or both cells if its clock cannot tell them apart."""
+    """Return the cell that ran when a process was started, or both cells if its clock cannot tell
+    them apart.
+    """
     near = [
         str(cell.execution_count)
         for cell in cells
         if cell.execution_count is not None
-        and -_CLOCK_SECONDS <= child.started_at - cell.started_at <= cell.duration_seconds + _CLOCK_SECONDS
+        and -_CLOCK_SECONDS
+        <= child.started_at - cell.started_at
+        <= cell.duration_seconds + _CLOCK_SECONDS
     ]
     return f"cell {' or '.join(near)}" if near else "unknown cell"
 
@@ -93,7 +124,13 @@ def started_in(child: Child, cells: Sequence[CellRecord]) -> str:
 def _readings_table(readings: Sequence[Reading]) -> Table:
     rows = []
     for item in readings:
-        known = item.current_bytes, item.reserved_bytes, item.used_bytes, item.other_bytes, item.total_bytes
+        known = (
+            item.current_bytes,
+            item.reserved_bytes,
+            item.used_bytes,
+            item.other_bytes,
+            item.total_bytes,
+        )
         figures = zip(_FIGURES, known, strict=True)
         shown = {name: "" if size is None else format_bytes(size) for name, size in figures}
         rows.append({"device": device_label(item.device), **shown})
@@ -124,7 +161,10 @@ def _parts_table(found: Reconciliation) -> Table:
         }
         for part in parts
     ]
-    title = f"{clean(device_label(found.device))}: {format_bytes(found.total_bytes)}, {clean(found.basis)}"
+    title = (
+        f"{clean(device_label(found.device))}: {format_bytes(found.total_bytes)}, "
+        f"{clean(found.basis)}"
+    )
     return Table.of(rows, {"size"}, title, bars=[_share(part, found.total_bytes) for part in parts])
 
 

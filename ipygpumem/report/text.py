@@ -13,7 +13,9 @@ from ipygpumem.report.layout import SEPARATOR, Bar, Report, Table, clean, listed
 
 @dataclass(frozen=True)
 class Style:
-    """Capabilities of the output stream; lines are not wrapped if its ``width`` in columns is unknown."""
+    """Capabilities of the output stream; lines are not wrapped if its ``width`` in columns is
+    unknown.
+    """
 
     width: int | None = None
     colour: bool = False
@@ -51,7 +53,9 @@ def render(reports: Iterable[Report], style: Style = PLAIN) -> str:
 def _report(report: Report, style: Style) -> str:
     segments = report.segments
     plain = [clean(segment.text) for segment in segments]
-    lines = _broken(plain, [segment.bar if style.bars else None for segment in segments], style.width)
+    lines = _broken(
+        plain, [segment.bar if style.bars else None for segment in segments], style.width
+    )
     if style.colour and lines[0].startswith(plain[0]):
         lines[0] = f"{_BOLD}{plain[0]}{_RESET}{lines[0][len(plain[0]) :]}"
     for table in report.tables:
@@ -70,8 +74,12 @@ def _report(report: Report, style: Style) -> str:
 
 
 def _broken(plain: list[str], bars: list[Bar | None], width: int | None) -> list[str]:
-    """Return the headline in lines: first bars are dropped, then it breaks between parts, then between words."""
-    parts = [f"{text} {text_bar(bar)}" if bar else text for text, bar in zip(plain, bars, strict=True)]
+    """Return the headline in lines: first bars are dropped, then it breaks between parts, then
+    between words.
+    """
+    parts = [
+        f"{text} {text_bar(bar)}" if bar else text for text, bar in zip(plain, bars, strict=True)
+    ]
     if width is None:
         return [SEPARATOR.join(parts)]
     for line in (SEPARATOR.join(parts), SEPARATOR.join(plain)):
@@ -90,7 +98,9 @@ def _broken(plain: list[str], bars: list[Bar | None], width: int | None) -> list
 
 def _hanging(text: str, width: int | None, indent: str = "  ") -> list[str]:
     """Return a text in lines, indented after the first."""
-    pieces = [text] if width is None or columns(text) <= width - len(indent) else fold(text, width - 4)
+    pieces = (
+        [text] if width is None or columns(text) <= width - len(indent) else fold(text, width - 4)
+    )
     return [indent + pieces[0], *(f"    {piece}" for piece in pieces[1:])]
 
 
@@ -103,19 +113,22 @@ def _titled(title: str, text: str, style: Style) -> list[str]:
     return lines
 
 
-# -- bars -----------------------------------------------------------------------------------------------------
+# -- bars ---------------------------------------------------------------------------------------
 
 
 def text_bar(bar: Bar) -> str:
     """Return ``bar`` in characters, such as ``▕▒▒█░ ▏``, or ``▕▒▒█░ ┃`` up to the total.
 
-    In use before is ``▒``, kept ``█``, the peak above ``░``; a piece has at least one character, if there is room.
+    In use before is ``▒``, kept ``█``, the peak above ``░``; a piece has at least one character, if
+    there is room.
     """
     pieces = bar.pieces
     ends = [0, *(round(sum(pieces[:number]) * _CELLS / bar.length_bytes) for number in (1, 2, 3))]
     found = [end - start for start, end in itertools.pairwise(ends)]
     for index in sorted(range(3), key=lambda index: -pieces[index]):
-        if pieces[index] and not found[index]:  # taken from the free part, else from the longest piece
+        if (
+            pieces[index] and not found[index]
+        ):  # taken from the free part, else from the longest piece
             found[index] = 1
             found[found.index(max(found))] -= sum(found) > _CELLS
     drawn = "".join(block * number for block, number in zip("▒█░", found, strict=True))
@@ -126,7 +139,7 @@ def _in_colour(drawn: re.Match[str]) -> str:
     return re.sub("▒+|█+|░+", lambda piece: _COLOURS[piece[0][0]] + piece[0] + _RESET, drawn[0])
 
 
-# -- tables ---------------------------------------------------------------------------------------------------
+# -- tables -------------------------------------------------------------------------------------
 
 _GAPS = (3, 2)
 _NARROWEST_TEXT = 18
@@ -147,7 +160,9 @@ def columns(text: str) -> int:
 
 
 def fold(text: str, width: int) -> list[str]:
-    """Return ``text`` in lines of at most ``width`` columns, broken between words, but not between number and unit."""
+    """Return ``text`` in lines of at most ``width`` columns, broken between words, but not between
+    number and unit.
+    """
     if columns(text) <= width:
         return [text.replace(_NO_BREAK, " ")]
     if text.startswith(" ") and not text.isspace():  # source code: keep its indentation
@@ -170,13 +185,17 @@ def fold(text: str, width: int) -> list[str]:
 
 
 def _pieces(word: str, width: int) -> list[str]:
-    """Return a word in pieces of at most ``width`` columns, broken between the parts of a path if it has any."""
+    """Return a word in pieces of at most ``width`` columns, broken between the parts of a path if
+    it has any.
+    """
     pieces, used = [""], 0
     for letter in word:
         needed = columns(letter)
         if used + needed > width:
             last = pieces[-1]
-            joints = [] if letter in _BEGINS_PART else [joint.start() for joint in _JOINT.finditer(last)]
+            joints = (
+                [] if letter in _BEGINS_PART else [joint.start() for joint in _JOINT.finditer(last)]
+            )
             place = max((joint for joint in joints if joint > len(last) // 2), default=len(last))
             pieces[-1:] = [last[:place], last[place:]]
             used = columns(pieces[-1])
@@ -190,10 +209,11 @@ _WIDEST_WHOLE = 40
 
 
 def _table(table: Table, style: Style) -> list[str]:
-    """Return the lines of ``table`` without its title: headings, a rule, and rows followed by their bars.
+    """Return the lines of ``table`` without its title: headings, a rule, and rows followed by their
+    bars.
 
-    Numbers are never broken. If the columns do not fit side by side, texts that are equal in all rows follow the table;
-    if that is not enough, each row becomes a line of names and values.
+    Numbers are never broken. If the columns do not fit side by side, texts that are equal in all
+    rows follow the table; if that is not enough, each row becomes a line of names and values.
     """
     width = max(_NARROWEST, style.width or _TABLE_WIDTH) - 2
     head, *body = [tuple(map(clean, row)) for row in (table.columns, *table.rows)]
@@ -203,7 +223,11 @@ def _table(table: Table, style: Style) -> list[str]:
         name in table.numbers or (name in table.whole and size <= _WIDEST_WHOLE)
         for name, size in zip(table.columns, widths, strict=True)
     ]
-    drawn = [text_bar(bar) if bar else "" for bar in table.bars] if style.bars and any(table.bars) else []
+    drawn = (
+        [text_bar(bar) if bar else "" for bar in table.bars]
+        if style.bars and any(table.bars)
+        else []
+    )
     for unbroken, behind, gap in itertools.product((kept, numeric), (drawn, []), _GAPS):
         bar_width = gap + BAR_COLUMNS if behind else 0
         fitting = _fitting(widths, unbroken, width - gap * (len(widths) - 1) - bar_width)
@@ -215,7 +239,9 @@ def _table(table: Table, style: Style) -> list[str]:
             return [*_table(fewer, style), *_hanging(clean(equal), style.width)]
         lines = []
         for row in body:
-            named = [f"{name}{_NO_BREAK}{text}" for name, text in zip(head, row, strict=True) if text]
+            named = [
+                f"{name}{_NO_BREAK}{text}" for name, text in zip(head, row, strict=True) if text
+            ]
             first, *more = fold(SEPARATOR.join(named), width - 2)
             lines += [f"  {first}", *(f"    {line}" for line in more)]
         return lines
@@ -230,11 +256,16 @@ def _table(table: Table, style: Style) -> list[str]:
 
 
 def _fitting(widths: Sequence[int], numeric: Sequence[bool], room: int) -> list[int] | None:
-    """Return widths that sum to at most ``room``, or None: numbers keep theirs, the widest texts shrink first."""
+    """Return widths that sum to at most ``room``, or None: numbers keep theirs, the widest texts
+    shrink first.
+    """
     if sum(widths) <= room:
         return list(widths)
     for most in range(min(max(widths), room), _NARROWEST_TEXT - 1, -1):
-        found = [width if number else min(width, most) for width, number in zip(widths, numeric, strict=True)]
+        found = [
+            width if number else min(width, most)
+            for width, number in zip(widths, numeric, strict=True)
+        ]
         if sum(found) <= room:
             return found
     return None

@@ -1,8 +1,8 @@
 """Finds the names that a cell binds, in its syntax tree and by Python's scoping rules.
 
-``symtable`` is close but reports ``del x`` and a bare ``x: int`` as assignments, and misses a walrus inside a
-comprehension; hence this walk. It uses its own stack, because a long ``a + b + c + ...`` that Python compiles
-without trouble nests deeper than Python's recursion limit.
+``symtable`` is close but reports ``del x`` and a bare ``x: int`` as assignments, and misses a
+walrus inside a comprehension; hence this walk. It uses its own stack, because a long ``a + b + c +
+...`` that Python compiles without trouble nests deeper than Python's recursion limit.
 """
 
 from __future__ import annotations
@@ -52,9 +52,13 @@ def _note(node: ast.AST, bindings: Bindings) -> None:
     if isinstance(node, ast.Global):
         bindings.shared.update(node.names)
     elif isinstance(node, ast.Import):
-        bindings.imported.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
+        bindings.imported.update(
+            alias.asname or alias.name.partition(".")[0] for alias in node.names
+        )
     elif isinstance(node, ast.ImportFrom):
-        bindings.imported.update(alias.asname or alias.name for alias in node.names if alias.name != "*")
+        bindings.imported.update(
+            alias.asname or alias.name for alias in node.names if alias.name != "*"
+        )
     elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del):
         bindings.deleted.add(node.id)
     else:
@@ -68,7 +72,14 @@ def _assigned_name(node: ast.AST) -> str | None:
         return node.id if isinstance(node.ctx, ast.Store) else None
     if isinstance(node, ast.MatchMapping):
         return node.rest
-    named = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
+    named = (
+        ast.FunctionDef,
+        ast.AsyncFunctionDef,
+        ast.ClassDef,
+        ast.ExceptHandler,
+        ast.MatchAs,
+        ast.MatchStar,
+    )
     return node.name if isinstance(node, named) else None
 
 
@@ -83,8 +94,13 @@ def _parts(node: ast.AST) -> Iterable[ast.AST]:
         return [node.args]
     if isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
         # A comprehension's targets are local, but a walrus inside it binds outside (PEP 572).
-        inside = [part for generator in node.generators for part in (generator.iter, *generator.ifs)]
-        return [*([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]), *inside]
+        inside = [
+            part for generator in node.generators for part in (generator.iter, *generator.ifs)
+        ]
+        return [
+            *([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]),
+            *inside,
+        ]
     if isinstance(node, ast.AnnAssign) and node.value is None:
         return [node.annotation]  # a bare "x: int" binds nothing
     if type(node).__name__ == "TypeAlias":  # "type X = ...", Python 3.12

@@ -1,12 +1,12 @@
 """Instruments code so that it reports bindings and deletions of names as they happen.
 
-A shadowed object must be saved just before its name is rebound: a saved object stays alive although the cell may be
-about to delete it, and a called function may rebind the name first. So each statement that binds or deletes a name
-gets look-ups without other effects, at the same position, so that line numbers, tracebacks and the debugger show the
-original code.
+A shadowed object must be saved just before its name is rebound: a saved object stays alive although
+the cell may be about to delete it, and a called function may rebind the name first. So each
+statement that binds or deletes a name gets look-ups without other effects, at the same position, so
+that line numbers, tracebacks and the debugger show the original code.
 
-A binding that is certain gets one look-up before it (``BINDS``). Any other gets one before (``MAY_BIND``), and one
-after it (``HAS_BOUND``), which is reached only if the name was bound.
+A binding that is certain gets one look-up before it (``BINDS``). Any other gets one before
+(``MAY_BIND``), and one after it (``HAS_BOUND``), which is reached only if the name was bound.
 """
 
 from __future__ import annotations
@@ -18,8 +18,16 @@ from typing import Any
 from ipygpumem.scope.bindings import bindings_of, parts_of
 
 BINDING_RECORDER = "__ipygpumem_names__"
-"""Name of the mapping in which code looks up events by texts such as ``"binds x"``; see ``scope.note_event``."""
-BINDS, MAY_BIND, HAS_BOUND, HAS_IMPORTED, HAS_DELETED = "binds ", "may bind ", "has bound ", "has imported ", "deletes "
+"""Name of the mapping in which code looks up events by texts such as ``"binds x"``; see
+``scope.note_event``.
+"""
+BINDS, MAY_BIND, HAS_BOUND, HAS_IMPORTED, HAS_DELETED = (
+    "binds ",
+    "may bind ",
+    "has bound ",
+    "has imported ",
+    "deletes ",
+)
 HAS_ENDED = "has ended "
 """Code that may have bound a name has ended; the name's current object shows whether it did."""
 BINDING_WORDS = frozenset([BINDS, HAS_BOUND, HAS_IMPORTED, HAS_ENDED])
@@ -33,7 +41,8 @@ def split_event(event: str) -> tuple[str, str]:
 
 
 class BindingRecorder(dict[str, None]):
-    """The mapping in which code looks up events; it contains those whose repetitions need no record.
+    """The mapping in which code looks up events; it contains those whose repetitions need no
+    record.
 
     Args:
         note: records an event; returns True if its repetitions need no record.
@@ -50,17 +59,22 @@ class BindingRecorder(dict[str, None]):
             self.forget()  # after another statement the name may no longer be an import
         times_forgotten = self._times_forgotten
         needs_no_repetition = self.note(key)
-        # Another thread's cell may have begun during the call; then the key must be looked up again.
+        # Another thread's cell may have begun during the call; then the key must be looked up
+        # again.
         if needs_no_repetition and self._times_forgotten == times_forgotten:
             self[key] = None
 
     def forget(self) -> None:
-        """Record each event again from now on, because the scopes have changed or another cell begins."""
+        """Record each event again from now on, because the scopes have changed or another cell
+        begins.
+        """
         self._times_forgotten += 1
         self.clear()
 
     def needs_no(self, names: list[str]) -> bool:
-        """Return True if bindings of ``names`` need no record now: their older objects are saved, or there are none."""
+        """Return True if bindings of ``names`` need no record now: their older objects are saved,
+        or there are none.
+        """
         __tracebackhide__ = True
         events = [MAY_BIND + name for name in names]
         for event in events:
@@ -68,7 +82,16 @@ class BindingRecorder(dict[str, None]):
         return all(map(self.__contains__, events))
 
 
-_MAY_RUN_CODE = (ast.Call, ast.Await, ast.With, ast.AsyncWith, ast.AsyncFor, ast.Delete, ast.Import, ast.ImportFrom)
+_MAY_RUN_CODE = (
+    ast.Call,
+    ast.Await,
+    ast.With,
+    ast.AsyncWith,
+    ast.AsyncFor,
+    ast.Delete,
+    ast.Import,
+    ast.ImportFrom,
+)
 """Nodes that may run other code, which may rebind or delete names, or open a scope."""
 
 
@@ -90,7 +113,9 @@ def instrument(tree: ast.Module, names: frozenset[str]) -> None:
 
 
 def _instrumented(statement: Any, names: frozenset[str], *, shown: bool) -> list[ast.stmt]:
-    """Return ``statement`` with look-ups for ``names``; ``shown``: the last one, whose value IPython may display."""
+    """Return ``statement`` with look-ups for ``names``; ``shown``: the last one, whose value
+    IPython may display.
+    """
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
         return _imports(statement, names)
     if isinstance(statement, ast.Delete):
@@ -109,7 +134,11 @@ def _instrumented(statement: Any, names: frozenset[str], *, shown: bool) -> list
     _branches(statement, names)
     name = getattr(statement, "name", "")  # of a function, a class, or "type X = ..." (Python 3.12)
     bound = {getattr(name, "id", name)} & set(names)
-    return [*_lookups(statement, MAY_BIND, bound), statement, *_lookups(statement, HAS_BOUND, bound)]
+    return [
+        *_lookups(statement, MAY_BIND, bound),
+        statement,
+        *_lookups(statement, HAS_BOUND, bound),
+    ]
 
 
 def _branches(statement: Any, names: frozenset[str]) -> None:
@@ -128,7 +157,9 @@ def _branches(statement: Any, names: frozenset[str]) -> None:
 
 
 def _blocks(statement: ast.stmt) -> Iterator[tuple[Any, str, set[str]]]:
-    """Yield a compound statement's blocks in the same scope, each with the names bound at its start."""
+    """Yield a compound statement's blocks in the same scope, each with the names bound at its
+    start.
+    """
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return
     for owner in (statement, *getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
@@ -143,7 +174,9 @@ def _bound_at_start(owner: Any) -> set[str]:
         return {owner.name} if owner.name else set()
     if isinstance(owner, ast.match_case):
         return bindings_of(owner.pattern).bound
-    target = owner.items[-1].optional_vars if hasattr(owner, "items") else getattr(owner, "target", None)
+    target = (
+        owner.items[-1].optional_vars if hasattr(owner, "items") else getattr(owner, "target", None)
+    )
     return set() if target is None else bindings_of(target).bound
 
 
@@ -171,7 +204,9 @@ def _with(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
         item.context_expr = _followed(item.context_expr, MAY_BIND, entered)
         targets += [target] if entered else []
     in_part = [target for target in targets if _may_bind_in_part([target])]
-    return _checked(statement, set[str]().union(*(bindings_of(target).bound for target in in_part)) & names)
+    return _checked(
+        statement, set[str]().union(*(bindings_of(target).bound for target in in_part)) & names
+    )
 
 
 def _may_bind_in_part(targets: list[Any]) -> bool:
@@ -182,11 +217,14 @@ def _may_bind_in_part(targets: list[Any]) -> bool:
     return not all(isinstance(part, ast.Name) for part in plain)
 
 
-def _in_two_forms(loop: ast.stmt, instrumented: list[ast.stmt], names: frozenset[str]) -> list[ast.stmt]:
-    """Return a loop that runs as it was written where its bindings need no record, else in its instrumented form.
+def _in_two_forms(
+    loop: ast.stmt, instrumented: list[ast.stmt], names: frozenset[str]
+) -> list[ast.stmt]:
+    """Return a loop that runs as it was written where its bindings need no record, else in its
+    instrumented form.
 
-    Look-ups would take as long as ``total += x`` itself. In most loops the names that are bound again and again have
-    been bound before, as by ``total = 0``.
+    Look-ups would take as long as ``total += x`` itself. In most loops the names that are bound
+    again and again have been bound before, as by ``total = 0``.
     """
     bound = bindings_of(loop).bound & names
     if not bound:
@@ -197,7 +235,9 @@ def _in_two_forms(loop: ast.stmt, instrumented: list[ast.stmt], names: frozenset
 
 
 def _copy_of(tree: ast.AST) -> Any:
-    """Return a copy of a tree; without recursion, because ``a + b + c + ...`` may nest deeper than Python allows."""
+    """Return a copy of a tree; without recursion, because ``a + b + c + ...`` may nest deeper than
+    Python allows.
+    """
     root = _shallow_copy(tree)
     waiting = [root]
     while waiting:
@@ -207,7 +247,9 @@ def _copy_of(tree: ast.AST) -> Any:
                 copied: Any = _shallow_copy(value)
                 waiting.append(copied)
             elif isinstance(value, list):
-                copied = [_shallow_copy(item) if isinstance(item, ast.AST) else item for item in value]
+                copied = [
+                    _shallow_copy(item) if isinstance(item, ast.AST) else item for item in value
+                ]
                 waiting += [item for item in copied if isinstance(item, ast.AST)]
             else:
                 continue
@@ -217,14 +259,20 @@ def _copy_of(tree: ast.AST) -> Any:
 
 def _shallow_copy(node: ast.AST) -> ast.AST:
     """Return a new node with the same fields and the same position."""
-    fields = {name: getattr(node, name) for name in (*node._fields, *node._attributes) if hasattr(node, name)}
+    fields = {
+        name: getattr(node, name)
+        for name in (*node._fields, *node._attributes)
+        if hasattr(node, name)
+    }
     return type(node)(**fields)
 
 
 def _is_plain_loop(statement: ast.stmt) -> bool:
-    """Return True for a loop that runs no other code and deletes no names, so that nothing but its bindings matters.
+    """Return True for a loop that runs no other code and deletes no names, so that nothing but its
+    bindings matters.
 
-    Operators and attributes of the user's own classes are not counted as other code: every loop has some.
+    Operators and attributes of the user's own classes are not counted as other code: every loop has
+    some.
     """
     if isinstance(statement, ast.For):
         # The items are made before the first turn, where calls do no harm.
@@ -245,14 +293,24 @@ def _is_plain_loop(statement: ast.stmt) -> bool:
 
 
 def _is_list_or_range(items: ast.expr) -> bool:
-    """Return True for the items of a loop that run no code; a generator may do anything between two items."""
+    """Return True for the items of a loop that run no code; a generator may do anything between two
+    items.
+    """
     if isinstance(items, (ast.List, ast.Tuple, ast.Constant)):
         return True
-    return isinstance(items, ast.Call) and isinstance(items.func, ast.Name) and items.func.id == "range"
+    return (
+        isinstance(items, ast.Call)
+        and isinstance(items.func, ast.Name)
+        and items.func.id == "range"
+    )
 
 
-def _checked(statement: ast.stmt, names: set[str], after: Iterable[ast.stmt] = ()) -> list[ast.stmt]:
-    """Return ``statement`` and the statements ``after`` it, with a check of ``names`` if it fails."""
+def _checked(
+    statement: ast.stmt, names: set[str], after: Iterable[ast.stmt] = ()
+) -> list[ast.stmt]:
+    """Return ``statement`` and the statements ``after`` it, with a check of
+    ``names`` if it fails.
+    """
     if not names:
         return [statement, *after]
     block: Any = _at(statement, "try: pass\nfinally: pass")

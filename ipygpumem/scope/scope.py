@@ -1,7 +1,7 @@
 """Adds scopes to a flat namespace: tracks the names that a scope owns, and cleans up at its end.
 
-A scope behaves like a Python function: at the end its names are deleted, and shadowed ones get their old objects
-back. It handles names only, not memory or IPython.
+A scope behaves like a Python function: at the end its names are deleted, and shadowed ones get
+their old objects back. It handles names only, not memory or IPython.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from typing import Any
 
 from ipygpumem.introspect import identities, is_instance
 from ipygpumem.scope.bindings import Bindings
-from ipygpumem.scope.instrumenting import BINDS, HAS_BOUND, HAS_ENDED, HAS_IMPORTED, MAY_BIND, split_event
+from ipygpumem.scope.instrumenting import (
+    BINDS,
+    HAS_BOUND,
+    HAS_ENDED,
+    HAS_IMPORTED,
+    MAY_BIND,
+    split_event,
+)
 
 Namespace = dict[str, Any]
 
@@ -30,11 +37,15 @@ _SHELLS_OWN = re.compile(
 """Names that IPython or a front-end keeps in the user's namespace; no scope owns them."""
 _CONFIRMS = {HAS_BOUND, HAS_IMPORTED, HAS_ENDED}
 _LIBRARYS_OWN = re.compile(r"__\w+|\w*_\d+_c\d+(/.*)?")
-"""Library names unless a cell binds them: torch.compile stores compiled code there, and removes it itself."""
+"""Library names unless a cell binds them: torch.compile stores compiled code there, and removes it
+itself.
+"""
 
 
 def is_ownable(name: object) -> bool:
-    """Return True if a scope may own ``name``: a string that neither IPython nor a front-end uses itself."""
+    """Return True if a scope may own ``name``: a string that neither IPython nor a front-end uses
+    itself.
+    """
     return type(name) is str and _SHELLS_OWN.fullmatch(name) is None
 
 
@@ -69,7 +80,8 @@ class Scope:
         keep: names or globs of names to keep at the end; the caller may append to the list.
         drop_imports: delete the names of imported modules too.
         clock: yields growing numbers, the same iterator for all scopes over the namespace.
-        saved_by_others: returns the objects that another thread's scopes will restore, one mapping for each scope.
+        saved_by_others: returns the objects that another thread's scopes will restore, one mapping
+            for each scope.
     """
 
     def __init__(
@@ -90,12 +102,15 @@ class Scope:
         """The names at the start."""
         self._is_first_whole = True
         """False once a name of the start may be at its old position with a new object."""
-        self._saved_elsewhere: list[dict[Any, None]] = [dict.fromkeys(objects) for objects in saved_by_others()]
+        self._saved_elsewhere: list[dict[Any, None]] = [
+            dict.fromkeys(objects) for objects in saved_by_others()
+        ]
         """Names that other threads' scopes will restore: some may be unbound now."""
         self._assigned: set[str] = set()
         self._imported: set[str] = set()
         self._either: set[str] = set()
-        """Imported names that the same code may also have bound by another statement, unreported."""
+        """Imported names that the same code may also have bound by another statement, unreported.
+        """
         self._shared: set[str] = set()
         self.waiting: Namespace = {}
         """Shadowed objects to be restored."""
@@ -111,8 +126,8 @@ class Scope:
     def _outer(self) -> dict[Any, None]:
         """Names that are known to be older.
 
-        Made when one is looked up, which an empty scope among 100,000 names never does. A dict without values is not
-        examined by the collector.
+        Made when one is looked up, which an empty scope among 100,000 names never does. A dict
+        without values is not examined by the collector.
         """
         names: dict[Any, None] = dict.fromkeys(self.first)
         for saved_names in self._saved_elsewhere:
@@ -120,9 +135,14 @@ class Scope:
         return names
 
     def note(self, bindings: Bindings, reported: Iterable[str] = ()) -> None:
-        """Record the names that code of this scope may bind; it reports its imports of those ``reported`` itself."""
+        """Record the names that code of this scope may bind; it reports its imports of those
+        ``reported`` itself.
+        """
         self._assigned |= bindings.assigned
-        imported, assigned = bindings.imported.difference(reported), bindings.assigned.difference(reported)
+        imported, assigned = (
+            bindings.imported.difference(reported),
+            bindings.assigned.difference(reported),
+        )
         self._imported = self._imported - assigned | imported
         self._either = self._either | imported & assigned
 
@@ -133,14 +153,19 @@ class Scope:
         self._unsure.discard(name)
         self._imported.discard(name)
 
-    def confirm(self, name: str, scopes: Sequence[Scope], *, is_import: bool, by_identity: bool) -> None:
-        """Record that a statement has bound ``name``; with ``by_identity``, only if its object has changed."""
+    def confirm(
+        self, name: str, scopes: Sequence[Scope], *, is_import: bool, by_identity: bool
+    ) -> None:
+        """Record that a statement has bound ``name``; with ``by_identity``, only if its object has
+        changed.
+        """
         # The statement may have opened or ended a scope.
         old = [scope._maybe.pop(name) for scope in reversed(scopes) if name in scope._maybe]
         if by_identity:
             if not old:
                 return
-            # A missing name was bound, too: "except ... as name" unbinds it at its end, and ``del`` is reported.
+            # A missing name was bound, too: "except ... as name" unbinds it at its end, and ``del``
+            # is reported.
             is_unchanged = name in self._namespace and self._namespace[name] is old[0]
             if is_unchanged:
                 return
@@ -153,7 +178,9 @@ class Scope:
             self._imported.discard(name)
 
     def save(self, names: Iterable[str]) -> list[str]:
-        """Save the objects of ``names`` before code may rebind them; return the names that were not saved yet."""
+        """Save the objects of ``names`` before code may rebind them; return the names that were not
+        saved yet.
+        """
         saved = [name for name in names if self._shadows(name) and name in self._namespace]
         self._unsure.update(saved)
         self._put_aside({name: self._namespace[name] for name in saved})
@@ -169,7 +196,9 @@ class Scope:
         self.save(list(self._outer))
 
     def missed(self, event: str) -> None:
-        """Save all objects of names that code may have bound or may bind: its reports may be lost, as ``event`` was."""
+        """Save all objects of names that code may have bound or may bind: its reports may be lost,
+        as ``event`` was.
+        """
         word, name = split_event(event)
         if word == HAS_IMPORTED:
             self._imported.add(name)
@@ -188,15 +217,28 @@ class Scope:
         """Forget the saved objects of names that the code did not rebind after all."""
         while self._unsure:
             name = self._unsure.pop()
-            if name in self.waiting and name in self._namespace and self._namespace[name] is self.waiting[name]:
+            if (
+                name in self.waiting
+                and name in self._namespace
+                and self._namespace[name] is self.waiting[name]
+            ):
                 del self.waiting[name]
 
     def _shadows(self, name: str) -> bool:
-        """Return True if binding ``name`` now would shadow an outer object that is not saved yet."""
-        return name in self._outer and name not in self.waiting and name not in self._shared and is_ownable(name)
+        """Return True if binding ``name`` now would shadow an outer object that is
+        not saved yet.
+        """
+        return (
+            name in self._outer
+            and name not in self.waiting
+            and name not in self._shared
+            and is_ownable(name)
+        )
 
     def is_saved_by_others(self, name: str) -> bool:
-        """Return True if the end of another thread's scope will restore ``name``: then it is no new name here."""
+        """Return True if the end of another thread's scope will restore ``name``: then it is no new
+        name here.
+        """
         return any(name in objects for objects in self._saved_by_others())
 
     def outer_among(self, names: set[str]) -> set[str]:
@@ -219,21 +261,25 @@ class Scope:
 
     def shared(self) -> list[str]:
         """Return the names that the scope's cells have bound in the notebook by ``global``."""
-        return [name for name in sorted(self._shared) if name in self._namespace and is_ownable(name)]
+        return [
+            name for name in sorted(self._shared) if name in self._namespace and is_ownable(name)
+        ]
 
     def leave_to_others(self, bound: Iterable[str], appeared: Iterable[str]) -> None:
         """Exclude the names of other code that runs at the same time, such as another subshell's.
 
         Args:
             bound: names bound by that code.
-            appeared: names that have appeared since, which this scope's own code may also have bound.
+            appeared: names that have appeared since, which this scope's own code may also have
+                bound.
         """
         names = {*bound, *set(appeared).difference(self._assigned, self._imported)}
         for name in names.intersection(self._namespace):
             self.leave(name)
 
     def leave(self, name: str) -> None:
-        """Leave ``name`` to other code, which binds it now: this scope neither deletes nor restores its object.
+        """Leave ``name`` to other code, which binds it now: this scope neither deletes nor restores
+        its object.
 
         If this scope's own code binds the name again, it shadows the other code's object.
         """
@@ -274,7 +320,9 @@ class Scope:
         return [n for n in own if not self._matches_keep(n) and not self._stays_as_import(n)]
 
     def _is_own(self, name: str) -> bool:
-        if name in self._shared or (_LIBRARYS_OWN.fullmatch(name) and name not in self._assigned | self._imported):
+        if name in self._shared or (
+            _LIBRARYS_OWN.fullmatch(name) and name not in self._assigned | self._imported
+        ):
             return False
         # A saved name may not have been rebound: code was expected to bind it and did not.
         return name not in self.waiting or self._namespace.get(name) is not self.waiting[name]
@@ -292,14 +340,22 @@ class Scope:
     def unmatched_keep(self) -> list[str]:
         """Return the patterns of ``keep`` that match no name at all."""
         names = [name for name in list(self._namespace) if is_ownable(name)] if self._keep else []
-        return [pattern for pattern in self._keep if not any(fnmatchcase(name, pattern) for name in names)]
+        return [
+            pattern
+            for pattern in self._keep
+            if not any(fnmatchcase(name, pattern) for name in names)
+        ]
 
     def misspelt_keep(self) -> list[str]:
         """Return the plain names in ``keep`` that neither exist nor occur in the scope's code."""
         if not self._keep:
             return []
         known = self._assigned | self._imported | self._outer.keys()
-        return [pattern for pattern in self.unmatched_keep() if pattern.isidentifier() and pattern not in known]
+        return [
+            pattern
+            for pattern in self.unmatched_keep()
+            if pattern.isidentifier() and pattern not in known
+        ]
 
     def close(
         self,
@@ -309,12 +365,14 @@ class Scope:
         is_handle: Callable[[object], bool] = lambda value: False,
         other_scopes: Sequence[Scope] = (),
     ) -> Outcome:
-        """Delete, restore and keep names. An interrupted call can be repeated, and continues where it stopped.
+        """Delete, restore and keep names. An interrupted call can be repeated, and continues where
+        it stopped.
 
         Args:
             enclosing: the scope around this one, which inherits kept and imported names.
             own: its own names, if the caller already has them.
-            is_handle: returns True for a value (by identity) whose name must stay, such as the experiment's own handle.
+            is_handle: returns True for a value (by identity) whose name must stay, such as the
+                experiment's own handle.
             other_scopes: the open scopes of other threads over the same names.
         """
         self._leave_new_names(other_scopes)
@@ -338,9 +396,11 @@ class Scope:
         return self.outcome
 
     def _leave_new_names(self, other_scopes: Sequence[Scope]) -> None:
-        """Leave names that are new in this scope to the scopes of other threads that have shadowed them.
+        """Leave names that are new in this scope to the scopes of other threads that have shadowed
+        them.
 
-        Ours: x = 1, a new name. Then theirs: x = 2, which has saved our 1. They use their object and delete it.
+        Ours: x = 1, a new name. Then theirs: x = 2, which has saved our 1. They use their object
+        and delete it.
         """
         for other in other_scopes:
             for name in list(other.waiting):
@@ -358,11 +418,14 @@ class Scope:
                 self._namespace[name] = value
 
     def _restore(self, name: str, other_scopes: Sequence[Scope]) -> None:
-        """Give ``name`` its old object back, now or when another thread's scope that has shadowed ours ends."""
+        """Give ``name`` its old object back, now or when another thread's scope that has shadowed
+        ours ends.
+        """
         old = self.waiting[name]
         later = [other for other in other_scopes if other._has_saved_later(name, self)]
         if later:
-            # Ours: x = 1. Then theirs: x = 2, which has saved our 1. It shall restore the object from before both.
+            # Ours: x = 1. Then theirs: x = 2, which has saved our 1. It shall restore the object
+            # from before both.
             first = min(later, key=lambda other: other._saved_at[name])
             is_ours = name in self._namespace and self._namespace[name] is first.waiting[name]
             first.waiting[name] = old
@@ -382,7 +445,9 @@ class Scope:
         return name not in other.waiting or self._saved_at[name] > other._saved_at[name]
 
     def _keep_name(self, name: str, enclosing: Scope | None, other_scopes: Sequence[Scope]) -> None:
-        """Leave ``name`` to the enclosing scope, which will restore the object that this one shadowed."""
+        """Leave ``name`` to the enclosing scope, which will restore the object that this one
+        shadowed.
+        """
         if name not in self.outcome.kept:
             self.outcome.kept.append(name)
         if enclosing is None:  # the name belongs to the notebook, not to another thread's scope
@@ -395,14 +460,16 @@ class Scope:
         if enclosing is None:
             return
         enclosing._assigned.add(name)
-        enclosing._imported.discard(name)  # it may have imported another object under this name before
+        # it may have imported another object under this name before
+        enclosing._imported.discard(name)
         if is_shadowed and enclosing._shadows(name):
             enclosing.waiting[name] = old
             enclosing._saved_at[name] = self._saved_at[name]
 
 
 def note_event(scopes: Sequence[Scope], what: str) -> bool:
-    """Record an event of code in the innermost of nested ``scopes``; return True if no repetition need be recorded.
+    """Record an event of code in the innermost of nested ``scopes``; return True if no repetition
+    need be recorded.
 
     Args:
         scopes: the scopes in which the code runs, innermost last.
@@ -422,7 +489,9 @@ def note_event(scopes: Sequence[Scope], what: str) -> bool:
 
 
 def note_deleted(scopes: Sequence[Scope], name: str) -> None:
-    """Record that ``name`` is deleted; from then on it is a new name to each scope that has not bound it itself."""
+    """Record that ``name`` is deleted; from then on it is a new name to each scope that has not
+    bound it itself.
+    """
     for scope in reversed(scopes):
         scope._maybe.pop(name, None)
         scope._imported.discard(name)
@@ -433,7 +502,9 @@ def note_deleted(scopes: Sequence[Scope], name: str) -> None:
 
 
 def settle(scopes: Sequence[Scope]) -> None:
-    """Once no code runs in nested ``scopes``: forget objects saved needlessly, and deleted names."""
+    """Once no code runs in nested ``scopes``: forget objects saved needlessly, and
+    deleted names.
+    """
     for scope in scopes:
         scope._maybe.clear()
         scope._forget_unbound()

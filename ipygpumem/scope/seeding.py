@@ -13,15 +13,17 @@ from typing import Any
 
 
 def is_seed(value: object) -> bool:
-    """Return True for a seed that torch accepts: an integer that fits into 64 bits, signed or unsigned."""
+    """Return True for a seed that torch accepts: an integer that fits into 64 bits, signed or
+    unsigned.
+    """
     return type(value) is int and -(2**63) <= value < 2**64
 
 
 class Seeder(MetaPathFinder):
     """Seeds generators; those of NumPy and torch also right after a cell imports them.
 
-    Importing them beforehand would be simpler, but slow, and too early for code that sets environment variables
-    before the import.
+    Importing them beforehand would be simpler, but slow, and too early for code that sets
+    environment variables before the import.
     """
 
     def __init__(self, seed: int) -> None:
@@ -29,7 +31,9 @@ class Seeder(MetaPathFinder):
         self._busy: set[str] = set()
 
     def seed_all(self) -> None:
-        """Seed Python's generator, and NumPy's global and torch's generators now, or once they are imported."""
+        """Seed Python's generator, and NumPy's global and torch's generators now, or once they are
+        imported.
+        """
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
         random.seed(self._seed)

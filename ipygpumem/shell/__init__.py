@@ -1,1 +1,3 @@
-"""The interface to IPython: events, magics, configuration, and the object that holds a shell's state."""
+"""The interface to IPython: events, magics, configuration, and the object that holds a shell's
+state.
+"""

@@ -50,11 +50,15 @@ class App:
 
     def records(self) -> SessionRecord:
         """Return the finished cells, experiments and traces as one record."""
-        return SessionRecord.of(self.session.history, self.experiments.finished, self.traces.finished)
+        return SessionRecord.of(
+            self.session.history, self.experiments.finished, self.traces.finished
+        )
 
     def close(self) -> list[str]:
         """Close all services; return the names of open experiments."""
-        names = [experiment.name for experiment in self.experiments.open if not experiment.is_ending]
+        names = [
+            experiment.name for experiment in self.experiments.open if not experiment.is_ending
+        ]
         with contextlib.ExitStack() as stack:  # called in reverse, even if one fails
             if graphs := sys.modules.get("ipygpumem.heap.holders.graphs"):
                 stack.callback(graphs.stop_letting_swap)
@@ -75,13 +79,16 @@ def find_app(shell: Any) -> App | None:
 
 
 def app_of(shell: Any, otherwise: str = "") -> App:
-    """Return the ``App`` of ``shell``, or raise NotLoadedError; in a script its message ends with ``otherwise``."""
+    """Return the ``App`` of ``shell``, or raise NotLoadedError; in a script its message ends with
+    ``otherwise``.
+    """
     found = find_app(shell)
     if found is not None:
         return found
     if shell is None:
         raise NotLoadedError(
-            f"this needs a notebook or IPython: run the script as ipython --ext ipygpumem SCRIPT.py{otherwise}"
+            f"this needs a notebook or IPython: run the script as ipython --ext ipygpumem "
+            f"SCRIPT.py{otherwise}"
         )
     raise NotLoadedError("ipygpumem is not loaded here: run %load_ext ipygpumem first")
 

@@ -1,7 +1,8 @@
 """Keeps the running cells of a shell, and defines the hooks of their observers (``CellObserver``).
 
-Events are not always paired: a magic that runs cells nests them, a blank cell ends without having begun, a
-broken one never ends, and subshells interleave. So cells are identified by their ``info`` object.
+Events are not always paired: a magic that runs cells nests them, a blank cell ends without having
+begun, a broken one never ends, and subshells interleave. So cells are identified by their ``info``
+object.
 """
 
 from __future__ import annotations
@@ -55,9 +56,13 @@ class Cell:
         self.has_unseen_code = False
         """True if some of its code was not analysed and may bind any name."""
         self.closers: list[Callable[[], list[Report]]] = []
-        """Called once when its code has ended, before anything else; their reports are shown above its line."""
+        """Called once when its code has ended, before anything else; their reports are shown above
+        its line.
+        """
         self.enders: list[Callable[[], list[Report]]] = []
-        """Called once after the memory held by its error was freed; their reports are shown below its line."""
+        """Called once after the memory held by its error was freed; their reports are shown below
+        its line.
+        """
         self.above: list[Report] = []
         self.below: list[Report] = []
         self.in_scope = False
@@ -68,7 +73,9 @@ class Cell:
         self.saved_early: list[str] = []
         """Names that the open scope saved before the code was instrumented."""
         self.maybe_bound: dict[str, object] = {}
-        """Objects of the names that its running statement may bind, while only scopes of other threads are open."""
+        """Objects of the names that its running statement may bind, while only scopes of other
+        threads are open.
+        """
         self.names_before: set[str] | None = None
         """The notebook's names when the cell, or a scope of another thread, began."""
         self.fit: Any = None
@@ -90,15 +97,21 @@ class Cell:
         self.over = False
         """True once its end event has arrived; other threads may no longer change it."""
         self.struck_after: BaseException | None = None
-        """The exception of a signal that arrived after its code had ended: a Ctrl-C, or a user's signal handler's."""
+        """The exception of a signal that arrived after its code had ended: a Ctrl-C, or a user's
+        signal handler's.
+        """
         self.interrupted_inside = False
-        """True if a signal's exception came after the code of a nested cell had ended, where nothing can be raised."""
+        """True if a signal's exception came after the code of a nested cell had ended, where
+        nothing can be raised.
+        """
         self.refusals: dict[str, Cause | None] = {}
         """Messages of its out-of-memory errors → the limit that refused the memory."""
         self.guarded = ""
         """How the memory guard caused its last error; empty if it did not."""
         self.released_by = 0
-        """Identity of the error that ended an experiment inside the cell; its frames are released at the cell's end."""
+        """Identity of the error that ended an experiment inside the cell; its frames are released
+        at the cell's end.
+        """
 
     def close(self) -> None:
         """Call the closers."""
@@ -121,10 +134,14 @@ class CellObserver(Protocol):
         """Prepare for a cell; its measurement has begun, its timer has not."""
 
     def cell_ended(self, cell: Cell) -> Sequence[Report]:
-        """Return reports to show below a cell's line; ``cell.record`` is None if it could not be measured."""
+        """Return reports to show below a cell's line; ``cell.record`` is None if it could not be
+        measured.
+        """
 
     def shown(self) -> None:
-        """Note that a cell's reports have been shown; the only hook called for the cell that loads the extension."""
+        """Note that a cell's reports have been shown; the only hook called for the cell that loads
+        the extension.
+        """
 
     def close(self) -> None:
         """Undo everything still in force, because the extension is being unloaded."""
@@ -156,7 +173,8 @@ class CellStack:
         return len(self._threads) > 1
 
     def pop(self, result: Any) -> tuple[Cell | None, list[Cell]]:
-        """Remove and return the cell that ``result`` ends, and nested cells whose end was never reported.
+        """Remove and return the cell that ``result`` ends, and nested cells whose end was never
+        reported.
 
         The cell is None if it never began. If ``result`` is None, the innermost cell ends.
         """
@@ -190,12 +208,17 @@ class CellStack:
             ended = own[-1] if own else None
         else:
             ended = next((cell for cell in reversed(self._cells) if cell.info is info), None)
-            # After an exception that escaped the runner, IPython creates a new info for the same cell.
-            ended = ended or next((cell for cell in reversed(own) if _same_source(cell.info, info)), None)
+            # After an exception that escaped the runner, IPython creates a new info for the same
+            # cell.
+            ended = ended or next(
+                (cell for cell in reversed(own) if _same_source(cell.info, info)), None
+            )
         return ended, own[own.index(ended) + 1 :] if ended in own else []
 
     def outermost(self) -> Cell | None:
-        """Return the cell that has been running longest, in any thread; callable from any thread."""
+        """Return the cell that has been running longest, in any thread; callable
+        from any thread.
+        """
         return next((cell for cell in self._cells if not cell.nested), None)
 
     def running(self, thread: int | None = None) -> list[Cell]:

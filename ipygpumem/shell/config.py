@@ -22,7 +22,9 @@ class Size(TraitType):
             raise TraitError(f"IPyGpuMem.{self.name}: {error}") from None
 
     def from_string(self, text: str) -> Any:
-        """Return the value given on the command line, before validation; a number without a unit means bytes."""
+        """Return the value given on the command line, before validation; a number without a unit
+        means bytes.
+        """
         return number_in(text)
 
 
@@ -33,40 +35,46 @@ class IPyGpuMem(Configurable):
     """The ``App`` with these options; see ``app_of``."""
     extension: Any = None
 
-    report = Bool(True, help="Show the one-line report after every cell (%gpumem on|off).").tag(config=True)
+    report = Bool(True, help="Show the one-line report after every cell (%gpumem on|off).").tag(
+        config=True
+    )
     bar = Bool(
         True,
-        help="Draw a bar for each device that a cell changed: in use before, kept, the peak above that. The plain text "
-        "of a notebook's output has none.",
+        help="Draw a bar for each device that a cell changed: in use before, kept, the peak "
+        "above that. The plain text of a notebook's output has none.",
     ).tag(config=True)
     quiet = Bool(
         False,
-        help="Show no line after cells that moved no device by a MiB. Errors, growth, child processes that hold "
-        "memory, and every other report are shown.",
+        help="Show no line after cells that moved no device by a MiB. Errors, growth, child "
+        "processes that hold memory, and every other report are shown.",
     ).tag(config=True)
     experiment_report = Enum(
-        ["full", "compact", "none"], "full", help="Level of detail of an experiment's report, unless --report is given."
+        ["full", "compact", "none"],
+        "full",
+        help="Level of detail of an experiment's report, unless --report is given.",
     ).tag(config=True)
     release_frames = Enum(
         ["never", "oom", "oom+interrupt", "always"],
         "oom+interrupt",
-        help="Errors after which the locals of the traceback's frames are cleared to free their memory. "
-        "With 'always', %debug finds no locals after any error.",
+        help="Errors after which the locals of the traceback's frames are cleared to free "
+        "their memory. With 'always', %debug finds no locals after any error.",
     ).tag(config=True)
     collect_garbage = Bool(
         True,
-        help="Collect garbage after a cell: always the objects made by the cell, and all garbage if that is cheap "
-        "compared to the cell.",
+        help="Collect garbage after a cell: always the objects made by the cell, and all "
+        "garbage if that is cheap compared to the cell.",
     ).tag(config=True)
     host_peak = Enum(
         ["kernel", "sampled"],
         "kernel",
-        help="How the host's peak is measured. 'kernel' is exact on Linux and resets the process's high-water mark, "
-        "which resource.getrusage().ru_maxrss shows too; 'sampled' leaves that mark alone and may miss short peaks.",
+        help="How the host's peak is measured. 'kernel' is exact on Linux and resets the "
+        "process's high-water mark, which resource.getrusage().ru_maxrss shows too; "
+        "'sampled' leaves that mark alone and may miss short peaks.",
     ).tag(config=True)
     min_held_bytes = Size(
         2**20,
-        help="Minimum size of listed objects that a traceback held, or that survived an experiment.",
+        help="Minimum size of listed objects that a traceback held, or that survived an "
+        "experiment.",
     ).tag(config=True)
     recorder = Bool(
         False,

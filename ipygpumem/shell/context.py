@@ -20,7 +20,9 @@ from ipygpumem.shell.error_isolation import Guard
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ShellContext:
-    """IPython's shell, our options, and the services that measure, collect garbage and show reports."""
+    """IPython's shell, our options, and the services that measure, collect garbage and show
+    reports.
+    """
 
     shell: Any
     config: IPyGpuMem
@@ -36,8 +38,14 @@ class ShellContext:
         return self.shell.user_ns  # type: ignore[no-any-return]  # IPython is untyped
 
 
-def context_for(shell: Any, config: IPyGpuMem, host: HostProbe, probes: Sequence[Probe] = ()) -> ShellContext:
-    """Return the context of a shell that measures with ``probes``, by default the host and all accelerators."""
+def context_for(
+    shell: Any, config: IPyGpuMem, host: HostProbe, probes: Sequence[Probe] = ()
+) -> ShellContext:
+    """Return the context of a shell that measures with ``probes``, by default the host and all
+    accelerators.
+    """
     find_more = None if probes else finder()
     meter = Meter(probes or [host, OutsideProbe()], find_more=find_more)
-    return ShellContext(shell, config, meter, Garbage(), CellStack(), Display(shell, config), Guard())
+    return ShellContext(
+        shell, config, meter, Garbage(), CellStack(), Display(shell, config), Guard()
+    )

@@ -1,4 +1,6 @@
-"""Creates IPython's magics from the registry: each parses its line, calls a command, and shows its reports."""
+"""Creates IPython's magics from the registry: each parses its line, calls a command, and shows its
+reports.
+"""
 
 from __future__ import annotations
 
@@ -40,18 +42,23 @@ class GpuMemMagics(Magics):
                 self.magics["line"][name] = called
 
     def call(self, name: str, line: str, cell: str | None) -> None:
-        """Run ``%name``, ``%%name`` with a cell, or the first line ``%%name`` of the running cell."""
+        """Run ``%name``, ``%%name`` with a cell, or the first line ``%%name`` of the
+        running cell.
+        """
         __tracebackhide__ = True
         if cell is not None and name in REWRITTEN and not is_for_engines(line):
             # From run_cell_magic and similar calls, or a first line that could not be rewritten.
             source = f"%%{name} {line}\n{cell}"
-            cells = self._app.context.cells.running()[-2:]  # the inner one is a retry by the run_cell below
+            # the inner one is a retry by the run_cell below
+            cells = self._app.context.cells.running()[-2:]
             texts = [text_of(getattr(running.info, "raw_cell", None)).split() for running in cells]
             if texts == [source.split()] * 2:
                 source = cell
-                write(f"%%{name} failed again", _LOST.get(name, ""))  # the reason was reported before
+                # the reason was reported before
+                write(f"%%{name} failed again", _LOST.get(name, ""))
             else:
-                loaded("magics.parsing.parse")(f"%%{name}", line)  # below, an error would be shown twice
+                # below, an error would be shown twice
+                loaded("magics.parsing.parse")(f"%%{name}", line)
             self.shell.run_cell(source).raise_error()
         elif cell is not None:
             self._run(f"%%{name}", line, cell)
@@ -100,7 +107,8 @@ class _Called:
         if self.__name__ != "gpumemit":  # code follows
             line = _expanded(self.__self__.shell, line)
         if cell is not None or self.__name__ == "gpumemit":
-            self.__self__.call(self.__name__, line, cell)  # its errors may come from the user's code
+            # its errors may come from the user's code
+            self.__self__.call(self.__name__, line, cell)
             return
         try:
             with interrupts.reraise_swallowed():
@@ -120,12 +128,21 @@ class _Called:
 def _expanded(shell: Any, line: str) -> str:
     """Return a line with its variables, such as ``{name}`` or ``$name``.
 
-    IPython itself copies all names before each line, also if there are 100,000 of them and nothing to replace.
+    IPython itself copies all names before each line, also if there are 100,000 of them and nothing
+    to replace.
     """
     if "{" not in line and "$" not in line:
         return line
-    depth, frame = 2, sys._getframe(2)  # from here: our magic, and the function of IPython that called it
-    while frame.f_back is not None and frame.f_code.co_name in _CALLERS and frame.f_globals.get("__name__") == _IPYTHON:
+    # from here: our magic, and the function of IPython that called it
+    depth, frame = (
+        2,
+        sys._getframe(2),
+    )
+    while (
+        frame.f_back is not None
+        and frame.f_code.co_name in _CALLERS
+        and frame.f_globals.get("__name__") == _IPYTHON
+    ):
         depth, frame = depth + 1, frame.f_back
     expanded: str = shell.var_expand(line, depth)
     return expanded

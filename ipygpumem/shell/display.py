@@ -46,9 +46,11 @@ class Display:
         display_id: str | None = None,
         is_new: bool = False,
     ) -> None:
-        """Show ``reports`` in one display, if there are any; its metadata has their records, and that of ``cell``.
+        """Show ``reports`` in one display, if there are any; its metadata has their records, and
+        that of ``cell``.
 
-        With a ``display_id``, it replaces the display with that id, or gets that id if it ``is_new``.
+        With a ``display_id``, it replaces the display with that id, or gets that id if it
+        ``is_new``.
         """
         if not reports:
             return
@@ -56,7 +58,10 @@ class Display:
             self._begin_row()
             data = {"text/plain": self._for_terminal(reports)}
         elif os.getpid() == self._pid:
-            data = {"text/plain": text.render(reports), "text/html": html.render(reports, bars=self._config.bar)}
+            data = {
+                "text/plain": text.render(reports),
+                "text/html": html.render(reports, bars=self._config.bar),
+            }
         else:  # a forked child must not send the kernel's messages
             sys.stdout.write(text.render(reports) + "\n")
             return
@@ -64,10 +69,16 @@ class Display:
         if self.has_images:  # the notebook's file has the metadata
             records = [record for report in reports for record in report.records]
             metadata |= packed(records if cell is None else [cell, *records])
-        where = {} if display_id is None else {"transient": {"display_id": display_id}, "update": not is_new}
+        where = (
+            {}
+            if display_id is None
+            else {"transient": {"display_id": display_id}, "update": not is_new}
+        )
         publisher = self._shell.display_pub
         if type(publisher).__name__ == "ZMQDisplayPublisher" and _nothing_to_flush():
-            type(publisher).publish(_WithoutFlush(publisher), data=data, metadata={"ipygpumem": metadata}, **where)
+            type(publisher).publish(
+                _WithoutFlush(publisher), data=data, metadata={"ipygpumem": metadata}, **where
+            )
         else:
             publisher.publish(data=data, metadata={"ipygpumem": metadata}, **where)
 
@@ -99,29 +110,39 @@ class Display:
                     bar.close()
 
     def _has_bars(self) -> bool:
-        """Return True if a user sees the bar: the output is not captured, nor the notebook run by nbconvert."""
+        """Return True if a user sees the bar: the output is not captured, nor the notebook run by
+        nbconvert.
+        """
         if not self._config.report:
             return False
         if self.has_images:
             if not _is_kernels(self._bar_stream) or os.getpid() != self._pid:
                 return False
-            return bool(self._shell.kernel.get_parent("shell").get("content", {}).get("allow_stdin"))
+            return bool(
+                self._shell.kernel.get_parent("shell").get("content", {}).get("allow_stdin")
+            )
         return is_terminal(self._bar_stream)
 
     @property
     def _bar_stream(self) -> Any:
-        """The stream for the bar: in a notebook stdout, because the bar leaves an empty output, red for stderr."""
+        """The stream for the bar: in a notebook stdout, because the bar leaves an empty output, red
+        for stderr.
+        """
         return sys.stdout if self.has_images else sys.stderr
 
     def _begin_row(self) -> None:
         """Move a terminal's cursor to the start of an empty row."""
-        terminals = getattr(sys.modules.get("IPython.terminal.interactiveshell"), "TerminalInteractiveShell", ())
-        stream = sys.stdout if sys.stdout is sys.__stdout__ else None  # else the report goes elsewhere
+        terminals = getattr(
+            sys.modules.get("IPython.terminal.interactiveshell"), "TerminalInteractiveShell", ()
+        )
+        # else the report goes elsewhere
+        stream = sys.stdout if sys.stdout is sys.__stdout__ else None
         if not (isinstance(self._shell, terminals) and stream is not None and is_terminal(stream)):
             return
         if os.name == "posix" and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", ""):
-            # As many blanks as there are columns end in the last column of the cursor's row if they began in its first,
-            # and in the next row otherwise; shells do so before their prompt (zsh's PROMPT_SP).
+            # As many blanks as there are columns end in the last column of the cursor's row if they
+            # began in its first, and in the next row otherwise; shells do so before their prompt
+            # (zsh's PROMPT_SP).
             stream.write(" " * os.get_terminal_size(stream.fileno()).columns + "\r")
 
     def _for_terminal(self, reports: Sequence[Report]) -> str:
@@ -129,7 +150,9 @@ class Display:
         stream, has_width = sys.stdout, is_terminal(sys.stdout)
         width = shutil.get_terminal_size().columns if has_width else None
         style = text.Style(width, wants_colour(stream, self._shell), has_width and self._config.bar)
-        return text.carried(text.render(reports, style), getattr(stream, "encoding", None) or "utf-8")
+        return text.carried(
+            text.render(reports, style), getattr(stream, "encoding", None) or "utf-8"
+        )
 
 
 def _new_bar(what: str, share: float, stream: Any) -> Any:
@@ -142,7 +165,9 @@ def _new_bar(what: str, share: float, stream: Any) -> Any:
         monitor_interval = 0  # no thread
 
     shape = "{desc} {percentage:.0f}% {bar} {elapsed}"
-    return ProgressBar(desc=what, initial=share, total=1.0, leave=False, miniters=0, bar_format=shape, file=stream)
+    return ProgressBar(
+        desc=what, initial=share, total=1.0, leave=False, miniters=0, bar_format=shape, file=stream
+    )
 
 
 def is_terminal(stream: Any) -> bool:
@@ -154,13 +179,19 @@ def is_terminal(stream: Any) -> bool:
 
 
 def wants_colour(stream: Any, shell: Any) -> bool:
-    """Return True if ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and IPython's colours allow colour on ``stream``."""
+    """Return True if ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and IPython's colours allow colour on
+    ``stream``.
+    """
     forced = os.environ.get("FORCE_COLOR")
     if forced is None:
         wanted = is_terminal(stream) and os.environ.get("TERM") != "dumb"
     else:
         wanted = forced not in ("", "0", "false")
-    return wanted and not os.environ.get("NO_COLOR") and str(getattr(shell, "colors", "")).lower() != "nocolor"
+    return (
+        wanted
+        and not os.environ.get("NO_COLOR")
+        and str(getattr(shell, "colors", "")).lower() != "nocolor"
+    )
 
 
 def _is_kernels(stream: Any) -> bool:
@@ -169,12 +200,17 @@ def _is_kernels(stream: Any) -> bool:
 
 
 def _nothing_to_flush() -> bool:
-    """Return True if the kernel's stdout and stderr are empty, so that the publisher need not flush them.
+    """Return True if the kernel's stdout and stderr are empty, so that the publisher need not flush
+    them.
 
-    The flush waits for another thread twice, which is most of a report's cost (1.1 of 1.3 ms on a slow machine).
+    The flush waits for another thread twice, which is most of a report's cost (1.1 of 1.3 ms on a
+    slow machine).
     """
     streams = sys.stdout, sys.stderr
-    if not all(_is_kernels(stream) and getattr(stream, "_flush_pending", True) is False for stream in streams):
+    if not all(
+        _is_kernels(stream) and getattr(stream, "_flush_pending", True) is False
+        for stream in streams
+    ):
         return False
     thread = getattr(getattr(sys.stdout, "pub_thread", None), "thread", None)
     frame = None if thread is None else sys._current_frames().get(thread.ident)
@@ -184,7 +220,9 @@ def _nothing_to_flush() -> bool:
 
 
 class _WithoutFlush:
-    """Proxy of ``publisher`` that skips the flush in one call; other threads keep using the publisher itself."""
+    """Proxy of ``publisher`` that skips the flush in one call; other threads keep using the
+    publisher itself.
+    """
 
     def __init__(self, publisher: Any) -> None:
         self._publisher = publisher

@@ -1,4 +1,6 @@
-"""Isolates our own failures from user code in hooks of the shell; each kind of failure is reported once."""
+"""Isolates our own failures from user code in hooks of the shell; each kind of failure is reported
+once.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from ipygpumem.failures import forget_told, tell
 from ipygpumem.interrupts import is_from_signal, stop_listening
 
 Part = tuple[Callable[..., object], str]
-"""A part of our work in a hook, and what was not done if it fails, as in "this cell's memory was not measured"."""
+"""A part of our work in a hook, and what was not done if it fails, as in "this cell's memory was
+not measured".
+"""
 
 
 class Guard:
@@ -27,11 +31,15 @@ class Guard:
         tell(name, error, lost, asked=asked)
 
     def each(self, name: str, *parts: Part) -> None:
-        """Do all ``parts`` in order; report those that fail, and raise a signal's exception after the last one."""
+        """Do all ``parts`` in order; report those that fail, and raise a signal's exception after
+        the last one.
+        """
         self.each_with((), name, parts)
 
     def each_with(self, given: tuple[object, ...], name: str, parts: Sequence[Part]) -> None:
-        """Do the same with parts that take the arguments ``given``, since no closure may reference a cell's result."""
+        """Do the same with parts that take the arguments ``given``, since no closure may reference
+        a cell's result.
+        """
         raised: list[BaseException] = []
         for work, lost in parts:
             try:
@@ -61,7 +69,8 @@ class Guard:
             callback: the function to wrap.
             instead: called with the same arguments if it fails.
             lost: what was not done because of a failure.
-            struck: called with the exception of a signal and the first argument, where IPython would only print it.
+            struck: called with the exception of a signal and the first argument, where IPython
+                would only print it.
         """
 
         @functools.wraps(callback)
@@ -85,7 +94,12 @@ class Guard:
         return call
 
     def _call(
-        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], lost: str
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+        lost: str,
     ) -> Any:
         """Call ``instead``; report it if that fails too."""
         try:

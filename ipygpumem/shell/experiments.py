@@ -1,7 +1,9 @@
-"""Opens and ends nested experiments, tracks the names that running code binds in their scopes, and frees their memory.
+"""Opens and ends nested experiments, tracks the names that running code binds in their scopes, and
+frees their memory.
 
-A scope owns the names that its own cells bind. Its cells run in the thread that opened it, because each subshell runs
-its cells in its own thread, over the same names. On an engine of a cluster its cells come from one client.
+A scope owns the names that its own cells bind. Its cells run in the thread that opened it, because
+each subshell runs its cells in its own thread, over the same names. On an engine of a cluster its
+cells come from one client.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ _CLOCK_SECONDS = 0.02
 _MOST_GROWN = 5
 """Maximum number of grown containers to name."""
 _ATTEMPTS = 5
-"""Maximum number of attempts to end an experiment: finalisers may raise, or a Ctrl-C may interrupt, each of them."""
+"""Maximum number of attempts to end an experiment: finalisers may raise, or a Ctrl-C may interrupt,
+each of them.
+"""
 _NOT_BOUND = object()
 """Stands for the object of a name that does not exist."""
 _MEASURES_LINES = re.compile(r"^%%memlines", re.MULTILINE)
@@ -87,9 +91,12 @@ class ExperimentManager:
         self.finished: deque[ExperimentRecord] = deque(maxlen=HISTORY_LENGTH)
         self.binding_recorder = BindingRecorder(self._record_binding)
         self.clock = itertools.count()
-        """Orders the objects that scopes save, because scopes of several threads may shadow the same names."""
+        """Orders the objects that scopes save, because scopes of several threads may shadow the
+        same names.
+        """
         self._missed: list[Cell] = []
-        """Stand-ins for the running cells whose start no hook has seen, while experiments are open."""
+        """Stand-ins for the running cells whose start no hook has seen, while experiments are open.
+        """
         self._last_oom, self._counted = 0, list[Experiment]()
         """Identity of an out-of-memory error, and the experiments that have counted it."""
         recovery.on_oom = self._ran_out_of_memory
@@ -99,22 +106,32 @@ class ExperimentManager:
         """Objects that outlived their experiments."""
         from ipygpumem.shell.survivors import Survivors  # loading the extension must stay fast
 
-        return Survivors(self.context, lambda: [(item.name, item.scope.waiting) for item in self.open], ours=self)
+        return Survivors(
+            self.context, lambda: [(item.name, item.scope.waiting) for item in self.open], ours=self
+        )
 
     def here(self, like: Experiment | None = None) -> list[Experiment]:
-        """Return the open experiments around the calling code, or around ``like``, innermost last."""
+        """Return the open experiments around the calling code, or around ``like``,
+        innermost last.
+        """
         if not self.open:
             return []
-        thread, client = (like.thread, like.client) if like else (get_ident(), client_of(self.context.shell))
+        thread, client = (
+            (like.thread, like.client) if like else (get_ident(), client_of(self.context.shell))
+        )
         return [one for one in self.open if one.thread == thread and one.client == client]
 
     def saved_elsewhere(self, thread: int, client: str | None) -> list[dict[str, Any]]:
-        """Return the objects that are saved by the open scopes of other threads, one mapping for each scope."""
+        """Return the objects that are saved by the open scopes of other threads, one mapping for
+        each scope.
+        """
         elsewhere = [one for one in self.open if one.thread != thread or one.client != client]
         return [experiment.scope.waiting for experiment in elsewhere]
 
     def _ran_out_of_memory(self, error: BaseException, leaving: object) -> None:
-        """Count ``error`` once for each experiment around it; it is reported again as it leaves each of them."""
+        """Count ``error`` once for each experiment around it; it is reported again as it leaves
+        each of them.
+        """
         counted = self._counted if id(error) == self._last_oom else []
         if counted and (leaving is None or leaving in counted):
             return
@@ -123,11 +140,13 @@ class ExperimentManager:
             experiment.ooms += 1
 
     def ran_out_in_try(self, error: BaseException) -> None:
-        """Count an out-of-memory error of an autofit try for the open experiments, unless it was counted before."""
+        """Count an out-of-memory error of an autofit try for the open experiments, unless it was
+        counted before.
+        """
         self.recovery.saw(error)
         self._counted = []  # the next try's error may reuse this one's identity
 
-    # -- code -------------------------------------------------------------------------------------------------
+    # -- code ------------------------------------------------------------------------------------
 
     def _record_binding(self, event: str) -> bool:
         """Record an event of instrumented code; return True if it need not be reported again."""
@@ -142,7 +161,9 @@ class ExperimentManager:
         return needs_no_repetition and not self._cells.of_others(get_ident())
 
     def _record_outside(self, event: str) -> None:
-        """Leave a name to a cell that binds it outside all scopes, while scopes of other threads are open."""
+        """Leave a name to a cell that binds it outside all scopes, while scopes of other threads
+        are open.
+        """
         word, name = split_event(event)
         running = self._cells.running()
         before = running[-1].maybe_bound if running else {}
@@ -157,10 +178,13 @@ class ExperimentManager:
         if is_bound:
             for experiment in self.open:
                 experiment.scope.leave(name)
-            self.binding_recorder.forget()  # the scopes' code may bind the name again, and must report that
+            # the scopes' code may bind the name again, and must report that
+            self.binding_recorder.forget()
 
     def event_missed(self, event: str) -> bool:
-        """Keep all names that the running code may bind, because one of its events could not be recorded."""
+        """Keep all names that the running code may bind, because one of its events could not be
+        recorded.
+        """
         for experiment in self.here()[-1:]:
             experiment.scope.missed(event)
         return False
@@ -187,7 +211,9 @@ class ExperimentManager:
         return cell
 
     def missed_cells_end(self, thread: int) -> None:
-        """Leave to the notebook the names that missed cells of ``thread`` have added: their code is in no scope."""
+        """Leave to the notebook the names that missed cells of ``thread`` have added: their code is
+        in no scope.
+        """
         ended = [cell for cell in self._missed if cell.thread == thread]
         self._missed = [cell for cell in self._missed if cell.thread != thread]
         for cell in ended:
@@ -204,7 +230,8 @@ class ExperimentManager:
         Args:
             tree: its syntax tree.
             may_change: no other transformer changes the tree after us.
-            is_timed: run by %timeit: its names never reach the notebook, and it must not be slowed down.
+            is_timed: run by %timeit: its names never reach the notebook, and it must not be slowed
+                down.
         """
         running, here = self._cells.running(), self.here()
         if not running:
@@ -218,7 +245,9 @@ class ExperimentManager:
         opens = our_magic(tree.body[0]) == "experiment" if getattr(tree, "body", None) else False
         reported = frozenset[str]()
         if may_change:
-            reported = self._instrument(tree, here, text_of(getattr(cell.info, "raw_cell", None)), opens=opens)
+            reported = self._instrument(
+                tree, here, text_of(getattr(cell.info, "raw_cell", None)), opens=opens
+            )
         code = SeenCode(tree, reported)
         cell.code.append(code)
         if here:
@@ -232,7 +261,9 @@ class ExperimentManager:
             cell.saved_early = [] if may_change else saved
 
     def _code_without_cell(self, tree: Any, here: list[Experiment]) -> None:
-        """Prepare the scopes for a front-end's silent request, or for a cell whose start was missed."""
+        """Prepare the scopes for a front-end's silent request, or for a cell whose start was
+        missed.
+        """
         if not is_in_cell():
             for experiment in self.open:
                 if experiment not in here:
@@ -242,10 +273,15 @@ class ExperimentManager:
         if self.open and not here:  # another thread's scopes leave these names to this code
             self._missed_cell().code.append(SeenCode(tree, frozenset()))
 
-    def _instrument(self, tree: Any, here: list[Experiment], source: str, *, opens: bool) -> frozenset[str]:
-        """Instrument a cell's code to report bindings that a scope may need, and return their names."""
+    def _instrument(
+        self, tree: Any, here: list[Experiment], source: str, *, opens: bool
+    ) -> frozenset[str]:
+        """Instrument a cell's code to report bindings that a scope may need, and return their
+        names.
+        """
         may_open_later = "experiment" in (source.lstrip().partition("\n")[2] if opens else source)
-        # A scope may open in another thread while this cell runs: then the scope leaves it the names that it binds.
+        # A scope may open in another thread while this cell runs: then the scope leaves it the
+        # names that it binds.
         may_matter = opens or self.open or may_open_later or self._cells.in_several_threads
         if not may_matter or _MEASURES_LINES.search(source):
             return frozenset()
@@ -264,7 +300,9 @@ class ExperimentManager:
         return frozenset(names)
 
     def _expect(self, scope: Scope, bindings: Bindings, reported: frozenset[str]) -> list[str]:
-        """Prepare ``scope`` for code; return the names saved because the code does not report them."""
+        """Prepare ``scope`` for code; return the names saved because the code does
+        not report them.
+        """
         self.binding_recorder.forget()
         scope.note(bindings, reported)
         return scope.save(bindings.bound.difference(reported))
@@ -282,7 +320,9 @@ class ExperimentManager:
             cell.names_before = set(self.context.namespace)
 
     def _appeared(self, cell: Cell) -> set[str]:
-        """Return the names that have appeared since the cell, or a scope of another thread, began."""
+        """Return the names that have appeared since the cell, or a scope of another
+        thread, began.
+        """
         if cell.names_before is None:
             return set()
         return self.context.namespace.keys() - cell.names_before
@@ -294,7 +334,7 @@ class ExperimentManager:
             bound |= code.bindings().bound - code.reported
         experiment.scope.leave_to_others(bound, self._appeared(cell))
 
-    # -- cells ------------------------------------------------------------------------------------------------
+    # -- cells -----------------------------------------------------------------------------------
 
     def cell_begins(self, cell: Cell) -> None:
         """Start tracking names, and seed the generators of experiments with a seed."""
@@ -303,7 +343,8 @@ class ExperimentManager:
         if not cell.nested:
             self.missed_cells_end(cell.thread)
         if self.open:
-            self.binding_recorder.forget()  # this cell's events are not those of the cells that run already
+            # this cell's events are not those of the cells that run already
+            self.binding_recorder.forget()
         here = self.here()
         if len(here) < len(self.open):  # names that appear may be the cell's
             self._note_names(cell)
@@ -346,8 +387,12 @@ class ExperimentManager:
         self.context.guard.each("the end of an experiment", *parts)
 
     def overdue(self) -> list[Experiment]:
-        """Return open experiments whose cells have ended, except those ending now in a finaliser or another thread."""
-        return [one for one in self.open if one.cell is not None and one.cell.over and not one.is_ending]
+        """Return open experiments whose cells have ended, except those ending now in a finaliser or
+        another thread.
+        """
+        return [
+            one for one in self.open if one.cell is not None and one.cell.over and not one.is_ending
+        ]
 
     def shown(self) -> None:
         """End experiments whose cells ended without ending them."""
@@ -364,7 +409,7 @@ class ExperimentManager:
                 experiment.add_cell(cell.record)
         return self._publish(cell.ended) if cell.ended else ()
 
-    # -- begin and end ----------------------------------------------------------------------------------------
+    # -- begin and end ---------------------------------------------------------------------------
 
     def begin(self, experiment: Experiment) -> None:
         """Open ``experiment`` inside the open experiments."""
@@ -378,7 +423,8 @@ class ExperimentManager:
                 self.open.append(experiment)
                 self._expect_running_code(experiment)
                 running = self._cells.running()
-                is_silent = not running and experiment.thread == main_thread().ident  # in other threads, functions run
+                # in other threads, functions run
+                is_silent = not running and experiment.thread == main_thread().ident
                 if is_silent or any(cell.has_unseen_code or not cell.code for cell in running):
                     experiment.scope.save_all()
                 for cell in self._cells.of_others(experiment.thread):
@@ -398,7 +444,8 @@ class ExperimentManager:
             raise RuntimeError("the start of this cell was missed, so its end would be missed too")
         if not running:
             raise ExperimentError(
-                "%%experiment must be the first line of a cell that you run yourself; here use %experiment start"
+                "%%experiment must be the first line of a cell that you run yourself; here use "
+                "%experiment start"
             )
         experiment.cell, experiment.ends_by_itself = running[-1], True
         running[-1].ending.append(experiment)
@@ -427,7 +474,8 @@ class ExperimentManager:
     def _end(self, experiment: Experiment, ended: list[Experiment]) -> None:
         """End ``experiment`` and all inside it, and append each to ``ended``.
 
-        Only a signal's exception leaves it open, such as a Ctrl-C, and only if the user can end it again.
+        Only a signal's exception leaves it open, such as a Ctrl-C, and only if the user can end it
+        again.
         """
         self._check_can_end(experiment)
         struck: list[BaseException] = []
@@ -453,18 +501,25 @@ class ExperimentManager:
             raise struck.pop()
 
     def _check_can_end(self, experiment: Experiment) -> None:
-        """Raise an error if ``experiment`` is not open, or if it or one inside it is being ended."""
+        """Raise an error if ``experiment`` is not open, or if it or one inside it is
+        being ended.
+        """
         if experiment not in self.open:
             raise ExperimentError(
-                f"experiment {quoted(experiment.name)} is not open: it was never started, or ipygpumem was unloaded"
+                f"experiment {quoted(experiment.name)} is not open: it was never started, or "
+                f"ipygpumem was unloaded"
             )
         nested = self.here(experiment)
         if any(one.is_ending for one in nested[nested.index(experiment) :]):
             raise ExperimentError(f"experiment {quoted(experiment.name)} is already ending")
 
     def _still_open(self, experiment: Experiment, error: BaseException) -> BaseException:
-        """Return the signal's exception that stopped an end, and tell the user how to end the experiment."""
-        text = f"the experiment {clean_name(experiment.name)} is still open: run %experiment end again"
+        """Return the signal's exception that stopped an end, and tell the user how to end the
+        experiment.
+        """
+        text = (
+            f"the experiment {clean_name(experiment.name)} is still open: run %experiment end again"
+        )
         if type(error) is KeyboardInterrupt:
             return KeyboardInterrupt(text)
         say(text)
@@ -490,7 +545,8 @@ class ExperimentManager:
             finally:
                 experiment.is_ending = False
         ended.append(experiment)
-        # It need not be the last one: finalisers and threads run during an end, and may unload the extension.
+        # It need not be the last one: finalisers and threads run during an end, and may unload the
+        # extension.
         self.open[:] = [one for one in self.open if one is not experiment]
         if enclosing is not None:
             self._expect_running_code(enclosing)
@@ -505,7 +561,10 @@ class ExperimentManager:
         self.context.guard.each(
             "the end of an experiment",
             (lambda: say(f"{name} could not be ended; its names are kept."), "its names are kept"),
-            (lambda: experiment.scope.restore_all(), f"names that {name} has overwritten keep their new values"),
+            (
+                lambda: experiment.scope.restore_all(),
+                f"names that {name} has overwritten keep their new values",
+            ),
             (lambda: experiment.abandon(), f"the measurement of {name} was not ended"),
         )
 
@@ -519,7 +578,11 @@ class ExperimentManager:
                 style = experiment.report or self.context.config.experiment_report
                 reports += content.experiment_reports(record, style, self.context.display.scales)
                 if style == "none":
-                    lines = [f"experiment {record.name}: {line}" for line in record.notes if line.startswith("keep: ")]
+                    lines = [
+                        f"experiment {record.name}: {line}"
+                        for line in record.notes
+                        if line.startswith("keep: ")
+                    ]
                     reports += map(note, lines)
         return reports
 
@@ -532,10 +595,11 @@ class ExperimentManager:
 
 
 class Experiment(Block):
-    """A scope over the notebook's names, opened by ``start`` (or ``with``) and closed by ``finish``.
+    """A scope over the notebook's names, opened by ``start`` (or ``with``) and closed by
+    ``finish``.
 
-    Created by the magics and by ``ipygpumem.experiment``, which documents the arguments. ``record`` is set once it is
-    finished.
+    Created by the magics and by ``ipygpumem.experiment``, which documents the arguments. ``record``
+    is set once it is finished.
     """
 
     _block_name = "an experiment"
@@ -564,11 +628,15 @@ class Experiment(Block):
         if seed is not None and not is_seed(seed):
             raise ExperimentError("seed must be a whole number that fits into 64 bits")
         self._seeder = Seeder(seed) if seed is not None else None
-        if report is not None and not (type(report) is str and report in ("full", "compact", "none")):
+        if report is not None and not (
+            type(report) is str and report in ("full", "compact", "none")
+        ):
             raise ExperimentError(f"report={quoted(report)}: write 'full', 'compact' or 'none'")
         self.report = report
         self._parameters = checked_parameters(note or {})
-        self.budget = budgets.Budget(budgets.checked(budget), f"experiment {name}") if budget else None
+        self.budget = (
+            budgets.Budget(budgets.checked(budget), f"experiment {name}") if budget else None
+        )
         self.outputs = Outputs(self._context.shell)
         self.record: ExperimentRecord | None = None
         self.was_started = self.failed = False
@@ -583,7 +651,9 @@ class Experiment(Block):
         self.cell: Cell | None = None
         """The cell whose end ends it, if any."""
         self.ends_by_itself = False
-        """True if a cell or ``with`` block ends it: its end is requested only once, so it must not stay open."""
+        """True if a cell or ``with`` block ends it: its end is requested only once, so it must not
+        stay open.
+        """
         self.client: str | None = None
         """On an engine of a cluster, the only client whose cells belong to it."""
         self.remarks: list[str] = []
@@ -608,7 +678,8 @@ class Experiment(Block):
         self._names_by_object = dict[int, str]()
         """Its names by the identities of their objects."""
         self._usages = tuple[Usage, ...]()
-        """Usage once its memory is freed, before our search for the rest takes memory of its own."""
+        """Usage once its memory is freed, before our search for the rest takes memory of its own.
+        """
         self._watched: list[WatchedName] | None = None
         """The arrays of its names; None if memory was too short to list them."""
 
@@ -619,7 +690,9 @@ class Experiment(Block):
 
     @property
     def is_open(self) -> bool:
-        """True if it was started, and neither finished nor abandoned when the extension was unloaded."""
+        """True if it was started, and neither finished nor abandoned when the extension was
+        unloaded.
+        """
         return self in self._experiments.open
 
     def start(self) -> Experiment:
@@ -641,17 +714,23 @@ class Experiment(Block):
 
     def _open(self) -> None:
         if self.was_started:
-            raise ExperimentError(f"experiment {quoted(self.name)} was already started: create a new one")
+            raise ExperimentError(
+                f"experiment {quoted(self.name)} was already started: create a new one"
+            )
         self._experiments.begin(self)
 
     def keep(self, *patterns: str) -> None:
         """Keep these names or globs at the end too."""
         if not all(isinstance(pattern, str) for pattern in patterns):
-            raise ExperimentError("keep must be a name, a glob, or a list of them: keep='x' or keep=['x', 'y*']")
+            raise ExperimentError(
+                "keep must be a name, a glob, or a list of them: keep='x' or keep=['x', 'y*']"
+            )
         self._keep += patterns
 
     def usage(self) -> tuple[Usage, ...]:
-        """Return each device's usage from the start until now, or until the end if it is finished."""
+        """Return each device's usage from the start until now, or until the end if
+        it is finished.
+        """
         if self._is_unscoped:
             return ()
         if not self.was_started:
@@ -669,8 +748,8 @@ class Experiment(Block):
     def finish(self) -> ExperimentRecord:
         """End the experiment (and the ones inside it), show its report and return its record.
 
-        A finished experiment returns its record again. If an interrupt stops the end half-way, the experiment
-        stays open and ``finish`` can be called again.
+        A finished experiment returns its record again. If an interrupt stops the end half-way, the
+        experiment stays open and ``finish`` can be called again.
 
         Raises:
             ExperimentError: it was never started, or the extension was unloaded before.
@@ -707,7 +786,10 @@ class Experiment(Block):
         parts: list[Part] = [
             (self._saw_failure, "memory that its error holds is freed at the cell's end"),
             (lambda _: self._end_once(), self._lost_at_end),
-            (lambda _: self._end_again(), "the experiment is still open"),  # an interrupt may have come before it ended
+            (
+                lambda _: self._end_again(),
+                "the experiment is still open",
+            ),  # an interrupt may have come before it ended
         ]
         with interrupts.reraise_swallowed():
             self._context.guard.each_with((error,), f"the end of {self._block_name}", parts)
@@ -726,7 +808,9 @@ class Experiment(Block):
                 self.remarks.append(remark)
 
     def _end_once(self) -> None:
-        """End the experiment, unless the extension was unloaded inside its block, which has been said."""
+        """End the experiment, unless the extension was unloaded inside its block, which has been
+        said.
+        """
         if self.record is None and self.is_open:
             self._experiments.finish(self)
 
@@ -740,7 +824,7 @@ class Experiment(Block):
         ]
         self._context.guard.each(f"the end of {self._block_name}", *parts)
 
-    # -- open -------------------------------------------------------------------------------------------------
+    # -- open ------------------------------------------------------------------------------------
 
     def enter(self) -> None:
         """Open the scope and start measuring; if this fails, ``abandon`` undoes it."""
@@ -755,7 +839,9 @@ class Experiment(Block):
             keep=self._keep,
             drop_imports=self._drop_imports,
             clock=self._experiments.clock,
-            saved_by_others=functools.partial(self._experiments.saved_elsewhere, self.thread, self.client),
+            saved_by_others=functools.partial(
+                self._experiments.saved_elsewhere, self.thread, self.client
+            ),
         )
         self.was_started = True
         self.outputs_at_start = self.outputs.mark()
@@ -783,7 +869,9 @@ class Experiment(Block):
         return sum(cell.duration_seconds for cell in self._cells) + here
 
     def reseed(self) -> None:
-        """Seed the random generators if the experiment has a seed; libraries imported later are seeded on import."""
+        """Seed the random generators if the experiment has a seed; libraries imported later are
+        seeded on import.
+        """
         if self._seeder is not None:
             self._seeder.seed_all()
 
@@ -793,7 +881,9 @@ class Experiment(Block):
         if self.record is not None:
             seconds = self.seconds(self._seconds_here)
             span = max(seconds, self.span_seconds)  # its first cell may have begun before it
-            self.record = replace(self.record, cells=self.cells, duration_seconds=seconds, span_seconds=span)
+            self.record = replace(
+                self.record, cells=self.cells, duration_seconds=seconds, span_seconds=span
+            )
 
     def waiting(self) -> list[RetainedArray]:
         """Return the arrays held by the objects to be restored."""
@@ -804,14 +894,16 @@ class Experiment(Block):
     def saw_error(self, identity: int) -> None:
         """Record the identity of the last error shown; a new one marks the experiment as failed.
 
-        Call it often enough that at most one error is shown between two calls: an error is created while the previous
-        one is alive, but a later one may reuse that identity.
+        Call it often enough that at most one error is shown between two calls: an error is created
+        while the previous one is alive, but a later one may reuse that identity.
         """
         self.failed |= identity != self.seen_error
         self.seen_error = identity
 
     def abandon(self) -> None:
-        """Stop measuring and keep the names, because the extension is unloaded or the start or end failed."""
+        """Stop measuring and keep the names, because the extension is unloaded or the start or end
+        failed.
+        """
         parts: list[Part] = [(self._limits.close, "its budget may still limit torch")]
         if hasattr(self, "_measurement"):
             drop = functools.partial(self._context.meter.drop, self._measurement)
@@ -822,7 +914,7 @@ class Experiment(Block):
             parts.append((self._baseline.forget, "its list of older objects stays in memory"))
         self._context.guard.each("the end of an experiment", *parts)
 
-    # -- its end ----------------------------------------------------------------------------------------------
+    # -- its end ---------------------------------------------------------------------------------
 
     def leave(self, enclosing: Scope | None, other_scopes: Sequence[Scope]) -> None:
         """Free everything and create the record; call it again after an interrupt.
@@ -863,7 +955,10 @@ class Experiment(Block):
 
             (*close,) = difflib.get_close_matches(slips[0], self.scope.own_names(), 1)
             meant = f" (did you mean {close[0]}?)" if close else ""
-            self.slip = f"keep: no name matches {quoted(slips[0])}{meant}: nothing was deleted, all names are kept"
+            self.slip = (
+                f"keep: no name matches {quoted(slips[0])}{meant}: nothing was deleted, all names "
+                f"are kept"
+            )
             self._keep[:] = [*(pattern for pattern in self._keep if pattern != slips[0]), "*"]
 
     def _look(self) -> None:
@@ -898,7 +993,9 @@ class Experiment(Block):
         def close() -> int:
             own, self._own = self._own, None  # stale after the first attempt
             if not self._is_closed:
-                self.scope.close(enclosing, own, is_handle=lambda value: value is self, other_scopes=other_scopes)
+                self.scope.close(
+                    enclosing, own, is_handle=lambda value: value is self, other_scopes=other_scopes
+                )
                 self._is_closed = True
             outcome = self.scope.outcome
             return len(outcome.deleted) + len(outcome.restored) + len(outcome.kept)
@@ -910,14 +1007,23 @@ class Experiment(Block):
             if not self._is_closed:  # memory was too short; by now the tracebacks' memory is freed
                 run(("names again", close))
 
-        outputs = ("outputs", lambda: 0 if self.slip else self.outputs.forget_since(self.outputs_at_start))
+        outputs = (
+            "outputs",
+            lambda: 0 if self.slip else self.outputs.forget_since(self.outputs_at_start),
+        )
         is_measured = "the memory freed by deleting its names was not measured"
         context.guard.each(
             "the end of an experiment",
-            (lambda: run(("names", close), outputs, ("tracebacks", self._release_tracebacks)), is_measured),
+            (
+                lambda: run(("names", close), outputs, ("tracebacks", self._release_tracebacks)),
+                is_measured,
+            ),
             (close_again, is_measured),
             (close, "its names are kept"),
-            (lambda: run(*steps_that_free(context.garbage, self._since)), "garbage was not collected"),
+            (
+                lambda: run(*steps_that_free(context.garbage, self._since)),
+                "garbage was not collected",
+            ),
         )
         self._is_freed = True
 
@@ -952,13 +1058,21 @@ class Experiment(Block):
             grown = _growth(self._at_end or ())
             if grown >= self._context.config.min_held_bytes:  # before anything was freed
                 grown = _growth(self._usages)
-            if "polars" in sys.modules:  # its own allocator does not tell; pages that malloc returns may be older
-                grown += sum(step.freed.get("cpu", 0) for step in self._steps if step.name not in ("names", "garbage"))
+            if (
+                "polars" in sys.modules
+            ):  # its own allocator does not tell; pages that malloc returns may be older
+                grown += sum(
+                    step.freed.get("cpu", 0)
+                    for step in self._steps
+                    if step.name not in ("names", "garbage")
+                )
             grown = max(grown, allocated_bytes() - self._allocated_at_start)
             grown -= sum(array.size_bytes for array in arrays if array.device == "cpu")
             self._survivors = self._experiments.survivors.of_experiment(
                 self._watched,
-                known=lambda item, array: array.storage in kept or self._baseline.was_there(item, array),
+                known=lambda item, array: (
+                    array.storage in kept or self._baseline.was_there(item, array)
+                ),
                 kept=kept,
                 keepers=keepers,
                 baseline=self._baseline,
@@ -973,7 +1087,9 @@ class Experiment(Block):
     def bare_record(self) -> ExperimentRecord:
         """Return a record without measurements."""
         seconds = perf_counter() - self._started
-        return ExperimentRecord(self.name, self._started_at, seconds, (), (), {}, {}, (), (), (), ())
+        return ExperimentRecord(
+            self.name, self._started_at, seconds, (), (), {}, {}, (), (), (), ()
+        )
 
     def _unscoped_record(self) -> ExperimentRecord:
         """Return its record without measurements, which the user's code may read after its end."""
@@ -984,8 +1100,15 @@ class Experiment(Block):
     def _make_record(self) -> None:
         if not (self._is_freed and self._is_closed):
             return  # another attempt follows
-        outcome, at_end, usages = self.scope.outcome, self._at_end or (), self._context.meter.stop(self._measurement)
-        seconds, measured = self.seconds(self._seconds_here) or self.span_seconds, self._usages or usages
+        outcome, at_end, usages = (
+            self.scope.outcome,
+            self._at_end or (),
+            self._context.meter.stop(self._measurement),
+        )
+        seconds, measured = (
+            self.seconds(self._seconds_here) or self.span_seconds,
+            self._usages or usages,
+        )
         consumed = {usage.device: usage.delta_bytes for usage in at_end}
         self.record = ExperimentRecord(
             name=self.name,
@@ -995,7 +1118,11 @@ class Experiment(Block):
             usages=usages,
             consumed=consumed,
             # Unknown if memory was too short to measure its end.
-            freed={item.device: consumed.get(item.device, 0) - item.delta_bytes for item in measured if at_end},
+            freed={
+                item.device: consumed.get(item.device, 0) - item.delta_bytes
+                for item in measured
+                if at_end
+            },
             deleted=tuple(outcome.deleted),
             restored=tuple(outcome.restored),
             kept=(*outcome.kept, *self.scope.shared()),
@@ -1010,11 +1137,17 @@ class Experiment(Block):
 
     def _notes(self, usages: tuple[Usage, ...]) -> list[str]:
         notes = [self.slip] if self.slip else []
-        notes += [f"keep: no name matches {quoted(name)}" for name in self.scope.unmatched_keep() if name != "*"]
+        notes += [
+            f"keep: no name matches {quoted(name)}"
+            for name in self.scope.unmatched_keep()
+            if name != "*"
+        ]
         size = sum(held.size_bytes for held in self._waiting)
         if size >= self._context.config.min_held_bytes:
             names = ", ".join(held.name for held in self._waiting)
-            notes.append(f"the restored objects ({names}) took {format_bytes(size)} while the experiment ran")
+            notes.append(
+                f"the restored objects ({names}) took {format_bytes(size)} while the experiment ran"
+            )
         kept = {usage.device: usage.delta_bytes for usage in usages}
         least = self._context.config.min_held_bytes
         if "polars" in sys.modules and kept.get("cpu", 0) >= least:
@@ -1029,22 +1162,37 @@ class Experiment(Block):
         return notes + [f"{step.name}: {step.error}" for step in self._steps if step.error]
 
     def _of_host(self, kept: Mapping[str, int], least: int) -> list[str]:
-        """Return notes on RAM without a name, and on child processes, if at least so much was left."""
+        """Return notes on RAM without a name, and on child processes, if at least so
+        much was left.
+        """
         from ipygpumem.inventory import children, leftover, remaining  # most experiments leave less
 
         notes, namespace = list[str](), self._context.namespace
         if kept.get("cpu", 0) >= least:
-            grown = remaining.grown(namespace, self._baseline.contents, least, self._experiments.survivors.roots())
+            grown = remaining.grown(
+                namespace, self._baseline.contents, least, self._experiments.survivors.roots()
+            )
             notes += [f"{path} grew by {format_bytes(size)}" for path, size in grown[:_MOST_GROWN]]
             values = self._baseline.contents.unknown(namespace)
             alive = sum(item.size_bytes for item in self._survivors if item.device == "cpu")
             of_grown = sum(size for _, size in grown)
-            named = {"still alive": alive, "kept": leftover.ram_of(values), "in what grew": of_grown}
+            named = {
+                "still alive": alive,
+                "kept": leftover.ram_of(values),
+                "in what grew": of_grown,
+            }
             notes += leftover.unnamed(self._ram_at_start, self._ram_at_end, kept["cpu"], named)
         if kept.get("children", 0) >= least:
-            new = [child for child in outside.children() if child.started_at >= self._started_at - _CLOCK_SECONDS]
+            new = [
+                child
+                for child in outside.children()
+                if child.started_at >= self._started_at - _CLOCK_SECONDS
+            ]
             lines = children.endings(children.with_endings(new, namespace))
-            text = f"child processes have {format_bytes(kept['children'])} more than at its start; to end them: "
+            text = (
+                f"child processes have {format_bytes(kept['children'])} more than at its start; to "
+                f"end them: "
+            )
             notes.append(text + ("; ".join(lines) or "%gpumem status lists them"))
         return notes
 
@@ -1078,7 +1226,9 @@ def _growth(usages: Iterable[Usage]) -> int:
 
 
 def client_of(shell: Any) -> str | None:
-    """Return the client whose code runs on this engine of a cluster; None in a kernel, which all front-ends share."""
+    """Return the client whose code runs on this engine of a cluster; None in a kernel, which all
+    front-ends share.
+    """
     kernel: Any = getattr(shell, "kernel", None)
     if not hasattr(kernel, "engine_id"):
         return None
@@ -1089,11 +1239,15 @@ def client_of(shell: Any) -> str | None:
 def checked_parameters(given: object) -> Parameters:
     """Return the parameters of ``note=`` as plain values that any file format can store."""
     if not is_instance(given, Mapping) and not is_instance(given, dict):
-        raise ExperimentError("note must be a dictionary of parameters: note={'lr': 1e-3, 'bs': 64}")
+        raise ExperimentError(
+            "note must be a dictionary of parameters: note={'lr': 1e-3, 'bs': 64}"
+        )
     found: Parameters = {}
     for name, value in given.items():  # type: ignore[attr-defined]  # is_instance says so
         if not PARAMETER.fullmatch(text_of(name)):
-            raise ExperimentError(f"note: a parameter's name must be one word of text, not a {type_name(name)}")
+            raise ExperimentError(
+                f"note: a parameter's name must be one word of text, not a {type_name(name)}"
+            )
         found[name] = _plain(name, value)
     return found
 
@@ -1110,7 +1264,9 @@ def _plain(name: str, value: object) -> int | float | str:
         return plain_number(float.__float__(value))  # type: ignore[arg-type]
     if is_instance(value, str):
         return str.__str__(value)
-    raise ExperimentError(f"note: {name} is a {type_name(value)}; a parameter is a number or text, so write str(...)")
+    raise ExperimentError(
+        f"note: {name} is a {type_name(value)}; a parameter is a number or text, so write str(...)"
+    )
 
 
 def plain_number(value: float) -> float | str:

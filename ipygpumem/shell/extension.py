@@ -35,7 +35,10 @@ def unload(shell: Any) -> None:
     extension = app_of(shell).context.config.extension
     if type(extension) is Extension and (abandoned := extension.remove()):
         names = ", ".join(repr(name) for name in abandoned)
-        print(f"ipygpumem: unloaded with open experiments ({names}); their names are kept.", file=sys.stderr)
+        print(
+            f"ipygpumem: unloaded with open experiments ({names}); their names are kept.",
+            file=sys.stderr,
+        )
 
 
 class Extension:
@@ -49,7 +52,9 @@ class Extension:
         config.extension = self
         self._guarded = self.app.context.guard
         self._struck: BaseException | None = None
-        """The exception of a signal that arrived in our hook before a cell; the cell's code raises it."""
+        """The exception of a signal that arrived in our hook before a cell; the cell's code raises
+        it.
+        """
         try:
             self._register(config)
         except BaseException:
@@ -69,11 +74,17 @@ class Extension:
             "open experiments cannot tell the code's own names",
             self._struck_in_transformer,
         )
-        self._first, self._last = _Observer(seen, may_change=False), _Observer(seen, may_change=True)
+        self._first, self._last = (
+            _Observer(seen, may_change=False),
+            _Observer(seen, may_change=True),
+        )
         shell.ast_transformers.append(self._last)
         self._undo.append(self._stop_observing)
         binding_recorder.note = self._guarded(
-            "names", binding_recorder.note, app.experiments.event_missed, "names of the running code are kept"
+            "names",
+            binding_recorder.note,
+            app.experiments.event_missed,
+            "names of the running code are kept",
         )
         # Stays in the running cell's builtins: its instrumented code may still use it.
         shell.builtin_trap.auto_builtins[BINDING_RECORDER] = binding_recorder
@@ -83,11 +94,26 @@ class Extension:
             shell.builtin_trap.add_builtin(BINDING_RECORDER, binding_recorder)
         self._undo.append(lambda: shell.builtin_trap.auto_builtins.pop(BINDING_RECORDER, None))
         session, no_report = app.session, "this cell has no report"
-        self._event("pre_run_cell", "it was not measured", self._cell_begins, self._struck_before, self._cell_missed)
+        self._event(
+            "pre_run_cell",
+            "it was not measured",
+            self._cell_begins,
+            self._struck_before,
+            self._cell_missed,
+        )
         self._event("post_run_cell", no_report, session.cell_ends, session.struck)
-        self._event("post_run_cell", no_report, session.cell_has_ended, session.struck, app.context.cells.forget)
+        self._event(
+            "post_run_cell",
+            no_report,
+            session.cell_has_ended,
+            session.struck,
+            app.context.cells.forget,
+        )
         rewrite = self._guarded(
-            "rewriting", rewrite_cell, lambda lines: lines, "a first line such as %%experiment is not applied"
+            "rewriting",
+            rewrite_cell,
+            lambda lines: lines,
+            "a first line such as %%experiment is not applied",
         )
         self._adds(functools.partial(getattr, shell, "input_transformers_cleanup"), rewrite)
         self._magics()
@@ -101,24 +127,34 @@ class Extension:
         for name in {magic.lstrip("%") for magic in MAGICS}:
             for prefix in ("%", "%%"):
                 self._completer(prefix + name, functools.partial(_completions, self.app, name))
-        if hasattr(sys.modules["IPython.core.completer"], "CompletionContext"):  # from IPython 8.6 on
-            self._adds(lambda: getattr(self._shell.Completer, "custom_matchers", []), _matcher(self.app))
+        if hasattr(
+            sys.modules["IPython.core.completer"], "CompletionContext"
+        ):  # from IPython 8.6 on
+            self._adds(
+                lambda: getattr(self._shell.Completer, "custom_matchers", []), _matcher(self.app)
+            )
 
     def _cell_begins(self, info: Any) -> None:
         self._struck = None
         with interrupts.reraise_swallowed():
-            self._guarded.each("pre_run_cell", (self._observe_both_ends, "other transformers may hide code"))
+            self._guarded.each(
+                "pre_run_cell", (self._observe_both_ends, "other transformers may hide code")
+            )
             self.app.session.cell_begins(info)
 
     def _struck_before(self, error: BaseException, _: Any) -> None:
-        """Let the cell's code raise the exception of a signal that arrived in our hook before it."""
+        """Let the cell's code raise the exception of a signal that arrived in our
+        hook before it.
+        """
         self._struck = error
 
     def _cell_missed(self, info: Any) -> None:
         self.app.context.cells.missed = info
 
     def _struck_in_transformer(self, error: BaseException, tree: Any) -> None:
-        """Let the code itself raise the exception: IPython would print it, and unregister our transformer."""
+        """Let the code itself raise the exception: IPython would print it, and unregister our
+        transformer.
+        """
         raise_at_start(tree, error, self._shell)
 
     def _code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
@@ -129,7 +165,9 @@ class Extension:
         loop_over_body(tree, self._shell)
 
     def _observe_both_ends(self) -> None:
-        """Observe the tree before and after the user's transformers: if one raises, IPython skips the rest."""
+        """Observe the tree before and after the user's transformers: if one raises, IPython skips
+        the rest.
+        """
         transformers = self._shell.ast_transformers
         if len(transformers) == 1 and transformers[0] is self._last:
             return
@@ -140,7 +178,11 @@ class Extension:
         self._shell.ast_transformers[:] = self._transformers_of_others()
 
     def _transformers_of_others(self) -> list[Any]:
-        return [item for item in self._shell.ast_transformers if item is not self._first and item is not self._last]
+        return [
+            item
+            for item in self._shell.ast_transformers
+            if item is not self._first and item is not self._last
+        ]
 
     def _adds(self, find: Callable[[], list[Any]], item: Any) -> None:
         find().append(item)
@@ -160,8 +202,13 @@ class Extension:
     def _magics(self) -> None:
         magics = self._shell.magics_manager.magics
         ours = GpuMemMagics(self._shell, self.app)
-        before = {(kind, name): magics[kind].get(name) for kind in ours.magics for name in ours.magics[kind]}
-        self._undo.append(lambda: self._shell.configurables.remove(ours))  # every Magics object adds itself there
+        before = {
+            (kind, name): magics[kind].get(name)
+            for kind in ours.magics
+            for name in ours.magics[kind]
+        }
+        # every Magics object adds itself there
+        self._undo.append(lambda: self._shell.configurables.remove(ours))
         self._shell.register_magics(ours)
         for (kind, name), earlier in before.items():
             self._undo.append(functools.partial(_put_back, magics[kind], name, earlier))
@@ -170,10 +217,14 @@ class Extension:
 
     def _completer(self, key: str, completer: Callable[..., list[str]]) -> None:
         self._shell.set_hook("complete_command", completer, str_key=key)
-        self._undo.append(lambda: self._shell.strdispatchers["complete_command"].strs.pop(key, None))
+        self._undo.append(
+            lambda: self._shell.strdispatchers["complete_command"].strs.pop(key, None)
+        )
 
     def _host_peak_changed(self, change: Any) -> None:
-        self.app.context.meter.change(lambda: self.app.host.use_mark(exact=change["new"] == "kernel"))
+        self.app.context.meter.change(
+            lambda: self.app.host.use_mark(exact=change["new"] == "kernel")
+        )
 
     def remove(self) -> list[str]:
         """Undo every registration in reverse order; return the names of open experiments."""
@@ -202,14 +253,17 @@ def _configured(shell: Any) -> IPyGpuMem:
 
 
 class _Observer:
-    """AST transformer that passes on the tree of all code compiled by the shell, and may change it in place."""
+    """AST transformer that passes on the tree of all code compiled by the shell, and may change it
+    in place.
+    """
 
     def __init__(self, callback: Callable[..., None], *, may_change: bool) -> None:
         self._callback = callback
         self._may_change = may_change
 
     def visit(self, node: Any) -> Any:
-        is_timed = sys._getframe(2).f_code.co_name == "timeit"  # the magic calls the transformers itself
+        # the magic calls the transformers itself
+        is_timed = sys._getframe(2).f_code.co_name == "timeit"
         self._callback(node, may_change=self._may_change, is_timed=is_timed)
         return node
 
@@ -226,7 +280,9 @@ def _completions(app: App, magic: str, shell: Any, event: Any) -> list[str]:
 
 
 def _matcher(app: App) -> Callable[[Any], dict[str, Any]]:
-    """Return a matcher that suppresses all other completions in lines of our magics, such as Jedi's names."""
+    """Return a matcher that suppresses all other completions in lines of our magics, such as Jedi's
+    names.
+    """
     names = {magic.lstrip("%") for magic in MAGICS}
 
     def ipygpumem_matcher(context: Any) -> dict[str, Any]:
@@ -234,9 +290,15 @@ def _matcher(app: App) -> Callable[[Any], dict[str, Any]]:
         magic = word.lstrip("%")
         if word not in (f"%{magic}", f"%%{magic}") or magic not in names:
             return {"completions": []}
-        event = SimpleNamespace(line=context.line_with_cursor, text_until_cursor=context.text_until_cursor)
+        event = SimpleNamespace(
+            line=context.line_with_cursor, text_until_cursor=context.text_until_cursor
+        )
         offered = _completions(app, magic, None, event)
-        fitting = [SimpleNamespace(text=text, type="") for text in offered if text.startswith(context.token)]
+        fitting = [
+            SimpleNamespace(text=text, type="")
+            for text in offered
+            if text.startswith(context.token)
+        ]
         return {"completions": fitting, "suppress": True, "ordered": True}
 
     ipygpumem_matcher.matcher_api_version = 2  # type: ignore[attr-defined]  # as IPython's own decorator does

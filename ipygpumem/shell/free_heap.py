@@ -1,7 +1,7 @@
 """Says when a cell's freed memory stays with malloc.
 
-``del losses`` after a long loop frees the objects, but malloc keeps the pages between the objects that are left, and
-RAM does not fall.
+``del losses`` after a long loop frees the objects, but malloc keeps the pages between the objects
+that are left, and RAM does not fall.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from ipygpumem.records import CellRecord
 from ipygpumem.units import MIB, format_bytes
 
 _MOVED_BYTES = 64 * MIB
-"""A cell that allocates or frees less, and deletes no name, is not looked at: asking malloc takes up to 4 ms."""
+"""A cell that allocates or frees less, and deletes no name, is not looked at: asking malloc takes
+up to 4 ms.
+"""
 _LEAST_BYTES = 128 * MIB
 """Twice what malloc keeps on purpose at the heap's end (``M_TRIM_THRESHOLD``, at most 64 MiB)."""
 _LEAST_SHARE = 0.125

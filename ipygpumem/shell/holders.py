@@ -69,9 +69,16 @@ def remarks(growing: Growing, context: ShellContext, roots: Callable[[], Roots])
 
 
 def look(
-    growing: Growing, named: _Named, run: str, roots: Callable[[], Roots], progress: Progress, meter: Meter
+    growing: Growing,
+    named: _Named,
+    run: str,
+    roots: Callable[[], Roots],
+    progress: Progress,
+    meter: Meter,
 ) -> None:
-    """Look at the memory of all ``named`` objects; the second look finds the holders of what each ``run`` adds."""
+    """Look at the memory of all ``named`` objects; the second look finds the holders of what each
+    ``run`` adds.
+    """
     try:
         free_heap_bytes = own_pages().free_heap_bytes  # of the code: the search has not begun
         live_tensors(Garbage())  # creates the objects of tensors known only in C++
@@ -87,21 +94,29 @@ def look(
         else:
             names = _with_new_memory(names, before, objects, roots())
             grown_free_bytes = free_heap_bytes - before.free_heap_bytes
-            growing.held = _holders_of_growth(growing, before, (names, unnamed), grown_free_bytes, run, roots)
+            growing.held = _holders_of_growth(
+                growing, before, (names, unnamed), grown_free_bytes, run, roots
+            )
     except Exception as error:  # the code goes on
         if is_from_signal(error):
             raise
-        growing.held = [f"the memory that it leaves behind could not be found ({describe_error(error)})"]
+        growing.held = [
+            f"the memory that it leaves behind could not be found ({describe_error(error)})"
+        ]
     try:
         _forget_own_memory(growing, meter)
     except Exception as error:
         if is_from_signal(error):
             raise
-        growing.held = [f"the memory after our own search could not be measured ({describe_error(error)})"]
+        growing.held = [
+            f"the memory after our own search could not be measured ({describe_error(error)})"
+        ]
 
 
 def _largest(objects: dict[str, object], progress: Progress) -> LargestNames:
-    """Return the memory of ``objects``, with words instead of a type for the output that IPython keeps."""
+    """Return the memory of ``objects``, with words instead of a type for the output that IPython
+    keeps.
+    """
     found = top.take(objects, {}, progress=progress)
     rows = list[NamedSize]()
     for row in found.names:
@@ -111,8 +126,12 @@ def _largest(objects: dict[str, object], progress: Progress) -> LargestNames:
     return replace(found, names=tuple(rows))
 
 
-def _with_new_memory(names: LargestNames, before: FirstLook, objects: dict[str, object], roots: Roots) -> LargestNames:
-    """Return the names with objects that they received since the first look, and with new objects in libraries."""
+def _with_new_memory(
+    names: LargestNames, before: FirstLook, objects: dict[str, object], roots: Roots
+) -> LargestNames:
+    """Return the names with objects that they received since the first look, and with new objects
+    in libraries.
+    """
     if names.notes:
         names = _with_received(names, before.names, before.contents, objects)
     printed: Any = objects.get(_PRINTED, ())
@@ -151,7 +170,9 @@ def _holders_of_growth(
 
 
 def _forget_own_memory(growing: Growing, meter: Meter) -> None:
-    """Free the memory of our own search, and measure without it: memory that is missing later was freed by code."""
+    """Free the memory of our own search, and measure without it: memory that is missing later was
+    freed by code.
+    """
     trim_host_heap()  # else the next run would reuse freed memory of the search, and not grow
     if growing.before is not None:
         growing.before = growing.before._replace(free_heap_bytes=own_pages().free_heap_bytes)
@@ -159,7 +180,9 @@ def _forget_own_memory(growing: Growing, meter: Meter) -> None:
 
 
 def note_processes(growing: Growing, named: _Named, run: str) -> None:
-    """Find the child processes that grew in the last run, with the lines that end them, if child processes grow."""
+    """Find the child processes that grew in the last run, with the lines that end them, if child
+    processes grow.
+    """
     growth = next((growth for growth in growing.growths if growth.device == "children"), None)
     earlier = growing.processes
     if growth is None or earlier is None or earlier.run == growing.runs:
@@ -172,7 +195,9 @@ def note_processes(growing: Growing, named: _Named, run: str) -> None:
     except Exception as error:  # the code goes on
         if is_from_signal(error):
             raise
-        growing.process_lines = [f"the child processes could not be listed ({describe_error(error)})"]
+        growing.process_lines = [
+            f"the child processes could not be listed ({describe_error(error)})"
+        ]
 
 
 def _sizes(children: list[Child]) -> dict[int, int]:
@@ -181,24 +206,37 @@ def _sizes(children: list[Child]) -> dict[int, int]:
 
 
 def _grouped(named: dict[str, object]) -> dict[str, object]:
-    """Return named objects, all outputs as one, because each run makes another, and those of the user's modules."""
+    """Return named objects, all outputs as one, because each run makes another, and those of the
+    user's modules.
+    """
     outputs = {name: named.pop(name) for name in list(named) if name.startswith("Out[")}
-    modules = [(place, module_dict(module)) for place, module in users_modules().items() if place != "__main__"]
-    inside = {f"{place}.{name}": value for place, names in modules for name, value in list(names.items())}
+    modules = [
+        (place, module_dict(module))
+        for place, module in users_modules().items()
+        if place != "__main__"
+    ]
+    inside = {
+        f"{place}.{name}": value for place, names in modules for name, value in list(names.items())
+    }
     return {**named, "Out": list(outputs.values()), **inside}
 
 
 def _with_received(
     names: LargestNames, before: LargestNames, contents: Contents, objects: dict[str, object]
 ) -> LargestNames:
-    """Return names, some too large to be measured as a whole, with their sizes ``before`` and of what they received."""
+    """Return names, some too large to be measured as a whole, with their sizes ``before`` and of
+    what they received.
+    """
     more = Counter({row.name: row.device_bytes.get("cpu", 0) for row in before.names})
     with undisturbed():
         sizes = Sizes()
         for found in contents.received(objects):
             more[found.name] += sizes.measure(found.items).device_bytes.get("cpu", 0)
         sizes.drop()
-    rows = [row._replace(device_bytes=Counter(row.device_bytes) | Counter(cpu=more[row.name])) for row in names.names]
+    rows = [
+        row._replace(device_bytes=Counter(row.device_bytes) | Counter(cpu=more[row.name]))
+        for row in names.names
+    ]
     return replace(names, names=tuple(rows))
 
 
@@ -211,9 +249,17 @@ def _large(take: Callable[[list[object], Heap], _T]) -> _T:
     return found
 
 
-def _in_libraries(known: set[int], roots: Roots, items: list[object], heap: Heap) -> list[NamedSize]:
-    """Return the memory of the items that are not ``known``, in attributes of libraries' modules, by attribute."""
-    new, rows, sizes = [item for item in items if id(item) not in known][:_MOST], dict[str, NamedSize](), Sizes()
+def _in_libraries(
+    known: set[int], roots: Roots, items: list[object], heap: Heap
+) -> list[NamedSize]:
+    """Return the memory of the items that are not ``known``, in attributes of libraries' modules,
+    by attribute.
+    """
+    new, rows, sizes = (
+        [item for item in items if id(item) not in known][:_MOST],
+        dict[str, NamedSize](),
+        Sizes(),
+    )
     holders = explain((), heap, roots, more=new)
     for item in new:
         place = _OF_MODULE.match(holders["object", id(item)].path)
@@ -226,7 +272,9 @@ def _in_libraries(known: set[int], roots: Roots, items: list[object], heap: Heap
 
 
 def _keeper_of(array: TensorRecord, roots: Callable[[], Roots]) -> str:
-    """Describe the holder of an array that no name refers to directly, as ``%gpumem leaks`` does."""
+    """Describe the holder of an array that no name refers to directly, as ``%gpumem
+    leaks`` does.
+    """
     known, key = roots(), (array.library, array.storage)
     with undisturbed():
         heap = Heap()

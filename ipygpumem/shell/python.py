@@ -23,12 +23,13 @@ def experiment(
 ) -> Experiment:
     """Return an experiment, opened by ``with`` or ``start()`` and closed by ``finish()``.
 
-    Use it where ``%%experiment`` does not fit, such as in a loop over settings. At its end, names that it has bound are
-    deleted, overwritten ones get their old values back, and their memory is freed. Inside a function, Python itself
-    deletes the local names.
+    Use it where ``%%experiment`` does not fit, such as in a loop over settings. At its end, names
+    that it has bound are deleted, overwritten ones get their old values back, and their memory is
+    freed. Inside a function, Python itself deletes the local names.
 
     Args:
-        name: any one-line text; an experiment started under the same name by ``%experiment start`` is finished first.
+        name: any one-line text; an experiment started under the same name by ``%experiment start``
+            is finished first.
         keep: names or globs to keep at the end.
         drop_imports: delete the names of modules that the experiment imported.
         seed: reset Python's, NumPy's and torch's generators to this before every cell.
@@ -38,7 +39,8 @@ def experiment(
 
     Raises:
         NotLoadedError: the extension is not loaded in this IPython, or there is no IPython.
-        ExperimentError: ``report`` is none of the three, or ``note`` holds more than numbers and text.
+        ExperimentError: ``report`` is none of the three, or ``note`` holds more than numbers and
+            text.
         BudgetError: ``budget`` names no device or no size.
 
     >>> with ipygpumem.experiment("baseline", report="none", note={"lr": 0.1}):
@@ -68,7 +70,8 @@ def last() -> CellRecord | None:
 
 
 def history() -> History:
-    """Return the records of the finished cells, oldest first, up to a limit: a list with ``to_pandas()``.
+    """Return the records of the finished cells, oldest first, up to a limit: a list with
+    ``to_pandas()``.
 
     >>> [cell.experiment for cell in ipygpumem.history()]
     ['demo']
@@ -86,10 +89,11 @@ def experiments() -> list[ExperimentRecord]:
 
 
 def subscribe(subscriber: Callable[[CellRecord | ExperimentRecord], object]) -> Callable[[], None]:
-    """Call ``subscriber`` with the record of every cell and experiment that finishes, until the undo is called.
+    """Call ``subscriber`` with the record of every cell and experiment that finishes, until the
+    undo is called.
 
-    Use it to send records elsewhere. It is called after the report is shown. If it raises, one line says so, and it is
-    not called again.
+    Use it to send records elsewhere. It is called after the report is shown. If it raises, one line
+    says so, and it is not called again.
 
     Returns:
         The undo, which may be called more than once.

@@ -1,4 +1,6 @@
-"""Frees memory held by the traceback's frames after an out-of-memory error or an interrupt, and records it."""
+"""Frees memory held by the traceback's frames after an out-of-memory error or an interrupt, and
+records it.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,26 @@ from ipygpumem.report import content
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.ipython.caches import named_objects, release_stored, stored_error, stored_errors
+from ipygpumem.shell.ipython.caches import (
+    named_objects,
+    release_stored,
+    stored_error,
+    stored_errors,
+)
 from ipygpumem.shell.ipython.sources import cell_that_bound, running_cell
 from ipygpumem.units import MIB, format_bytes
 
 MUCH = 32 * MIB
-"""Minimum size to mention memory held by an error's frames, and unnamed arrays that outlive an experiment."""
+"""Minimum size to mention memory held by an error's frames, and unnamed arrays that outlive an
+experiment.
+"""
 _SPARE_BYTES = 8 * MIB
 
 
 class _Spare(mmap.mmap):
-    """Address space, which takes no RAM, for our own work after an error: a limit may have left none."""
+    """Address space, which takes no RAM, for our own work after an error: a limit may have left
+    none.
+    """
 
 
 class Recovery:
@@ -49,8 +60,11 @@ class Recovery:
         self._cells = context.cells
         self._kills = Kills()
         self.on_oom: Callable[[BaseException, object], None] = lambda error, leaving: None
-        """Called with each out-of-memory error before anything is freed, and with the experiment that it leaves."""
-        private = {"flags": mmap.MAP_PRIVATE} if hasattr(mmap, "MAP_PRIVATE") else {}  # not on Windows
+        """Called with each out-of-memory error before anything is freed, and with the experiment
+        that it leaves.
+        """
+        # not on Windows
+        private = {"flags": mmap.MAP_PRIVATE} if hasattr(mmap, "MAP_PRIVATE") else {}
         self._spare = _Spare(-1, _SPARE_BYTES, **private)
         self._named: NameSnapshot | None = None
         """The names after the last recovery; None once a cell has run without one."""
@@ -76,36 +90,48 @@ class Recovery:
         if error is not None:
             failure = self.saw(error)
             if failure.kind == "error" and cell.guarded and not cell.guarded.startswith("perhaps"):
-                failure = replace(failure, kind="oom")  # CPython's SystemError for a deep recursion without memory
+                # CPython's SystemError for a deep recursion without memory
+                failure = replace(failure, kind="oom")
             releases = cell.released_by == id(error) or self._releases(failure)
             if cell.recovery is None and (releases or failure.poisoned):
                 cell.recovery = self._record(error, failure, cell, release=releases)
             elif releases:
-                release_stored(error, self._shell)  # frames that still ran when the inner experiment ended
+                # frames that still ran when the inner experiment ended
+                release_stored(error, self._shell)
         if cell.recovery is None:
             self._named = None  # the cell may have left garbage
 
     def reports(self, cell: Cell) -> list[Report]:
-        """Return the report of a recovery; call it once the experiments that end with the cell have ended."""
+        """Return the report of a recovery; call it once the experiments that end with the cell have
+        ended.
+        """
         if cell.recovery is None:
             return []
         running = self._cells.running()
         if cell.nested and running:
-            running[-1].recovery = cell.recovery  # shown by the outermost cell: a magic may capture this one's output
+            # shown by the outermost cell: a magic may capture this one's output
+            running[-1].recovery = cell.recovery
             return []
         cell.recovery = self._with_kept_errors(cell.recovery, has_survivors=bool(cell.ending))
         return content.recovery_reports(cell.recovery, self._config.min_held_bytes)
 
     def _with_kept_errors(self, record: RecoveryRecord, *, has_survivors: bool) -> RecoveryRecord:
-        """Return the record with the memory that errors still hold, which waits for no freeing any more.
+        """Return the record with the memory that errors still hold, which waits for no freeing any
+        more.
 
         With ``has_survivors``, an experiment's report has listed what the last error holds.
         """
         last = list[BaseException]()
         if not has_survivors:
-            last += [error for error in map(stored_error, ("last_exc", "last_value")) if error is not None]
+            last += [
+                error
+                for error in map(stored_error, ("last_exc", "last_value"))
+                if error is not None
+            ]
         try:
-            kept = kept_errors.find(last, named_objects(self._shell), self._shell.user_ns, Allowance())
+            kept = kept_errors.find(
+                last, named_objects(self._shell), self._shell.user_ns, Allowance()
+            )
         except MemoryError:  # only needed for the report
             return record
         except Exception as problem:
@@ -128,12 +154,16 @@ class Recovery:
         held = listing.Listing()
         before: dict[str, Reading] = {}
         incomplete_optimizer, plain = None, tuple[str, ...]()
-        cause = self._cause(error, failure, cell, allowance.share(2)) if failure.kind == "oom" else None
+        cause = (
+            self._cause(error, failure, cell, allowance.share(2)) if failure.kind == "oom" else None
+        )
         with contextlib.suppress(MemoryError):  # only needed for the report
             before = self._meter.now(detail=True)
             held = listing.held(error, self._shell.user_ns, allowance)
             plain = tracebacks.plain_locals(error) if release else ()
-            incomplete_optimizer = tracebacks.incomplete_optimizer(error) if failure.kind == "oom" else None
+            incomplete_optimizer = (
+                tracebacks.incomplete_optimizer(error) if failure.kind == "oom" else None
+            )
         waiting = [error]  # emptied by the step, so that no reference is left here
         frames: list[int] = []
         steps: list[FreeingStep] = []
@@ -169,19 +199,25 @@ class Recovery:
         )
 
     def remarks(self, cell: Cell, error: BaseException | None) -> list[str]:
-        """Return remarks for a cell's line: processes that were killed, and memory that its error's frames keep."""
+        """Return remarks for a cell's line: processes that were killed, and memory that its error's
+        frames keep.
+        """
         lines = []
         if killed := self._kills.new():
             where = "on this machine" if self._kills.of_machine else "of this control group"
             what = f"{killed} process{'es' * (killed > 1)} {where}"
-            lines.append(f"the OOM killer ended {what}, such as a data loader's worker or a forked child")
+            lines.append(
+                f"the OOM killer ended {what}, such as a data loader's worker or a forked child"
+            )
         if error is not None and cell.recovery is None:
             with contextlib.suppress(MemoryError):
                 kept = listing.held(error, self._shell.user_ns, Allowance())
                 if kept.size_bytes > MUCH:
                     size = format_bytes(kept.size_bytes)
                     least = "" if kept.cut is None else "at least "
-                    lines.append(f"the traceback's frames still hold {least}{size}: %gpumem free frees it")
+                    lines.append(
+                        f"the traceback's frames still hold {least}{size}: %gpumem free frees it"
+                    )
         return lines
 
     def _since(self) -> GcMark | None:
@@ -193,7 +229,8 @@ class Recovery:
         return None if named is None or named.some_may_live_on(self._shell.user_ns) else self._mark
 
     def failed_inside(self, error: BaseException, leaving: object) -> str:
-        """Free memory held by an error that leaves the ``with`` block of the experiment ``leaving``.
+        """Free memory held by an error that leaves the ``with`` block of the experiment
+        ``leaving``.
 
         Returns:
             A remark for the experiment's report, or an empty text.
@@ -203,7 +240,8 @@ class Recovery:
         cell = running[-1] if running else None
         if self._releases(failure):
             if cell is not None and cell.recovery is not None:
-                release_stored(error, self._shell)  # announced already, by an experiment inside this one
+                # announced already, by an experiment inside this one
+                release_stored(error, self._shell)
                 return ""
             record = self._record(error, failure, cell, release=True)
             if cell is not None:
@@ -214,7 +252,9 @@ class Recovery:
         return ""
 
     def leaves_budget(self, budget: Budget, error: BaseException | None) -> None:
-        """Record the limit that refused memory when an error leaves a budget's block, and show the budget's notes."""
+        """Record the limit that refused memory when an error leaves a budget's block, and show the
+        budget's notes.
+        """
         running = self._cells.running()
         try:
             if error is not None:
@@ -231,12 +271,18 @@ class Recovery:
         return failure
 
     def _cause(
-        self, error: BaseException, failure: tracebacks.Failure, cell: Cell | None, allowance: Allowance
+        self,
+        error: BaseException,
+        failure: tracebacks.Failure,
+        cell: Cell | None,
+        allowance: Allowance,
     ) -> Cause | None:
         """Return why memory ran out, if that is clear."""
         if cell is not None and cell.guarded:
             text, _, remark = f"the memory guard {cell.guarded}".partition(". ")
-            return None if cell.guarded.startswith("perhaps") else Cause("guard", "cpu", text, remark)
+            return (
+                None if cell.guarded.startswith("perhaps") else Cause("guard", "cpu", text, remark)
+            )
         try:
             found, figures = self._refused(failure, cell), failed_allocation(failure.message)
             if found is not None or not (figures or failure.place):
@@ -248,7 +294,9 @@ class Recovery:
                 source = "\n".join(text_of(getattr(one.info, "raw_cell", "")) for one in cells)
                 named = partial(named_objects, self._shell)
                 names = self._shell.user_ns
-                return causes.find(error, failure, figures, names, source, named, self._earlier_cell, allowance)
+                return causes.find(
+                    error, failure, figures, names, source, named, self._earlier_cell, allowance
+                )
         except MemoryError:  # only needed for the report
             return None
         except Exception as problem:
@@ -261,16 +309,31 @@ class Recovery:
     def _earlier_cell(self, name: str) -> str | None:
         """Return the cell that bound a name, in words; None if it was the running one."""
         number = cell_that_bound(self._shell, name)
-        return None if number == running_cell(self._shell) else f" from cell {number}" if number else ""
+        return (
+            None
+            if number == running_cell(self._shell)
+            else f" from cell {number}"
+            if number
+            else ""
+        )
 
     def _refused(self, failure: tracebacks.Failure, cell: Cell | None) -> Cause | None:
-        """Return the budget or other limit on torch's allocator that refused the memory; None if the device did."""
+        """Return the budget or other limit on torch's allocator that refused the memory; None if
+        the device did.
+        """
         refusals = cell.refusals if cell is not None else {}
-        # Most such errors name no limit, and with the host out of memory there may be none left for the search.
-        if failure.kind == "oom" and " allowed" in failure.message and failure.message not in refusals:
+        # Most such errors name no limit, and with the host out of memory there may be none left for
+        # the search.
+        if (
+            failure.kind == "oom"
+            and " allowed" in failure.message
+            and failure.message not in refusals
+        ):
             with contextlib.suppress(MemoryError):  # only needed for the report
                 refused = refusal(failure.message)
-                refusals[failure.message] = refused and Cause("limit", refused.device, refused.text, refused.remedy)
+                refusals[failure.message] = refused and Cause(
+                    "limit", refused.device, refused.text, refused.remedy
+                )
         return refusals.get(failure.message)
 
     def release_stored_tracebacks(self) -> int:

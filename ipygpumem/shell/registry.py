@@ -1,7 +1,8 @@
 """Help texts of the magics, from which their lines are parsed and completed.
 
-To add a command, add a row to a help text, a function of the same name in ``magics``, and, where the help text does
-not define an argument fully, details in ``magics.parsing``. A command of an optional feature has a line in EXTRAS.
+To add a command, add a row to a help text, a function of the same name in ``magics``, and, where
+the help text does not define an argument fully, details in ``magics.parsing``. A command of an
+optional feature has a line in EXTRAS.
 """
 
 from __future__ import annotations
@@ -26,13 +27,17 @@ EXTRAS = {
 
 
 def loaded(place: str) -> Any:
-    """Import and return a function or class by its path in the package; loading the extension must stay fast."""
+    """Import and return a function or class by its path in the package; loading the extension must
+    stay fast.
+    """
     module, _, name = place.rpartition(".")
     return getattr(importlib.import_module(f"ipygpumem.{module}"), name)
 
 
 REWRITTEN = ("experiment", "memlines", "peak", "autofit")
-"""Cell magics whose first line is turned into a call, so that the body is a plain cell; see rewriting.py."""
+"""Cell magics whose first line is turned into a call, so that the body is a plain cell; see
+rewriting.py.
+"""
 
 MAGICS = {
     "%experiment": """Group several cells into an experiment.
@@ -49,7 +54,7 @@ MAGICS = {
     %experiment compare [NAME...]  compare finished experiments: names, globs, or A#2 for the second run of A
 
 ``%%experiment NAME`` as a cell's first line does all of this for one cell.
-""",
+""",  # noqa: E501
     "%%experiment": """Run a cell like a function: at the end its new names are deleted and its memory is freed.
 
 ::
@@ -63,7 +68,7 @@ MAGICS = {
     --note NAME=VALUE...        parameters to store in the record: --note lr=1e-3 bs=64
     --budget gpu=SIZE...        limit torch's memory on a GPU: --budget gpu=8GiB
     --on ENGINES                run on engines of an ipyparallel cluster: all, 0-3, or a view's name
-""",
+""",  # noqa: E501
     "%gpumem": """Show what uses memory, and free it.
 
 ::
@@ -88,7 +93,7 @@ MAGICS = {
     %gpumem postmortem [FILE]  show how the last recorded kernel died
 
 ``%gpumem`` alone shows a short status and the largest names. Options: ``%config IPyGpuMem``.
-""",
+""",  # noqa: E501
     "%gpumemit": """Measure a statement: memory kept, peak and time.
 
 ::
@@ -98,7 +103,7 @@ MAGICS = {
     -s 'SETUP'  code to run before each run, not measured
 
 Names that the statement binds are local to it; its changes to your objects remain. ``%%gpumemit`` compares several.
-""",
+""",  # noqa: E501
     "%%gpumemit": """Compare statements: memory kept, peak and time.
 
 Each line of the cell is a statement; separate longer ones with lines ``---``.
@@ -121,7 +126,7 @@ Names that a statement binds are local to it; its changes to your objects remain
     --time SECONDS  end the cell after this time
 
 The cell sees all your names. Its new names and its changes end with it, except those to keep.
-""",
+""",  # noqa: E501
     "%%memlines": """Measure each line of a cell, and of functions: memory kept, peak, runs and time.
 
 ::
@@ -129,7 +134,7 @@ The cell sees all your names. Its new names and its changes end with it, except 
     %%memlines [-f FUNCTION...] [--sort line|kept|peak|time|hits]
     -f FUNCTION...                   functions or methods to measure too: -f train Model.forward
     --sort line|kept|peak|time|hits  order of the lines: by number, or most expensive first
-""",
+""",  # noqa: E501
     "%%peak": """Run a cell, and show what the memory held at its highest moment, by name, origin and purpose.
 
 ::
@@ -139,7 +144,7 @@ The cell sees all your names. Its new names and its changes end with it, except 
     --save FILE  write torch's history of CUDA allocations, for pytorch.org/memory_viz
 
 After an out-of-memory error it shows the moment of the failure.
-""",
+""",  # noqa: E501
     "%%autofit": """Rerun a cell with smaller values until it fits in memory; the variable keeps the value that fits.
 
 ::
@@ -153,7 +158,7 @@ After an out-of-memory error it shows the moment of the failure.
 
 Followed by a line ``%%estimate``, it finds the largest value that fits from estimates alone, without the device.
 ``ipygpumem.autofit`` does the same for a function.
-""",
+""",  # noqa: E501
     "%%estimate": """Estimate a cell's memory without running it on a device: its tensors are fake.
 
 The cell runs at once, in the notebook's process, and its changes are undone. Build the model inside the cell:
@@ -167,6 +172,6 @@ The cell runs at once, in the notebook's process, and its changes are undone. Bu
     --timeout SECONDS     stop after this time and name the line (300)
     --fit SIZE            find changes with which it fits in this much, or on a device here: --fit cuda:0
     --batch NAME          the variable with the size of a batch, for --fit
-""",
+""",  # noqa: E501
 }
 """Help texts by magic, shown by ``?``."""

@@ -33,9 +33,12 @@ from ipygpumem.shell.trends import Trends
 from ipygpumem.units import MIB, format_bytes
 
 _GARBAGE_SHARE = 0.05
-"""Maximum predicted cost of collecting all garbage after a cell, as a share of the cell's CPU time."""
+"""Maximum predicted cost of collecting all garbage after a cell, as a share of the cell's CPU time.
+"""
 _MUCH_TOUCHED = 64 * MIB
-"""Bytes that ended child processes must have touched to be mentioned: a Python that imports NumPy touches 30 MiB."""
+"""Bytes that ended child processes must have touched to be mentioned: a Python that imports NumPy
+touches 30 MiB.
+"""
 _LINE_LENGTH = 80
 _HEAD_LENGTH = 4000
 """Number of characters searched for a describing line."""
@@ -47,7 +50,11 @@ class Session:
     """Runs the lifecycle of each cell of one shell: measure, free, record, report."""
 
     def __init__(
-        self, context: ShellContext, recovery: Recovery, experiments: ExperimentManager, subscribers: Subscribers
+        self,
+        context: ShellContext,
+        recovery: Recovery,
+        experiments: ExperimentManager,
+        subscribers: Subscribers,
     ) -> None:
         self._context = context
         self._recovery = recovery
@@ -91,7 +98,9 @@ class Session:
             self._drop(other)
         if cell is None:
             leave_names = partial(self._experiments.missed_cells_end, get_ident())
-            self._context.guard.each("post_run_cell", (leave_names, "open experiments missed this cell's end"))
+            self._context.guard.each(
+                "post_run_cell", (leave_names, "open experiments missed this cell's end")
+            )
             self._shown()
             return
         cell.number = getattr(result, "execution_count", None)
@@ -102,9 +111,11 @@ class Session:
             raise
 
     def cell_has_ended(self, result: Any) -> None:
-        """End the cell if ``cell_ends`` was interrupted before removing it; later cells would nest in it.
+        """End the cell if ``cell_ends`` was interrupted before removing it; later cells would nest
+        in it.
 
-        IPython prints an exception raised in a callback, even a Ctrl-C, and calls the next callback.
+        IPython prints an exception raised in a callback, even a Ctrl-C, and calls the next
+        callback.
         """
         if self._context.cells.has(result):
             self.cell_ends(result)
@@ -135,7 +146,8 @@ class Session:
             (lambda _: reports.extend(cell.below), "this cell's reports were not shown"),
         ]
         parts += [
-            (partial(ended, observer), f"{_feature(observer)} missed this cell's end") for observer in self.observers
+            (partial(ended, observer), f"{_feature(observer)} missed this cell's end")
+            for observer in self.observers
         ]
         try:
             with interrupts.reraise_swallowed():
@@ -154,18 +166,31 @@ class Session:
         guard.each_with((result,), "post_run_cell", parts)
 
     def _free_memory(self, cell: Cell, result: Any) -> None:
-        """Free memory held by the cell's error, then memory of experiments that end with the cell."""
+        """Free memory held by the cell's error, then memory of experiments that end
+        with the cell.
+        """
         cell.failed = error_of(result) is not None or last_error() != cell.last_error
-        if (error := error_of(result)) is not None and (line := tracebacks.cells_line(error)) is not None:
+        if (error := error_of(result)) is not None and (
+            line := tracebacks.cells_line(error)
+        ) is not None:
             self._context.cells.failed_at[cell.number] = line
         place = len(cell.below)  # above the reports of experiments
         parts: list[Part] = [
-            (lambda cell, _: self._experiments.code_ended(cell), "the open experiments missed this cell's end"),
+            (
+                lambda cell, _: self._experiments.code_ended(cell),
+                "the open experiments missed this cell's end",
+            ),
             (self._settle, "the memory freed after this cell was not measured"),
             (self._recover, "the memory held by this cell's error was not freed"),
             (lambda cell, _: cell.end(), "this cell's magic could not finish its report"),
-            (lambda cell, _: self._experiments.free_memory(cell), "the names of this cell's experiment are kept"),
-            (lambda cell, _: self._report_recovery(cell, place), "the report of the recovery is missing"),
+            (
+                lambda cell, _: self._experiments.free_memory(cell),
+                "the names of this cell's experiment are kept",
+            ),
+            (
+                lambda cell, _: self._report_recovery(cell, place),
+                "the report of the recovery is missing",
+            ),
         ]
         self._context.guard.each_with((cell, result), "post_run_cell", parts)
 
@@ -184,11 +209,15 @@ class Session:
             self._context.meter.drop(cell.measurement)
 
     def _measure(self, cell: Cell, result: Any, seconds: float) -> CellRecord | None:
-        """Collect garbage if that is cheap, and return the cell's record; None if it was not measured."""
+        """Collect garbage if that is cheap, and return the cell's record; None if it was not
+        measured.
+        """
         context, error = self._context, error_of(result) if cell.failed else None
         if cell.measurement is None:
             return None
-        if not (cell.at_end or cell.nested) and context.config.collect_garbage:  # else done already or later
+        if (
+            not (cell.at_end or cell.nested) and context.config.collect_garbage
+        ):  # else done already or later
             try:
                 context.garbage.cell_ended(seconds, _GARBAGE_SHARE, in_scope=cell.in_scope)
             except BaseException as problem:  # the record is made all the same
@@ -214,7 +243,9 @@ class Session:
             source_digest=digest_of(source),
             source_line=describing_line(source if has_run else source.partition("\n")[0]),
             recovery=None if cell.recovery is None else replace(cell.recovery, now=now),
-            freed=decrease({usage.device: usage.after_bytes for usage in cell.at_end}, now) if cell.at_end else {},
+            freed=decrease({usage.device: usage.after_bytes for usage in cell.at_end}, now)
+            if cell.at_end
+            else {},
             child_peak_bytes=cell.child_peak_bytes,
         )
 
@@ -225,7 +256,9 @@ class Session:
         remarks += self._free_heap.remark(record, text_of(getattr(cell.info, "raw_cell", None)))
         if cell.touched_by_children >= _MUCH_TOUCHED:
             touched = format_bytes(cell.touched_by_children)
-            remarks.append(f"child processes that ended in it touched {touched}; their peak is not known")
+            remarks.append(
+                f"child processes that ended in it touched {touched}; their peak is not known"
+            )
         growing = self.trends.add(record)
         if growing.wants_look or growing.growths:
             from ipygpumem.shell import holders  # loading the extension must stay fast
@@ -255,16 +288,22 @@ class Session:
                 cell.struck_after = error
 
     def _struck(self, result: Any, error: BaseException) -> list[Report]:
-        """Pass on a signal's exception that could not be raised in the cell's code; IPython would only print it.
+        """Pass on a signal's exception that could not be raised in the cell's code; IPython would
+        only print it.
 
         It becomes the cell's error, which stops the next cells.
         """
         for outer in self._context.cells.running():
             outer.interrupted_inside = True
-        name = "Ctrl-C" if type(error) is KeyboardInterrupt else f"{type_name(error)} of a signal handler"
+        name = (
+            "Ctrl-C"
+            if type(error) is KeyboardInterrupt
+            else f"{type_name(error)} of a signal handler"
+        )
         told = [note(f"{name} arrived after the cell's code had ended")]
         if getattr(result, "error_in_exec", self) is not None:
-            return [] if type(error) is KeyboardInterrupt else told  # the next cells are stopped in any case
+            # the next cells are stopped in any case
+            return [] if type(error) is KeyboardInterrupt else told
         if type(error) is KeyboardInterrupt:
             error = KeyboardInterrupt("the cell's code had ended")
         result.error_in_exec = error
@@ -272,15 +311,20 @@ class Session:
 
     def _shown(self, _: Any = None) -> None:
         self._waits_to_be_shown = False
-        shown: list[Part] = [(self._subscribers.shown, "this cell's record was not passed to its subscribers")]
+        shown: list[Part] = [
+            (self._subscribers.shown, "this cell's record was not passed to its subscribers")
+        ]
         shown += [
-            (observer.shown, f"{_feature(observer)} missed that this cell was shown") for observer in self.observers
+            (observer.shown, f"{_feature(observer)} missed that this cell was shown")
+            for observer in self.observers
         ]
         self._context.guard.each("post_run_cell", *shown)
 
 
 def _note_ended_children(cell: Cell, usages: Sequence[Usage]) -> None:
-    """Set the peak of the largest child process that has ended in a cell; if it is unknown, the pages touched."""
+    """Set the peak of the largest child process that has ended in a cell; if it is unknown, the
+    pages touched.
+    """
     before, ended = cell.ended_children, EndedChildren.now()
     if before is None or ended is None or ended == before:
         return
@@ -305,11 +349,15 @@ def _error(cell: Cell, result: Any) -> BaseException | None:
 
 def digest_of(source: str) -> str:
     """Return a digest of 16 hexadecimal digits that ignores surrounding white space."""
-    return hashlib.blake2b(source.strip().encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return hashlib.blake2b(
+        source.strip().encode("utf-8", "surrogatepass"), digest_size=8
+    ).hexdigest()
 
 
 def describing_line(source: str) -> str:
-    """Return the first line that is no import, magic or comment, else the first one, cut to 80 characters."""
+    """Return the first line that is no import, magic or comment, else the first one, cut to 80
+    characters.
+    """
     head = source[:_HEAD_LENGTH]
     lines = f"{_NO_CODE.sub('', head)}\n{head}".splitlines()
     line = next(filter(None, map(str.strip, lines)), "")

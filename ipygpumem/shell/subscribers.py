@@ -44,7 +44,8 @@ class Subscribers:
     def shown(self) -> None:
         """Pass the queued records to the subscribers; one that fails is reported and removed.
 
-        A subscriber that runs cells does not get their records, because it would call itself without end.
+        A subscriber that runs cells does not get their records, because it would call itself
+        without end.
         """
         while self._waiting:
             record = self._waiting.popleft()
@@ -55,11 +56,17 @@ class Subscribers:
                 try:
                     entry[0](record)
                 except KeyboardInterrupt:
-                    print(f"ipygpumem: {_name(entry[0])} was interrupted; it stays subscribed", file=sys.stderr)
+                    print(
+                        f"ipygpumem: {_name(entry[0])} was interrupted; it stays subscribed",
+                        file=sys.stderr,
+                    )
                 except BaseException as error:  # even SystemExit: a logger must not end the session
                     self._drop(entry)
                     why = f"{type_name(error)}: {clean(classify(error).message)}"
-                    print(f"ipygpumem: {_name(entry[0])} failed and gets no further records ({why})", file=sys.stderr)
+                    print(
+                        f"ipygpumem: {_name(entry[0])} failed and gets no further records ({why})",
+                        file=sys.stderr,
+                    )
                 finally:
                     self._called.pop()
 
@@ -74,4 +81,7 @@ class Subscribers:
 def _name(subscriber: object) -> str:
     """Return a callable's name without running the user's code."""
     function = subscriber.__func__ if type(subscriber) is MethodType else subscriber
-    return f"subscriber {clean(function.__qualname__ if type(function) is FunctionType else type_name(function))}"
+    return (
+        f"subscriber "
+        f"{clean(function.__qualname__ if type(function) is FunctionType else type_name(function))}"
+    )

@@ -1,4 +1,6 @@
-"""Compares the live arrays at an experiment's start and end, and finds the holders of those that outlived it."""
+"""Compares the live arrays at an experiment's start and end, and finds the holders of those that
+outlived it.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,14 @@ from ipygpumem.heap.objects_since import ObjectsSince
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.heap.walk import MOST_AT_START, ArraySearch
 from ipygpumem.interrupts import is_from_signal
-from ipygpumem.introspect import instance_dict, is_atom, is_instance, module_dict, text_of, type_name
+from ipygpumem.introspect import (
+    instance_dict,
+    is_atom,
+    is_instance,
+    module_dict,
+    text_of,
+    type_name,
+)
 from ipygpumem.inventory.baseline import BaselineSnapshot
 from ipygpumem.inventory.contents import Contents
 from ipygpumem.inventory.merging import merged
@@ -60,7 +69,8 @@ from ipygpumem.shell.ipython.sources import cell_of_file, cell_that_bound, runni
 from ipygpumem.shell.recovery import MUCH
 
 MOST_OLD = 20_000_000
-"""Maximum number of objects to examine behind the notebook's names, to know which memory is older."""
+"""Maximum number of objects to examine behind the notebook's names, to know which memory is older.
+"""
 MOST_EXPLAINED = 2000
 """Maximum number of arrays, largest first, whose holders are searched at once."""
 
@@ -91,11 +101,17 @@ class WatchedName:
     @classmethod
     def of(cls, held: RetainedArray, pairs: Sequence[tuple[object, Array]]) -> WatchedName:
         """Watch the described arrays of a name."""
-        base, storages, items = library_type("torch", "Tensor"), Storages(), [item for item, _ in pairs]
+        base, storages, items = (
+            library_type("torch", "Tensor"),
+            Storages(),
+            [item for item, _ in pairs],
+        )
         if base is not None and (tensors := of_types(kinds_of(items, base), items)):
             with sys.modules["torch"]._C.DisableTorchFunction():
                 storages.add_of(Reader(sys.modules["torch"]), tensors)
-        stored = [array.storage[0] == "torch" and array.storage[1] in storages for _, array in pairs]
+        stored = [
+            array.storage[0] == "torch" and array.storage[1] in storages for _, array in pairs
+        ]
         rest = tuple((watch(item), array) for item, array in compress(pairs, map(not_, stored)))
         return cls(held, rest, tuple(array for _, array in compress(pairs, stored)), storages)
 
@@ -115,13 +131,17 @@ class WatchedName:
         """Yield the arrays in ``storages``, then all other arrays; each part has its own holder."""
         for inside in (True, False):
             arrays = tuple(pair for pair in self.arrays if (pair[1].storage in storages) is inside)
-            tensors = tuple(array for array in self.tensors if (array.storage in storages) is inside)
+            tensors = tuple(
+                array for array in self.tensors if (array.storage in storages) is inside
+            )
             yield replace(self, arrays=arrays, tensors=tensors)
 
 
 @dataclass
 class Questions:
-    """Further storages and objects whose holders one search finds together with those of the survivors."""
+    """Further storages and objects whose holders one search finds together with those of the
+    survivors.
+    """
 
     storages: Sequence[StorageKey] = ()
     objects: Sequence[object] = ()
@@ -145,7 +165,11 @@ class OtherAlive(NamedTuple):
 
     def with_holder(self, holders: Mapping[StorageKey, ReferencePath]) -> RetainedArray:
         """Return its row with the holder."""
-        holder = holders.get(("object", id(self.item)), self.held.holder) if self.is_alone else self.held.holder
+        holder = (
+            holders.get(("object", id(self.item)), self.held.holder)
+            if self.is_alone
+            else self.held.holder
+        )
         return replace(self.row, name=self.held.name, cell=self.held.cell, holder=holder)
 
 
@@ -153,7 +177,11 @@ class Baseline:
     """The names and arrays at the start of an experiment."""
 
     def __init__(
-        self, context: ShellContext, remarks: list[str], known: Iterable[Span], names: tuple[str, ...]
+        self,
+        context: ShellContext,
+        remarks: list[str],
+        known: Iterable[Span],
+        names: tuple[str, ...],
     ) -> None:
         self._namespace = context.namespace
         self._before: BaselineSnapshot | None = None
@@ -181,7 +209,9 @@ class Baseline:
         return self._before is None or self._before.complete
 
     def was_there(self, item: object, array: Array) -> bool:
-        """Return True if the memory of ``item``, described by ``array``, may have been allocated at the start."""
+        """Return True if the memory of ``item``, described by ``array``, may have been allocated at
+        the start.
+        """
         return self._failed or (self._before is not None and self._before.has(item, array))
 
     def mark_if_nothing_lingers(self) -> GcMark | None:
@@ -195,18 +225,23 @@ class Baseline:
             self._before.close()
 
     def surely_new(self, names: dict[str, object]) -> set[int]:
-        """Return the identities of the objects that known ones have received since, and of those in new containers."""
+        """Return the identities of the objects that known ones have received since, and of those in
+        new containers.
+        """
         made, tracked = self.objects_since(), gc.get_objects()
         inside = gc.get_referents(*compress(tracked, map(made.__contains__, map(id, tracked))))
         received = self.contents.received(names, made)
         return set(map(id, [*inside, *chain.from_iterable(one.items for one in received)]))
 
     def objects_since(self) -> set[int]:
-        """Return the identities of the tracked objects made since; none if they cannot be told apart."""
+        """Return the identities of the tracked objects made since; none if they cannot be told
+        apart.
+        """
         return self._made.identities() or set()
 
     def elsewhere(self) -> list[object]:
-        """Return the text and numbers in local names of new threads, and the new values of context variables.
+        """Return the text and numbers in local names of new threads, and the new values of context
+        variables.
 
         The age of the text in older threads is unknown.
         """
@@ -229,7 +264,10 @@ class Survivors:
     """Weak records of arrays that outlived the experiments of one shell."""
 
     def __init__(
-        self, context: ShellContext, waiting: Callable[[], Iterable[tuple[str, object]]], ours: object
+        self,
+        context: ShellContext,
+        waiting: Callable[[], Iterable[tuple[str, object]]],
+        ours: object,
     ) -> None:
         self._context, self._waiting, self._ours = context, waiting, ours
         self.known: list[WatchedName] = []
@@ -238,12 +276,21 @@ class Survivors:
         self.cuts: dict[str, list[Cut]] = {}
         """The references that each line of the last report removes."""
         self._deleted: dict[str, tuple[int, WatchedName | None, Callable[[], object] | None]] = {}
-        """For each name that a cell may have deleted: the cell's number, and the name's arrays and object."""
+        """For each name that a cell may have deleted: the cell's number, and the name's arrays and
+        object.
+        """
 
     def baseline(self, remarks: list[str], names: tuple[str, ...]) -> Baseline:
-        """Return a baseline of the current state, with these names; a failure is added to ``remarks``."""
+        """Return a baseline of the current state, with these names; a failure is added to
+        ``remarks``.
+        """
         watched = [is_alive for item in self.known for is_alive, _ in item.arrays]
-        return Baseline(self._context, remarks, [one.place for one in watched if isinstance(one, WatchedArray)], names)
+        return Baseline(
+            self._context,
+            remarks,
+            [one.place for one in watched if isinstance(one, WatchedArray)],
+            names,
+        )
 
     @staticmethod
     def watch(named: Iterable[tuple[str, object]], search: ArraySearch) -> list[WatchedName]:
@@ -262,12 +309,14 @@ class Survivors:
         growth: HostGrowth,
         first_cell: int | None = None,
     ) -> tuple[RetainedArray, ...]:
-        """Return the objects that outlive an experiment, largest first, with holders; keep them for %gpumem leaks.
+        """Return the objects that outlive an experiment, largest first, with holders; keep them for
+        %gpumem leaks.
 
         Args:
             watched: the arrays of the experiment's names.
             known: returns True for a tensor allocated before, or kept on purpose.
-            kept: the storages kept on purpose; they are left out unless something else refers to them, too.
+            kept: the storages kept on purpose; they are left out unless something else refers to
+                them, too.
             keepers: the names that keep them.
             baseline: the objects at its start.
             growth: RAM that is searched for objects of any kind if arrays do not explain it.
@@ -278,7 +327,8 @@ class Survivors:
         first = running_cell(context.shell) if first_cell is None else first_cell
         parts = [part for item in watched for part in item.divided(kept)] if kept else watched
         items = [item for item in parts if size_of(item.alive()) >= smallest]
-        made = baseline.objects_since() if items else set()  # an older object of a name is more than the leak
+        # an older object of a name is more than the leak
+        made = baseline.objects_since() if items else set()
         object_ids = {name: key for key, name in growth.names.items() if key in made}
         items = [replace(item, object_id=object_ids.get(item.held.name, 0)) for item in items]
         new = baseline.surely_new(self._names()) if items and not baseline.is_complete else None
@@ -288,18 +338,28 @@ class Survivors:
             tensor = describe(tensors[0]) if key not in named else None
             if tensor is not None and not known(tensors[0], tensor):
                 alive.append(WatchedName.of(held_without_name(tensors[0]), [(tensors[0], tensor)]))
-        arrays_alive = [array for item in alive for array in item.alive() if array.storage not in kept]
+        arrays_alive = [
+            array for item in alive for array in item.alive() if array.storage not in kept
+        ]
         on_host = size_of(array for array in arrays_alive if array.device == "cpu")
         unnamed = growth.size_bytes - on_host
-        if not alive and (unnamed < smallest or (unnamed < MUCH and self._most_others(baseline) < smallest)):
+        if not alive and (
+            unnamed < smallest or (unnamed < MUCH and self._most_others(baseline) < smallest)
+        ):
             return ()
-        reported = {array.storage for item in self.known for array in item.alive()}  # by an inner experiment
-        working, ours = context.display.working("holders of memory that was not freed"), "the search for holders"
+        # by an inner experiment
+        reported = {array.storage for item in self.known for array in item.alive()}
+        working, ours = (
+            context.display.working("holders of memory that was not freed"),
+            "the search for holders",
+        )
         self.cuts.clear()
         with growth_for(ours), working as progress, undisturbed():
             heap = Heap()
             progress(0.5)
-            alive += _without_name(heap, smallest, unnamed, lambda item, a: a.storage in named or known(item, a))
+            alive += _without_name(
+                heap, smallest, unnamed, lambda item, a: a.storage in named or known(item, a)
+            )
             explained = self.explained(alive, heap, keepers)
             arrays, places = _of_numpy(alive, heap)
             alive, found = [item for item, _ in explained], tuple(row for _, row in explained)
@@ -310,7 +370,9 @@ class Survivors:
         found = tuple(merged(found, self.cuts))
         for array in arrays:
             array.detach(places)
-        self.known += [item for item in alive if any(array.storage not in reported for array in item.alive())]
+        self.known += [
+            item for item in alive if any(array.storage not in reported for array in item.alive())
+        ]
         return found
 
     def watch_before_deletion(self, source: str) -> None:
@@ -318,7 +380,9 @@ class Survivors:
         words, namespace = set(_WORD.findall(source)), self._context.namespace
         if words.isdisjoint(_DELETING):
             return
-        names = ownable(namespace if words & _DELETING_ANY else words & namespace.keys())[-_MOST_DELETED:]
+        names = ownable(namespace if words & _DELETING_ANY else words & namespace.keys())[
+            -_MOST_DELETED:
+        ]
         for name in names:
             value, search = namespace[name], ArraySearch()
             search.left = MOST_AT_START // len(names)
@@ -327,7 +391,11 @@ class Survivors:
                 found = self.watch([(name, value)], search)
                 for array in _of_numpy(found)[0]:
                     array.detach({array.place})  # user code is about to run
-                self._deleted[name] = self._context.shell.execution_count, (*found, None)[0], _weakly(value)
+                self._deleted[name] = (
+                    self._context.shell.execution_count,
+                    (*found, None)[0],
+                    _weakly(value),
+                )
         for name in list(self._deleted)[:-_MOST_DELETED]:
             del self._deleted[name]
 
@@ -346,14 +414,18 @@ class Survivors:
             if cell is not None and cell >= number:
                 item = reference = None
             value = reference() if reference is not None else None
-            known = [one for one in self.known if one.held.name == name] or ([] if item is None else [item])
+            known = [one for one in self.known if one.held.name == name] or (
+                [] if item is None else [item]
+            )
             arrays, places = _of_numpy(known, heap)
             for array in arrays:
                 array.update(places)
             found = tuple(row for _, row in self.explained(known, heap))
             if value is not None and not found:
                 holder = explain((), heap, self.roots(), more=[value])["object", id(value)]
-                found = (replace(row_of([value], Sizes().measure(value)), name=name, holder=holder),)
+                found = (
+                    replace(row_of([value], Sizes().measure(value)), name=name, holder=holder),
+                )
             heap.drop()
         return found
 
@@ -364,7 +436,9 @@ class Survivors:
     def _most_others(self, baseline: Baseline) -> int:
         """Return an upper bound of the memory without arrays that an experiment leaves."""
         with undisturbed():
-            return most_bytes(self._names(), baseline.contents, baseline.objects_since(), baseline.elsewhere())
+            return most_bytes(
+                self._names(), baseline.contents, baseline.objects_since(), baseline.elsewhere()
+            )
 
     def _with_others(
         self,
@@ -375,7 +449,9 @@ class Survivors:
         growth: HostGrowth,
         first: int,
     ) -> tuple[RetainedArray, ...]:
-        """Return the rows of arrays and of all other memory that an experiment leaves, largest first."""
+        """Return the rows of arrays and of all other memory that an experiment leaves, largest
+        first.
+        """
         roots, sizes = self.roots(), Sizes(limit=MOST_OLD)
         counted = {array.storage for item in alive for array in item.alive()}
         both = described([*heap.tensors, *heap.ndarrays])
@@ -390,7 +466,8 @@ class Survivors:
                 counted=sizes,
                 kept=growth.kept(),
                 smallest=self._context.config.min_held_bytes,
-                size_bytes=growth.size_bytes - size_of(array for item in alive for array in item.alive()),
+                size_bytes=growth.size_bytes
+                - size_of(array for item in alive for array in item.alive()),
             )
         )
         searched = [row.items[0] for row in rows if len(row.items) == 1 or not row.chain]
@@ -402,12 +479,18 @@ class Survivors:
             name = growth.names.get(id(row.items[0]), "") if len(row.items) == 1 else ""
             holder = _holder_of(row, holders, roots)
             holder = _perhaps_old(holder) if row.is_old_perhaps else holder
-            cell = cell_of_output(name) or cell_that_bound(self._context.shell, name, range(first)) if name else None
+            cell = (
+                cell_of_output(name) or cell_that_bound(self._context.shell, name, range(first))
+                if name
+                else None
+            )
             held = replace(row.held, name=name, holder=holder, cell=cell)
             if name in by_name:  # its arrays are listed already
                 known = by_name.pop(name)
                 merged.add(id(known))
-                held = replace(known, size_bytes=known.size_bytes + held.size_bytes, parts=held.parts)
+                held = replace(
+                    known, size_bytes=known.size_bytes + held.size_bytes, parts=held.parts
+                )
             found.append(held)
             self.known_others.append((tuple(map(id, row.items)), held))
         rest = [row for row in arrays if id(row) not in merged]
@@ -416,9 +499,13 @@ class Survivors:
     def others_alive(self, heap: Heap, sizes: Sizes, smallest: int) -> list[OtherAlive]:
         """Return the objects without arrays that are still alive, and forget the rest."""
         alive = heap.with_identities({key for keys, _ in self.known_others for key in keys})
-        known = [([alive[key] for key in keys if key in alive], held) for keys, held in self.known_others]
         known = [
-            (items, held) for items, held in known if items and row_of(items, Size({})).type_name == held.type_name
+            ([alive[key] for key in keys if key in alive], held) for keys, held in self.known_others
+        ]
+        known = [
+            (items, held)
+            for items, held in known
+            if items and row_of(items, Size({})).type_name == held.type_name
         ]
         self.known_others = [(tuple(map(id, items)), held) for items, held in known]
         found = list[OtherAlive]()
@@ -435,8 +522,12 @@ class Survivors:
             array.update(places)
         self.known = [item for item in self.known if item.alive()]
 
-    def _with_cell(self, item: WatchedName, first_cell: int, new: Container[int] | None) -> WatchedName:
-        """Add the cell that bound the name, before later cells rebind it; ``new`` are certain identities, or None."""
+    def _with_cell(
+        self, item: WatchedName, first_cell: int, new: Container[int] | None
+    ) -> WatchedName:
+        """Add the cell that bound the name, before later cells rebind it; ``new`` are certain
+        identities, or None.
+        """
         keys = [array.storage[1] for array in item.alive() if array.storage[0] == "numpy"]
         is_old_perhaps = new is not None and any(key not in new for key in keys)
         name = item.held.name
@@ -451,10 +542,11 @@ class Survivors:
         *,
         questions: Questions | None = None,
     ) -> list[tuple[WatchedName, RetainedArray]]:
-        """Return the live arrays of each name, largest first, with the object that holds all of them.
+        """Return the live arrays of each name, largest first, with the object that holds all of
+        them.
 
-        Arrays of one name in several places make several rows. Those to which only the names ``keepers`` lead are left
-        out. The first search answers the ``questions``, too.
+        Arrays of one name in several places make several rows. Those to which only the names
+        ``keepers`` lead are left out. The first search answers the ``questions``, too.
         """
         roots = self.roots(keepers)
         found = list[tuple[WatchedName, RetainedArray]]()
@@ -466,7 +558,12 @@ class Survivors:
                 holders = explain(rows, heap, roots, rows=rows, all_places=True)
             else:
                 holders = explain(
-                    [*rows, *questions.storages], heap, roots, more=questions.objects, rows=rows, all_places=True
+                    [*rows, *questions.storages],
+                    heap,
+                    roots,
+                    more=questions.objects,
+                    rows=rows,
+                    all_places=True,
                 )
                 questions.holders.update(holders)
             waiting.clear()
@@ -485,7 +582,9 @@ class Survivors:
         return sorted(found, key=lambda pair: -pair[1].size_bytes)
 
     def _parts(self, item: WatchedName, row: Row | None, *, may_divide: bool) -> list[WatchedName]:
-        """Return the arrays to which the holder of a row leads, and the rest if both deserve rows."""
+        """Return the arrays to which the holder of a row leads, and the rest if both
+        deserve rows.
+        """
         if row is None or row.is_whole or not may_divide:
             return [item]
         parts = list(item.divided(row.held))
@@ -493,11 +592,15 @@ class Survivors:
         return parts if least >= self._context.config.min_held_bytes else [item]
 
     def roots(self, keepers: Container[str] = ()) -> Roots:
-        """Return the namespaces and objects from which the user can reach objects, the names ``keepers`` last."""
+        """Return the namespaces and objects from which the user can reach objects, the names
+        ``keepers`` last.
+        """
         shell, namespace = self._context.shell, self._context.namespace
         outputs = namespace.get("_oh")
         namespaces: dict[int, Callable[[object], Root]] = {
-            id(namespace): lambda key: _KEPT if keepers and text_of(key) in keepers else _variable(key),
+            id(namespace): lambda key: (
+                _KEPT if keepers and text_of(key) in keepers else _variable(key)
+            ),
             id(shell.user_ns_hidden): _hidden,
         }
         if type(outputs) is dict:
@@ -509,7 +612,9 @@ class Survivors:
             namespaces[id(stored)] = lambda key: LAST_ERROR
         for name, module in list(getattr(shell, "_main_mod_cache", {}).items()):
             namespaces[id(module_dict(module))] = functools.partial(_of_run, name)
-        figures = getattr(getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None), "figs", None)
+        figures = getattr(
+            getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None), "figs", None
+        )
         plt = "plt" if namespace.get("plt", 0) is sys.modules.get("matplotlib.pyplot") else ""
         if figures is not None:
             namespaces[id(figures)] = functools.partial(
@@ -530,8 +635,12 @@ class Survivors:
         )
 
 
-def _holder_of(row: Remaining, holders: Mapping[StorageKey, ReferencePath], roots: Roots) -> ReferencePath:
-    """Return the holder of a row, by its path from a name, unless several places hold its object."""
+def _holder_of(
+    row: Remaining, holders: Mapping[StorageKey, ReferencePath], roots: Roots
+) -> ReferencePath:
+    """Return the holder of a row, by its path from a name, unless several places
+    hold its object.
+    """
     searched = holders.get(("object", id(row.items[0])))
     if not row.chain and searched is not None:
         return searched
@@ -561,7 +670,9 @@ def _row_of(item: WatchedName, holder: ReferencePath | None) -> RetainedArray | 
 def _of_numpy(
     watched: Iterable[WatchedName], heap: Heap | None = None
 ) -> tuple[list[WatchedArray], Container[tuple[int, int, int]]]:
-    """Return NumPy arrays, which user code must not find weakly referenced, and the places of the heap's arrays."""
+    """Return NumPy arrays, which user code must not find weakly referenced, and the places of the
+    heap's arrays.
+    """
     pairs = [pair for item in watched for pair in item.arrays]
     arrays = [is_alive for is_alive, _ in pairs if isinstance(is_alive, WatchedArray)]
     return arrays, heap.places() if arrays and heap is not None else ()
@@ -570,19 +681,27 @@ def _of_numpy(
 def _without_name(
     heap: Heap, smallest: int, grown_bytes: int, is_known: Callable[[object, Array], bool]
 ) -> Iterator[WatchedName]:
-    """Yield unknown NumPy arrays, largest first, as far as the host's growth ``grown_bytes`` can contain them."""
+    """Yield unknown NumPy arrays, largest first, as far as the host's growth ``grown_bytes`` can
+    contain them.
+    """
     if grown_bytes < MUCH:
         return
     left = grown_bytes * 5 // 4  # the end has freed older memory, too
     found = {array.storage: (item, array) for item, array in described(heap.ndarrays)}
     for item, array in sorted(found.values(), key=lambda pair: -pair[1].size_bytes):
-        if smallest <= array.size_bytes <= left and array.storage[0] == "numpy" and not is_known(item, array):
+        if (
+            smallest <= array.size_bytes <= left
+            and array.storage[0] == "numpy"
+            and not is_known(item, array)
+        ):
             left -= array.size_bytes
             yield WatchedName.of(held_without_name(item), [(item, array)])
 
 
 def _weakly(value: object) -> Callable[[], object] | None:
-    """Return a weak reference; None where there are none, and for NumPy arrays, since user code may resize them."""
+    """Return a weak reference; None where there are none, and for NumPy arrays, since user code may
+    resize them.
+    """
     with contextlib.suppress(TypeError):
         return None if is_array(value) else weakref.ref(value)
     return None
@@ -602,7 +721,9 @@ def held_without_name(item: object) -> RetainedArray:
     array = describe(item)
     if array is None:  # it was readable a moment ago
         return RetainedArray("", type_name(item), None, "", "", 0)
-    return RetainedArray("", array.type_name, array.shape, array.dtype, array.device, array.size_bytes)
+    return RetainedArray(
+        "", array.type_name, array.shape, array.dtype, array.device, array.size_bytes
+    )
 
 
 _KEPT = Root("a name to keep", 5, "")
@@ -618,11 +739,14 @@ _FREED_OF_SHELL = {
     "_db",
     "db",
 }
-"""Attributes of IPython's shell whose copies of outputs and errors are freed by ``%gpumem free``."""
+"""Attributes of IPython's shell whose copies of outputs and errors are freed by ``%gpumem free``.
+"""
 
 
 def _of_shell(shell: Any) -> dict[int, Callable[[object], Root]]:
-    """Return the functions that name the attributes of IPython's shell, by the identities of the dicts with these."""
+    """Return the functions that name the attributes of IPython's shell, by the identities of the
+    dicts with these.
+    """
     attributes = instance_dict(shell) or {}
     spaces = [attributes, attributes.get("_trait_values")]
     return {id(space): _attribute_of_shell for space in spaces if type(space) is dict}

@@ -1,4 +1,6 @@
-"""Detects code that retains more memory each time it runs: cells that are rerun, and iterations of tracked loops."""
+"""Detects code that retains more memory each time it runs: cells that are rerun, and iterations of
+tracked loops.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 
 _CELLS_MOST = 1000
 _LEAST_BYTES, _LEAST_SHARE, _ENOUGH_BYTES = 10 * MIB, 0.01, 50 * MIB
-"""Growth of one run to report: this share of the memory in use, but at least the first size and at most the last."""
+"""Growth of one run to report: this share of the memory in use, but at least the first size and at
+most the last.
+"""
 _RUNS = 3
 """Number of runs that must grow after the first one, which imports, warms up and fills caches."""
 _SMALL_BYTES = MIB
@@ -28,7 +32,9 @@ _SMALL_RUNS = 4
 _SUSPECT_BYTES = 2 * _LEAST_BYTES
 """Growth in the last runs from which it is worth while to measure all names."""
 _MOST_LOOKS, _MOST_KEPT = 6, 8
-"""Maximum number of times to measure all names for the same code, and of cells that wait for the second time."""
+"""Maximum number of times to measure all names for the same code, and of cells that wait for the
+second time.
+"""
 
 
 class Trends:
@@ -54,7 +60,9 @@ class Trends:
         return growing
 
 
-@dataclass(slots=True, eq=False, repr=False)  # generating these methods would slow down loading the extension
+@dataclass(
+    slots=True, eq=False, repr=False
+)  # generating these methods would slow down loading the extension
 class _Streak:
     """Consecutive runs of the same code that each grew a device by some least amount."""
 
@@ -74,7 +82,9 @@ class _Streak:
         self.sum_bytes += grown
 
     def goes_on(self, two: int) -> bool:
-        """Return True if the last two runs, which added ``two`` bytes, grew it like the runs before: warm-up fades."""
+        """Return True if the last two runs, which added ``two`` bytes, grew it like the runs
+        before: warm-up fades.
+        """
         return 2 * two * self.runs >= 3 * self.sum_bytes
 
 
@@ -94,7 +104,9 @@ class DeviceRuns:
     def add(self, usage: Usage, *, success: bool) -> _Streak | None:
         """Count one more run, and return the series to report, if any."""
         freed = self.after_bytes - usage.before_bytes  # since the last run, by any code
-        if freed > self.grown_bytes // 2 or not success:  # a traceback keeps an error's memory alive
+        if (
+            freed > self.grown_bytes // 2 or not success
+        ):  # a traceback keeps an error's memory alive
             self.large, self.small = _Streak(), _Streak()
         self.is_suspect = False
         two = self.grown_bytes + usage.delta_bytes
@@ -108,7 +120,11 @@ class DeviceRuns:
         if self.large.runs >= _RUNS and self.large.goes_on(two):
             return self.large
         enough = min(_SUM_ENOUGH_BYTES, max(_SUM_LEAST_BYTES, _SUM_SHARE * in_use))
-        is_reported = self.small.runs >= _SMALL_RUNS and self.small.sum_bytes >= enough and self.small.goes_on(two)
+        is_reported = (
+            self.small.runs >= _SMALL_RUNS
+            and self.small.sum_bytes >= enough
+            and self.small.goes_on(two)
+        )
         return self.small if is_reported else None
 
 
@@ -136,7 +152,9 @@ class FirstLook(NamedTuple):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Growing:
-    """The last runs of the same code: the devices that grow with each of them, and what holds the new memory."""
+    """The last runs of the same code: the devices that grow with each of them, and what holds the
+    new memory.
+    """
 
     growths: list[Growth] = field(default_factory=list)
     held: list[str] = field(default_factory=list)
@@ -149,8 +167,9 @@ class Growing:
     processes: Processes | None = None
     """The child processes at the last look or report."""
     process_lines: list[str] = field(default_factory=list)
-    """Lines about the processes that grew in the last run. They are made again after each run, because a name such as
-    ``process`` may refer to another process by then."""
+    """Lines about the processes that grew in the last run. They are made again after each run,
+    because a name such as ``process`` may refer to another process by then.
+    """
     runs: int = 0
     """Number of runs since the first look."""
     _looks: int = 0
@@ -168,7 +187,9 @@ class Growing:
             streak = runs.add(usage, success=success)
             is_suspect |= runs.is_suspect
             if streak is not None:
-                self.growths.append(Growth(usage.device, streak.runs, streak.least_bytes, streak.most_bytes))
+                self.growths.append(
+                    Growth(usage.device, streak.runs, streak.least_bytes, streak.most_bytes)
+                )
         if not is_suspect:
             self.before, self.processes, self.held = None, None, []
         is_time = self._looks < _MOST_LOOKS if self.before is None else bool(self.growths)
@@ -176,7 +197,9 @@ class Growing:
         self._looks += self.wants_look
 
     def measured(self, now: Mapping[str, Reading]) -> None:
-        """Note each device's memory after our own work: if it is less when the next run begins, code has freed some."""
+        """Note each device's memory after our own work: if it is less when the next run begins,
+        code has freed some.
+        """
         for device, reading in now.items():
             runs = self.devices.get(device)
             if runs is not None:

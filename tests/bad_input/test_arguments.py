@@ -35,7 +35,10 @@ WRONG = [
     ("%experiment start train keep=model loss", "write train --keep model loss"),
     ("%experiment start train # the last\nx = 1", "put the comment on its own line"),
     ("%%experiment my run\nx = 1", "my-run"),
-    ("%%experiment a --note b\nx = 1", "--note: 'b' is not NAME=VALUE, such as --note lr=1e-3 bs=64"),
+    (
+        "%%experiment a --note b\nx = 1",
+        "--note: 'b' is not NAME=VALUE, such as --note lr=1e-3 bs=64",
+    ),
     ("%%experiment --note lr=1 run\nx = 1", "Write it before the options"),
     ("%%experiment 'unclosed\nx = 1", "quotation"),
     ("%gpumem bogus", "status"),
@@ -52,14 +55,32 @@ WRONG = [
     ("%gpumem top --min=-1 MiB", "--min: a size cannot be negative: '-1MiB'"),
     ("%gpumem top --min -1", "a size cannot be negative"),
     ("%gpumem top --min 5 MB/s", "'5' has no unit"),
-    ("%%experiment a --budget gpu=1 MiB 3 GiB\nx = 1", "'3GiB' must be a device and a size: write for instance gpu="),
-    *((f"{line} 0", "0 is not a whole number ") for line in ("%gpumem history -n", "%gpumem plot -n", "%gpumemit -r")),
-    *((f"%gpumem tensors --top {value}", "is not a whole number ") for value in ("-1", "1.5", "9" * 5000, "x")),
-    *((f"%%estimate --timeout {value}\nx = 1", "not a number from 0.001 to 1e+09") for value in ("0", "1e400", "x")),
-    *((f"%gpumem {line} --min 24", "'24' has no unit: write 24GiB, or 24 bytes") for line in ("tensors", "leaks")),
+    (
+        "%%experiment a --budget gpu=1 MiB 3 GiB\nx = 1",
+        "'3GiB' must be a device and a size: write for instance gpu=",
+    ),
+    *(
+        (f"{line} 0", "0 is not a whole number ")
+        for line in ("%gpumem history -n", "%gpumem plot -n", "%gpumemit -r")
+    ),
+    *(
+        (f"%gpumem tensors --top {value}", "is not a whole number ")
+        for value in ("-1", "1.5", "9" * 5000, "x")
+    ),
+    *(
+        (f"%%estimate --timeout {value}\nx = 1", "not a number from 0.001 to 1e+09")
+        for value in ("0", "1e400", "x")
+    ),
+    *(
+        (f"%gpumem {line} --min 24", "'24' has no unit: write 24GiB, or 24 bytes")
+        for line in ("tensors", "leaks")
+    ),
     ("%%estimate --device-memory 24B\nx = 1", "24 B is too little"),
     ("%experiment start a --budget gpu=-1GiB", "a size cannot be negative: '-1GiB'"),
-    *((f"%%autofit n={value}\nx = n", "autofit reduces finite numbers below 2**63") for value in ("-inf", "9" * 5000)),
+    *(
+        (f"%%autofit n={value}\nx = n", "autofit reduces finite numbers below 2**63")
+        for value in ("-inf", "9" * 5000)
+    ),
     ("%%autofit batch_size=8 --min inf\nx = batch_size", "the minimum of batch_size is inf"),
     ("%%isolate --keep 'x y'\n1", "'x y' is neither a name nor a glob"),
     ("%%isolate --time 0\n1", "--time: 0 is not a number from 0.001"),
@@ -70,7 +91,10 @@ WRONG = [
     ("%gpumem on off", "takes none"),
     ("%gpumemit", "which statement"),
     ("%gpumemit -r 0 block", "-r 0"),
-    ("%gpumemit --repeat 3 block", "'--repeat' is not an option; use -r RUNS or -s 'SETUP', or put (...) around"),
+    (
+        "%gpumemit --repeat 3 block",
+        "'--repeat' is not an option; use -r RUNS or -s 'SETUP', or put (...) around",
+    ),
     ("%%gpumemit block\nblock", "'block' cannot stand on the first line"),
     ("%gpumemit block +", "gpumemit: invalid syntax: 'block +'"),
     ("%gpumemit await block", "gpumemit cannot measure await: run it in a plain cell"),
@@ -107,10 +131,14 @@ def refused(shell: InteractiveShell, code: str) -> str:
 
 
 def open_and_names(shell: InteractiveShell) -> tuple[list[str], list[str]]:
-    return [item.name for item in app_of(shell).experiments.open], shell.run_line_magic("who_ls", "")
+    return [item.name for item in app_of(shell).experiments.open], shell.run_line_magic(
+        "who_ls", ""
+    )
 
 
-def test_a_wrong_line_gets_a_line_and_opens_nothing(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_line_gets_a_line_and_opens_nothing(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     loaded.run_cell("def work(size):\n    if size > 100: raise MemoryError")
     for line, part in WRONG:
@@ -124,14 +152,27 @@ def test_a_size_may_have_a_space_before_its_unit() -> None:
         ("%gpumem", "top --min 5 mb -n 20 m", {"min": 5_000_000, "n": 20, "names": ["m"]}),
         ("%gpumem", "top --min=1.5 GiB", {"min": 3 << 29}),
         ("%gpumem", "top --min 0 m", {"min": 0, "names": ["m"]}),
-        ("%%estimate", "--fit 8 GiB --device-memory 1 G", {"fit": "8GiB", "device_memory": 1 << 30}),
-        ("%%experiment", "a --budget gpu=8 GiB cuda:1=4GiB", {"budget": ["gpu=8GiB", "cuda:1=4GiB"]}),
+        (
+            "%%estimate",
+            "--fit 8 GiB --device-memory 1 G",
+            {"fit": "8GiB", "device_memory": 1 << 30},
+        ),
+        (
+            "%%experiment",
+            "a --budget gpu=8 GiB cuda:1=4GiB",
+            {"budget": ["gpu=8GiB", "cuda:1=4GiB"]},
+        ),
     ):
         assert vars(parse(magic, line)[1]).items() >= found.items(), line
 
 
-def test_gpumem_alone_shows_a_short_status_a_hint(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
-    loaded.run_cell("import numpy\nbig, less = numpy.ones(1 << 20), [numpy.ones(1 << 18)]\nx = y = numpy.ones(1 << 10)")
+def test_gpumem_alone_shows_a_short_status_a_hint(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded.run_cell(
+        "import numpy\nbig, less = numpy.ones(1 << 20), [numpy.ones(1 << 18)]\nx = y = "
+        "numpy.ones(1 << 10)"
+    )
     capsys.readouterr()
     loaded.run_line_magic("gpumem", "")
     head, largest, following = capsys.readouterr().out.splitlines()
@@ -148,17 +189,24 @@ def test_gpumem_alone_shows_a_short_status_a_hint(loaded: InteractiveShell, caps
     assert changes.endswith("less -2 MiB")
 
 
-def test_a_wrong_argument_in_python_is_refused_when_it_is_given_and_loses_no_name(loaded: InteractiveShell) -> None:
+def test_a_wrong_argument_in_python_is_refused_when_it_is_given_and_loses_no_name(
+    loaded: InteractiveShell,
+) -> None:
     wrong = ("keep=5", "keep=None", "keep=[1]", "note=5", "budget=5", "seed='x'", "seed=1 << 80")
     wrong += ("report='loud'",)
     for arguments in ("7", "''", *(f"'a', {one}" for one in wrong)):
-        loaded.run_cell(f"import ipygpumem\nx = 'old'\ndef attempt(): return ipygpumem.experiment({arguments}).start()")
+        loaded.run_cell(
+            f"import ipygpumem\nx = 'old'\ndef attempt(): return "
+            f"ipygpumem.experiment({arguments}).start()"
+        )
         error = loaded.run_cell("handle = attempt()\nx = 'new'").error_in_exec
         assert isinstance(error, GpuMemError), (arguments, error)
         assert (loaded.user_ns["x"], open_and_names(loaded)[0]) == ("old", [])
 
 
-def test_a_misspelt_name_to_keep_deletes_nothing(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelt_name_to_keep_deletes_nothing(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
     loaded.run_cell("%%experiment a --keep modle --keep 'no*' --keep here\nhere, model = 1, 2")
     text = capsys.readouterr().out
     assert all(f"no name matches '{name}'" in text for name in ("modle", "no*"))
@@ -167,7 +215,10 @@ def test_a_misspelt_name_to_keep_deletes_nothing(loaded: InteractiveShell, capsy
     assert open_and_names(loaded)[1] == ["here", "model"]
     loaded.run_cell("%%experiment b --keep modle --keep 'no*' --report none\nmodel = 3")
     text = capsys.readouterr().out
-    assert all(text.count(f"experiment b: keep: no name matches '{name}'") == 1 for name in ("modle", "no*"))
+    assert all(
+        text.count(f"experiment b: keep: no name matches '{name}'") == 1
+        for name in ("modle", "no*")
+    )
     assert loaded.user_ns["model"] == 3
     # A name that the code would have bound is no slip: nothing keeps the memory of what failed.
     error = loaded.run_cell("%%experiment c --keep late\nearly = 1\n1 / 0\nlate = 2").error_in_exec
@@ -179,7 +230,9 @@ LONG = "x" * 100_000
 MOST = 800
 
 
-@pytest.mark.parametrize("path", [LONG, "/tmp/" + "/".join(["d" * 200] * 500), "~" + LONG, "a\0" + LONG])
+@pytest.mark.parametrize(
+    "path", [LONG, "/tmp/" + "/".join(["d" * 200] * 500), "~" + LONG, "a\0" + LONG]
+)
 @pytest.mark.parametrize("end", [".json", "/none.pickle", ""])
 def test_a_path_of_any_length_is_shortened(end: str, path: str) -> None:
     with pytest.raises(GpuMemError) as raised:
@@ -191,13 +244,22 @@ def test_what_is_given_in_a_notebook_is_shortened(loaded: InteractiveShell) -> N
     loaded.run_cell("import ipygpumem\nx = 'x' * 100_000\nlong = 'x' * 3000")
     for call in (
         *(f"export({path})" for path in ("x", "x + '.json'", "'~' + x + '.json'", "x + '/a.json'")),
-        *("experiment('n', report=x)", "experiment('n', report=[x])", "experiment(x).usage()", "tracker(x + '/none')"),
+        *(
+            "experiment('n', report=x)",
+            "experiment('n', report=[x])",
+            "experiment(x).usage()",
+            "tracker(x + '/none')",
+        ),
     ):
         error = loaded.run_cell(f"ipygpumem.{call}").error_in_exec
         assert type(error).__name__ in ("FileError", "ExperimentError"), (call, error)
         assert len(str(error)) < MOST, call
     for line in (
-        *("%gpumem export {long}.json", "%gpumem plot session {long}", "%gpumem postmortem ~{long}"),
+        *(
+            "%gpumem export {long}.json",
+            "%gpumem plot session {long}",
+            "%gpumem postmortem ~{long}",
+        ),
         *("%gpumem history --experiment {long}", "%gpumem compare {long} other"),
         "%experiment start a --report {long}",
     ):

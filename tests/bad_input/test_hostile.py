@@ -13,7 +13,10 @@ from tests.hostile import SOURCE
 from tests.kernel import Kernel, Reply
 from tests.steps import goes_on, names, open_now, recovery, run, works
 
-NASTY = "<script>alert(1)</script><b>&amp;\x1b[31mred\x07 {x} $y {{jinja}} %s %(a)s \u202e\ud7ff na\u00efve"
+NASTY = (
+    "<script>alert(1)</script><b>&amp;\x1b[31mred\x07 {x} $y {{jinja}} %s %(a)s \u202e\ud7ff "
+    "na\u00efve"
+)
 
 
 def _is_harmless(reply: Reply) -> None:
@@ -25,7 +28,9 @@ def _is_harmless(reply: Reply) -> None:
             assert letter not in html + text
 
 
-def test_names_made_of_nasty_text_are_escaped_wherever_a_report_lists_them(notebook: Kernel) -> None:
+def test_names_made_of_nasty_text_are_escaped_wherever_a_report_lists_them(
+    notebook: Kernel,
+) -> None:
     works(notebook, "import numpy as np\nleak = []")
     reply = works(
         notebook,
@@ -47,7 +52,8 @@ def test_names_made_of_nasty_text_are_escaped_wherever_a_report_lists_them(noteb
     failed = run(
         notebook,
         f"nasty = {NASTY!r}\n"
-        "code = compile('def f():\\n    t = np.ones(1 << 20)\\n    raise MemoryError(nasty)', '<s>', 'exec')\n"
+        "code = compile('def f():\\n    t = np.ones(1 << 20)\\n    raise MemoryError(nasty)', "
+        "'<s>', 'exec')\n"
         "exec(code)\nf.__code__ = f.__code__.replace(co_name=nasty, co_varnames=(nasty,))\nf()",
     )
     assert failed.error == "MemoryError"
@@ -56,15 +62,23 @@ def test_names_made_of_nasty_text_are_escaped_wherever_a_report_lists_them(noteb
     goes_on(notebook)
 
 
-def test_a_wrong_line_with_control_characters_does_not_write_over_the_terminal(notebook: Kernel) -> None:
-    for line in ("%experiment end \x1b[31mred", "%experiment start a --\x1b[31mred", "%experiment \x1b[31mred"):
+def test_a_wrong_line_with_control_characters_does_not_write_over_the_terminal(
+    notebook: Kernel,
+) -> None:
+    for line in (
+        "%experiment end \x1b[31mred",
+        "%experiment start a --\x1b[31mred",
+        "%experiment \x1b[31mred",
+    ):
         assert "\x1b[31mred" not in notebook.run(line).stderr
     goes_on(notebook)
 
 
 @pytest.mark.parametrize("name", ["Out", "_oh", "get_ipython"])
 @pytest.mark.parametrize("change", ["del {}", "{} = 5"])
-def test_a_scope_survives_changes_of_ipythons_own_names(notebook: Kernel, change: str, name: str) -> None:
+def test_a_scope_survives_changes_of_ipythons_own_names(
+    notebook: Kernel, change: str, name: str
+) -> None:
     works(notebook, "x = 'old'", "%experiment start a")
     for code in (f"x = 'new'\n{change.format(name)}", "1 + 1", "import IPython as i"):
         notebook.run(code)
@@ -85,10 +99,17 @@ def test_threads_that_add_and_remove_names_during_an_exit_do_not_stop_it(noteboo
         "        space[f'churn{number % 500}'] = number\n"
         "        space.pop(f'churn{(number + 250) % 500}', None)\n"
         "        counts[0] = number\n"
-        "threads = [threading.Thread(target=churn) for _ in range(2)]\nfor thread in threads: thread.start()",
+        "threads = [threading.Thread(target=churn) for _ in range(2)]\nfor thread in threads: "
+        "thread.start()",
     )
     for _ in range(2):
-        works(notebook, "%experiment start a", "x = 1; old = 'new'", "%experiment status", "%experiment end")
+        works(
+            notebook,
+            "%experiment start a",
+            "x = 1; old = 'new'",
+            "%experiment status",
+            "%experiment end",
+        )
         assert notebook.value("old") == "old"
         assert "x" not in names(notebook)
     works(notebook, "stop.set()\nfor thread in threads: thread.join()")
@@ -96,7 +117,9 @@ def test_threads_that_add_and_remove_names_during_an_exit_do_not_stop_it(noteboo
     goes_on(notebook)
 
 
-@pytest.mark.parametrize("kind", ["Hostile", "Container", "Sequence", "Slotted", "Lazy", "Oom", "Function"])
+@pytest.mark.parametrize(
+    "kind", ["Hostile", "Container", "Sequence", "Slotted", "Lazy", "Oom", "Function"]
+)
 def test_whoever_of_us_asks_is_found_out(kind: str) -> None:
     """The tests below mean something."""
     ours = {"__name__": "ipygpumem.somewhere", "thing": hostile.made(getattr(hostile, kind))}
@@ -106,7 +129,9 @@ def test_whoever_of_us_asks_is_found_out(kind: str) -> None:
         exec("thing.name", {**ours, "__name__": "IPython.core"})
 
 
-def test_no_method_of_a_users_object_is_called_at_exit_in_status_or_in_reports(notebook: Kernel) -> None:
+def test_no_method_of_a_users_object_is_called_at_exit_in_status_or_in_reports(
+    notebook: Kernel,
+) -> None:
     works(
         notebook,
         SOURCE,
@@ -156,7 +181,8 @@ def test_finalisers_that_raise_or_replace_names_do_not_stop_an_exit(notebook: Ke
         notebook,
         "class Raises:\n    def __del__(self): raise ValueError('from __del__')\n"
         "class Exits:\n    def __del__(self): raise SystemExit(4)\n"
-        "class Deletes:\n    def __del__(self): globals().pop('zz', None); globals().pop('old2', None)\n"
+        "class Deletes:\n    def __del__(self): globals().pop('zz', None); globals().pop('old2', "
+        "None)\n"
         "class Adds:\n    def __del__(self): globals()['late'] = 1\n"
         "old, old2 = 'old', 'old2'",
         "%experiment start a",
@@ -179,13 +205,21 @@ def test_finalisers_that_raise_or_replace_names_do_not_stop_an_exit(notebook: Ke
         ),
         ("import sys\ndef trace(*a): return trace\nsys.settrace(trace)", "sys.settrace(None)"),
         ("import gc\ngc.disable()", "gc.enable()"),
-        ("import gc\ndef fail(*a): raise ValueError\ngc.callbacks.append(fail)", "gc.callbacks.remove(fail)"),
+        (
+            "import gc\ndef fail(*a): raise ValueError\ngc.callbacks.append(fail)",
+            "gc.callbacks.remove(fail)",
+        ),
         ("import warnings\nwarnings.simplefilter('error')", "warnings.resetwarnings()"),
-        ("import sys\nsys.last_value = 5; sys.last_traceback = 'x'; sys.last_exc = []", "del sys.last_exc"),
+        (
+            "import sys\nsys.last_value = 5; sys.last_traceback = 'x'; sys.last_exc = []",
+            "del sys.last_exc",
+        ),
         ("import builtins\nkeep_open, builtins.open = open, None", "builtins.open = keep_open"),
     ],
 )
-def test_cells_and_scopes_work_in_a_changed_interpreter(notebook: Kernel, bend: str, mend: str) -> None:
+def test_cells_and_scopes_work_in_a_changed_interpreter(
+    notebook: Kernel, bend: str, mend: str
+) -> None:
     works(notebook, f"x = 'old'\n{bend}")
     assert len(works(notebook, "y = 3").reports("cell")) == 1
     works(notebook, "%experiment start a", "x = 'new'")
@@ -198,7 +232,12 @@ def test_cells_and_scopes_work_in_a_changed_interpreter(notebook: Kernel, bend: 
 
 
 def test_a_stub_in_place_of_torch_and_numpy_breaks_neither_cells_nor_scopes() -> None:
-    stubs = ("None", "types.ModuleType('torch')", "types.SimpleNamespace(Tensor=7, ndarray=7)", "mock.MagicMock()")
+    stubs = (
+        "None",
+        "types.ModuleType('torch')",
+        "types.SimpleNamespace(Tensor=7, ndarray=7)",
+        "mock.MagicMock()",
+    )
     with Kernel() as kernel:
         works(kernel, "%load_ext ipygpumem", "import sys, types\nfrom unittest import mock")
         for stub in stubs:
@@ -206,7 +245,12 @@ def test_a_stub_in_place_of_torch_and_numpy_breaks_neither_cells_nor_scopes() ->
             goes_on(kernel)
             works(kernel, "%%experiment a --seed 1\nx = 'new'\ny = [1]")
             assert (kernel.value("x"), "y" in names(kernel)) == ("old", False)
-            works(kernel, f"sys.modules['numpy'] = {stub}", "%experiment start b --seed 1", "x = 'new'")
+            works(
+                kernel,
+                f"sys.modules['numpy'] = {stub}",
+                "%experiment start b --seed 1",
+                "x = 'new'",
+            )
             works(kernel, "%gpumem status", "%gpumem free")
             run(kernel, "def f():\n    held = bytearray(1 << 20)\n    raise MemoryError\nf()")
             works(kernel, "%experiment end")
@@ -223,11 +267,15 @@ print(x, y, "z" in globals())
 """
 
 
-def test_a_script_without_ipython_is_said_in_one_line_what_to_use_and_that_works(tmp_path: Path) -> None:
+def test_a_script_without_ipython_is_said_in_one_line_what_to_use_and_that_works(
+    tmp_path: Path,
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     for arguments in ([script], ["-c", "import ipygpumem\nipygpumem.history()"]):
-        plain = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=600)
+        plain = subprocess.run(
+            [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=600
+        )
         assert plain.returncode == 1
         assert "ipython --ext ipygpumem" in plain.stderr.splitlines()[-1]
     command = [sys.executable, "-m", "IPython", "--ext", "ipygpumem", script]

@@ -1,4 +1,6 @@
-"""Cells that are odd or fail, scopes that end in the wrong order, children, subshells, unloading at an odd moment."""
+"""Cells that are odd or fail, scopes that end in the wrong order, children, subshells, unloading at
+an odd moment.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,23 +12,40 @@ from tests.kernel import Kernel
 from tests.steps import goes_on, names, open_now, run, works
 
 ODD = [
-    *("", "# only a comment", "1;", "%%experiment a", "%%experiment a\n# a comment", "\n\n%%experiment a\nx = 1"),
+    *(
+        "",
+        "# only a comment",
+        "1;",
+        "%%experiment a",
+        "%%experiment a\n# a comment",
+        "\n\n%%experiment a\nx = 1",
+    ),
     *("%%experiment a\r\nx = 1\r\n", "%%experiment\ta\nx = 1"),
-    *("%%capture\n%%experiment a\nx = 1", "%%experiment a\n%%capture\nx = 1", "%%experiment a\n%%bash\necho x"),
+    *(
+        "%%capture\n%%experiment a\nx = 1",
+        "%%experiment a\n%%capture\nx = 1",
+        "%%experiment a\n%%bash\necho x",
+    ),
     *("%%experiment a\n%%experiment b\n%%time\nx = 1", "%%timeit -n 2 -r 2\n%%experiment a\nx = 1"),
     *("%%experiment a\n%%writefile {0}/one.py\nx = 1", "%%experiment a\n%run {0}/two.py"),
     "get_ipython().run_cell_magic('experiment', 'a', 'x = 1')",
     "get_ipython().run_cell('%%experiment a\\nx = 1')",
 ]
 FAILING = [
-    *("%%experiment a\n%%nosuchmagic\nx = 1", "%%experiment a\n%%time\n1/0", "%%time\n%%experiment a\n1/0"),
+    *(
+        "%%experiment a\n%%nosuchmagic\nx = 1",
+        "%%experiment a\n%%time\n1/0",
+        "%%time\n%%experiment a\n1/0",
+    ),
     *("%%experiment a\n%%capture\n1/0", "%%experiment a\n%%bash\nexit 3"),
 ]
 PRINTED = {"echo": "x\n", "%%time\n": "Wall time", "%%writefile": "Writing"}
 
 
 @pytest.mark.parametrize("code", [*ODD, *FAILING])
-def test_an_odd_cell_leaves_the_names_and_no_experiment_open(notebook: Kernel, tmp_path: Path, code: str) -> None:
+def test_an_odd_cell_leaves_the_names_and_no_experiment_open(
+    notebook: Kernel, tmp_path: Path, code: str
+) -> None:
     (tmp_path / "two.py").write_text("y = 1\n")
     works(notebook, "x = 'old'")
     reply = (works if code in ODD else run)(notebook, code.replace("{0}", str(tmp_path)))
@@ -49,10 +68,16 @@ def test_silent_and_unrecorded_cells_run_in_a_scope(notebook: Kernel) -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ["x = " + "+".join(["2"] * 700), "x = 'a'" + ".strip()" * 450, "if 0: 1\n" + "elif x == 1: 1\n" * 700 + "x = 1"],
+    [
+        "x = " + "+".join(["2"] * 700),
+        "x = 'a'" + ".strip()" * 450,
+        "if 0: 1\n" + "elif x == 1: 1\n" * 700 + "x = 1",
+    ],
     ids=["sum", "chain", "elif"],
 )
-def test_code_that_is_deep_enough_for_python_is_not_too_deep_for_a_scope(notebook: Kernel, code: str) -> None:
+def test_code_that_is_deep_enough_for_python_is_not_too_deep_for_a_scope(
+    notebook: Kernel, code: str
+) -> None:
     works(notebook, "x = 'old'", code, "x = 'old'", "%experiment start a", code, "%experiment end")
     assert notebook.value("x") == "old"
     works(notebook, f"%%experiment b\n{code}")
@@ -81,7 +106,8 @@ def test_what_a_forked_child_shows_is_text(notebook: Kernel) -> None:
         "import os, multiprocessing, ipygpumem\n"
         "def work():\n"
         "    with ipygpumem.experiment('forked'): y = 1\n"
-        "process = multiprocessing.get_context('fork').Process(target=work); process.start(); process.join(20)",
+        "process = multiprocessing.get_context('fork').Process(target=work); process.start(); "
+        "process.join(20)",
     )
     assert notebook.value("process.exitcode") == 0
     assert "msg_id" not in reply.stdout + reply.stderr
@@ -90,8 +116,19 @@ def test_what_a_forked_child_shows_is_text(notebook: Kernel) -> None:
 
 
 def test_outputs_after_a_reset_in_a_scope_are_gone_at_its_end(notebook: Kernel) -> None:
-    thing = "import weakref, builtins\nclass Thing: 1\nthing = Thing()\nbuiltins.test_ref = weakref.ref(thing)\nthing"
-    works(notebook, *map(str, range(6)), "%experiment start a", "%reset -f", thing, "7 * 7", "%experiment end")
+    thing = (
+        "import weakref, builtins\nclass Thing: 1\nthing = Thing()\nbuiltins.test_ref = "
+        "weakref.ref(thing)\nthing"
+    )
+    works(
+        notebook,
+        *map(str, range(6)),
+        "%experiment start a",
+        "%reset -f",
+        thing,
+        "7 * 7",
+        "%experiment end",
+    )
     assert notebook.value("(__import__('builtins').test_ref() is None, Out)") == (True, {})
     goes_on(notebook)
 
@@ -108,7 +145,13 @@ class Subshell:
     def send(self, code: str, *, main: bool = False) -> None:
         """Send a cell here, or to the main shell."""
         client = self.kernel._client
-        content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
+        content = {
+            "code": code,
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": False,
+        }
         message = client.session.msg("execute_request", content)
         if not main:
             message["header"]["subshell_id"] = self.id
@@ -134,7 +177,9 @@ def subshell(notebook: Kernel) -> Iterator[Subshell]:
         pytest.skip("this ipykernel has no subshells")
     works(notebook, "import threading\nbegun, go_on = threading.Event(), threading.Event()")
     yield Subshell(notebook, answer["subshell_id"])
-    client.control_channel.send(client.session.msg("delete_subshell_request", {"subshell_id": answer["subshell_id"]}))
+    client.control_channel.send(
+        client.session.msg("delete_subshell_request", {"subshell_id": answer["subshell_id"]})
+    )
     client.control_channel.get_msg(timeout=600)
     goes_on(notebook)
 
@@ -153,7 +198,9 @@ def test_names_that_a_subshells_cells_bind_are_not_the_scopes(subshell: Subshell
     assert "an output" in notebook.value("list(Out.values())")
 
 
-def test_a_name_that_a_scope_shadows_and_a_subshell_binds_is_the_subshells(subshell: Subshell) -> None:
+def test_a_name_that_a_scope_shadows_and_a_subshell_binds_is_the_subshells(
+    subshell: Subshell,
+) -> None:
     notebook = subshell.kernel
     works(notebook, "x = 'old'", "%experiment start a", "x = 'new'")
     subshell.works("x = 'elsewhere'")
@@ -171,14 +218,19 @@ MEANWHILE = {
     "between two of the scope's": ("a = 5\nmeet()\na = 6", "a = 'theirs'"),
     "a call's result": ("a = same(5)\nmeet()\na = same(6)", "a = same('theirs')"),
     "in a loop": ("for a in [1, 2]: pass\nmeet()", "for a in ['theirs']: pass"),
-    "in a loop that calls": ("for a in same([1, 2]): same(a)\nmeet()", "for a in same(['theirs']): same(a)"),
+    "in a loop that calls": (
+        "for a in same([1, 2]): same(a)\nmeet()",
+        "for a in same(['theirs']): same(a)",
+    ),
     "by with": ("with Manager(5) as a: same(a)\nmeet()", "with Manager('theirs') as a: same(a)"),
     "by a walrus": ("same(a := 5)\nmeet()", "same(a := 'theirs')"),
     "by unpacking": ("a, b = 5, 6\nmeet()", "a, b = same(('theirs', 'also'))"),
     "by match": ("match 5:\n    case a: pass\nmeet()", "match 'theirs':\n    case a: same(a)"),
     "in a nested cell": ("a = 5\nmeet()", "get_ipython().run_cell('a = \\'theirs\\'')"),
 }
-"""Cells of the main shell and of a subshell that bind ``a``; the subshell's waits for ``meet()`` and binds then."""
+"""Cells of the main shell and of a subshell that bind ``a``; the subshell's waits for ``meet()``
+and binds then.
+"""
 MEET = """
 import threading
 class Manager:
@@ -194,7 +246,9 @@ def meet():
 
 @pytest.mark.parametrize("names", MEANWHILE)
 @pytest.mark.parametrize("scope", ["%%experiment long\n", "%experiment start long\n"])
-def test_what_a_subshell_binds_in_a_scopes_cell_stays(subshell: Subshell, scope: str, names: str) -> None:
+def test_what_a_subshell_binds_in_a_scopes_cell_stays(
+    subshell: Subshell, scope: str, names: str
+) -> None:
     cell, theirs = MEANWHILE[names]
     notebook = subshell.kernel
     works(notebook, MEET, "a = 'older'")
@@ -207,7 +261,9 @@ def test_what_a_subshell_binds_in_a_scopes_cell_stays(subshell: Subshell, scope:
 
 
 def wait_in_both(subshell: Subshell, ours: str, theirs: str, *, subshell_first: bool) -> None:
-    """Run a cell in each shell; theirs waits until ``meet()`` in ours is called, and begins before or after ours."""
+    """Run a cell in each shell; theirs waits until ``meet()`` in ours is called, and begins before
+    or after ours.
+    """
     works(subshell.kernel, MEET + "here = threading.Event()", "a = 'older'")
     theirs = f"here.set()\nassert begun.wait(60)\n{theirs}\ngo_on.set()"
     if subshell_first:
@@ -227,26 +283,41 @@ def wait_in_both(subshell: Subshell, ours: str, theirs: str, *, subshell_first: 
 def test_a_scope_restores_a_new_name_that_a_subshell_bound_first(
     subshell: Subshell, scope: str, subshell_first: bool
 ) -> None:
-    """The name did not exist when the scope's cell began, so only the running code can tell who binds it."""
+    """The name did not exist when the scope's cell began, so only the running code can tell who
+    binds it.
+    """
     notebook = subshell.kernel
     if not scope:
         works(notebook, "%experiment start long")
-    wait_in_both(subshell, f"{scope}meet()\nfresh = 5", "fresh = 'theirs'", subshell_first=subshell_first)
+    wait_in_both(
+        subshell, f"{scope}meet()\nfresh = 5", "fresh = 'theirs'", subshell_first=subshell_first
+    )
     if "%%" not in scope:
         works(notebook, "%experiment end")
     assert notebook.value("fresh") == "theirs"
 
 
 @pytest.mark.parametrize("subshell_first", [True, False])
-def test_a_subshells_loop_binds_names_again_and_again(subshell: Subshell, subshell_first: bool) -> None:
+def test_a_subshells_loop_binds_names_again_and_again(
+    subshell: Subshell, subshell_first: bool
+) -> None:
     ours = "%%experiment long\na = 5\nfor _ in same(range(1000)): a = 6\nmeet()"
     theirs = "for _ in same(range(1000)): a = 'theirs'"
     wait_in_both(subshell, ours, theirs, subshell_first=subshell_first)
     assert subshell.kernel.value("a") == "theirs"
 
 
-UNBOUND = ["if same(False): a = 7", "%timeit -n1 -r1 a = 7", "for a in same([]): pass", "while not same(True): a = 7"]
-UNBOUND += ["while False: a = 7", "try: same(1)\nexcept ValueError as a: pass", "same(0) and (a := 7)"]
+UNBOUND = [
+    "if same(False): a = 7",
+    "%timeit -n1 -r1 a = 7",
+    "for a in same([]): pass",
+    "while not same(True): a = 7",
+]
+UNBOUND += [
+    "while False: a = 7",
+    "try: same(1)\nexcept ValueError as a: pass",
+    "same(0) and (a := 7)",
+]
 
 
 @pytest.mark.parametrize("statement", UNBOUND)
@@ -254,11 +325,15 @@ UNBOUND += ["while False: a = 7", "try: same(1)\nexcept ValueError as a: pass", 
 def test_a_name_that_a_subshell_does_not_bind_is_restored(
     subshell: Subshell, statement: str, subshell_first: bool
 ) -> None:
-    wait_in_both(subshell, "%%experiment long\na = 5\nmeet()", statement, subshell_first=subshell_first)
+    wait_in_both(
+        subshell, "%%experiment long\na = 5\nmeet()", statement, subshell_first=subshell_first
+    )
     assert subshell.kernel.value("a") == "older"
 
 
-def test_each_shell_has_scopes_of_its_own_and_ends_anothers_only_by_name(subshell: Subshell) -> None:
+def test_each_shell_has_scopes_of_its_own_and_ends_anothers_only_by_name(
+    subshell: Subshell,
+) -> None:
     notebook = subshell.kernel
     works(notebook, "x = 'old'", "%experiment start a", "x = 'a'\nnew_a = 1")
     subshell.works("%experiment start b", "y = 'b'")
@@ -276,11 +351,17 @@ def test_each_shell_has_scopes_of_its_own_and_ends_anothers_only_by_name(subshel
     assert open_now(notebook) == []
 
 
-def test_an_end_beside_a_running_cell_of_another_shell_takes_its_own_garbage(subshell: Subshell) -> None:
+def test_an_end_beside_a_running_cell_of_another_shell_takes_its_own_garbage(
+    subshell: Subshell,
+) -> None:
     notebook = subshell.kernel
-    works(notebook, "import weakref\nclass Node:\n    def __init__(self): self.me = self\nalive = []")
+    works(
+        notebook, "import weakref\nclass Node:\n    def __init__(self): self.me = self\nalive = []"
+    )
     subshell.send("begun.set(); go_on.wait(); theirs = Node()")
-    works(notebook, "%%experiment a\nbegun.wait(); n = Node(); alive.append(weakref.ref(n)); Node();")
+    works(
+        notebook, "%%experiment a\nbegun.wait(); n = Node(); alive.append(weakref.ref(n)); Node();"
+    )
     assert notebook.value("('n' in globals(), alive[0]() is None)") == (False, True)
     subshell.send("go_on.set()", main=True)
     subshell.succeeds(2)
@@ -289,8 +370,12 @@ def test_an_end_beside_a_running_cell_of_another_shell_takes_its_own_garbage(sub
 
 @pytest.mark.parametrize("inner_first", [True, False])
 @pytest.mark.parametrize("subshell_first", [True, False])
-def test_two_shells_scopes_shadow_one_name(subshell: Subshell, inner_first: bool, subshell_first: bool) -> None:
-    """Whichever scope shadows the name first, and whichever ends first, its older value is back after both."""
+def test_two_shells_scopes_shadow_one_name(
+    subshell: Subshell, inner_first: bool, subshell_first: bool
+) -> None:
+    """Whichever scope shadows the name first, and whichever ends first, its older value is back
+    after both.
+    """
     notebook = subshell.kernel
     works(notebook, "a = 'older'", "%experiment start main")
     subshell.works("%experiment start sub")
@@ -318,7 +403,9 @@ for _ in [1]:
 
 @pytest.mark.parametrize("begins_before", [True, False])
 @pytest.mark.parametrize("cell", ["pass", UNBINDING, "a = 'ours'"])
-def test_a_scope_deletes_no_name_that_anothers_end_restores(subshell: Subshell, cell: str, begins_before: bool) -> None:
+def test_a_scope_deletes_no_name_that_anothers_end_restores(
+    subshell: Subshell, cell: str, begins_before: bool
+) -> None:
     """A handler has unbound the name in a subshell's scope, which restores it at its end."""
     notebook = subshell.kernel
     works(notebook, "a = 'older'")
@@ -357,7 +444,11 @@ def test_a_new_name_that_anothers_scope_shadows_is_gone_after_both(
 def test_a_scope_keeps_what_a_subshells_scope_bound_and_gave_back(subshell: Subshell) -> None:
     notebook = subshell.kernel
     works(notebook, "old, other = 'old', 'other'", "%experiment start a", "old = other = 'mine'")
-    subshell.works("%%experiment b --keep other\nold = other = 'theirs'\nn = 1", "%experiment start c", "old = 'again'")
+    subshell.works(
+        "%%experiment b --keep other\nold = other = 'theirs'\nn = 1",
+        "%experiment start c",
+        "old = 'again'",
+    )
     subshell.works("%experiment end")
     works(notebook, "%experiment end")
     assert notebook.value("(old, other)") == ("old", "theirs")
@@ -367,15 +458,27 @@ def test_a_scope_keeps_what_a_subshells_scope_bound_and_gave_back(subshell: Subs
 @pytest.mark.parametrize(
     "cells",
     [
-        ["%%experiment e\nold = 2; thread.start(); inside.wait(60)", "go.set(); thread.join(); old"],
-        ["thread.start(); inside.wait(60)", "%%experiment e\nold = 2; go.set(); thread.join(); old - 1"],
-        ["thread.start(); inside.wait(60)", "globals().update(old=1.0); go.set(); thread.join(); 0 + old.is_integer()"],
+        [
+            "%%experiment e\nold = 2; thread.start(); inside.wait(60)",
+            "go.set(); thread.join(); old",
+        ],
+        [
+            "thread.start(); inside.wait(60)",
+            "%%experiment e\nold = 2; go.set(); thread.join(); old - 1",
+        ],
+        [
+            "thread.start(); inside.wait(60)",
+            "globals().update(old=1.0); go.set(); thread.join(); 0 + old.is_integer()",
+        ],
     ],
 )
-def test_a_block_in_a_thread_puts_back_no_name_that_other_code_has_bound(notebook: Kernel, cells: list[str]) -> None:
+def test_a_block_in_a_thread_puts_back_no_name_that_other_code_has_bound(
+    notebook: Kernel, cells: list[str]
+) -> None:
     works(
         notebook,
-        "import threading, ipygpumem\ninside, go, old = threading.Event(), threading.Event(), 1\ndef work():\n"
+        "import threading, ipygpumem\ninside, go, old = threading.Event(), threading.Event(), 1\n"
+        "def work():\n"
         "    with ipygpumem.experiment('t', report='none'): inside.set(); go.wait(60)\n"
         "thread = threading.Thread(target=work)",
     )

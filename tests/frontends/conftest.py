@@ -1,4 +1,6 @@
-"""One browser and one server for all tests here. What is missing is said; ``make frontends`` fails for it."""
+"""One browser and one server for all tests here. What is missing is said; ``make frontends`` fails
+for it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 
 REQUIRED = "IPYGPUMEM_FRONTENDS"
 PICTURES = "IPYGPUMEM_PICTURES"
-_CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+_CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 
 
 def needs(*modules: str) -> None:
@@ -28,7 +32,10 @@ def needs(*modules: str) -> None:
     if _CHROMIUM is None:
         missing.append("chromium")
     if missing:
-        text = f"not here: {', '.join(missing)}; `make frontends` installs the Python packages, apt-get chromium"
+        text = (
+            f"not here: {', '.join(missing)}; `make frontends` installs the Python packages, "
+            f"apt-get chromium"
+        )
         pytest.fail(text) if os.environ.get(REQUIRED) else pytest.skip(text)
 
 
@@ -63,7 +70,9 @@ def lab_page(server: Server, browser: BrowserContext) -> Iterator[Notebook]:
 
 @pytest.fixture
 def lab(lab_page: Notebook) -> Iterator[Notebook]:
-    """A JupyterLab page, in which a test opens its notebook; at the end it has complained of nothing."""
+    """A JupyterLab page, in which a test opens its notebook; at the end it has complained of
+    nothing.
+    """
     lab_page.complaints.clear()
     yield lab_page
     lab_page.leave()

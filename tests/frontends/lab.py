@@ -1,4 +1,6 @@
-"""A real JupyterLab or Notebook for tests: a server of its own, a page in chromium, cells run by keyboard."""
+"""A real JupyterLab or Notebook for tests: a server of its own, a page in chromium, cells run by
+keyboard.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from urllib.parse import urlsplit
 from tests.notebooks import Node, write
 
 if TYPE_CHECKING:
-    from playwright.sync_api import BrowserContext, ConsoleMessage, Locator, Playwright, Request, ViewportSize
+    from playwright.sync_api import (
+        BrowserContext,
+        ConsoleMessage,
+        Locator,
+        Playwright,
+        Request,
+        ViewportSize,
+    )
 
 LIGHT, DARK = "JupyterLab Light", "JupyterLab Dark"
 CHROMIUM = (
@@ -31,7 +40,9 @@ CHROMIUM = (
     "--disable-sync",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
-"""No request leaves this machine. Routes of Playwright's would do, too, and each page would load without a cache."""
+"""No request leaves this machine. Routes of Playwright's would do, too, and each page would load
+without a cache.
+"""
 _SETTINGS = {
     "notebook-extension/tracker": {"windowingMode": "none"},
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
@@ -39,14 +50,19 @@ _SETTINGS = {
 }
 _TOKEN = "tests"
 _OF_LAB = ("Canceled future", "Cannot read properties of null (reading 'changed')")
-"""What JupyterLab 4.6 complains of by itself: a request of a notebook that we left, an output's own view after that."""
-_IDLE = "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
+"""What JupyterLab 4.6 complains of by itself: a request of a notebook that we left, an output's own
+view after that.
+"""
+_IDLE = (
+    "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === "
+    "'idle'"
+)
 """Asked of the model, since the signs for it differ between front-ends."""
 _LEAVE = """() => {
     const shell = window.jupyterapp.shell;
     for (const widget of [...shell.widgets('main')]) widget.dispose();  // nobody is asked whether to save
     shell.expandLeft();
-}"""
+}"""  # noqa: E501
 
 
 def chromium(playwright: Playwright, program: str) -> BrowserContext:
@@ -56,7 +72,9 @@ def chromium(playwright: Playwright, program: str) -> BrowserContext:
 
 
 class Server:
-    """A Jupyter server on this machine: no setting, profile or start-up file of the user's changes what it shows."""
+    """A Jupyter server on this machine: no setting, profile or start-up file of the user's changes
+    what it shows.
+    """
 
     def __init__(self, folder: Path, application: str = "jupyterlab") -> None:
         """Start it with notebooks in ``folder``; ``application`` is the module that starts it."""
@@ -68,10 +86,21 @@ class Server:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self._log = (folder / "server.log").open("w+")
-        options = [f"--ServerApp.port={port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={self.folder}"]
-        options += ["--no-browser", "--allow-root", "--expose-app-in-browser", f"--IdentityProvider.token={_TOKEN}"]
+        options = [
+            f"--ServerApp.port={port}",
+            "--ServerApp.port_retries=0",
+            f"--ServerApp.root_dir={self.folder}",
+        ]
+        options += [
+            "--no-browser",
+            "--allow-root",
+            "--expose-app-in-browser",
+            f"--IdentityProvider.token={_TOKEN}",
+        ]
         command = [sys.executable, "-m", application, *options]
-        self._process = subprocess.Popen(command, env=_environment(folder), stdout=self._log, stderr=self._log)
+        self._process = subprocess.Popen(
+            command, env=_environment(folder), stdout=self._log, stderr=self._log
+        )
         self._wait()
 
     def _wait(self) -> None:
@@ -90,7 +119,9 @@ class Server:
         return True
 
     def address(self, name: str) -> str:
-        return f"{self.url}/{self._page}/{name}?token={_TOKEN}" + ("&reset" if self._page == "lab/tree" else "")
+        return f"{self.url}/{self._page}/{name}?token={_TOKEN}" + (
+            "&reset" if self._page == "lab/tree" else ""
+        )
 
     def end_kernels(self) -> None:
         """End all kernels, as tests that are over leave theirs behind."""
@@ -115,8 +146,16 @@ class Server:
 
 def _environment(folder: Path) -> dict[str, str]:
     """Return the server's environment: its settings, data and profiles lie in ``folder``."""
-    own = {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime"}
-    own |= {"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces", "IPYTHONDIR": "ipython"}
+    own = {
+        "JUPYTER_CONFIG_DIR": "config",
+        "JUPYTER_DATA_DIR": "data",
+        "JUPYTER_RUNTIME_DIR": "runtime",
+    }
+    own |= {
+        "JUPYTERLAB_SETTINGS_DIR": "settings",
+        "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+        "IPYTHONDIR": "ipython",
+    }
     for name in own.values():
         (folder / name).mkdir()
     for name, settings in _SETTINGS.items():
@@ -127,12 +166,16 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 class Notebook:
-    def __init__(self, server: Server, browser: BrowserContext, *, width: int = 900, height: int = 900) -> None:
+    def __init__(
+        self, server: Server, browser: BrowserContext, *, width: int = 900, height: int = 900
+    ) -> None:
         self.page = browser.new_page()
         self._size: ViewportSize = {"width": width, "height": height}
         self.page.set_viewport_size(self._size)
         self.complaints: list[str] = []
-        """Errors of the page's console, exceptions of its scripts, and requests that would leave this machine."""
+        """Errors of the page's console, exceptions of its scripts, and requests that would leave
+        this machine.
+        """
         self._server = server
         self._is_used = False
         self.page.on("console", self._console)
@@ -140,7 +183,9 @@ class Notebook:
         self.page.on("request", self._local_only)
 
     def open(self, content: Node, name: str = "notebook.ipynb") -> None:
-        """Write ``content`` to the server's folder, open it in the light theme, and wait until its kernel is ready."""
+        """Write ``content`` to the server's folder, open it in the light theme, and wait until its
+        kernel is ready.
+        """
         write(content, self._server.folder / name)
         if self._is_used:
             self.page.evaluate(_LEAVE)
@@ -229,7 +274,9 @@ class Notebook:
         self.ready()
 
     def leave(self) -> None:
-        """Close the notebook and end its kernel; the page is as it was, to open another: it takes seconds to load."""
+        """Close the notebook and end its kernel; the page is as it was, to open another: it takes
+        seconds to load.
+        """
         self.page.evaluate(_LEAVE)
         self._server.end_kernels()
         self.page.set_viewport_size(self._size)

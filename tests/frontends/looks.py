@@ -1,4 +1,6 @@
-"""What can be computed of how an element looks: the contrast of its texts, and which texts do not fit its width."""
+"""What can be computed of how an element looks: the contrast of its texts, and which texts do not
+fit its width.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,9 @@ _CONTRASTS = """root => {
         found.push({text: text.slice(0, 60), contrast: (high + 0.05) / (low + 0.05), size: parseFloat(style.fontSize)});
     }
     return found;
-}"""
-"""Every visible text with its contrast to what is behind it, by WCAG 2's formula; opacities count."""
+}"""  # noqa: E501
+"""Every visible text with its contrast to what is behind it, by WCAG 2's formula; opacities count.
+"""
 
 _STICK_OUT = """root => {
     const right = root.getBoundingClientRect().right + 1;
@@ -73,7 +76,8 @@ _STICK_OUT = """root => {
     }
     return found;
 }"""
-"""The texts that go on beyond an element's right edge, those of tables included: nothing scrolls."""
+"""The texts that go on beyond an element's right edge, those of tables included: nothing scrolls.
+"""
 
 _SQUEEZED = """root => [...root.querySelectorAll('td, th')]
     .filter(cell => cell.checkVisibility() && /^[+-]?[\\d.]+ [KMGTP]?i?B$/.test(cell.innerText.replace('\\n', ' ')))
@@ -82,7 +86,7 @@ _SQUEEZED = """root => [...root.querySelectorAll('td, th')]
         range.selectNodeContents(cell);
         return range.getBoundingClientRect().height > 2 * parseFloat(getComputedStyle(cell).fontSize);
     })
-    .map(cell => cell.innerText)"""
+    .map(cell => cell.innerText)"""  # noqa: E501
 """The quantities in a table that are broken over two lines."""
 
 
@@ -105,18 +109,22 @@ _DANGLING = """root => {
         }
     }
     return found;
-}"""
+}"""  # noqa: E501
 """The separators that are the last of a line."""
 
 
 def contrasts(element: Locator) -> list[dict[str, Any]]:
-    """Return ``text``, ``contrast`` and ``size`` (in pixels) of every visible text in an element."""
+    """Return ``text``, ``contrast`` and ``size`` (in pixels) of every visible text
+    in an element.
+    """
     found: list[dict[str, Any]] = element.evaluate(_CONTRASTS)
     return found
 
 
 def misfits(element: Locator) -> list[str]:
-    """Return the texts that stick out to the right, broken quantities in tables, and separators at a line's end."""
+    """Return the texts that stick out to the right, broken quantities in tables, and separators at
+    a line's end.
+    """
     found: list[str] = []
     for script in (_STICK_OUT, _SQUEEZED, _DANGLING):
         found += element.evaluate(script)
@@ -124,14 +132,19 @@ def misfits(element: Locator) -> list[str]:
 
 
 def indexed(picture: Image.Image, like: Image.Image | None = None) -> Image.Image:
-    """Return a picture in 256 colours of ``like``: those of areas stay exact, those of letters' edges come close."""
+    """Return a picture in 256 colours of ``like``: those of areas stay exact, those of letters'
+    edges come close.
+    """
     weights = 2 ** numpy.array([16, 8, 0])
     codes = numpy.array(like or picture) @ weights
     areas = codes[:, 1:][codes[:, 1:] == codes[:, :-1]]
-    colours = numpy.array(sorted([*dict.fromkeys(_commonest(areas)[:128] + _commonest(codes))][:256]))
+    colours = numpy.array(
+        sorted([*dict.fromkeys(_commonest(areas)[:128] + _commonest(codes))][:256])
+    )
     palette = Image.new("P", (1, 1))
     palette.putpalette([code >> shift & 255 for code in colours.tolist() for shift in (16, 8, 0)])
-    found = picture.quantize(palette=palette, dither=Image.Dither.NONE)  # which only comes close for all
+    # which only comes close for all
+    found = picture.quantize(palette=palette, dither=Image.Dither.NONE)
     codes = numpy.array(picture) @ weights
     places = numpy.minimum(numpy.searchsorted(colours, codes), len(colours) - 1)
     pixels = numpy.where(colours[places] == codes, places, numpy.array(found)).astype("uint8")
@@ -147,7 +160,9 @@ def _commonest(codes: Any) -> list[int]:
 
 
 class Pictures:
-    """Writes pictures into a folder, or nothing where there is none: a run of the tests changes no file."""
+    """Writes pictures into a folder, or nothing where there is none: a run of the tests changes no
+    file.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -174,10 +189,14 @@ class Film:
         self._milliseconds: list[int] = []
 
     def take(self, seconds: float, *, longer: bool = True) -> None:
-        """Show the page as it looks now for a time; a picture like the last one makes that one ``longer``, or not."""
+        """Show the page as it looks now for a time; a picture like the last one makes that one
+        ``longer``, or not.
+        """
         if self._folder is None:
             return
-        frame = Image.open(io.BytesIO(self._page.screenshot(animations="disabled", caret="hide"))).convert("RGB")
+        frame = Image.open(
+            io.BytesIO(self._page.screenshot(animations="disabled", caret="hide"))
+        ).convert("RGB")
         if not self._frames or frame.tobytes() != self._frames[-1].tobytes():
             self._frames.append(frame)
             self._milliseconds.append(int(1000 * seconds))
@@ -187,10 +206,20 @@ class Film:
     def save(self, name: str) -> None:
         if self._folder is None:
             return
-        tall = Image.new("RGB", (self._frames[0].width, sum(frame.height for frame in self._frames)))
+        tall = Image.new(
+            "RGB", (self._frames[0].width, sum(frame.height for frame in self._frames))
+        )
         for number, frame in enumerate(self._frames):
             tall.paste(frame, (0, number * frame.height))
-        first, *more = [indexed(frame, tall) for frame in self._frames]  # in the same colours: only changes are stored
+        # in the same colours: only changes are stored
+        first, *more = [indexed(frame, tall) for frame in self._frames]
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{name}.gif"
-        first.save(path, save_all=True, append_images=more, duration=self._milliseconds, loop=0, optimize=True)
+        first.save(
+            path,
+            save_all=True,
+            append_images=more,
+            duration=self._milliseconds,
+            loop=0,
+            optimize=True,
+        )

@@ -13,18 +13,35 @@ pytestmark = pytest.mark.thorough
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    own = {name: str(folder / name.lower()) for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR")}
+    own = {
+        name: str(folder / name.lower())
+        for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR")
+    }
     return subprocess.run(
         [sys.executable, "-m", *command],
-        cwd=folder, env={**os.environ, **own}, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        env={**os.environ, **own},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
 
 
-def test_parameters_of_papermill_are_of_the_notebook_and_not_of_an_experiment(tmp_path: Path) -> None:
-    cells = notebook("%load_ext ipygpumem", "rate = 1", "%%experiment trial --keep used\nused = rate * 2", "used, rate")
+def test_parameters_of_papermill_are_of_the_notebook_and_not_of_an_experiment(
+    tmp_path: Path,
+) -> None:
+    cells = notebook(
+        "%load_ext ipygpumem",
+        "rate = 1",
+        "%%experiment trial --keep used\nused = rate * 2",
+        "used, rate",
+    )
     cells.cells[1].metadata.tags = ["parameters"]
     write(cells, tmp_path / "with.ipynb")
-    done = run(tmp_path, "papermill", "with.ipynb", "out.ipynb", "-p", "rate", "21", "--no-progress-bar")
+    done = run(
+        tmp_path, "papermill", "with.ipynb", "out.ipynb", "-p", "rate", "21", "--no-progress-bar"
+    )
     assert done.returncode == 0, done.stderr
     executed = read(tmp_path / "out.ipynb")
     assert executed.cells[-1].outputs[0].data["text/plain"] == "(42, 21)"

@@ -1,4 +1,6 @@
-"""What people do in JupyterLab and in the classic Notebook, version 7; the film at the top of README.md."""
+"""What people do in JupyterLab and in the classic Notebook, version 7; the film at the top of
+README.md.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_reports_are_saved_and_still_there_after_the_page_is_reloaded(lab: Noteb
     lab.open(notebook(LOAD, "%%experiment trial\npart = 1"))
     lab.run(0, 1)
     before = lab.reports(1).all_inner_texts()
-    with lab.page.expect_response(lambda reply: reply.request.method == "PUT" and "/api/contents/" in reply.url):
+    with lab.page.expect_response(
+        lambda reply: reply.request.method == "PUT" and "/api/contents/" in reply.url
+    ):
         lab.command("docmanager:save")
     lab.reload()
     assert "deleted: part" in "".join(before)
@@ -56,7 +60,9 @@ def classic(browser: BrowserContext, tmp_path: Path) -> Iterator[Notebook]:
 
 def test_an_experiment_and_an_error_in_the_classic_notebook(classic: Notebook) -> None:
     fails = "%%experiment second\npart = [0] * 2**20\npart[2**21]"
-    classic.open(notebook("%load_ext ipygpumem", "x = bytearray(2**24)", "%%experiment first\nx = 1", fails))
+    classic.open(
+        notebook("%load_ext ipygpumem", "x = bytearray(2**24)", "%%experiment first\nx = 1", fails)
+    )
     classic.complaints.clear()  # Notebook 7.6 stumbles over its own settings while it starts
     classic.run(0, 1)
     classic.reports(1).get_by_text("cell 2", exact=True).wait_for()

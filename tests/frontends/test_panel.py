@@ -1,4 +1,6 @@
-"""The live panel in JupyterLab: it moves while a cell runs, and what its button, its views and a reload do."""
+"""The live panel in JupyterLab: it moves while a cell runs, and what its button, its views and a
+reload do.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ PANEL = ".ipygpumem-panel"
 
 @pytest.fixture
 def opened(lab: Notebook) -> Notebook:
-    """JupyterLab with an open panel, a cell that runs until the file ``go`` exists, and one more."""
+    """JupyterLab with an open panel, a cell that runs until the file ``go`` exists,
+    and one more.
+    """
     needs("anywidget")
     lab.open(notebook(LOAD, OPEN, BUSY, READS, "%unload_ext ipygpumem"))
     lab.run(0, 1)
@@ -66,7 +70,9 @@ def rss_of(panel: Locator) -> float:
 def test_it_moves_while_a_cell_runs_and_frees_only_afterwards(opened: Notebook) -> None:
     before = rss_of(opened.page.locator(PANEL))
     panel = starts(opened)
-    opened.page.wait_for_function(f"parseFloat(document.querySelector('.own .figure').innerText) > {before + 290}")
+    opened.page.wait_for_function(
+        f"parseFloat(document.querySelector('.own .figure').innerText) > {before + 290}"
+    )
     button = panel.get_by_role("button", name="Free memory")
     assert button.is_disabled()
     assert opened.outputs(2).count() == 0
@@ -106,16 +112,22 @@ def test_an_interrupt_and_a_second_view_leave_it_alive(opened: Notebook) -> None
     panel.wait_for(state="detached")
 
 
-def test_a_reloaded_page_shows_the_history_until_the_extension_is_unloaded(opened: Notebook) -> None:
+def test_a_reloaded_page_shows_the_history_until_the_extension_is_unloaded(
+    opened: Notebook,
+) -> None:
     starts(opened)
     ends(opened)
     opened.page.get_by_text("after cell 3").wait_for()
-    with opened.page.expect_response(lambda reply: reply.request.method == "PUT" and "/api/contents/" in reply.url):
+    with opened.page.expect_response(
+        lambda reply: reply.request.method == "PUT" and "/api/contents/" in reply.url
+    ):
         opened.command("docmanager:save")
     opened.reload()
     opened.page.get_by_text("after cell 3").wait_for()
     band = opened.page.locator(f"{PANEL} path.cells")
-    opened.page.wait_for_function("path => path.getAttribute('d') !== ''", arg=band.element_handle())
+    opened.page.wait_for_function(
+        "path => path.getAttribute('d') !== ''", arg=band.element_handle()
+    )
     opened.run(4)
     opened.page.locator(PANEL).wait_for(state="detached")
 
@@ -182,7 +194,9 @@ SIMULATED = Path(__file__).parents[2] / "build/simgpu/python"
 
 @pytest.fixture
 def simulated(browser: BrowserContext, tmp_path: Path) -> Iterator[Notebook]:
-    """JupyterLab whose kernel has a simulated card, and the widget libraries of this environment."""
+    """JupyterLab whose kernel has a simulated card, and the widget libraries of this
+    environment.
+    """
     needs("anywidget", "jupyterlab")
     if not SIMULATED.exists():
         pytest.skip("no simulated card here: `make build/simgpu/.built` makes it")

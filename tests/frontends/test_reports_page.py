@@ -1,4 +1,6 @@
-"""The cells of docs/README.md in JupyterLab: every report in both themes and at narrow widths, and its picture."""
+"""The cells of docs/README.md in JupyterLab: every report in both themes and at narrow widths, and
+its picture.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,16 @@ RUNS = {"growth": 4}
 
 PAGE = Path(__file__).parents[2] / "docs/README.md"
 
-_PART = re.compile(r"^```python\n(?P<cell>.*?)^```$|^!\[[^]]+\]\(img/(?P<picture>[\w-]+)\.png\)", re.M | re.DOTALL)
+_PART = re.compile(
+    r"^```python\n(?P<cell>.*?)^```$|^!\[[^]]+\]\(img/(?P<picture>[\w-]+)\.png\)", re.M | re.DOTALL
+)
 
 
 @dataclass
 class Shown:
-    """A cell of the page and the names of its pictures; those that end in ``-dark`` are taken in the dark theme."""
+    """A cell of the page and the names of its pictures; those that end in ``-dark`` are taken in
+    the dark theme.
+    """
 
     source: str
     pictures: list[str]
@@ -69,7 +75,9 @@ def page(server: Server, browser: BrowserContext, pictures: Pictures) -> Iterato
 
 def reports(page: Notebook) -> list[tuple[int, int]]:
     """The place of every report: cell, and which of its reports."""
-    return [(cell, at) for cell in range(len(gallery())) for at in range(page.reports(cell).count())]
+    return [
+        (cell, at) for cell in range(len(gallery())) for at in range(page.reports(cell).count())
+    ]
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
@@ -84,7 +92,9 @@ def test_every_text_of_a_report_has_the_contrast_of_wcag_aa(page: Notebook, them
 def test_reports_fit_the_width_of_the_page(page: Notebook, width: int) -> None:
     page.resize(width, TALL)
     try:
-        assert [text for cell, at in reports(page) for text in misfits(page.reports(cell).nth(at))] == []
+        assert [
+            text for cell, at in reports(page) for text in misfits(page.reports(cell).nth(at))
+        ] == []
     finally:
         page.resize(900, TALL)
 
@@ -102,13 +112,18 @@ def test_the_page_of_all_reports_has_made_the_browser_complain_of_nothing(page: 
     assert page.complaints == []
 
 
-def test_after_a_kernel_was_killed_for_memory_lab_shows_what_happened(lab: Notebook, pictures: Pictures) -> None:
+def test_after_a_kernel_was_killed_for_memory_lab_shows_what_happened(
+    lab: Notebook, pictures: Pictures
+) -> None:
     from tests.control_group import limited_group, move  # needs a Linux with control groups
 
     fatal, told = gallery(died=True)
     before = ("%load_ext ipygpumem", "%gpumem recorder on", "import time\n\nimport numpy as np")
     with limited_group(600 * MIB) as group:
-        lab.open(notebook("import os\nos.getpid()", *before, fatal.source, before[0], told.source), "died.ipynb")
+        lab.open(
+            notebook("import os\nos.getpid()", *before, fatal.source, before[0], told.source),
+            "died.ipynb",
+        )
         lab.command("application:toggle-left-area")
         lab.run(0)
         move(int(lab.outputs(0).inner_text().split()[-1]), group)

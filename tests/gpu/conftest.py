@@ -1,4 +1,6 @@
-"""The GPU suite: its marker, the reason where it cannot run, its fixtures, and a line of JSON per result."""
+"""The GPU suite: its marker, the reason where it cannot run, its fixtures, and a line of JSON per
+result.
+"""
 
 import importlib
 import importlib.util
@@ -18,7 +20,9 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark this folder's tests, and skip them where there is nothing to test on, or not what they need."""
+    """Mark this folder's tests, and skip them where there is nothing to test on, or not what they
+    need.
+    """
     ours = [item for item in items if HERE in item.path.parents]
     reason = why_not() if ours else None
     for item in ours:
@@ -26,7 +30,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         name = item.originalname.removeprefix("test_").replace("_", " ")  # type: ignore[attr-defined]  # of functions
         stated = item.obj.__doc__ or f"{name[0].upper()}{name[1:]}."  # type: ignore[attr-defined]
         titled = item.module.__doc__.strip().partition("\n\n")[0].rstrip(".")  # type: ignore[attr-defined]
-        item.user_properties += [("statement", " ".join(stated.split())), ("title", " ".join(titled.split()))]
+        item.user_properties += [
+            ("statement", " ".join(stated.split())),
+            ("title", " ".join(titled.split())),
+        ]
         why = reason or _unfit(item)
         if why is not None:
             item.add_marker(pytest.mark.skip(reason=why))
@@ -45,7 +52,8 @@ def _unfit(item: pytest.Item) -> str | None:
 def why_not() -> str | None:
     """Return why no GPU test can run here, or None.
 
-    torch is imported only where all else is there: other tests of this process want to be without it.
+    torch is imported only where all else is there: other tests of this process want to be without
+    it.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
@@ -73,9 +81,15 @@ def _missing_driver() -> str | None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Append one result to the file that GPU_RESULTS names; a run that breaks off keeps what it has."""
+    """Append one result to the file that GPU_RESULTS names; a run that breaks off keeps what it
+    has.
+    """
     path = os.environ.get("GPU_RESULTS")
-    if not path or "gpu/" not in report.nodeid or (report.when != "call" and report.outcome == "passed"):
+    if (
+        not path
+        or "gpu/" not in report.nodeid
+        or (report.when != "call" and report.outcome == "passed")
+    ):
         return
     line = {
         **{name: value for name, value in report.user_properties if name != "figure"},
@@ -109,7 +123,8 @@ def figure(record_property: Callable[[str, object], None]) -> Callable[[str], No
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """A function that chooses the simulated cards of the processes started from then on: ``machine(cards=2, gib=8)``.
+    """A function that chooses the simulated cards of the processes started from then on:
+    ``machine(cards=2, gib=8)``.
 
     No other test's process is on them.
     """
@@ -137,7 +152,9 @@ def card(torch: Any) -> Card:
 
 @pytest.fixture(scope="module")
 def gpu_kernel() -> Iterator[Kernel]:
-    """A kernel for all tests of a module: the extension is loaded, torch imported, the CUDA context made."""
+    """A kernel for all tests of a module: the extension is loaded, torch imported, the CUDA context
+    made.
+    """
     kernel = Kernel()
     run_ok(kernel, "%load_ext ipygpumem")
     ready(kernel)

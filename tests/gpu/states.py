@@ -1,6 +1,8 @@
-"""Runs inside a kernel: brings a device's memory into one random state after the other, and looks at each.
+"""Runs inside a kernel: brings a device's memory into one random state after the other, and looks
+at each.
 
-What is looked at is what ``%gpumem status`` shows; it is compared with NVML, torch's counters and the tensors made.
+What is looked at is what ``%gpumem status`` shows; it is compared with NVML, torch's counters and
+the tensors made.
 """
 
 import gc
@@ -19,7 +21,16 @@ from ipygpumem.shell.app import current_app
 from ipygpumem.units import KIB, MIB
 
 _SIZES = (1, 500, 64 * KIB, 900 * KIB, 3 * MIB, 15 * MIB, 70 * MIB, 400 * MIB)
-_RESERVED = ("tensors:", "live tensors", "held by", "rounding", "waiting", "allocator cache", "fragmentation", "pools")
+_RESERVED = (
+    "tensors:",
+    "live tensors",
+    "held by",
+    "rounding",
+    "waiting",
+    "allocator cache",
+    "fragmentation",
+    "pools",
+)
 """How the parts begin that together are what torch's allocator has reserved."""
 
 
@@ -34,20 +45,33 @@ class States:
         self._stream = torch.cuda.Stream()
         self.seen: set[str] = set()
         """Which parts were not empty, in any state."""
-        gc.freeze()  # torch's modules hold no tensor on a device: a look takes a tenth of the time without them
+        # torch's modules hold no tensor on a device: a look takes a tenth of the time without them
+        gc.freeze()
         pynvml.nvmlInit()
-        self._card = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+        self._card = pynvml.nvmlDeviceGetHandleByUUID(
+            f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+        )
 
     def run(self, count: int) -> list[str]:
         """Visit ``count`` states; return what was wrong in each that was."""
         wrong = []
         for number in range(count):
             names = [self._change() for _ in range(self._random.randint(1, 5))]
-            wrong += [f"state {number}, after {names}: {fault}" for fault in self._faults(as_status=number % 10 == 0)]
+            wrong += [
+                f"state {number}, after {names}: {fault}"
+                for fault in self._faults(as_status=number % 10 == 0)
+            ]
         return wrong
 
     def _change(self) -> str:
-        changes: list[Callable[[], None]] = [self._make, self._make, self._make, self._free, self._free, self._pin]
+        changes: list[Callable[[], None]] = [
+            self._make,
+            self._make,
+            self._make,
+            self._free,
+            self._free,
+            self._pin,
+        ]
         changes += [self._use_elsewhere, self._train, self._empty_cache]
         if self._native:
             changes += [self._capture, self._forget_graph]
@@ -67,11 +91,15 @@ class States:
             self._tensors.append(torch.empty(self._size(), dtype=torch.uint8, device="cuda"))
 
     def _free(self) -> None:
-        for _ in range(min(len(self._tensors), self._random.randint(1, 8))):  # from the middle: gaps stay
+        for _ in range(
+            min(len(self._tensors), self._random.randint(1, 8))
+        ):  # from the middle: gaps stay
             self._tensors.pop(self._random.randrange(len(self._tensors)))
 
     def _pin(self) -> None:
-        self._pinned = [torch.empty(self._size(), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._pinned = [
+            torch.empty(self._size(), dtype=torch.uint8, pin_memory=True) for _ in range(2)
+        ]
 
     def _use_elsewhere(self) -> None:
         """Free a tensor that another stream may still use: its block waits."""
@@ -96,15 +124,22 @@ class States:
         del self._graphs[:1]
 
     def _faults(self, *, as_status: bool) -> list[str]:
-        """Return what the parts say that cannot be; looked for ``as_status`` does it, or in less time."""
+        """Return what the parts say that cannot be; looked for ``as_status`` does it, or in less
+        time.
+        """
         app = current_app()
         assert app is not None
         memory = pynvml.nvmlDeviceGetMemoryInfo(self._card)
-        processes = {item.pid: item.usedGpuMemory for item in pynvml.nvmlDeviceGetComputeRunningProcesses(self._card)}
+        processes = {
+            item.pid: item.usedGpuMemory
+            for item in pynvml.nvmlDeviceGetComputeRunningProcesses(self._card)
+        }
         tensors = [item for item in gc.get_objects() if type(item) is torch.Tensor and item.is_cuda]
         found = reconcile(
             lambda: app.context.meter.now(detail=True),
-            lambda: storages_of(roles_of_objects() if as_status else [(item, "other") for item in tensors]),
+            lambda: storages_of(
+                roles_of_objects() if as_status else [(item, "other") for item in tensors]
+            ),
         )
         told = next(item for item in found.reconciliations if item.device == "cuda:0")
         self.seen |= {part.name.split(" ")[0] for part in told.parts if part.size_bytes}
@@ -123,7 +158,9 @@ class States:
             pending = stats["active_bytes.all.current"] - stats["allocated_bytes.all.current"]
             expected["what waits"] = (_sum(told, "waiting"), pending)
         faults = [f"{name}: {a:,} told, {b:,} true" for name, (a, b) in expected.items() if a != b]
-        faults += [f"{part.name}: {part.size_bytes}" for part in told.parts if (part.size_bytes or 0) < 0]
+        faults += [
+            f"{part.name}: {part.size_bytes}" for part in told.parts if (part.size_bytes or 0) < 0
+        ]
         if self._native:  # cudaMallocAsync has no blocks to show, and the failure says so
             faults += [f"{name}: {error}" for name, error in found.failures.items()]
         return faults
@@ -131,7 +168,9 @@ class States:
 
 def _sum(told: Reconciliation, *names: str) -> int:
     """Return the bytes of the parts whose name begins with one of ``names``, or of all."""
-    return sum(part.size_bytes or 0 for part in told.parts if not names or part.name.startswith(names))
+    return sum(
+        part.size_bytes or 0 for part in told.parts if not names or part.name.startswith(names)
+    )
 
 
 def _live_bytes(tensors: list[Any]) -> int:

@@ -1,4 +1,6 @@
-"""What the GPU tests share: cells that must succeed, a cell's usage, and the card as NVML sees it."""
+"""What the GPU tests share: cells that must succeed, a cell's usage, and the card as
+NVML sees it.
+"""
 
 import functools
 import importlib
@@ -20,7 +22,9 @@ from tests.steps import fails, ok
 
 DEVICE = "cuda:0"
 ROUNDING = 16 * MIB
-"""Reports show GiB with two decimals (5 MiB to either side), and the driver hands out pages of 2 MiB."""
+"""Reports show GiB with two decimals (5 MiB to either side), and the driver hands out pages of 2
+MiB.
+"""
 
 
 @functools.cache
@@ -48,7 +52,8 @@ def started_kernel(**settings: str) -> Iterator[Kernel]:
 
 
 def break_context(kernel: Kernel) -> Reply:
-    """Run a cell that ends in a device-side assert: no call to the device works in its process from then on.
+    """Run a cell that ends in a device-side assert: no call to the device works in its process from
+    then on.
 
     Kernels assert nothing on a simulated card; its runtime has a switch for that.
     """
@@ -76,7 +81,9 @@ def recovery(reply: Reply) -> str:
 
 
 def size_after(label: str, text: str) -> int:
-    """Return the size that follows ``label`` in a report's headline, such as ``asked for 4.00 TiB``."""
+    """Return the size that follows ``label`` in a report's headline, such as ``asked for 4.00
+    TiB``.
+    """
     match = re.search(rf"{label} ?([\d.]+ (?:[KMGTP]i)?B)", text)
     assert match is not None, f"no {label!r} in: {text}"
     return parse_bytes(match[1])
@@ -89,12 +96,19 @@ def script(code: str, *, env: dict[str, str] | None = None) -> Any:
 
 @contextmanager
 def other_process(mib: int, *, visible: str | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A second process that holds ``mib`` MiB of tensors on the device, or on the one that ``visible`` names."""
-    code = f"import torch; x = torch.zeros({mib} << 20, dtype=torch.uint8, device='cuda'); torch.cuda.synchronize(); "
+    """A second process that holds ``mib`` MiB of tensors on the device, or on the one that
+    ``visible`` names.
+    """
+    code = (
+        f"import torch; x = torch.zeros({mib} << 20, dtype=torch.uint8, device='cuda'); "
+        f"torch.cuda.synchronize(); "
+    )
     code += "print('holding', flush=True); input()"
     env = {**os.environ, **({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})}
     command = [sys.executable, "-c", code]
-    process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline().strip() == "holding"
@@ -122,7 +136,9 @@ class Card:
         return self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
 
     def processes(self) -> dict[int, int | None]:
-        """Return what each process uses, by process id; None where the driver does not tell, nothing if it refuses."""
+        """Return what each process uses, by process id; None where the driver does not tell,
+        nothing if it refuses.
+        """
         try:
             found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
         except self._nvml.NVMLError:
@@ -130,7 +146,9 @@ class Card:
         return {process.pid: process.usedGpuMemory for process in found}
 
     def settle(self) -> int:
-        """Wait until processes that ended have given their memory back, and return what is in use then."""
+        """Wait until processes that ended have given their memory back, and return what is in use
+        then.
+        """
         deadline = time.monotonic() + 10
         before = self.memory.used
         while time.monotonic() < deadline:

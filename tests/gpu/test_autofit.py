@@ -21,9 +21,13 @@ def step(batch_size):
 """
 
 
-def test_a_cell_is_halved_until_it_fits(gpu_kernel: Kernel, card: Card, figure: Callable[[str], None]) -> None:
-    """%%autofit halves a batch that does not fit on the device until it does, and shows no traceback. What a failed try
-    held on the device is back before the next one, model, graph and cache included."""
+def test_a_cell_is_halved_until_it_fits(
+    gpu_kernel: Kernel, card: Card, figure: Callable[[str], None]
+) -> None:
+    """%%autofit halves a batch that does not fit on the device until it does, and shows no
+    traceback. What a failed try held on the device is back before the next one, model, graph and
+    cache included.
+    """
     run_ok(gpu_kernel, SETUP + "seen = []", "%gpumem free")
     live = allocated(gpu_kernel)
     start = 4 * card.memory.total // (64 * MIB)
@@ -32,7 +36,8 @@ def test_a_cell_is_halved_until_it_fits(gpu_kernel: Kernel, card: Card, figure: 
     found, size = gpu_kernel.value("batch_size, size")
     assert size == found * 64 * MIB
     assert size < card.memory.total < 4 * size
-    run_ok(gpu_kernel, "torch._C._cuda_clearCublasWorkspaces()")  # one for each thread that multiplied
+    # one for each thread that multiplied
+    run_ok(gpu_kernel, "torch._C._cuda_clearCublasWorkspaces()")
     assert allocated(gpu_kernel) - live < MIB
     assert reply.traceback == ""
     seen = gpu_kernel.value("seen")
@@ -75,15 +80,19 @@ def lstm(batch_size):
 def live():
     torch._C._cuda_clearCublasWorkspaces()  # the first matrix product makes one, and it stays
     return torch.cuda.memory_allocated()
-"""
+"""  # noqa: E501
 STARTS = {"transformer": 2048, "convnet": 4096, "lstm": 1 << 16}
 """Too large for each card."""
 
 
 @pytest.mark.simulated
 @pytest.mark.parametrize("gib", [4, 8, 24])
-def test_a_batch_is_fitted_to_the_card(gib: int, machine: Callable[..., None], figure: Callable[[str], None]) -> None:
-    """On cards of 4, 8 and 24 GiB autofit finds for three models the batch that fits, while one more does not."""
+def test_a_batch_is_fitted_to_the_card(
+    gib: int, machine: Callable[..., None], figure: Callable[[str], None]
+) -> None:
+    """On cards of 4, 8 and 24 GiB autofit finds for three models the batch that fits, while one
+    more does not.
+    """
     machine(gib=gib)
     with Kernel() as kernel:
         run_ok(kernel, "%load_ext ipygpumem")
@@ -96,12 +105,16 @@ def test_a_batch_is_fitted_to_the_card(gib: int, machine: Callable[..., None], f
 def _search(kernel: Kernel, model: str, start: int) -> int:
     """Search for the largest batch with ``ipygpumem.autofit``; return it."""
     live = kernel.value("live()")
-    run_ok(kernel, f"found = ipygpumem.autofit({model}, batch_size={start}, step='search', max_tries=40)")
+    run_ok(
+        kernel,
+        f"found = ipygpumem.autofit({model}, batch_size={start}, step='search', max_tries=40)",
+    )
     outcomes = kernel.value("{one.values['batch_size']: one.outcome for one in found.tries}")
     size = int(kernel.value("found.value"))
     assert outcomes[size] == FITS
     assert outcomes[size + 1] in TOO_LARGE
-    run_ok(kernel, "%gpumem free")  # at the limit, what the last try left between larger blocks can be in the way
+    # at the limit, what the last try left between larger blocks can be in the way
+    run_ok(kernel, "%gpumem free")
     run_ok(kernel, f"{model}({size})")
     assert kernel.value("live()") == live
     fails(kernel, f"{model}({size} + {size} // 7)", "OutOfMemoryError")  # a search leaves 5 % free

@@ -14,7 +14,9 @@ def take(gib: float) -> str:
 
 
 def test_what_is_above_the_budget_is_refused(gpu_kernel: Kernel) -> None:
-    """An experiment with --budget gpu=1GiB runs out of memory at 2 GiB, not at half a GiB; without it the cell runs."""
+    """An experiment with --budget gpu=1GiB runs out of memory at 2 GiB, not at half a GiB; without
+    it the cell runs.
+    """
     run_ok(gpu_kernel, "%gpumem free")
     reply = gpu_kernel.run(f"%%experiment small --budget gpu=1GiB\n{take(2)}")
     assert reply.error == "OutOfMemoryError"
@@ -28,19 +30,27 @@ def test_what_is_above_the_budget_is_refused(gpu_kernel: Kernel) -> None:
 
 
 def test_what_the_allocator_has_cached_is_no_way_around(gpu_kernel: Kernel) -> None:
-    """A budget of 1 GiB refuses 1.5 GiB also where the allocator has cached more than that, which it gives back."""
+    """A budget of 1 GiB refuses 1.5 GiB also where the allocator has cached more than that, which
+    it gives back.
+    """
     run_ok(gpu_kernel, f"%gpumem free\n{take(3)}; del x")
     assert gpu_kernel.value("torch.cuda.memory_reserved()") >= 3 << 30
-    assert gpu_kernel.run(f"%%experiment small --budget gpu=1GiB\n{take(1.5)}").error == "OutOfMemoryError"
+    assert (
+        gpu_kernel.run(f"%%experiment small --budget gpu=1GiB\n{take(1.5)}").error
+        == "OutOfMemoryError"
+    )
     assert gpu_kernel.value("torch.cuda.memory_reserved()") < 1 << 30
     run_ok(gpu_kernel, f"{take(1.5)}; del x")
 
 
 def test_the_pool_of_a_graph_counts(gpu_kernel: Kernel) -> None:
-    """What a CUDA graph keeps for itself counts against a budget, is said, and serves no other tensor."""
+    """What a CUDA graph keeps for itself counts against a budget, is said, and serves no other
+    tensor.
+    """
     run_ok(
         gpu_kernel,
-        f"%gpumem free\ngraph = torch.cuda.CUDAGraph()\nwith torch.cuda.graph(graph):\n    {take(2)}\n"
+        f"%gpumem free\ngraph = torch.cuda.CUDAGraph()\nwith torch.cuda.graph(graph):\n    "
+        f"{take(2)}\n"
         "    y = torch.zeros(9, device='cuda')\n    del x",
     )
     reply = gpu_kernel.run(f"%%experiment small --budget gpu=1GiB\n{take(0.5)}")
@@ -56,7 +66,11 @@ def test_a_budget_of_the_second_card(machine: Callable[..., None]) -> None:
     machine(cards=2, gib=8)
     with Kernel() as kernel:
         run_ok(kernel, "%load_ext ipygpumem\nimport torch, ipygpumem")
-        run_ok(kernel, f"for gpu in 'cuda:0', 'cuda:1': {take(3).replace(chr(39) + 'cuda' + chr(39), 'gpu')}\ndel x")
+        run_ok(
+            kernel,
+            f"for gpu in 'cuda:0', 'cuda:1': {take(3).replace(chr(39) + 'cuda' + chr(39), 'gpu')}\n"
+            f"del x",
+        )
         start = "%%experiment small --budget cuda:1=1GiB\n"
         run_ok(kernel, f"{start}{take(3)}\nassert torch.cuda.current_device() == 0")
         reply = kernel.run(start + take(1.5).replace("'cuda'", "'cuda:1'"))
@@ -68,23 +82,32 @@ def test_a_card_that_is_not_used_is_left_alone(machine: Callable[..., None]) -> 
     """A budget for gpu makes no context on a second card that this process does not use."""
     machine(cards=2, gib=8)
     with Kernel() as kernel:
-        run_ok(kernel, f"%load_ext ipygpumem\nimport torch, pynvml\npynvml.nvmlInit()\n{take(2)}; del x")
+        run_ok(
+            kernel,
+            f"%load_ext ipygpumem\nimport torch, pynvml\npynvml.nvmlInit()\n{take(2)}; del x",
+        )
         run_ok(kernel, "%%experiment small --budget gpu=1GiB\nx = torch.ones(9, device='cuda')")
-        users = "len(pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex({})))"
+        users = "len(pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex({})))"  # noqa: E501
         assert kernel.value("torch.cuda.get_per_process_memory_fraction(1)") == 1.0
         assert not kernel.value("torch._C._cuda_hasPrimaryContext(1)")
         assert [kernel.value(users.format(index)) for index in (0, 1)] == [1, 0]
 
 
 def test_asking_for_memory(bare_kernel: Kernel) -> None:
-    """`memory("cuda:0")` answers before torch uses CUDA, and makes no context. Then what it says is torch's own count,
-    and free memory with the cache is larger by what the cache has."""
+    """`memory("cuda:0")` answers before torch uses CUDA, and makes no context. Then what it says is
+    torch's own count, and free memory with the cache is larger by what the cache has.
+    """
     run_ok(bare_kernel, "import torch, ipygpumem\nm = ipygpumem.memory('cuda:0')")
     assert bare_kernel.value("torch.cuda.is_initialized()") is False
-    assert bare_kernel.value("m.free_bytes + m.used_bytes == m.total_bytes > 0, m.note") == (True, "")
+    assert bare_kernel.value("m.free_bytes + m.used_bytes == m.total_bytes > 0, m.note") == (
+        True,
+        "",
+    )
     ready(bare_kernel)
     run_ok(bare_kernel, f"{take(1 / 16)}; del x", "m = ipygpumem.memory(torch.device('cuda'))")
-    counted = bare_kernel.value("'cuda:0', torch.cuda.memory_allocated(), torch.cuda.memory_reserved()")
+    counted = bare_kernel.value(
+        "'cuda:0', torch.cuda.memory_allocated(), torch.cuda.memory_reserved()"
+    )
     assert bare_kernel.value("m.device, m.allocated_bytes, m.reserved_bytes") == counted
     assert bare_kernel.value("m.free_with_cache_bytes - m.free_bytes") >= 64 << 20
     assert bare_kernel.value("m.total_bytes > m.used_bytes >= m.reserved_bytes") is True
@@ -102,8 +125,9 @@ _FITS = (
 
 @pytest.mark.parametrize("mib", [20, 64, 3000])
 def test_exactly_so_much_stays_free(bare_kernel: Kernel, mib: int) -> None:
-    """Under `leave_free(n)` a request of n bytes fits, and one of n and two blocks of 2 MiB does not; afterwards it
-    fits again."""
+    """Under `leave_free(n)` a request of n bytes fits, and one of n and two blocks of 2 MiB does
+    not; afterwards it fits again.
+    """
     ready(bare_kernel)
     run_ok(bare_kernel, f"{_FITS}n, more = {mib} << 20, {mib + 4} << 20")
     run_ok(
@@ -117,27 +141,39 @@ def test_exactly_so_much_stays_free(bare_kernel: Kernel, mib: int) -> None:
 
 @pytest.mark.simulated
 def test_what_the_driver_takes_for_its_tables_is_not_free(machine: Callable[..., None]) -> None:
-    """Where the driver takes memory of its own for each block, so much less is reserved, and a request of n fits."""
+    """Where the driver takes memory of its own for each block, so much less is reserved, and a
+    request of n fits.
+    """
     machine(gib=24, page_tables=2)
     with Kernel() as kernel:
         ready(kernel)
-        run_ok(kernel, f"{_FITS}n = 64 << 20\nwith ipygpumem.leave_free(n): inside = fits(n), fits(n + (4 << 20))")
+        run_ok(
+            kernel,
+            f"{_FITS}n = 64 << 20\nwith ipygpumem.leave_free(n): inside = fits(n), fits(n + (4 << "
+            f"20))",
+        )
         assert kernel.value("inside") == (True, False)
 
 
 def test_what_stays_free_is_what_torchs_own_limit_leaves(bare_kernel: Kernel) -> None:
-    """Where the user has given torch a share of the card, `leave_free` leaves so much of the share, which it does not
-    change."""
+    """Where the user has given torch a share of the card, `leave_free` leaves so much of the share,
+    which it does not change.
+    """
     ready(bare_kernel)
     run_ok(bare_kernel, f"{_FITS}torch.cuda.set_per_process_memory_fraction(0.25, 0)")
     run_ok(bare_kernel, "total = torch.cuda.get_device_properties(0).total_memory")
-    run_ok(bare_kernel, "with ipygpumem.leave_free('512 MiB'):\n    inside = fits(512 << 20), fits(516 << 20)")
+    run_ok(
+        bare_kernel,
+        "with ipygpumem.leave_free('512 MiB'):\n    inside = fits(512 << 20), fits(516 << 20)",
+    )
     run_ok(bare_kernel, "after = fits(total // 5), fits(total // 3)")
     assert bare_kernel.value("(inside, after)") == ((True, False), (True, False))
 
 
 def test_fillers_nest_and_give_back(bare_kernel: Kernel) -> None:
-    """A filler inside another leaves less; each gives back what it held at its end, after an error, too."""
+    """A filler inside another leaves less; each gives back what it held at its end, after an error,
+    too.
+    """
     ready(bare_kernel)
     run_ok(
         bare_kernel,
@@ -145,11 +181,19 @@ def test_fillers_nest_and_give_back(bare_kernel: Kernel) -> None:
         "with ipygpumem.leave_free('1 GiB'):\n"
         "    with ipygpumem.leave_free('64 MiB'):\n        inner = fits(64 << 20), fits(68 << 20)\n"
         "    outer = fits(1 << 30), fits((1 << 30) + (4 << 20))\n"
-        "with ipygpumem.allocate(12345) as held:\n    size = held.size_bytes, torch.cuda.memory_allocated(0) - before\n"
-        "try:\n    with ipygpumem.allocate('1 GiB'):\n        1 / 0\nexcept ZeroDivisionError: pass\n"
-        "try:\n    with ipygpumem.leave_free('9 TiB'):\n        pass\nexcept ipygpumem.errors.DeviceError as error:\n"
+        "with ipygpumem.allocate(12345) as held:\n    size = held.size_bytes, "
+        "torch.cuda.memory_allocated(0) - before\n"
+        "try:\n    with ipygpumem.allocate('1 GiB'):\n        1 / 0\nexcept ZeroDivisionError: "
+        "pass\n"
+        "try:\n    with ipygpumem.leave_free('9 TiB'):\n        pass\nexcept "
+        "ipygpumem.errors.DeviceError as error:\n"
         "    said = str(error)\n"
         "after = torch.cuda.memory_allocated(0) - before",
     )
-    assert bare_kernel.value("(inner, outer, size, after)") == ((True, False), (True, False), (12345, 12800), 0)
+    assert bare_kernel.value("(inner, outer, size, after)") == (
+        (True, False),
+        (True, False),
+        (12345, 12800),
+        0,
+    )
     assert bare_kernel.value("said").endswith(": 9.00 TiB cannot stay free")

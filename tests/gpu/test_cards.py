@@ -1,4 +1,6 @@
-"""One card and two: each figure is that card's, wherever it is shown, and a card that is not used gets no context."""
+"""One card and two: each figure is that card's, wherever it is shown, and a card that is not used
+gets no context.
+"""
 
 import json
 import re
@@ -24,19 +26,25 @@ def with_context():
     processes = map(pynvml.nvmlDeviceGetComputeRunningProcesses, cards)
     return [index for index, found in enumerate(processes) if os.getpid() in {item.pid for item in found}]
 kept = {}
-"""
+"""  # noqa: E501
 CASES = {
     "one card": ("0", {0: 64}),
     "the second of two": ("0,1", {1: 96}),
     "two cards": ("0,1", {0: 64, 1: 96}),
     "two cards, the second first": ("1,0", {0: 64, 1: 96}),
 }
-"""CUDA_VISIBLE_DEVICES, and how many MiB a cell keeps on which of torch's devices; its peak is three times that."""
+"""CUDA_VISIBLE_DEVICES, and how many MiB a cell keeps on which of torch's devices; its peak is
+three times that.
+"""
 
 
 @pytest.mark.parametrize(("visible", "kept"), CASES.values(), ids=CASES)
 def test_each_cards_figures_are_its_own(
-    visible: str, kept: dict[int, int], machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    visible: str,
+    kept: dict[int, int],
+    machine: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """Line and recorder have each card's figures, to the byte; no other card gets a context."""
     machine(cards=2)
@@ -46,7 +54,9 @@ def test_each_cards_figures_are_its_own(
         run_ok(kernel, "%load_ext ipygpumem", SETUP, "%gpumem recorder on")
         _line(kernel, kept)
         recorded = _recorded(tmp_path)
-        assert [recorded[f"cuda:{index}"] for index in kept] == [size * MIB for size in kept.values()]
+        assert [recorded[f"cuda:{index}"] for index in kept] == [
+            size * MIB for size in kept.values()
+        ]
         assert kernel.value("with_context()") == list(kept)
 
 
@@ -69,6 +79,13 @@ def _line(kernel: Kernel, kept: dict[int, int]) -> None:
 
 def _recorded(folder: Path) -> dict[str, int]:
     """Return the memory in the last entry of the flight recorder that has some."""
-    lines = [line for path in folder.glob("ipython/**/*.jsonl") for line in path.read_text().splitlines() if line]
-    memory: dict[str, int] = [entry["memory"] for entry in map(json.loads, lines) if entry.get("memory")][-1]
+    lines = [
+        line
+        for path in folder.glob("ipython/**/*.jsonl")
+        for line in path.read_text().splitlines()
+        if line
+    ]
+    memory: dict[str, int] = [
+        entry["memory"] for entry in map(json.loads, lines) if entry.get("memory")
+    ][-1]
     return memory

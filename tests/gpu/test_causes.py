@@ -1,4 +1,6 @@
-"""Why memory ran out on a card: the report's cause, and its remedy, after which the same request fits."""
+"""Why memory ran out on a card: the report's cause, and its remedy, after which the same request
+fits.
+"""
 
 import random
 from collections import Counter
@@ -40,21 +42,37 @@ def cause(kernel: Kernel, cell: str) -> tuple[str, str, str]:
 def test_too_much_for_the_card_or_for_what_is_free(on_card: Kernel) -> None:
     """More than the card has, and more than is free, say how much too much it is."""
     kind, text, remedy = cause(on_card, "gb(30)")
-    assert (kind, text, remedy) == ("too large", "asked for 30.00 GiB, but cuda:0 has 24.00 GiB in all", "")
+    assert (kind, text, remedy) == (
+        "too large",
+        "asked for 30.00 GiB, but cuda:0 has 24.00 GiB in all",
+        "",
+    )
     kind, text, remedy = cause(on_card, "model = gb(12)\nx = gb(18)")
     assert (kind, remedy) == ("too much", "")
     assert text == "asked for 18.00 GiB, but 11.35 GiB of cuda:0 were free: 6.65 GiB too much"
-    run_ok(on_card, "class Step:\n    def __call__(self): return inner()", "def inner(): return gb(18) + len(model)")
+    run_ok(
+        on_card,
+        "class Step:\n    def __call__(self): return inner()",
+        "def inner(): return gb(18) + len(model)",
+    )
     run_ok(on_card, "step = Step()")
-    assert cause(on_card, "step()")[0] == "too much"  # the cell uses the model, though not by its name
+    # the cell uses the model, though not by its name
+    assert cause(on_card, "step()")[0] == "too much"
     run_ok(on_card, "name = 'model'")
     assert cause(on_card, "globals()[name], gb(18)")[0] == "too much"
 
 
 def test_names_of_earlier_cells_hold_it(on_card: Kernel) -> None:
-    """Names that the cell does not use are named with their cells, one or as many as it takes, and with all aliases;
-    once they are deleted, the cell runs. A name whose memory something else holds is not blamed."""
-    run_ok(on_card, "history = [gb(0.5) for _ in range(8)]", "cache = {'x': gb(3)}; also = cache", "model = gb(10)")
+    """Names that the cell does not use are named with their cells, one or as many as it takes, and
+    with all aliases; once they are deleted, the cell runs. A name whose memory something else holds
+    is not blamed.
+    """
+    run_ok(
+        on_card,
+        "history = [gb(0.5) for _ in range(8)]",
+        "cache = {'x': gb(3)}; also = cache",
+        "model = gb(10)",
+    )
     kind, text, remedy = cause(on_card, "x = gb(8 + 0 * len(model))")
     assert (kind, remedy) == ("names", "del history")
     assert ". 4.00 GiB are still held by history from cell 4, which this cell does not use" in text
@@ -72,7 +90,10 @@ def test_gaps_are_too_small_each(on_card: Kernel) -> None:
     run_ok(on_card, code)
     kind, text, remedy = cause(on_card, "big = gb(15)")
     assert kind == "fragmentation"
-    assert "and 16.35 GiB of cuda:0 were free, but the largest block had 13.00 GiB: fragmentation" in text
+    assert (
+        "and 16.35 GiB of cuda:0 were free, but the largest block had 13.00 GiB: fragmentation"
+        in text
+    )
     assert cause(on_card, "big = gb(17)")[0] == "names"
     run_ok(on_card, "y = z = None\n%gpumem free")
     variable, _, setting = remedy.rpartition("%env ")[2].partition("=")
@@ -81,7 +102,9 @@ def test_gaps_are_too_small_each(on_card: Kernel) -> None:
 
 
 def test_processes_hold_it(on_card: Kernel) -> None:
-    """The process that holds too much is named, a kernel as one; several together if no single one decides."""
+    """The process that holds too much is named, a kernel as one; several together if no single one
+    decides.
+    """
     with other_process(16 * 1024) as process:
         kind, text, remedy = cause(on_card, "x = gb(10)")
         assert (kind, remedy) == ("process", "end it if it is yours")
@@ -100,15 +123,22 @@ def test_processes_hold_it(on_card: Kernel) -> None:
 
 
 def test_limits_refuse_it(on_card: Kernel) -> None:
-    """A budget or another limit on torch's allocator is named if the card had the memory, with both allocators."""
+    """A budget or another limit on torch's allocator is named if the card had the memory, with both
+    allocators.
+    """
     assert cause(on_card, "%%experiment a --budget gpu=2GiB\ngb(4)")[0] == "limit"
     asynchronous = "backend:cudaMallocAsync"
-    with started_kernel(PYTORCH_CUDA_ALLOC_CONF=asynchronous, PYTORCH_ALLOC_CONF=asynchronous) as other:
+    with started_kernel(
+        PYTORCH_CUDA_ALLOC_CONF=asynchronous, PYTORCH_ALLOC_CONF=asynchronous
+    ) as other:
         run_ok(other, GB)
         for kernel in (on_card, other):
             run_ok(kernel, "torch.cuda.set_per_process_memory_fraction(0.5)")
             kind, text, remedy = cause(kernel, "x = gb(14)")
-            assert (kind, text.partition(" refused")[0]) == ("limit", "the limit of 12.00 GiB on torch's allocator")
+            assert (kind, text.partition(" refused")[0]) == (
+                "limit",
+                "the limit of 12.00 GiB on torch's allocator",
+            )
             run_ok(kernel, remedy, "x = gb(14)", "del x", "%gpumem free")
             assert cause(kernel, "x = gb(23.8)")[0] == "too much"
 
@@ -135,15 +165,18 @@ for name in ("first", "second", "model"):
 del parts
 wanted = choose.choice([0.3, 1, 4, 8, 12, 20])
 """
-"""No function: a function of the notebook that mentions names may be called by anything, so they are not blamed."""
+"""No function: a function of the notebook that mentions names may be called by anything, so they
+are not blamed.
+"""
 FREE = "torch.cuda.empty_cache()"
 RESET = f"first = second = model = None\n{FREE}"
 EXPANDABLE = "torch._C._accelerator_setAllocatorSettings('expandable_segments:{}')"
 
 
 def test_random_states(on_card: Kernel, figure: Callable[[str], None]) -> None:
-    """In 100 random states (names, gaps, another process, a limit) the cause is never wrong: without it, the same
-    request fits."""
+    """In 100 random states (names, gaps, another process, a limit) the cause is never wrong:
+    without it, the same request fits.
+    """
     kinds = Counter[str]()
     run_ok(on_card, RANDOM)
     with started_kernel() as other:
@@ -152,8 +185,12 @@ def test_random_states(on_card: Kernel, figure: Callable[[str], None]) -> None:
             choose = random.Random(-seed - 1)
             run_ok(on_card, RESET)
             run_ok(other, f"x = None\n{FREE}\nx = gb({choose.choice([0.1, 4, 14])})")
-            lift = f"torch.cuda.set_per_process_memory_fraction({choose.choice([1.0, 1.0, 1.0, 0.6])})"
-            if run(on_card, lift + STATE.format(seed)).error is None:  # else it was too large itself
+            lift = (
+                f"torch.cuda.set_per_process_memory_fraction({choose.choice([1.0, 1.0, 1.0, 0.6])})"
+            )
+            if (
+                run(on_card, lift + STATE.format(seed)).error is None
+            ):  # else it was too large itself
                 fails(on_card, "fill(1000)", "OutOfMemoryError")
             kind, text, remedy = on_card.value("cause() or ('none', '', '')")
             kinds[kind] += 1
@@ -168,7 +205,8 @@ def test_random_states(on_card: Kernel, figure: Callable[[str], None]) -> None:
                 run_ok(on_card, remedy)
             else:
                 continue
-            reply = run(on_card, f"fill(count + 1, {0.42 * (kind == 'process')})")  # its context, which stays
+            # its context, which stays
+            reply = run(on_card, f"fill(count + 1, {0.42 * (kind == 'process')})")
             assert reply.error is None, (seed, text, remedy)
             kinds["the request then fitted"] += 1
             run_ok(on_card, EXPANDABLE.format(False))

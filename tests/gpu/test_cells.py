@@ -23,11 +23,14 @@ MAKE = "def mib(n): return torch.empty(n << 20, dtype=torch.uint8, device='cuda'
 
 
 def test_delta_and_peak_to_the_byte(gpu_kernel: Kernel, figure: Callable[[str], None]) -> None:
-    """What a cell kept and its peak are those of torch.cuda.memory_stats, to the byte, if the cell fails, too."""
+    """What a cell kept and its peak are those of torch.cuda.memory_stats, to the byte, if the cell
+    fails, too.
+    """
     now = "torch.cuda.memory_stats()['allocated_bytes.all.current']"
     reply = gpu_kernel.run(
         f"{MAKE}before = {now}\n"
-        "kept, odd, tall = mib(48), torch.empty(12_345_678, dtype=torch.uint8, device='cuda'), mib(160)\n"
+        "kept, odd, tall = mib(48), torch.empty(12_345_678, dtype=torch.uint8, device='cuda'), "
+        "mib(160)\n"
         f"high = {now}\ndel tall\nafter = {now}\n1 / 0"
     )
     assert reply.error == "ZeroDivisionError"
@@ -41,7 +44,9 @@ def test_delta_and_peak_to_the_byte(gpu_kernel: Kernel, figure: Callable[[str], 
 
 
 def test_loading_after_the_first_use(bare_kernel: Kernel) -> None:
-    """Where the extension is loaded after CUDA was used, earlier peaks are not put on the first cell."""
+    """Where the extension is loaded after CUDA was used, earlier peaks are not put on the first
+    cell.
+    """
     ready(bare_kernel)
     run_ok(bare_kernel, f"{MAKE}mib(100); held = mib(20)", "%load_ext ipygpumem", "more = mib(30)")
     usage = cuda_usage(bare_kernel)
@@ -50,18 +55,26 @@ def test_loading_after_the_first_use(bare_kernel: Kernel) -> None:
 
 @pytest.mark.parametrize("setting", ["expandable_segments:True", "backend:cudaMallocAsync"])
 def test_other_allocators(setting: str, card: Card) -> None:
-    """With expandable segments and with cudaMallocAsync a cell's figures are torch's, an OOM's memory comes back, an
-    experiment's end gives the card its memory, a budget ends with its experiment, and %gpumem status answers."""
+    """With expandable segments and with cudaMallocAsync a cell's figures are torch's, an OOM's
+    memory comes back, an experiment's end gives the card its memory, a budget ends with its
+    experiment, and %gpumem status answers.
+    """
     with started_kernel(PYTORCH_CUDA_ALLOC_CONF=setting) as kernel:
         ready(kernel)
         run_ok(kernel, f"{MAKE}x = mib(64); mib(64); None")
-        assert (cuda_usage(kernel).delta_bytes, cuda_usage(kernel).peak_delta_bytes) == (64 * MIB, 128 * MIB)
+        assert (cuda_usage(kernel).delta_bytes, cuda_usage(kernel).peak_delta_bytes) == (
+            64 * MIB,
+            128 * MIB,
+        )
         live, used = allocated(kernel), card.settle()
         reply = kernel.run("def fail():\n    kept = mib(1024)\n    return mib(1 << 22)\nfail()")
         assert reply.error == "OutOfMemoryError"
         assert size_after(rf"freed: [^·\n]*{DEVICE}", recovery(reply)) == 1024 * MIB
         run_ok(kernel, "%%experiment some --budget gpu=1GiB\nz = [mib(100) for _ in range(9)]")
-        assert kernel.run("%%experiment some --budget gpu=1GiB\nz = mib(1200)").error == "OutOfMemoryError"
+        assert (
+            kernel.run("%%experiment some --budget gpu=1GiB\nz = mib(1200)").error
+            == "OutOfMemoryError"
+        )
         assert allocated(kernel) == live
         assert card.settle() <= used
         (status,) = run_ok(kernel, "y = mib(1536)", "%gpumem status").reports("status")
@@ -70,12 +83,16 @@ def test_other_allocators(setting: str, card: Card) -> None:
 
 
 def test_no_caching(machine: Callable[..., None]) -> None:
-    """With PYTORCH_NO_CUDA_MEMORY_CACHING torch counts nothing: %gpumem status and a budget say so."""
+    """With PYTORCH_NO_CUDA_MEMORY_CACHING torch counts nothing: %gpumem status and a
+    budget say so.
+    """
     machine(gib=8)
     with started_kernel(PYTORCH_NO_CUDA_MEMORY_CACHING="1") as kernel:
         ready(kernel)
         run_ok(kernel, f"{MAKE}x = mib(100)")
-        said = "PYTORCH_NO_CUDA_MEMORY_CACHING is set: torch counts and limits nothing on CUDA devices"
+        said = (
+            "PYTORCH_NO_CUDA_MEMORY_CACHING is set: torch counts and limits nothing on CUDA devices"
+        )
         assert said in run_ok(kernel, "%gpumem status").reports("status")[0]
         reply = run_ok(kernel, "%%experiment small --budget gpu=1GiB\n1")
         assert f"budget: {said}" in reply.reports("experiment")[0]
@@ -96,11 +113,18 @@ HOST_CELLS = [
 
 
 def test_no_context(bare_kernel: Kernel, card: Card, figure: Callable[[str], None]) -> None:
-    """Loading, cells on the host, an OOM there, experiments, status, free and tensors create no CUDA context."""
+    """Loading, cells on the host, an OOM there, experiments, status, free and tensors create no
+    CUDA context.
+    """
     before = card.settle()
     for cell in HOST_CELLS:
         run_ok(bare_kernel, cell)
-        assert bare_kernel.value("'torch' in __import__('sys').modules and torch.cuda.is_initialized()") is False
+        assert (
+            bare_kernel.value(
+                "'torch' in __import__('sys').modules and torch.cuda.is_initialized()"
+            )
+            is False
+        )
     assert bare_kernel.run("torch.empty(1 << 60, dtype=torch.uint8)").reports("recovery")
     assert bare_kernel.value("torch.cuda.is_initialized()") is False
     assert bare_kernel.value("__import__('os').getpid()") not in card.processes()
@@ -110,7 +134,9 @@ def test_no_context(bare_kernel: Kernel, card: Card, figure: Callable[[str], Non
 
 
 def test_preload(kernel: Kernel, card: Card, figure: Callable[[str], None]) -> None:
-    """%gpumem preload creates the context, and says what the device uses then as NVML does; no tensor pays later."""
+    """%gpumem preload creates the context, and says what the device uses then as NVML does; no
+    tensor pays later.
+    """
     before = card.settle()
     reply = run_ok(kernel, "%gpumem preload")
     (note,) = reply.reports("note")

@@ -1,4 +1,6 @@
-"""Engines of a cluster on cards: each is measured on its own, and one that runs out of memory is named."""
+"""Engines of a cluster on cards: each is measured on its own, and one that runs out of memory is
+named.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +14,10 @@ from tests.kernel import Kernel
 
 pytest.importorskip("ipyparallel")
 
-PIN = f"import os\nos.environ['CUDA_VISIBLE_DEVICES'] = str({ID} % 2)\nimport torch\n_ = torch.ones(1, device='cuda')"
+PIN = (
+    f"import os\nos.environ['CUDA_VISIBLE_DEVICES'] = str({ID} % 2)\nimport torch\n_ = "
+    f"torch.ones(1, device='cuda')"
+)
 """Gives each engine a card of its own, as jobs do: it is cuda:0 there."""
 
 

@@ -1,4 +1,6 @@
-"""Peaks that overlap, and the user's own counters: torch's statistics are those of a kernel without us."""
+"""Peaks that overlap, and the user's own counters: torch's statistics are those of a kernel without
+us.
+"""
 
 import random
 from collections.abc import Callable, Iterator
@@ -63,7 +65,9 @@ def on_device(usages: tuple[Usage, ...]) -> Usage:
 
 
 def test_random_spans(torch: Any, meter: Meter, figure: Callable[[str], None]) -> None:
-    """In 600 random steps (starts, stops, readings, tensors, user resets) every peak, ours and the user's, is exact."""
+    """In 600 random steps (starts, stops, readings, tensors, user resets) every peak, ours and the
+    user's, is exact.
+    """
     choice = random.Random(20)
     tensors = Tensors(torch)
     torch.cuda.reset_peak_memory_stats()
@@ -100,7 +104,10 @@ def test_random_spans(torch: Any, meter: Meter, figure: Callable[[str], None]) -
 def test_a_reset_in_the_first_cell(kernel: Kernel) -> None:
     """A reset in the very cell that uses CUDA first does not lose that cell's peak."""
     run_ok(kernel, "import torch")
-    run_ok(kernel, "x = torch.zeros(90 << 18, device='cuda'); del x\ntorch.cuda.reset_peak_memory_stats()")
+    run_ok(
+        kernel,
+        "x = torch.zeros(90 << 18, device='cuda'); del x\ntorch.cuda.reset_peak_memory_stats()",
+    )
     assert cuda_usage(kernel).peak_bytes == 90 * MIB
 
 
@@ -122,7 +129,7 @@ model = nn.Sequential(
     nn.Linear(4096, 1024), nn.GELU(), nn.Linear(1024, 10),
 ).cuda()
 optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
-""",
+""",  # noqa: E501
     """
 def loss_of(batch_size):
     images = torch.zeros(batch_size, 3, 64, 64, device="cuda")
@@ -134,14 +141,17 @@ def train(batch_size, steps=4):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-""",
+""",  # noqa: E501
     "train(256)",
-    "model.eval()\nwith torch.no_grad():\n    scores = model(torch.zeros(512, 3, 64, 64, device='cuda'))\nscores.shape",
+    "model.eval()\nwith torch.no_grad():\n    scores = model(torch.zeros(512, 3, 64, 64, "
+    "device='cuda'))\nscores.shape",
     "torch.cuda.reset_peak_memory_stats()",
-    "for number in range(8):\n    (loss_of(64) / 8).backward()\noptimizer.step()\noptimizer.zero_grad()",
+    "for number in range(8):\n    (loss_of(64) / 8).backward()\noptimizer.step()\n"
+    "optimizer.zero_grad()",
     "def fail(images):\n    hidden = images * 2\n    return model(hidden.flatten(1))\n"
     "fail(torch.zeros(64, 3, 64, 64, device='cuda'))",
-    "torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), len(torch.cuda.memory_summary())",
+    "torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), "
+    "len(torch.cuda.memory_summary())",
     "del scores\ntorch.cuda.empty_cache()",
     OOM,
     BY_HAND,
@@ -150,32 +160,51 @@ def train(batch_size, steps=4):
     "x = torch.zeros(1 << 20, device='cuda')",
 )
 _EMPTIED = "num_sync_all_streams"
-"""Counts how often the cache was emptied, too: after the OOM the extension has done it once more."""
+"""Counts how often the cache was emptied, too: after the OOM the extension has done it once more.
+"""
 
 
 def test_torchs_statistics_are_the_same_after_every_cell(machine: Callable[..., None]) -> None:
-    """In 13 cells of training memory_stats() is the same as without the extension, but for what an OOM gives back."""
+    """In 13 cells of training memory_stats() is the same as without the extension, but for what an
+    OOM gives back.
+    """
     machine(gib=8)
     bare, ours = _statistics(""), _statistics("%load_ext ipygpumem")
     failed = CELLS.index(OOM)
     assert len(bare[2]) == len(ours[2]) > 0
     for number, (cell, without, with_us) in enumerate(zip(CELLS, bare, ours, strict=True)):
         keys = {*without, *with_us} - ({_EMPTIED} if number >= failed else set())
-        # How many gaps there were differs by itself: torch's thread for backward passes frees at moments of its own.
-        # From the error on, gaps differ between runs without the extension, too.
-        varies = ("allocated", "freed") if number < failed else ("allocated", "freed", "current", "peak")
-        keys = {key for key in keys if not (key.startswith("inactive_split") and key.endswith(varies))}
+        # How many gaps there were differs by itself: torch's thread for backward passes frees at
+        # moments of its own. From the error on, gaps differ between runs without the extension,
+        # too.
+        varies = (
+            ("allocated", "freed") if number < failed else ("allocated", "freed", "current", "peak")
+        )
+        keys = {
+            key for key in keys if not (key.startswith("inactive_split") and key.endswith(varies))
+        }
         keys = {key for key in keys if number != failed or _is_before_the_error(key)}
-        differing = {key: (without.get(key), with_us.get(key)) for key in keys if without.get(key) != with_us.get(key)}
+        differing = {
+            key: (without.get(key), with_us.get(key))
+            for key in keys
+            if without.get(key) != with_us.get(key)
+        }
         assert differing == {}, cell
-    left = [found["allocated_bytes.all.current"] for found in (ours[failed], ours[failed + 1], bare[failed])]
+    left = [
+        found["allocated_bytes.all.current"]
+        for found in (ours[failed], ours[failed + 1], bare[failed])
+    ]
     assert left[0] == left[1] < left[2]
 
 
 def _is_before_the_error(key: str) -> bool:
     """Whether a statistic tells what the cell did until it failed: what it took and its peaks."""
     gap = key.startswith("inactive_split")  # a block that comes back may leave one
-    return key.endswith(".peak") or (key.endswith(".allocated") and not gap) or key in ("num_ooms", "num_alloc_retries")
+    return (
+        key.endswith(".peak")
+        or (key.endswith(".allocated") and not gap)
+        or key in ("num_ooms", "num_alloc_retries")
+    )
 
 
 def _statistics(load: str) -> list[dict[str, int]]:

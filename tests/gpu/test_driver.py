@@ -1,4 +1,6 @@
-"""What the driver tells, and of which card: CUDA_VISIBLE_DEVICES in every form, MIG, processes that are hidden."""
+"""What the driver tells, and of which card: CUDA_VISIBLE_DEVICES in every form, MIG, processes that
+are hidden.
+"""
 
 import re
 from collections.abc import Callable
@@ -21,7 +23,9 @@ print(json.dumps([reading._asdict() for reading in probe.read(detail=True)]))
 
 
 def readings(visible: str) -> list[dict[str, Any]]:
-    """Return what is read in a process that sees only ``visible`` and holds 512 MiB on its first device."""
+    """Return what is read in a process that sees only ``visible`` and holds 512 MiB on its first
+    device.
+    """
     return script(READ, env={"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
 
 
@@ -34,7 +38,9 @@ def _is_that_of(card: Card, visible: str) -> None:
 
 
 def test_visible(card: Card) -> None:
-    """With CUDA_VISIBLE_DEVICES as an index, a UUID or its beginning, the figures are that card's; empty: none."""
+    """With CUDA_VISIBLE_DEVICES as an index, a UUID or its beginning, the figures are that card's;
+    empty: none.
+    """
     for form in (str(card.index), card.uuid, card.uuid[:12]):
         _is_that_of(card, form)
     assert readings("") == []
@@ -45,7 +51,9 @@ SLICE = "MIG-50505050-5050-5050-5050-50505050000{}"
 
 @pytest.mark.simulated
 def test_a_slice_of_a_card(machine: Callable[..., None]) -> None:
-    """A MIG slice that CUDA_VISIBLE_DEVICES names has its own total and use, not those of the card or its neighbour."""
+    """A MIG slice that CUDA_VISIBLE_DEVICES names has its own total and use, not those of the card
+    or its neighbour.
+    """
     machine(gib=16, mig=1)
     with other_process(700, visible=SLICE.format(0)):
         (beside,) = readings(SLICE.format(1))
@@ -57,7 +65,9 @@ def test_a_slice_of_a_card(machine: Callable[..., None]) -> None:
 
 @pytest.mark.simulated
 def test_a_slice_without_a_name(machine: Callable[..., None]) -> None:
-    """Where CUDA_VISIBLE_DEVICES does not name the MIG slice, no figure of the whole card is given for it."""
+    """Where CUDA_VISIBLE_DEVICES does not name the MIG slice, no figure of the whole card is given
+    for it.
+    """
     machine(gib=16, mig=1)
     (reading,) = readings("0")
     assert "split by MIG" in reading["note"]
@@ -71,20 +81,26 @@ code = "import torch; x = torch.zeros(700 << 20, dtype=torch.uint8, device='cuda
 job = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "CUDA_VISIBLE_DEVICES": "1"},
                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 assert job.stdout.readline().strip() == "holding"
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.simulated
 @pytest.mark.parametrize("processes", ["listed", "hidden"])
 def test_what_a_child_has_on_a_card(machine: Callable[..., None], processes: str) -> None:
-    """Beside a process that a cell has started stands what it has on each card, where the driver tells that."""
+    """Beside a process that a cell has started stands what it has on each card, where the driver
+    tells that.
+    """
     machine(cards=2, **({} if processes == "listed" else {"processes": processes}))
     with started_kernel() as kernel:
         run_ok(kernel, HOLD)
         pid = kernel.value("job.pid")
         for device in ("nvml:1", DEVICE[:-1] + "1"):  # the kernel uses no card yet; then it does
             (status,) = run_ok(kernel, "%gpumem status").reports("status")
-            (row,) = [line for line in status[status.index("child processes, by") :].splitlines() if f" {pid} " in line]
+            (row,) = [
+                line
+                for line in status[status.index("child processes, by") :].splitlines()
+                if f" {pid} " in line
+            ]
             if processes == "listed":
                 found = re.search(rf"{device} ([\d.]+ [MG]iB)", row)
                 assert found is not None, row

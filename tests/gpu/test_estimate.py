@@ -1,4 +1,6 @@
-"""Estimates against the device: what torch's allocator has in use at the peak, what it reserves, what fits."""
+"""Estimates against the device: what torch's allocator has in use at the peak, what it reserves,
+what fits.
+"""
 
 from collections.abc import Callable
 
@@ -11,8 +13,9 @@ from tests.kernel import Kernel
 
 
 def test_an_estimate_makes_no_context() -> None:
-    """Without a context of this process, an estimate of tensors on the device makes none there. (Where gradients are
-    recorded, torch's autograd asks the driver for a stream, which makes one.)"""
+    """Without a context of this process, an estimate of tensors on the device makes none there.
+    (Where gradients are recorded, torch's autograd asks the driver for a stream, which makes one.)
+    """
     code = """
 import json, torch, ipygpumem
 from ipygpumem.probes.nvml import Nvml
@@ -40,7 +43,7 @@ def train():
         optimizer.step()
 torch.ones(3, device="cuda", requires_grad=True).sum().backward()  # from now on autograd has a thread for the device
 gc.collect(); allocated, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
-"""
+"""  # noqa: E501
 ASKS = """%%estimate
 train()
 torch.cuda.synchronize(); torch.cuda.reset_peak_memory_stats()
@@ -55,7 +58,9 @@ y = model(x.cpu().pin_memory().cuda(non_blocking=True)); torch.cuda.empty_cache(
 
 
 def test_the_device_is_left_alone_after_a_backward_there(gpu_kernel: Kernel) -> None:
-    """An estimate puts back what it changed, allocates nothing on the device, and asks nothing of it."""
+    """An estimate puts back what it changed, allocates nothing on the device, and asks nothing of
+    it.
+    """
     run_ok(gpu_kernel, TRAIN)
     (report,) = run_ok(gpu_kernel, ASKS).reports("estimate")
     assert "cuda:0 peak" in report
@@ -100,7 +105,7 @@ def train():
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-"""
+"""  # noqa: E501
 RUN = f"""{STEP}
 try:
     train()
@@ -110,19 +115,34 @@ except torch.OutOfMemoryError:
 """
 
 
-@pytest.mark.parametrize("model", ["", MIXED], ids=["transformer", "convolutional, mixed precision"])
-def test_in_a_fresh_process_peak_and_reserved_are_the_allocators(model: str, figure: Callable[[str], None]) -> None:
-    """In a fresh process a training's estimate is max_memory_allocated within 1 %, max_memory_reserved within 3 %. (On
-    hardware cuDNN's workspaces come on top, which no estimate knows.)"""
+@pytest.mark.parametrize(
+    "model", ["", MIXED], ids=["transformer", "convolutional, mixed precision"]
+)
+def test_in_a_fresh_process_peak_and_reserved_are_the_allocators(
+    model: str, figure: Callable[[str], None]
+) -> None:
+    """In a fresh process a training's estimate is max_memory_allocated within 1 %,
+    max_memory_reserved within 3 %. (On hardware cuDNN's workspaces come on top, which no estimate
+    knows.)
+    """
     found = script(f"{STEP}{model}\nprint(json.dumps(figures()))")
-    figure(f"estimated {format_bytes(found['peak_bytes'])}, allocated {format_bytes(found['allocated'])}")
-    assert found["peak_bytes"] == pytest.approx(found["allocated"], rel=0.01 if is_simulated() else 0.03)
+    figure(
+        f"estimated {format_bytes(found['peak_bytes'])}, allocated "
+        f"{format_bytes(found['allocated'])}"
+    )
+    assert found["peak_bytes"] == pytest.approx(
+        found["allocated"], rel=0.01 if is_simulated() else 0.03
+    )
     assert found["reserved_bytes"] == pytest.approx(found["reserved"], rel=0.03)
     assert found["context_bytes"] == 0  # this process has its own already
 
 
-def test_mixed_precision_counts_where_the_device_is_named_as_where_the_code_puts_the_tensors() -> None:
-    """Autocast for CUDA is followed on a card that is here, with ``device=`` as well as without it."""
+def test_mixed_precision_counts_where_the_device_is_named_as_where_the_code_puts_the_tensors() -> (
+    None
+):
+    """Autocast for CUDA is followed on a card that is here, with ``device=`` as well
+    as without it.
+    """
     code = """
 import json, torch, ipygpumem
 model, x = torch.nn.Linear(1024, 4096).cuda(), torch.ones(512, 1024, device="cuda")
@@ -134,13 +154,15 @@ def step():
     y.sum().backward()
 
 print(json.dumps([ipygpumem.estimate(step, device=device).peak_bytes for device in (None, "cuda:0")]))
-"""
+"""  # noqa: E501
     here, named = script(code)
     assert here == named > 0
 
 
 def test_every_optimizer_takes_what_it_takes_on_a_card_that_is_here() -> None:
-    """An estimate of each of torch's optimizers is max_memory_allocated within 1 %, with ``device=`` and without."""
+    """An estimate of each of torch's optimizers is max_memory_allocated within 1 %, with
+    ``device=`` and without.
+    """
     code = """
 import json, torch, ipygpumem
 from tests.torch_cpu.networks import every_optimizer
@@ -157,13 +179,15 @@ for _ in range(2):
     step()
     found.append([*estimates, torch.cuda.max_memory_allocated()])
 print(json.dumps(found))
-"""
+"""  # noqa: E501
     for *estimates, real in script(code):
         assert estimates == pytest.approx([real] * 3, rel=0.01)
 
 
 def test_a_context_that_is_there_counts_once_also_with_an_empty_cache() -> None:
-    """What an estimate sets aside for a context is 0 if there is one, also if the allocator has nothing reserved."""
+    """What an estimate sets aside for a context is 0 if there is one, also if the allocator has
+    nothing reserved.
+    """
     code = """
 import json, torch, ipygpumem
 found = []
@@ -177,9 +201,12 @@ print(json.dumps([*found, torch.cuda.memory_reserved()]))
 
 
 @pytest.mark.parametrize("more", [0, 616])
-def test_a_budget_bounds_what_an_estimate_has_room_for(machine: Callable[..., None], more: int) -> None:
-    """Under a budget the room is what the budget leaves: without what else is in use, with what the code works on.
-    NVML may report a larger card than torch's limit is a share of."""
+def test_a_budget_bounds_what_an_estimate_has_room_for(
+    machine: Callable[..., None], more: int
+) -> None:
+    """Under a budget the room is what the budget leaves: without what else is in use, with what the
+    code works on. NVML may report a larger card than torch's limit is a share of.
+    """
     machine(gib=24, nvml_more_mib=more)
     code = """
 import json, torch, ipygpumem
@@ -214,15 +241,22 @@ def test_workspaces_that_are_there_already_count_as_there_before() -> None:
 
 
 def test_a_look_for_workspaces_asks_no_object_and_no_type() -> None:
-    """Looking for workspaces that are there already, an estimate asks no other object of the process anything."""
+    """Looking for workspaces that are there already, an estimate asks no other object of the
+    process anything.
+    """
     multiply = "torch.ones(2, 2, device='cuda') @ torch.ones(2, 2, device='cuda')"
-    code = f"{hostile.SOURCE}\n{STEP}\nthing = made(Hostile)\n{multiply}\nfigures()\nprint(json.dumps(touched))"
+    code = (
+        f"{hostile.SOURCE}\n{STEP}\nthing = made(Hostile)\n{multiply}\nfigures()\n"
+        f"print(json.dumps(touched))"
+    )
     assert script(code) == []
 
 
 @pytest.mark.simulated
 def test_a_step_runs_on_a_card_that_has_no_more_than_it_needs(machine: Callable[..., None]) -> None:
-    """A training runs on a card with as much memory as the estimate says it needs, and not with a tenth less."""
+    """A training runs on a card with as much memory as the estimate says it needs, and not with a
+    tenth less.
+    """
     machine(gib=24)
     found = script(f"{STEP}\nprint(json.dumps(figures()))")
     needed = found["needed_bytes"] + found["spare_bytes"] + 768 * MIB
@@ -233,9 +267,15 @@ def test_a_step_runs_on_a_card_that_has_no_more_than_it_needs(machine: Callable[
 
 
 @pytest.mark.simulated
-@pytest.mark.parametrize(("capability", "workspace"), [(80, 8320 * KIB), (90, 32 * MIB), (100, 8320 * KIB)])
-def test_workspaces_are_those_of_the_capability(capability: int, workspace: int, machine: Callable[..., None]) -> None:
-    """What an estimate counts for cuBLAS is what torch takes on a card of that compute capability."""
+@pytest.mark.parametrize(
+    ("capability", "workspace"), [(80, 8320 * KIB), (90, 32 * MIB), (100, 8320 * KIB)]
+)
+def test_workspaces_are_those_of_the_capability(
+    capability: int, workspace: int, machine: Callable[..., None]
+) -> None:
+    """What an estimate counts for cuBLAS is what torch takes on a card of that
+    compute capability.
+    """
     machine(capability=capability)
     code = """
 import json, torch, ipygpumem

@@ -13,12 +13,20 @@ _RESERVED = "torch.cuda.memory_reserved()"
 _PINNED = "torch.cuda.host_memory_stats()['allocated_bytes.current']"
 
 
-def test_the_exit_gives_memory_back(gpu_kernel: Kernel, card: Card, figure: Callable[[str], None]) -> None:
-    """At the end of an experiment NVML's figure falls by what was reserved, caches and cuBLAS's workspace, too, and
-    its consumed, freed and peak bytes are exact over all its cells."""
-    run_ok(gpu_kernel, "%gpumem free\ndef mib(n): return torch.empty(n << 20, dtype=torch.uint8, device='cuda')")
+def test_the_exit_gives_memory_back(
+    gpu_kernel: Kernel, card: Card, figure: Callable[[str], None]
+) -> None:
+    """At the end of an experiment NVML's figure falls by what was reserved, caches and cuBLAS's
+    workspace, too, and its consumed, freed and peak bytes are exact over all its cells.
+    """
+    run_ok(
+        gpu_kernel,
+        "%gpumem free\ndef mib(n): return torch.empty(n << 20, dtype=torch.uint8, device='cuda')",
+    )
     # The first product loads cuBLAS's kernels into the context, where they stay.
-    run_ok(gpu_kernel, "a = torch.ones(4096, 4096, device='cuda'); b = a @ a; del a, b\n%gpumem free")
+    run_ok(
+        gpu_kernel, "a = torch.ones(4096, 4096, device='cuda'); b = a @ a; del a, b\n%gpumem free"
+    )
     live, idle = allocated(gpu_kernel), card.settle()
     run_ok(gpu_kernel, "%experiment start big", "model = [mib(256) for _ in range(4)]")
     run_ok(gpu_kernel, "for size in range(40, 520, 36): block = mib(size)", "del block")
@@ -31,16 +39,24 @@ def test_the_exit_gives_memory_back(gpu_kernel: Kernel, card: Card, figure: Call
     assert abs(fallen - returned) <= ROUNDING
     assert abs(card.memory.used - idle) <= ROUNDING
     assert allocated(gpu_kernel) == live
-    record = ExperimentRecord.from_dict(gpu_kernel.value("__import__('ipygpumem').experiments()[-1].to_dict()"))
+    record = ExperimentRecord.from_dict(
+        gpu_kernel.value("__import__('ipygpumem').experiments()[-1].to_dict()")
+    )
     usage = next(usage for usage in record.usages if usage.device == DEVICE)
     assert record.consumed[DEVICE] == record.freed[DEVICE] >= GIB + 128 * MIB
     # The loop's largest blocks, of 508 and 472 MiB, were alive at once.
-    assert (usage.before_bytes, usage.delta_bytes, usage.peak_delta_bytes) == (live, 0, GIB + (508 + 472) * MIB)
+    assert (usage.before_bytes, usage.delta_bytes, usage.peak_delta_bytes) == (
+        live,
+        0,
+        GIB + (508 + 472) * MIB,
+    )
     figure(f"reserved fell by {format_bytes(returned)}, NVML's used by {format_bytes(fallen)}")
 
 
 def test_pinned_memory_goes(gpu_kernel: Kernel, figure: Callable[[str], None]) -> None:
-    """Pinned host memory that the scope has used is unpinned: torch's cache for it is emptied too."""
+    """Pinned host memory that the scope has used is unpinned: torch's cache for it
+    is emptied too.
+    """
     run_ok(gpu_kernel, "%gpumem free")
     before = gpu_kernel.value(_PINNED)
     run_ok(gpu_kernel, "%experiment start pinned")
@@ -84,16 +100,22 @@ print(json.dumps([untouched, bool(torch.allclose(found, expected, rtol=0.05, ato
 
 @pytest.mark.hardware("a kernel's result")
 def test_a_cuda_graph_still_replays() -> None:
-    """A captured CUDA graph replays correctly, and writes over nobody's memory, after caches were given back."""
+    """A captured CUDA graph replays correctly, and writes over nobody's memory, after caches were
+    given back.
+    """
     assert script(GRAPH) == [True, True]
 
 
 def test_an_experiment_inside_a_capture(gpu_kernel: Kernel) -> None:
-    """An experiment that ends while a CUDA graph is captured frees nothing that CUDA forbids then: the graph is whole.
+    """An experiment that ends while a CUDA graph is captured frees nothing that CUDA forbids then:
+    the graph is whole.
 
     Pinned memory that was freed lately is what a graph's capture does not survive the end of.
     """
-    run_ok(gpu_kernel, "import ipygpumem\npinned = torch.empty(32 << 20, dtype=torch.uint8).pin_memory()")
+    run_ok(
+        gpu_kernel,
+        "import ipygpumem\npinned = torch.empty(32 << 20, dtype=torch.uint8).pin_memory()",
+    )
     reply = run_ok(
         gpu_kernel,
         "graph, x = torch.cuda.CUDAGraph(), torch.ones(1 << 20, device='cuda')\n"

@@ -1,4 +1,6 @@
-"""%%estimate --fit against torch's allocator: the cell written by hand runs on the smallest card on which it fits."""
+"""%%estimate --fit against torch's allocator: the cell written by hand runs on the smallest card on
+which it fits.
+"""
 
 from collections.abc import Callable
 
@@ -18,7 +20,7 @@ def smallest(device):
 
 found = search(PLAIN, "950MiB")
 print(json.dumps({trial.title: [trial.changes[0].line, smallest(trial.device)] for trial in found.trials}))
-"""
+"""  # noqa: E501
 RUN = """
 import json
 from tests.torch_cpu.test_fit import BY_HAND
@@ -28,7 +30,7 @@ for data in ("torch.randn(8, 512, 256", "torch.zeros(4096"):
     cell = cell.replace(data, f"{data}, device='cuda'")
 exec(cell, names := {})
 print(json.dumps([names["torch"].cuda.is_available(), names["torch"].cuda.max_memory_allocated() > 0]))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.simulated
@@ -63,7 +65,7 @@ for before in ("", step):
     del names, found
     torch.cuda.empty_cache()
 print(json.dumps(rows))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.simulated

@@ -29,14 +29,18 @@ def fits(gib=4):
     return True
 def right():
     return all(bool((weight.detach().cpu() == place).all()) for place, weight in enumerate(many.weights))
-"""
+"""  # noqa: E501
 """A model of which each segment of the allocator has a piece, with garbage between."""
 
 
 @pytest.mark.simulated
-def test_a_purge_of_a_fragmented_card(machine: Callable[..., None], figure: Callable[[str], None]) -> None:
-    """A card is so fragmented that 4 GiB do not fit; after `purge` they do, the model as it was. If the card is full
-    when a purge brings the model back, it stays on the host, whole, and a warning says so."""
+def test_a_purge_of_a_fragmented_card(
+    machine: Callable[..., None], figure: Callable[[str], None]
+) -> None:
+    """A card is so fragmented that 4 GiB do not fit; after `purge` they do, the model as it was. If
+    the card is full when a purge brings the model back, it stays on the host, whole, and a warning
+    says so.
+    """
     machine(cards=1, gib=6)
     with Kernel() as kernel:
         run_ok(kernel, FRAGMENTED)
@@ -44,7 +48,11 @@ def test_a_purge_of_a_fragmented_card(machine: Callable[..., None], figure: Call
         run_ok(kernel, "torch.cuda.empty_cache()")
         assert kernel.value("fits(), right()") == (False, True)
         run_ok(kernel, "ids = [id(w) for w in many.weights]\nrecord = ipygpumem.purge(many)")
-        assert kernel.value("fits(), right(), ids == [id(w) for w in many.weights]") == (True, True, True)
+        assert kernel.value("fits(), right(), ids == [id(w) for w in many.weights]") == (
+            True,
+            True,
+            True,
+        )
         assert allocated(kernel) == before
         figure(kernel.value("str(record)").splitlines()[-1])
         assert kernel.value("record.before['cuda:0'] - record.after['cuda:0'] > 4 << 30") is True
@@ -61,7 +69,10 @@ def test_a_purge_of_a_fragmented_card(machine: Callable[..., None], figure: Call
         reply = kernel.run("record = ipygpumem.purge(many)")
         assert reply.status == "ok"
         assert "stay on the host: they did not fit back (CUDA out of memory" in reply.stderr
-        assert kernel.value("record.is_on_host, {w.device.type for w in many.weights}") == (True, {"cpu"})
+        assert kernel.value("record.is_on_host, {w.device.type for w in many.weights}") == (
+            True,
+            {"cpu"},
+        )
         assert kernel.value("right()") is True
 
 
@@ -75,9 +86,15 @@ def freeing() -> Iterator[Kernel]:
 
 
 def test_inside_offload_a_model_is_on_the_host(freeing: Kernel) -> None:
-    """`with offload(model, optimizer)` gives memory back; what is done on the host meanwhile is kept. After an error
-    all is on the device again, and what was replaced on the host stays there, with a warning."""
-    run_ok(freeing, "model = nn.Linear(1024, 1024).cuda()\noptimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)")
+    """`with offload(model, optimizer)` gives memory back; what is done on the host meanwhile is
+    kept. After an error all is on the device again, and what was replaced on the host stays there,
+    with a warning.
+    """
+    run_ok(
+        freeing,
+        "model = nn.Linear(1024, 1024).cuda()\noptimizer = torch.optim.SGD(model.parameters(), "
+        "0.1, 0.9)",
+    )
     before = allocated(freeing)
     run_ok(
         freeing,
@@ -88,19 +105,33 @@ def test_inside_offload_a_model_is_on_the_host(freeing: Kernel) -> None:
         "    values = model.weight.detach().clone()",
     )
     assert freeing.value("inside") == (before - 4 * 1024 * 1025, "cpu")
-    devices = "{t.device.type for p in model.parameters() for t in (p, p.grad, *optimizer.state[p].values())}"
-    assert freeing.value(f"{devices}, torch.equal(model.weight.detach().cpu(), values)") == ({"cuda"}, True)
+    devices = (
+        "{t.device.type for p in model.parameters() for t in (p, p.grad, "
+        "*optimizer.state[p].values())}"
+    )
+    assert freeing.value(f"{devices}, torch.equal(model.weight.detach().cpu(), values)") == (
+        {"cuda"},
+        True,
+    )
     run_ok(freeing, "optimizer.zero_grad()")
     assert freeing.run("with ipygpumem.offload(model): 1/0").error == "ZeroDivisionError"
     assert freeing.value("model.weight.device.type") == "cuda"
     run_ok(freeing, "with ipygpumem.offload(model): model.half()")
-    assert freeing.value("(model.weight.device.type, str(model.weight.dtype))") == ("cuda", "torch.float16")
+    assert freeing.value("(model.weight.device.type, str(model.weight.dtype))") == (
+        "cuda",
+        "torch.float16",
+    )
 
 
 def test_a_model_is_not_moved_while_a_captured_graph_may_use_it(bare_kernel: Kernel) -> None:
-    """Where a private pool of the allocator is in use, `offload` refuses, and the model stays on the device."""
+    """Where a private pool of the allocator is in use, `offload` refuses, and the model stays on
+    the device.
+    """
     ready(bare_kernel)
-    run_ok(bare_kernel, "import ipygpumem\nmodel, pool = torch.nn.Linear(4, 4).cuda(), torch.cuda.MemPool()")
+    run_ok(
+        bare_kernel,
+        "import ipygpumem\nmodel, pool = torch.nn.Linear(4, 4).cuda(), torch.cuda.MemPool()",
+    )
     run_ok(bare_kernel, "with torch.cuda.use_mem_pool(pool): kept = torch.ones(8, device='cuda')")
     reply = bare_kernel.run("with ipygpumem.offload(model): pass")
     assert "a captured CUDA graph may use these addresses: nothing was moved" in reply.traceback
@@ -121,4 +152,9 @@ def test_a_purge_leaves_each_part_on_its_own_device(machine: Callable[..., None]
             "record = ipygpumem.purge(model)",
         )
         assert kernel.value("sorted(record.after), record.notes") == (["cuda:0", "cuda:1"], ())
-        assert kernel.value("was == [(p.device, p.detach().cpu().tolist()) for p in model.parameters()]") is True
+        assert (
+            kernel.value(
+                "was == [(p.device, p.detach().cpu().tolist()) for p in model.parameters()]"
+            )
+            is True
+        )

@@ -14,24 +14,40 @@ def test_a_child_process_uses_a_card_that_the_kernel_has_not_used() -> None:
     """Its context and its memory go with it."""
     with started_kernel() as kernel:
         run_ok(kernel, "import torch")
-        cell = "%%isolate --keep size\nlarge = torch.ones(2**20, device='cuda')\nsize = torch.cuda.memory_allocated()"
+        cell = (
+            "%%isolate --keep size\nlarge = torch.ones(2**20, device='cuda')\nsize = "
+            "torch.cuda.memory_allocated()"
+        )
         run_ok(kernel, cell)
         assert kernel.value("(size, torch.cuda.is_initialized())") == (4 << 20, False)
 
 
 @pytest.mark.parametrize(
     "code",
-    ["small + 1", "use()", "parts['list'][0]", "torch.cuda.synchronize()", "torch.ones(1, device='cuda:0')", "where"],
+    [
+        "small + 1",
+        "use()",
+        "parts['list'][0]",
+        "torch.cuda.synchronize()",
+        "torch.ones(1, device='cuda:0')",
+        "where",
+    ],
 )
 def test_a_cell_that_needs_a_used_card_is_refused(code: str, gpu_kernel: Kernel) -> None:
-    names = "small = torch.ones(8, device='cuda'); parts = {'list': [small]}; where = torch.device('cuda', 0)\n"
+    names = (
+        "small = torch.ones(8, device='cuda'); parts = {'list': [small]}; where = "
+        "torch.device('cuda', 0)\n"
+    )
     run_ok(gpu_kernel, f"{names}def use(): return small + 1")
     assert REFUSED in fails(gpu_kernel, f"%%isolate\n{code}", None).stderr
 
 
 def test_other_cells_run_next_to_a_used_card(gpu_kernel: Kernel) -> None:
     """Nothing of ours asks the driver there; torch explains a use that was not seen before."""
-    run_ok(gpu_kernel, "host = torch.ones(8); hidden = ['small'] ; small = torch.ones(8, device='cuda')")
+    run_ok(
+        gpu_kernel,
+        "host = torch.ones(8); hidden = ['small'] ; small = torch.ones(8, device='cuda')",
+    )
     reply = run_ok(gpu_kernel, "%%isolate\nhost.sum()")
     assert (reply.result, reply.stderr) == ("tensor(8.)", "")
     reply = fails(gpu_kernel, "%%isolate\nglobals()[hidden[0]] + 1")

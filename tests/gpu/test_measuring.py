@@ -1,4 +1,6 @@
-"""What measures and lists by hand: lines, statements, trackers, inventories, and recorded allocations."""
+"""What measures and lists by hand: lines, statements, trackers, inventories, and recorded
+allocations.
+"""
 
 import re
 from collections.abc import Callable
@@ -14,7 +16,7 @@ import gc, ipygpumem, torch
 def mib(n, dtype=torch.uint8): return torch.empty((n << 20) // dtype.itemsize, dtype=dtype, device="cuda")
 def usage(usages): return next(u for u in usages if u.device == "cuda:0")
 def figures(usages): return usage(usages).delta_bytes >> 20, usage(usages).peak_delta_bytes >> 20
-"""
+"""  # noqa: E501
 
 
 _LINES = """
@@ -37,11 +39,15 @@ def changes(line: str) -> list[float]:
 
 
 def test_lines_and_statements(kernel: Kernel) -> None:
-    """%%gpumemit: F.relu(x) costs the 381.5 MiB of its result, and F.relu_(x) nothing. %%memlines: each line has what
-    it kept and its peak, to the allocator's rounding. The user's max_memory_allocated is the whole peak over them."""
+    """%%gpumemit: F.relu(x) costs the 381.5 MiB of its result, and F.relu_(x) nothing. %%memlines:
+    each line has what it kept and its peak, to the allocator's rounding. The user's
+    max_memory_allocated is the whole peak over them.
+    """
     ready(kernel)
     (report,) = run_ok(kernel, _LINES, "%%gpumemit -r 3\nF.relu(x)\nF.relu_(x)").reports("gpumemit")
-    copy, in_place = [changes(line) for line in report.splitlines() if line.split()[:1] == ["cuda:0"]]
+    copy, in_place = [
+        changes(line) for line in report.splitlines() if line.split()[:1] == ["cuda:0"]
+    ]
     assert copy[0] == 0
     assert SIZE - 0.1 <= copy[1] <= UNSPLIT
     assert in_place == [0, 0]
@@ -49,7 +55,9 @@ def test_lines_and_statements(kernel: Kernel) -> None:
     (report,) = run_ok(kernel, "%%memlines -f step\nout = step(x)").reports("memlines")
 
     def of(source: str) -> list[float]:
-        return changes(next(line for line in report.splitlines() if line.endswith(source)).removesuffix(source))
+        return changes(
+            next(line for line in report.splitlines() if line.endswith(source)).removesuffix(source)
+        )
 
     for source in ("first = x * 2", "second = first.relu()"):
         assert all(SIZE - 0.1 <= size <= UNSPLIT for size in of(source))
@@ -59,17 +67,29 @@ def test_lines_and_statements(kernel: Kernel) -> None:
 
 
 def test_a_tracker_counts_as_the_allocator_does(gpu_kernel: Kernel) -> None:
-    """What a tracker and two inventories say came and went is exactly by how much torch's allocator rose and fell:
-    with views, every dtype, and a tensor replaced by another of its shape; what only a graph keeps is in no tensor."""
+    """What a tracker and two inventories say came and went is exactly by how much torch's allocator
+    rose and fell: with views, every dtype, and a tensor replaced by another of its shape; what only
+    a graph keeps is in no tensor.
+    """
     run_ok(gpu_kernel, _SETUP + "gc.collect(); t = ipygpumem.tracker(); first = t.track()")
-    run_ok(gpu_kernel, "def rows(all): return sorted((r.name, r.size_bytes >> 20) for r in all if r.device != 'cpu')")
+    run_ok(
+        gpu_kernel,
+        "def rows(all): return sorted((r.name, r.size_bytes >> 20) for r in all if r.device != "
+        "'cpu')",
+    )
     run_ok(gpu_kernel, "listed = ipygpumem.tensors(device='cuda')")
     live = allocated(gpu_kernel)
-    run_ok(gpu_kernel, "x = mib(64); view = x[5:]; short = mib(8, torch.int16); wide = mib(16, torch.complex64)")
+    run_ok(
+        gpu_kernel,
+        "x = mib(64); view = x[5:]; short = mib(8, torch.int16); wide = mib(16, torch.complex64)",
+    )
     run_ok(gpu_kernel, "second = t.track(); rose = torch.cuda.memory_allocated()")
     expected = [("short", 8), ("wide", 16), ("x", 64)]
     assert gpu_kernel.value("rows(second.added)") == expected
-    assert gpu_kernel.value("second.changed_bytes['cuda:0'], usage(second.usages).delta_bytes") == (88 * MIB, 88 * MIB)
+    assert gpu_kernel.value("second.changed_bytes['cuda:0'], usage(second.usages).delta_bytes") == (
+        88 * MIB,
+        88 * MIB,
+    )
     assert gpu_kernel.value("usage(second.usages).after_bytes == rose") is True
     run_ok(gpu_kernel, "diff = ipygpumem.diff(listed, ipygpumem.tensors(device='cuda'))")
     assert gpu_kernel.value("rows(diff.added), sum(r.aliases for r in diff.added)") == (expected, 1)
@@ -77,7 +97,11 @@ def test_a_tracker_counts_as_the_allocator_does(gpu_kernel: Kernel) -> None:
     run_ok(gpu_kernel, "old, x, view = x, mib(64), None\ndel old; third = t.track()")
     assert gpu_kernel.value("[rows(third.added), rows(third.removed)]") == [[("x", 64)]] * 2
     assert gpu_kernel.value("figures(third.usages)") == (0, 64)
-    run_ok(gpu_kernel, "leaf = torch.ones(8 << 18, device='cuda', requires_grad=True)\nout = (leaf.exp() * 2).sum()")
+    run_ok(
+        gpu_kernel,
+        "leaf = torch.ones(8 << 18, device='cuda', requires_grad=True)\nout = (leaf.exp() * "
+        "2).sum()",
+    )
     reply = run_ok(gpu_kernel, "fourth = t.track()")
     gap = "(usage({0}.usages).after_bytes - {0}.tensor_bytes.get('cuda:0', 0))"
     grown = gpu_kernel.value(f"{gap.format('fourth')} - {gap.format('third')}")
@@ -87,17 +111,24 @@ def test_a_tracker_counts_as_the_allocator_does(gpu_kernel: Kernel) -> None:
 
 
 @pytest.mark.hardware("time")
-def test_a_glance_does_not_wait_for_queued_kernels(gpu_kernel: Kernel, figure: Callable[[str], None]) -> None:
-    """A look at the device from another thread is back long before the kernels that are queued have run."""
+def test_a_glance_does_not_wait_for_queued_kernels(
+    gpu_kernel: Kernel, figure: Callable[[str], None]
+) -> None:
+    """A look at the device from another thread is back long before the kernels that are queued have
+    run.
+    """
     run_ok(
         gpu_kernel,
         "import time\nfrom ipygpumem.shell.app import current_app\n"
-        "square = torch.rand(8192, 8192, device='cuda')\nmeter = current_app().context.meter\nmeter.glance()\n"
+        "square = torch.rand(8192, 8192, device='cuda')\nmeter = current_app().context.meter\n"
+        "meter.glance()\n"
         "torch.cuda.synchronize()\nstarted = time.perf_counter()\n"
         "for _ in range(100):\n    product = square @ square\n"
         "before = time.perf_counter()\nmeter.glance()\nglance = time.perf_counter() - before\n"
         "torch.cuda.synchronize()\nrest = time.perf_counter() - before",
     )
     glance, rest = gpu_kernel.value("glance"), gpu_kernel.value("rest")
-    figure(f"a glance took {1000 * glance:.2f} ms while {1000 * rest:.0f} ms of kernels were queued")
+    figure(
+        f"a glance took {1000 * glance:.2f} ms while {1000 * rest:.0f} ms of kernels were queued"
+    )
     assert glance < rest / 4

@@ -1,4 +1,6 @@
-"""``%%peak``: sums equal the allocator's peak to the byte, at the failure too; the user's recording goes on."""
+"""``%%peak``: sums equal the allocator's peak to the byte, at the failure too; the user's recording
+goes on.
+"""
 
 import pytest
 
@@ -38,15 +40,17 @@ for work in (train, allocate, train):
     found.append([device.size_bytes, sum(row.size_bytes for row in device.rows), highest])
     found[-1] += [torch.cuda.max_memory_allocated(), peak.record.notes, device.parts]
 print(json.dumps(found))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
-    ("most", "settings"), [(50_000, ""), (100, ""), (50_000, "expandable_segments:True"), (99, "max_split_size_mb:20")]
+    ("most", "settings"),
+    [(50_000, ""), (100, ""), (50_000, "expandable_segments:True"), (99, "max_split_size_mb:20")],
 )
 def test_sums_equal_the_allocators_peak(most: int, settings: str) -> None:
-    """Sums of rows and the highest point of the curve equal max_memory_allocated to the byte, also where the history
-    is read in parts, and with settings that change how blocks are split."""
+    """Sums of rows and the highest point of the curve equal max_memory_allocated to the byte, also
+    where the history is read in parts, and with settings that change how blocks are split.
+    """
     found = script(_STEPS.replace("{most}", str(most)), env={"PYTORCH_CUDA_ALLOC_CONF": settings})
     for size, rows, highest, allocated, notes, _ in found:
         assert size == rows == highest == allocated
@@ -59,10 +63,15 @@ def test_sums_equal_the_allocators_peak(most: int, settings: str) -> None:
 
 
 def test_after_an_out_of_memory_error_the_failure_is_shown(kernel: Kernel) -> None:
-    """After an out-of-memory error the rows are the blocks at the failure; tensors that were freed before are not."""
+    """After an out-of-memory error the rows are the blocks at the failure; tensors that were freed
+    before are not.
+    """
     ready(kernel)
     cell = "%%peak\nfreed = torch.empty(99 << 20, dtype=torch.uint8, device='cuda')\ndel freed\n"
-    cell += "left = torch.empty(33 << 20, dtype=torch.uint8, device='cuda')\ntorch.empty(1 << 50, device='cuda')"
+    cell += (
+        "left = torch.empty(33 << 20, dtype=torch.uint8, device='cuda')\ntorch.empty(1 << 50, "
+        "device='cuda')"
+    )
     (report,) = fails(kernel, cell).reports("peak")
     assert "cuda:0 out of memory with" in report
     (row,) = [line for line in report.splitlines() if line.split()[-1:] == ["left"]]
@@ -78,7 +87,9 @@ def state():
 
 
 def test_the_users_recording_goes_on(kernel: Kernel) -> None:
-    """A recording that the user has switched on goes on afterwards with its history; otherwise there is none."""
+    """A recording that the user has switched on goes on afterwards with its history; otherwise
+    there is none.
+    """
     ready(kernel)
     run_ok(kernel, _RECORDING, "%%peak\nx = torch.ones(9, device='cuda')")
     assert kernel.value("state()") == (False, 0)
@@ -90,13 +101,17 @@ def test_the_users_recording_goes_on(kernel: Kernel) -> None:
 
 
 def test_a_recording_that_ends_in_the_block_is_told(kernel: Kernel) -> None:
-    """Blocks share torch's recording: when the first one ends it, the other says that later memory is missing."""
+    """Blocks share torch's recording: when the first one ends it, the other says that later memory
+    is missing.
+    """
     ready(kernel)
     run_ok(kernel, "import ipygpumem; first, second = ipygpumem.peak(), ipygpumem.peak()")
     run_ok(kernel, "x = torch.ones(9, device='cuda'); first.__enter__(); second.__enter__()")
     run_ok(kernel, "first.__exit__(None, None, None); x = torch.ones(9, device='cuda')")
     run_ok(kernel, "second.__exit__(None, None, None)")
-    said = "['recording of CUDA memory ended early' in str(block.record) for block in (first, second)]"
+    said = (
+        "['recording of CUDA memory ended early' in str(block.record) for block in (first, second)]"
+    )
     assert kernel.value(said) == [False, True]
 
 
@@ -104,8 +119,13 @@ def test_the_history_is_saved_for_torchs_viewer(kernel: Kernel) -> None:
     """--save writes torch's snapshot with its history, and replaces an earlier one."""
     ready(kernel)
     for _ in range(2):
-        (report,) = run_ok(kernel, "%%peak --save steps.pickle\nz = torch.ones(9, device='cuda')").reports("peak")
+        (report,) = run_ok(
+            kernel, "%%peak --save steps.pickle\nz = torch.ones(9, device='cuda')"
+        ).reports("peak")
         assert "steps.pickle" in report
-    run_ok(kernel, "import pickle, os\nwith open('steps.pickle', 'rb') as file: snapshot = pickle.load(file)")
+    run_ok(
+        kernel,
+        "import pickle, os\nwith open('steps.pickle', 'rb') as file: snapshot = pickle.load(file)",
+    )
     run_ok(kernel, "os.remove('steps.pickle')")
     assert "alloc" in kernel.value("[event['action'] for event in snapshot['device_traces'][0]]")

@@ -1,4 +1,6 @@
-"""The parts of a device's memory, in chosen and in 200 random states, against torch's counters and NVML."""
+"""The parts of a device's memory, in chosen and in 200 random states, against torch's counters and
+NVML.
+"""
 
 import re
 from collections.abc import Callable
@@ -20,13 +22,17 @@ def _look():
     found = _reconcile(lambda: current_app().context.meter.now(detail=True), lambda: _storages(kinds))
     assert not found.failures, found.failures
     return [item.to_dict() for item in found.reconciliations]
-"""
+"""  # noqa: E501
 
 
 def look(kernel: Kernel, device: str = DEVICE) -> Reconciliation:
     """Return the parts of a device; they sum exactly."""
     run_ok(kernel, LOOK)
-    found = next(item for item in map(Reconciliation.from_dict, kernel.value("_look()")) if item.device == device)
+    found = next(
+        item
+        for item in map(Reconciliation.from_dict, kernel.value("_look()"))
+        if item.device == device
+    )
     known = [part.size_bytes for part in found.parts if part.size_bytes is not None]
     assert sum(known) == found.total_bytes
     assert min(known) >= 0
@@ -40,7 +46,9 @@ def size(found: Reconciliation, name: str) -> int:
 def test_what_autograd_keeps(kernel: Kernel, card: Card) -> None:
     """What only a graph holds is a part of its own, and no tensor's."""
     ready(kernel)
-    run_ok(kernel, "x = torch.ones(16 << 20, device='cuda', requires_grad=True)\nloss = x.exp().sum()")
+    run_ok(
+        kernel, "x = torch.ones(16 << 20, device='cuda', requires_grad=True)\nloss = x.exp().sum()"
+    )
     found = look(kernel)
     assert size(found, "tensors: other") >= 64 * MIB
     assert 64 * MIB <= size(found, "held by C++ or autograd") < 80 * MIB
@@ -49,7 +57,9 @@ def test_what_autograd_keeps(kernel: Kernel, card: Card) -> None:
 
 
 def test_what_cublas_keeps(kernel: Kernel) -> None:
-    """What a matrix product leaves in the allocator is told as what it may be, cuBLAS's, and %gpumem free takes it."""
+    """What a matrix product leaves in the allocator is told as what it may be, cuBLAS's, and
+    %gpumem free takes it.
+    """
     ready(kernel)
     run_ok(kernel, "x = torch.ones(512, 512, device='cuda')\ny = x @ x")
     (part,) = [part for part in look(kernel).parts if part.name == "held by C++ or autograd"]
@@ -59,26 +69,35 @@ def test_what_cublas_keeps(kernel: Kernel) -> None:
     assert size(look(kernel), "held by C++ or autograd") < MIB
 
 
-SPREAD = "parts = [torch.empty(30 << 20, dtype=torch.uint8, device='cuda') for _ in range(12)]\ndel parts[1:-1]"
+SPREAD = (
+    "parts = [torch.empty(30 << 20, dtype=torch.uint8, device='cuda') for _ in range(12)]\ndel "
+    "parts[1:-1]"
+)
 ADVICE = "ALLOC_CONF=expandable_segments:True"
 
 
 def given_back(kernel: Kernel) -> tuple[int, int]:
     """Return what the parts called the allocator's cache, and what %gpumem free gives back."""
-    cache, before = size(look(kernel), "allocator cache"), kernel.value("torch.cuda.memory_reserved()")
+    cache, before = (
+        size(look(kernel), "allocator cache"),
+        kernel.value("torch.cuda.memory_reserved()"),
+    )
     run_ok(kernel, "%gpumem free")
     return cache, before - kernel.value("torch.cuda.memory_reserved()")
 
 
 def test_many_gaps(kernel: Kernel) -> None:
-    """Where much is lost in gaps, %gpumem status says how to have fewer; once torch does so, it says so no more."""
+    """Where much is lost in gaps, %gpumem status says how to have fewer; once torch does so, it
+    says so no more.
+    """
     ready(kernel)
     run_ok(kernel, "x = torch.empty(360 << 20, dtype=torch.uint8, device='cuda')\ndel x", SPREAD)
     assert given_back(kernel)[1] < 20 * MIB
     assert ADVICE in run_ok(kernel, "%gpumem status").reports("status")[0]
     run_ok(
         kernel,
-        "switch = getattr(torch._C, '_accelerator_setAllocatorSettings', torch.cuda.memory._set_allocator_settings)\n"
+        "switch = getattr(torch._C, '_accelerator_setAllocatorSettings', "
+        "torch.cuda.memory._set_allocator_settings)\n"
         "switch('expandable_segments:True')\ndel parts",
     )
     try:
@@ -91,12 +110,15 @@ def test_many_gaps(kernel: Kernel) -> None:
 
 
 def test_a_deleted_graphs_pool(kernel: Kernel) -> None:
-    """What a CUDA graph has kept for itself is a part of its own, and %gpumem free gives it back once it is deleted."""
+    """What a CUDA graph has kept for itself is a part of its own, and %gpumem free gives it back
+    once it is deleted.
+    """
     ready(kernel)
     run_ok(
         kernel,
         "graph = torch.cuda.CUDAGraph()\nwith torch.cuda.graph(graph):\n"
-        "    x = torch.zeros(200 << 20, dtype=torch.uint8, device='cuda')\n    y = x.new_zeros(8)\n    del x",
+        "    x = torch.zeros(200 << 20, dtype=torch.uint8, device='cuda')\n    y = x.new_zeros(8)\n"
+        "    del x",
     )
     assert size(look(kernel), "pools' cache") >= 200 * MIB
     run_ok(kernel, "%gpumem free")
@@ -106,11 +128,14 @@ def test_a_deleted_graphs_pool(kernel: Kernel) -> None:
 
 
 def test_looking_changes_nothing(kernel: Kernel, card: Card) -> None:
-    """%gpumem status and an inventory leave torch's counters as they are, and take no memory on the device."""
+    """%gpumem status and an inventory leave torch's counters as they are, and take no memory on the
+    device.
+    """
     ready(kernel)
     run_ok(kernel, "kept = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')")
     counters = (
-        "[torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), torch.cuda.max_memory_allocated(), "
+        "[torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), "
+        "torch.cuda.max_memory_allocated(), "
         "torch.cuda.memory_stats()['allocation.all.allocated']]"
     )
     before = kernel.value(counters)
@@ -122,14 +147,21 @@ STATES = {"": 100, "expandable_segments:True": 50, "backend:cudaMallocAsync": 50
 """How many for each way in which torch's allocator can be set up."""
 MANAGED = {"live", "allocator", "context", "process", "free"}
 BLOCKS = MANAGED - {"live"} | {"tensors:", "held", "rounding", "waiting", "fragmentation", "pools'"}
-"""Words with which the parts begin that are not empty in all states: the allocator's blocks tell more."""
+"""Words with which the parts begin that are not empty in all states: the allocator's blocks tell
+more.
+"""
 
 
 @pytest.mark.parametrize("allocator", STATES)
 def test_the_parts_add_up_in_every_state(
-    allocator: str, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]
+    allocator: str,
+    machine: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    figure: Callable[[str], None],
 ) -> None:
-    """In 200 random states (gaps, streams, graphs, pinned, other processes) the parts add up to NVML's figure."""
+    """In 200 random states (gaps, streams, graphs, pinned, other processes) the parts add up to
+    NVML's figure.
+    """
     machine(gib=8)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", allocator)
     with Kernel() as kernel:
@@ -175,26 +207,41 @@ cupy.cuda = types.SimpleNamespace(
     get_current_stream=lambda: types.SimpleNamespace(ptr=0, is_capturing=lambda: False),
 )
 sys.modules["cupy"] = cupy
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.simulated
-def test_a_pool_next_to_torch_has_parts_that_add_up(kernel: Kernel, card: Card, figure: Callable[[str], None]) -> None:
+def test_a_pool_next_to_torch_has_parts_that_add_up(
+    kernel: Kernel, card: Card, figure: Callable[[str], None]
+) -> None:
     ready(kernel)
     before = size(look(kernel), "context")
     run_ok(kernel, STAND_IN)
-    reply = run_ok(kernel, "x = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')\npool.take(256 << 20)")
+    reply = run_ok(
+        kernel, "x = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')\npool.take(256 << 20)"
+    )
     (line,) = reply.reports("cell")
     assert re.search(r"cuda:0 \+64 MiB", line)
     assert re.search(r"cupy:0 \+256 MiB", line), line
     found = look(kernel)
     assert size(found, "CuPy: in use") == 256 * MIB
     assert size(found, "tensors: other") >= 64 * MIB
-    assert abs(size(found, "context") - before) <= ROUNDING, "the pool is not counted as the context's"
+    assert abs(size(found, "context") - before) <= ROUNDING, (
+        "the pool is not counted as the context's"
+    )
     run_ok(kernel, "pool.let_go()")
-    assert (size(look(kernel), "CuPy: in use"), size(look(kernel), "CuPy: pool's rest")) == (0, 256 * MIB)
+    assert (size(look(kernel), "CuPy: in use"), size(look(kernel), "CuPy: pool's rest")) == (
+        0,
+        256 * MIB,
+    )
     free = card.memory.free
     run_ok(kernel, "%gpumem free")
     assert size(look(kernel), "CuPy") == 0
     assert card.memory.free - free >= 256 * MIB - ROUNDING
-    figure(", ".join(f"{part.name} {format_bytes(part.size_bytes or 0)}" for part in found.parts if part.size_bytes))
+    figure(
+        ", ".join(
+            f"{part.name} {format_bytes(part.size_bytes or 0)}"
+            for part in found.parts
+            if part.size_bytes
+        )
+    )

@@ -1,4 +1,6 @@
-"""After an out-of-memory error in each phase of a training, and an error that breaks the device's context."""
+"""After an out-of-memory error in each phase of a training, and an error that breaks the device's
+context.
+"""
 
 import re
 from collections.abc import Callable, Iterator
@@ -40,9 +42,12 @@ def train(gib):
 HELD = 512 * MIB + 512 * MIB + 256 * MIB
 
 
-def test_an_out_of_memory_error(gpu_kernel: Kernel, card: Card, figure: Callable[[str], None]) -> None:
-    """After a CUDA OOM the report names each frame's tensors, what was asked for, and what was free as NVML told it;
-    all that the failed call held is back, in the allocator and on the device."""
+def test_an_out_of_memory_error(
+    gpu_kernel: Kernel, card: Card, figure: Callable[[str], None]
+) -> None:
+    """After a CUDA OOM the report names each frame's tensors, what was asked for, and what was free
+    as NVML told it; all that the failed call held is back, in the allocator and on the device.
+    """
     run_ok(gpu_kernel, f"%gpumem free\n{FUNCTIONS}")
     live, used = allocated(gpu_kernel), card.settle()
     reply = gpu_kernel.run("out = train(4096)")
@@ -54,12 +59,15 @@ def test_an_out_of_memory_error(gpu_kernel: Kernel, card: Card, figure: Callable
         r"512 MiB train \d+ optimizer dict 1 array float32 cuda:0",
         r"256 MiB forward \d+ activations Tensor 64 × 1024 × 2048 float16 cuda:0",
     ]
-    listed = [row for row in rows if re.match(r"\d+ MiB (train|forward) ", row)]  # the batch is the model's storage
+    # the batch is the model's storage
+    listed = [row for row in rows if re.match(r"\d+ MiB (train|forward) ", row)]
     assert len(listed) == len(expected), f"one storage, listed twice, in\n{text}"
     for pattern, row in zip(expected, listed, strict=True):
         assert re.fullmatch(pattern, row), f"no {pattern!r} in\n{text}"
     assert size_after("asked for", text) == 4 * TIB
-    assert abs(size_after(rf"free: [^·]*{DEVICE}", text) - gpu_kernel.value("free_before")) <= ROUNDING
+    assert (
+        abs(size_after(rf"free: [^·]*{DEVICE}", text) - gpu_kernel.value("free_before")) <= ROUNDING
+    )
     assert size_after(rf"freed: [^·\n]*{DEVICE}", text) == HELD
     assert allocated(gpu_kernel) == live
     left = card.memory.used - used
@@ -128,9 +136,10 @@ def left():
     import threading
     pinned = torch.cuda.host_memory_stats()["allocated_bytes.current"]
     return pinned, sorted(thread.name for thread in threading.enumerate()), torch.multiprocessing.active_children()
-"""
+"""  # noqa: E501
 BATCHES = {"forward": 5600, "backward": 4700, "step": 4096}
-"""With which batch a card of 2.6 GiB has no room in which phase; Adam's first step makes its state."""
+"""With which batch a card of 2.6 GiB has no room in which phase; Adam's first step makes its state.
+"""
 
 
 @pytest.fixture
@@ -145,19 +154,27 @@ def training(machine: Callable[..., None]) -> Iterator[Kernel]:
 def named(report: str) -> set[tuple[str, str]]:
     """Return function and name in each row of a recovery report's table."""
     rows = [line.split() for line in report.splitlines()]
-    return {(row[2], row[4]) for row in rows if len(row) > 4 and row[1] in ("MiB", "GiB") and row[3].isdigit()}
+    return {
+        (row[2], row[4])
+        for row in rows
+        if len(row) > 4 and row[1] in ("MiB", "GiB") and row[3].isdigit()
+    }
 
 
 def adds_up(report: str) -> bool:
     """Return True if the rows of a recovery report's table come to what came back to the device."""
     rows = re.findall(rf"^ +([\d.]+ [MG]iB) .*{DEVICE}$", report, re.MULTILINE)
-    return abs(sum(map(parse_bytes, rows)) - size_after(rf"freed: [^·\n]*{DEVICE}", report)) <= ROUNDING
+    return (
+        abs(sum(map(parse_bytes, rows)) - size_after(rf"freed: [^·\n]*{DEVICE}", report))
+        <= ROUNDING
+    )
 
 
 @pytest.mark.simulated
 def test_an_oom_in_a_phase(training: Kernel) -> None:
-    """After an OOM in forward, backward or Adam's first step all memory is as before, but what the notebook's own
-    model and optimizer hold, to the byte; a smaller batch trains."""
+    """After an OOM in forward, backward or Adam's first step all memory is as before, but what the
+    notebook's own model and optimizer hold, to the byte; a smaller batch trains.
+    """
     before = training.value("memory()")
     for phase, batch_size in BATCHES.items():
         told = recovery(fails(training, f"train({batch_size})", "OutOfMemoryError"))
@@ -165,23 +182,29 @@ def test_an_oom_in_a_phase(training: Kernel) -> None:
         assert {("train", "model"), ("step_of", "batch")} <= named(told)
         assert adds_up(told), told
         assert "optimizer state is incomplete" not in told  # that optimizer is gone
-    run_ok(training, "model = make_model()\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)")
+    run_ok(
+        training, "model = make_model()\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)"
+    )
     for phase, batch_size in BATCHES.items():
-        told = recovery(fails(training, f"step_of(model, optimizer, {batch_size})", "OutOfMemoryError"))
+        told = recovery(
+            fails(training, f"step_of(model, optimizer, {batch_size})", "OutOfMemoryError")
+        )
         assert training.value("phase") == phase
         assert ("step_of", "batch") in named(told)
         assert adds_up(told), told
         assert ("AdamW: optimizer state is incomplete" in told) == (phase == "step")
         assert training.value("memory()[0]") == training.value("held_by(model, optimizer)")
-    run_ok(training, "optimizer.state.clear()")  # torch has made half of it, and fails with a KeyError on that
+    # torch has made half of it, and fails with a KeyError on that
+    run_ok(training, "optimizer.state.clear()")
     run_ok(training, "step_of(model, optimizer, 256)")
     assert training.value("phase") == "end"
 
 
 @pytest.mark.simulated
 def test_an_oom_with_a_pinning_loader(training: Kernel) -> None:
-    """After an OOM in a loop over a DataLoader that pins, or in the pinning itself, tensors, pinned memory, its thread
-    and its workers are gone."""
+    """After an OOM in a loop over a DataLoader that pins, or in the pinning itself, tensors, pinned
+    memory, its thread and its workers are gone.
+    """
     before = training.value("memory(), left()")
     for collate in ("None", "Batch"):
         if collate == "Batch":  # so that pinning finds no memory
@@ -198,10 +221,15 @@ def test_an_oom_with_a_pinning_loader(training: Kernel) -> None:
 
 
 def test_a_device_side_assert(kernel: Kernel, figure: Callable[[str], None]) -> None:
-    """An error that breaks the device's context is recognised: the report asks for a restart. What needs no device
-    works on: cells under a budget, %gpumem leaks, tensors and status, which tells of it, and %gpumemit."""
+    """An error that breaks the device's context is recognised: the report asks for a restart. What
+    needs no device works on: cells under a budget, %gpumem leaks, tensors and status, which tells
+    of it, and %gpumemit.
+    """
     ready(kernel)
-    run_ok(kernel, "%experiment start kept\nx = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')")
+    run_ok(
+        kernel,
+        "%experiment start kept\nx = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')",
+    )
     text = recovery(break_context(kernel))
     assert "Restart the kernel" in text
     figure(text.splitlines()[0])
@@ -217,6 +245,8 @@ def test_a_device_side_assert(kernel: Kernel, figure: Callable[[str], None]) -> 
     assert reply.stdout == "it ran\n"
     refused = "budget: no device can be limited" in reply.reports("experiment")[0]
     assert refused == is_simulated()  # a real driver still answers what a limit needs
-    assert "CUDA_LAUNCH_BLOCKING" not in reply.reports("experiment")[0], "only the first line of an error is told"
+    assert "CUDA_LAUNCH_BLOCKING" not in reply.reports("experiment")[0], (
+        "only the first line of an error is told"
+    )
     assert "1 + 1" in run_ok(kernel, "%gpumemit 1 + 1").reports()[0]
     assert "cuda cannot be used (" in kernel.run("%gpumem preload").stderr

@@ -16,18 +16,26 @@ def runner() -> Iterator[Runner]:
     runner.close()
 
 
-ON_DEVICE = [each for each in SCENARIOS if "torch" in each.needs or each.on_gpu or "error" in each.name]
-"""Where a device makes a difference: torch's own ways, and frames whose tensors must be back at once."""
+ON_DEVICE = [
+    each for each in SCENARIOS if "torch" in each.needs or each.on_gpu or "error" in each.name
+]
+"""Where a device makes a difference: torch's own ways, and frames whose tensors must be back at
+once.
+"""
 
 
 @pytest.mark.parametrize("scenario", ON_DEVICE, ids=lambda scenario: scenario.name)
 def test_a_row_of_leaks(scenario: Scenario, runner: Runner) -> None:
-    """All GPU tensors of each row of docs/measured/leaks.md are freed, or exactly those that nothing outside holds."""
+    """All GPU tensors of each row of docs/measured/leaks.md are freed, or exactly those that
+    nothing outside holds.
+    """
     if scenario.missing():
         pytest.skip(scenario.missing())
     result = runner.run(scenario)
     assert not result.trouble, result.trouble
     assert result.on_gpu_bytes >= 12 * MIB  # the least are a data loader's batches
-    assert result.is_met(), f"{result.share:.1%} came back, due are {scenario.share:.0%}: {result.told}"
+    assert result.is_met(), (
+        f"{result.share:.1%} came back, due are {scenario.share:.0%}: {result.told}"
+    )
     assert result.gpu_left_bytes < MIB or scenario.share < 1.0
     assert scenario.holder in result.told

@@ -1,4 +1,6 @@
-"""%%estimate --fit with transformers' models: their own checkpoints, inside a wrapper too, and adapters of peft."""
+"""%%estimate --fit with transformers' models: their own checkpoints, inside a wrapper too, and
+adapters of peft.
+"""
 
 from importlib.util import find_spec
 from typing import Any
@@ -29,7 +31,7 @@ for _ in range(2):
     wrapped(torch.zeros(8, 512, dtype=torch.long)).backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,9 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
 
 
 class Network(torch.nn.Module):
-    """In training, forward keeps 4 MiB of 8, and backward takes 16 and gives the 4 back; else forward takes 32."""
+    """In training, forward keeps 4 MiB of 8, and backward takes 16 and gives the 4 back; else
+    forward takes 32.
+    """
 
     def __init__(self, card: Card) -> None:
         super().__init__()
@@ -93,7 +95,9 @@ class Optimizer(torch.optim.SGD):
 
 
 def rows(number: int = 8) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return [(row, row.sum().reshape(1)) for row in torch.arange(4.0 * number).reshape(number, 4) / 32]
+    return [
+        (row, row.sum().reshape(1)) for row in torch.arange(4.0 * number).reshape(number, 4) / 32
+    ]
 
 
 def failing(base: type, hook: str, error: type[BaseException]) -> Any:
@@ -109,7 +113,11 @@ def failing(base: type, hook: str, error: type[BaseException]) -> Any:
 
 
 class HuggingFace:
-    base, kind, before_step = transformers.TrainerCallback, hf.HfMemoryCallback, "on_pre_optimizer_step"
+    base, kind, before_step = (
+        transformers.TrainerCallback,
+        hf.HfMemoryCallback,
+        "on_pre_optimizer_step",
+    )
     highest = 20  # its validation comes after the epoch
 
     class Model(Network):
@@ -117,14 +125,24 @@ class HuggingFace:
             out = super().forward(x)
             return {"loss": mse_loss(out, labels), "logits": out}
 
-    def __init__(self, card: Card, folder: Path, *callbacks: Any, trainer: type = transformers.Trainer):
+    def __init__(
+        self, card: Card, folder: Path, *callbacks: Any, trainer: type = transformers.Trainer
+    ):
         quiet = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
-        usual = {"num_train_epochs": 2, "per_device_train_batch_size": 4, "logging_strategy": "epoch", **quiet}
+        usual = {
+            "num_train_epochs": 2,
+            "per_device_train_batch_size": 4,
+            "logging_strategy": "epoch",
+            **quiet,
+        }
         usual["eval_strategy"] = "epoch"
         data = [{"x": x, "labels": y} for x, y in rows()]
         model = self.Model(card)
         sets = {"train_dataset": data, "eval_dataset": data[:1], "callbacks": list(callbacks)}
-        options, step = transformers.TrainingArguments(str(folder), **usual), Optimizer(model.parameters(), card)
+        options, step = (
+            transformers.TrainingArguments(str(folder), **usual),
+            Optimizer(model.parameters(), card),
+        )
         self.trainer: Any = trainer(model, options, optimizers=(step, None), **sets)
 
     def train(self) -> HuggingFace:
@@ -139,7 +157,11 @@ class HuggingFace:
 
     def logged(self) -> list[dict[str, float]]:
         """Return the card's figures of each epoch."""
-        return [figures for entry in self.trainer.state.log_history if "kept_mib" in (figures := on_card(entry))]
+        return [
+            figures
+            for entry in self.trainer.state.log_history
+            if "kept_mib" in (figures := on_card(entry))
+        ]
 
 
 class Module(lightning.LightningModule):
@@ -167,13 +189,26 @@ class Log(lightning.loggers.logger.DummyLogger):
 
 
 class Lightning:
-    base, kind, before_step = lightning.Callback, ours_of_lightning.LightningMemoryCallback, "on_before_optimizer_step"
+    base, kind, before_step = (
+        lightning.Callback,
+        ours_of_lightning.LightningMemoryCallback,
+        "on_before_optimizer_step",
+    )
     highest = 32
 
     def __init__(self, card: Card, folder: Path, *callbacks: Any) -> None:
         self.log, self.module = Log(), Module(card)
-        quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-        usual: dict[str, Any] = {"max_epochs": 2, "accelerator": "cpu", "num_sanity_val_steps": 0, **quiet}
+        quiet = {
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "enable_checkpointing": False,
+        }
+        usual: dict[str, Any] = {
+            "max_epochs": 2,
+            "accelerator": "cpu",
+            "num_sanity_val_steps": 0,
+            **quiet,
+        }
         usual |= {"callbacks": list(callbacks), "logger": self.log, "log_every_n_steps": 1}
         self.trainer = lightning.Trainer(default_root_dir=folder, **usual)
 
@@ -198,11 +233,17 @@ def library(request: pytest.FixtureRequest) -> Any:
 
 def on_card(figures: dict[str, Any]) -> dict[str, Any]:
     start = "mem/cuda_0/"
-    return {name.removeprefix(start): float(value) for name, value in figures.items() if name.startswith(start)}
+    return {
+        name.removeprefix(start): float(value)
+        for name, value in figures.items()
+        if name.startswith(start)
+    }
 
 
 def records() -> list[tuple[str, int | None, int]]:
-    """Return the label, the number and the card's peak in MiB of each record, but those of tests' own traces."""
+    """Return the label, the number and the card's peak in MiB of each record, but those of tests'
+    own traces.
+    """
     return [
         (record.label, record.iteration, usage.peak_delta_bytes >> 20)
         for record in ipygpumem.traces()
@@ -211,35 +252,57 @@ def records() -> list[tuple[str, int | None, int]]:
     ]
 
 
-def test_each_epoch_is_exact_in_the_trainers_log_and_in_the_records(card: Card, tmp_path: Path, library: Any) -> None:
+def test_each_epoch_is_exact_in_the_trainers_log_and_in_the_records(
+    card: Card, tmp_path: Path, library: Any
+) -> None:
     trained = library(card, tmp_path, library.kind()).train()
     first, second = ((1.0, library.highest + 1.0), (0.0, float(library.highest)))
     assert [(row["kept_mib"], row["peak_mib"]) for row in trained.logged()] == [first, second]
     assert records() == [("epoch", 1, library.highest + 1), ("epoch", 2, library.highest)]
 
 
-def test_the_training_gives_the_same_weights_as_without(card: Card, tmp_path: Path, library: Any) -> None:
+def test_the_training_gives_the_same_weights_as_without(
+    card: Card, tmp_path: Path, library: Any
+) -> None:
     callback = library.kind()
     runs = [library(card, tmp_path, *added).train().weights() for added in ((), (callback,))]
     assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
-    assert pickle.loads(pickle.dumps(callback.epochs)).end() == {}  # trainers copy and pickle their callbacks
+    # trainers copy and pickle their callbacks
+    assert pickle.loads(pickle.dumps(callback.epochs)).end() == {}
 
 
 def test_a_failure_of_ours_is_said_once_and_the_training_goes_on(
-    card: Card, tmp_path: Path, library: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    card: Card,
+    tmp_path: Path,
+    library: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     forget_told()  # each kind of failure is told once in a process
     monkeypatch.setattr(Meter, "start", lambda self: 1 / 0)
     without = library(card, tmp_path).train().weights()
     trained = library(card, tmp_path, library.kind()).train()
-    assert all(torch.equal(one, other) for one, other in zip(trained.weights(), without, strict=True))
-    assert capsys.readouterr().err.count("the memory callback failed (ZeroDivisionError: division by zero)") == 1
+    assert all(
+        torch.equal(one, other) for one, other in zip(trained.weights(), without, strict=True)
+    )
+    assert (
+        capsys.readouterr().err.count(
+            "the memory callback failed (ZeroDivisionError: division by zero)"
+        )
+        == 1
+    )
 
 
-def test_after_an_error_nothing_is_measured_until_the_next_training(card: Card, tmp_path: Path, library: Any) -> None:
+def test_after_an_error_nothing_is_measured_until_the_next_training(
+    card: Card, tmp_path: Path, library: Any
+) -> None:
     callback = library.kind()
-    trained = library(card, tmp_path, failing(library.base, library.before_step, KeyboardInterrupt), callback)
-    with pytest.raises((KeyboardInterrupt, SystemExit)) as raised:  # keeps the frames, as a notebook does
+    trained = library(
+        card, tmp_path, failing(library.base, library.before_step, KeyboardInterrupt), callback
+    )
+    with pytest.raises(
+        (KeyboardInterrupt, SystemExit)
+    ) as raised:  # keeps the frames, as a notebook does
         trained.train()
     assert classify(raised.value).kind == "interrupt"
     before = records()
@@ -263,7 +326,9 @@ def test_a_missing_library_is_one_line_that_says_what_to_install() -> None:
 
 
 @pytest.mark.parametrize("heading", ["Hugging Face", "Lightning"])
-def test_the_example_of_the_page_runs(heading: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_page_runs(
+    heading: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "traces.md").read_text("utf-8")
     code = page.split(f"\n### {heading}\n")[1].split("```python\n")[1].split("```")[0]
@@ -274,7 +339,9 @@ def test_the_example_of_the_page_runs(heading: str, tmp_path: Path, monkeypatch:
 
 
 class Endless(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
-    """Nobody can tell how many rows come: then the trainer's own state counts epochs in fractions."""
+    """Nobody can tell how many rows come: then the trainer's own state counts epochs
+    in fractions.
+    """
 
     def __iter__(self) -> Any:
         return iter([{"x": x, "labels": y} for x, y in rows()])
@@ -282,7 +349,9 @@ class Endless(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
 
 @pytest.mark.parametrize("hook", ["on_step_end", "on_epoch_end"])
 @pytest.mark.parametrize("case", ["new", "used before", "no length"])
-def test_a_callback_added_in_a_training_numbers_its_epochs(card: Card, tmp_path: Path, hook: str, case: str) -> None:
+def test_a_callback_added_in_a_training_numbers_its_epochs(
+    card: Card, tmp_path: Path, hook: str, case: str
+) -> None:
     ours, added, before = hf.HfMemoryCallback(), list[int](), 0
     if case == "used before":
         HuggingFace(card, tmp_path, ours).train()
@@ -303,7 +372,9 @@ def test_a_callback_added_in_a_training_numbers_its_epochs(card: Card, tmp_path:
 
 def test_a_trainers_own_log_keeps_what_it_has_collected(card: Card, tmp_path: Path) -> None:
     class Collecting(transformers.Trainer):
-        """As those do that train with preferences: a log takes along what was collected since the last."""
+        """As those do that train with preferences: a log takes along what was collected since the
+        last.
+        """
 
         steps = 0
 
@@ -318,13 +389,19 @@ def test_a_trainers_own_log_keeps_what_it_has_collected(card: Card, tmp_path: Pa
             return super().training_step(*inputs)
 
     trained = HuggingFace(card, tmp_path, hf.HfMemoryCallback(), trainer=Collecting).train()
-    assert [entry["collected"] for entry in trained.trainer.state.log_history if "collected" in entry] == [2, 2]
+    assert [
+        entry["collected"] for entry in trained.trainer.state.log_history if "collected" in entry
+    ] == [2, 2]
     assert len(trained.logged()) == 2
 
 
 def test_a_trainer_whose_training_has_failed_can_go(card: Card, tmp_path: Path) -> None:
-    """Up to Python 3.12 a look at a frame's names leaves a copy there, which clearing the frame does not reach."""
-    trained = HuggingFace(card, tmp_path, hf.HfMemoryCallback(), failing(HuggingFace.base, "on_step_end", ValueError))
+    """Up to Python 3.12 a look at a frame's names leaves a copy there, which clearing the frame
+    does not reach.
+    """
+    trained = HuggingFace(
+        card, tmp_path, hf.HfMemoryCallback(), failing(HuggingFace.base, "on_step_end", ValueError)
+    )
     seen = [weakref.ref(trained.trainer), weakref.ref(trained.trainer.model)]
     with pytest.raises(ValueError, match="mine") as raised:
         trained.train()

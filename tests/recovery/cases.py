@@ -20,7 +20,9 @@ def alive():
 
 
 def recovers(kernel: Kernel, code: str, **options: Any) -> str:
-    """Run a cell that runs out of memory; every watched array is gone at once. Return the report."""
+    """Run a cell that runs out of memory; every watched array is gone at once.
+    Return the report.
+    """
     before = kernel.value("len(watched)")
     text = recovery(kernel, code, **options)
     assert kernel.value("len(watched)") > before, "the test itself watches nothing"
@@ -106,4 +108,6 @@ g()
 """
 
 OOM = {case.partition("\n")[0]: case.partition("\n")[2] for case in CASES.split("### ")[1:]}
-"""Each case's name, and its cell, which runs out of memory while ``big()`` arrays are held in some way."""
+"""Each case's name, and its cell, which runs out of memory while ``big()`` arrays are held in some
+way.
+"""

@@ -5,4 +5,5 @@ from tests.steps import tidied_kernel
 
 RELEASE = "%reset -f\n%config IPyGpuMem.release_frames = 'oom+interrupt'"
 shared_kernel, notebook = tidied_kernel(RELEASE, "%reload_ext ipygpumem\n" + SETUP)
-"""A kernel with the extension loaded, nothing open, and ``big()`` and ``alive()`` to watch arrays."""
+"""A kernel with the extension loaded, nothing open, and ``big()`` and ``alive()`` to watch arrays.
+"""

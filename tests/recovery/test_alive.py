@@ -42,7 +42,11 @@ def test_a_worker_survives_the_release_of_its_jobs_errors(worker: Kernel) -> Non
 
 
 def test_a_worker_from_outside_survives_the_end_of_a_scope(worker: Kernel) -> None:
-    for cell in ("await ask(wrong)", "await ask(waits_for_long)", "await asyncio.gather(ask(fine), ask(wrong))"):
+    for cell in (
+        "await ask(wrong)",
+        "await ask(waits_for_long)",
+        "await asyncio.gather(ask(fine), ask(wrong))",
+    ):
         fails(worker, f"%%experiment a\n{cell}")
         assert works(worker, "await ask(fine)").result == "'fine'", cell
     fails(worker, "await ask(wrong)")
@@ -94,7 +98,8 @@ def test_the_namespace_of_a_class_that_is_a_registry_is_not_emptied(notebook: Ke
     works(
         notebook,
         "registry = {'old': 1}\n"
-        "class Meta(type):\n    @classmethod\n    def __prepare__(cls, name, bases): return registry\n"
+        "class Meta(type):\n    @classmethod\n    def __prepare__(cls, name, bases): return "
+        "registry\n"
         "def f():\n    class A(metaclass=Meta):\n        x = 7\n        raise MemoryError",
     )
     fails(notebook, "f()")
@@ -102,7 +107,9 @@ def test_the_namespace_of_a_class_that_is_a_registry_is_not_emptied(notebook: Ke
 
 
 @pytest.mark.parametrize("error", ["MemoryError", "ValueError"])
-def test_the_namespace_of_code_that_was_executed_is_not_emptied(notebook: Kernel, error: str) -> None:
+def test_the_namespace_of_code_that_was_executed_is_not_emptied(
+    notebook: Kernel, error: str
+) -> None:
     works(notebook, f"ns = {{'__qualname__': 'mine'}}\nsource = 'x = 7\\nraise {error}'")
     fails(notebook, "%%experiment a\nexec(source, {}, ns)")
     assert notebook.value("(ns['x'], ns['__qualname__'])") == (7, "mine")
@@ -117,7 +124,9 @@ def test_what_a_function_keeps_of_its_locals_is_not_emptied(notebook: Kernel) ->
 def test_an_attribute_errors_object_dies_and_other_attributes_are_named(notebook: Kernel) -> None:
     fails(notebook, "%%experiment a\nclass Model: pass\nm = Model(); m.weights = big()\nm.missing")
     assert notebook.value("alive()") == 0
-    reply = fails(notebook, "%%experiment a\nerror = ValueError(); error.batch = big()\nraise error")
+    reply = fails(
+        notebook, "%%experiment a\nerror = ValueError(); error.batch = big()\nraise error"
+    )
     (report,) = reply.reports("experiment")
     assert "held by the last error" in report
     works(notebook, "import sys; sys.last_value = sys.last_exc = None")

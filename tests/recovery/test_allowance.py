@@ -63,7 +63,7 @@ def test_too_little_memory_ends_an_allowance_at_once_or_later() -> None:
     assert counted(1000, lambda: 0).is_spent()
 
 
-# -- walks ------------------------------------------------------------------------------------------------------------
+# -- walks --------------------------------------------------------------------------------------
 
 
 class Plain:
@@ -141,7 +141,9 @@ def steps() -> Iterator[list[None]]:
 
 
 @pytest.mark.parametrize("make", LARGE.values(), ids=LARGE)
-def test_a_list_of_locals_stops_when_its_time_is_over(make: Callable[[], object], steps: list[None]) -> None:
+def test_a_list_of_locals_stops_when_its_time_is_over(
+    make: Callable[[], object], steps: list[None]
+) -> None:
     error = failed_with(*(make() for _ in range(4)))
     found = listing.held(error, {}, counted(60))
     assert found.cut is not None
@@ -152,7 +154,9 @@ def test_a_list_of_locals_stops_when_its_time_is_over(make: Callable[[], object]
 
 
 @pytest.mark.parametrize("make", LARGE.values(), ids=LARGE)
-def test_the_notebooks_names_do_not_take_the_time_either(make: Callable[[], object], steps: list[None]) -> None:
+def test_the_notebooks_names_do_not_take_the_time_either(
+    make: Callable[[], object], steps: list[None]
+) -> None:
     own = {"one": make(), "other": make()}
     error = failed_with(np.ones(MIB // 2))
     found = listing.held(error, own, counted(60))
@@ -201,7 +205,7 @@ def fail(depth=2000):
     tracebacks.release(error)
 
 
-# -- what is still listed ---------------------------------------------------------------------------------------------
+# -- what is still listed -----------------------------------------------------------------------
 
 
 def test_arrays_and_containers_in_locals_are_listed_without_a_walk(steps: list[None]) -> None:
@@ -217,7 +221,11 @@ def fail():
     )
     found = listing.held(error, {"unrelated": [1]}, counted(1000, lambda: 0))
     sizes = {row.name: row.size_bytes / MIB for row in found.rows}
-    assert {name: round(size, 1) for name, size in sizes.items()} == {"batch": 8, "lists": 8, "text": 2.5}
+    assert {name: round(size, 1) for name, size in sizes.items()} == {
+        "batch": 8,
+        "lists": 8,
+        "text": 2.5,
+    }
     assert found.cut is not None
     assert found.cut.reason == "memory"
     assert steps == []
@@ -248,7 +256,7 @@ def test_a_complete_list_says_nothing_of_a_cut() -> None:
     assert found.cut is None
 
 
-# -- in a notebook ----------------------------------------------------------------------------------------------------
+# -- in a notebook ------------------------------------------------------------------------------
 
 SPEND = """
 from ipygpumem.heap.allowance import Allowance
@@ -276,7 +284,10 @@ def test_an_oom_is_freed_although_nothing_can_be_listed(notebook: Kernel) -> Non
     assert "held by the traceback, at least" in text
     assert "16 MiB   fail" in text
     assert "4 MiB   fail" in text
-    assert "not everything was counted: listing stopped, because little memory was left; 2 of 2 locals" in text
+    assert (
+        "not everything was counted: listing stopped, because little memory was left; 2 of 2 locals"
+        in text
+    )
     assert "not everything" not in recovers(notebook, HEAVY.format(error="MemoryError"))
 
 
@@ -300,7 +311,9 @@ def test_a_cut_is_kept_in_records_and_old_records_have_none() -> None:
         "now": {"cpu": 1},
     }
     assert RecoveryRecord.from_dict(data).cut is None
-    record = RecoveryRecord.from_dict({**data, "cut": {"reason": "objects", "uncounted": 1, "names": 3}})
+    record = RecoveryRecord.from_dict(
+        {**data, "cut": {"reason": "objects", "uncounted": 1, "names": 3}}
+    )
     assert RecoveryRecord.from_dict(record.to_dict()) == record
     (report,) = recovery_reports(record, MIB)
     assert any("too many objects; 1 of 3 locals may hold more" in line for line in report.lines)

@@ -1,4 +1,6 @@
-"""What is an out-of-memory error, and a broken device context; and stand-ins for released tracebacks."""
+"""What is an out-of-memory error, and a broken device context; and stand-ins for released
+tracebacks.
+"""
 
 import asyncio
 import builtins
@@ -20,26 +22,48 @@ def _named(name: str, *bases: type) -> type[BaseException]:
     return type(name, bases or (RuntimeError,), {})
 
 
-_LIMIT = "Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently allocated     : 9.43 GiB\n"
+_LIMIT = "Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently allocated     : 9.43 GiB\n"  # noqa: E501
 _CPU = "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: "
 _ASYNC = "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"
 _JAX = "RESOURCE_EXHAUSTED: Out of memory "
 _CUPY = "Out of memory allocating 8,589,934,592 bytes (allocated so far: 0 bytes)."
-_MPS = "MPS backend out of memory (MPS allocated: 8.00 GB). Tried to allocate 2.00 GB on private pool."
+_MPS = (
+    "MPS backend out of memory (MPS allocated: 8.00 GB). Tried to allocate 2.00 GB on private pool."
+)
 
 
 @pytest.mark.parametrize(
     ("name", "text", "requested"),
     [
         ("MemoryError", "", None),
-        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total of 139 GiB", 5 << 29),
-        ("RuntimeError", "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 1.00 GiB total capacity)", 20 << 20),
-        ("OutOfMemoryError", f"{_LIMIT}Requested               : 640.00 MiB\nDevice limit : 12.00 GiB", 640 << 20),
+        (
+            "OutOfMemoryError",
+            "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total of 139 GiB",
+            5 << 29,
+        ),
+        (
+            "RuntimeError",
+            "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 1.00 GiB total capacity)",
+            20 << 20,
+        ),
+        (
+            "OutOfMemoryError",
+            f"{_LIMIT}Requested               : 640.00 MiB\nDevice limit : 12.00 GiB",
+            640 << 20,
+        ),
         ("RuntimeError", "XPU out of memory. Tried to allocate 512.00 MiB", 512 << 20),
         ("RuntimeError", _MPS, 2 << 30),
-        ("RuntimeError", f"{_CPU}can't allocate memory: you tried to allocate 4398046511104 bytes. Error", 1 << 42),
+        (
+            "RuntimeError",
+            f"{_CPU}can't allocate memory: you tried to allocate 4398046511104 bytes. Error",
+            1 << 42,
+        ),
         ("RuntimeError", f"{_CPU}not enough memory: you tried to allocate 800 bytes.", 800),
-        ("RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", None),
+        (
+            "RuntimeError",
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            None,
+        ),
         ("AcceleratorError", _ASYNC, None),
         ("XlaRuntimeError", f"{_JAX}while trying to allocate 68719476736 bytes.", 1 << 36),
         ("JaxRuntimeError", f"{_JAX}allocating 1048576 bytes", 1 << 20),
@@ -48,7 +72,9 @@ _MPS = "MPS backend out of memory (MPS allocated: 8.00 GB). Tried to allocate 2.
         ("MySpecialError, of MemoryError", "", None),
     ],
 )
-def test_an_out_of_memory_error_of_any_library_is_known(name: str, text: str, requested: int | None) -> None:
+def test_an_out_of_memory_error_of_any_library_is_known(
+    name: str, text: str, requested: int | None
+) -> None:
     name, _, base = name.partition(", of ")
     kind = getattr(builtins, name, None) or _named(name, getattr(builtins, base or "RuntimeError"))
     error = kind(text)
@@ -80,7 +106,12 @@ def test_other_errors_are_not_taken_for_an_oom(error: BaseException) -> None:
 
 @pytest.mark.parametrize("name", ["RuntimeError", "AcceleratorError"])
 @pytest.mark.parametrize(
-    "text", ["device-side assert triggered", "an illegal memory access was encountered", "uncorrectable ECC error"]
+    "text",
+    [
+        "device-side assert triggered",
+        "an illegal memory access was encountered",
+        "uncorrectable ECC error",
+    ],
 )
 def test_a_broken_context_is_known_also_behind_another_error(name: str, text: str) -> None:
     error = (RuntimeError if name == "RuntimeError" else _named(name))(f"CUDA error: {text}")
@@ -94,9 +125,9 @@ def test_a_broken_context_is_known_also_behind_another_error(name: str, text: st
 
 
 _HELP = (
-    "\nSearch for `{name}' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more "
+    "\nSearch for `{name}' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more "  # noqa: E501
     "information."
-    "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
+    "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "  # noqa: E501
     "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
     "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 )
@@ -108,17 +139,29 @@ _HELP = (
     [
         ("CUDA error: out of memory", "cudaErrorMemoryAllocation", "oom"),
         ("CUDA error: invalid argument", "cudaErrorInvalidValue", "error"),
-        ("CUDA error: no kernel image is available for execution on the device", "cudaErrorNoKernelImage", "error"),
-        ("CUDA error: operation failed due to a previous error during capture", "cudaErrorStreamCapture", "error"),
+        (
+            "CUDA error: no kernel image is available for execution on the device",
+            "cudaErrorNoKernelImage",
+            "error",
+        ),
+        (
+            "CUDA error: operation failed due to a previous error during capture",
+            "cudaErrorStreamCapture",
+            "error",
+        ),
     ],
 )
-def test_what_torch_adds_to_every_cuda_error_makes_none_a_broken_context(text: str, name: str, kind: str) -> None:
+def test_what_torch_adds_to_every_cuda_error_makes_none_a_broken_context(
+    text: str, name: str, kind: str
+) -> None:
     error = _named("AcceleratorError")(text + _HELP.format(name=name))
     assert (classify(error).kind, classify(error).poisoned) == (kind, False)
     told = "CUDA error: device-side assert triggered" + _HELP.format(name="cudaErrorAssert")
     broken = _named("AcceleratorError")(told)
     assert classify(broken).poisoned
-    assert classify(RuntimeError("CUDA device-side assertion failures were found on GPU #0!")).poisoned
+    assert classify(
+        RuntimeError("CUDA device-side assertion failures were found on GPU #0!")
+    ).poisoned
 
 
 def test_a_users_words_about_a_broken_context_are_not_a_broken_context() -> None:
@@ -127,14 +170,21 @@ def test_a_users_words_about_a_broken_context_are_not_a_broken_context() -> None
 
 def test_classifying_runs_no_code_of_the_exceptions_own() -> None:
     traps = {name: property(trap(name)) for name in ("args", "__traceback__")}
-    error = MemoryError.__new__(Meta("Oom", (MemoryError,), body | traps), (1 << 20, 4), made(Hostile))
+    error = MemoryError.__new__(
+        Meta("Oom", (MemoryError,), body | traps), (1 << 20, 4), made(Hostile)
+    )
     with untouched():
         assert classify(error).kind == "oom"
 
 
 def _raised(code: str) -> BaseException:
     """Return the error that ``code`` raises."""
-    names = {"asyncio": asyncio, "futures": futures, "sys": sys, "group": vars(builtins).get("BaseExceptionGroup")}
+    names = {
+        "asyncio": asyncio,
+        "futures": futures,
+        "sys": sys,
+        "group": vars(builtins).get("BaseExceptionGroup"),
+    }
     try:
         exec(textwrap.dedent(code), names)
     except BaseException as error:
@@ -146,18 +196,18 @@ _INTERRUPTED = "try:\n    raise KeyboardInterrupt\n"
 INTERRUPTS = {
     "Ctrl-C": "raise KeyboardInterrupt",
     "Lightning": f"{_INTERRUPTED}except KeyboardInterrupt: sys.exit(1)",
-    "an error behind it": f"{_INTERRUPTED}except KeyboardInterrupt: raise RuntimeError('training stopped')",
+    "an error behind it": f"{_INTERRUPTED}except KeyboardInterrupt: raise RuntimeError('training stopped')",  # noqa: E501
     "from None": f"{_INTERRUPTED}except KeyboardInterrupt: raise RuntimeError from None",
-    "several levels": f"{_INTERRUPTED}except BaseException:\n    try: 1 / 0\n    except ZeroDivisionError as error:\n"
+    "several levels": f"{_INTERRUPTED}except BaseException:\n    try: 1 / 0\n    except ZeroDivisionError as error:\n"  # noqa: E501
     "        try: raise ValueError from error\n        finally: sys.exit()",
-    "with": "class Block:\n    def __enter__(self): pass\n    def __exit__(self, *error): raise OSError('no disk')\n"
+    "with": "class Block:\n    def __enter__(self): pass\n    def __exit__(self, *error): raise OSError('no disk')\n"  # noqa: E501
     "with Block(): raise KeyboardInterrupt",
     "a subclass": "class Stop(KeyboardInterrupt): pass\nraise Stop",
     "a cancelled cell": "raise asyncio.CancelledError",
-    "while memory had run out": "try:\n    try: raise MemoryError\n    except MemoryError: raise KeyboardInterrupt\n"
+    "while memory had run out": "try:\n    try: raise MemoryError\n    except MemoryError: raise KeyboardInterrupt\n"  # noqa: E501
     "except KeyboardInterrupt: sys.exit(1)",
     "groups": "raise group('outer', [ValueError(), group('inner', [KeyboardInterrupt()])])",
-    "in a group's context": f"{_INTERRUPTED}except KeyboardInterrupt: raise group('all', [ValueError()])",
+    "in a group's context": f"{_INTERRUPTED}except KeyboardInterrupt: raise group('all', [ValueError()])",  # noqa: E501
     "behind a group's member": f"{_INTERRUPTED}except KeyboardInterrupt as error:\n    try: 1 / 0\n"
     "    except ZeroDivisionError as other: failed = other\nraise group('all', [failed])",
 }
@@ -167,12 +217,16 @@ ERRORS = {
     "a timeout": f"{_WAITING}asyncio.run(asyncio.wait_for(wait(), 0.001))",
     "an error behind a timeout": f"{_WAITING}try: asyncio.run(asyncio.wait_for(wait(), 0.001))\n"
     "except asyncio.TimeoutError: raise RuntimeError('too slow')",
-    "a task group": "async def fail(): 1 / 0\nasync def main():\n    async with asyncio.TaskGroup() as tasks:\n"
+    "a task group": "async def fail(): 1 / 0\nasync def main():\n    async with asyncio.TaskGroup() as tasks:\n"  # noqa: E501
     "        tasks.create_task(fail())\n        await asyncio.sleep(9)\nasyncio.run(main())",
     "a cancelled future": "future = futures.Future()\nfuture.cancel()\nfuture.result()",
     "a handled Ctrl-C": f"{_INTERRUPTED}except KeyboardInterrupt: pass\n1 / 0",
 }
-_NEEDS_3_11 = {name for name, code in {**INTERRUPTS, **ERRORS}.items() if "roup(" in code or "TaskGroup" in code}
+_NEEDS_3_11 = {
+    name
+    for name, code in {**INTERRUPTS, **ERRORS}.items()
+    if "roup(" in code or "TaskGroup" in code
+}
 
 
 @pytest.mark.parametrize("name", [*INTERRUPTS, *ERRORS])
@@ -212,7 +266,9 @@ def traceback_of(function: FunctionType) -> TracebackType:
 
 def test_generated_code_without_lines_gets_a_stand_in() -> None:
     assert isinstance(fail, FunctionType)
-    without_lines = FunctionType(fail.__code__.replace(co_linetable=b""), {"ValueError": ValueError})
+    without_lines = FunctionType(
+        fail.__code__.replace(co_linetable=b""), {"ValueError": ValueError}
+    )
     made = copy_without_frames(traceback_of(without_lines))
     assert made is not None
     assert (made.tb_frame.f_code.co_name, made.tb_lineno) == ("fail", 1)
@@ -236,7 +292,7 @@ def gen():
 
 class A:
     list(gen())
-"""
+"""  # noqa: E501
 
 
 def entries(made: TracebackType | None) -> Iterator[TracebackType]:
@@ -254,7 +310,8 @@ def test_a_stand_in_shows_the_same_and_refers_to_no_frame(tmp_path: Path) -> Non
     assert traceback.format_tb(made) == traceback.format_tb(real)
     for entry, shown in zip(entries(made), entries(real), strict=True):
         frame, real_frame = entry.tb_frame, shown.tb_frame
-        assert frame.f_lineno == entry.tb_lineno == shown.tb_lineno  # some show the one, some the other
+        # some show the one, some the other
+        assert frame.f_lineno == entry.tb_lineno == shown.tb_lineno
         assert frame.f_globals.keys() <= {"__name__"}
         assert (frame.f_back, dict(frame.f_locals)) == (None, {})
         if sys.version_info >= (3, 11):

@@ -26,25 +26,33 @@ def test_after_an_oom_nothing_is_pinned_and_one_report_says_so(notebook: Kernel,
 @pytest.mark.parametrize(
     "code",
     [
-        "def f():\n    x = big()\n    raise MemoryError\ndef g():\n    found = []\n    for _ in range(2):\n"
+        "def f():\n    x = big()\n    raise MemoryError\ndef g():\n    found = []\n    for _ in "
+        "range(2):\n"
         "        try: f()\n"
-        "        except MemoryError as e: found.append(e)\n    raise ExceptionGroup('both', [KeyError(), *found])\ng()",
-        "def f():\n    x = big()\n    raise MemoryError\ndef g():\n    try: f()\n    except* MemoryError as group:\n"
+        "        except MemoryError as e: found.append(e)\n    raise ExceptionGroup('both', "
+        "[KeyError(), *found])\ng()",
+        "def f():\n    x = big()\n    raise MemoryError\ndef g():\n    try: f()\n    except* "
+        "MemoryError as group:\n"
         "        raise BaseExceptionGroup('outer', [group, KeyboardInterrupt()])\ng()",
         "async def f():\n    x = big()\n    await asyncio.sleep(0)\n    raise MemoryError\n"
         "async with asyncio.TaskGroup() as tasks:\n    for _ in range(3): tasks.create_task(f())",
     ],
 )
-def test_an_oom_inside_an_exception_group_is_found_and_released(notebook: Kernel, code: str) -> None:
+def test_an_oom_inside_an_exception_group_is_found_and_released(
+    notebook: Kernel, code: str
+) -> None:
     assert "out of memory (MemoryError)" in recovers(notebook, code)
 
 
 @pytest.mark.parametrize("how", ["%run", "%run -i", "%run -n"])
-def test_an_oom_in_a_script_leaves_only_the_scripts_names(notebook: Kernel, tmp_path: Path, how: str) -> None:
+def test_an_oom_in_a_script_leaves_only_the_scripts_names(
+    notebook: Kernel, tmp_path: Path, how: str
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import builtins, weakref\nimport numpy as np\n"
-        "def f():\n    x = np.ones(4 << 17)\n    builtins.script_ref = weakref.ref(x)\n    raise MemoryError\nf()\n"
+        "def f():\n    x = np.ones(4 << 17)\n    builtins.script_ref = weakref.ref(x)\n    raise "
+        "MemoryError\nf()\n"
     )
     reply = fails(notebook, f"{how} {script}")
     assert reply.error == "MemoryError"
@@ -53,7 +61,9 @@ def test_an_oom_in_a_script_leaves_only_the_scripts_names(notebook: Kernel, tmp_
 
 
 @pytest.mark.parametrize("mode", ["Verbose", "Minimal"])
-def test_every_traceback_style_leaves_nothing_pinned_and_tb_still_works(notebook: Kernel, mode: str) -> None:
+def test_every_traceback_style_leaves_nothing_pinned_and_tb_still_works(
+    notebook: Kernel, mode: str
+) -> None:
     works(notebook, f"%xmode {mode}")
     try:
         recovers(notebook, OOM["raise from"])
@@ -62,7 +72,8 @@ def test_every_traceback_style_leaves_nothing_pinned_and_tb_still_works(notebook
         # Frames whose locals the user's own code has read keep a copy of them before Python 3.13.
         fails(
             notebook,
-            "def f():\n    x = big()\n    import sys; seen = sys._getframe().f_locals\n    locals()\n"
+            "def f():\n    x = big()\n    import sys; seen = sys._getframe().f_locals\n    "
+            "locals()\n"
             "    raise MemoryError\nf()",
         )
         assert notebook.value("alive()") == 0
@@ -76,11 +87,15 @@ def test_every_traceback_style_leaves_nothing_pinned_and_tb_still_works(notebook
 def test_the_report_lists_what_each_frame_held_largest_first(notebook: Kernel) -> None:
     works(
         notebook,
-        "def inner(batch):\n    small = big(2)\n    weights = {'w': big(16), 'b': big(16)}\n    raise MemoryError\n"
-        "def outer():\n    hooks = [lambda: 0]\n    inner(big(8))\nnotebooks_own = np.ones(64 << 17)",
+        "def inner(batch):\n    small = big(2)\n    weights = {'w': big(16), 'b': big(16)}\n    "
+        "raise MemoryError\n"
+        "def outer():\n    hooks = [lambda: 0]\n    inner(big(8))\nnotebooks_own = np.ones(64 << "
+        "17)",
     )
     text = recovers(notebook, "outer()")
-    rows = [line.split() for line in text.splitlines() if line.split()[2:3] in (["inner"], ["outer"])]
+    rows = [
+        line.split() for line in text.splitlines() if line.split()[2:3] in (["inner"], ["outer"])
+    ]
     listed = ["32 MiB inner weights", "8 MiB inner batch", "2 MiB inner small"]
     assert [" ".join(row[:3] + row[4:5]) for row in rows] == listed
     assert rows[1][-3:] == ["1048576", "float64", "cpu"]
@@ -89,23 +104,30 @@ def test_the_report_lists_what_each_frame_held_largest_first(notebook: Kernel) -
 
 
 def test_the_notebooks_own_names_are_not_touched_by_a_release(notebook: Kernel) -> None:
-    works(notebook, "mine = big(4)\nalso = {'x': mine}\ndef f(x):\n    y = x\n    raise MemoryError")
+    works(
+        notebook, "mine = big(4)\nalso = {'x': mine}\ndef f(x):\n    y = x\n    raise MemoryError"
+    )
     fails(notebook, "f(mine)")
     assert notebook.value("alive()") == 1
     assert notebook.value("mine is also['x'] and float(mine[0]) == 1.0") is True
 
 
 def test_numpys_own_memory_error_says_what_it_asked_for(notebook: Kernel) -> None:
-    text = recovers(notebook, "def f():\n    x = big()\n    return np.ones((1 << 25, 1 << 22))\nf()")
+    text = recovers(
+        notebook, "def f():\n    x = big()\n    return np.ones((1 << 25, 1 << 22))\nf()"
+    )
     assert "asked for 1.00 PiB" in text
-    text = recovers(notebook, "def f():\n    x = big()\n    return np.ones(1 << 44, dtype='f4') + 1\nf()")
+    text = recovers(
+        notebook, "def f():\n    x = big()\n    return np.ones(1 << 44, dtype='f4') + 1\nf()"
+    )
     assert "asked for 64.00 TiB" in text
 
 
 def test_an_interrupt_in_a_training_loop_gives_the_memory_back(notebook: Kernel) -> None:
     works(
         notebook,
-        "from tests.waiting import announce\ndef train():\n    weights = big(64)\n    for step in range(10 ** 9):\n"
+        "from tests.waiting import announce\ndef train():\n    weights = big(64)\n    for step in "
+        "range(10 ** 9):\n"
         "        batch = big(4)\n        if step == 3: announce()",
     )
     reply = fails(notebook, "train()", interrupt_when="waits here")
@@ -146,7 +168,11 @@ def test_an_option_selects_errors_to_release(
     notebook: Kernel, policy: str, oom: int, interrupt: int, other: int
 ) -> None:
     works(notebook, f"%config IPyGpuMem.release_frames = '{policy}'")
-    for error, left in (("MemoryError", oom), ("KeyboardInterrupt", interrupt), ("ValueError", other)):
+    for error, left in (
+        ("MemoryError", oom),
+        ("KeyboardInterrupt", interrupt),
+        ("ValueError", other),
+    ):
         works(notebook, "watched.clear(); gc.collect()")
         fails(notebook, FAILING.format(error))
         assert notebook.value("alive()") == left, error
@@ -159,13 +185,18 @@ def test_an_error_from_before_a_scope_keeps_its_frames_after_it(notebook: Kernel
     works(notebook, "%%experiment a\nx = 1")
     assert notebook.value("alive()") == 1
     assert notebook.value(
-        "str([f.f_locals['secret'][0] for f, _ in __import__('traceback').walk_tb(sys.last_traceback)"
+        "str([f.f_locals['secret'][0] for f, _ in "
+        "__import__('traceback').walk_tb(sys.last_traceback)"
         " if 'secret' in f.f_locals])"
     ) in ("[1.0]", "[np.float64(1.0)]")
 
 
 def test_an_error_that_was_caught_long_ago_is_nobodys_business(notebook: Kernel) -> None:
-    works(notebook, "kept = None\ntry:\n    (lambda x: 1 / 0)(big())\nexcept ZeroDivisionError as e:\n    kept = e")
+    works(
+        notebook,
+        "kept = None\ntry:\n    (lambda x: 1 / 0)(big())\nexcept ZeroDivisionError as e:\n    kept "
+        "= e",
+    )
     fails(notebook, FAILING.format("MemoryError"))
     assert notebook.value("alive()") == 1
     assert notebook.value("float(kept.__traceback__.tb_next.tb_frame.f_locals['x'][0])") == 1.0
@@ -173,7 +204,11 @@ def test_an_error_that_was_caught_long_ago_is_nobodys_business(notebook: Kernel)
 
 @pytest.mark.parametrize("error", ["ValueError", "MemoryError"])
 def test_debug_reads_locals_but_none_that_an_oom_released(notebook: Kernel, error: str) -> None:
-    fails(notebook, f"def f():\n    secret = 'the answer is ' + str(6 * 7)\n    x = big()\n    raise {error}\nf()")
+    fails(
+        notebook,
+        f"def f():\n    secret = 'the answer is ' + str(6 * 7)\n    x = big()\n    raise {error}\n"
+        f"f()",
+    )
     works(notebook, "pass")
     text = notebook.run("%debug", answers=["p 'still ' + 'here'", "p secret", "q"]).stdout
     kept = error == "ValueError"
@@ -181,8 +216,12 @@ def test_debug_reads_locals_but_none_that_an_oom_released(notebook: Kernel, erro
     assert ("the answer is 42" in text, notebook.value("alive()")) == (kept, kept)
 
 
-@pytest.mark.parametrize(("error", "option"), [("MemoryError", "never"), ("KeyboardInterrupt", "oom")])
-def test_a_recovery_shows_small_locals_and_how_to_keep_all_of_them(notebook: Kernel, error: str, option: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "option"), [("MemoryError", "never"), ("KeyboardInterrupt", "oom")]
+)
+def test_a_recovery_shows_small_locals_and_how_to_keep_all_of_them(
+    notebook: Kernel, error: str, option: str
+) -> None:
     works(notebook, "class Number(int):\n    def __repr__(self): raise SystemError")
     reply = fails(
         notebook,
@@ -191,7 +230,10 @@ def test_a_recovery_shows_small_locals_and_how_to_keep_all_of_them(notebook: Ker
     )
     (text,) = reply.reports("recovery")
     assert f"%config IPyGpuMem.release_frames = '{option}' keeps them" in text
-    shown = f"lr = 0.1, name = '<b>run\\n', flag = True, none = None, hf_token = …, text = '{'a' * 40}'…"
+    shown = (
+        f"lr = 0.1, name = '<b>run\\n', flag = True, none = None, hf_token = …, text = "
+        f"'{'a' * 40}'…"
+    )
     assert f"small locals of these frames:\n  f, line 4: {shown}\n" in text + "\n"
 
 
@@ -203,10 +245,15 @@ def test_a_recovery_shows_small_locals_and_how_to_keep_all_of_them(notebook: Ker
         ("mine = big(40)\ndef f(x): raise ValueError\nf(mine)", False),
         ("def f():\n    x = big(40)\n    raise MemoryError\nf()", False),
         ("%%experiment a\ndef f():\n    x = big(40)\n    raise ValueError\nf()", False),
-        ("get_ipython().run_cell('def f():\\n    x = big(40)\\n    1 / 0\\nf()').raise_error()", True),
+        (
+            "get_ipython().run_cell('def f():\\n    x = big(40)\\n    1 / 0\\nf()').raise_error()",
+            True,
+        ),
     ],
 )
-def test_the_line_of_an_error_says_that_its_frames_hold_much(notebook: Kernel, code: str, says: bool) -> None:
+def test_the_line_of_an_error_says_that_its_frames_hold_much(
+    notebook: Kernel, code: str, says: bool
+) -> None:
     line = fails(notebook, code).reports("cell")[-1]
     assert ("the traceback's frames still hold 40 MiB: %gpumem free frees it" in line) == says
     if says:
@@ -230,14 +277,18 @@ def test_names_go_even_if_memory_for_reports_is_short(
             patch.setattr(app_of(loaded).context.meter, "read", _no_memory)
             patch.setattr(app_of(loaded).context.meter, "now", _no_memory)
         else:
-            patch.setattr(Experiment, {"waiting": "waiting", "watching": "_watch"}[missing], _no_memory)
+            patch.setattr(
+                Experiment, {"waiting": "waiting", "watching": "_watch"}[missing], _no_memory
+            )
         loaded.run_cell("%experiment end")
     assert (loaded.user_ns["x"], "y" in loaded.user_ns) == ("old", False)
     (record,) = ipygpumem.experiments()
     assert "not enough memory to list everything that the experiment held" in record.notes
 
 
-@pytest.mark.parametrize("missing", ["a part's note of the code's end", "the reading before the recovery"])
+@pytest.mark.parametrize(
+    "missing", ["a part's note of the code's end", "the reading before the recovery"]
+)
 def test_a_failure_at_a_cells_end_prevents_no_recovery(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
@@ -249,17 +300,22 @@ def test_a_failure_at_a_cells_end_prevents_no_recovery(
             patch.setattr(app_of(loaded).experiments, "code_ended", _no_memory)
         loaded.run_cell(
             "import weakref\nclass Thing: pass\n"
-            "def f():\n    mine = Thing(); watched.append(weakref.ref(mine))\n    raise MemoryError\nf()"
+            "def f():\n    mine = Thing(); watched.append(weakref.ref(mine))\n    raise "
+            "MemoryError\nf()"
         )
     assert loaded.user_ns["watched"][0]() is None
 
 
-def test_names_are_deleted_again_after_tracebacks(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_deleted_again_after_tracebacks(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded.run_cell("%experiment start a")
     loaded.run_cell("y = 1")
     scope = app_of(loaded).experiments.open[-1].scope
     close, tries = scope.close, iter([_no_memory])
-    monkeypatch.setattr(scope, "close", lambda *given, **options: next(tries, close)(*given, **options))
+    monkeypatch.setattr(
+        scope, "close", lambda *given, **options: next(tries, close)(*given, **options)
+    )
     loaded.run_cell("%experiment end")
     assert "y" not in loaded.user_ns
     (record,) = ipygpumem.experiments()

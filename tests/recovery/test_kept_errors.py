@@ -1,4 +1,6 @@
-"""Errors that hold arrays in their arguments, attributes or stored frames are named with the line that frees them."""
+"""Errors that hold arrays in their arguments, attributes or stored frames are named with the line
+that frees them.
+"""
 
 import gc
 import re
@@ -23,7 +25,9 @@ def fail(size=4):
     local = big(size)
     raise MemoryError("out of memory")
 """
-LINE = re.compile(r"^ *(the (?:last )?error.* still holds .*)\. This line frees it: (.*)$", re.MULTILINE)
+LINE = re.compile(
+    r"^ *(the (?:last )?error.* still holds .*)\. This line frees it: (.*)$", re.MULTILINE
+)
 
 LAST = {
     "an argument": """
@@ -405,7 +409,9 @@ def kept_values():
 
 
 @pytest.mark.parametrize(("code", "container"), LOSES.values(), ids=LOSES)
-def test_a_line_that_removes_other_objects_says_so(errors: Kernel, code: str, container: str) -> None:
+def test_a_line_that_removes_other_objects_says_so(
+    errors: Kernel, code: str, container: str
+) -> None:
     works(errors, "watched.clear()", VALUES, code, "pass")
     text = recovery(errors, "fail()")
     assert f"All other items of {container}" in text
@@ -458,12 +464,17 @@ def test_names_sizes_and_the_least_size_are_in_the_line(errors: Kernel) -> None:
     works(errors, "watched.clear()")
     text = recovery(errors, 'raise TooLarge("out of memory", big(8))')
     assert LINE.findall(text) == [
-        ("the last error still holds 8 MiB (args[1])", "import sys; sys.last_value = sys.last_exc = None")
+        (
+            "the last error still holds 8 MiB (args[1])",
+            "import sys; sys.last_value = sys.last_exc = None",
+        )
     ]
     works(errors, "import sys; sys.last_value = sys.last_exc = None")
     works(errors, "try: fail(16)\nexcept MemoryError as error: kept = [error, 1]")
     text = recovery(errors, "fail()")
-    assert LINE.findall(text) == [("the error in kept[0] still holds 16 MiB (local of fail())", "kept[0] = None")]
+    assert LINE.findall(text) == [
+        ("the error in kept[0] still holds 16 MiB (local of fail())", "kept[0] = None")
+    ]
     works(errors, "kept = None", "%config IPyGpuMem.min_held_bytes = '64MiB'")
     assert LINE.findall(recovery(errors, 'raise TooLarge("out of memory", big(8))')) == []
     works(errors, "%config IPyGpuMem.min_held_bytes = '1MiB'")
@@ -541,6 +552,15 @@ def test_the_search_for_cycles_reads_no_long_container(monkeypatch: pytest.Monke
 
 def test_kept_errors_are_lossless_in_records() -> None:
     record = RecoveryRecord(
-        "oom", "MemoryError", "", None, {}, (), 1, {}, {}, kept_errors=(KeptError("a[0]", 1, ("x",), "del a"),)
+        "oom",
+        "MemoryError",
+        "",
+        None,
+        {},
+        (),
+        1,
+        {},
+        {},
+        kept_errors=(KeptError("a[0]", 1, ("x",), "del a"),),
     )
     assert RecoveryRecord.from_dict(record.to_dict()) == record

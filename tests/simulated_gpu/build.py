@@ -1,8 +1,10 @@
-"""Makes an environment in which torch's CUDA build runs on simulated cards: ``python build.py FOLDER``.
+"""Makes an environment in which torch's CUDA build runs on simulated cards: ``python build.py
+FOLDER``.
 
-FOLDER/python runs Python there. torch comes without the NVIDIA packages that it names: of these only the runtime's
-header files are fetched. What torch takes from NVIDIA's libraries is read off its own with objdump; what runtime.c,
-driver.c and nvml.c do not write becomes a function that answers "done". README.md says what is real there.
+FOLDER/python runs Python there. torch comes without the NVIDIA packages that it names: of these
+only the runtime's header files are fetched. What torch takes from NVIDIA's libraries is read off
+its own with objdump; what runtime.c, driver.c and nvml.c do not write becomes a function that
+answers "done". README.md says what is real there.
 
 Environment: SIM_TORCH, another version of torch; PIP_* as pip reads it.
 """
@@ -20,7 +22,16 @@ HERE = Path(__file__).resolve().parent
 TORCH = os.environ.get("SIM_TORCH", "2.11.0")
 HEADERS = {"13": "nvidia-cuda-runtime==13.0.96"}
 """By CUDA's major version: the package with the runtime's header files."""
-NEEDS = ["filelock", "typing_extensions", "sympy", "networkx", "jinja2", "fsspec", "numpy", "setuptools"]
+NEEDS = [
+    "filelock",
+    "typing_extensions",
+    "sympy",
+    "networkx",
+    "jinja2",
+    "fsspec",
+    "numpy",
+    "setuptools",
+]
 """What torch imports."""
 SUITE = ["-r", HERE.parent / "gpu" / "wheels.txt", "scikit-learn", "matplotlib", "pandas"]
 """What the GPU suite and the quickstart import."""
@@ -43,23 +54,35 @@ PREFIXES = {
 }
 """How the functions of each library begin."""
 HANDLE = "static long made_; *(void **)a = symbols_ + made_++ % sizeof symbols_; return 0;"
-"""Each handle is another: torch takes a workspace for each of cuBLAS's, and each of its threads has one."""
+"""Each handle is another: torch takes a workspace for each of cuBLAS's, and each of its threads has
+one.
+"""
 ANSWERS = {
-    **dict.fromkeys(["cublasCreate_v2", "cublasLtCreate", "cudnnCreate", "cusparseCreate", "cusolverDnCreate"], HANDLE),
+    **dict.fromkeys(
+        ["cublasCreate_v2", "cublasLtCreate", "cudnnCreate", "cusparseCreate", "cusolverDnCreate"],
+        HANDLE,
+    ),
     "cudnnGetVersion": "return 91900;",
     "cudnnGetErrorString": 'return (long)"simulated";',
     "cublasGetStatusString": 'return (long)"simulated";',
 }
-"""What a function without a body of its own has to answer where "done" is not enough: a handle must not be null."""
+"""What a function without a body of its own has to answer where "done" is not enough: a handle must
+not be null.
+"""
 
 
 def main(folder: Path) -> None:
     """Make or renew the environment in ``folder``."""
     missing = [name for name in ("gcc", "objdump") if shutil.which(name) is None]
     if missing:
-        raise SystemExit(f"simulated GPU: {' and '.join(missing)} not found: apt-get install gcc libc6-dev binutils")
+        raise SystemExit(
+            f"simulated GPU: {' and '.join(missing)} not found: apt-get install gcc libc6-dev "
+            f"binutils"
+        )
     python = _environment(folder)
-    site = Path(_run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    site = Path(
+        _run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    )
     shutil.copy(HERE / "without_cudnn.py", site)
     (site / "without_cudnn.pth").write_text("import without_cudnn\n")
     libraries = folder / "lib"
@@ -72,15 +95,21 @@ def main(folder: Path) -> None:
     machine = f'"${{SIM_TABLE:-{folder.absolute() / "machine"}}}"'
     launcher = folder / "python"
     launcher.write_text(
-        f'#!/bin/sh\nexport LD_LIBRARY_PATH={path} SIM_TABLE={machine}\nexec "{python.absolute()}" "$@"\n'
+        f'#!/bin/sh\nexport LD_LIBRARY_PATH={path} SIM_TABLE={machine}\nexec "{python.absolute()}" '
+        f'"$@"\n'
     )
     launcher.chmod(0o755)
-    look = "import torch; print(torch.__version__, torch.cuda.get_device_name(), *torch.cuda.mem_get_info())"
+    look = (
+        "import torch; print(torch.__version__, torch.cuda.get_device_name(), "
+        "*torch.cuda.mem_get_info())"
+    )
     print(_run(launcher, "-c", look).strip())
 
 
 def _environment(folder: Path) -> Path:
-    """Return the Python of a virtual environment with torch's CUDA build and what the GPU tests need."""
+    """Return the Python of a virtual environment with torch's CUDA build and what the GPU tests
+    need.
+    """
     python = folder / "venv" / "bin" / "python"
     if not python.exists():
         _run(sys.executable, "-m", "venv", folder / "venv")
@@ -94,11 +123,16 @@ def _install(python: Path, *what: object) -> None:
 
 
 def _headers(python: Path, site: Path, folder: Path) -> Path:
-    """Return where the header files of the CUDA that torch is built for are, fetched into ``folder``."""
-    cuda = re.search(r"^cuda(?:: [^=]*)? = '(\d+)", (site / "torch" / "version.py").read_text(), re.MULTILINE)
+    """Return where the header files of the CUDA that torch is built for are, fetched into
+    ``folder``.
+    """
+    cuda = re.search(
+        r"^cuda(?:: [^=]*)? = '(\d+)", (site / "torch" / "version.py").read_text(), re.MULTILINE
+    )
     if cuda is None:
         raise SystemExit(
-            f"simulated GPU: torch {TORCH} is built without CUDA here: the simulated card needs a CUDA build"
+            f"simulated GPU: torch {TORCH} is built without CUDA here: the simulated card needs a "
+            f"CUDA build"
         )
     if cuda[1] not in HEADERS:
         known = f"known is {', '.join(HEADERS)}: add its runtime to HEADERS in build.py"
@@ -109,11 +143,17 @@ def _headers(python: Path, site: Path, folder: Path) -> Path:
     headers = next(folder.glob("nvidia/*/include"))
     # This one comes with the compiler nvcc; nothing in it matters to gcc.
     (headers / "crt").mkdir(exist_ok=True)
-    names = "CUDARTAPI CUDARTAPI_CDECL __host__ __device__ __forceinline__ __device_builtin__ __cudart_builtin__"
+    names = (
+        "CUDARTAPI CUDARTAPI_CDECL __host__ __device__ __forceinline__ __device_builtin__ "
+        "__cudart_builtin__"
+    )
     names += " __device_builtin_surface_type__ __device_builtin_texture_type__"
     (headers / "crt" / "host_defines.h").write_text(
         "".join(f"#define {name}\n" for name in names.split())
-        + "#define __align__(n) __attribute__((aligned(n)))\n#define __builtin_align__(n) __align__(n)\n"
+        + (
+            "#define __align__(n) __attribute__((aligned(n)))\n#define __builtin_align__(n) "
+            "__align__(n)\n"
+        )
     )
     return headers
 
@@ -127,26 +167,38 @@ def _build_libraries(torchs: list[Path], headers: Path, to: Path) -> None:
             soname = "libcuda.so.1"
         if soname is not None:
             _build_library(soname, prefix, ours, headers, to)
-    unknown = sorted(name for name in needed if re.match(r"lib(cu|nv|nccl)", name) and not (to / name).exists())
+    unknown = sorted(
+        name for name in needed if re.match(r"lib(cu|nv|nccl)", name) and not (to / name).exists()
+    )
     if unknown:
         raise SystemExit(
-            f"simulated GPU: torch {TORCH} needs {', '.join(unknown)}, which PREFIXES in build.py does not know"
+            f"simulated GPU: torch {TORCH} needs {', '.join(unknown)}, which PREFIXES in build.py "
+            f"does not know"
         )
     _compile(to / "libnvidia-ml.so.1", [HERE / "nvml.c"], headers)
 
 
-def _build_library(soname: str, prefix: str, functions: dict[str, str], headers: Path, to: Path) -> None:
-    """Build one library: what is written in C here, and an answer for every other function that torch takes."""
+def _build_library(
+    soname: str, prefix: str, functions: dict[str, str], headers: Path, to: Path
+) -> None:
+    """Build one library: what is written in C here, and an answer for every other function that
+    torch takes.
+    """
     sources = {"libcudart": ["runtime.c", "memory.c"], "libcuda": ["driver.c"]}.get(prefix, [])
     paths = [HERE / name for name in sources]
-    written = {name for path in paths for name in re.findall(r"^API [^(]*?\**(\w+)\(", path.read_text(), re.MULTILINE)}
+    written = {
+        name
+        for path in paths
+        for name in re.findall(r"^API [^(]*?\**(\w+)\(", path.read_text(), re.MULTILINE)
+    }
     # After a device-side assert nothing of the runtime is "done" any more.
     done = "return simulated_state();" if prefix == "libcudart" else "return 0;"
     stub = to / f"{prefix}.c"
     stub.write_text(
         "static char symbols_[4096];\nlong simulated_state(void);\n"
         + "".join(
-            f'__attribute__((visibility("default"))) long {name}(void *a) {{ {ANSWERS.get(name, done)} }}\n'
+            f'__attribute__((visibility("default"))) long {name}(void *a) {{ '
+            f"{ANSWERS.get(name, done)} }}\n"
             for name in sorted(functions.keys() - written)
         )
     )
@@ -154,7 +206,11 @@ def _build_library(soname: str, prefix: str, functions: dict[str, str], headers:
     versions = sorted(set(functions.values()) - {""})
     if versions:
         script = to / f"{prefix}.map"
-        script.write_text("".join(f"{v} {{ {'global: *;' if i == 0 else ''} }};\n" for i, v in enumerate(versions)))
+        script.write_text(
+            "".join(
+                f"{v} {{ {'global: *;' if i == 0 else ''} }};\n" for i, v in enumerate(versions)
+            )
+        )
         options = [f"-Wl,--version-script={script}"]
     if prefix == "libcuda":  # the cards, and what is broken, are known to the runtime
         options += [str(next(to.glob("libcudart.so.*"))), "-Wl,-rpath,$ORIGIN"]
@@ -162,24 +218,43 @@ def _build_library(soname: str, prefix: str, functions: dict[str, str], headers:
 
 
 def _wanted(torchs: list[Path]) -> tuple[dict[str, str], set[str]]:
-    """Return the functions that torch takes from elsewhere with their versions, and the libraries that it names."""
+    """Return the functions that torch takes from elsewhere with their versions, and the libraries
+    that it names.
+    """
     functions, needed = {}, set()
     for library in torchs:
         for line in _run("objdump", "-T", library).splitlines():
             if "*UND*" in line:
                 *_, version, name = line.split()
                 functions[name] = version.strip("()") if version.startswith("(") else ""
-        needed |= {line.split()[1] for line in _run("objdump", "-p", library).splitlines() if "NEEDED" in line}
+        needed |= {
+            line.split()[1]
+            for line in _run("objdump", "-p", library).splitlines()
+            if "NEEDED" in line
+        }
     return functions, needed
 
 
 def _compile(library: Path, sources: list[Path], headers: Path, *options: str) -> None:
-    command = ["gcc", "-shared", "-fPIC", "-O1", "-w", f"-I{HERE}", f"-I{headers}", "-o", library, *sources]
+    command = [
+        "gcc",
+        "-shared",
+        "-fPIC",
+        "-O1",
+        "-w",
+        f"-I{HERE}",
+        f"-I{headers}",
+        "-o",
+        library,
+        *sources,
+    ]
     _run(*command, *options, "-ldl", "-lpthread")
 
 
 def _run(*command: object) -> str:
-    """Run a command; return what it prints. One that fails ends the build with what it complains of."""
+    """Run a command; return what it prints. One that fails ends the build with what it complains
+    of.
+    """
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"simulated GPU: {' '.join(map(str, command))}\n{done.stderr.strip()}")

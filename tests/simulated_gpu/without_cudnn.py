@@ -1,6 +1,8 @@
-"""Switches cuDNN off once torch is imported: its engines are not simulated, torch's own kernels do nothing instead.
+"""Switches cuDNN off once torch is imported: its engines are not simulated, torch's own kernels do
+nothing instead.
 
-build.py puts this module into the environment of the simulated card, where a .pth file imports it at every start.
+build.py puts this module into the environment of the simulated card, where a .pth file imports it
+at every start.
 """
 
 import importlib.abc

@@ -14,7 +14,7 @@ HAS_POSIX = os.name == "posix" and not os.environ.get("IPYGPUMEM_WITHOUT_POSIX")
 _FORGET_NAMES = """
 for _name in [n for n in globals() if n[0] != "_" and n not in ("In", "Out", "exit", "quit", "get_ipython", "open")]:
     del globals()[_name]
-"""
+"""  # noqa: E501
 
 
 _module_kernel = kernel_with("%load_ext ipygpumem")

@@ -34,10 +34,14 @@ def survivors(notebook: Kernel) -> list[tuple[str, int, str]]:
 
 
 def test_shared_memory_is_freed_by_the_advice_of_each_report(notebook: Kernel) -> None:
-    works(notebook, "from multiprocessing.shared_memory import SharedMemory\nimport numpy as np\nsegments = []")
+    works(
+        notebook,
+        "from multiprocessing.shared_memory import SharedMemory\nimport numpy as np\nsegments = []",
+    )
     (text,) = works(
         notebook,
-        "%%experiment x\nsegment = SharedMemory(create=True, size=9 << 20); segment.buf[:] = bytes(9 << 20)\n"
+        "%%experiment x\nsegment = SharedMemory(create=True, size=9 << 20); segment.buf[:] = "
+        "bytes(9 << 20)\n"
         "segments.append(segment)",
     ).reports("experiment")
     advice = "segments[0].close(); segments[0].unlink()"
@@ -49,7 +53,10 @@ def test_shared_memory_is_freed_by_the_advice_of_each_report(notebook: Kernel) -
     assert advice in works(notebook, "del view\n%gpumem why segments").reports("why")[0]
     works(notebook, f"name = segments[0].name; {advice}")
     fails(notebook, "SharedMemory(name)", "FileNotFoundError")
-    make = "lost = SharedMemory(create=True, size=9 << 20); lost.buf[:] = bytes(9 << 20); name = lost.name"
+    make = (
+        "lost = SharedMemory(create=True, size=9 << 20); lost.buf[:] = bytes(9 << 20); name = "
+        "lost.name"
+    )
     (text,) = works(notebook, f"%%experiment y --keep name\n{make}").reports("experiment")
     stays = r"^ *shared memory: 9 MiB stay until you unlink them: (.+)$"
     for found in [text, *works(notebook, "%gpumem leaks").reports("leaks")]:
@@ -64,21 +71,23 @@ class Deep: pass
 deep = Deep(); deep.inner = Deep(); deep.inner.inner = Deep(); deep.inner.inner.inner = Deep()
 deep.inner.inner.inner.blob = bytes(5 << 20); deep.inner.inner.inner.cache = {"old": bytes(4 << 20)}
 deep.inner.inner.inner.items = [bytes(3 << 20)]; results = []
-"""
+"""  # noqa: E501
 AROUND = """
 index = {text: number for number, text in enumerate(old_texts)}
 results.append(index); results.append(old_texts[:]); results.append([deep]); vars(deep); vars(deep.inner.inner.inner)
 old_index["a"]["b"]["c"]["new"] = [1]; deep.inner.inner.inner.cache["new"] = []; old_list.sort(reverse=True)
 best = deep.inner.inner.inner; results.append(best); copy = dict(old_index); results.append(copy)
 results.append(bytes(8 << 20))
-"""
+"""  # noqa: E501
 
 
 def test_memory_from_before_is_never_blamed(notebook: Kernel) -> None:
     works(notebook, OLD)
     works(notebook, f"%%experiment a\n{AROUND}")
     found = survivors(notebook)
-    assert [(kind, size >> 20, path) for kind, size, path in found] == [("bytes", 8, "notebook variable results[5]")]
+    assert [(kind, size >> 20, path) for kind, size, path in found] == [
+        ("bytes", 8, "notebook variable results[5]")
+    ]
 
 
 ELSEWHERE = {
@@ -100,7 +109,10 @@ def test_new_objects_are_named_wherever_they_are_kept(notebook: Kernel) -> None:
         "@functools.lru_cache(None)\ndef load(n): return texts(n)",
     )
     works(notebook, "%%experiment a\n" + "\n".join(ELSEWHERE.values()))
-    sizes = {place: sum(size for _, size, path in survivors(notebook) if place in path) for place in ELSEWHERE}
+    sizes = {
+        place: sum(size for _, size, path in survivors(notebook) if place in path)
+        for place in ELSEWHERE
+    }
     assert min(sizes.values()) >= 0.95 * 9 * MIB, sizes
 
 
@@ -162,15 +174,27 @@ def test_the_locals_of_a_running_thread_are_named_in_each_report(notebook: Kerne
         "    ready.set(); go_on.wait()\n"
         "threading.Thread(target=work, args=(older,), name='worker').start(); ready.wait()",
     )
-    where = {name: f'thread "worker": running work() line 4, local {name}' for name in ("text", "array", "rows")}
+    where = {
+        name: f'thread "worker": running work() line 4, local {name}'
+        for name in ("text", "array", "rows")
+    }
     try:
         found = sorted(((size >> 20, path) for _, size, path in survivors(notebook)), reverse=True)
         assert found == [(10, where["text"]), (8, where["array"]), (7, where["rows"])]
         works(notebook, "del older")
         (text,) = works(notebook, "%gpumem leaks").reports("leaks")
-        assert [path for path in (*where.values(), where["text"].replace("text", "given")) if path not in text] == []
+        assert [
+            path
+            for path in (*where.values(), where["text"].replace("text", "given"))
+            if path not in text
+        ] == []
         (text,) = works(notebook, "%gpumem top").reports("top")
-        for size, name in (("10 MiB", "text"), ("9 MiB", "given"), ("8 MiB", "array"), (r"7\.[12] MiB", "rows")):
+        for size, name in (
+            ("10 MiB", "text"),
+            ("9 MiB", "given"),
+            ("8 MiB", "array"),
+            (r"7\.[12] MiB", "rows"),
+        ):
             assert re.search(rf"{size} .*{name}", text), text
         assert text.count("let the function return") == 4
     finally:
@@ -192,7 +216,9 @@ def test_the_content_of_a_cache_is_listed_once(notebook: Kernel) -> None:
 
 def test_an_output_that_only_ipython_holds_is_listed_with_its_remedy(notebook: Kernel) -> None:
     number = notebook.value("get_ipython().execution_count")
-    works(notebook, "class Quiet(list):\n    def __repr__(self): return 'quiet'\nQuiet(texts(5000))")
+    works(
+        notebook, "class Quiet(list):\n    def __repr__(self): return 'quiet'\nQuiet(texts(5000))"
+    )
     (text,) = works(notebook, "%gpumem leaks").reports("leaks")
     assert f"Out[{number}]: Quiet that only IPython holds" in text
     works(notebook, f"%xdel _{number}")
@@ -204,11 +230,14 @@ def test_an_error_says_how_much_memory_of_any_kind_its_frames_hold(notebook: Ker
     works(
         notebook,
         "shared = texts(9000)\n"
-        "def f(error):\n    own, blob = texts(8000), {'k': bytes(40 << 20)}\n    g(own, shared, error)",
+        "def f(error):\n    own, blob = texts(8000), {'k': bytes(40 << 20)}\n    g(own, shared, "
+        "error)",
     )
     works(notebook, "def g(a, b, error):\n    raise error")
     found = fails(notebook, "f(ValueError())", "ValueError").reports("cell")[0]
-    assert re.search(r"the traceback's frames still hold 48\.[12] MiB: %gpumem free frees it", found)
+    assert re.search(
+        r"the traceback's frames still hold 48\.[12] MiB: %gpumem free frees it", found
+    )
     (text,) = fails(notebook, "f(MemoryError())", "MemoryError").reports("recovery")
     assert re.search(r"40 MiB +f +4 +blob +dict +\[\"k\"\] 40 MiB", text), text
     assert re.search(r"8.[12] MiB +f +4 +own +list +str 8.[12] MiB", text), text
@@ -217,7 +246,10 @@ def test_an_error_says_how_much_memory_of_any_kind_its_frames_hold(notebook: Ker
 
 def test_a_list_with_two_names_counts_once_and_kept_names_do_not(notebook: Kernel) -> None:
     works(notebook, "a = b = []")
-    works(notebook, "%%experiment x --keep c\nc = texts(7000); a.append(c); b += [texts(6000), bytes(3 << 20)]")
+    works(
+        notebook,
+        "%%experiment x --keep c\nc = texts(7000); a.append(c); b += [texts(6000), bytes(3 << 20)]",
+    )
     assert [(kind, size >> 20) for kind, size, _ in survivors(notebook)] == [("object", 9)]
 
 
@@ -229,38 +261,56 @@ def test_what_global_binds_belongs_to_the_notebook(notebook: Kernel, make: str) 
     assert "not named" not in text
     assert "kept: made, odd" in text
     assert survivors(notebook) == []
-    assert works(notebook, "%gpumem leaks").reports("leaks") == ["no leak of at least 1 MiB was found"]
+    assert works(notebook, "%gpumem leaks").reports("leaks") == [
+        "no leak of at least 1 MiB was found"
+    ]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="3.10 does not enter the frame of a coroutine: docs/memory.md")
+@pytest.mark.skipif(
+    sys.version_info < (3, 11),
+    reason="3.10 does not enter the frame of a coroutine: docs/memory.md",
+)
 def test_no_other_task_is_blamed_for_a_new_one(notebook: Kernel) -> None:
     works(
         notebook,
-        "import asyncio\nasync def wait(*kept): await asyncio.sleep(1000)\npoller = asyncio.create_task(wait())",
+        "import asyncio\nasync def wait(*kept): await asyncio.sleep(1000)\npoller = "
+        "asyncio.create_task(wait())",
     )
     (text,) = works(
-        notebook, "%%experiment tasks\ntask = asyncio.create_task(wait(bytearray(b'1') * (9 << 20)))"
+        notebook,
+        "%%experiment tasks\ntask = asyncio.create_task(wait(bytearray(b'1') * (9 << 20)))",
     ).reports("experiment")
     assert re.search(r'held by the event loop(\["_ready"\])?\[0\]', text)
     assert "poller" not in text
-    works(notebook, "for one in asyncio.all_tasks():\n    if 'wait' in repr(one.get_coro()): one.cancel()")
+    works(
+        notebook,
+        "for one in asyncio.all_tasks():\n    if 'wait' in repr(one.get_coro()): one.cancel()",
+    )
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="3.10 does not enter the frame of a coroutine: docs/memory.md")
+@pytest.mark.skipif(
+    sys.version_info < (3, 11),
+    reason="3.10 does not enter the frame of a coroutine: docs/memory.md",
+)
 def test_advice_about_tasks_and_context_variables_frees_them(notebook: Kernel) -> None:
     works(
         notebook,
         "import asyncio, contextvars, re, weakref\nclass Big(bytearray): pass",
-        "async def sleep(x): await asyncio.sleep(1000)\nasync def wait(x): await asyncio.Event().wait()",
-        "def big(name): return made.setdefault(name, Big(9 << 20))\nmade = weakref.WeakValueDictionary()",
-        "slept = asyncio.create_task(sleep(big('slept'))); waits = asyncio.create_task(wait(big('waits')))\n"
+        "async def sleep(x): await asyncio.sleep(1000)\nasync def wait(x): await "
+        "asyncio.Event().wait()",
+        "def big(name): return made.setdefault(name, Big(9 << 20))\nmade = "
+        "weakref.WeakValueDictionary()",
+        "slept = asyncio.create_task(sleep(big('slept'))); waits = "
+        "asyncio.create_task(wait(big('waits')))\n"
         "group = [asyncio.create_task(sleep(big('group')))]\n"
-        "new = contextvars.ContextVar('new'); token = new.set(big('new')); inner = contextvars.ContextVar('inner')\n"
+        "new = contextvars.ContextVar('new'); token = new.set(big('new')); inner = "
+        "contextvars.ContextVar('inner')\n"
         "inner.set({'k': [big('inner')]});",
     )
     (top,) = works(notebook, "await asyncio.sleep(0)\n%gpumem top").reports("top")
     rows = notebook.value(
-        "{row.name: (row.size_bytes >> 20, row.remedy) for row in __import__('ipygpumem').top().names}"
+        "{row.name: (row.size_bytes >> 20, row.remedy) for row in "
+        "__import__('ipygpumem').top().names}"
     )
     for name, remedy in (
         ("slept", "slept.cancel(); del slept"),
@@ -272,10 +322,17 @@ def test_advice_about_tasks_and_context_variables_frees_them(notebook: Kernel) -
         assert rows[name] == (9, remedy)
     assert "token" not in top
     (why,) = works(notebook, "%gpumem why slept").reports("why")
-    assert re.search(r"9 MiB +the event loop.* slept.cancel\(\); del slept$", why, re.MULTILINE), why
+    assert re.search(r"9 MiB +the event loop.* slept.cancel\(\); del slept$", why, re.MULTILINE), (
+        why
+    )
     assert "del waits frees 9 MiB" in works(notebook, "%gpumem why waits").reports("why")[0]
-    assert "let its tasks end, or cancel them" in works(notebook, "%gpumem why group").reports("why")[0]
-    assert re.search(r"del token frees \d+ B", works(notebook, "%gpumem why token").reports("why")[0])
+    assert (
+        "let its tasks end, or cancel them"
+        in works(notebook, "%gpumem why group").reports("why")[0]
+    )
+    assert re.search(
+        r"del token frees \d+ B", works(notebook, "%gpumem why token").reports("why")[0]
+    )
     (leaks,) = works(notebook, "%gpumem leaks").reports("leaks")
     for name in ("new", "inner"):
         assert f"held by context variable {name} · to free it: {name}.set(None);" in leaks
@@ -283,7 +340,12 @@ def test_advice_about_tasks_and_context_variables_frees_them(notebook: Kernel) -
     assert re.search(r'context variable inner\["k"\]\[0\] +del inner.get\(\)\["k"\]\[0\]', why), why
     assert notebook.value("sorted(made)") == ["group", "inner", "new", "slept", "waits"]
     works(notebook, "slept.cancel(); del slept", "waits.cancel(); del waits", "new.set(None);")
-    works(notebook, 'del inner.get()["k"][0]', "for task in group: task.cancel()", "await asyncio.sleep(0)")
+    works(
+        notebook,
+        'del inner.get()["k"][0]',
+        "for task in group: task.cancel()",
+        "await asyncio.sleep(0)",
+    )
     works(notebook, "del group, task; import gc; gc.collect()")
     assert notebook.value("sorted(made)") == []
 
@@ -291,23 +353,40 @@ def test_advice_about_tasks_and_context_variables_frees_them(notebook: Kernel) -
 def test_an_object_keeps_the_name_that_the_experiment_gave_it(notebook: Kernel) -> None:
     pytest.importorskip("pandas")
     works(notebook, "import pandas; store = Store()")
-    works(notebook, "%%experiment x\nframe = pandas.DataFrame({'t': texts(9000), 'n': [.5] * 9000})\nstore.f = frame")
+    works(
+        notebook,
+        "%%experiment x\nframe = pandas.DataFrame({'t': texts(9000), 'n': [.5] * 9000})\nstore.f = "
+        "frame",
+    )
     text = works(notebook, "%gpumem leaks").reports("leaks")[0]
-    assert re.search(r"frame: DataFrame with t [89].. MiB, .*cpu · cell \d+ · held by notebook variable store.f", text)
+    assert re.search(
+        r"frame: DataFrame with t [89].. MiB, .*cpu · cell \d+ · held by notebook variable store.f",
+        text,
+    )
     works(notebook, "del store.f")
-    assert works(notebook, "%gpumem leaks").reports("leaks") == ["no leak of at least 1 MiB was found"]
+    assert works(notebook, "%gpumem leaks").reports("leaks") == [
+        "no leak of at least 1 MiB was found"
+    ]
 
 
 def test_no_code_of_an_object_runs_that_outlives_an_experiment(notebook: Kernel) -> None:
-    works(notebook, hostile.SOURCE, "store, cache = Store(), []\n@functools.lru_cache\ndef load(n): return things()")
+    works(
+        notebook,
+        hostile.SOURCE,
+        "store, cache = Store(), []\n@functools.lru_cache\ndef load(n): return things()",
+    )
     works(
         notebook,
         "def things():\n"
         "    kinds = Hostile, Container, Sequence, Slotted, Lazy\n"
-        "    return [made(kind, {1: texts(500)} if kind is Container else texts(500)) for kind in kinds]",
+        "    return [made(kind, {1: texts(500)} if kind is Container else texts(500)) for kind in "
+        "kinds]",
     )
     works(notebook, "touched.clear()")
-    works(notebook, "%%experiment x\nloaded = load(1); store.things = things(); cache.extend(things())")
+    works(
+        notebook,
+        "%%experiment x\nloaded = load(1); store.things = things(); cache.extend(things())",
+    )
     works(notebook, "%gpumem leaks")
     fails(notebook, "def f():\n    mine = things(); raise MemoryError\nf()", "MemoryError")
     assert notebook.value("touched") == []
@@ -315,14 +394,23 @@ def test_no_code_of_an_object_runs_that_outlives_an_experiment(notebook: Kernel)
 
 
 def test_the_report_says_when_memory_may_be_older(notebook: Kernel) -> None:
-    works(notebook, "import ipygpumem.shell.survivors as module; most = module.MOST_OLD; module.MOST_OLD = 3", OLD)
+    works(
+        notebook,
+        "import ipygpumem.shell.survivors as module; most = module.MOST_OLD; module.MOST_OLD = 3",
+        OLD,
+    )
     works(notebook, "%%experiment a\nresults.append(bytes(8 << 20))")
     works(notebook, "module.MOST_OLD = most")
     ((kind, _, path),) = survivors(notebook)
-    assert (kind, path) == ("bytes", "notebook variable results[0], possibly allocated before the experiment")
+    assert (kind, path) == (
+        "bytes",
+        "notebook variable results[0], possibly allocated before the experiment",
+    )
 
 
-def test_frames_that_died_are_not_named_though_their_pages_are_not_back_yet(notebook: Kernel) -> None:
+def test_frames_that_died_are_not_named_though_their_pages_are_not_back_yet(
+    notebook: Kernel,
+) -> None:
     """As in polars#23128, the allocator keeps pages for a while: nothing of the user's is alive."""
     pytest.importorskip("polars")
     works(notebook, "import polars; results = []")
@@ -353,7 +441,10 @@ KINDS: dict[str, tuple[str, float]] = {
     "lists of numbers": ("[[i, i + 1.5] for i in range(150_000)]", 150_000 * 128 / MIB),
     "a BytesIO": ("io.BytesIO(bytes(16 << 20))", 16),
     "a user's class": ("Corpus(10_000)", 15),
-    "a pandas object column": ("__import__('pandas').DataFrame({'t': texts(16 << 10)}, dtype=object)", 16),
+    "a pandas object column": (
+        "__import__('pandas').DataFrame({'t': texts(16 << 10)}, dtype=object)",
+        16,
+    ),
     "a pandas str column": ("__import__('pandas').DataFrame({'t': texts(16 << 10)})", 16),
     "a polars frame": ("__import__('polars').DataFrame({'t': texts(16 << 10)})", 16),
     "a pyarrow table": ("__import__('pyarrow').table({'t': texts(16 << 10)})", 16),
@@ -374,7 +465,12 @@ PLACES = {
 
 
 def needed(kind: str) -> None:
-    for library, word in (("pandas", "pandas"), ("polars", "polars"), ("pyarrow", "arrow"), ("PIL", "PIL")):
+    for library, word in (
+        ("pandas", "pandas"),
+        ("polars", "polars"),
+        ("pyarrow", "arrow"),
+        ("PIL", "PIL"),
+    ):
         if word in kind:
             pytest.importorskip(library)
     for library, word in (("scipy", "SciPy"), ("sklearn", "scikit")):
@@ -382,7 +478,14 @@ def needed(kind: str) -> None:
             pytest.skip(f"{library} is not installed")
 
 
-SAMPLE = "text", "a dict of numbers", "a user's class", "a pandas str column", "a polars frame", "a PIL image"
+SAMPLE = (
+    "text",
+    "a dict of numbers",
+    "a user's class",
+    "a pandas str column",
+    "a polars frame",
+    "a PIL image",
+)
 REST = [pytest.param(kind, marks=pytest.mark.thorough) for kind in KINDS if kind not in SAMPLE]
 
 
@@ -391,7 +494,9 @@ def test_each_kind_that_outlives_its_experiment_is_named(notebook: Kernel, kind:
     needed(kind)
     make, mib = KINDS[kind]
     before, keep = list(PLACES.values())[list(KINDS).index(kind) % len(PLACES)]
-    libraries = "".join(f"import {name}\n" for name in re.findall(r"__import__\('([\w.]+)'\)", make))
+    libraries = "".join(
+        f"import {name}\n" for name in re.findall(r"__import__\('([\w.]+)'\)", make)
+    )
     works(notebook, f"{libraries}from array import array", before)
     works(notebook, "%%experiment a\n" + keep.format(make))
     found = survivors(notebook)

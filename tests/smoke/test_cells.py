@@ -17,12 +17,17 @@ def test_the_line_tells_what_a_cell_kept_and_its_peak(notebook: Kernel) -> None:
         assert abs(sizes(line, "peak") - 256) < 16
     ok(notebook, "import ipygpumem", "block = bytearray(128 << 20)")
     assert notebook.value("ipygpumem.last().usages[0].delta_bytes >> 20") in (127, 128, 129)
-    assert notebook.value("(ipygpumem.last().success, len(ipygpumem.history()) > 1)") == (True, True)
+    assert notebook.value("(ipygpumem.last().success, len(ipygpumem.history()) > 1)") == (
+        True,
+        True,
+    )
     (line,) = ok(notebook, "del block").reports("cell")
     assert abs(sizes(line, "RAM") + 128) < 16
 
 
-def test_the_line_of_a_cell_that_moves_nothing_is_short_and_quiet_hides_it(notebook: Kernel) -> None:
+def test_the_line_of_a_cell_that_moves_nothing_is_short_and_quiet_hides_it(
+    notebook: Kernel,
+) -> None:
     (line,) = ok(notebook, "y = 1").reports("cell")
     assert re.fullmatch(r"\d+ · RAM [\d.]+ MiB", line)
     ok(notebook, "%config IPyGpuMem.quiet = True")
@@ -34,7 +39,9 @@ def test_the_line_of_a_cell_that_moves_nothing_is_short_and_quiet_hides_it(noteb
     ok(notebook, "del z", "%config IPyGpuMem.quiet = False")
 
 
-@pytest.mark.parametrize("magic", ["%%time", "%%capture", "%%capture out", "%%prun -q", "%%timeit -n1 -r1"])
+@pytest.mark.parametrize(
+    "magic", ["%%time", "%%capture", "%%capture out", "%%prun -q", "%%timeit -n1 -r1"]
+)
 def test_a_cell_magic_changes_nothing_about_the_line(notebook: Kernel, magic: str) -> None:
     """Also where the magic runs its body as a cell of its own, so that events nest."""
     reply = ok(notebook, f"{magic}\nx = 1")
@@ -44,15 +51,28 @@ def test_a_cell_magic_changes_nothing_about_the_line(notebook: Kernel, magic: st
 
 @pytest.mark.skipif(not HAS_POSIX, reason="needs fork")
 def test_a_cell_runs_in_a_child_process(notebook: Kernel) -> None:
-    cell = "%%isolate --keep kept\nimport asyncio\nprint('out')\nkept = await asyncio.sleep(0, [1])\nkept"
+    cell = (
+        "%%isolate --keep kept\nimport asyncio\nprint('out')\nkept = await asyncio.sleep(0, [1])\n"
+        "kept"
+    )
     reply = ok(notebook, cell)
-    assert (reply.stdout, reply.stderr, reply.result, notebook.value("kept")) == ("out\n", "", "[1]", [1])
-    assert re.search(r"----> 2 .*1 / 0", plain(fails(notebook, "%%isolate\n1 / 0", "ZeroDivisionError").traceback))
+    assert (reply.stdout, reply.stderr, reply.result, notebook.value("kept")) == (
+        "out\n",
+        "",
+        "[1]",
+        [1],
+    )
+    assert re.search(
+        r"----> 2 .*1 / 0",
+        plain(fails(notebook, "%%isolate\n1 / 0", "ZeroDivisionError").traceback),
+    )
     reply = fails(notebook, "%%isolate\nimport os; os.abort()", "ChildProcessError")
     assert reply.message == "the cell's child process was killed by SIGABRT (Aborted)"
 
 
-def test_blank_and_silent_cells_have_no_line_nor_any_while_reports_are_off(notebook: Kernel) -> None:
+def test_blank_and_silent_cells_have_no_line_nor_any_while_reports_are_off(
+    notebook: Kernel,
+) -> None:
     assert ok(notebook, "").displays == ok(notebook, "\n  \n").displays == []
     assert notebook.run("silently = 1", silent=True).displays == []
     assert len(ok(notebook, "x = 1").reports("cell")) == 1
@@ -60,11 +80,15 @@ def test_blank_and_silent_cells_have_no_line_nor_any_while_reports_are_off(noteb
     assert len(ok(notebook, "%gpumem on", "x = 1").reports("cell")) == 1
 
 
-def test_our_own_commands_and_quiet_cells_have_no_line_unless_they_moved_memory(notebook: Kernel) -> None:
+def test_our_own_commands_and_quiet_cells_have_no_line_unless_they_moved_memory(
+    notebook: Kernel,
+) -> None:
     ok(notebook, "%gpumem", "%gpumem free", "block = b'x' * (64 << 20)")
     assert ok(notebook, "%gpumem").reports("cell") == []
     assert len(ok(notebook, "%gpumem on\ndel block").reports("cell")) == 1
-    assert ok(notebook, "%gpumem quiet on").reports() == ["lines of cells that moved less than 1 MiB are hidden"]
+    assert ok(notebook, "%gpumem quiet on").reports() == [
+        "lines of cells that moved less than 1 MiB are hidden"
+    ]
     assert ok(notebook, "x = 1").displays == []
     assert len(ok(notebook, "block = b'x' * (64 << 20)").reports("cell")) == 1
     assert "shown" in ok(notebook, "%gpumem quiet off").reports()[0]
@@ -72,7 +96,9 @@ def test_our_own_commands_and_quiet_cells_have_no_line_unless_they_moved_memory(
 
 
 def test_the_last_expression_is_displayed_and_prints_and_magics_work(notebook: Kernel) -> None:
-    reply = ok(notebook, "%%experiment a\nprint('one')\nx = %pwd\n!echo two\n%time y = 3\nprint(y)\ny * 14")
+    reply = ok(
+        notebook, "%%experiment a\nprint('one')\nx = %pwd\n!echo two\n%time y = 3\nprint(y)\ny * 14"
+    )
     assert (reply.result, len(reply.reports("experiment"))) == ("42", 1)
     assert reply.stdout.startswith("one\n")
     assert "two" in reply.stdout
@@ -88,7 +114,11 @@ def test_the_traceback_shows_the_right_lines(notebook: Kernel) -> None:
 
 
 def test_options_are_read_from_the_first_line(notebook: Kernel) -> None:
-    reply = ok(notebook, "%%experiment my-run --keep x,y --report compact --seed 7\nimport random\nx = random.random()")
+    reply = ok(
+        notebook,
+        "%%experiment my-run --keep x,y --report compact --seed 7\nimport random\nx = "
+        "random.random()",
+    )
     (text,) = reply.reports("experiment")
     assert "experiment my-run · " in text
     assert "keep: no name matches 'y'" in text
@@ -99,7 +129,9 @@ def test_options_are_read_from_the_first_line(notebook: Kernel) -> None:
 
 def test_help_and_completion_know_the_magic(notebook: Kernel) -> None:
     ok(notebook, "%%experiment?", "%experiment?")
-    assert {"%experiment", "%%experiment"} <= {match.strip() for match in notebook.complete("%experi")}
+    assert {"%experiment", "%%experiment"} <= {
+        match.strip() for match in notebook.complete("%experi")
+    }
     assert "--drop-imports" in notebook.complete("%%experiment a --d")
     ok(notebook, "loss_of_a = loss_of_b = 1")
     assert "loss_of_b" in notebook.complete("%%experiment a --keep loss_of_a lo")
@@ -126,10 +158,13 @@ def test_the_hosts_parts_sum_to_its_total_and_follow_what_cells_do(notebook: Ker
     assert abs(own(parts(notebook)) - before) < 32 * MIB
 
 
-def test_it_imports_no_framework_changes_nothing_of_the_collectors_and_keeps_nothing_alive(notebook: Kernel) -> None:
+def test_it_imports_no_framework_changes_nothing_of_the_collectors_and_keeps_nothing_alive(
+    notebook: Kernel,
+) -> None:
     ok(
         notebook,
-        "import gc, sys, threading, weakref\nclass Thing: pass\nthing = Thing()\nthing.block = bytearray(1 << 20)\n"
+        "import gc, sys, threading, weakref\nclass Thing: pass\nthing = Thing()\nthing.block = "
+        "bytearray(1 << 20)\n"
         "died = []\nweakref.finalize(thing, died.append, 1).atexit = False",
     )
     collector = "gc.get_threshold(), gc.isenabled(), gc.get_freeze_count()"
@@ -143,14 +178,22 @@ def test_it_imports_no_framework_changes_nothing_of_the_collectors_and_keeps_not
 
 LAST = "(lambda c, u: (u.before_bytes, u.after_bytes, u.peak_bytes, c.freed.get('cpu', 0)))"
 ENDINGS = {
-    "an experiment": ("%%experiment big --keep total\nblock = bytearray(256 << 20)\ntotal = len(block)", None),
-    "experiments inside each other": (
-        "%%experiment outer\ninner = ipygpumem.experiment('inner').start()\nblock = bytearray(256 << 20)",
+    "an experiment": (
+        "%%experiment big --keep total\nblock = bytearray(256 << 20)\ntotal = len(block)",
         None,
     ),
-    "a recovery": ("def fill():\n    block = bytearray(256 << 20)\n    raise MemoryError\nfill()", "MemoryError"),
+    "experiments inside each other": (
+        "%%experiment outer\ninner = ipygpumem.experiment('inner').start()\nblock = bytearray(256 "
+        "<< 20)",
+        None,
+    ),
+    "a recovery": (
+        "def fill():\n    block = bytearray(256 << 20)\n    raise MemoryError\nfill()",
+        "MemoryError",
+    ),
     "a recovery in an experiment": (
-        "%%experiment failing\nother = bytearray(128 << 20)\ndef fill():\n    block = bytearray(128 << 20)\n"
+        "%%experiment failing\nother = bytearray(128 << 20)\ndef fill():\n    block = "
+        "bytearray(128 << 20)\n"
         "    raise MemoryError\nfill()",
         "MemoryError",
     ),
@@ -159,14 +202,18 @@ ENDINGS = {
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_cell_kept_what_is_left_after_its_own_clean_up(notebook: Kernel, ending: str) -> None:
-    """What its code held when it ended is in the peak, and what came back of it has a field of its own."""
+    """What its code held when it ended is in the peak, and what came back of it has a field of its
+    own.
+    """
     code, error = ENDINGS[ending]
     ok(notebook, "import ipygpumem\n%gpumem free")
     reply = ok(notebook, code) if error is None else fails(notebook, code, error)
     line = reply.reports("cell")[0].splitlines()[0]
     assert abs(sizes(line, "RAM")) < 16
     assert abs(sizes(line, "peak") - 256) < 16
-    before, after, peak, freed = notebook.value(f"{LAST}(ipygpumem.last(), ipygpumem.last().usages[0])")
+    before, after, peak, freed = notebook.value(
+        f"{LAST}(ipygpumem.last(), ipygpumem.last().usages[0])"
+    )
     assert abs(after - before) < 16 * MIB
     assert abs(peak - before - 256 * MIB) < 16 * MIB
     assert abs(freed - 256 * MIB) < 16 * MIB
@@ -201,12 +248,20 @@ def gpumem(line):
 
 before = after = changed = None
 %unload_ext nothing_of_this_name
-"""
+"""  # noqa: E501
 
 
 def test_unloading_takes_every_hook_out_again(bare_kernel: Kernel) -> None:
-    """Events, transformers, magics, configurables, completers, threads, open files: all as before. No session stays."""
-    ok(bare_kernel, _HOOKS, "before = hooks()", "%load_ext ipygpumem", "%%experiment a --seed 1\nx = 1")
+    """Events, transformers, magics, configurables, completers, threads, open files: all as before.
+    No session stays.
+    """
+    ok(
+        bare_kernel,
+        _HOOKS,
+        "before = hooks()",
+        "%load_ext ipygpumem",
+        "%%experiment a --seed 1\nx = 1",
+    )
     ok(bare_kernel, "after = hooks()")
     changed = bare_kernel.value("sorted(kind for kind in before if before[kind] != after[kind])")
     assert {"configurables", "completers", "events", "magics", "transformers"} <= set(changed)
@@ -214,9 +269,15 @@ def test_unloading_takes_every_hook_out_again(bare_kernel: Kernel) -> None:
     assert (reply.stderr, reply.displays) == ("", [])
     ok(bare_kernel, "after = hooks()")
     assert bare_kernel.value("[kind for kind in before if before[kind] != after[kind]]") == []
-    assert bare_kernel.value("[f for f in files() if '/proc/' in f and ('refs' in f or 'stat' in f)]") == []
+    assert (
+        bare_kernel.value("[f for f in files() if '/proc/' in f and ('refs' in f or 'stat' in f)]")
+        == []
+    )
     ok(bare_kernel, "del before, after\nleft = gc.collect()")
-    ours = "type(o).__name__ in ('Session', 'Experiment', 'Meter') and type(o).__module__.startswith('ipygpumem')"
+    ours = (
+        "type(o).__name__ in ('Session', 'Experiment', 'Meter') and "
+        "type(o).__module__.startswith('ipygpumem')"
+    )
     assert bare_kernel.value(f"[type(o).__name__ for o in gc.get_objects() if {ours}]") == []
 
 
@@ -232,7 +293,14 @@ def test_an_unloaded_extension_reports_nothing_and_can_be_loaded_again(kernel: K
 
 
 def test_unloading_abandons_open_scopes_keeps_their_names_and_says_so(kernel: Kernel) -> None:
-    ok(kernel, "old = 1", "%experiment start outer", "new = 2\nold = 3", "%experiment start inner", "more = 4")
+    ok(
+        kernel,
+        "old = 1",
+        "%experiment start outer",
+        "new = 2\nold = 3",
+        "%experiment start inner",
+        "more = 4",
+    )
     assert "'outer', 'inner'" in works(kernel, "%unload_ext ipygpumem").stderr
     assert kernel.value("(old, new, more)") == (3, 2, 4)
     ok(kernel, "%load_ext ipygpumem")

@@ -15,14 +15,17 @@ BIG = "numpy.zeros(1 << 20)"
 
 
 shared_kernel, notebook = tidied_kernel(
-    "import gc, sys; gc.enable(); sys.modules.pop('mine', None); sys.modules.pop('other', None)\nget_ipython().reset()",
+    "import gc, sys; gc.enable(); sys.modules.pop('mine', None); sys.modules.pop('other', None)\n"
+    "get_ipython().reset()",
     "%reload_ext ipygpumem",
     "import numpy",
 )
 
 
 def next_cell(kernel: Kernel) -> int:
-    """Return the number of the next cell; after ``reset`` the versions of IPython count on differently."""
+    """Return the number of the next cell; after ``reset`` the versions of IPython count on
+    differently.
+    """
     number: int = kernel.value("get_ipython().execution_count")
     return number
 
@@ -36,7 +39,8 @@ def test_a_survivor_is_reported_at_the_end_of_its_experiment_and_later(notebook:
     works(notebook, "cache = {}", "%experiment start a", f"x = {BIG}; cache['run3'] = [x]")
     (report,) = works(notebook, "%experiment end").reports("experiment")
     line = (
-        '8 MiB · x: ndarray float64 1048576 on cpu · cell 5 · held by notebook variable cache["run3"][0] · '
+        "8 MiB · x: ndarray float64 1048576 on cpu · cell 5 · held by notebook variable "
+        'cache["run3"][0] · '
         'to free it: del cache["run3"][0]'
     )
     assert line in report
@@ -60,19 +64,27 @@ def test_objects_that_only_kept_names_hold_are_no_leak(notebook: Kernel) -> None
 @pytest.mark.parametrize(
     ("code", "path"),
     [
-        ("try: f()\nexcept ValueError as e: kept.append(e)", "kept[0]: saved traceback, f (cell {}) line 4, local big"),
+        (
+            "try: f()\nexcept ValueError as e: kept.append(e)",
+            "kept[0]: saved traceback, f (cell {}) line 4, local big",
+        ),
         ("kept.append(g())", "kept[0]: closure of function <lambda> (cell {}), variable big"),
         ("h.keep()", "kept[0]"),
     ],
 )
-def test_a_surviving_array_without_a_name_is_reported_once(notebook: Kernel, code: str, path: str) -> None:
+def test_a_surviving_array_without_a_name_is_reported_once(
+    notebook: Kernel, code: str, path: str
+) -> None:
     works(notebook, f"kept = []\nold = [{BIG}]\nhidden = (lambda old: lambda: old)(old); del old")
+    # the first is what IPython 7 knows code by after ``reset``
     numbers = (
         notebook.value("len(In)"),
         next_cell(notebook),
-    )  # the first is what IPython 7 knows code by after ``reset``
+    )
     big = "big = numpy.ones(1 << 23)"
-    functions = f"def f():\n    {big}\n    raise ValueError\ndef g():\n    {big}\n    return lambda: big\n"
+    functions = (
+        f"def f():\n    {big}\n    raise ValueError\ndef g():\n    {big}\n    return lambda: big\n"
+    )
     functions += f"class h:\n    def keep():\n        {big}; kept.append(big)\n"
     (report,) = works(notebook, f"%%experiment a\n{functions}{code}").reports("experiment")
     lines = [line for line in report.splitlines() if "held by" in line]
@@ -84,15 +96,28 @@ def test_a_surviving_array_without_a_name_is_reported_once(notebook: Kernel, cod
 
 
 HIDDEN = "_ = __ = ___ = 1", "del Out[{0}]; del _{0}", "IPython's hidden copy of _"
-PLACES = [("1", "2", "Out[{0}]"), ("1", "", "Out[{0}]"), ("1", "del Out[{0}]", "IPython's output _"), HIDDEN]
+PLACES = [
+    ("1", "2", "Out[{0}]"),
+    ("1", "", "Out[{0}]"),
+    ("1", "del Out[{0}]", "IPython's output _"),
+    HIDDEN,
+]
 
 
 @pytest.mark.parametrize(("make", "tidy", "holder"), PLACES)
-def test_the_advice_about_an_output_frees_it(notebook: Kernel, make: str, tidy: str, holder: str) -> None:
-    """IPython keeps copies of an output in up to seven places, and some of them only for the latest ones."""
+def test_the_advice_about_an_output_frees_it(
+    notebook: Kernel, make: str, tidy: str, holder: str
+) -> None:
+    """IPython keeps copies of an output in up to seven places, and some of them only for the latest
+    ones.
+    """
     works(notebook, "import weakref\nclass Data(numpy.ndarray): pass")
     number = next_cell(notebook)
-    works(notebook, "made = [numpy.zeros(1 << 20).view(Data)]; alive = weakref.ref(made[0].base); made.pop().base")
+    works(
+        notebook,
+        "made = [numpy.zeros(1 << 20).view(Data)]; alive = weakref.ref(made[0].base); "
+        "made.pop().base",
+    )
     works(notebook, f"{make};", tidy.format(number))
     (line,) = [line for line in leaks(notebook).splitlines() if "held by" in line]
     path, advice = line.split("held by ")[1].split(" · to free it: ")
@@ -114,11 +139,19 @@ def test_what_waits_to_be_restored_is_explained_half_way_through_a_scope(noteboo
     ("work", "holder"),
     [
         (f"z = show({BIG}); wait()", 'thread "worker": running work() line 3, local z'),
-        (f"kept = {{'a': show({BIG})}}; wait()", 'thread "worker": running work() line 3, local kept["a"]'),
-        (f"(show({BIG}), wait())", "something that cannot be seen from Python: a running function or compiled code"),
+        (
+            f"kept = {{'a': show({BIG})}}; wait()",
+            'thread "worker": running work() line 3, local kept["a"]',
+        ),
+        (
+            f"(show({BIG}), wait())",
+            "something that cannot be seen from Python: a running function or compiled code",
+        ),
     ],
 )
-def test_an_array_that_a_running_function_owns_is_not_blamed_on_cpp(notebook: Kernel, work: str, holder: str) -> None:
+def test_an_array_that_a_running_function_owns_is_not_blamed_on_cpp(
+    notebook: Kernel, work: str, holder: str
+) -> None:
     works(notebook, "import threading; go_on, ready = threading.Event(), threading.Event()")
     works(notebook, "def wait(): ready.set(); go_on.wait()")
     works(
@@ -135,11 +168,17 @@ def test_an_array_that_a_running_function_owns_is_not_blamed_on_cpp(notebook: Ke
 
 
 @pytest.mark.parametrize("name", ["mine.HID[0]", "mine.BOX['a: b'].x[0]", "mine.other.HID[0]"])
-def test_an_attribute_of_a_users_module_is_no_leak(notebook: Kernel, tmp_path: Path, name: str) -> None:
+def test_an_attribute_of_a_users_module_is_no_leak(
+    notebook: Kernel, tmp_path: Path, name: str
+) -> None:
     box = "class Box: pass\n"
     (tmp_path / "other.py").write_text("HID = [0]")
-    (tmp_path / "mine.py").write_text(f"import other\n{box}HID = [0]; BOX = {{'a: b': Box()}}; BOX['a: b'].x = [0]")
-    works(notebook, f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import mine\n{name} = {BIG}")
+    (tmp_path / "mine.py").write_text(
+        f"import other\n{box}HID = [0]; BOX = {{'a: b': Box()}}; BOX['a: b'].x = [0]"
+    )
+    works(
+        notebook, f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import mine\n{name} = {BIG}"
+    )
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
     works(notebook, "del mine")
     assert leaks(notebook).startswith("1 leak")
@@ -151,28 +190,32 @@ PASTED = {
         "del closures[0]  # when you no longer need the function"
     ),
     "def f(x=big()): pass": "f = None  # when you no longer need the function",
-    "class Trainer:\n    def __init__(self): self.x = big()\nends = {'end': Trainer().__init__}": 'del ends["end"]',
+    "class Trainer:\n    def __init__(self): self.x = big()\nends = {'end': Trainer().__init__}": 'del ends["end"]',  # noqa: E501
     "def steps(x): yield x\ng = steps(big()); next(g);": "g.close()",
     "async def turns(x): yield x\nag = turns(big()); await ag.asend(None);": "await ag.aclose()",
-    'async def load(x): await asyncio.sleep(1)\nloads = {"it\'s": load(big())}': """del loads["it's"]""",
+    'async def load(x): await asyncio.sleep(1)\nloads = {"it\'s": load(big())}': """del loads["it's"]""",  # noqa: E501
     "try: fails(big())\nexcept Exception as e: error = e": "error = None  # once you have read it",
-    "try: fails(big())\nexcept Exception as e: errors = ['', {1: e}]": "del errors[1][1]  # once you have read it",
+    "try: fails(big())\nexcept Exception as e: errors = ['', {1: e}]": "del errors[1][1]  # once you have read it",  # noqa: E501
     "import one; one.HIDDEN = {3: big()}; del one": "import one; one.HIDDEN[3] = None",
-    "import two as m; m.Files = Files; m.Files.load(1 << 20); del Files;": "m.Files.load.cache_clear()",
+    "import two as m; m.Files = Files; m.Files.load(1 << 20); del Files;": "m.Files.load.cache_clear()",  # noqa: E501
     "%run -n three.py\ndel KEPT": "get_ipython()._main_mod_cache['{folder}/three.py'].KEPT = None",
-    "async def work(x): await asyncio.Queue().get()\nt = asyncio.create_task(work(big()))": "t.cancel(); t = None",
-    "async def wait(x, q): await q.get()\nq = asyncio.Queue(); asyncio.create_task(wait(big(), q));": "",
+    "async def work(x): await asyncio.Queue().get()\nt = asyncio.create_task(work(big()))": "t.cancel(); t = None",  # noqa: E501
+    "async def wait(x, q): await q.get()\nq = asyncio.Queue(); asyncio.create_task(wait(big(), q));": "",  # noqa: E501
     "async def fail(x): fails(x)\nfailed = [asyncio.create_task(fail(big()))]": "del failed[0]",
-    "async def stop(x):\n    e.cancel(); await asyncio.sleep(9)\ne = asyncio.create_task(stop(big()))": "e = None",
+    "async def stop(x):\n    e.cancel(); await asyncio.sleep(9)\ne = "
+    "asyncio.create_task(stop(big()))": "e = None",
     "plt.imshow(big().reshape(1024, -1));": "plt.close(1)",
 }
-"""Cells that leave 8 MiB each, and what frees them; of a task without a name only that there is something."""
+"""Cells that leave 8 MiB each, and what frees them; of a task without a name only that there is
+something.
+"""
 
 
 def survivors(notebook: Kernel) -> list[tuple[int, str]]:
     """Return the sizes and holders of what the last experiment has left."""
     found: list[tuple[int, str]] = notebook.value(
-        "[(row.size_bytes, row.holder.path) for row in __import__('ipygpumem').experiments()[-1].survivors]"
+        "[(row.size_bytes, row.holder.path) for row in "
+        "__import__('ipygpumem').experiments()[-1].survivors]"
     )
     return found
 
@@ -188,7 +231,10 @@ first['a'] = xs[0]
 second['runs'].append({'data': xs[1:]})
 """.strip(),
     )
-    expected = [(16 << 20, 'notebook variable second["runs"][0]["data"]'), (2 << 20, 'notebook variable first["a"]')]
+    expected = [
+        (16 << 20, 'notebook variable second["runs"][0]["data"]'),
+        (2 << 20, 'notebook variable first["a"]'),
+    ]
     assert survivors(notebook) == expected
     lines = leaks(notebook).splitlines()
     assert lines[0] == "2 leaks · 18 MiB"
@@ -212,15 +258,29 @@ outer.update(enumerate(xs))
 """.strip(),
     )
     assert [path for _, path in survivors(notebook)] == ["notebook variable outer"]
-    assert "held by notebook variable outer · to free it: for key in list(outer)[1:]: del outer[key]" in leaks(notebook)
+    assert (
+        "held by notebook variable outer · to free it: for key in list(outer)[1:]: del outer[key]"
+        in leaks(notebook)
+    )
     works(notebook, "del outer")
 
 
-def test_what_no_experiment_measured_gets_advice_that_can_be_pasted(notebook: Kernel, tmp_path: Path) -> None:
+def test_what_no_experiment_measured_gets_advice_that_can_be_pasted(
+    notebook: Kernel, tmp_path: Path
+) -> None:
     for name in ("one", "two", "three"):
-        (tmp_path / f"{name}.py").write_text("import numpy; KEPT = numpy.ones(1 << 20)" if name == "three" else "")
-    works(notebook, f"import asyncio, functools, os, sys; sys.path.insert(0, {str(tmp_path)!r}); os.chdir(sys.path[0])")
-    cached = "class Files:\n    @staticmethod\n    @functools.lru_cache\n    def load(n): return numpy.zeros(n)"
+        (tmp_path / f"{name}.py").write_text(
+            "import numpy; KEPT = numpy.ones(1 << 20)" if name == "three" else ""
+        )
+    works(
+        notebook,
+        f"import asyncio, functools, os, sys; sys.path.insert(0, {str(tmp_path)!r}); "
+        f"os.chdir(sys.path[0])",
+    )
+    cached = (
+        "class Files:\n    @staticmethod\n    @functools.lru_cache\n    def load(n): return "
+        "numpy.zeros(n)"
+    )
     works(notebook, f"def big(): return {BIG}\ndef fails(x): 1 / 0\n{cached}")
     cases = dict(PASTED)
     if importlib.util.find_spec("matplotlib") is None:
@@ -243,7 +303,9 @@ SEVERAL = {
     "x = numpy.ones(1 << 20); y = numpy.ones((1 << 20, 2)); mixed += [x, y]": "del mixed[3:]",
     "x = numpy.ones(1 << 20); outer['x'] = x; second['x'] = x": 'del outer["x"]; del second["x"]',
 }
-"""Code that leaves several arrays, or one in several places, and the line that frees the one row of it."""
+"""Code that leaves several arrays, or one in several places, and the line that frees the one row of
+it.
+"""
 
 
 @pytest.mark.parametrize(("code", "line"), SEVERAL.items())
@@ -260,7 +322,10 @@ def test_the_rows_of_one_container_have_one_line(notebook: Kernel, code: str, li
 def test_a_groupby_is_removed_as_a_whole(notebook: Kernel) -> None:
     pytest.importorskip("pandas")
     works(notebook, "import pandas; outer = {}")
-    make = "frame = pandas.DataFrame({'a': numpy.arange(1 << 20), 'b': 1.5}); outer['g'] = frame.groupby('a')"
+    make = (
+        "frame = pandas.DataFrame({'a': numpy.arange(1 << 20), 'b': 1.5}); outer['g'] = "
+        "frame.groupby('a')"
+    )
     works(notebook, f"%%experiment a\n{make}")
     assert 'held by notebook variable outer["g"] · to free it: del outer["g"]' in leaks(notebook)
     works(notebook, 'del outer["g"]')

@@ -1,4 +1,6 @@
-"""The table of docs/experiments.md and what stands below it: the names that are there after a scope."""
+"""The table of docs/experiments.md and what stands below it: the names that are there after a
+scope.
+"""
 
 import re
 import sys
@@ -12,11 +14,17 @@ from tests.kernel import Kernel
 from tests.steps import ANNOUNCE, exist, fails, ok, open_now, plain, run
 
 START, END = "%experiment start a", "%experiment end"
-WAYS = {"cell": ("%%experiment a\n{}",), "start": (START, "{}", END), "time": (START, "%%time\n{}", END)}
-"""How a scope's cell is written: as its own experiment, inside an open one, and there inside another magic."""
+WAYS = {
+    "cell": ("%%experiment a\n{}",),
+    "start": (START, "{}", END),
+    "time": (START, "%%time\n{}", END),
+}
+"""How a scope's cell is written: as its own experiment, inside an open one, and there inside
+another magic.
+"""
 
 _NAMES = """{n: v if isinstance(v, (int, str, list, dict)) else type(v).__name__ for n, v in globals().items()
-if n[0] != '_' and n not in ('In', 'Out', 'exit', 'quit', 'get_ipython', 'open')}"""
+if n[0] != '_' and n not in ('In', 'Out', 'exit', 'quit', 'get_ipython', 'open')}"""  # noqa: E501
 
 
 def names(kernel: Kernel) -> dict[str, Any]:
@@ -51,17 +59,23 @@ BINDING = [
     "if True:\n    while True:\n        x = 1\n        break",
     "x = %env HOME",
 ]
-if "getoutput" in TransformerManager().transform_cell("x = !echo 1"):  # not IPython 7.34 and 8.12 on Python 3.12
+if "getoutput" in TransformerManager().transform_cell(
+    "x = !echo 1"
+):  # not IPython 7.34 and 8.12 on Python 3.12
     BINDING.append("x = !echo 1")
 if sys.version_info >= (3, 11):
-    BINDING.append("try:\n    raise ExceptionGroup('', [ValueError()])\nexcept* ValueError as x:\n    pass")
+    BINDING.append(
+        "try:\n    raise ExceptionGroup('', [ValueError()])\nexcept* ValueError as x:\n    pass"
+    )
 if sys.version_info >= (3, 12):
     BINDING += ["type x = int", "def x[T](a: T) -> T:\n    return a"]
 
 
 @pytest.mark.parametrize("way", ["cell", pytest.param("start", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("code", BINDING)
-def test_a_new_name_goes_and_an_old_one_names_its_object_again(notebook: Kernel, code: str, way: str) -> None:
+def test_a_new_name_goes_and_an_old_one_names_its_object_again(
+    notebook: Kernel, code: str, way: str
+) -> None:
     whole_scope(notebook, way, code)
     assert names(notebook) == {}
     ok(notebook, "x = saved = object()\ny = 'outer'")
@@ -72,20 +86,47 @@ def test_a_new_name_goes_and_an_old_one_names_its_object_again(notebook: Kernel,
 COUNT = "n = 0\ndef count():\n    global n\n    n += 1\n    return n"
 OTHER_RULES = {
     "a function's and a comprehension's names": (
-        "x = i = 1", "def f(x):\n    i = x\n    return i\nf(2)\nz = [i for i in range(3)]\nx: int", {"x": 1, "i": 1}),
+        "x = i = 1",
+        "def f(x):\n    i = x\n    return i\nf(2)\nz = [i for i in range(3)]\nx: int",
+        {"x": 1, "i": 1},
+    ),
     "global": ("old = 1", "global old, new\nold = 2\nnew = 3\nother = 4", {"old": 2, "new": 3}),
     "global in a function of the cell": ("x = 1", "def f():\n    global x\nx = 2", {"x": 1}),
     "imports": ("", "import json, os.path as p\nx = 1", {"json": "module", "p": "module"}),
     "changed by a function": (COUNT, "count()\ncount()", {"n": 2, "count": "function"}),
-    "changed before it is bound": (COUNT, "exec('count()')\nfor n in range(9): pass", {"n": 1, "count": "function"}),
-    "mutation": ("d = {}", "alias = d\nmine = [1]\nd['k'] = mine\nmine.append(2)", {"d": {"k": [1, 2]}}),
-    "deleted": ("x = y = z = 1", "del x\ndel y\ny = 5\nif True: del z\nfor z in range(3): pass", {}),
-    "deleted and bound by a nested cell": ("x = 1", "del x\nx = 3\nget_ipython().run_cell('x = 5')", {}),
+    "changed before it is bound": (
+        COUNT,
+        "exec('count()')\nfor n in range(9): pass",
+        {"n": 1, "count": "function"},
+    ),
+    "mutation": (
+        "d = {}",
+        "alias = d\nmine = [1]\nd['k'] = mine\nmine.append(2)",
+        {"d": {"k": [1, 2]}},
+    ),
+    "deleted": (
+        "x = y = z = 1",
+        "del x\ndel y\ny = 5\nif True: del z\nfor z in range(3): pass",
+        {},
+    ),
+    "deleted and bound by a nested cell": (
+        "x = 1",
+        "del x\nx = 3\nget_ipython().run_cell('x = 5')",
+        {},
+    ),
     "deleted by a nested cell": ("x = 1", "get_ipython().run_cell('del x')\nx = 5", {}),
-    "an import that one branch replaces": ("", "try: import json\nexcept ImportError: json = [0]", {"json": "module"}),
-    "an import that fails and is replaced": ("", "try: import none_such\nexcept ImportError: none_such = [0]", {}),
+    "an import that one branch replaces": (
+        "",
+        "try: import json\nexcept ImportError: json = [0]",
+        {"json": "module"},
+    ),
+    "an import that fails and is replaced": (
+        "",
+        "try: import none_such\nexcept ImportError: none_such = [0]",
+        {},
+    ),
     "deleted and bound by other means": ("x = 1", "if True: del x\nexec('x = 5')", {}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("way", ["cell", "time"])
@@ -112,7 +153,9 @@ def test_the_other_rules_of_names(notebook: Kernel, rule: str, way: str) -> None
         "%%prun -q\nnew = 1",
     ],
 )
-def test_a_new_name_that_appears_by_other_means_goes(notebook: Kernel, tmp_path: Path, code: str, way: str) -> None:
+def test_a_new_name_that_appears_by_other_means_goes(
+    notebook: Kernel, tmp_path: Path, code: str, way: str
+) -> None:
     script = tmp_path / "script.py"
     script.write_text("new = 1\n")
     whole_scope(notebook, way, code.replace("{script}", f"'{script}'"))
@@ -162,12 +205,19 @@ def test_an_old_object_that_is_deleted_dies_at_once(notebook: Kernel, code: str,
     [
         "for n in (1, 2):\n    with ipygpumem.experiment('i', report='none'):\n        {}",
         "for n in (1, 2):\n    %experiment start i --report none\n    {}\n    %experiment end",
-        "%%capture\nfor n in (1, 2):\n    with ipygpumem.experiment('i', report='none'):\n        {}",
+        "%%capture\nfor n in (1, 2):\n    with ipygpumem.experiment('i', report='none'):\n        "
+        "{}",
         "for n in (1, 2):\n    e = made('i', report='none').start()\n    {}\n    e.finish()",
     ],
 )
-def test_a_scope_inside_a_loop_gives_back_what_it_shadows(notebook: Kernel, sweep: str, binding: str) -> None:
-    ok(notebook, "import ipygpumem\nmade = ipygpumem.experiment\nx = saved = object()", sweep.format(binding))
+def test_a_scope_inside_a_loop_gives_back_what_it_shadows(
+    notebook: Kernel, sweep: str, binding: str
+) -> None:
+    ok(
+        notebook,
+        "import ipygpumem\nmade = ipygpumem.experiment\nx = saved = object()",
+        sweep.format(binding),
+    )
     assert notebook.value("x is saved") is True
     ok(notebook, START, sweep.format(binding), END)
     assert notebook.value("x is saved") is True
@@ -177,42 +227,117 @@ KEEP = "%%experiment a --keep best,loss* --keep '?_end'\nbest = 2\nloss_1 = 3\na
 MODULE = "from math import pi\nimport json"
 NOTEBOOKS = {
     "global in one cell": (
-        ["old = 1", START, "old = 2\nnew = 3", "global old, new", "old = 4", END], {"old": 4, "new": 3}),
-    "global in an inner scope": ([START, "%%experiment inner\nglobal x\nx = 1", "y = 2", END], {"x": 1}),
+        ["old = 1", START, "old = 2\nnew = 3", "global old, new", "old = 4", END],
+        {"old": 4, "new": 3},
+    ),
+    "global in an inner scope": (
+        [START, "%%experiment inner\nglobal x\nx = 1", "y = 2", END],
+        {"x": 1},
+    ),
     "global in an outer scope": (
-        ["x = 0", START, "global x\nx = 1", "%%experiment inner --keep x\nx = 2", END], {"x": 2}),
+        ["x = 0", START, "global x\nx = 1", "%%experiment inner --keep x\nx = 2", END],
+        {"x": 2},
+    ),
     "keep": (["best = 1", KEEP], {"best": 2, "loss_1": 3, "a_end": 4}),
-    "imports that are dropped": (["import os", f"%%experiment a --drop-imports\n{MODULE}, os"], {"os": "module"}),
-    "an import of a name to be bound later": ([START, "from math import pi", "if 0: pi = 3", END], {"pi": "float"}),
-    "an outer end": (["x = 1", START, "x = 2", "%experiment start b", "x = 3\ny = 4", "%experiment end a"], {"x": 1}),
+    "imports that are dropped": (
+        ["import os", f"%%experiment a --drop-imports\n{MODULE}, os"],
+        {"os": "module"},
+    ),
+    "an import of a name to be bound later": (
+        [START, "from math import pi", "if 0: pi = 3", END],
+        {"pi": "float"},
+    ),
+    "an outer end": (
+        ["x = 1", START, "x = 2", "%experiment start b", "x = 3\ny = 4", "%experiment end a"],
+        {"x": 1},
+    ),
     "a start with an open name": (
-        ["x = 1", START, "x = 2\ny = 3", "%experiment start b", START, "assert x == 1", "%%experiment a\ny = 6"],
-        {"x": 1}),
+        [
+            "x = 1",
+            START,
+            "x = 2\ny = 3",
+            "%experiment start b",
+            START,
+            "assert x == 1",
+            "%%experiment a\ny = 6",
+        ],
+        {"x": 1},
+    ),
     "an object dies though a later cell binds its name": (
-        ["x, y = {1}, []", START, "import weakref; y = weakref.ref(x); del x", "assert y() is None", "x = 5", END],
-        {"y": [], "weakref": "module"}),
+        [
+            "x, y = {1}, []",
+            START,
+            "import weakref; y = weakref.ref(x); del x",
+            "assert y() is None",
+            "x = 5",
+            END,
+        ],
+        {"y": [], "weakref": "module"},
+    ),
     "bindings that do not happen": (
-        ["import os\ndef change(value): globals().update(lr=value)\nlr = 1",
-         "%%experiment a\nlr = os.environ.get('HOME') or (lr := 0.1)", "assert lr == 1",
-         "%%experiment a\n%%time\ntry: change(2)\nexcept ValueError as lr: pass\nfor lr in []: pass", "del change"],
-        {"lr": 2, "os": "module"}),
+        [
+            "import os\ndef change(value): globals().update(lr=value)\nlr = 1",
+            "%%experiment a\nlr = os.environ.get('HOME') or (lr := 0.1)",
+            "assert lr == 1",
+            "%%experiment a\n%%time\ntry: change(2)\n"
+            "except ValueError as lr: pass\nfor lr in []: pass",
+            "del change",
+        ],
+        {"lr": 2, "os": "module"},
+    ),
     "an import that fails of a name that a function binds": (
-        ["def f(): globals().update(nosuch=1)", "%%experiment a\ntry: import nosuch\nexcept ImportError: f()", "del f"],
-        {}),
+        [
+            "def f(): globals().update(nosuch=1)",
+            "%%experiment a\ntry: import nosuch\nexcept ImportError: f()",
+            "del f",
+        ],
+        {},
+    ),
     "an inner cell": (
-        ["x = y = 1", START, "%%experiment b\n%%memlines\nx = 9\ny = 9", "exec('x = 3')", "del y", END], {"x": 3}),
+        [
+            "x = y = 1",
+            START,
+            "%%experiment b\n%%memlines\nx = 9\ny = 9",
+            "exec('x = 3')",
+            "del y",
+            END,
+        ],
+        {"x": 3},
+    ),
     "a scope begins and ends in the middle of cells": (
-        ["x = y = 1", "x = 2\n%experiment start a\nx = 3\nnew = y", "more = 4", "last = 5\n%experiment end\ny = 4"],
-        {"x": 2, "y": 4}),
+        [
+            "x = y = 1",
+            "x = 2\n%experiment start a\nx = 3\nnew = y",
+            "more = 4",
+            "last = 5\n%experiment end\ny = 4",
+        ],
+        {"x": 2, "y": 4},
+    ),
     "a scope of Python begins and ends in one line": (
-        ["import ipygpumem\ns = ipygpumem.experiment('a')\nx = y = 1", "x = 5\ns.start(); x = 6; s.finish(); y = 7"],
-        {"x": 5, "y": 7, "ipygpumem": "module", "s": "Experiment"}),
-    "a cell that ends its own scope": (["x = 1", "%%experiment a\nx = 2\n%experiment end\ny = x"], {"x": 1, "y": 1}),
-    "other magics": (["x = 1", START, "%time x, y = 2, 3", "%%capture\nx, z = 4, 5", END], {"x": 1}),
-    "names in timeit": (["x = 1", START, "%%timeit -n1 -r1\nx = 2", "%timeit -n1 -r1 x = 3", END], {"x": 1}),
+        [
+            "import ipygpumem\ns = ipygpumem.experiment('a')\nx = y = 1",
+            "x = 5\ns.start(); x = 6; s.finish(); y = 7",
+        ],
+        {"x": 5, "y": 7, "ipygpumem": "module", "s": "Experiment"},
+    ),
+    "a cell that ends its own scope": (
+        ["x = 1", "%%experiment a\nx = 2\n%experiment end\ny = x"],
+        {"x": 1, "y": 1},
+    ),
+    "other magics": (
+        ["x = 1", START, "%time x, y = 2, 3", "%%capture\nx, z = 4, 5", END],
+        {"x": 1},
+    ),
+    "names in timeit": (
+        ["x = 1", START, "%%timeit -n1 -r1\nx = 2", "%timeit -n1 -r1 x = 3", END],
+        {"x": 1},
+    ),
     "reset": ([START, "x = 1", "%reset -f", "y = 2", END], {}),
-    "a cell inside a capture": (["%%capture out\n%%experiment a\nx = 1\nprint(x)", "out = out.stdout"], {"out": "1\n"}),
-}  # fmt: skip
+    "a cell inside a capture": (
+        ["%%capture out\n%%experiment a\nx = 1\nprint(x)", "out = out.stdout"],
+        {"out": "1\n"},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
@@ -224,10 +349,33 @@ def test_names_after_the_cells_of_a_notebook(notebook: Kernel, name: str) -> Non
 
 
 def test_ipythons_own_names_are_never_a_scopes_and_private_ones_are(notebook: Kernel) -> None:
-    own = ("In", "Out", "_ih", "_oh", "_dh", "exit", "quit", "get_ipython", "_", "__", "___", "_i", "_ii", "_iii")
+    own = (
+        "In",
+        "Out",
+        "_ih",
+        "_oh",
+        "_dh",
+        "exit",
+        "quit",
+        "get_ipython",
+        "_",
+        "__",
+        "___",
+        "_i",
+        "_ii",
+        "_iii",
+    )
     ok(notebook, "_old = 1", "'an output'")
     number = notebook.value("len(In) - 1")
-    ok(notebook, START, "1", "%cd -q .", "!true", "_new = 1\n__both__ = 2\n_old = 3\n_x, _1a = 4, 5", END)
+    ok(
+        notebook,
+        START,
+        "1",
+        "%cd -q .",
+        "!true",
+        "_new = 1\n__both__ = 2\n_old = 3\n_x, _1a = 4, 5",
+        END,
+    )
     assert exist(notebook, *own, "_new", "__both__", "_x", "_1a") == list(own)
     assert notebook.value("In is _ih and Out is _oh and _old") == 1
     assert notebook.value(f"_i{number}") == "'an output'"
@@ -239,7 +387,12 @@ def test_outputs_of_the_scope_are_gone_and_earlier_ones_are_back(kernel: Kernel)
     assert kernel.value("(_, __, ___, dict(Out))") == ("", "", "", {})
     ok(kernel, "11", "22", "33", "keys = set(Out)", START, "44", "assert _ == 44", "55", END)
     assert kernel.value("(_, __, ___, set(Out) == keys)") == (33, 22, 11, True)
-    assert kernel.value("[n for n in globals() if n[0] == '_' and n[1:].isdigit() and globals()[n] in (44, 55)]") == []
+    assert (
+        kernel.value(
+            "[n for n in globals() if n[0] == '_' and n[1:].isdigit() and globals()[n] in (44, 55)]"
+        )
+        == []
+    )
     assert ok(kernel, "%%experiment b\nfor _ in range(3): pass\n66").result == "66"
     assert kernel.value("(_, __, ___, set(Out) == keys)") == (33, 22, 11, True)
     ok(kernel, "77")
@@ -264,7 +417,8 @@ def big():
         [START, "t = big()\nt", "u = _", "[u]", END],
         ["%%experiment b\nt = big()\nt"],
         [START, "try:\n    big()\nfinally:\n    pass\nbig()", "_.ref = weakref.ref(_)", END],
-        # Seen: the first outputs of a kernel stayed, since `_` is an empty text before them and after a flush.
+        # Seen: the first outputs of a kernel stayed, since `_` is an empty text before them and
+        # after a flush.
         ["1", "%reset -f out", START, "big()", "big()", "%reset -f out", END],
         ["1", "%reset -f out", "big()", "big()", "%reset -f out", "%gpumem free"],
     ],
@@ -275,11 +429,20 @@ def test_an_output_object_dies_with_its_scope(notebook: Kernel, cells: list[str]
     assert ok(notebook, "41", "_").result == "41"
 
 
-def test_the_last_outputs_are_those_of_before_whatever_happened_to_the_cache(kernel: Kernel) -> None:
+def test_the_last_outputs_are_those_of_before_whatever_happened_to_the_cache(
+    kernel: Kernel,
+) -> None:
     nested = "get_ipython().run_cell('222', store_history=False); 333"
     ok(kernel, "111", nested)
     assert kernel.value("(_, __)") == (333, 222)
-    ok(kernel, "%%experiment a\n444", START, "555", "get_ipython().run_cell('666', store_history=False)", END)
+    ok(
+        kernel,
+        "%%experiment a\n444",
+        START,
+        "555",
+        "get_ipython().run_cell('666', store_history=False)",
+        END,
+    )
     assert kernel.value("(_, __)") == (333, 222)
     ok(kernel, START, "del Out[max(Out)]", "777", END)
     assert kernel.value("(_, __)") == (333, 222)
@@ -295,16 +458,26 @@ def test_status_and_report_show_what_waits_to_be_restored(notebook: Kernel) -> N
     assert notebook.value("big.size") == 4 << 20
 
 
-def test_errors_and_interrupts_leave_an_open_scope_open_and_end_an_experiment_cell(notebook: Kernel) -> None:
+def test_errors_and_interrupts_leave_an_open_scope_open_and_end_an_experiment_cell(
+    notebook: Kernel,
+) -> None:
     ok(notebook, ANNOUNCE + "old = 1", START, "x = 1")
     odd = "raise type('E', (Exception,), {'__str__': lambda s: 1/0})()"
-    errors = {"z = = 3": "SyntaxError", "raise SystemExit(3)": "SystemExit", "%nosuchmagic": None, odd: "", "1 / 0": ""}
+    errors = {
+        "z = = 3": "SyntaxError",
+        "raise SystemExit(3)": "SystemExit",
+        "%nosuchmagic": None,
+        odd: "",
+        "1 / 0": "",
+    }
     for body, error in errors.items():
         for head in ("", "%%experiment inner\n"):
             reply = fails(notebook, f"{head}old = 2\ny = 2\n{body}", error)
             assert "/ipygpumem/" not in reply.traceback
             assert open_now(notebook) == ["a"]
-    assert run(notebook, "z = 3\nannounce()", interrupt_when="waits here").error == "KeyboardInterrupt"
+    assert (
+        run(notebook, "z = 3\nannounce()", interrupt_when="waits here").error == "KeyboardInterrupt"
+    )
     fails(notebook, "%%experiment inner\nx = 2\ninner = 3\n1 / 0", "ZeroDivisionError")
     assert open_now(notebook) == ["a"]
     assert notebook.value("(x, y, z, old, 'inner' in globals())") == (1, 2, 3, 2, False)
@@ -314,25 +487,49 @@ def test_errors_and_interrupts_leave_an_open_scope_open_and_end_an_experiment_ce
 
 
 def test_transformers_of_the_users_see_the_code_as_written_and_may_fail(notebook: Kernel) -> None:
-    sees = "class Sees(ast.NodeTransformer):\n    def visit(self, node):\n        seen.append(ast.unparse(node))\n"
-    ok(notebook, f"import ast\nseen, x = [], 1\n{sees}        return node\nfound = get_ipython().ast_transformers")
+    sees = (
+        "class Sees(ast.NodeTransformer):\n    def visit(self, node):\n        "
+        "seen.append(ast.unparse(node))\n"
+    )
+    ok(
+        notebook,
+        f"import ast\nseen, x = [], 1\n{sees}        return node\nfound = "
+        f"get_ipython().ast_transformers",
+    )
     ok(notebook, "found.append(Sees())", START, "x = int(2)\ndel x")
     assert notebook.value("seen[-1]") == "x = int(2)\ndel x"
-    ok(notebook, "class Fails(ast.NodeTransformer):\n    def visit(self, node): raise ValueError('no')")
+    ok(
+        notebook,
+        "class Fails(ast.NodeTransformer):\n    def visit(self, node): raise ValueError('no')",
+    )
     ok(notebook, "found[-1] = Fails()", "1", "x = 2", END)
     assert notebook.value("x") == 1
 
 
-def test_a_traceback_shows_what_it_shows_without_the_extension(kernel: Kernel, bare_kernel: Kernel) -> None:
+def test_a_traceback_shows_what_it_shows_without_the_extension(
+    kernel: Kernel, bare_kernel: Kernel
+) -> None:
     define = "def f(n):\n    return 1 / n\nx = 1"
     ok(kernel, define, START)
     ok(bare_kernel, "1", define, "2")  # as many cells
-    for body in ("x = f(0)", "x = y = 1 + f(0)", "for x in f(0): pass", "if f(0): x = 1", "a, x = 5"):
+    for body in (
+        "x = f(0)",
+        "x = y = 1 + f(0)",
+        "for x in f(0): pass",
+        "if f(0): x = 1",
+        "a, x = 5",
+    ):
         error = "TypeError" if "5" in body else "ZeroDivisionError"
-        ours, bare = fails(kernel, f"y = 1\n{body}", error), fails(bare_kernel, f"y = 1\n{body}", error)
+        ours, bare = (
+            fails(kernel, f"y = 1\n{body}", error),
+            fails(bare_kernel, f"y = 1\n{body}", error),
+        )
         # IPython 7 names a cell after the kernel's process.
         shown = [re.sub(r"kernel_\d+", "", reply.traceback) for reply in (ours, bare)]
-        if sys.version_info < (3, 11):  # which knows no columns: IPython 8 highlights no expression in our code
+        if sys.version_info < (
+            3,
+            11,
+        ):  # which knows no columns: IPython 8 highlights no expression in our code
             shown = list(map(plain, shown))
         assert shown[0] == shown[1], body
 

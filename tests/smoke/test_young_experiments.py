@@ -1,4 +1,6 @@
-"""Ends that look only at what was made since the start, beside threads, subshells, forks, interrupts and errors."""
+"""Ends that look only at what was made since the start, beside threads, subshells, forks,
+interrupts and errors.
+"""
 
 import pytest
 
@@ -6,7 +8,9 @@ from ipygpumem.heap.garbage import young_generations
 from tests.kernel import Kernel
 from tests.steps import fails, ok
 
-pytestmark = pytest.mark.skipif(young_generations() != (0, 1), reason="this Python has other generations")
+pytestmark = pytest.mark.skipif(
+    young_generations() != (0, 1), reason="this Python has other generations"
+)
 
 SETUP = """
 import gc, os, sys, threading, weakref
@@ -25,7 +29,7 @@ def count(phase, info):
         full.append(1)
 gc.callbacks.append(count)
 gc.collect()
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -52,7 +56,9 @@ def test_the_first_error_that_is_recovered_from_frees_older_garbage_too(counting
     assert left_and_full(counting) == ([], False)
 
 
-def test_an_error_after_an_experiment_inside_the_cell_takes_what_the_cell_made_before(counting: Kernel) -> None:
+def test_an_error_after_an_experiment_inside_the_cell_takes_what_the_cell_made_before(
+    counting: Kernel,
+) -> None:
     # Seen: the experiment made "n" old, and the recovery looked only at what was made after that.
     inside = "with ipygpumem.experiment('inside', report='none'): pass"
     ok(counting, f"def fail(name):\n    n = node(name)\n    {inside}\n    raise MemoryError(name)")
@@ -63,7 +69,10 @@ def test_an_error_after_an_experiment_inside_the_cell_takes_what_the_cell_made_b
 
 def test_an_error_that_takes_what_holds_an_older_one_looks_at_everything(counting: Kernel) -> None:
     # Seen: a trainer in no cycle died at once, and nobody looked for its model, which was in one.
-    ok(counting, "class Trainer:\n    def __init__(self, name): self.model = node(name)\ntrainer = None")
+    ok(
+        counting,
+        "class Trainer:\n    def __init__(self, name): self.model = node(name)\ntrainer = None",
+    )
     fails(counting, "trainer = Trainer('first'); raise MemoryError", "MemoryError")
     fails(counting, "trainer = Trainer('second'); raise MemoryError", "MemoryError")
     assert left_and_full(counting)[0] == ["second"]
@@ -80,5 +89,9 @@ def test_nothing_is_collected_where_the_user_has_switched_that_off(counting: Ker
 def test_what_an_older_array_of_objects_led_to_is_looked_for(counting: Kernel) -> None:
     # Seen: the collector does not look into arrays, and so nobody had noticed that it was there.
     pytest.importorskip("numpy")
-    ok(counting, "import numpy; array = numpy.array([node('old')], dtype=object)", "%%experiment a\ndel array")
+    ok(
+        counting,
+        "import numpy; array = numpy.array([node('old')], dtype=object)",
+        "%%experiment a\ndel array",
+    )
     assert left_and_full(counting) == ([], True)

@@ -1,4 +1,6 @@
-"""Tests with torch on the CPU: in kernels, and all those for which torch is imported in the tests' own process."""
+"""Tests with torch on the CPU: in kernels, and all those for which torch is imported in the tests'
+own process.
+"""
 
 import pytest
 
@@ -35,7 +37,8 @@ for space in (globals(), Out, get_ipython().user_ns_hidden):  # moves these back
 
 @pytest.fixture
 def small_heap(notebook: Kernel) -> None:
-    """Let looks at the notebook's heap pass over what libraries made on import: most of a test's time.
+    """Let looks at the notebook's heap pass over what libraries made on import: most of a test's
+    time.
 
     Not for tests of freeing, and some tests of each kind look at everything.
     """
@@ -44,6 +47,8 @@ def small_heap(notebook: Kernel) -> None:
 
 @pytest.fixture
 def no_modules_of_users(monkeypatch: pytest.MonkeyPatch, others_out_of_sight: None) -> None:
-    """Let estimates put back arguments and closures alone: the modules of tests lead to all of pytest."""
+    """Let estimates put back arguments and closures alone: the modules of tests lead to all of
+    pytest.
+    """
     monkeypatch.setattr("ipygpumem.estimating.rollback._is_users_module", lambda module: False)
     monkeypatch.setattr("ipygpumem.estimating.rollback.is_users", lambda file: False)

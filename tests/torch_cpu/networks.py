@@ -1,4 +1,6 @@
-"""Networks and their training, and what of them is really alive: what estimates are held against."""
+"""Networks and their training, and what of them is really alive: what estimates are
+held against.
+"""
 
 import inspect
 import weakref
@@ -15,7 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 
 class RealStorages(TorchDispatchMode):
-    """The bytes of real storages while code runs, in blocks of 512: what estimates are held against."""
+    """The bytes of real storages while code runs, in blocks of 512: what estimates are held
+    against.
+    """
 
     def __init__(self, *before: torch.Tensor) -> None:
         super().__init__()
@@ -47,7 +51,11 @@ class RealStorages(TorchDispatchMode):
 class Residual(nn.Module):
     def __init__(self, given: int, wide: int) -> None:
         super().__init__()
-        first = nn.Conv2d(given, wide, 3, 2, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU(inplace=True)
+        first = (
+            nn.Conv2d(given, wide, 3, 2, 1, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.ReLU(inplace=True),
+        )
         self.body = nn.Sequential(*first, nn.Conv2d(wide, wide, 3, 1, 1), nn.BatchNorm2d(wide))
         self.short = nn.Conv2d(given, wide, 1, 2)
 
@@ -60,24 +68,39 @@ class Transformer(nn.Module):
         super().__init__()
         self.causal, self.checkpointed = causal, checkpointed
         self.embedding = nn.Embedding(500, 64)
-        self.layers = nn.ModuleList([nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(3)])
+        self.layers = nn.ModuleList(
+            [nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(3)]
+        )
         self.head = nn.Linear(64, 10)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1]) if self.causal else None
         for layer in self.layers:
-            x = checkpoint(layer, x, mask, use_reentrant=False) if self.checkpointed else layer(x, mask)
+            x = (
+                checkpoint(layer, x, mask, use_reentrant=False)
+                if self.checkpointed
+                else layer(x, mask)
+            )
         return self.head(x).flatten(0, -2)
 
 
 def convolutional() -> nn.Module:
     first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
-    return nn.Sequential(first, nn.Flatten(), nn.Dropout(0.5), nn.Linear(16 * 256, 128), nn.ReLU(), nn.Linear(128, 10))
+    return nn.Sequential(
+        first,
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(16 * 256, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
 
 
 def residual() -> nn.Module:
-    return nn.Sequential(Residual(3, 32), Residual(32, 64), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    return nn.Sequential(
+        Residual(3, 32), Residual(32, 64), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
+    )
 
 
 def images() -> torch.Tensor:
@@ -103,7 +126,12 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def training(
-    model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, *, mixed: bool = False, rounds: int = 1
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    x: torch.Tensor,
+    *,
+    mixed: bool = False,
+    rounds: int = 1,
 ) -> float:
     for _ in range(2):
         optimizer.zero_grad()
@@ -117,13 +145,25 @@ def training(
 
 
 def every_optimizer(place: str = "cpu") -> list[Any]:
-    """Return torch's optimizers with each option that chooses how they step, as far as ``place`` supports it."""
+    """Return torch's optimizers with each option that chooses how they step, as far as ``place``
+    supports it.
+    """
     made = []
-    options = ({}, {"fused": True}, {"foreach": True}, {"foreach": False}, {"capturable": True}, {"amsgrad": True})
+    options = (
+        {},
+        {"fused": True},
+        {"foreach": True},
+        {"foreach": False},
+        {"capturable": True},
+        {"amsgrad": True},
+    )
     kinds: list[Any] = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
     for kind in kinds:
-        for chosen in options if kind not in (torch.optim.Optimizer, torch.optim.SparseAdam) else ():
-            has_no_kernel = kind is torch.optim.Adagrad and "fused" in chosen and place != "cpu"  # before torch 2.12
+        for chosen in (
+            options if kind not in (torch.optim.Optimizer, torch.optim.SparseAdam) else ()
+        ):
+            # before torch 2.12
+            has_no_kernel = kind is torch.optim.Adagrad and "fused" in chosen and place != "cpu"
             if chosen.keys() - inspect.signature(kind).parameters or has_no_kernel:
                 continue
             weights = [nn.Parameter(torch.ones(64, 64, device=place)) for _ in range(2)]

@@ -9,10 +9,32 @@ def test_usual_objects_of_torch_are_counted() -> None:
     layer = torch.nn.Linear(3, 3)
     optimizer = torch.optim.Adam(layer.parameters())
     loss = layer(torch.ones(2, 3)).sum()
-    objects = [layer, optimizer, loss, loss.grad_fn, layer.weight, layer.weight.untyped_storage(), loss.shape]
-    objects += [torch.device("cpu"), torch.float32, torch.strided, torch.Generator(), torch.finfo(torch.float32)]
-    objects += [torch.utils.data.DataLoader([1]), torch.nn.LSTM(2, 2), torch.Size([1]), loss.register_hook(print)]
-    objects += [torch.ones(3).to_sparse(), torch.nested.nested_tensor([torch.ones(3)], layout=torch.jagged)]
+    objects = [
+        layer,
+        optimizer,
+        loss,
+        loss.grad_fn,
+        layer.weight,
+        layer.weight.untyped_storage(),
+        loss.shape,
+    ]
+    objects += [
+        torch.device("cpu"),
+        torch.float32,
+        torch.strided,
+        torch.Generator(),
+        torch.finfo(torch.float32),
+    ]
+    objects += [
+        torch.utils.data.DataLoader([1]),
+        torch.nn.LSTM(2, 2),
+        torch.Size([1]),
+        loss.register_hook(print),
+    ]
+    objects += [
+        torch.ones(3).to_sparse(),
+        torch.nested.nested_tensor([torch.ones(3)], layout=torch.jagged),
+    ]
     assert OwnBytes().uncounted(objects) == set()
 
 

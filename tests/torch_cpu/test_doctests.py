@@ -11,7 +11,14 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 
-_SCRIPT = ("api.calibrate", "api.freeing", "api.inventories", "api.loops", "api.traces", "fitting.budgets")
+_SCRIPT = (
+    "api.calibrate",
+    "api.freeing",
+    "api.inventories",
+    "api.loops",
+    "api.traces",
+    "fitting.budgets",
+)
 _SCRIPT += (
     "extras.moving.moving",
     "extras.moving.releasing",
@@ -32,7 +39,9 @@ def run(name: str) -> int:
 
 @pytest.mark.usefixtures("script_memory", "others_out_of_sight")
 @pytest.mark.parametrize("name", _SCRIPT)
-def test_examples_of_scripts_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_scripts_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(name)
 

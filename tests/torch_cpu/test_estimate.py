@@ -1,4 +1,6 @@
-"""ipygpumem.estimate and summary: the peak and its parts against real runs, and what gradients and optimizers take."""
+"""ipygpumem.estimate and summary: the peak and its parts against real runs, and what gradients and
+optimizers take.
+"""
 
 import re
 from collections.abc import Callable
@@ -21,7 +23,9 @@ pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 CARD = "cuda:0"
 
 
-def held_against_a_real_run(step: Callable[[], object], *before: torch.Tensor, rel: float = 0.02) -> None:
+def held_against_a_real_run(
+    step: Callable[[], object], *before: torch.Tensor, rel: float = 0.02
+) -> None:
     """Estimate a step, run it, and hold the one against the other."""
     (found,) = ipygpumem.estimate(step).devices
     with RealStorages(*before) as real:
@@ -31,26 +35,40 @@ def held_against_a_real_run(step: Callable[[], object], *before: torch.Tensor, r
     assert sum(found.parts.values()) == found.peak_bytes <= found.reserved_bytes
 
 
-REAL = [("CNN", "Adam", {"mixed": True}), ("ResNet", "SGD", {}), ("decoder", "AdamW fused", {"rounds": 3})]
+REAL = [
+    ("CNN", "Adam", {"mixed": True}),
+    ("ResNet", "SGD", {}),
+    ("decoder", "AdamW fused", {"rounds": 3}),
+]
 
 
-@pytest.mark.parametrize(("name", "optimizer", "options"), [*REAL, ("checkpointing", "AdamW foreach", {})])
+@pytest.mark.parametrize(
+    ("name", "optimizer", "options"), [*REAL, ("checkpointing", "AdamW foreach", {})]
+)
 def test_the_peak_is_that_of_a_real_run(name: str, optimizer: str, options: dict[str, Any]) -> None:
     make, data = MODELS[name]
     model, x = make(), data()
     steps = OPTIMIZERS[optimizer](model.parameters())
-    held_against_a_real_run(lambda: training(model, steps, x, **options), *model.parameters(), *model.buffers(), x)
+    held_against_a_real_run(
+        lambda: training(model, steps, x, **options), *model.parameters(), *model.buffers(), x
+    )
 
 
 def test_sparse_tensors_are_refused_by_their_line() -> None:
     table, sparse = nn.Embedding(20, 8, sparse=True), torch.eye(3).to_sparse()
-    with pytest.raises(EstimateError, match=r"sparse tensors: _sparse_coo.* in .*table\(torch.arange\(9\)\).sum"):
+    with pytest.raises(
+        EstimateError, match=r"sparse tensors: _sparse_coo.* in .*table\(torch.arange\(9\)\).sum"
+    ):
         ipygpumem.estimate(lambda: table(torch.arange(9)).sum().backward())
     with pytest.raises(EstimateError, match="sparse or quantized"):
         ipygpumem.estimate(lambda: sparse)
 
 
-RECURRENT = [("LSTM", (64, 128, 2, 16, 8)), ("LSTM", (40, 200, 3, 16, 5)), ("GRU", (32, 48, 1, 8, 10))]
+RECURRENT = [
+    ("LSTM", (64, 128, 2, 16, 8)),
+    ("LSTM", (40, 200, 3, 16, 5)),
+    ("GRU", (32, 48, 1, 8, 10)),
+]
 
 
 @pytest.mark.parametrize(("kind", "sizes"), [*RECURRENT, ("RNN", (8, 24, 2, 4, 5))])
@@ -97,7 +115,8 @@ def test_what_code_lets_go_of_is_gone() -> None:
 
     held_against_a_real_run(train, x, model.weight)
     (found,) = ipygpumem.estimate(lambda: model.half()).devices
-    assert found.after_bytes <= MIB // 2 + MIB  # the weights, and the gradient that a cast casts as well
+    # the weights, and the gradient that a cast casts as well
+    assert found.after_bytes <= MIB // 2 + MIB
 
 
 def test_the_parts_of_a_linear_layers_training_are_exact() -> None:
@@ -119,7 +138,10 @@ def test_the_parts_of_a_linear_layers_training_are_exact() -> None:
 
 
 def test_a_forward_pass_without_gradients_has_temporaries_only() -> None:
-    model, x = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)), torch.randn(1024, 512)
+    model, x = (
+        nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)),
+        torch.randn(1024, 512),
+    )
     (found,) = ipygpumem.estimate(torch.no_grad()(model), x).devices
     assert (found.parts["activations"], found.parts["gradients"]) == (0, 0)
     assert found.parts["temporaries"] == 4 * MIB  # what goes into a layer, and what comes out
@@ -133,12 +155,15 @@ def residual(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize(
     ("branch", "peak"),
-    # x, y, both branches' values, what is given to backward, and the gradients of both branches: those that meet are
-    # added up in place. Where a branch's gradient is the one given to backward, the sum is a tensor of its own.
+    # x, y, both branches' values, what is given to backward, and the gradients of both branches:
+    # those that meet are added up in place. Where a branch's gradient is the one given to backward,
+    # the sum is a tensor of its own.
     [(lambda y: (y * 2.0 + y * 3.0,), 6), (residual, 7)],
     ids=["two branches", "a residual"],
 )
-def test_gradients_are_added_up_as_autograd_does(branch: Callable[[Any], tuple[Any, ...]], peak: int) -> None:
+def test_gradients_are_added_up_as_autograd_does(
+    branch: Callable[[Any], tuple[Any, ...]], peak: int
+) -> None:
     x = torch.ones(MIB // 4, requires_grad=True)
 
     def step() -> None:
@@ -189,16 +214,43 @@ def test_a_device_that_is_not_here_can_be_estimated() -> None:
     found = ipygpumem.estimate(step, device_memory="24GiB")
     (device,) = found.devices
     assert (device.device, device.room_bytes, device.fits) == (CARD, 24 * 1024 * MIB, True)
-    assert "cuda:0 is not available: tensors on it and on the host are counted together" in found.notes
+    assert (
+        "cuda:0 is not available: tensors on it and on the host are counted together" in found.notes
+    )
     assert ipygpumem.estimate(step, device="cuda", device_memory="4MiB").fits is False
     assert ipygpumem.estimate(step, device="cuda").fits is None
 
 
-HALF = ["y @ y", "torch.einsum('ij,kj->ik', y.float(), w)", "nn.LSTMCell(64, 64)(y)[0]", "F.linear(y, w)", "y + 1"]
-FLOAT32 = ["y.exp()", "y.pow(2)", "y.softmax(-1)", "y.log_softmax(-1)", "y.sum()", "y.sum(1)", "y.norm()", "y.prod()"]
-FLOAT32 += ["y.norm(dim=1)", "F.layer_norm(y, (64,))", "y.cumsum(0)", "torch.addcmul(y, y, w)", "F.mse_loss(y, y)"]
+HALF = [
+    "y @ y",
+    "torch.einsum('ij,kj->ik', y.float(), w)",
+    "nn.LSTMCell(64, 64)(y)[0]",
+    "F.linear(y, w)",
+    "y + 1",
+]
+FLOAT32 = [
+    "y.exp()",
+    "y.pow(2)",
+    "y.softmax(-1)",
+    "y.log_softmax(-1)",
+    "y.sum()",
+    "y.sum(1)",
+    "y.norm()",
+    "y.prod()",
+]
+FLOAT32 += [
+    "y.norm(dim=1)",
+    "F.layer_norm(y, (64,))",
+    "y.cumsum(0)",
+    "torch.addcmul(y, y, w)",
+    "F.mse_loss(y, y)",
+]
 FLOAT32 += ["torch.linalg.norm(y)", "F.kl_div(y, y)", "F.softplus(y)", "torch.logsumexp(y, -1)"]
-FLOAT32 += ["F.cross_entropy(y, torch.zeros(64, dtype=torch.long))", "F.group_norm(y, 2)", "F.interpolate(y[None], 32)"]
+FLOAT32 += [
+    "F.cross_entropy(y, torch.zeros(64, dtype=torch.long))",
+    "F.group_norm(y, 2)",
+    "F.interpolate(y[None], 32)",
+]
 
 
 def test_without_a_card_autocast_has_the_lists_of_cuda() -> None:
@@ -249,9 +301,15 @@ def test_the_lists_of_autocast_are_those_of_this_torch() -> None:
     ],
     ids=["moved and cast", "made on meta"],
 )
-def test_a_module_goes_to_a_device_that_is_not_here(build: Any, peak: int | None, after: int) -> None:
+def test_a_module_goes_to_a_device_that_is_not_here(
+    build: Any, peak: int | None, after: int
+) -> None:
     (found,) = ipygpumem.estimate(build).devices
-    assert (found.device, found.after_bytes, sum(found.parts.values())) == (CARD, after, found.peak_bytes)
+    assert (found.device, found.after_bytes, sum(found.parts.values())) == (
+        CARD,
+        after,
+        found.peak_bytes,
+    )
     assert peak is None or found.peak_bytes == peak
 
 
@@ -266,8 +324,13 @@ def test_every_optimizer_steps_on_a_named_card_and_with_every_option() -> None:
     for optimizer in optimizers:
         if not optimizer.defaults.get("capturable"):  # which steps on cards only
             optimizer.step(lambda: 0.0)
-    for options in ({"device": "cuda"}, {"device": CARD, "device_memory": "24GiB", "timeout": 100.0}):
-        assert ipygpumem.estimate(step, **options).peak_bytes == pytest.approx(first.peak_bytes, rel=0.01)
+    for options in (
+        {"device": "cuda"},
+        {"device": CARD, "device_memory": "24GiB", "timeout": 100.0},
+    ):
+        assert ipygpumem.estimate(step, **options).peak_bytes == pytest.approx(
+            first.peak_bytes, rel=0.01
+        )
 
 
 def test_the_value_of_a_number_on_the_host_is_known() -> None:
@@ -285,7 +348,9 @@ def test_the_value_of_a_number_on_the_host_is_known() -> None:
 
 @pytest.mark.parametrize("name", ["Adam", "Adafactor"])
 def test_an_optimizer_of_an_accelerator_steps_as_torch_does_there(name: str) -> None:
-    """There, Adam takes all parameters at once, which needs temporaries as large as all of them; Adafactor does not."""
+    """There, Adam takes all parameters at once, which needs temporaries as large as all of them;
+    Adafactor does not.
+    """
     if not hasattr(torch.optim, name):
         pytest.skip("this torch has no such optimizer")
     weights = [nn.Parameter(torch.zeros(256, 256)) for _ in range(16)]  # 4 MiB
@@ -293,7 +358,9 @@ def test_an_optimizer_of_an_accelerator_steps_as_torch_does_there(name: str) -> 
         weight.grad = torch.zeros_like(weight)
 
     def peak(**options: Any) -> int:
-        return ipygpumem.estimate(getattr(torch.optim, name)(weights, **options).step, device=CARD).peak_bytes
+        return ipygpumem.estimate(
+            getattr(torch.optim, name)(weights, **options).step, device=CARD
+        ).peak_bytes
 
     each, together = peak(foreach=False), peak(foreach=True)
     assert together - each >= 3 * MIB
@@ -307,10 +374,15 @@ def kept(code: Any, device: str) -> int:
 
 def test_dropout_and_attention_keep_what_they_keep_on_a_card() -> None:
     """On a card, dropout keeps a byte for each number, and attention no matrix of weights."""
-    x, heads = torch.ones(MIB // 4, requires_grad=True), torch.ones(1, 4, 1024, 64, requires_grad=True)
+    x, heads = (
+        torch.ones(MIB // 4, requires_grad=True),
+        torch.ones(1, 4, 1024, 64, requires_grad=True),
+    )
 
     def attend() -> Any:
-        return functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1, is_causal=True)
+        return functional.scaled_dot_product_attention(
+            heads, heads, heads, dropout_p=0.1, is_causal=True
+        )
 
     assert kept(lambda: functional.dropout(x, 0.5), CARD) == MIB // 4
     assert kept(lambda: functional.dropout(x, 0.5), "cpu") == MIB
@@ -319,18 +391,35 @@ def test_dropout_and_attention_keep_what_they_keep_on_a_card() -> None:
 
 
 def test_a_summary_has_a_row_for_each_module() -> None:
-    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Sequential(nn.Linear(512, 10), nn.Identity()))
+    model = nn.Sequential(
+        nn.Linear(256, 512), nn.ReLU(), nn.Sequential(nn.Linear(512, 10), nn.Identity())
+    )
     model[0].bias.requires_grad_(False)
     found = ipygpumem.summary(model, torch.randn(64, 256))
     rows = {row.name: row for row in found.rows}
     assert list(rows) == ["", "0", "1", "2", "2.0", "2.1"]
     assert [row.depth for row in found.rows] == [0, 1, 1, 1, 2, 2]
-    assert [row.output_shape for row in found.rows] == [(64, 10), (64, 512), (64, 512), (64, 10), (64, 10), (64, 10)]
+    assert [row.output_shape for row in found.rows] == [
+        (64, 10),
+        (64, 512),
+        (64, 512),
+        (64, 10),
+        (64, 10),
+        (64, 10),
+    ]
     assert (rows["0"].parameters, rows["0"].parameter_bytes) == (257 * 512, 257 * 512 * 4)
     assert rows[""].parameters == found.trainable_parameters + 512
     kept = {name: row.activation_bytes for name, row in rows.items()}
-    # Nothing needs what the first layer gives: the ReLU keeps its own result, and the last layer's is the caller's.
-    assert kept == {"": 64 * 522 * 4, "0": 0, "1": 64 * 512 * 4, "2": 64 * 40, "2.0": 64 * 40, "2.1": 0}
+    # Nothing needs what the first layer gives: the ReLU keeps its own result, and the last layer's
+    # is the caller's.
+    assert kept == {
+        "": 64 * 522 * 4,
+        "0": 0,
+        "1": 64 * 512 * 4,
+        "2": 64 * 40,
+        "2.0": 64 * 40,
+        "2.1": 0,
+    }
     assert [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()] == [0] * 6
     assert (model[0].weight.grad, type(model[0].weight)) == (None, nn.Parameter)
     assert str(found).startswith("Sequential: 136,714 parameters, 136,202 trainable")
@@ -350,7 +439,9 @@ def test_a_summary_has_a_row_for_each_module() -> None:
         ({"device_memory": "24"}, "has no unit"),
     ],
 )
-def test_a_wrong_size_or_time_is_said_before_anything_runs(options: dict[str, Any], words: str) -> None:
+def test_a_wrong_size_or_time_is_said_before_anything_runs(
+    options: dict[str, Any], words: str
+) -> None:
     ran: list[int] = []
     with pytest.raises(GpuMemError, match=words):
         ipygpumem.estimate(ran.append, 1, **options)

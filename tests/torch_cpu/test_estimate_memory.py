@@ -1,4 +1,6 @@
-"""What estimates know of the allocator and of memory beside tensors: block sizes, segments, workspaces, the verdict."""
+"""What estimates know of the allocator and of memory beside tensors: block sizes, segments,
+workspaces, the verdict.
+"""
 
 import os
 from dataclasses import replace
@@ -49,7 +51,9 @@ def usual(monkeypatch: pytest.MonkeyPatch) -> None:
         (11 * MIB, 12 * MIB, 12 * MIB),  # a rest of 1 MiB is not split off
     ],
 )
-def test_a_block_and_its_segment_are_as_large_as_the_allocators(asked: int, block: int, segment: int) -> None:
+def test_a_block_and_its_segment_are_as_large_as_the_allocators(
+    asked: int, block: int, segment: int
+) -> None:
     allocator = Allocator()
     assert (allocator.take(asked).size, allocator.reserved_bytes) == (block, segment)
 
@@ -89,7 +93,9 @@ def test_the_least_memory_is_between_what_is_in_use_and_what_is_kept() -> None:
 
 
 def test_the_least_memory_is_enough_with_more_of_it_too() -> None:
-    """With 72 to 89 MiB the first segment is given back before a block can pin it, with 90 to 99 MiB it is not."""
+    """With 72 to 89 MiB the first segment is given back before a block can pin it, with 90 to 99
+    MiB it is not.
+    """
     sizes = [(0, 40), (0, 0), (1, 50), (2, 12), (1, 0), (3, 60), (3, 0), (2, 0), (4, 61)]
     replay = Replay([(number, size * MIB) for number, size in sizes])
     runs = [replay.runs(limit * MIB) for limit in (71, 72, 89, 90, 99, 100)]
@@ -98,12 +104,24 @@ def test_the_least_memory_is_enough_with_more_of_it_too() -> None:
 
 
 def test_a_replay_starts_with_the_segments_of_the_card() -> None:
-    """Storages that are there lie where they do, gaps are used, and blocks of others are not counted."""
-    sizes = [(8, "allocated"), (6, "inactive"), (4, "allocated"), (2, "inactive"), (20, "allocated")]
+    """Storages that are there lie where they do, gaps are used, and blocks of others are not
+    counted.
+    """
+    sizes = [
+        (8, "allocated"),
+        (6, "inactive"),
+        (4, "allocated"),
+        (2, "inactive"),
+        (20, "allocated"),
+    ]
     starts = [0, 8, 14, 18, 40]
     parts = zip(starts, sizes, strict=True)
     blocks = [Block(start * MIB, size * MIB, size * MIB, state) for start, (size, state) in parts]
-    segments = (Segment(tuple(blocks[:4])), Segment(tuple(blocks[4:])), Segment((blocks[1],), stream=7))
+    segments = (
+        Segment(tuple(blocks[:4])),
+        Segment(tuple(blocks[4:])),
+        Segment((blocks[1],), stream=7),
+    )
     replay = Replay([(0, 8 * MIB), (1, 6 * MIB), (0, 0), (2, 14 * MIB)], 1 << 62, segments, {0: 0})
     assert (replay.others_bytes, replay.there_bytes) == (30 * MIB, 16 * MIB)
     allocator = replay.allocator(16 * MIB)
@@ -114,7 +132,9 @@ def test_a_replay_starts_with_the_segments_of_the_card() -> None:
     assert replay.runs(30 * MIB)
 
 
-def test_what_is_set_of_the_allocator_and_not_followed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_set_of_the_allocator_and_not_followed_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "")
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:64")
     x = torch.ones(8)
@@ -139,13 +159,24 @@ def test_the_largest_block_to_split_counts() -> None:
         ((9, 0), {}, (32 * MIB, MIB)),
         ((8, 0), {}, (8320 * KIB, MIB)),
         (None, {}, (32 * MIB, MIB)),
-        ((9, 0), {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "2048"}, (128 * KIB, 128 * KIB)),
-        ((9, 0), {"CUBLASLT_WORKSPACE_SIZE": "40960", "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}, (32 * MIB, 40 * MIB)),
+        (
+            (9, 0),
+            {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "2048"},
+            (128 * KIB, 128 * KIB),
+        ),
+        (
+            (9, 0),
+            {"CUBLASLT_WORKSPACE_SIZE": "40960", "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"},
+            (32 * MIB, 40 * MIB),
+        ),
         ((9, 0), {"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "1"}, (32 * MIB, 0)),
     ],
 )
 def test_workspaces_are_as_large_as_torchs(
-    capability: Any, environment: dict[str, str], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    capability: Any,
+    environment: dict[str, str],
+    expected: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The sizes were seen on simulated cards of these capabilities, with torch 2.11."""
     for name, value in environment.items():
@@ -192,12 +223,16 @@ def test_code_is_told_the_capability_that_the_workspaces_are_those_of(
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-def test_a_recurrent_layer_on_a_card_that_is_not_here_is_noted(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recurrent_layer_on_a_card_that_is_not_here_is_noted(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layer, x = getattr(nn, kind)(4, 4), torch.ones(2, 2, 4)
 
     def estimate(**options: Any) -> tuple[bool, str]:
         found = ipygpumem.estimate(layer, x, **options)
-        return any("a card's kernels for a recurrent layer" in note for note in found.notes), found.verdict
+        return any(
+            "a card's kernels for a recurrent layer" in note for note in found.notes
+        ), found.verdict
 
     assert estimate(device=CARD, device_memory="4GiB") == (True, "fits perhaps")
     assert estimate(device="cpu", device_memory="1TiB") == (False, "fits")
@@ -218,7 +253,9 @@ def test_inference_mode_counts_what_composite_operators_allocate() -> None:
     assert peak(torch.inference_mode) == peak(torch.no_grad) > 2 * x.nbytes
 
 
-def test_without_cudnn_a_convolution_takes_columns_of_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cudnn_a_convolution_takes_columns_of_one_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     x = torch.ones(4, 8, 64, 64)
 
     def temporary(layer: nn.Module, x: torch.Tensor) -> int:
@@ -243,7 +280,11 @@ def test_the_verdict_sets_a_context_aside_on_a_cuda_device() -> None:
 
     required = GIB + context + spare
     assert verdict(required - 1) == (context + spare, False, "does not fit")
-    assert verdict(required) == verdict(required + GIB // 11) == (context + spare, None, "fits perhaps")
+    assert (
+        verdict(required)
+        == verdict(required + GIB // 11)
+        == (context + spare, None, "fits perhaps")
+    )
     assert verdict(required + GIB // 9) == (context + spare, True, "fits")
     assert verdict(GIB, "cpu")[1] is False
 
@@ -282,7 +323,9 @@ def test_what_is_free_is_asked_without_making_a_context(monkeypatch: pytest.Monk
         raise AssertionError("this makes a context")
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", refuse)
-    monkeypatch.setattr(Nvml, "visible", lambda self: [DeviceWide(total_bytes=10 * MIB, used_bytes=4 * MIB)])
+    monkeypatch.setattr(
+        Nvml, "visible", lambda self: [DeviceWide(total_bytes=10 * MIB, used_bytes=4 * MIB)]
+    )
     found = ipygpumem.estimate(make_on_cuda)
     assert [(device.device, device.room_bytes) for device in found.devices] == [("cuda:0", 6 * MIB)]
     assert found.devices[0].context_bytes == 768 * MIB  # that of this process is still to be made
@@ -297,7 +340,11 @@ def test_a_driver_that_breaks_off_leaves_the_room_open(monkeypatch: pytest.Monke
     assert (device.device, device.peak_bytes, device.room_bytes) == ("cuda:0", MIB, None)
     wide = DeviceWide(total_bytes=9 * MIB, used_bytes=4 * MIB)
     monkeypatch.setattr(Nvml, "device", lambda *_, **__: wide)
-    answers: dict[str, Any] = {"device_count": 1, "memory_reserved": 3 * MIB, "memory_allocated": MIB}
+    answers: dict[str, Any] = {
+        "device_count": 1,
+        "memory_reserved": 3 * MIB,
+        "memory_allocated": MIB,
+    }
     answers |= {"memory_snapshot": [], "get_per_process_memory_fraction": 1}
     answers["get_device_properties"] = SimpleNamespace(total_memory=9 * MIB)
     for name, value in {"is_initialized": True, **answers}.items():
@@ -308,7 +355,9 @@ def test_a_driver_that_breaks_off_leaves_the_room_open(monkeypatch: pytest.Monke
     assert free_bytes("cuda:0") is None
 
 
-def test_free_on_the_host_is_what_a_containers_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_on_the_host_is_what_a_containers_limit_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("ipygpumem.probes.host.available_bytes", lambda: 5 * MIB)
     (device,) = ipygpumem.estimate(lambda: torch.ones(4)).devices
     assert (device.device, device.room_bytes) == ("cpu", 5 * MIB)
@@ -316,7 +365,10 @@ def test_free_on_the_host_is_what_a_containers_limit_leaves(monkeypatch: pytest.
 
 def test_a_size_for_the_host_has_to_hold_the_whole_process() -> None:
     rss = psutil.Process().memory_info().rss
-    small, large = (ipygpumem.estimate(lambda: torch.ones(9), device_memory=size) for size in (rss // 2, rss * 2))
+    small, large = (
+        ipygpumem.estimate(lambda: torch.ones(9), device_memory=size)
+        for size in (rss // 2, rss * 2)
+    )
     assert (small.fits, large.fits) == (False, True)
     assert "other memory of this process" in str(large)
 
@@ -332,7 +384,9 @@ FREEING = {
 
 @pytest.mark.parametrize("line", FREEING)
 def test_code_frees_an_object_unless_another_name_leads_to_it(line: str) -> None:
-    """The copies of lists, dicts and other objects die with their last reference, as the originals would."""
+    """The copies of lists, dicts and other objects die with their last reference, as the originals
+    would.
+    """
     names: dict[str, Any] = {}
     exec(
         "import torch\nnet = torch.nn.Linear(512, 512, bias=False)\n"

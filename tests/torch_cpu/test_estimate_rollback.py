@@ -1,4 +1,6 @@
-"""%%estimate, and that estimates change nothing: not the notebook, not modules, not settings of the process."""
+"""%%estimate, and that estimates change nothing: not the notebook, not modules, not settings of the
+process.
+"""
 
 import array
 import collections
@@ -100,7 +102,7 @@ def train(x, steps=2):
     real.add_(1)
     local.loss = loss
     generator.random(), dice.random(), np.random.rand(), random.random(), torch.rand(2, generator=torchs)
-"""
+"""  # noqa: E501
 
 SETUP = """
 import sys, random
@@ -124,15 +126,17 @@ def all_of_it():
 
 names_of_it = sorted(vars(m))
 before = all_of_it()
-"""
+"""  # noqa: E501
 FAKES = """
 import gc
 fakes = lambda: sum(type(t).__name__ == 'FakeTensor' and id(t) not in earlier for t in gc.get_objects())
 earlier = {id(t) for t in gc.get_objects() if type(t).__name__ == 'FakeTensor'}
-"""
+"""  # noqa: E501
 
 
-estimating = kernel_with("%load_ext ipygpumem", "import os, sys, time, signal, torch, ipygpumem\nx = torch.ones(4, 4)")
+estimating = kernel_with(
+    "%load_ext ipygpumem", "import os, sys, time, signal, torch, ipygpumem\nx = torch.ones(4, 4)"
+)
 
 CELL = """%%estimate --device-memory 24GiB --device cuda:0
 loss = (model(x) * scale).sum()
@@ -146,33 +150,46 @@ model.eval(), torch.manual_seed(7)
 
 
 def test_a_cell_is_estimated_and_leaves_nothing(estimating: Kernel) -> None:
-    works(estimating, "model = torch.nn.Linear(4, 4)\noptimizer = torch.optim.Adam(model.parameters())")
+    works(
+        estimating,
+        "model = torch.nn.Linear(4, 4)\noptimizer = torch.optim.Adam(model.parameters())",
+    )
     works(estimating, "losses, scale = [], 2")
     tensors = "[t.tolist() for t in (x, torch.get_rng_state(), *model.parameters())]"
     before = estimating.value(tensors)
     reply = estimating.run(CELL)
-    assert (reply.status, reply.stdout) == ("ok", "torch.Size([4, 4])\n"), reply.traceback + reply.stderr
+    assert (reply.status, reply.stdout) == ("ok", "torch.Size([4, 4])\n"), (
+        reply.traceback + reply.stderr
+    )
     (report,) = reply.reports("estimate")
-    for words in ("cuda:0 peak", "of 24.00 GiB", "optimizer state", "line 5: losses.append(loss.item())"):
+    for words in (
+        "cuda:0 peak",
+        "of 24.00 GiB",
+        "optimizer state",
+        "line 5: losses.append(loss.item())",
+    ):
         assert words in report
     assert "only tensors are fake; calls to these run for real: print\n" in report
     assert estimating.value(tensors) == before
-    state = "(losses, scale, 'loss' in globals(), model.weight.grad, len(optimizer.state), model.training)"
+    state = (
+        "(losses, scale, 'loss' in globals(), model.weight.grad, len(optimizer.state), "
+        "model.training)"
+    )
     assert estimating.value(state) == ([], 2, False, None, 0, True)
 
 
 MISTAKES = {
     "%%estimate --device-memory much\nx": "'much' is not a size",
-    "%%estimate --device tpu\nx": "UsageError: 'tpu' is not a device: write RAM or a name such as cuda:0",
+    "%%estimate --device tpu\nx": "UsageError: 'tpu' is not a device: write RAM or a name such as cuda:0",  # noqa: E501
     "%%estimate --fit 24XB\nx": "--fit: '24XB' is not a size",
-    "%%estimate --fit tpu\nx": "'tpu' is neither a size, such as 24GiB, nor a device, such as cuda:0",
+    "%%estimate --fit tpu\nx": "'tpu' is neither a size, such as 24GiB, nor a device, such as cuda:0",  # noqa: E501
     "%%estimate --fit 2GiB --device-memory 1GiB\nx": "leave out --device-memory",
     "%%estimate --batch n\nx": "--batch names what --fit makes smaller: write --fit 24GiB, too",
     "%%estimate --fit cuda:0\ny = x * 2": "the memory of the device is not known here: give a size",
     "%%estimate --device cuda --fit 8GiB\nnumber = 3": "--fit: the cell makes no tensor to fit",
-    "%%estimate --fit 2GiB --batch n\ny = x * 2": "--batch n: neither the cell nor the notebook has this name",
+    "%%estimate --fit 2GiB --batch n\ny = x * 2": "--batch n: neither the cell nor the notebook has this name",  # noqa: E501
     "%%estimate\n\n": "the cell is empty",
-    "%%estimate\nimport numpy\ny = numpy.ones(3)\nwhile True: y = numpy.sin(y)": "NumPy arrays are not estimated",
+    "%%estimate\nimport numpy\ny = numpy.ones(3)\nwhile True: y = numpy.sin(y)": "NumPy arrays are not estimated",  # noqa: E501
     "%%estimate\nawait x\n": "can await only inside an async function",
     "%%estimate\ny = x * 2\nz = y.to_sparse()\n": "to_sparse in line 3: z = y.to_sparse()",
     "%%estimate\n%%time\ny = x\n": "%%time acts on the notebook itself",
@@ -188,9 +205,14 @@ def test_a_mistake_in_a_cell_is_one_line(estimating: Kernel) -> None:
         assert reply.stderr.count("\n") == 1, reply.stderr
 
 
-def test_estimates_alone_find_the_largest_batch_for_a_card_that_is_not_here(estimating: Kernel) -> None:
+def test_estimates_alone_find_the_largest_batch_for_a_card_that_is_not_here(
+    estimating: Kernel,
+) -> None:
     cell = "%%autofit n={}\n%%estimate --device cuda {}\n"
-    code = "layer = torch.nn.Linear(8192, 8192)\nwith torch.no_grad():\n    y = layer(torch.zeros(n << 12, 8192))"
+    code = (
+        "layer = torch.nn.Linear(8192, 8192)\nwith torch.no_grad():\n    y = layer(torch.zeros(n "
+        "<< 12, 8192))"
+    )
     reply = works(estimating, cell.format(4, "--device-memory 1600MiB") + code)
     assert estimating.value("n, 'layer' in globals()") == (2, False)
     shown, fitted = reply.reports("estimate") + reply.reports("autofit")
@@ -199,11 +221,16 @@ def test_estimates_alone_find_the_largest_batch_for_a_card_that_is_not_here(esti
     works(estimating, f"def step(n):\n    {code.replace(chr(10), chr(10) + '    ')}")
     call = "ipygpumem.autofit(lambda n: ipygpumem.estimate(step, n, {}), n=4).value"
     assert estimating.value(call.format("device='cuda', device_memory='1600MiB'")) == 2
-    assert works(estimating, "%%autofit n=2\nipygpumem.estimate(step, n, device_memory='1TiB')").result is not None
+    assert (
+        works(estimating, "%%autofit n=2\nipygpumem.estimate(step, n, device_memory='1TiB')").result
+        is not None
+    )
     reply = estimating.run(cell.format(2, "--device-memory 400MiB") + code)
     needs = reply.reports("estimate")[0].partition(" needs ")[2].partition(" \u00b7 ")[0]
     size, _, room = needs.partition(" of ")
-    text = f"UsageError: %%autofit: even n=1 does not fit: it needs {size} of cuda:0, which has {room}"
+    text = (
+        f"UsageError: %%autofit: even n=1 does not fit: it needs {size} of cuda:0, which has {room}"
+    )
     assert (reply.status, text in reply.stderr) == ("error", True)
     assert "pass --device-memory" in estimating.run(cell.format(1, "") + code).stderr
 
@@ -217,7 +244,9 @@ def users(estimating: Kernel, tmp_path: Path) -> Kernel:
 
 
 TRAIN = "%%estimate\nm.train(x)\n"
-INTERRUPT = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\nwhile True: time.sleep(0.01)"
+INTERRUPT = (
+    "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\nwhile True: time.sleep(0.01)"
+)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +260,9 @@ INTERRUPT = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\nwhile
     ids=["", "summary", "error", "interrupt"],
 )
 def test_nothing_of_a_users_module_is_changed(users: Kernel, cell: str, error: str | None) -> None:
-    """Model, optimizer, class attributes, caches, lists and generators of a module are as they were."""
+    """Model, optimizer, class attributes, caches, lists and generators of a module are as they
+    were.
+    """
     works(users, FAKES)
     reply = users.run(cell)
     assert reply.error == error, reply.traceback
@@ -256,17 +287,26 @@ state = lambda: (Table.cache, hasattr(Table, "extra"), plain.tolist(), closed.se
 
 
 def test_code_in_texts_finds_the_notebooks_names(estimating: Kernel) -> None:
-    works(estimating, "import torch, ipygpumem\nfirst, second, third = torch.ones(3), torch.ones(5), 7")
+    works(
+        estimating,
+        "import torch, ipygpumem\nfirst, second, third = torch.ones(3), torch.ones(5), 7",
+    )
     texts = (
-        "eval('first.sum() + third'), exec('global fourth; fourth = second * third'), eval('[second[i] for i in [0]]"
+        "eval('first.sum() + third'), exec('global fourth; fourth = second * third'), "
+        "eval('[second[i] for i in [0]]"
     )
     check = "assert eval('own + third') == 10 and globals().get('first').shape"
     step = f"def step():\n    {texts}')\n    own = 3\n    {check}"
-    works(estimating, f"{step}\nassert ipygpumem.estimate(step).peak_bytes\nassert 'fourth' not in globals()")
+    works(
+        estimating,
+        f"{step}\nassert ipygpumem.estimate(step).peak_bytes\nassert 'fourth' not in globals()",
+    )
 
 
 def test_what_the_notebook_shares_with_an_estimate_is_as_it_was(users: Kernel) -> None:
-    """Class attributes, NumPy's arrays, objects that have no copy; a class of the cell has the notebook's module."""
+    """Class attributes, NumPy's arrays, objects that have no copy; a class of the cell has the
+    notebook's module.
+    """
     works(users, NOTEBOOK)
     before = users.value("state()")
     cell = "Table()(x)\nplain[:] = 7\nclosed.seen.append(x)\nclass Own: pass\nprint(Own.__module__)"
@@ -277,7 +317,9 @@ def test_what_the_notebook_shares_with_an_estimate_is_as_it_was(users: Kernel) -
 
 
 def frame() -> pandas.DataFrame:
-    return pandas.DataFrame({"a": [1, 2, 3], "b": [1.0, 2.0, 3.0], "c": ["x", "y", "z"], "o": [[1], [2], [3]]})
+    return pandas.DataFrame(
+        {"a": [1, 2, 3], "b": [1.0, 2.0, 3.0], "c": ["x", "y", "z"], "o": [[1], [2], [3]]}
+    )
 
 
 def add_items(frame: pandas.DataFrame) -> None:
@@ -286,9 +328,20 @@ def add_items(frame: pandas.DataFrame) -> None:
 
 
 FRAMES: dict[str, Callable[[pandas.DataFrame], Any]] = {
-    "cells": lambda frame: (frame.loc.__setitem__((0, "a"), 9), frame.iloc.__setitem__((1, 1), 7.0), add_items(frame)),
-    "columns": lambda frame: (frame.__setitem__("n", 3), frame.__setitem__("a", frame["b"]), frame.pop("c")),
-    "in place": lambda f: (f.sort_values("b", ascending=False, inplace=True), f.index.set_names("i", inplace=True)),
+    "cells": lambda frame: (
+        frame.loc.__setitem__((0, "a"), 9),
+        frame.iloc.__setitem__((1, 1), 7.0),
+        add_items(frame),
+    ),
+    "columns": lambda frame: (
+        frame.__setitem__("n", 3),
+        frame.__setitem__("a", frame["b"]),
+        frame.pop("c"),
+    ),
+    "in place": lambda f: (
+        f.sort_values("b", ascending=False, inplace=True),
+        f.index.set_names("i", inplace=True),
+    ),
     "names in place": lambda frame: frame.rename(columns={"a": "z"}, inplace=True),
     "values": lambda frame: frame["a"].values.__setitem__(0, 9),
 }
@@ -300,7 +353,9 @@ def test_a_dataframe_that_code_changes_is_put_back() -> None:
 
     def step() -> None:
         for change, table in tables.items():
-            with contextlib.suppress(ValueError):  # .values are read-only where pandas copies on write
+            with contextlib.suppress(
+                ValueError
+            ):  # .values are read-only where pandas copies on write
                 FRAMES[change](table)
         column.iloc[0] = 9.0
 
@@ -323,12 +378,26 @@ def test_buffers_and_files_are_put_back(tmp_path: Path) -> None:
 
         def step() -> None:
             counter.value = anonymous[0] = mapped[0] = 5
-            data.extend(b"c"), numbers.append(3), rows.read(10), memory.write(b"J"), objects[0].append(2)
+            (
+                data.extend(b"c"),
+                numbers.append(3),
+                rows.read(10),
+                memory.write(b"J"),
+                objects[0].append(2),
+            )
             objects[1] = 3
 
         def state() -> Any:
             texts = map(str, (data, numbers, objects))
-            return counter.value, anonymous[0], mapped[0], *texts, rows.tell(), memory.getvalue(), memory.tell()
+            return (
+                counter.value,
+                anonymous[0],
+                mapped[0],
+                *texts,
+                rows.tell(),
+                memory.getvalue(),
+                memory.tell(),
+            )
 
         before = state()
         ipygpumem.estimate(step)
@@ -343,7 +412,9 @@ def test_settings_of_torch_and_of_the_process_are_put_back() -> None:
         torch.set_default_device("meta")
         torch.backends.cudnn.benchmark = True
         torch.set_grad_enabled(False)
-        torch.autocast("cuda", dtype=torch.float16, cache_enabled=False).__enter__()  # usual in notebooks
+        torch.autocast(
+            "cuda", dtype=torch.float16, cache_enabled=False
+        ).__enter__()  # usual in notebooks
         torch.manual_seed(3)
         random.seed(3)
         os.environ["IPYGPUMEM_TEST"] = "1"
@@ -353,18 +424,42 @@ def test_settings_of_torch_and_of_the_process_are_put_back() -> None:
         warnings.simplefilter("error")
 
     def state() -> Any:
-        settings = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(), random.getstate()
-        casts = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled()
+        settings = (
+            torch.get_default_dtype(),
+            torch.get_default_device(),
+            torch.is_grad_enabled(),
+            random.getstate(),
+        )
+        casts = (
+            torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"),
+            torch.is_autocast_cache_enabled(),
+        )
         nesting = torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()
-        rest = torch.backends.cudnn.benchmark, os.environ.copy(), Path.cwd(), [*sys.path], [*warnings.filters]
-        return settings, casts, nesting, rest, signal.getsignal(signal.SIGTERM), torch.get_rng_state().tolist()
+        rest = (
+            torch.backends.cudnn.benchmark,
+            os.environ.copy(),
+            Path.cwd(),
+            [*sys.path],
+            [*warnings.filters],
+        )
+        return (
+            settings,
+            casts,
+            nesting,
+            rest,
+            signal.getsignal(signal.SIGTERM),
+            torch.get_rng_state().tolist(),
+        )
 
     before = state()
     ipygpumem.estimate(step)
     assert state() == before
 
 
-def test_fake_tensors_leave_modules_and_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fake_tensors_leave_modules_and_caches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A module that code imports first is imported again, and a library's cache is emptied."""
     (tmp_path / "importedhere.py").write_text("import torch\nmask = torch.ones(3)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -376,7 +471,9 @@ def test_fake_tensors_leave_modules_and_caches(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("no_modules_of_users")
-def test_a_library_that_code_imports_first_keeps_torchs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_code_imports_first_keeps_torchs_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither fake tensors in its defaults, nor functions that an estimate replaces."""
     (tmp_path / "imported_lib.py").write_text(
         "import torch, imported_part\nfrom torch import save\n"
@@ -397,13 +494,18 @@ def test_a_library_that_code_imports_first_keeps_torchs_own(tmp_path: Path, monk
     assert lib.scaled(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
-def test_holders_of_fake_tensors_and_too_large_arrays_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_holders_of_fake_tensors_and_too_large_arrays_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(textwrap, "kept", {}, raising=False)
     found = ipygpumem.estimate(lambda: textwrap.kept.update(mask=torch.ones(3)))  # type: ignore[attr-defined]
     assert any("textwrap.kept" in note or "dict" in note for note in found.notes), found.notes
     monkeypatch.setattr(rollback, "_LARGEST_ARRAY", 1000)
     large = np.zeros(1000)
-    assert any("numpy" in note or "ndarray of 7.8 KiB" in note for note in ipygpumem.estimate(lambda: large).notes)
+    assert any(
+        "numpy" in note or "ndarray of 7.8 KiB" in note
+        for note in ipygpumem.estimate(lambda: large).notes
+    )
 
 
 def test_one_thing_that_cannot_be_put_back_does_not_keep_the_rest() -> None:
@@ -437,7 +539,10 @@ def test_an_error_is_shown_with_the_users_lines_alone(estimating: Kernel) -> Non
     assert "----> 4     return x @ x[:, :3].T" in text
     assert "ipygpumem" not in text
     # IPython keeps the last error's traceback, and with it the copies that the code had.
-    assert "still holds" not in estimating.run("%%estimate\ny = torch.ones(3) * 2").reports("estimate")[0]
+    assert (
+        "still holds"
+        not in estimating.run("%%estimate\ny = torch.ones(3) * 2").reports("estimate")[0]
+    )
 
 
 def test_a_loop_that_never_ends_is_stopped_and_its_line_named(estimating: Kernel) -> None:
@@ -465,7 +570,10 @@ def test_an_estimate_in_a_thread_is_stopped_at_an_operation() -> None:
             step()
 
     for code in (step, catching):
-        with futures.ThreadPoolExecutor() as pool, pytest.raises(EstimateError, match=r"after 0.3 s in .*: y = "):
+        with (
+            futures.ThreadPoolExecutor() as pool,
+            pytest.raises(EstimateError, match=r"after 0.3 s in .*: y = "),
+        ):
             pool.submit(ipygpumem.estimate, code, timeout=0.3).result()
 
 
@@ -495,7 +603,9 @@ def test_a_ctrl_c_during_the_rollback_comes_after_it(monkeypatch: pytest.MonkeyP
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_ctrl_c_that_strikes_as_a_tensor_is_noted_to_die_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ctrl_c_that_strikes_as_a_tensor_is_noted_to_die_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     died = storages.StorageLog._gone
 
     def struck(self: storages.StorageLog, key: int, reference: Any) -> None:
@@ -509,7 +619,14 @@ def test_a_ctrl_c_that_strikes_as_a_tensor_is_noted_to_die_is_not_lost(monkeypat
 
 
 def test_locks_and_other_objects_of_c_have_no_copies() -> None:
-    held = [threading.Lock(), threading.RLock(), re.compile("x"), threading.Event(), iter([1]), time.struct_time]
+    held = [
+        threading.Lock(),
+        threading.RLock(),
+        re.compile("x"),
+        threading.Event(),
+        iter([1]),
+        time.struct_time,
+    ]
     with_partial, base = functools.partial(torch.ones, 3), sqlite3.connect(":memory:")
 
     def step() -> None:
@@ -592,7 +709,9 @@ def test_a_users_error_is_raised_as_it_is() -> None:
 
 
 def test_an_error_after_a_guess_says_which_lines_got_one(estimating: Kernel) -> None:
-    reply = estimating.run("%%estimate\nloss = x.sum()\nif loss.item() < 2:\n    raise ValueError('small')\n")
+    reply = estimating.run(
+        "%%estimate\nloss = x.sum()\nif loss.item() < 2:\n    raise ValueError('small')\n"
+    )
     assert reply.error == "ValueError"
     assert "guess" in reply.stderr
     assert "line 3: if loss.item() < 2:" in reply.stderr
@@ -605,7 +724,9 @@ def test_a_syntax_error_is_shown_as_in_a_plain_cell(estimating: Kernel) -> None:
         expected, found = estimating.run(f"#\n{body}"), estimating.run(f"%%estimate\n{body}")
         assert (found.status, found.error) == ("error", expected.error), body
         assert "ipygpumem" not in found.traceback, body
-        ours, pythons = (re.sub(r"Cell.*?In *\[\d+\]", "", plain(each.traceback)) for each in (found, expected))
+        ours, pythons = (
+            re.sub(r"Cell.*?In *\[\d+\]", "", plain(each.traceback)) for each in (found, expected)
+        )
         assert ours.splitlines()[-4:] == pythons.splitlines()[-4:], body
 
 

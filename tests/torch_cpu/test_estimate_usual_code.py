@@ -1,6 +1,8 @@
-"""Usual training code is estimated: what cannot be known is answered and named, or refused, by its line.
+"""Usual training code is estimated: what cannot be known is answered and named, or refused, by its
+line.
 
-What code does beyond its tensors is named too: files, processes, the network, the screen, iterators.
+What code does beyond its tensors is named too: files, processes, the network, the screen,
+iterators.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10))
 """
 
 
-def estimated(body: str, tmp_path: Path, *, device: str | None = "cuda", **options: Any) -> Estimate:
+def estimated(
+    body: str, tmp_path: Path, *, device: str | None = "cuda", **options: Any
+) -> Estimate:
     """Estimate the body of a function that stands in a file of the user's."""
     path = tmp_path / "users_code.py"
     lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
@@ -53,30 +57,37 @@ def estimated(body: str, tmp_path: Path, *, device: str | None = "cuda", **optio
 
 def as_functions(bodies: Any) -> str:
     """Return code that calls a function with each body, one after the other."""
-    texts = [[f"def part{number}():", *body.strip().splitlines()] for number, body in enumerate(bodies)]
-    return "\n".join("\n    ".join(lines) + f"\npart{number}()" for number, lines in enumerate(texts))
+    texts = [
+        [f"def part{number}():", *body.strip().splitlines()] for number, body in enumerate(bodies)
+    ]
+    return "\n".join(
+        "\n    ".join(lines) + f"\npart{number}()" for number, lines in enumerate(texts)
+    )
 
 
 TRAIN = "loss = F.cross_entropy(model(x.to('cuda')), y.to('cuda'))\nloss.backward()\n"
 CASES = {
-    "text": TRAIN + "text = f'{loss:.4f} {x} {loss!r} {loss}'\nassert 'nan' not in text\nprint(loss, x)\n"
-    "'%.3f' % loss, '{:.2e}'.format(loss)\nlogging.getLogger('users').warning('loss %s %.3f', loss, loss.item())",
+    "text": TRAIN
+    + "text = f'{loss:.4f} {x} {loss!r} {loss}'\nassert 'nan' not in text\nprint(loss, x)\n"
+    "'%.3f' % loss, '{:.2e}'.format(loss)\nlogging.getLogger('users').warning('loss %s %.3f', loss, loss.item())",  # noqa: E501
     "tqdm": "for _ in tqdm(range(2)):\n    loss = model(x).sum()\n    loss.backward()",
-    "pinned": "there = x.pin_memory().to('cuda', non_blocking=True)\nassert model(there).shape == (64, 10)\n"
-    "there = torch.empty(4, 256, pin_memory=True)\nassert model(there).shape == (4, 10)\nmodel.share_memory()",
+    "pinned": "there = x.pin_memory().to('cuda', non_blocking=True)\nassert model(there).shape == (64, 10)\n"  # noqa: E501
+    "there = torch.empty(4, 256, pin_memory=True)\nassert model(there).shape == (4, 10)\nmodel.share_memory()",  # noqa: E501
     "devices": "torch.cuda.set_device(0)\nwith torch.cuda.device(0), torch.device('cuda'):\n"
-    "    assert model(torch.ones(3, 256)).shape\ntorch.cuda.synchronize('cuda:0'), torch.accelerator.synchronize()\n"
-    "assert torch.cuda.is_available() and torch.cuda.device_count() == 1 and torch.cuda.current_device() == 0\n"
+    "    assert model(torch.ones(3, 256)).shape\ntorch.cuda.synchronize('cuda:0'), torch.accelerator.synchronize()\n"  # noqa: E501
+    "assert torch.cuda.is_available() and torch.cuda.device_count() == 1 and torch.cuda.current_device() == 0\n"  # noqa: E501
     "assert torch.accelerator.is_available() and torch.cuda.is_bf16_supported() in (True, False)\n"
-    "torch.cuda.get_device_name() + torch.cuda.get_device_properties(0).name, torch.cuda.get_device_capability()",
-    "memory": "torch.cuda.reset_peak_memory_stats()\n" + TRAIN + "assert torch.cuda.max_memory_allocated() > 2**19\n"
-    "free, total = torch.cuda.mem_get_info()\nassert torch.cuda.memory_allocated() > 0\ntorch.cuda.empty_cache()\n"
+    "torch.cuda.get_device_name() + torch.cuda.get_device_properties(0).name, torch.cuda.get_device_capability()",  # noqa: E501
+    "memory": "torch.cuda.reset_peak_memory_stats()\n"
+    + TRAIN
+    + "assert torch.cuda.max_memory_allocated() > 2**19\n"
+    "free, total = torch.cuda.mem_get_info()\nassert torch.cuda.memory_allocated() > 0\ntorch.cuda.empty_cache()\n"  # noqa: E501
     "torch.cuda.memory_summary(), torch.cuda.memory_stats()",
-    "streams and events": "c = torch.cuda\nstream = c.Stream()\nstream.wait_stream(c.current_stream())\n"
-    "with c.stream(stream):\n    there = x.to('cuda', non_blocking=True)\n    there.record_stream(stream)\n"
-    "begin, end = c.Event(enable_timing=True), c.Event(enable_timing=True)\nbegin.record()\nmodel(there)\n"
-    "end.record(), end.synchronize()\nbegin.elapsed_time(end) / 1000\nc.nvtx.range_push('step'), c.nvtx.range_pop()",
-    "random states": "torch.cuda.manual_seed(3), torch.cuda.manual_seed_all(3), torch.manual_seed(3)\n"
+    "streams and events": "c = torch.cuda\nstream = c.Stream()\nstream.wait_stream(c.current_stream())\n"  # noqa: E501
+    "with c.stream(stream):\n    there = x.to('cuda', non_blocking=True)\n    there.record_stream(stream)\n"  # noqa: E501
+    "begin, end = c.Event(enable_timing=True), c.Event(enable_timing=True)\nbegin.record()\nmodel(there)\n"  # noqa: E501
+    "end.record(), end.synchronize()\nbegin.elapsed_time(end) / 1000\nc.nvtx.range_push('step'), c.nvtx.range_pop()",  # noqa: E501
+    "random states": "torch.cuda.manual_seed(3), torch.cuda.manual_seed_all(3), torch.manual_seed(3)\n"  # noqa: E501
     "torch.cuda.set_rng_state(torch.cuda.get_rng_state())\nmodel(x)",
     "mixed precision": """
 scaler = torch.amp.GradScaler("cuda")
@@ -94,13 +105,15 @@ assert optimizer.state
 """,
     "values": TRAIN + "best = 3\nif loss < best or torch.isnan(loss):\n    best = loss.item()\n"
     "a, b, c = float(loss), int(y[0]), y.tolist()\nd = [0] * 3\nd[y[0]]\n"
-    "assert len(list(range(torch.tensor(3)))) == 3 and isinstance((y == y).float().mean().item(), float)\n"
+    "assert len(list(range(torch.tensor(3)))) == 3 and isinstance((y == y).float().mean().item(), float)\n"  # noqa: E501
     "norm = sum(p.grad.norm() ** 2 for p in model.parameters()) ** 0.5\nassert not norm > 1e9",
-    "schedulers": "optimizer = torch.optim.Adam(model.parameters())\n" + TRAIN + "optimizer.step()\n"
+    "schedulers": "optimizer = torch.optim.Adam(model.parameters())\n"
+    + TRAIN
+    + "optimizer.step()\n"
     "torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer).step(loss)\n"
     "swa = torch.optim.swa_utils.AveragedModel(model)\nswa.update_parameters(model)\nswa(x)",
-    "workers": "data = torch.utils.data.TensorDataset(x, y)\nloader = torch.utils.data.DataLoader(data, 32, "
-    "shuffle=True, num_workers=2, pin_memory=True, persistent_workers=True)\nfor images, labels in loader:\n"
+    "workers": "data = torch.utils.data.TensorDataset(x, y)\nloader = torch.utils.data.DataLoader(data, 32, "  # noqa: E501
+    "shuffle=True, num_workers=2, pin_memory=True, persistent_workers=True)\nfor images, labels in loader:\n"  # noqa: E501
     "    F.cross_entropy(model(images.cuda()), labels.cuda()).backward()",
     "code in backward": """
 class Doubled(torch.autograd.Function):
@@ -122,8 +135,8 @@ torch.set_default_device(None)
 torch.autograd.grad(Doubled.apply(here(x.cuda())).sum() + loss, list(here.parameters()))
 """,
     "states": "torch.save(model.state_dict(), io.BytesIO())\n"
-    "state = {k: v.cpu().clone() for k, v in model.state_dict().items()}\nmodel.load_state_dict(state)",
-    "settings": "torch.backends.cudnn.benchmark = True\ntorch.set_float32_matmul_precision('high')\n"
+    "state = {k: v.cpu().clone() for k, v in model.state_dict().items()}\nmodel.load_state_dict(state)",  # noqa: E501
+    "settings": "torch.backends.cudnn.benchmark = True\ntorch.set_float32_matmul_precision('high')\n"  # noqa: E501
     "torch.set_num_threads(4)\ntorch.compile(model)(x).sum().backward()",
 }
 
@@ -154,10 +167,10 @@ FINE = [
     "assert not any(torch.isnan(x).flatten().tolist())",
     "nn.utils.clip_grad_norm_([nn.Parameter(x)], 1.0, error_if_nonfinite=True)",
     "assert torch.distributions.Categorical(logits=model(x)).sample().shape == (64,)",
-    "d = torch.distributions\nz = d.Categorical(logits=x)\nz.log_prob(z.sample()).sum() + z.entropy().sum()",
-    "d = torch.distributions\nz = d.Normal(x, x.exp())\nz.log_prob(z.rsample()).mean() + z.cdf(x).sum()",
-    "d = torch.distributions\nz = d.Independent(d.Laplace(x, x), 1)\nd.kl_divergence(z, z) + z.log_prob(z.sample())",
-    "d = torch.distributions\nz = d.MultivariateNormal(x[0], torch.eye(256))\nz.log_prob(z.rsample())",
+    "d = torch.distributions\nz = d.Categorical(logits=x)\nz.log_prob(z.sample()).sum() + z.entropy().sum()",  # noqa: E501
+    "d = torch.distributions\nz = d.Normal(x, x.exp())\nz.log_prob(z.rsample()).mean() + z.cdf(x).sum()",  # noqa: E501
+    "d = torch.distributions\nz = d.Independent(d.Laplace(x, x), 1)\nd.kl_divergence(z, z) + z.log_prob(z.sample())",  # noqa: E501
+    "d = torch.distributions\nz = d.MultivariateNormal(x[0], torch.eye(256))\nz.log_prob(z.rsample())",  # noqa: E501
     "d = torch.distributions\nz = d.Beta(x, x)\nz.log_prob(z.rsample()) + d.Gamma(x, x).rsample()",
 ]
 
@@ -177,14 +190,20 @@ if (loss := x.sum()) > 3:
     return 0.0
 return float(loss.item() + sum(x[0].tolist()))"""
     found = estimated(body, tmp_path, device=None)
-    asked = ["if (x == n).all():", "if (loss := x.sum()) > 3:", "return float(loss.item() + sum(x[0].tolist()))"]
+    asked = [
+        "if (x == n).all():",
+        "if (loss := x.sum()) > 3:",
+        "return float(loss.item() + sum(x[0].tolist()))",
+    ]
     assert [line.partition(": ")[2] for line in found.guesses] == asked
     assert found.peak_bytes >= 8 * 1024
 
 
-def test_what_a_loop_on_values_asks_for_ends_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_loop_on_values_asks_for_ends_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ipygpumem.estimating.allocation_tracker._MOST_GUESSES", 100)
-    body = "done = torch.zeros(4, dtype=torch.bool)\nwhile not done.all():\n    done = done | (torch.rand(4) > 0.5)"
+    body = "done = torch.zeros(4, dtype=torch.bool)\nwhile not done.all():\n    done = done | (torch.rand(4) > 0.5)"  # noqa: E501
     with pytest.raises(EstimateError, match=r"users_code.py, line 15: while not done.all\(\):"):
         estimated(body, tmp_path)
 
@@ -206,7 +225,7 @@ LARGEST = {
     "torch.unique_consecutive(x, dim=1)": (64, 256),
     "torch.bincount(x[0].long(), minlength=10)": (10,),
     "torch.bincount(x[0].long())": (256,),
-    "torch.zeros_like(x).index_add_(0, k := torch.where(x[:, 0] == 0)[0], model[2].weight.new_ones(len(k), 256))": (
+    "torch.zeros_like(x).index_add_(0, k := torch.where(x[:, 0] == 0)[0], model[2].weight.new_ones(len(k), 256))": (  # noqa: E501
         64,
         256,
     ),
@@ -216,7 +235,9 @@ LARGEST = {
 
 
 def test_sizes_that_depend_on_values_are_the_largest_possible(tmp_path: Path) -> None:
-    body = "".join(f"z = {line}\nassert z.shape == {shape}, z.shape\n" for line, shape in LARGEST.items())
+    body = "".join(
+        f"z = {line}\nassert z.shape == {shape}, z.shape\n" for line, shape in LARGEST.items()
+    )
     found = estimated(body, tmp_path)
     assert [line.partition(": z = ")[2] for line in found.upper_bounds] == [*LARGEST]
     assert found.peak_bytes >= 64 * 256 * 2 * 8
@@ -242,7 +263,7 @@ for step in range(5):  # as transformers' generate()
         break
 assert step == 3
 torch._check_tensor_all(x > 0)
-"""
+"""  # noqa: E501
 
 
 def test_values_that_code_writes_down_are_known(tmp_path: Path) -> None:
@@ -252,22 +273,33 @@ def test_values_that_code_writes_down_are_known(tmp_path: Path) -> None:
 
 
 UNTOLD = {
-    "F.ctc_loss(x.view(32, 4, 128).log_softmax(2), x[:, 0].long(), *(x[:2, :4].long()), reduction='none')": (4,),
+    "F.ctc_loss(x.view(32, 4, 128).log_softmax(2), x[:, 0].long(), *(x[:2, :4].long()), reduction='none')": (  # noqa: E501
+        4,
+    ),
     "torch._grouped_mm(x, x.new_ones(3, 256, 30), offs=x[0, :3].int())": (64, 30),
     "torch._grouped_mm(x.t(), x, offs=x[0, :3].int())": (3, 256, 256),
 }
 
 
 def test_results_that_torch_does_not_tell_are_known(tmp_path: Path) -> None:
-    lines = {line: shape for line, shape in UNTOLD.items() if "grouped" not in line or hasattr(torch, "_grouped_mm")}
-    estimated("".join(f"z = {line}\nassert z.shape == {shape}, z.shape\n" for line, shape in lines.items()), tmp_path)
+    lines = {
+        line: shape
+        for line, shape in UNTOLD.items()
+        if "grouped" not in line or hasattr(torch, "_grouped_mm")
+    }
+    estimated(
+        "".join(
+            f"z = {line}\nassert z.shape == {shape}, z.shape\n" for line, shape in lines.items()
+        ),
+        tmp_path,
+    )
 
 
 POSITIONS = [
     "[3][int(torch.empty(1).uniform_(0.0, 1.0).item())]",  # torchvision's way of choosing a size
-    "[3][torch.randint(0, 1, (1,))], [3][torch.randint(1, (2,))[1].item()], [3][torch.randperm(1)[0]]",
-    "[3][torch.zeros(4, 1).argmax(1)[2]], [3, 3, 3, 3][torch.zeros(4).argmax()], [3][torch.rand(1).topk(1)[1]]",
-    "[3][torch.rand(1).sort().indices[0]], [3][torch.multinomial(torch.rand(1), 1)], [3][torch.rand(1).max(0)[1]]",
+    "[3][torch.randint(0, 1, (1,))], [3][torch.randint(1, (2,))[1].item()], [3][torch.randperm(1)[0]]",  # noqa: E501
+    "[3][torch.zeros(4, 1).argmax(1)[2]], [3, 3, 3, 3][torch.zeros(4).argmax()], [3][torch.rand(1).topk(1)[1]]",  # noqa: E501
+    "[3][torch.rand(1).sort().indices[0]], [3][torch.multinomial(torch.rand(1), 1)], [3][torch.rand(1).max(0)[1]]",  # noqa: E501
     "[3][(x > 0).nonzero()[0][1].item()], [3][torch.where(x > 0)[0][0]]",
 ]
 
@@ -279,7 +311,7 @@ def test_random_numbers_and_positions_are_valid_indices(tmp_path: Path) -> None:
 
 def test_arrays_of_tensors_have_guessed_values(tmp_path: Path) -> None:
     body = "a = x.cpu().detach().numpy(), np.asarray(x), np.array(y), (x > 0).numpy()\n"
-    check = "assert [(b.shape, b.dtype.name, b.ravel()[0]) for b in a] == [((64, 256), 'float32', 1.0)] * 2 + ["
+    check = "assert [(b.shape, b.dtype.name, b.ravel()[0]) for b in a] == [((64, 256), 'float32', 1.0)] * 2 + ["  # noqa: E501
     found = estimated(body + check + "((64,), 'int64', 0), ((64, 256), 'bool', False)]", tmp_path)
     assert len(found.guesses) == 1
 
@@ -307,17 +339,25 @@ REFUSED = {
 }
 
 
-def test_what_cannot_be_known_is_refused_by_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    body = "".join(f"try:\n    {line}\nexcept Exception as error:\n    print(error)\n" for line in REFUSED)
+def test_what_cannot_be_known_is_refused_by_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = "".join(
+        f"try:\n    {line}\nexcept Exception as error:\n    print(error)\n" for line in REFUSED
+    )
     estimated(body, tmp_path)
     shown = capsys.readouterr().out.splitlines()
-    for number, (error, line, words) in enumerate(zip(shown, REFUSED, REFUSED.values(), strict=True)):
+    for number, (error, line, words) in enumerate(
+        zip(shown, REFUSED, REFUSED.values(), strict=True)
+    ):
         assert words in error
         assert f"users_code.py, line {15 + 4 * number}: {line}" in error
 
 
 class Packed(nn.Parameter):
-    """A parameter of a library's own kind that packs itself when it is moved, as bitsandbytes' do."""
+    """A parameter of a library's own kind that packs itself when it is moved, as
+    bitsandbytes' do.
+    """
 
     def __new__(cls, data: torch.Tensor) -> Packed:
         made: Packed = torch.Tensor._make_subclass(cls, data, False)  # type: ignore[attr-defined]
@@ -365,7 +405,9 @@ def test_tensors_made_of_others_are_estimated_by_these() -> None:
     torch.distributed.init_process_group("fake", rank=0, world_size=4, store=fakes.FakeStore())
     try:
         mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (4,))
-        weight = nn.Parameter(tensors.distribute_tensor(torch.randn(1024, 256), mesh, [tensors.Shard(0)]))
+        weight = nn.Parameter(
+            tensors.distribute_tensor(torch.randn(1024, 256), mesh, [tensors.Shard(0)])
+        )
         optimizer = torch.optim.Adam([weight])
 
         def step() -> None:
@@ -375,7 +417,9 @@ def test_tensors_made_of_others_are_estimated_by_these() -> None:
         (device,) = ipygpumem.estimate(step).devices
         quarter = 1024 * 256
         assert (device.before_bytes, weight.grad, len(optimizer.state)) == (quarter, None, 0)
-        assert [device.parts[name] // quarter for name in ("parameters", "gradients", "optimizer state")] == [1, 1, 2]
+        assert [
+            device.parts[name] // quarter for name in ("parameters", "gradients", "optimizer state")
+        ] == [1, 1, 2]
     finally:
         torch.distributed.destroy_process_group()
 
@@ -384,7 +428,7 @@ SAVED = "from tempfile import mkdtemp\nf = {file}\ntorch.save(x, f)\ntorch.load(
 UNFOLLOWED = {
     "from torch.nn.attention.flex_attention import flex_attention\nq = x[None, None]\n"
     "flex_attention(q, q, q)": "flex_attention",
-    "import torch.distributed as d\nd.init_process_group('gloo', 'tcp://127.0.0.1:0', rank=0, world_size=1)\n"
+    "import torch.distributed as d\nd.init_process_group('gloo', 'tcp://127.0.0.1:0', rank=0, world_size=1)\n"  # noqa: E501
     "nn.parallel.DistributedDataParallel(model)": "reads a tensor",
     "torch.nested.nested_tensor([x, x[:3]], layout=torch.jagged)": "nested tensors",
     "\n\ng = torch.Generator(device='cuda')": "a generator",
@@ -394,7 +438,9 @@ UNFOLLOWED = {
 
 
 @pytest.mark.parametrize(("body", "told"), UNFOLLOWED.items())
-def test_what_torch_cannot_do_without_values_is_refused_by_its_line(body: str, told: str, tmp_path: Path) -> None:
+def test_what_torch_cannot_do_without_values_is_refused_by_its_line(
+    body: str, told: str, tmp_path: Path
+) -> None:
     if "gloo" in body and not torch.distributed.is_available():
         pytest.skip("this torch has no processes")
     with pytest.raises(EstimateError, match=told) as caught:
@@ -413,11 +459,15 @@ assert all(type(t).__name__ == "FakeTensor" for t in kept)
 
 
 def test_compiled_code_is_estimated_as_eager_code_and_that_is_said(tmp_path: Path) -> None:
-    """torch wraps what its compiler leaves alone, such as checkpointing from its first call on: no word of that."""
+    """torch wraps what its compiler leaves alone, such as checkpointing from its first call on: no
+    word of that.
+    """
     model, x = nn.Linear(128, 512), torch.randn(4, 128)
     compiled, disabled = torch.compile(model), torch._dynamo.disable(model)
     found = ipygpumem.estimate(lambda: compiled(x).sum().backward())
-    eager = ipygpumem.estimate(lambda: (model(x), disabled(x), checkpoint(model, x, use_reentrant=False)))
+    eager = ipygpumem.estimate(
+        lambda: (model(x), disabled(x), checkpoint(model, x, use_reentrant=False))
+    )
     assert [note for note in found.notes if "torch.compile" in note and "eager" in note]
     assert found.peak_bytes == ipygpumem.estimate(lambda: model(x).sum().backward()).peak_bytes
     assert eager.notes == ()
@@ -425,7 +475,10 @@ def test_compiled_code_is_estimated_as_eager_code_and_that_is_said(tmp_path: Pat
 
 def test_a_data_loader_starts_no_processes_and_a_checkpoint_is_not_written(tmp_path: Path) -> None:
     data = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.arange(64))
-    loader, path = torch.utils.data.DataLoader(data, 32, shuffle=True, num_workers=2), tmp_path / "model.pt"
+    loader, path = (
+        torch.utils.data.DataLoader(data, 32, shuffle=True, num_workers=2),
+        tmp_path / "model.pt",
+    )
     seen: list[Any] = []
 
     def read() -> None:
@@ -454,7 +507,9 @@ def test_free_memory_is_known_to_a_function_imported_by_name() -> None:
 def test_saving_with_safetensors_writes_nothing(tmp_path: Path) -> None:
     safetensors = importlib.import_module("safetensors.torch")
     weights = {"weight": torch.ones(3)}
-    found = ipygpumem.estimate(lambda: safetensors.save_file(weights, tmp_path / "model.safetensors"))
+    found = ipygpumem.estimate(
+        lambda: safetensors.save_file(weights, tmp_path / "model.safetensors")
+    )
     assert "safetensors wrote nothing" in found.notes[-1]
     assert not list(tmp_path.iterdir())
 
@@ -466,16 +521,20 @@ def train(**options):
     data = [{"input_ids": [1] * 16, "labels": [1] * 16} for _ in range(16)]
     config = transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=64, n_positions=16)
     transformers.Trainer(model=transformers.GPT2LMHeadModel(config), args=options, train_dataset=data).train()
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.thorough
-def test_a_trainer_that_saves_its_model_is_refused_with_the_way_out(bare_kernel: Kernel, tmp_path: Path) -> None:
+def test_a_trainer_that_saves_its_model_is_refused_with_the_way_out(
+    bare_kernel: Kernel, tmp_path: Path
+) -> None:
     works(bare_kernel, SAVING_TRAINER)
     reply = bare_kernel.run(f"ipygpumem.estimate(train, output_dir={str(tmp_path)!r})")
     assert "data_ptr in line" in reply.message
     assert reply.message.endswith("save_strategy='no' for a Trainer")
-    works(bare_kernel, f"ipygpumem.estimate(train, output_dir={str(tmp_path)!r}, save_strategy='no')")
+    works(
+        bare_kernel, f"ipygpumem.estimate(train, output_dir={str(tmp_path)!r}, save_strategy='no')"
+    )
 
 
 IMPORTS = """
@@ -523,12 +582,18 @@ def test_calls_that_reach_out_are_named_and_no_others() -> None:
     assert [told(body) for body in REACHES_NOTHING] == [[]] * len(REACHES_NOTHING)
 
 
-def test_functions_of_users_modules_are_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "effectsmodule.py").write_text("import numpy\ndef keep(x):\n    numpy.save('x', x)\n")
+def test_functions_of_users_modules_are_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "effectsmodule.py").write_text(
+        "import numpy\ndef keep(x):\n    numpy.save('x', x)\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     import effectsmodule  # type: ignore[import-not-found]  # made above
 
-    assert effects_of(compile("m.keep(3)", "cell", "exec"), ({"m": effectsmodule},)) == [REAL + "numpy.save"]
+    assert effects_of(compile("m.keep(3)", "cell", "exec"), ({"m": effectsmodule},)) == [
+        REAL + "numpy.save"
+    ]
 
 
 def test_a_users_functions_effects_are_real_and_named(tmp_path: Path) -> None:
@@ -565,7 +630,9 @@ def test_iterators_that_code_consumes_are_named(tmp_path: Path) -> None:
             inner(), next(given), next(batches), next(counter)
 
         found = ipygpumem.estimate(step, zip([1], [2], strict=True))
-    assert found.notes == ("items that the code takes from these iterators are lost: a zip, batches, numbers, rows",)
+    assert found.notes == (
+        "items that the code takes from these iterators are lost: a zip, batches, numbers, rows",
+    )
     assert counter.count == 0
     loader = iter(torch.utils.data.DataLoader(torch.ones(4, 2)))
     assert "loader" in ipygpumem.estimate(lambda: next(loader)).notes[0]

@@ -1,4 +1,6 @@
-"""%%estimate --fit: each change against the cell that a user writes by hand, and the blocks that must not run twice."""
+"""%%estimate --fit: each change against the cell that a user writes by hand, and the blocks that
+must not run twice.
+"""
 
 import random
 import re
@@ -56,17 +58,28 @@ for _ in range(2):
     optimizer.step()
     optimizer.zero_grad()
 """
-ADAM, LOSS = "torch.optim.AdamW(model.parameters())", "functional.cross_entropy(model(x).flatten(0, 1), y)"
+ADAM, LOSS = (
+    "torch.optim.AdamW(model.parameters())",
+    "functional.cross_entropy(model(x).flatten(0, 1), y)",
+)
 PART = "functional.cross_entropy(model(a).flatten(0, 1), b) / 2"
 PLAIN = CELL.format("", ADAM, f"loss = {LOSS}; loss.backward()")
 BY_HAND = {
-    "foreach=False": CELL.format("", ADAM.replace("())", "(), foreach=False)"), f"{LOSS}.backward()"),
-    "batch 4 instead of 8": CELL.format("", ADAM, f"for a, b in zip(x.split(4), y.split(2048)): ({PART}).backward()"),
+    "foreach=False": CELL.format(
+        "", ADAM.replace("())", "(), foreach=False)"), f"{LOSS}.backward()"
+    ),
+    "batch 4 instead of 8": CELL.format(
+        "", ADAM, f"for a, b in zip(x.split(4), y.split(2048)): ({PART}).backward()"
+    ),
     "checkpoint 3 Block": CELL.format("LINE", ADAM, f"{LOSS}.backward()"),
     "bfloat16 autocast": CELL.format(
-        "", ADAM, f"with torch.autocast('cuda', dtype=torch.bfloat16): loss = {LOSS}\n    loss.backward()"
+        "",
+        ADAM,
+        f"with torch.autocast('cuda', dtype=torch.bfloat16): loss = {LOSS}\n    loss.backward()",
     ),
-    "torch.optim.Adafactor": CELL.format("", ADAM.replace("AdamW", "Adafactor"), f"{LOSS}.backward()"),
+    "torch.optim.Adafactor": CELL.format(
+        "", ADAM.replace("AdamW", "Adafactor"), f"{LOSS}.backward()"
+    ),
     "torch.optim.SGD": CELL.format("", ADAM.replace("AdamW", "SGD"), f"{LOSS}.backward()"),
     "freeze all but the last layer": CELL.format("LINE", ADAM, f"{LOSS}.backward()"),
 }
@@ -74,7 +87,14 @@ BY_HAND = {
 
 def search(cell: str, fit: str, *, run: bool = True, **options: Any) -> Search:
     """Return the search for a cell, after it has run or after its first estimate."""
-    given = {"device": "cuda", "device_memory": None, "timeout": None, "batch": None, "fit": fit, **options}
+    given = {
+        "device": "cuda",
+        "device_memory": None,
+        "timeout": None,
+        "batch": None,
+        "fit": fit,
+        **options,
+    }
     app: Any = SimpleNamespace(context=SimpleNamespace(namespace=given.pop("names", {})))
     found = Search(app, Namespace(**given), compile(cell, FILE, "exec"))
     base = found.tried(found.first)
@@ -102,7 +122,11 @@ def test_the_first_estimate_is_the_usual_one() -> None:
     (plain,) = estimated(PLAIN).devices
     found = search(PLAIN, "1GiB", run=False)
     (seen,) = found.tried(found.first).estimate.devices
-    assert (seen.peak_bytes, seen.reserved_bytes, seen.parts) == (plain.peak_bytes, plain.reserved_bytes, plain.parts)
+    assert (seen.peak_bytes, seen.reserved_bytes, seen.parts) == (
+        plain.peak_bytes,
+        plain.reserved_bytes,
+        plain.parts,
+    )
 
 
 def test_a_library_that_the_cell_imports_removes_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +158,9 @@ WITH_LOSS = WITH_LOSS.replace(
 WITH_LOSS = WITH_LOSS.replace(
     "(x))\n\n", "(x))\n        return functional.cross_entropy(x.flatten(0, 1), y.flatten())\n\n"
 )
-IN_A_FUNCTION = IN_AN_OBJECT.replace("training = Training()\n", "def start(**batch): Training().run(**batch)\n")
+IN_A_FUNCTION = IN_AN_OBJECT.replace(
+    "training = Training()\n", "def start(**batch): Training().run(**batch)\n"
+)
 IN_A_FUNCTION = IN_A_FUNCTION.replace("training.run", "start")
 
 
@@ -150,7 +176,9 @@ IN_A_FUNCTION = IN_A_FUNCTION.replace("training.run", "start")
     ],
 )
 def test_each_line_runs_and_takes_no_name(cell: str, comments: str) -> None:
-    """Each suggested line can be pasted below the cell; it is a comment if no name leads to what it changes."""
+    """Each suggested line can be pasted below the cell; it is a comment if no name leads to what it
+    changes.
+    """
     cell = cell.replace("8, 512", "8, 16").replace("4096", "128")
     seen = search(cell, "1GiB", run=False).seen
     lines = [change.line for change in (*candidates(seen), *parts(seen, None))]
@@ -160,10 +188,15 @@ def test_each_line_runs_and_takes_no_name(cell: str, comments: str) -> None:
     for line in lines:
         names = dict(taken)
         exec(line, names)
-        new = {name for name in names if names[name] is not taken.get(name)} - {"__warningregistry__"}
-        assert new <= {"optimizer", "torch", "functools", *{"block", "group", "part", "parts"} - {*taken}} | {
-            *("block_", "group_", "parts_")
-        }, line
+        new = {name for name in names if names[name] is not taken.get(name)} - {
+            "__warningregistry__"
+        }
+        assert new <= {
+            "optimizer",
+            "torch",
+            "functools",
+            *{"block", "group", "part", "parts"} - {*taken},
+        } | {*("block_", "group_", "parts_")}, line
         assert line.startswith("# ") is bool(comments and re.search(comments, line)), line
 
 
@@ -174,19 +207,28 @@ def test_checkpointed_blocks_get_the_same_gradients() -> None:
     for change in ("", line):
         names: dict[str, Any] = {}
         torch.manual_seed(0)
-        exec(f"{NET}model, x = Net(), torch.randn(8, 256)\n{change}\nmodel(x).sum().backward()", names)
+        exec(
+            f"{NET}model, x = Net(), torch.randn(8, 256)\n{change}\nmodel(x).sum().backward()",
+            names,
+        )
         gradients.append([parameter.grad for parameter in names["model"].parameters()])
     assert all(map(torch.equal, *gradients))
 
 
 def test_split_batches_and_plain_loops_are_equal_up_to_rounding() -> None:
     begin = NET.replace("nn.Dropout(0.1)", "nn.Identity()")
-    begin += "torch.manual_seed(0)\nmodel = Net()\nx, y = torch.randn(64, 8, 256), torch.arange(512) % 10\n"
+    begin += (
+        "torch.manual_seed(0)\nmodel = Net()\nx, y = torch.randn(64, 8, 256), torch.arange(512) % "
+        "10\n"
+    )
     begin += "optimizer = torch.optim.AdamW(model.parameters(), foreach=True)\n"
     whole = "functional.cross_entropy(model(x).flatten(0, 1), y).backward()"
     seen = search(f"{begin}{whole}\noptimizer.step()", "1GiB", run=False).seen
     *_, split = parts(seen, None)
-    assert (split.results, split.passes) == ("equal if the loss is a mean over independent rows", 64)
+    assert (split.results, split.passes) == (
+        "equal if the loss is a mean over independent rows",
+        64,
+    )
     loop = split.line.replace("...", f"({whole.replace('.backward()', ' / 64)')}.backward()", 1)
     loop = loop.replace("(x)", "(parts[0])").replace(", y)", ", parts[1])")
     plain = next(candidates(seen))
@@ -194,14 +236,19 @@ def test_split_batches_and_plain_loops_are_equal_up_to_rounding() -> None:
     found = []
     for step in (whole, loop, f"{plain.line}\n{whole}"):
         exec(f"{begin}{step}\noptimizer.step()", names := dict[str, Any]())
-        found.append([one for weight in names["model"].parameters() for one in (weight.grad, weight)])
+        found.append(
+            [one for weight in names["model"].parameters() for one in (weight.grad, weight)]
+        )
     for other in found[1:]:
         for first, second in zip(found[0], other, strict=True):
             torch.testing.assert_close(second, first, rtol=1e-3, atol=1e-5)
 
 
 def test_another_optimizer_has_no_state_of_earlier_steps() -> None:
-    begin = "import torch\nfrom torch import nn\nnet = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))\n"
+    begin = (
+        "import torch\nfrom torch import nn\nnet = nn.Sequential(*(nn.Linear(512, 512) for _ in "
+        "range(4)))\n"
+    )
     begin += "optimizer = torch.optim.AdamW(net.parameters(), foreach=False)\n"
     step = "net(torch.randn(8, 512)).mean().backward(); optimizer.step(); optimizer.zero_grad()"
     peaks = []
@@ -219,17 +266,34 @@ def test_no_result_is_called_equal_that_dropout_or_tied_weights_change() -> None
     cell = begin + "nn.Sequential(nn.Linear(64, 64), LAYER)(torch.randn(8, 64)).mean().backward()"
     cells = [cell.replace("LAYER", layer) for layer in ("nn.ReLU()", "nn.Dropout(0.1)")]
     changes = [next(parts(search(one, "1GiB", run=False).seen, None)).results for one in cells]
-    assert changes == ["equal if the loss is a mean over independent rows", "other random numbers (dropout)"]
+    assert changes == [
+        "equal if the loss is a mean over independent rows",
+        "other random numbers (dropout)",
+    ]
     tied = f"{begin}a, b = nn.Embedding(9, 9), nn.Linear(9, 9, bias=False)\nb.weight = a.weight\n"
     cell = f"{tied}nn.Sequential(a, b)(torch.zeros(4, dtype=torch.long)).sum().backward()"
-    assert not any("freeze" in change.title for change in candidates(search(cell, "1GiB", run=False).seen))
+    assert not any(
+        "freeze" in change.title for change in candidates(search(cell, "1GiB", run=False).seen)
+    )
 
 
 def test_no_layer_is_left_unfrozen_that_no_optimizer_trains() -> None:
-    cell = "import torch\nfrom torch import nn\nnet = nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)])\n"
-    cell += "optimizer = torch.optim.Adam(net[PART].parameters())\nnet(torch.randn(8, 64)).mean().backward()\n"
-    found = [search(f"{cell.replace('PART', part)}optimizer.step()", "1GiB", run=False).seen for part in ("0", "1:")]
-    assert [any("freeze" in change.title for change in candidates(one)) for one in found] == [False, True]
+    cell = (
+        "import torch\nfrom torch import nn\nnet = nn.Sequential(*[nn.Linear(64, 64) for _ in "
+        "range(3)])\n"
+    )
+    cell += (
+        "optimizer = torch.optim.Adam(net[PART].parameters())\nnet(torch.randn(8, "
+        "64)).mean().backward()\n"
+    )
+    found = [
+        search(f"{cell.replace('PART', part)}optimizer.step()", "1GiB", run=False).seen
+        for part in ("0", "1:")
+    ]
+    assert [any("freeze" in change.title for change in candidates(one)) for one in found] == [
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("enough", [2, 64, 1 << 10, 1 << 20])
@@ -257,16 +321,33 @@ def test_changes_are_combined_if_none_suffices() -> None:
     found = search(PLAIN, "885MiB")
     assert [trial.title for trial in found.trials if trial.fits] == []
     assert found.best is not None
-    assert (found.best.title, found.best.fits) == ("batch 4 instead of 8 + freeze all but the last layer", True)
+    assert (found.best.title, found.best.fits) == (
+        "batch 4 instead of 8 + freeze all but the last layer",
+        True,
+    )
     report = found.report(found.tried(found.first))
     assert report.tables[0].rows[-1][:1] == (found.best.title,)
     assert report.listings[-1].lines == [change.line for change in found.best.changes]
 
 
-def test_combinations_have_each_change_that_lowers_the_needed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change may help a little, or only below another; one that makes it worse, or fails, is left out."""
-    needs = {"plain loop": 100, "checkpoint": 80, "autocast": 101, "Adafactor": 99, "SGD": 99.5, "freeze": 0}
-    changes = [Change(title, "", "", print, "optimizer" * (title in ("Adafactor", "SGD"))) for title in needs]
+def test_combinations_have_each_change_that_lowers_the_needed_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A change may help a little, or only below another; one that makes it worse, or fails, is left
+    out.
+    """
+    needs = {
+        "plain loop": 100,
+        "checkpoint": 80,
+        "autocast": 101,
+        "Adafactor": 99,
+        "SGD": 99.5,
+        "freeze": 0,
+    }
+    changes = [
+        Change(title, "", "", print, "optimizer" * (title in ("Adafactor", "SGD")))
+        for title in needs
+    ]
 
     def tried(_: Search, *changes: Any) -> Any:
         titles = [change.title for change in changes]
@@ -380,7 +461,11 @@ def test_blocks_are_checkpointed_only_if_a_second_run_does_the_same(kind: Any) -
 
 
 def test_a_named_batch_is_made_smaller_wherever_it_is_set() -> None:
-    cell = PLAIN.replace("x, y =", "n = 8\nx, y =").replace("8, 512", "n, 512").replace("4096", "n * 512")
+    cell = (
+        PLAIN.replace("x, y =", "n = 8\nx, y =")
+        .replace("8, 512", "n, 512")
+        .replace("4096", "n * 512")
+    )
     found = search(cell, "950MiB", batch="n")
     (trial,) = (trial for trial in found.trials if trial.changes[0].excludes == "batch")
     (device,) = estimated(cell.replace("n = 8", "n = 4")).devices
@@ -397,12 +482,16 @@ def test_a_named_batch_may_be_a_tensor() -> None:
     assert found.tried(change).device.peak_bytes < base.device.peak_bytes
     loader = "from torch.utils.data import DataLoader\nx = DataLoader(range(8))"
     for wrong in ("x = 0.5", "x = 0", "x = torch.ones(())", loader):
-        with pytest.raises(EstimateError, match=r"^--batch x: it must be a whole number .* leave --batch out\)$"):
+        with pytest.raises(
+            EstimateError, match=r"^--batch x: it must be a whole number .* leave --batch out\)$"
+        ):
             search(f"import torch\n{wrong}", "900MiB", batch="x", run=False)
 
 
 def test_nothing_found_is_said_with_what_was_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = "import torch\nnet = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(4)))"
+    begin = (
+        "import torch\nnet = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(4)))"
+    )
     step = "net(torch.randn(8, 2048)).mean().backward(); optimizer.step(); optimizer.zero_grad()"
     found = search(f"{begin}\noptimizer = {ADAM.replace('model', 'net')}\n{step}\n{step}", "790MiB")
     report = found.report(found.tried(found.first))
@@ -410,5 +499,9 @@ def test_nothing_found_is_said_with_what_was_not_tried(monkeypatch: pytest.Monke
     assert "Nothing found for 790 MiB: all of them together need" in report.lines[0]
     monkeypatch.setitem(sys.modules, "peft", None)
     found.seen.hf_path = ""  # as of a transformers model
-    (untried,) = (fact.values for fact in found.report(found.tried(found.first)).facts if fact.title == "not tried")
+    (untried,) = (
+        fact.values
+        for fact in found.report(found.tried(found.first)).facts
+        if fact.title == "not tried"
+    )
     assert untried == ["LoRA (%pip install peft)", "bfloat16 weights (net.to(torch.bfloat16))"]

@@ -1,4 +1,6 @@
-"""Freeing by hand: what is released goes, what others hold stays, what is moved comes back; nothing in traced code."""
+"""Freeing by hand: what is released goes, what others hold stays, what is moved comes back; nothing
+in traced code.
+"""
 
 import contextlib
 import enum
@@ -57,7 +59,11 @@ class Colour(enum.Enum):
 
 def test_release_frees_a_trainer_with_cycles_and_says_which_parts_went() -> None:
     learner = Learner()
-    watched = [weakref.ref(learner.model), weakref.ref(learner.model.weight), weakref.ref(learner.optimizer)]
+    watched = [
+        weakref.ref(learner.model),
+        weakref.ref(learner.model.weight),
+        weakref.ref(learner.optimizer),
+    ]
     gc.disable()
     try:
         record = ipygpumem.release(learner)
@@ -103,7 +109,9 @@ def test_a_released_object_says_where_it_was_released_and_cannot_be_released_aga
 
 
 def test_a_data_loader_can_be_released() -> None:
-    """It is of a generic class, which has another room for attributes than a plain one: it keeps its class."""
+    """It is of a generic class, which has another room for attributes than a plain one: it keeps
+    its class.
+    """
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 3)))
     list(loader)
     assert ipygpumem.release(loader).freed_bytes == 8 * 3 * 4
@@ -128,7 +136,9 @@ def test_a_data_loader_can_be_released() -> None:
         ([torch.ones(3)], "cannot be emptied"),
     ],
 )
-def test_what_cannot_be_released_is_refused_in_one_line_and_nothing_goes(item: Any, why: str) -> None:
+def test_what_cannot_be_released_is_refused_in_one_line_and_nothing_goes(
+    item: Any, why: str
+) -> None:
     learner = Learner()
     with pytest.raises(GpuMemError, match=why) as raised:
         ipygpumem.release(learner, item)
@@ -138,7 +148,9 @@ def test_what_cannot_be_released_is_refused_in_one_line_and_nothing_goes(item: A
 
 
 class Net(nn.Module):
-    """Tied weights, an RNN's flat ones, buffers of which one is a view, and a tensor that is a plain attribute."""
+    """Tied weights, an RNN's flat ones, buffers of which one is a view, and a tensor that is a
+    plain attribute.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,11 +187,15 @@ class Trained:
 
     def looks(self) -> list[Any]:
         return [
-            (id(x), x._version, x.requires_grad, x.is_leaf, x.stride(), x.storage_offset(), x.dtype) for x in self.all()
+            (id(x), x._version, x.requires_grad, x.is_leaf, x.stride(), x.storage_offset(), x.dtype)
+            for x in self.all()
         ]
 
     def values(self) -> list[bytes]:
-        return [x.detach().clone().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for x in self.all()]
+        return [
+            x.detach().clone().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            for x in self.all()
+        ]
 
     def shared(self) -> list[list[int]]:
         keys = [item.untyped_storage()._cdata for item in self.all()]
@@ -194,7 +210,9 @@ class Trained:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
-    """Storages on the host are moved as a device's would be: to other memory of the host, and back."""
+    """Storages on the host are moved as a device's would be: to other memory of the
+    host, and back.
+    """
     monkeypatch.setattr(moving, "DEVICES", ("cpu",))
     return Trained()
 
@@ -235,7 +253,9 @@ def test_every_storage_is_moved_and_comes_back_as_it_was(trained: Trained) -> No
     assert (record.moved_bytes, record.is_on_host, record.notes) == (sum(sizes.values()), False, ())
 
 
-def test_a_model_that_does_not_fit_back_works_on_the_host(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_fit_back_works_on_the_host(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
     values, shared = trained.values(), trained.shared()
     fill, tries = moving._Piece.fill, list[int]()
 
@@ -250,7 +270,10 @@ def test_a_model_that_does_not_fit_back_works_on_the_host(trained: Trained, monk
         record = trained.purge()
     assert record.is_on_host
     (note,) = record.notes
-    why = "stay on the host: they did not fit back (CUDA out of memory). To move them, call model.to(device)"
+    why = (
+        "stay on the host: they did not fit back (CUDA out of memory). To move them, call "
+        "model.to(device)"
+    )
     assert note.endswith(why)
     with pytest.warns(RuntimeWarning, match=re.escape(why)), trained.offload():
         pass
@@ -263,16 +286,22 @@ def test_a_model_that_does_not_fit_back_works_on_the_host(trained: Trained, monk
 def test_memory_that_other_code_shows_is_not_emptied(trained: Trained) -> None:
     capsule = torch.utils.dlpack.to_dlpack(trained.model.first.weight.detach())
     record = trained.purge()
-    assert record.notes == ("1 KiB stay on the device as well: a graph or another library uses that memory",)
+    assert record.notes == (
+        "1 KiB stay on the device as well: a graph or another library uses that memory",
+    )
     other = torch.utils.dlpack.from_dlpack(capsule)
     assert torch.equal(other, trained.model.first.weight)
     assert other.data_ptr() == trained.model.first.weight.data_ptr()
 
 
 @pytest.mark.usefixtures("was")
-def test_nothing_is_moved_if_the_host_has_no_room(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_moved_if_the_host_has_no_room(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(moving, "available_bytes", lambda: 1000)
-    with pytest.raises(GpuMemError, match=r"would be moved to the host, which has 1000 B free: nothing was moved$"):
+    with pytest.raises(
+        GpuMemError, match=r"would be moved to the host, which has 1000 B free: nothing was moved$"
+    ):
         trained.purge()
     with pytest.raises(GpuMemError, match="nothing was moved"), Offload([trained.model]):
         raise AssertionError
@@ -329,9 +358,15 @@ def test_an_offload_that_has_ended_keeps_no_model_alive() -> None:
 @pytest.mark.parametrize(
     ("call", "why"),
     [
-        (lambda: ipygpumem.purge(Learner()), "purge takes a torch module and its optimizer, and not Learner"),
+        (
+            lambda: ipygpumem.purge(Learner()),
+            "purge takes a torch module and its optimizer, and not Learner",
+        ),
         (lambda: ipygpumem.offload(), "offload takes a torch module"),
-        (lambda: ipygpumem.offload(nn.ReLU(), 3), "offload takes a torch module and its optimizer, and not int"),
+        (
+            lambda: ipygpumem.offload(nn.ReLU(), 3),
+            "offload takes a torch module and its optimizer, and not int",
+        ),
     ],
 )
 def test_what_cannot_be_moved_is_refused_in_one_line(call: Any, why: str) -> None:
@@ -369,7 +404,9 @@ def inside_backward(code: Code) -> None:
 
 
 TRACED: dict[str, Callable[[Code], object]] = {
-    "jit": lambda code: torch.jit.trace(lambda x: (code(), x * 2)[1], torch.ones(2), check_trace=False),
+    "jit": lambda code: torch.jit.trace(
+        lambda x: (code(), x * 2)[1], torch.ones(2), check_trace=False
+    ),
     "compile": compiled,
 }
 
@@ -404,12 +441,16 @@ LOOKS: dict[str, Callable[[Any, Any], object]] = {
 
 
 def asked(inside: Callable[[Code], object], call: Callable[[Any, Any], object]) -> str:
-    """Ask for something there, and return what it said; the model is what it was, and torch is out of it again."""
+    """Ask for something there, and return what it said; the model is what it was, and torch is out
+    of it again.
+    """
     model = torch.nn.Linear(4, 4)
     optimizer: Any = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
-    before = [item.clone() for item in (*model.parameters(), optimizer.state[model.weight]["exp_avg"])]
+    before = [
+        item.clone() for item in (*model.parameters(), optimizer.state[model.weight]["exp_avg"])
+    ]
     said = list[str]()
 
     def code() -> None:
@@ -429,7 +470,9 @@ def asked(inside: Callable[[Code], object], call: Callable[[Any, Any], object]) 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("inside", TRACED)
 @pytest.mark.parametrize("name", [*MOVES, *LOOKS])
-def test_what_torch_would_take_for_the_users_code_is_refused_in_one_line(inside: str, name: str) -> None:
+def test_what_torch_would_take_for_the_users_code_is_refused_in_one_line(
+    inside: str, name: str
+) -> None:
     """A release ended the process inside of ``torch.jit.trace``."""
     message = asked(TRACED[inside], {**MOVES, **LOOKS}[name])
     assert message.startswith("torch is tracing this code")
@@ -437,6 +480,12 @@ def test_what_torch_would_take_for_the_users_code_is_refused_in_one_line(inside:
 
 
 @pytest.mark.usefixtures("others_out_of_sight")
-@pytest.mark.parametrize(("inside", "names"), [(inside_fake, [*MOVES, "tensors"]), (inside_backward, [*MOVES, *LOOKS])])
-def test_all_works_among_fake_tensors_and_in_backward(inside: Callable[[Code], object], names: list[str]) -> None:
-    assert {name: asked(inside, {**MOVES, **LOOKS}[name]) for name in names} == dict.fromkeys(names, "")
+@pytest.mark.parametrize(
+    ("inside", "names"), [(inside_fake, [*MOVES, "tensors"]), (inside_backward, [*MOVES, *LOOKS])]
+)
+def test_all_works_among_fake_tensors_and_in_backward(
+    inside: Callable[[Code], object], names: list[str]
+) -> None:
+    assert {name: asked(inside, {**MOVES, **LOOKS}[name]) for name in names} == dict.fromkeys(
+        names, ""
+    )

@@ -47,7 +47,9 @@ def path(names: dict[str, Any]) -> Callable[..., str]:
     def path_of(keep: Callable[[Any], object], kind: str = "numpy", **options: Any) -> str:
         array, kept = made(keep, kind)
         heap = Heap()
-        roots = Roots({id(names): Root.of_variable}, hidden=frozenset({id(sys._getframe())}), **options)
+        roots = Roots(
+            {id(names): Root.of_variable}, hidden=frozenset({id(sys._getframe())}), **options
+        )
         holder = explain([array], heap, roots)[array]
         del kept
         return holder.path
@@ -131,7 +133,7 @@ def _suspended(data: Any) -> Iterator[int]:
         (lambda x: [_with_attribute([x], Thing(), "class")], "[0] (in an attribute)"),
         (
             lambda x: {Key(): _closure([x])},
-            " (under a key of type Key): closure of function make_batch (cell 4), variable batch[0]",
+            " (under a key of type Key): closure of function make_batch (cell 4), variable batch[0]",  # noqa: E501
         ),
         (lambda x: collections.deque([0, x]), "[1]"),
         (lambda x: _with_attribute([x], Thing(), "field"), ".field[0]"),
@@ -140,14 +142,21 @@ def _suspended(data: Any) -> Iterator[int]:
         (lambda x: [_closure(x)], "[0]: closure of function make_batch (cell 4), variable batch"),
         (lambda x: lambda first=x: first, ": default argument of function <lambda> (cell 4)"),
         (_default, ": default argument of function step (cell 4)"),
-        (lambda x: _with_attribute(x, Trainer(), "w").on_end, ": bound method on_end (cell 4), its object.w"),
+        (
+            lambda x: _with_attribute(x, Trainer(), "w").on_end,
+            ": bound method on_end (cell 4), its object.w",
+        ),
         (lambda x: _cached(x, 8), ": lru_cache of function load (cell 4)"),
         (lambda x: _cached(x, None), ": lru_cache of function load (cell 4)"),
         (_suspended, ": suspended generator batches (cell 4), local data"),
     ],
 )
 def test_what_a_notebook_variable_leads_to(
-    path: Callable[..., str], names: dict[str, Any], kind: str, make: Callable[[Any], Any], expected: str
+    path: Callable[..., str],
+    names: dict[str, Any],
+    kind: str,
+    make: Callable[[Any], Any],
+    expected: str,
 ) -> None:
     found = path(lambda x: names.update(v=make(x)), kind, cell_of=lambda filename: 4)
     assert found == f"notebook variable v{expected}"
@@ -161,13 +170,15 @@ def test_the_frames_of_a_kept_exception(path: Callable[..., str], names: dict[st
         try:
             train(x)
         except ValueError as error:
-            error.__traceback__ = (
-                error.__traceback__.tb_next if error.__traceback__ else None
-            )  # the test's own frames are no part of it
+            # the test's own frames are no part of it
+            error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
             names["errors"] = [error]
 
     line = train.__code__.co_firstlineno + 1
-    assert path(keep) == f"notebook variable errors[0]: saved traceback, train line {line}, local batch"
+    assert (
+        path(keep)
+        == f"notebook variable errors[0]: saved traceback, train line {line}, local batch"
+    )
 
 
 def test_what_only_cpp_holds_is_said_to_be_so(path: Callable[..., str]) -> None:
@@ -178,7 +189,9 @@ def test_what_only_cpp_holds_is_said_to_be_so(path: Callable[..., str]) -> None:
 
 def _advice(names: dict[str, Any], keep: Callable[[Any], object]) -> str:
     key, kept = made(keep, "torch")
-    roots = Roots({id(names): Root.of_variable}, hidden=frozenset({id(sys._getframe())}), names=names)
+    roots = Roots(
+        {id(names): Root.of_variable}, hidden=frozenset({id(sys._getframe())}), names=names
+    )
     found = explain([key], Heap(), roots)[key].advice
     del kept
     return found
@@ -190,7 +203,10 @@ def test_advice_calls_the_handle_of_a_hook_if_it_has_a_name(names: dict[str, Any
     def keep(x: Any) -> Any:
         return names["model"][0].register_forward_hook(lambda *_: x)
 
-    assert _advice(names, lambda x: keep(x) and None) == "model.get_submodule('0')._forward_hooks.clear()"
+    assert (
+        _advice(names, lambda x: keep(x) and None)
+        == "model.get_submodule('0')._forward_hooks.clear()"
+    )
     names["other"] = names["model"].register_forward_hook(print)
     assert _advice(names, lambda x: names.update(mine=keep(x))) == "mine.remove()"
 
@@ -202,12 +218,20 @@ def test_advice_calls_the_handle_of_a_hook_if_it_has_a_name(names: dict[str, Any
         ("lin.register_full_backward_pre_hook", "lin._backward_pre_hooks.clear()"),
         ("lin.register_load_state_dict_post_hook", "lin._load_state_dict_post_hooks.clear()"),
         ("lin.weight.register_hook", "lin.weight._backward_hooks.clear()"),
-        ("lin.bias.register_post_accumulate_grad_hook", "lin.bias._post_accumulate_grad_hooks.clear()"),
+        (
+            "lin.bias.register_post_accumulate_grad_hook",
+            "lin.bias._post_accumulate_grad_hooks.clear()",
+        ),
         ("sgd.register_step_post_hook", "sgd._optimizer_step_post_hooks.clear()"),
-        ("lin.register_forward_pre_hook(print); lin.register_forward_pre_hook", "lin._forward_pre_hooks.pop("),
+        (
+            "lin.register_forward_pre_hook(print); lin.register_forward_pre_hook",
+            "lin._forward_pre_hooks.pop(",
+        ),
     ],
 )
-def test_advice_removes_a_hook_whose_handle_nobody_keeps(names: dict[str, Any], register: str, told: str) -> None:
+def test_advice_removes_a_hook_whose_handle_nobody_keeps(
+    names: dict[str, Any], register: str, told: str
+) -> None:
     names["lin"] = torch.nn.Linear(2, 2)
     names["sgd"] = torch.optim.SGD(names["lin"].parameters())
     alive: list[weakref.ref[Any]] = []
@@ -266,7 +290,10 @@ def test_a_hook_is_where_a_path_ends(
     path: Callable[..., str], names: dict[str, Any], hook: Callable[[Any], Any], expected: str
 ) -> None:
     names["lin"] = torch.nn.Linear(2, 2)
-    assert path(lambda x: names["lin"].register_forward_hook(hook(x)) and None) == f"forward hook on lin{expected}"
+    assert (
+        path(lambda x: names["lin"].register_forward_hook(hook(x)) and None)
+        == f"forward hook on lin{expected}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -279,13 +306,19 @@ def test_a_hook_is_where_a_path_ends(
         (lambda loss: {"losses": (loss,)}, ""),
     ],
 )
-def test_advice_about_a_graph_can_be_pasted(names: dict[str, Any], keep: Callable[[Any], Any], told: str) -> None:
+def test_advice_about_a_graph_can_be_pasted(
+    names: dict[str, Any], keep: Callable[[Any], Any], told: str
+) -> None:
     told += "  # and " * bool(told)
-    advice = _advice(names, lambda x: names.update(keep((torch.ones(100, requires_grad=True) * x).sum())))
+    advice = _advice(
+        names, lambda x: names.update(keep((torch.ones(100, requires_grad=True) * x).sum()))
+    )
     assert advice == f"{told}keep loss.item() or tensor.detach() instead of a tensor with its graph"
 
 
-def test_advice_about_a_model_in_the_last_error_is_kept(names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advice_about_a_model_in_the_last_error_is_kept(
+    names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
 
     def train(model: Any) -> None:
         raise ValueError
@@ -319,14 +352,17 @@ def test_a_cycle_in_cpp_is_reported_where_everything_was_seen(names: dict[str, A
     assert alive() is None
 
 
-def test_an_object_whose_dict_the_first_of_several_searches_has_made_is_still_followed(names: dict[str, Any]) -> None:
+def test_an_object_whose_dict_the_first_of_several_searches_has_made_is_still_followed(
+    names: dict[str, Any],
+) -> None:
     layer = torch.nn.Linear(10, 10)
     layer(torch.zeros(1, 10)).sum().backward()
     weight, gradient = storage_key(layer.weight), storage_key(layer.weight.grad)
     assert weight is not None
     assert gradient is not None
     names["trainer"] = Thing()
-    names["trainer"].weights = [layer.weight]  # CPython 3.11 and 3.12 make the trainer's dict when somebody asks
+    # CPython 3.11 and 3.12 make the trainer's dict when somebody asks
+    names["trainer"].weights = [layer.weight]
     del layer
     heap = Heap()
     roots = Roots({id(names): Root.of_variable}, hidden=frozenset({id(sys._getframe())}))
@@ -335,7 +371,9 @@ def test_an_object_whose_dict_the_first_of_several_searches_has_made_is_still_fo
     assert holders[gradient].path == "notebook variable trainer.weights[0].grad"
 
 
-def test_explaining_leaves_nothing_behind_even_before_garbage_is_collected(names: dict[str, Any]) -> None:
+def test_explaining_leaves_nothing_behind_even_before_garbage_is_collected(
+    names: dict[str, Any],
+) -> None:
     array = numpy.zeros(100)
     names["v"] = [array]
     key = storage_key(array)
@@ -346,7 +384,8 @@ def test_explaining_leaves_nothing_behind_even_before_garbage_is_collected(names
         before, frozen = (sys.getrefcount(array), gc.get_threshold()), gc.get_freeze_count()
         explain([key], Heap(), Roots({id(names): Root.of_variable}))
         assert (sys.getrefcount(array), gc.get_threshold()) == before
-        assert 0 < gc.get_freeze_count() <= frozen  # what was frozen of other tests may die meanwhile
+        # what was frozen of other tests may die meanwhile
+        assert 0 < gc.get_freeze_count() <= frozen
     finally:
         gc.enable()
 
@@ -382,7 +421,9 @@ def test_a_running_function_does_not_keep_what_it_was_asked_about() -> None:
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
-def test_the_order_of_the_collectors_list_changes_no_path(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_the_order_of_the_collectors_list_changes_no_path(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     key, shared = made(lambda x: [x], kind)
     for name in ("mylib", "another"):
         module: Any = ModuleType(name)
@@ -393,7 +434,9 @@ def test_the_order_of_the_collectors_list_changes_no_path(monkeypatch: pytest.Mo
     roots = Roots(hidden=frozenset({id(sys._getframe())}))
     found, referrers = set(), Heap.referrers
     for step in (1, -1):
-        monkeypatch.setattr(Heap, "referrers", lambda *args, step=step: iter(list(referrers(*args))[::step]))
+        monkeypatch.setattr(
+            Heap, "referrers", lambda *args, step=step: iter(list(referrers(*args))[::step])
+        )
         heap = Heap()
         found.add(explain([key], heap, roots)[key].path)
         heap.drop()
@@ -412,4 +455,6 @@ def test_the_graph_that_a_loop_grows_is_named(capsys: pytest.CaptureFixture[str]
     weight, total = torch.ones(1 << 22, requires_grad=True), torch.zeros(1)
     for step in ipygpumem.track(range(6)):
         total = total + (weight * step).exp().mean()
-    assert re.search(r"MiB per iteration is held by .* local total: its autograd graph", capsys.readouterr().out)
+    assert re.search(
+        r"MiB per iteration is held by .* local total: its autograd graph", capsys.readouterr().out
+    )

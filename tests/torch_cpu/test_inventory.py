@@ -42,14 +42,21 @@ def test_views_and_aliases_count_once_with_the_bytes_of_the_storage() -> None:
 
 def bytes_of(*parts: Any) -> int:
     """Bytes of the storages of plain tensors, each storage once."""
-    return sum({part.untyped_storage()._cdata: part.untyped_storage().nbytes() for part in parts}.values())
+    return sum(
+        {part.untyped_storage()._cdata: part.untyped_storage().nbytes() for part in parts}.values()
+    )
 
 
 def test_sparse_tensors_count_their_indices_and_values() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         eye = torch.eye(100)
-        coo, csr, csc, bsr = eye.to_sparse(), eye.to_sparse_csr(), eye.to_sparse_csc(), eye.to_sparse_bsr((10, 10))
+        coo, csr, csc, bsr = (
+            eye.to_sparse(),
+            eye.to_sparse_csr(),
+            eye.to_sparse_csc(),
+            eye.to_sparse_bsr((10, 10)),
+        )
         found = sizes(values=coo._values(), coo=coo, csr=csr, csc=csc, bsr=bsr)
     assert found == {
         "coo": 2 * 100 * 8 + 100 * 4,
@@ -69,7 +76,8 @@ def test_nested_tensors_count_what_is_inside_them() -> None:
         rows = take(strided=strided, jagged=jagged)
     assert rows["strided"].size_bytes == 3200
     assert rows["jagged"].size_bytes >= 3200 + 3 * 8
-    assert rows["jagged"].size_bytes <= 3200 + 3 * 8 + 64  # torch may remember the longest and the shortest too
+    # torch may remember the longest and the shortest too
+    assert rows["jagged"].size_bytes <= 3200 + 3 * 8 + 64
     assert rows["strided"].shape is None
     assert set(rows) == {"strided", "jagged"}
 
@@ -81,15 +89,28 @@ def test_tensors_without_memory_have_no_bytes() -> None:
     freed.untyped_storage().resize_(0)
     with FakeTensorMode():
         fake = torch.empty(1 << 30)
-    rows = take(meta=torch.empty(1 << 30, device="meta"), fake=fake, freed=freed, lazy=nn.LazyLinear(3).weight)
-    assert {name: row.size_bytes for name, row in rows.items()} == {"meta": 0, "fake": 0, "freed": 0, "lazy": 0}
+    rows = take(
+        meta=torch.empty(1 << 30, device="meta"),
+        fake=fake,
+        freed=freed,
+        lazy=nn.LazyLinear(3).weight,
+    )
+    assert {name: row.size_bytes for name, row in rows.items()} == {
+        "meta": 0,
+        "fake": 0,
+        "freed": 0,
+        "lazy": 0,
+    }
     assert rows["meta"].device == "meta"
     assert rows["lazy"].kind == "parameter"
     nowhere = [torch.ones(3, device="meta"), fake, torch.eye(3).to_sparse(), torch.empty(0)]
     assert list(storages_of((item, "other") for item in nowhere)) == []
 
 
-@pytest.mark.skipif(not hasattr(torch._C, "_is_cow_tensor"), reason="this torch has no lazy clones that one could tell")
+@pytest.mark.skipif(
+    not hasattr(torch._C, "_is_cow_tensor"),
+    reason="this torch has no lazy clones that one could tell",
+)
 def test_a_lazy_clone_stays_lazy() -> None:
     tensor = torch.ones(1000)
     both = [tensor, torch._lazy_clone(tensor)]
@@ -104,8 +125,14 @@ def test_shared_memory_is_marked() -> None:
 
 def test_memory_shared_with_numpy_counts_once() -> None:
     array, tensor = numpy.ones(1000), torch.ones(1000)
-    # What tensor.numpy() gives shows a second tensor, which torch made for it: two more share that storage.
-    rows = take(array=array, from_array=torch.from_numpy(array[10:]), tensor=tensor, from_tensor=tensor.numpy())
+    # What tensor.numpy() gives shows a second tensor, which torch made for it: two more share that
+    # storage.
+    rows = take(
+        array=array,
+        from_array=torch.from_numpy(array[10:]),
+        tensor=tensor,
+        from_tensor=tensor.numpy(),
+    )
     assert {name: row.aliases for name, row in rows.items()} == {"from_array": 1, "tensor": 2}
     assert rows["from_array"].size_bytes == 990 * 8  # what torch was given
 
@@ -124,7 +151,12 @@ def test_kinds_and_paths_of_a_model_in_training() -> None:
     assert kinds['optimizer.state[model[0].weight]["exp_avg"]'] == "optimizer state"
     assert kinds['cache["run3"][0]'] == "other"
     weight = rows["model[0].weight"]
-    assert (weight.type_name, weight.shape, weight.dtype, weight.device) == ("Parameter", (4, 3), "float32", "cpu")
+    assert (weight.type_name, weight.shape, weight.dtype, weight.device) == (
+        "Parameter",
+        (4, 3),
+        "float32",
+        "cpu",
+    )
     assert (weight.requires_grad, weight.in_graph) == (True, False)
     assert (rows["hidden"].requires_grad, rows["hidden"].in_graph) == (True, True)
     assert rows["model[1].running_mean"].requires_grad is False
@@ -134,7 +166,9 @@ def test_thousands_of_tensors_keep_their_names_and_kinds_wherever_they_stand() -
     """They are looked at some thousands at a time."""
     several = [torch.zeros(3) for _ in range(2 * CHUNK + 500)]
     several[1999].extra = torch.ones(5)  # type: ignore[attr-defined]  # an attribute of the user's
-    several[1000] = several[2 * CHUNK + 400] = torch.zeros(2, 3, dtype=torch.int8, requires_grad=False)
+    several[1000] = several[2 * CHUNK + 400] = torch.zeros(
+        2, 3, dtype=torch.int8, requires_grad=False
+    )
     several[CHUNK + 450] = torch.nn.Parameter(torch.ones(4))
     keyed = {number: torch.zeros(1) for number in range(1500)}
     rows = take(several=several, keyed=keyed, again={"last": several[-1]})
@@ -164,18 +198,26 @@ def test_a_wrapper_counts_what_is_inside_it_and_is_not_asked(policy: str) -> Non
         vars(x).clear()
         alone = take(x=x)["x"]
     assert list(rows) == ["x"]
-    assert (rows["x"].type_name, rows["x"].size_bytes, rows["x"].device) == ("Dispatch", (4 << 20) + 40, "cpu")
+    assert (rows["x"].type_name, rows["x"].size_bytes, rows["x"].device) == (
+        "Dispatch",
+        (4 << 20) + 40,
+        "cpu",
+    )
     assert (alone.type_name, alone.size_bytes) == ("Dispatch", 0)
 
 
-def test_a_broken_device_leaves_the_rest_readable_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_device_leaves_the_rest_readable_and_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     broken, well = torch.ones(100), torch.ones(200)
     real = torch.Tensor.untyped_storage
     address = broken.data_ptr()
 
     def storage(tensor: Any) -> Any:
         if tensor.data_ptr() == address:
-            raise RuntimeError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
+            raise RuntimeError(
+                "CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA"
+            )
         return real(tensor)
 
     monkeypatch.setattr(torch.Tensor, "untyped_storage", storage)
@@ -184,7 +226,10 @@ def test_a_broken_device_leaves_the_rest_readable_and_is_reported(monkeypatch: p
     assert rows["well"].size_bytes == 800
     assert (rows["broken"].size_bytes, rows["broken"].shape) == (0, (100,))
     assert rows["broken"].note == "could not be read: CUDA error: device-side assert triggered"
-    assert any("could not be read: CUDA error: device-side assert triggered" in note for note in found.notes)
+    assert any(
+        "could not be read: CUDA error: device-side assert triggered" in note
+        for note in found.notes
+    )
 
 
 class FunctionMode(torch.overrides.TorchFunctionMode):  # type: ignore[misc, name-defined]  # torch may be missing
@@ -194,7 +239,9 @@ class FunctionMode(torch.overrides.TorchFunctionMode):  # type: ignore[misc, nam
         super().__init__()
         self.seen: list[str] = []
 
-    def __torch_function__(self, function: Any, _: Any, words: Any = (), options: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, _: Any, words: Any = (), options: Any = None
+    ) -> Any:
         self.seen.append(str(function))
         return function(*words, **(options or {}))
 
@@ -206,7 +253,9 @@ class DispatchMode(torch.utils._python_dispatch.TorchDispatchMode):  # type: ign
         super().__init__()
         self.seen: list[str] = []
 
-    def __torch_dispatch__(self, operation: Any, _: Any, words: Any = (), options: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operation: Any, _: Any, words: Any = (), options: Any = None
+    ) -> Any:
         self.seen.append(str(operation))
         return operation(*words, **(options or {}))
 

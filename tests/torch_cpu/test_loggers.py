@@ -22,7 +22,9 @@ def recipe(title: str) -> str:
 
 @pytest.fixture(scope="module")
 def accumulator() -> Any:
-    """TensorBoard's reader, imported before a test looks for import hooks: absl, which it needs, installs one."""
+    """TensorBoard's reader, imported before a test looks for import hooks: absl, which it needs,
+    installs one.
+    """
     return importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
 
 

@@ -1,4 +1,6 @@
-"""Graphs so long that torch cannot destroy them once the Python objects of all their nodes exist."""
+"""Graphs so long that torch cannot destroy them once the Python objects of all their
+nodes exist.
+"""
 
 import pytest
 
@@ -69,4 +71,10 @@ for _ in range(15_000):
 
 
 def test_a_process_survives_looks_at_parts_of_a_graph() -> None:
-    assert survives(EACH_STEP, "a, b, c = steps[0], steps[30_000], steps[50_000]", *PARTS, DELETE, "a = b = c = None")
+    assert survives(
+        EACH_STEP,
+        "a, b, c = steps[0], steps[30_000], steps[50_000]",
+        *PARTS,
+        DELETE,
+        "a = b = c = None",
+    )

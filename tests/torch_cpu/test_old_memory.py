@@ -1,4 +1,6 @@
-"""What was alive before a scope is none of its survivors, whatever the scope has made around it; with torch."""
+"""What was alive before a scope is none of its survivors, whatever the scope has made around it;
+with torch.
+"""
 
 import pytest
 
@@ -51,7 +53,7 @@ loaded = DataLoader(images); items = images.items; shallow = copy.copy(images); 
 whole = frame; column = frame["a"]; head = frame[:9]; table = frame.to_numpy(copy=False); row = series.array, series[:9]
 model = nn.Sequential(outer, nn.Linear(512, 2)); bound = outer.forward; partly = functools.partial(outer, 1)
 same = sparse; values = sparse.coalesce().values()
-"""
+"""  # noqa: E501
 
 
 def test_what_was_alive_before_is_no_survivor(notebook: Kernel) -> None:
@@ -62,11 +64,17 @@ def test_what_was_alive_before_is_no_survivor(notebook: Kernel) -> None:
 
 def test_a_gradient_made_for_an_outer_model_is_freed_by_its_line(notebook: Kernel) -> None:
     works(notebook, "outer = nn.Linear(1024, 1024)")
-    (report,) = works(notebook, "%%experiment a\nouter(torch.ones(2, 1024)).sum().backward()").reports("experiment")
+    (report,) = works(
+        notebook, "%%experiment a\nouter(torch.ones(2, 1024)).sum().backward()"
+    ).reports("experiment")
     (line,) = [line for line in report.splitlines() if "held by" in line]
-    assert line.endswith("held by notebook variable outer.weight.grad · to free it: outer.zero_grad()")
+    assert line.endswith(
+        "held by notebook variable outer.weight.grad · to free it: outer.zero_grad()"
+    )
     works(notebook, "outer.zero_grad()")
-    assert works(notebook, "%gpumem leaks").reports("leaks") == ["no leak of at least 1 MiB was found"]
+    assert works(notebook, "%gpumem leaks").reports("leaks") == [
+        "no leak of at least 1 MiB was found"
+    ]
 
 
 def test_a_gradient_of_an_outer_tensor_is_freed_by_its_line(notebook: Kernel) -> None:
@@ -74,7 +82,9 @@ def test_a_gradient_of_an_outer_tensor_is_freed_by_its_line(notebook: Kernel) ->
     (report,) = works(notebook, "%%experiment a\n(2 * leaf).sum().backward()").reports("experiment")
     assert "held by notebook variable leaf.grad · to free it: leaf.grad = None" in report
     works(notebook, "leaf.grad = None")
-    assert works(notebook, "%gpumem leaks").reports("leaks") == ["no leak of at least 1 MiB was found"]
+    assert works(notebook, "%gpumem leaks").reports("leaks") == [
+        "no leak of at least 1 MiB was found"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -88,12 +98,17 @@ def test_a_gradient_of_an_outer_tensor_is_freed_by_its_line(notebook: Kernel) ->
         ("def replace():\n    global leak\n    leak = torch.zeros(1 << 19)\nreplace()", "leak"),
     ],
 )
-def test_no_advice_takes_more_from_the_user_than_what_the_scope_made(notebook: Kernel, code: str, path: str) -> None:
+def test_no_advice_takes_more_from_the_user_than_what_the_scope_made(
+    notebook: Kernel, code: str, path: str
+) -> None:
     works(notebook, "leak = 1\nouter = nn.Sequential(nn.Linear(1024, 2))")
     works(notebook, "optimizer = torch.optim.SGD(outer.parameters())")
     works(notebook, f"%%experiment a\n{code}")
     ((found, advice),) = notebook.value(SURVIVORS)
-    assert found in (f"notebook variable {path}", 'notebook variable optimizer.param_groups[0]["params"][0]')
+    assert found in (
+        f"notebook variable {path}",
+        'notebook variable optimizer.param_groups[0]["params"][0]',
+    )
     assert advice in ("", "del leak")
 
 
@@ -125,14 +140,21 @@ def test_what_the_scope_has_put_into_something_old_is_reported(notebook: Kernel)
     assert sorted(notebook.value(SURVIVORS)) == HOLDERS
 
 
-def test_where_the_notebook_held_too_much_the_report_does_not_claim_what_it_does_not_know(notebook: Kernel) -> None:
-    works(notebook, "import numpy as np\nfrom ipygpumem.inventory import baseline\nbaseline.MOST_AT_START = 100")
+def test_where_the_notebook_held_too_much_the_report_does_not_claim_what_it_does_not_know(
+    notebook: Kernel,
+) -> None:
+    works(
+        notebook,
+        "import numpy as np\nfrom ipygpumem.inventory import baseline\nbaseline.MOST_AT_START = 100",  # noqa: E501
+    )
     works(notebook, "rows = [[np.zeros(1 << 18)]] + [[i] for i in range(200)]; cache = []")
     new = "y = torch.ones(1 << 19); cache += [y, [z := np.ones(1 << 18)]]"
     reply = works(notebook, f"%%experiment a\nx = rows[0][0]; {new}")
     (report,) = reply.reports("experiment")
     works(notebook, "baseline.MOST_AT_START = 50_000")
-    lines = sorted(line.partition("variable ")[2] for line in report.splitlines() if "held by" in line)
+    lines = sorted(
+        line.partition("variable ")[2] for line in report.splitlines() if "held by" in line
+    )
     assert lines == [
         "cache[…] · to free it: del cache[1][0]; del cache[0]",
         "rows[0][0], possibly allocated before the experiment",

@@ -1,4 +1,6 @@
-"""``%%peak`` on the CPU: what lived at the highest moment, by name, origin and purpose; code runs as without it."""
+"""``%%peak`` on the CPU: what lived at the highest moment, by name, origin and purpose; code runs
+as without it.
+"""
 
 import contextlib
 import gc
@@ -59,7 +61,8 @@ def test_a_training_steps_peak_is_split_by_role() -> None:
     device = ram(found)
     assert device.parts["parameters"] == 2 * MIB
     assert device.parts["optimizer state"] == 4 * MIB + 2 * 512  # and the steps of two weights
-    assert device.parts["activations"] == 2 * MIB + 2 * 512  # the first layer's result, the loss, its gradient
+    # the first layer's result, the loss, its gradient
+    assert device.parts["activations"] == 2 * MIB + 2 * 512
     sizes = {(row.role, row.module or row.name): row.size_bytes for row in device.rows}
     assert sizes["parameters", "model.1"] == sizes["gradients", "model.1"] == MIB
     assert sizes["optimizer state", "model.1"] == 2 * MIB + 512
@@ -73,18 +76,32 @@ def test_a_training_steps_peak_is_split_by_role() -> None:
 
 def test_each_block_of_a_transformer_has_a_row() -> None:
     block = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
-    model, data = nn.TransformerEncoder(block, 12, enable_nested_tensor=False), torch.ones(8, 32, 64)
+    model, data = (
+        nn.TransformerEncoder(block, 12, enable_nested_tensor=False),
+        torch.ones(8, 32, 64),
+    )
     with ipygpumem.peak() as found:
         train(model, data)
     groups = layers(ram(found).rows, 20)
-    sizes = {".".join(key): sum(row.size_bytes for row in rows) for key, rows in groups.items() if type(key[-1]) is str}
+    sizes = {
+        ".".join(key): sum(row.size_bytes for row in rows)
+        for key, rows in groups.items()
+        if type(key[-1]) is str
+    }
     assert {f"model.layers.{number}" for number in range(12)} <= sizes.keys()
-    shown = sorted((sum(row.size_bytes for row in rows) for rows in groups.values()), reverse=True)[:20]
+    shown = sorted((sum(row.size_bytes for row in rows) for rows in groups.values()), reverse=True)[
+        :20
+    ]
     assert sum(shown) >= 0.9 * ram(found).size_bytes
 
 
 def test_a_long_list_of_layers_is_summed_by_its_parts() -> None:
-    parts = [(role, f"net.blocks.{n}.{part}") for n in range(40) for part in ("a", "b") for role in ("x", "y")]
+    parts = [
+        (role, f"net.blocks.{n}.{part}")
+        for n in range(40)
+        for part in ("a", "b")
+        for role in ("x", "y")
+    ]
     rows = [PeakRow(MIB, role, module=module) for role, module in parts]
     rows.append(PeakRow(3 * MIB, "data", operation="ones", line="line 1: f()"))
     device = DevicePeak("cpu", "storages", 163 * MIB, rows=tuple(rows))
@@ -92,22 +109,34 @@ def test_a_long_list_of_layers_is_summed_by_its_parts() -> None:
     assert "80 MiB          net.blocks.*.a (40 layers)" in text
     assert "3 MiB   data   ones, line 1: f()" in text
     assert set(layers(rows, 100)) >= {("net", "blocks", "7", "a"), ("net", "blocks", "39", "b")}
-    assert len(peak_report(PeakRecord((device,), 1.0), top=1).tables[-1].rows) == 2  # and the smaller ones
+    # and the smaller ones
+    assert len(peak_report(PeakRecord((device,), 1.0), top=1).tables[-1].rows) == 2
 
 
 def test_a_value_that_the_code_replaces_has_its_name() -> None:
     value = torch.ones(MIB)
     with ipygpumem.peak() as found:
         value = value.repeat(2)
-    assert {row.name: row.size_bytes for row in ram(found).rows} == {"value": 8 * MIB, "value (earlier value)": 4 * MIB}
+    assert {row.name: row.size_bytes for row in ram(found).rows} == {
+        "value": 8 * MIB,
+        "value (earlier value)": 4 * MIB,
+    }
     assert value.numel() == 2 * MIB
     model = nn.Linear(1024, 1024)
     model(torch.ones(1024)).sum().backward()
     with ipygpumem.peak() as found:
         model = nn.Sequential(nn.Linear(1024, 1024))
-    rows = {(row.role, row.name or row.module): row.size_bytes for row in ram(found).rows if row.size_bytes > MIB}
+    rows = {
+        (row.role, row.name or row.module): row.size_bytes
+        for row in ram(found).rows
+        if row.size_bytes > MIB
+    }
     earlier = "model (earlier value)"
-    assert rows.keys() >= {("parameters", earlier), ("gradients", earlier), ("parameters", "model.0")}
+    assert rows.keys() >= {
+        ("parameters", earlier),
+        ("gradients", earlier),
+        ("parameters", "model.0"),
+    }
     assert model[0].in_features == 1024
 
 
@@ -153,7 +182,11 @@ def test_memory_without_a_name_has_its_module_operation_and_line() -> None:
     with torch.no_grad(), ipygpumem.peak() as found:
         model(torch.ones(MIB))
     rows = [(row.size_bytes, row.name, row.module, row.operation) for row in ram(found).rows]
-    expected = [(4 * MIB, "", "", "ones"), (4 * MIB, "", "model.1.0", "clone"), (4 * MIB, "", "model.1.0", "pow")]
+    expected = [
+        (4 * MIB, "", "", "ones"),
+        (4 * MIB, "", "model.1.0", "clone"),
+        (4 * MIB, "", "model.1.0", "pow"),
+    ]
     assert sorted(rows)[-3:] == sorted(expected)
     lines = {row.operation: row.line for row in ram(found).rows}
     assert lines["pow"].endswith("return x.clone() ** 2")
@@ -169,7 +202,9 @@ def test_loaded_and_listed_numbers_are_followed(tmp_path: Path) -> None:
     assert len(loaded) == listed.dim()
 
 
-@pytest.mark.parametrize("broken", ["Follower.start", "Follower.read", "Follower._place", "Follower._know"])
+@pytest.mark.parametrize(
+    "broken", ["Follower.start", "Follower.read", "Follower._place", "Follower._know"]
+)
 def test_a_failure_of_ours_becomes_a_note(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise LookupError("ours")
@@ -222,7 +257,8 @@ def test_after_an_out_of_memory_error_the_moment_is_that_of_the_failure() -> Non
 
 
 def test_code_is_compiled_as_without_it() -> None:
-    torch._dynamo.reset()  # after what earlier tests have compiled, it compiles the same code in another way
+    # after what earlier tests have compiled, it compiles the same code in another way
+    torch._dynamo.reset()
     graphs = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -294,12 +330,17 @@ def test_tensors_that_are_used_in_part_are_split() -> None:
     device = ram(found)
     sizes = {row.name or row.operation: row.size_bytes // MIB for row in device.rows}
     assert sizes == {"partly": 16, "wholly": 16, "ones": 64}
-    assert {row.name: row.reserved_bytes // MIB for row in device.rows if row.reserved_bytes >= MIB} == {"partly": 239}
+    assert {
+        row.name: row.reserved_bytes // MIB for row in device.rows if row.reserved_bytes >= MIB
+    } == {"partly": 239}
     assert partly.numel() > wholly.numel()
 
 
-def test_tensors_of_earlier_cells_that_are_not_used_take_no_ram(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "_MOST_LIVES", 50)  # also where storages are summed up in between
+def test_tensors_of_earlier_cells_that_are_not_used_take_no_ram(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # also where storages are summed up in between
+    monkeypatch.setattr(following, "_MOST_LIVES", 50)
     reserved = torch.empty(1 << 26)
     with ipygpumem.peak() as found:
         kept = [torch.ones(KIB) for _ in range(200)]
@@ -350,7 +391,7 @@ with ipygpumem.peak() as found:
     del high
     followed = torch.ones(1 << 20)
 print(json.dumps([[device.source, device.size_bytes] for device in found.record.devices] + list(found.record.notes)))
-"""
+"""  # noqa: E501
 
 
 _IMPORTS = """
@@ -364,7 +405,7 @@ assert "exec_module" not in vars(torch.__loader__)
 with ipygpumem.peak():
     pass
 print(json.dumps([[row.name, row.size_bytes] for row in device.rows] + [type(one).__name__ for one in sys.meta_path]))
-"""
+"""  # noqa: E501
 
 
 def test_torch_imported_in_the_code_itself_is_followed() -> None:
@@ -380,7 +421,8 @@ def test_memory_outside_torch_is_that_of_memray_and_tensors_count_once() -> None
         assert "pip install memray" in outside
     else:
         assert outside[0] == "memray"
-        # It is cut to the growth of RSS, of which the kernel counts up to 256 KiB in each thread late.
+        # It is cut to the growth of RSS, of which the kernel counts up to 256 KiB in each thread
+        # late.
         assert 11.5 * MIB <= outside[1] < 13 * MIB
 
 
@@ -390,13 +432,18 @@ def test_the_picture_has_the_roles_and_marks_the_peak() -> None:
         layer(torch.ones(256, 256)).sum().backward()
     (panel,) = found.record.picture().axes
     assert set(panel.get_legend_handles_labels()[1]) >= ram(found).parts.keys()
-    assert [text.get_text() for text in panel.texts] == [f"peak {format_bytes(ram(found).size_bytes)}"]
+    assert [text.get_text() for text in panel.texts] == [
+        f"peak {format_bytes(ram(found).size_bytes)}"
+    ]
     with pytest.raises(ipygpumem.errors.PlotError, match="nothing to draw"):
         PeakRecord((), 1.0).picture()
 
 
 def test_the_record_is_there_when_the_block_has_ended() -> None:
-    with ipygpumem.peak() as found, pytest.raises(ipygpumem.errors.TraceError, match="has not ended"):
+    with (
+        ipygpumem.peak() as found,
+        pytest.raises(ipygpumem.errors.TraceError, match="has not ended"),
+    ):
         _ = found.record
     assert PeakRecord.from_dict(found.record.to_dict()) == found.record
 
@@ -444,7 +491,9 @@ def test_a_block_that_ends_in_another_thread_says_so_and_keeps_nothing() -> None
         del held
         gc.collect()
         assert kept() is None
-        thread.submit(lambda: dispatch._get_current_dispatch_mode().__exit__(None, None, None)).result()
+        thread.submit(
+            lambda: dispatch._get_current_dispatch_mode().__exit__(None, None, None)
+        ).result()
     assert not dispatch.is_in_torch_dispatch_mode()
 
 
@@ -474,12 +523,16 @@ def test_a_cell_with_peak_shows_a_report(notebook: Kernel) -> None:
     ok(notebook, "with open('other.pkl', 'w') as file: file.write('text')")
     assert "is not a snapshot" in notebook.run("%%peak --save other.pkl\n1").stderr
     assert "is not a folder" in notebook.run("%%peak --save no/where.pkl\n1").stderr
-    (report,) = ok(notebook, "import os; os.remove('other.pkl')", "%%peak --save other.pkl\n1").reports("peak")
+    (report,) = ok(
+        notebook, "import os; os.remove('other.pkl')", "%%peak --save other.pkl\n1"
+    ).reports("peak")
     assert "nothing was saved" in report
 
 
 def test_memory_outside_torch_leaves_room_for_tensors() -> None:
-    """The process's RAM includes the tensors: what memray counts beyond it is reserved, not theirs a second time."""
+    """The process's RAM includes the tensors: what memray counts beyond it is reserved, not theirs
+    a second time.
+    """
     pytest.importorskip("memray")
     code = """
 import numpy as np, torch, ipygpumem

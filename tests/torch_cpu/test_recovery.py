@@ -41,10 +41,14 @@ def test_torchs_cpu_allocator_refusing_is_an_oom_with_its_size(notebook: Kernel)
         ("out = net(batch)", {"net": 12, "autograd graph of out": 8, "batch": 4, "out": 4}),
         ("net(batch).mean().backward()", {"net": 12, "gradients of net": 12, "batch": 4}),
         (
-            "net(batch).mean().backward()\nout = net(batch)\nview = out.view(-1)\nout = out.detach()",
+            "net(batch).mean().backward()\nout = net(batch)\nview = out.view(-1)\nout = "
+            "out.detach()",
             {"net": 12, "gradients of net": 12, "autograd graph of view": 8, "batch": 4, "out": 4},
         ),
-        ("outs = [[net(batch)] for _ in range(2)]", {"net": 12, "autograd graph of outs": 16, "batch": 4, "outs": 8}),
+        (
+            "outs = [[net(batch)] for _ in range(2)]",
+            {"net": 12, "autograd graph of outs": 16, "batch": 4, "outs": 8},
+        ),
         (
             "net = mine\nmine(batch).mean().backward()\nout = mine(batch)",
             {"autograd graph of out": 8, "batch": 4, "out": 4},
@@ -53,16 +57,21 @@ def test_torchs_cpu_allocator_refusing_is_an_oom_with_its_size(notebook: Kernel)
         ("out = theirs.exp()", {"net": 12, "batch": 4, "out": 4}),
     ],
 )
-def test_memory_kept_by_autograd_has_rows_of_its_own(notebook: Kernel, code: str, rows: dict[str, int]) -> None:
+def test_memory_kept_by_autograd_has_rows_of_its_own(
+    notebook: Kernel, code: str, rows: dict[str, int]
+) -> None:
     works(
         notebook,
-        "def make(): return nn.Sequential(*[layer for _ in range(3) for layer in (nn.Linear(1024, 1024), nn.Tanh())])\n"
+        "def make(): return nn.Sequential(*[layer for _ in range(3) for layer in (nn.Linear(1024, "
+        "1024), nn.Tanh())])\n"
         "mine = make()\ntheirs = mine(torch.ones(1024, 1024))",
     )
     body = "".join(f"    {line}\n" for line in code.splitlines())
     head = "def train():\n    net, batch = make(), torch.ones(1024, 1024)\n"
     text = recovery(notebook, f"{head}{body}    raise MemoryError\ntrain()")
-    matches = [re.match(r" +(\S+) MiB +train +\d+ +(\S+(?: \S+)*)", line) for line in text.splitlines()]
+    matches = [
+        re.match(r" +(\S+) MiB +train +\d+ +(\S+(?: \S+)*)", line) for line in text.splitlines()
+    ]
     found = {match[2]: float(match[1]) for match in matches if match}
     assert found == rows
 
@@ -72,7 +81,8 @@ def test_an_optimizer_that_keeps_half_of_its_state_is_reported(notebook: Kernel)
         notebook,
         "def step(optimizer, fails):\n"
         "    zeros = torch.zeros_like\n"
-        "    def fail(*args, **options):\n        raise torch.OutOfMemoryError('CUDA out of memory.')\n"
+        "    def fail(*args, **options):\n        raise torch.OutOfMemoryError('CUDA out of "
+        "memory.')\n"
         "    try:\n        torch.zeros_like = fail if fails else zeros\n        optimizer.step()\n"
         "    finally:\n        torch.zeros_like = zeros\n"
         "def made(kind):\n"
@@ -82,10 +92,14 @@ def test_an_optimizer_that_keeps_half_of_its_state_is_reported(notebook: Kernel)
     )
     advice = "Make a new optimizer, or call its state.clear()"
     text = recovery(notebook, "step(kept, True)")
-    assert f"AdamW: optimizer state is incomplete; the next step() would raise KeyError. {advice}." in text
+    assert (
+        f"AdamW: optimizer state is incomplete; the next step() would raise KeyError. {advice}."
+        in text
+    )
     assert notebook.run("kept.step()").error == "KeyError"
     works(notebook, "kept.state.clear(); kept.step()")
-    assert advice not in recovery(notebook, "step(made(torch.optim.AdamW), True)")  # nobody can use that one again
+    # nobody can use that one again
+    assert advice not in recovery(notebook, "step(made(torch.optim.AdamW), True)")
     assert advice not in recovery(notebook, "step(kept, False); torch.empty(1 << 50)")
 
 
@@ -111,7 +125,9 @@ def train(batch_size, limit=40):
 """
 
 
-def test_model_optimizer_and_graph_of_a_failed_try_are_gone_when_the_next_begins(notebook: Kernel) -> None:
+def test_model_optimizer_and_graph_of_a_failed_try_are_gone_when_the_next_begins(
+    notebook: Kernel,
+) -> None:
     reply = works(notebook, TRAIN, "%%autofit batch_size=256\nloss = train(batch_size)\nloss >= 0")
     assert reply.result == "True"
     assert notebook.value("batch_size, alive_at_start") == (32, [[], [], [], []])

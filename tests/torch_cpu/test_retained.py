@@ -1,4 +1,6 @@
-"""What ``%gpumem leaks`` says besides leaks: graphs of stored results and evaluations, outputs, allocator caches."""
+"""What ``%gpumem leaks`` says besides leaks: graphs of stored results and evaluations, outputs,
+allocator caches.
+"""
 
 import contextlib
 import re
@@ -57,27 +59,39 @@ TRAINED = "it = collections.defaultdict(list)\nfor _ in 'ab': it['train'].append
 TOTAL = "it = Run(); it.total = 0\nfor _ in 'ab': it.total += step()"
 NO_GRAD = "wrap the evaluation in with torch.no_grad():"
 STORED = {
-    "a list": Case("it = [step() for _ in range(3)]", SEVERAL.format(3), "it.append(loss.item())", 3),
-    "a deque": Case("it = collections.deque([step()])", ONE.format("[0]"), "it.append(loss.item())"),
+    "a list": Case(
+        "it = [step() for _ in range(3)]", SEVERAL.format(3), "it.append(loss.item())", 3
+    ),
+    "a deque": Case(
+        "it = collections.deque([step()])", ONE.format("[0]"), "it.append(loss.item())"
+    ),
     "a hook's list": Case(
-        "it = network()\nit.register_forward_hook((lambda acts: lambda m, i, o: acts.append(o))([])); it(x)",
+        "it = network()\nit.register_forward_hook((lambda acts: lambda m, i, o: "
+        "acts.append(o))([])); it(x)",
         "a hook on it keeps its autograd graph",
         "keep result.detach() in the hook",
     ),
     "a tuple": Case("it = (1, step())", ONE.format("[1]"), "keep loss.item() in it"),
     "a namedtuple": Case("it = Pair(step(), 3)", ONE.format("[0]"), "keep loss.item() in it"),
     "a dict": Case("it = {'a b': step()}", ONE.format('["a b"]'), 'it["a b"] = loss.item()'),
-    "a dict with keys of a user's class": Case("it = {Run(): step()}", ONE.format(""), "keep loss.item() in it"),
+    "a dict with keys of a user's class": Case(
+        "it = {Run(): step()}", ONE.format(""), "keep loss.item() in it"
+    ),
     "a defaultdict": Case(TRAINED, SEVERAL.format(2), 'it["train"].append(loss.item())', 2),
-    "a result as transformers'": Case("it = Output(step())", ONE.format('["loss"]'), 'it["loss"] = loss.item()'),
+    "a result as transformers'": Case(
+        "it = Output(step())", ONE.format('["loss"]'), 'it["loss"] = loss.item()'
+    ),
     "a dataclass": Case("it = Record(step())", ONE.format(".loss"), "it.loss = loss.item()"),
     "a closure": Case("it = f(step())", ONE.format(""), "keep loss.item() in it"),
     "a total": Case("it = 0\nfor _ in 'ab': it += step()", ONE.format(""), "it += loss.item()", 2),
     "a total in an attribute": Case(TOTAL, ONE.format(".total"), "it.total += loss.item()", 2),
-    "a mean": Case("it = sum(step() for _ in 'abc') / 3", ONE.format(""), "keep loss.item() in it", 3),
+    "a mean": Case(
+        "it = sum(step() for _ in 'abc') / 3", ONE.format(""), "keep loss.item() in it", 3
+    ),
     "a graph with what a Function of the user's keeps": Case(
         "class Twice(torch.autograd.Function):\n"
-        "    @staticmethod\n    def forward(ctx, x): ctx.extra = torch.ones(1 << 18); return x * 2\n"
+        "    @staticmethod\n    def forward(ctx, x): ctx.extra = torch.ones(1 << 18); return x * "
+        "2\n"
         "    @staticmethod\n    def backward(ctx, gradient): return gradient * 2\n"
         "it = [Twice.apply(step())]",
         ONE.format("[0]"),
@@ -91,7 +105,9 @@ STORED = {
         (512 * 513 + 512) * 4 / MIB,
     ),
     "a result of a model in eval mode": Case("it = model(x)", ONE.format(""), NO_GRAD),
-    "losses of a model in eval mode": Case("it = [model(x).mean() for _ in 'ab']", SEVERAL.format(2), NO_GRAD, 2),
+    "losses of a model in eval mode": Case(
+        "it = [model(x).mean() for _ in 'ab']", SEVERAL.format(2), NO_GRAD, 2
+    ),
 }
 NEAR_MISSES = {
     "a loss before backward": "it = step()",
@@ -105,7 +121,7 @@ NEAR_MISSES = {
     "a loss in a list that a name stands for": "it = step(); box = [it]",
     "an evaluation without a graph": "with torch.no_grad(): it = model(x)",
     "a saliency map": "y = x.clone().requires_grad_(); it = model(y)",
-    "a model in training of which a part is in eval mode": "mixed = network(); mixed[1].eval(); it = mixed(x)",
+    "a model in training of which a part is in eval mode": "mixed = network(); mixed[1].eval(); it = mixed(x)",  # noqa: E501
     "objects that defend themselves": "it = [made(Hostile, 1), made(Lazy)]",
 }
 
@@ -126,7 +142,9 @@ def findings(names: dict[str, Any], outputs: dict[int, Any] | None = None) -> li
 
 @contextlib.contextmanager
 def namespace(codes: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Run all codes; yield their names, of which each code's ``it`` is ``it0``, ``it1`` and so on."""
+    """Run all codes; yield their names, of which each code's ``it`` is ``it0``,
+    ``it1`` and so on.
+    """
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(hostile.SOURCE, names)
     exec(SETUP, names)
@@ -144,7 +162,9 @@ def stored() -> Iterator[dict[str, Finding]]:
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_a_graph_that_is_stored_is_told_with_its_size_and_a_remedy(name: str, stored: dict[str, Finding]) -> None:
+def test_a_graph_that_is_stored_is_told_with_its_size_and_a_remedy(
+    name: str, stored: dict[str, Finding]
+) -> None:
     case, root = STORED[name], f"it{list(STORED).index(name)}"
     found = stored[root]
     assert found.what.replace(root, "it").removesuffix(", of a model in eval mode") == case.what
@@ -207,20 +227,32 @@ def test_an_allocators_cache_is_told_with_what_frees_it(monkeypatch: pytest.Monk
 
 
 def test_leaks_tells_findings_below_its_usual_line(kernel: Kernel) -> None:
-    (report,) = works(kernel, SETUP, "losses = [step() for _ in range(3)]", "%gpumem leaks").reports("leaks")
+    (report,) = works(
+        kernel, SETUP, "losses = [step() for _ in range(3)]", "%gpumem leaks"
+    ).reports("leaks")
     assert report.splitlines() == [
         "no leak of at least 1 MiB, but 3 MiB are kept by what is listed below",
         "  3 MiB on cpu · losses: 3 tensors keep their autograd graphs · "
         "unless you still call backward(): losses.append(loss.item())",
     ]
-    works(kernel, "losses[:] = [loss.item() for loss in losses]", "[torch.ones(1 << 17) for _ in range(4)]")
+    works(
+        kernel,
+        "losses[:] = [loss.item() for loss in losses]",
+        "[torch.ones(1 << 17) for _ in range(4)]",
+    )
     number = kernel.value("get_ipython().execution_count - 1")
     (report,) = works(kernel, "%gpumem leaks").reports("leaks")
-    assert f"2 MiB on cpu · Out[{number}]: list that only IPython holds · to free it: %xdel _{number}" in report
+    assert (
+        f"2 MiB on cpu · Out[{number}]: list that only IPython holds · to free it: %xdel _{number}"
+        in report
+    )
     (report,) = works(kernel, f"%xdel _{number}", "%gpumem leaks").reports("leaks")
     assert report == "no leak of at least 1 MiB was found"
     # The graphs of leaks keep the leaks: the same bytes.
-    scope = "%%experiment a\nx = torch.ones(1 << 18, requires_grad=True); losses[:] = [x.exp() for _ in range(3)]"
+    scope = (
+        "%%experiment a\nx = torch.ones(1 << 18, requires_grad=True); losses[:] = [x.exp() for _ "
+        "in range(3)]"
+    )
     (report,) = works(kernel, scope, "%gpumem leaks").reports("leaks")
     assert "losses: 3 tensors keep their autograd graphs" in report
     assert report.splitlines()[0] == "2 leaks · 4 MiB"

@@ -1,4 +1,6 @@
-"""Models, survivors, outputs, seeds, compiled code and odd tensors in scopes, with torch on the CPU."""
+"""Models, survivors, outputs, seeds, compiled code and odd tensors in scopes, with torch on the
+CPU.
+"""
 
 import pytest
 
@@ -8,7 +10,9 @@ from tests.steps import kernel_with, recovery, works
 
 
 @pytest.mark.usefixtures("small_heap")
-def test_survivors_are_those_that_something_outside_refers_to_with_their_sizes(notebook: Kernel) -> None:
+def test_survivors_are_those_that_something_outside_refers_to_with_their_sizes(
+    notebook: Kernel,
+) -> None:
     works(notebook, "leaked = []\nouter = torch.ones(1 << 20)\nwatched.clear()")
     reply = works(
         notebook,
@@ -28,16 +32,23 @@ def test_survivors_are_those_that_something_outside_refers_to_with_their_sizes(n
     )
     size = 4 * (1024 * 1024 + 1024)
     # One line frees all of them: lines for single items would name others after the first one.
-    assert found == [("model, wide, kept", "object", None, "", "cpu", size + (4 << 20) + (2 << 20), 0)]
+    assert found == [
+        ("model, wide, kept", "object", None, "", "cpu", size + (4 << 20) + (2 << 20), 0)
+    ]
     (report,) = reply.reports("experiment")
     assert "still alive" in report
     assert "leaked.clear()" in report or "del leaked[" in report
 
 
-DRAW = "numbers.append((random.random(), float(np.random.rand()), torch.rand(2).tolist(), torch.randperm(5).tolist()))"
+DRAW = (
+    "numbers.append((random.random(), float(np.random.rand()), torch.rand(2).tolist(), "
+    "torch.randperm(5).tolist()))"
+)
 
 
-def test_a_seeded_scope_gives_the_same_numbers_in_each_cell_and_on_each_run(notebook: Kernel) -> None:
+def test_a_seeded_scope_gives_the_same_numbers_in_each_cell_and_on_each_run(
+    notebook: Kernel,
+) -> None:
     works(notebook, "import random, numpy as np\nnumbers = []")
     for _ in range(2):
         works(notebook, "%experiment start a --seed 7\n" + DRAW, DRAW, "%experiment end")
@@ -52,34 +63,65 @@ def test_a_seed_counts_also_where_the_cell_is_the_first_to_import_numpy_and_torc
     cell = (
         "%%experiment a --seed 3 --keep 'result*'\n"
         "import random\nimport numpy as np\nfrom torch import nn, rand\nimport torch\n"
-        "result{} = (random.random(), float(np.random.rand()), rand(1).item(), nn.Linear(2, 2).weight.sum().item())"
+        "result{} = (random.random(), float(np.random.rand()), rand(1).item(), nn.Linear(2, "
+        "2).weight.sum().item())"
     )
     with Kernel() as kernel:
         works(kernel, "%load_ext ipygpumem")
         assert kernel.value("__import__('sys').modules.get('torch') is None") is True
         works(kernel, cell.format(1), cell.format(2))
         assert kernel.value("result1 == result2") is True
-        assert kernel.value("[f for f in __import__('sys').meta_path if 'ipygpumem' in type(f).__module__]") == []
-        works(kernel, "import importlib, numpy\nassert torch.__spec__.loader is not None\nimport torch.fft, numpy.fft")
+        assert (
+            kernel.value(
+                "[f for f in __import__('sys').meta_path if 'ipygpumem' in type(f).__module__]"
+            )
+            == []
+        )
+        works(
+            kernel,
+            "import importlib, numpy\nassert torch.__spec__.loader is not None\nimport torch.fft, "
+            "numpy.fft",
+        )
 
 
 def test_results_saved_by_a_graph_are_reported_with_their_experiment(notebook: Kernel) -> None:
-    notebook.run("rows, losses = torch.ones(1 << 20, requires_grad=True), []\nlosses.append(rows.sigmoid().sum())")
+    notebook.run(
+        "rows, losses = torch.ones(1 << 20, requires_grad=True), []\n"
+        "losses.append(rows.sigmoid().sum())"
+    )
     notebook.run("%%experiment saves\nlosses.append(rows.exp().tanh().sum())")
     told = "[(h.size_bytes, h.holder.path) for h in ipygpumem.experiments()[-1].survivors]"
-    saved = [f"notebook variable losses[1]: its autograd graph ({node}Backward0)" for node in ("Exp", "Tanh")]
+    saved = [
+        f"notebook variable losses[1]: its autograd graph ({node}Backward0)"
+        for node in ("Exp", "Tanh")
+    ]
     assert sorted(notebook.value(told), key=str) == [(4 << 20, path) for path in saved]
     notebook.run("del rows, losses")
 
 
 @pytest.mark.usefixtures("small_heap")
-def test_what_the_notebooks_own_optimizer_needs_is_no_leak_and_that_of_a_model_that_leaks_is(notebook: Kernel) -> None:
+def test_what_the_notebooks_own_optimizer_needs_is_no_leak_and_that_of_a_model_that_leaks_is(
+    notebook: Kernel,
+) -> None:
     step = "{0}(torch.ones(1, 1024)).sum().backward(); {1}.step()"
-    works(notebook, "ours = nn.Linear(1024, 1024); adam = torch.optim.Adam(ours.parameters()); adams = []")
-    (text,) = works(notebook, f"%%experiment own\n{step.format('ours', 'adam')}").reports("experiment")
-    assert "8 MiB · 2 × Tensor float32 1024 × 1024 on cpu · held by notebook variable adam.state (under" in text
-    assert works(notebook, "%gpumem leaks").reports("leaks") == ["no leak of at least 1 MiB was found"]
-    make = "model = nn.Linear(1024, 1024); other = torch.optim.Adam(model.parameters()); adams.append(other)"
+    works(
+        notebook,
+        "ours = nn.Linear(1024, 1024); adam = torch.optim.Adam(ours.parameters()); adams = []",
+    )
+    (text,) = works(notebook, f"%%experiment own\n{step.format('ours', 'adam')}").reports(
+        "experiment"
+    )
+    assert (
+        "8 MiB · 2 × Tensor float32 1024 × 1024 on cpu · held by notebook variable adam.state "
+        "(under" in text
+    )
+    assert works(notebook, "%gpumem leaks").reports("leaks") == [
+        "no leak of at least 1 MiB was found"
+    ]
+    make = (
+        "model = nn.Linear(1024, 1024); other = torch.optim.Adam(model.parameters()); "
+        "adams.append(other)"
+    )
     works(notebook, f"%%experiment leaky\n{make}\n{step.format('model', 'other')}")
     (text,) = works(notebook, "%gpumem leaks").reports("leaks")
     assert text.startswith("3 leaks · 16 MiB")
@@ -102,7 +144,9 @@ def test_a_function_that_an_experiment_has_compiled_is_not_compiled_again(shared
     assert shared.value(COMPILED) == compiled
 
 
-def test_a_model_that_was_compiled_in_an_experiment_dies_with_it_and_torch_complains_of_nothing(shared: Kernel) -> None:
+def test_a_model_that_was_compiled_in_an_experiment_dies_with_it_and_torch_complains_of_nothing(
+    shared: Kernel,
+) -> None:
     works(
         shared,
         "%%experiment a --keep gone\n"
@@ -124,13 +168,22 @@ def test_a_model_that_was_compiled_in_an_experiment_dies_with_it_and_torch_compl
 
 
 @pytest.mark.usefixtures("small_heap")
-def test_no_code_of_a_tensor_subclass_runs_at_exit_in_status_or_after_an_oom(notebook: Kernel) -> None:
-    works(notebook, SOURCE + "\nwatched.clear()", "old = [*tensors().values()]\nleaked = []", "%experiment start a")
+def test_no_code_of_a_tensor_subclass_runs_at_exit_in_status_or_after_an_oom(
+    notebook: Kernel,
+) -> None:
+    works(
+        notebook,
+        SOURCE + "\nwatched.clear()",
+        "old = [*tensors().values()]\nleaked = []",
+        "%experiment start a",
+    )
     works(notebook, "mine = tensors(); one, *box = mine.values(); old = 1; leaked.append(mine)")
     works(notebook, "%experiment status", "%gpumem status", "%experiment end")
     assert notebook.value("touched") == []
     assert notebook.value("'mine' in globals() or 'box' in globals() or type(old) is int") is False
-    recovery(notebook, "def f():\n    mine = tensors(); watch(**mine)\n    raise MemoryError('no')\nf()")
+    recovery(
+        notebook, "def f():\n    mine = tensors(); watch(**mine)\n    raise MemoryError('no')\nf()"
+    )
     assert notebook.value("touched") == []
     assert notebook.value("alive()") == []
 
@@ -161,14 +214,19 @@ zoo = {
     "freed": torch.ones(100),
 }
 zoo["freed"].untyped_storage().resize_(0)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.usefixtures("small_heap")
 def test_every_kind_of_tensor_can_be_in_a_scope_that_ends(notebook: Kernel) -> None:
     works(notebook, "x = 'old'\nleaked = []", "%experiment start a")
     works(notebook, "x = 'new'\n" + ZOO, timeout=600)
-    reply = works(notebook, "locals().update(zoo); leaked.append(zoo)", "%experiment status", "%experiment end")
+    reply = works(
+        notebook,
+        "locals().update(zoo); leaked.append(zoo)",
+        "%experiment status",
+        "%experiment end",
+    )
     assert len(reply.reports("experiment")) == 1
     assert notebook.value("x") == "old"
     assert notebook.value("[name for name in leaked[0] if name in globals()]") == []

@@ -26,7 +26,9 @@ def tracker() -> Callable[[], TrackerRecord]:
     return track
 
 
-def rows(record: TrackerRecord) -> tuple[list[tuple[str | None, int]], list[tuple[str | None, int]]]:
+def rows(
+    record: TrackerRecord,
+) -> tuple[list[tuple[str | None, int]], list[tuple[str | None, int]]]:
     """What came and what went, by the last part of its name, with its bytes."""
 
     def named(tensors: Any) -> list[tuple[str | None, int]]:
@@ -92,7 +94,9 @@ def test_a_ctrl_c_inside_it_loses_no_call() -> None:
         line, count = line + 1 + line // 4, count + 1
     assert count > 10, "no line was interrupted"
     assert gc.isenabled()
-    assert rows(track()) in (([("x", 4000)], []), ([], [])), "said once, by this call or one that came through"
+    assert rows(track()) in (([("x", 4000)], []), ([], [])), (
+        "said once, by this call or one that came through"
+    )
     y = x.clone()
     assert rows(track()) == ([("y", 4000)], [])
     assert y.shape == (1000,)
@@ -102,7 +106,9 @@ def test_it_may_be_made_before_the_extension_and_live_on_after_it(bare_kernel: K
     reply = bare_kernel.run("import ipygpumem\nt = ipygpumem.tracker()\nr = t.track()")
     assert "tracker 1 · cell 1, line 3 · " in reply.stdout
     bare_kernel.run("%load_ext ipygpumem")
-    (shown,) = bare_kernel.run("import torch; x = torch.ones(2**18)\nr = t.track()").reports("tracker")
+    (shown,) = bare_kernel.run("import torch; x = torch.ones(2**18)\nr = t.track()").reports(
+        "tracker"
+    )
     assert "RAM +1 MiB" in shown
     assert "peaks count from this call only" in shown
     bare_kernel.run("%unload_ext ipygpumem")
@@ -110,7 +116,9 @@ def test_it_may_be_made_before_the_extension_and_live_on_after_it(bare_kernel: K
     assert "RAM -1 MiB" in reply.stdout, reply
 
 
-def test_a_loop_names_the_list_that_keeps_a_graph(script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loop_names_the_list_that_keeps_a_graph(
+    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
+) -> None:
     net, losses = nn.Sequential(nn.Linear(256, 2048), nn.Sigmoid()), list[Any]()
     for number in ipygpumem.track(range(6)):
         losses.append(net(torch.zeros(1024, 256)).mean())

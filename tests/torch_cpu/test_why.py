@@ -22,10 +22,18 @@ from tests import hostile
 from tests.kernel import Kernel
 from tests.steps import works
 
-GRAPH = "x = torch.ones(2**18)\nw = torch.ones(2**18, requires_grad=True)\na = (x * w).exp().sum()\n"
+GRAPH = (
+    "x = torch.ones(2**18)\nw = torch.ones(2**18, requires_grad=True)\na = (x * w).exp().sum()\n"
+)
 STEP = "a = nn.Linear(512, 512)\na(torch.ones(1, 512)).sum().backward()\n"
-ERROR = "def f():\n    big = bytes(MIB)\n    raise ValueError\ntry: f()\nexcept ValueError as e: a = e\n"
-FUNCTION = "def outer():\n    big = bytes(MIB)\n    def inner(): return big\n    return inner\na = outer()\n"
+ERROR = (
+    "def f():\n    big = bytes(MIB)\n    raise ValueError\ntry: f()\nexcept ValueError as e: a = "
+    "e\n"
+)
+FUNCTION = (
+    "def outer():\n    big = bytes(MIB)\n    def inner(): return big\n    return inner\na = "
+    "outer()\n"
+)
 SUSPENDED = "def run():\n    big = bytes(MIB)\n    yield big\na = run()\nnext(a)\n"
 
 
@@ -56,7 +64,12 @@ CASES = [
     ("big = [bytes(MIB)] * 1000; a = big[0]", 0, 1),
     ("b = bytes(256 * MIB); c = bytes(MIB); a = [b, c]", 0, 257),
     ("c = np.zeros(MIB, 'u1').view(np.recarray); a = c[1:]; b = c[2:]; del c", 0, 1),
-    ("c = memoryview(bytearray(MIB)); a = np.frombuffer(c, 'u1'); b = np.frombuffer(c, 'u1'); del c", 0, 1),
+    (
+        "c = memoryview(bytearray(MIB)); a = np.frombuffer(c, 'u1'); b = np.frombuffer(c, 'u1'); "
+        "del c",
+        0,
+        1,
+    ),
     ("b = np.array([bytes(MIB), None], dtype=object); a = [b[:1], b[0]]; del b; b = a[1]", 0, 1),
     ("b = io.BytesIO(bytes(MIB)); a = io.BytesIO(b.getvalue())", 0, 1),
     ("b = (ctypes.c_char * MIB * 2)(); a = b[0]", 0, 2),
@@ -74,9 +87,17 @@ CASES = [
     ("import jax; b = jax.numpy.zeros(2**18) + 1; a = torch.from_dlpack(b)", 0, 1),
     ("import jax; a = torch.from_dlpack(jax.numpy.zeros(2**18) + 1)", 1, 1),
     ("import jax; a = torch.zeros(2**18); a.numpy()", 1, 1),
-    ("a = polars.DataFrame({'x': np.zeros(2**17)}); b = polars.DataFrame({'x': np.zeros(2**17)})", 1, 1),
+    (
+        "a = polars.DataFrame({'x': np.zeros(2**17)}); b = polars.DataFrame({'x': np.zeros(2**17)})",  # noqa: E501
+        1,
+        1,
+    ),
     ("b = bytearray(MIB); a = torch.frombuffer(b, dtype=torch.uint8)", 0, 1),
-    ("b = [np.zeros(9 + 2**17)[n:] for n in range(9)]; a = [torch.from_numpy(c)[2:] for c in b]", 0, 9),
+    (
+        "b = [np.zeros(9 + 2**17)[n:] for n in range(9)]; a = [torch.from_numpy(c)[2:] for c in b]",
+        0,
+        9,
+    ),
     ("a = torch.zeros(2**18); b = a.untyped_storage()", 0, 1),
     ("a = [bytes(MIB)].append", 1, 1),
     ("b = [bytes(MIB)]; a = {'on': b.append}", 0, 1),
@@ -94,10 +115,13 @@ def of_case(code):
     found = names["found"]
     held = sum(part.size_bytes for part in found.held)
     return [round(size / 2**20) for size in (found.freed_bytes.get("cpu", 0), found.size_bytes, held)]
-"""
+"""  # noqa: E501
 
 
-FRAME = "df = pandas.DataFrame({c: np.random.rand(2**17) for c in 'abc'}); sub = df[['a', 'b']]; one = df['c']\n"
+FRAME = (
+    "df = pandas.DataFrame({c: np.random.rand(2**17) for c in 'abc'}); sub = df[['a', 'b']]; one = "
+    "df['c']\n"
+)
 FRAME += "part = df.iloc[:9]; watch(memory=one.to_numpy().base); del df"
 SEVERAL = {
     "x": "x = np.ones(2**18); y = x; z = [x]; w = {'k': x, 1: 2}; watch(memory=x)",
@@ -105,8 +129,14 @@ SEVERAL = {
     "x[0]": "x = np.ones((2, 2**18)); cache = {'first': x[0]}; watch(memory=x)",
     "part": f"{FRAME}; other = sub; rows = [one, 1]",
     "one": FRAME,
-    "v": "a = torch.ones(2**18); v = a[:9]; h = [a.view(4, -1), 1]; k = {1: a}; watch(memory=a); del a",
-    "t": "t = np.ones(2**18); u = (t, 1); v = u; l = [u, 1]; views = [t[n:] for n in range(9)]; watch(memory=t)",
+    "v": (
+        "a = torch.ones(2**18); v = a[:9]; h = [a.view(4, -1), 1]; k = {1: a}; watch(memory=a); "
+        "del a"
+    ),
+    "t": (
+        "t = np.ones(2**18); u = (t, 1); v = u; l = [u, 1]; views = [t[n:] for n in range(9)]; "
+        "watch(memory=t)"
+    ),
     "o": "o = np.ones(2**18); hold = [[o] for n in range(4)]; w = [o, o]; watch(memory=o)",
 }
 """Code that makes several holders, by the expression to ask about."""
@@ -119,7 +149,10 @@ def test_following_all_lines_frees_the_memory(notebook: Kernel, expression: str)
     (report,) = works(notebook, f"%gpumem why {expression}").reports("why")
     assert notebook.value("alive()") == ["memory"]
     rows = re.findall(r"(?:iB|shared)   notebook variable (.+?)  +(\S.*)", report)
-    lines = [f"del {path.partition(',')[0]}" if line.startswith("remove it") else line.strip() for path, line in rows]
+    lines = [
+        f"del {path.partition(',')[0]}" if line.startswith("remove it") else line.strip()
+        for path, line in rows
+    ]
     works(notebook, "\n".join([*lines, f"globals().pop({expression!r}, None);"]))
     assert notebook.value("alive()") == [], report
 
@@ -136,7 +169,8 @@ def test_what_it_says_comes_true(notebook: Kernel) -> None:
     works(notebook, "def step(m, o):\n    m(torch.ones(8, 1024)).sum().backward(); o.step()")
     works(
         notebook,
-        "model = nn.Linear(1024, 1024)\noptimizer = torch.optim.Adam(model.parameters())\nstep(model, optimizer)\n"
+        "model = nn.Linear(1024, 1024)\noptimizer = torch.optim.Adam(model.parameters())\n"
+        "step(model, optimizer)\n"
         "watch(weight=model.weight, moment=optimizer.state[model.weight]['exp_avg'])\n"
         "losses = [model(torch.ones(2, 1024)).sum()]",
     )
@@ -165,15 +199,25 @@ def test_an_output_a_closure_and_a_deleted_name(notebook: Kernel) -> None:
     assert "block is not defined; cell" in report
     assert "cache[0]" in report
     assert "no such name" not in report
-    assert works(notebook, "%gpumem why missing").reports("why")[0].startswith("missing is not defined")
-    (report,) = works(notebook, "first = second = [0] * 2**20\nthird = first\n%gpumem why first").reports("why")
+    assert (
+        works(notebook, "%gpumem why missing")
+        .reports("why")[0]
+        .startswith("missing is not defined")
+    )
+    (report,) = works(
+        notebook, "first = second = [0] * 2**20\nthird = first\n%gpumem why first"
+    ).reports("why")
     assert "del second, third" in report
     works(notebook, "shelf = {'a': third, 'b': torch.ones(3)}")
     for name in ("first", 'shelf["a"]'):
         (report,) = works(notebook, f"%gpumem why {name}").reports("why")
         assert not re.search(r"del shelf\b(?!\[)", report)  # it holds more
-    works(notebook, "pair = {'a': torch.ones(2**19), 'b': 1}; row = [*pair.values()]; del pair['a']")
-    works(notebook, "import numpy, pandas; frame = pandas.DataFrame({'x': numpy.ones(2**17), 'y': 1})")
+    works(
+        notebook, "pair = {'a': torch.ones(2**19), 'b': 1}; row = [*pair.values()]; del pair['a']"
+    )
+    works(
+        notebook, "import numpy, pandas; frame = pandas.DataFrame({'x': numpy.ones(2**17), 'y': 1})"
+    )
     for expression, advice in (("row[0]", "del row[0]"), ("frame['x']", "")):
         (report,) = works(notebook, f"%gpumem why {expression}").reports("why")
         assert f"notebook variable {expression.partition('[')[0]}" in report
@@ -196,7 +240,8 @@ def test_an_output_a_closure_and_a_deleted_name(notebook: Kernel) -> None:
 def test_a_name_deleted_in_any_cell_says_what_holds_its_object(notebook: Kernel) -> None:
     works(
         notebook,
-        "import numpy, weakref\nclass Net: pass\nnet = Net(); net.big = bytearray(2**20); models = {'n': net}",
+        "import numpy, weakref\nclass Net: pass\nnet = Net(); net.big = bytearray(2**20); models = "
+        "{'n': net}",
         "block = torch.ones(2**20); kept = [block]; array = numpy.ones(2**18); part = array[1:]",
         "gone = Net(); gone.me = gone",
         "rows = [torch.ones(2**19)]; row = rows[0]",
@@ -210,10 +255,18 @@ def test_a_name_deleted_in_any_cell_says_what_holds_its_object(notebook: Kernel)
         ("net", "1 MiB", 'models["n"]'),
     ):
         (report,) = works(notebook, f"%gpumem why {name}").reports("why")
-        assert re.search(rf"{size} .* held by notebook variable {re.escape(holder)}", report), report
+        assert re.search(rf"{size} .* held by notebook variable {re.escape(holder)}", report), (
+            report
+        )
         assert f"{name} is not defined; cell " in report
     assert "not known to have left" in works(notebook, "%gpumem why gone").reports("why")[0]
-    works(notebook, "row = 1; del row", "def delete():\n    global part\n    del part", "part = [1]", "delete()")
+    works(
+        notebook,
+        "row = 1; del row",
+        "def delete():\n    global part\n    del part",
+        "part = [1]",
+        "delete()",
+    )
     for name in ("row", "part"):  # other objects than those that an earlier cell might have deleted
         assert "not known to have left" in works(notebook, f"%gpumem why {name}").reports("why")[0]
     works(notebook, "del kept, models; small.resize(2)")
@@ -285,7 +338,12 @@ def test_an_object_has_no_holder_for_what_all_of_its_kind_share() -> None:
     waiting.put(bytearray(MIB))
     cached(MIB)
     squared = Square.apply(torch.ones(2**18, requires_grad=True))
-    for found in (ipygpumem.why(waiting), ipygpumem.why(cached), ipygpumem.why(Outer), ipygpumem.why(squared)):
+    for found in (
+        ipygpumem.why(waiting),
+        ipygpumem.why(cached),
+        ipygpumem.why(Outer),
+        ipygpumem.why(squared),
+    ):
         assert [part.holder.path for part in found.held] == [], found.name
         assert found.freed_bytes["cpu"] >= MIB, found.name
 
@@ -330,14 +388,19 @@ del texts
 """,
     )
     (report,) = works(notebook, "%gpumem why part").reports("why")
-    assert re.search(r"notebook variable whole \(in an array of objects\), and \d+ more objects +del whole", report)
+    assert re.search(
+        r"notebook variable whole \(in an array of objects\), and \d+ more objects +del whole",
+        report,
+    )
     works(notebook, "del whole, part")
 
 
 def test_no_line_deletes_a_name_of_a_library() -> None:
     texts = [f"text {number}" * 20 for number in range(1000)]
     first = pandas.DataFrame({"text": pandas.Series(texts, dtype=object)})
-    second = pandas.DataFrame({"text": first["text"], "more": pandas.Series([f"{text}." for text in texts])})
+    second = pandas.DataFrame(
+        {"text": first["text"], "more": pandas.Series([f"{text}." for text in texts])}
+    )
     del texts
     found = ipygpumem.why(second)
     assert [part.holder.advice for part in found.held if "del numpy" in part.holder.advice] == []
@@ -355,7 +418,9 @@ def test_a_container_with_more_objects_than_are_searched_holds_all_of_them() -> 
 
 
 def test_a_view_of_an_array_of_texts_frees_its_texts() -> None:
-    texts = np.array([str(number) * 10 for number in range(100_000)], dtype=np.dtypes.StringDType())[5:10]
+    texts = np.array(
+        [str(number) * 10 for number in range(100_000)], dtype=np.dtypes.StringDType()
+    )[5:10]
     found = ipygpumem.why(texts)
     assert found.held == ()
     assert found.freed_bytes["cpu"] > MIB

@@ -1,4 +1,6 @@
-"""What was made since a start is all that most ends look at; what they report is what a look at everything gives."""
+"""What was made since a start is all that most ends look at; what they report is what a look at
+everything gives.
+"""
 
 from typing import Any
 
@@ -24,7 +26,7 @@ def seen(record):
     notes = [note for note in record.notes if "meanwhile" not in note]
     return (record.deleted, record.restored, record.kept, survivors, notes, record.ooms,
             [(step.name, step.error) for step in record.steps], alive())
-"""
+"""  # noqa: E501
 
 SETUP = """
 class Node:
@@ -42,10 +44,12 @@ watch(old=old, older=older["node"], plain=plain, boxed=box.held, weights=weights
 
 YOUNG = {
     "tensors": "a = torch.ones(1 << 19); b = [a, torch.zeros(10)]; watch(a=a)",
-    "garbage with a tensor": "Node(torch.ones(1 << 19)); n = Node(torch.ones(1 << 18)); watch(n=n, held=n.held)",
+    "garbage with a tensor": "Node(torch.ones(1 << 19)); n = Node(torch.ones(1 << 18)); watch(n=n, held=n.held)",  # noqa: E501
     "a model that is trained": (
-        "m = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)); o = torch.optim.SGD(m.parameters())\n"
-        "for step in range(2):\n    o.zero_grad(); loss = m(torch.ones(4, 512)).sum(); loss.backward(); o.step()\n"
+        "m = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)); o = "
+        "torch.optim.SGD(m.parameters())\n"
+        "for step in range(2):\n    o.zero_grad(); loss = m(torch.ones(4, 512)).sum(); "
+        "loss.backward(); o.step()\n"
         "m.me = m; watch(m=m, weight=m[0].weight)"
     ),
     "a survivor": "a = torch.ones(1 << 19); results.append({'a': a}); watch(a=a)",
@@ -60,9 +64,10 @@ YOUNG = {
 
 FULL = {
     "a collection of the user's": "n = Node(torch.ones(1 << 19)); watch(n=n); gc.collect()",
-    "much allocated": "n = Node(torch.ones(1 << 19)); watch(n=n); many = [[] for _ in range(50_000)]",
+    "much allocated": "n = Node(torch.ones(1 << 19)); watch(n=n); many = [[] for _ in range(50_000)]",  # noqa: E501
     "an inner experiment": (
-        "n = Node(torch.ones(1 << 19)); watch(n=n)\nwith ipygpumem.experiment('inner', report='none'):\n"
+        "n = Node(torch.ones(1 << 19)); watch(n=n)\nwith ipygpumem.experiment('inner', "
+        "report='none'):\n"
         "    inner = Node(torch.ones(1 << 19)); watch(inner=inner)"
     ),
     "an old object that is garbage now": "del old",
@@ -71,7 +76,9 @@ FULL = {
     "the collector is switched off": "n = Node(torch.ones(1 << 19)); watch(n=n); gc.disable()",
     "the heap is frozen": "n = Node(torch.ones(1 << 19)); watch(n=n); gc.freeze()",
     "a finaliser frees what is old": "c = Closing(older.clear); watch(c=c)",
-    "a callback frees what is old": ("n = Node(); results.append(weakref.ref(n, lambda _: older.clear())); watch(n=n)"),
+    "a callback frees what is old": (
+        "n = Node(); results.append(weakref.ref(n, lambda _: older.clear())); watch(n=n)"
+    ),
 }
 
 
@@ -79,15 +86,25 @@ _TIDY = "gc.enable(); gc.unfreeze(); gc.collect(); watched.clear()"
 
 
 def ends(kernel: Kernel, code: str) -> tuple[Any, int, int]:
-    """Run an experiment; return what it reports, and how many full collections and walks over the heap it took."""
-    works(kernel, SETUP, "%%experiment warm\npass", "full.clear(); walks.clear()", "%%experiment a\n" + code)
+    """Run an experiment; return what it reports, and how many full collections and walks over the
+    heap it took.
+    """
+    works(
+        kernel,
+        SETUP,
+        "%%experiment warm\npass",
+        "full.clear(); walks.clear()",
+        "%%experiment a\n" + code,
+    )
     seen, full, walks = kernel.value("(seen(ipygpumem.experiments()[-1]), len(full), len(walks))")
     works(kernel, _TIDY)
     return seen, full, walks
 
 
 _TRIES = 6
-"""While a scope begins, threads of the kernel may run: then nobody can tell what is young; such a try says nothing."""
+"""While a scope begins, threads of the kernel may run: then nobody can tell what is young; such a
+try says nothing.
+"""
 
 
 @pytest.fixture
@@ -96,15 +113,25 @@ def counting(notebook: Kernel) -> Kernel:
     return notebook
 
 
-SAMPLE = "a model that is trained", "a survivor", "an inner experiment", "an old object that is garbage now"
-REST = [pytest.param(name, marks=pytest.mark.thorough) for name in (*YOUNG, *FULL) if name not in SAMPLE]
+SAMPLE = (
+    "a model that is trained",
+    "a survivor",
+    "an inner experiment",
+    "an old object that is garbage now",
+)
+REST = [
+    pytest.param(name, marks=pytest.mark.thorough) for name in (*YOUNG, *FULL) if name not in SAMPLE
+]
 
 
 @pytest.mark.parametrize("name", [*SAMPLE, *REST])
-def test_a_look_at_what_is_young_gives_what_a_look_at_everything_gives(counting: Kernel, name: str) -> None:
+def test_a_look_at_what_is_young_gives_what_a_look_at_everything_gives(
+    counting: Kernel, name: str
+) -> None:
     code = {**YOUNG, **FULL}[name]
     works(counting, SETUP)
-    works(counting, f"exec({code!r}, dict(globals()))")  # the first time torch loads what it loads lazily
+    # the first time torch loads what it loads lazily
+    works(counting, f"exec({code!r}, dict(globals()))")
     works(counting, _TIDY)
     for _ in range(_TRIES):
         found, full, walks = ends(counting, code)
@@ -122,16 +149,32 @@ def test_a_look_at_what_is_young_gives_what_a_look_at_everything_gives(counting:
 
 def test_torch_swaps_tensors_after_an_experiment_as_ever(counting: Kernel) -> None:
     # Seen: "Cannot swap t1 because it has weakref associated with it", from m.double() too.
-    works(counting, "m, tensors, swap = nn.Linear(2, 2), [torch.ones(3), torch.zeros(3)], torch.utils.swap_tensors")
-    works(counting, "first, second = torch.ones(3), torch.zeros(3)", "%%experiment a --report none\na = torch.ones(3)")
-    assert counting.value("[len(torch.utils.weakref.getweakrefs(item)) for item in (*tensors, first)]") == [0, 0, 0]
+    works(
+        counting,
+        "m, tensors, swap = nn.Linear(2, 2), [torch.ones(3), torch.zeros(3)], "
+        "torch.utils.swap_tensors",
+    )
+    works(
+        counting,
+        "first, second = torch.ones(3), torch.zeros(3)",
+        "%%experiment a --report none\na = torch.ones(3)",
+    )
+    assert counting.value(
+        "[len(torch.utils.weakref.getweakrefs(item)) for item in (*tensors, first)]"
+    ) == [0, 0, 0]
     works(counting, "swap(*tensors); swap(first, second)")
     assert counting.value("(tensors[0].sum().item(), first.sum().item())") == (0, 0)
     works(counting, "torch.__future__.set_swap_module_params_on_conversion(True); m.double();")
-    works(counting, "torch.__future__.set_swap_module_params_on_conversion(False)", "mine = weakref.ref(first)")
+    works(
+        counting,
+        "torch.__future__.set_swap_module_params_on_conversion(False)",
+        "mine = weakref.ref(first)",
+    )
     assert counting.run("swap(first, second)").status == "error"
     works(counting, "%%experiment a --report none\ntensors.append(torch.ones(1 << 19))")
-    assert counting.value("[s.size_bytes for s in ipygpumem.experiments()[-1].survivors]") == [4 << 19]
+    assert counting.value("[s.size_bytes for s in ipygpumem.experiments()[-1].survivors]") == [
+        4 << 19
+    ]
 
 
 def test_torch_has_its_own_module_back_after_unloading(counting: Kernel) -> None:

@@ -1,6 +1,8 @@
-"""Runs inside the kernel: makes the blocks of memory of a scenario, and says which of them have died.
+"""Runs inside the kernel: makes the blocks of memory of a scenario, and says which of them have
+died.
 
-Only the storage of a block counts: a view, a gradient node or a traceback that keeps it alive keeps its bytes.
+Only the storage of a block counts: a view, a gradient node or a traceback that keeps it alive keeps
+its bytes.
 """
 
 import gc
@@ -17,7 +19,9 @@ MIB = 1 << 20
 
 
 def array(mib: int = 64) -> Any:
-    """Return a NumPy array of ``mib`` MiB of float32, watched; a tensor on the GPU where TORTURE_GPU is set."""
+    """Return a NumPy array of ``mib`` MiB of float32, watched; a tensor on the GPU where
+    TORTURE_GPU is set.
+    """
     if "TORTURE_GPU" in os.environ:
         return tensor(mib)
     import numpy
@@ -62,7 +66,9 @@ def watch(*things: Any) -> None:
 
 
 def report() -> dict[str, int]:
-    """Return the bytes that were made, those of them on a GPU, those whose storage has died, GPU in use."""
+    """Return the bytes that were made, those of them on a GPU, those whose storage has died, GPU in
+    use.
+    """
     made = sum(size for size, _, _ in _WATCHED)
     on_gpu = sum(size for size, _, is_on_gpu in _WATCHED if is_on_gpu)
     dead = sum(size for size, is_dead, _ in _WATCHED if is_dead())
@@ -79,7 +85,9 @@ def begin(namespace: dict[str, Any]) -> None:
 
 
 def clean_plainly(namespace: dict[str, Any]) -> None:
-    """Do what people do by hand: ``del`` of the new names, ``gc.collect()``, ``torch.cuda.empty_cache()``."""
+    """Do what people do by hand: ``del`` of the new names, ``gc.collect()``,
+    ``torch.cuda.empty_cache()``.
+    """
     for name in [name for name in namespace if name not in _NAMES and not name.startswith("_")]:
         del namespace[name]
     gc.collect()

@@ -1,4 +1,6 @@
-"""Runs a scenario in a real kernel, with one way of cleaning up at its end, and says what came back."""
+"""Runs a scenario in a real kernel, with one way of cleaning up at its end, and says what came
+back.
+"""
 
 import os
 import queue
@@ -12,13 +14,17 @@ from tests.torture.scenarios import Cell, Scenario
 NEEDED_SHARE = 0.99
 _BLOCKS = "__import__('tests.torture.blocks', fromlist=['blocks'])"
 _QUESTIONS = ("leaks", "tensors --min 1MiB")
-"""The latter tells of arrays that never had a name of their own and are plain data of a notebook variable now."""
+"""The latter tells of arrays that never had a name of their own and are plain data of a notebook
+variable now.
+"""
 _PRELUDE = "from tests.torture.blocks import array, tensor, to_gpu, watch"
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way of cleaning up: cells that make a tool ready, open the scope and close it, or a cell's first line."""
+    """One way of cleaning up: cells that make a tool ready, open the scope and close it, or a
+    cell's first line.
+    """
 
     name: str
     load: str = ""
@@ -32,8 +38,18 @@ class Way:
 
 
 PLAIN = Way("plain", end=f"{_BLOCKS}.clean_plainly(get_ipython().user_ns)")
-PEER = Way("ipyexperiments", "from ipyexperiments import IPyExperimentsCPU", "exp = IPyExperimentsCPU()", "del exp")
-SPAN = Way("%experiment", load="%reload_ext ipygpumem", start="%experiment start torture", end="%experiment end")
+PEER = Way(
+    "ipyexperiments",
+    "from ipyexperiments import IPyExperimentsCPU",
+    "exp = IPyExperimentsCPU()",
+    "del exp",
+)
+SPAN = Way(
+    "%experiment",
+    load="%reload_ext ipygpumem",
+    start="%experiment start torture",
+    end="%experiment end",
+)
 CELL = Way("%%experiment", load="%reload_ext ipygpumem", first_line="%%experiment torture\n")
 OURS = (SPAN, CELL)
 WAYS = (PLAIN, PEER, *OURS)
@@ -58,7 +74,9 @@ class Result:
         return self.recovered_bytes / self.made_bytes if self.made_bytes else 0.0
 
     def is_met(self) -> bool:
-        """Whether this is what the scenario states: nearly all, or all but what is held on purpose."""
+        """Whether this is what the scenario states: nearly all, or all but what is
+        held on purpose.
+        """
         made_enough = not self.trouble and self.made_bytes >= 64 << 20
         return made_enough and abs(self.share - self.scenario.share) <= 1 - NEEDED_SHARE
 
@@ -70,7 +88,13 @@ class TortureKernel(Kernel):
         self._folder = tempfile.TemporaryDirectory(prefix="torture-")
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(ROOT)]))
         default = {"TORCHINDUCTOR_CACHE_DIR": f"{self._folder.name}/inductor"}
-        env = {**default, **os.environ, **variables, "IPYTHONDIR": self._folder.name, "PYTHONPATH": path}
+        env = {
+            **default,
+            **os.environ,
+            **variables,
+            "IPYTHONDIR": self._folder.name,
+            "PYTHONPATH": path,
+        }
         super().__init__("--log-level=ERROR", env=env)
 
     def close(self) -> None:
@@ -79,7 +103,9 @@ class TortureKernel(Kernel):
 
 
 class Runner:
-    """Runs scenarios in one way, in one kernel as long as each leaves it as it found it; ``gpu``: on the GPU."""
+    """Runs scenarios in one way, in one kernel as long as each leaves it as it found it; ``gpu``:
+    on the GPU.
+    """
 
     def __init__(self, way: Way, *, gpu: bool = False) -> None:
         self._way = way
@@ -131,7 +157,9 @@ class Runner:
         left = after["gpu"] - before["gpu"]
         result = Result(scenario, after["made"], after["dead"], after["on_gpu"], left)
         if way in OURS:
-            result = replace(result, told=_told(kernel, scenario.holder if result.is_met() else None))
+            result = replace(
+                result, told=_told(kernel, scenario.holder if result.is_met() else None)
+            )
         return result
 
 
@@ -161,6 +189,8 @@ def _run(kernel: TortureKernel, cell: Cell) -> None:
     # IPython shows a group by its own means and sends no error; others show an error and succeed.
     as_expected = reply.error in (None, cell.raises) if cell.raises else True
     if not as_expected or reply.status != ("error" if cell.raises else "ok"):
-        raise AssertionError(f"{cell.code}\nended with {reply.status} {reply.error} {reply.message}\n{reply.stderr}")
+        raise AssertionError(
+            f"{cell.code}\nended with {reply.status} {reply.error} {reply.message}\n{reply.stderr}"
+        )
     if "ipygpumem:" in reply.stderr:
         raise AssertionError(reply.stderr)

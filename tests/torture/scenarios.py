@@ -23,7 +23,8 @@ class Scenario:
     cells: tuple[Cell, ...]  # what runs inside the scope
     on_gpu: tuple[Cell, ...] = ()  # what runs instead where the blocks are tensors on a GPU
     before: str = ""  # what runs before the scope begins
-    holder: str = ""  # words that a path to the memory must contain where something outside holds it on purpose
+    # words that a path to the memory must contain where something outside holds it on purpose
+    holder: str = ""
     needs: tuple[str, ...] = ()  # modules without which it cannot run
     alone: bool = False  # whether it changes the process so that no other scenario may follow in it
 
@@ -37,8 +38,9 @@ class Scenario:
         return f"{', '.join(gone)} not installed" if gone else ""
 
 
-# Each has a name with its other fields, a line for what pins the memory, one for the advice, and cells. "on gpu" marks
-# those that run instead on a GPU, "raises" an error that a cell must end with, "answers" what is typed into it.
+# Each has a name with its other fields, a line for what pins the memory, one for the advice, and
+# cells. "on gpu" marks those that run instead on a GPU, "raises" an error that a cell must end
+# with, "answers" what is typed into it.
 _TEXT = r"""
 ## Names and references
 
@@ -482,7 +484,7 @@ frame = pandas.DataFrame({'epoch': [1], 'batch': [None]})
 frame.at[0, 'batch'] = array()
 column, head = frame['batch'], frame.iloc[:1]
 groups = frame.groupby('epoch')
-"""
+"""  # noqa: E501
 
 
 def _groups() -> Iterator[tuple[str, tuple[Scenario, ...]]]:
@@ -495,12 +497,18 @@ def _parsed(text: str) -> Scenario:
     head, *blocks = re.split(r"^---", text.strip(), flags=re.MULTILINE)
     title, pins, advice = head.strip().split("\n")
     name, _, fields = title.partition(" [")
-    others: dict[str, str] = dict(field.partition(" ")[::2] for field in fields.rstrip("]").split("; "))
+    others: dict[str, str] = dict(
+        field.partition(" ")[::2] for field in fields.rstrip("]").split("; ")
+    )
     before, cells, on_gpu = "", [], []
     for block in blocks:
         line, _, code = block.partition("\n")
         marks = dict(mark.partition(" ")[::2] for mark in line.strip().split("; "))
-        cell = Cell(code.strip(), marks.get("raises", ""), tuple(filter(None, marks.get("answers", "").split(", "))))
+        cell = Cell(
+            code.strip(),
+            marks.get("raises", ""),
+            tuple(filter(None, marks.get("answers", "").split(", "))),
+        )
         if "before" in marks:
             before = cell.code
         else:

@@ -1,6 +1,7 @@
 """The scenarios, with ipygpumem, in real kernels; each in one way.
 
-The other way of most is in tests/gpu. ``make torture`` runs all of them in all ways and compares with other tools.
+The other way of most is in tests/gpu. ``make torture`` runs all of them in all ways and compares
+with other tools.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,16 +13,24 @@ from tests.torture.runner import CELL, PLAIN, SPAN, Runner, TortureKernel, Way
 from tests.torture.scenarios import SCENARIOS, Scenario
 
 _CASES = [
-    pytest.param(way, scenario, id=f"{way.name}-{scenario.name}", marks=[pytest.mark.thorough] * bool(scenario.needs))
+    pytest.param(
+        way,
+        scenario,
+        id=f"{way.name}-{scenario.name}",
+        marks=[pytest.mark.thorough] * bool(scenario.needs),
+    )
     for scenario in SCENARIOS
     for way in ([CELL] if CELL.serves(scenario) else [SPAN])
-    if not scenario.alone and not (scenario.needs and scenario.holder)  # told of in tests/torch_cpu/test_holders.py
+    if not scenario.alone
+    and not (scenario.needs and scenario.holder)  # told of in tests/torch_cpu/test_holders.py
 ]
 
 
 @pytest.fixture(scope="module")
 def runner_for() -> Iterator[Callable[[Way], Runner]]:
-    """One runner for each way, with a kernel that lasts as long as no scenario leaves something in it."""
+    """One runner for each way, with a kernel that lasts as long as no scenario leaves something in
+    it.
+    """
     runners: dict[str, Runner] = {}
     yield lambda way: runners.setdefault(way.name, Runner(way))
     for runner in runners.values():
@@ -29,26 +38,43 @@ def runner_for() -> Iterator[Callable[[Way], Runner]]:
 
 
 @pytest.mark.parametrize(("way", "scenario"), _CASES)
-def test_all_memory_is_freed_unless_held(way: Way, scenario: Scenario, runner_for: Callable[[Way], Runner]) -> None:
+def test_all_memory_is_freed_unless_held(
+    way: Way, scenario: Scenario, runner_for: Callable[[Way], Runner]
+) -> None:
     if scenario.missing():
         pytest.skip(scenario.missing())
     result = runner_for(way).run(scenario)
     assert not result.trouble, result.trouble
-    assert result.is_met(), f"{result.share:.1%} came back, due are {scenario.share:.0%}: {result.told}"
+    assert result.is_met(), (
+        f"{result.share:.1%} came back, due are {scenario.share:.0%}: {result.told}"
+    )
     assert scenario.holder in result.told
 
 
-def test_without_the_extension_an_error_keeps_its_memory(runner_for: Callable[[Way], Runner]) -> None:
+def test_without_the_extension_an_error_keeps_its_memory(
+    runner_for: Callable[[Way], Runner],
+) -> None:
     """The same measure sees a leak: the figures above are no matter of course."""
     scenario = next(scenario for scenario in SCENARIOS if scenario.name == "an error in a function")
     assert runner_for(PLAIN).run(scenario).share == 0.0
 
 
 def test_what_was_stored_run_or_debugged_before_an_experiment_still_works() -> None:
-    """The end of an experiment empties IPython's hidden stores; nothing that the user can see changes."""
+    """The end of an experiment empties IPython's hidden stores; nothing that the user can see
+    changes.
+    """
     with TortureKernel() as kernel:
-        ok(kernel, "%load_ext ipygpumem", "kept = [1]\n%store kept", "%cd -q {__import__('tempfile').mkdtemp()}")
-        ok(kernel, "with open('script.py', 'w') as file:\n    file.write('data = [2]\\ndef f(): return data')")
+        ok(
+            kernel,
+            "%load_ext ipygpumem",
+            "kept = [1]\n%store kept",
+            "%cd -q {__import__('tempfile').mkdtemp()}",
+        )
+        ok(
+            kernel,
+            "with open('script.py', 'w') as file:\n    file.write('data = [2]\\ndef f(): return "
+            "data')",
+        )
         ok(kernel, "%run script.py")
         ok(kernel, "%store -r kept", "stored = kept\ndel kept", "%%experiment a\nx = [3]\n%store x")
         ok(kernel, "%store -r kept", "%store -r x")

@@ -1,6 +1,7 @@
 """Runs a notebook's requests on an engine of a cluster: experiments, commands and their records.
 
-All functions take and return plain values, because the engine may run other versions of Python and IPython.
+All functions take and return plain values, because the engine may run other versions of Python and
+IPython.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ def answer(function: str, *words: Any) -> dict[str, Any]:
     """Call one of the functions below; return its ``value``, or the ``error`` message."""
     names = get_ipython().user_ns
     # ipyparallel binds names for its call; an experiment that ends in it would own them.
-    bound = {name: names.pop(name) for name in list(islice(reversed(names), 4)) if _OF_CALL.fullmatch(name)}
+    bound = {
+        name: names.pop(name)
+        for name in list(islice(reversed(names), 4))
+        if _OF_CALL.fullmatch(name)
+    }
     try:
         found = find_app(get_ipython())
         if found is None:  # loaded here, it shows nothing by itself
@@ -59,16 +64,21 @@ def prepare(app: App, line: str) -> dict[str, Any]:
 def start(app: App, line: str) -> dict[str, Any]:
     """Open an experiment like ``%experiment start LINE``."""
     options = parse("%experiment", f"start {line}")[1]
-    sys.modules["ipyparallel.serialize"].serialize_object(place())  # what the first one imports is not the experiment's
+    # what the first one imports is not the experiment's
+    sys.modules["ipyparallel.serialize"].serialize_object(place())
     for other in list(app.experiments.open):
-        if other.name == options.name and other not in app.experiments.here():  # of a client that may be gone
+        if (
+            other.name == options.name and other not in app.experiments.here()
+        ):  # of a client that may be gone
             app.experiments.finish(other)
     experiment.start(app, options)
     return place()
 
 
 def end(app: App, name: str, whose: str = "") -> dict[str, Any]:
-    """End the named experiment: the requesting client's, else another client's unless ``whose`` is ``own``."""
+    """End the named experiment: the requesting client's, else another client's unless ``whose`` is
+    ``own``.
+    """
     known = [*([] if whose == "own" else app.experiments.open), *app.experiments.here()]
     named = [item for item in known if item.name == name]
     if not named:
@@ -78,9 +88,13 @@ def end(app: App, name: str, whose: str = "") -> dict[str, Any]:
 
 
 def record(app: App, name: str, since: Mapping[int, float]) -> dict[str, Any]:
-    """Return the record of the first experiment with that name that began since ``since``, a time of this engine."""
+    """Return the record of the first experiment with that name that began since ``since``, a time
+    of this engine.
+    """
     begin = since[get_ipython().kernel.engine_id]
-    found = [item for item in app.experiments.finished if item.name == name and item.started_at >= begin]
+    found = [
+        item for item in app.experiments.finished if item.name == name and item.started_at >= begin
+    ]
     if not found:
         raise GpuMemError("its cell ended no experiment")
     return _result(app, min(found, key=lambda item: item.started_at))
@@ -88,7 +102,12 @@ def record(app: App, name: str, since: Mapping[int, float]) -> dict[str, Any]:
 
 def _result(app: App, found: ExperimentRecord) -> dict[str, Any]:
     error = next((cell.error for cell in found.cells if cell.error is not None), "")
-    return {**place(), "free": free_on_devices(app.context.meter.now()), "record": found.to_dict(), "error": error}
+    return {
+        **place(),
+        "free": free_on_devices(app.context.meter.now()),
+        "record": found.to_dict(),
+        "error": error,
+    }
 
 
 def look(app: App, magic: str, line: str) -> dict[str, Any]:
@@ -109,16 +128,25 @@ def look(app: App, magic: str, line: str) -> dict[str, Any]:
 def place() -> dict[str, Any]:
     """Return this engine's host, process, versions and time."""
     cuda = in_use("cuda")
-    used = [] if cuda is None else [at for at in range(cuda.device_count()) if cuda.memory_reserved(at)]
+    used = (
+        []
+        if cuda is None
+        else [at for at in range(cuda.device_count()) if cuda.memory_reserved(at)]
+    )
     ours = sys.modules["ipygpumem"].__version__
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "cards": {f"cuda:{at}": str(cuda.get_device_properties(at).name) for at in used} if cuda else {},
-        "version": f"ipygpumem {ours}, Python {platform.python_version()}, IPython {IPython.__version__}",
+        "cards": {f"cuda:{at}": str(cuda.get_device_properties(at).name) for at in used}
+        if cuda
+        else {},
+        "version": f"ipygpumem {ours}, Python {platform.python_version()}, "
+        f"IPython {IPython.__version__}",
         "time": time.time(),
     }
 
 
-_ASKED: dict[str, Callable[..., dict[str, Any]]] = {ask.__name__: ask for ask in (prepare, start, end, record, look)}
+_ASKED: dict[str, Callable[..., dict[str, Any]]] = {
+    ask.__name__: ask for ask in (prepare, start, end, record, look)
+}
 """Functions that a notebook may request."""

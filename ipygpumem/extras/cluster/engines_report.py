@@ -1,4 +1,6 @@
-"""Reports on the engines of a cluster: one merged record, a table of figures, and a row per engine."""
+"""Reports on the engines of a cluster: one merged record, a table of figures, and a
+row per engine.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,25 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ipygpumem.records import OUTSIDE, EngineRecord, ExperimentRecord, Usage
 from ipygpumem.report.content import has_moved, times
-from ipygpumem.report.layout import Fact, Listing, Report, Table, clean, clean_name, count, device_label, in_use
+from ipygpumem.report.layout import (
+    Fact,
+    Listing,
+    Report,
+    Table,
+    clean,
+    clean_name,
+    count,
+    device_label,
+    in_use,
+)
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 TIME, PEAK, KEPT, FREE = "time", "peak", "kept", "free"
 NAMES = ("deleted", "restored", "kept")
 _TOTALLED = (KEPT, "in use", "freed")
-"""Figures whose sum is meaningful: peaks come at different times, and engines share the free memory."""
+"""Figures whose sum is meaningful: peaks come at different times, and engines share the free
+memory.
+"""
 Values = Mapping[tuple[str, str], float]
 """Figures of one engine by name and device kind: bytes, or seconds."""
 
@@ -26,12 +40,16 @@ def kind_of(device: str) -> str:
 
 
 def is_told(usage: Usage) -> bool:
-    """Return False for unused devices, and for child processes that stay as they are: each engine has a nanny."""
+    """Return False for unused devices, and for child processes that stay as they are: each engine
+    has a nanny.
+    """
     return has_moved(usage) if usage.device in OUTSIDE else in_use(usage)
 
 
 def values_of(engine: EngineRecord) -> Values:
-    """Return an engine's figures of an experiment: time in its cells, peak, kept and free memory."""
+    """Return an engine's figures of an experiment: time in its cells, peak, kept and
+    free memory.
+    """
     record = engine.record
     if record is None:
         return {}
@@ -51,10 +69,14 @@ def merged_record(
     """Return the record of the experiment on all engines: sums, names, and notes on outliers."""
     records = [engine.record for engine in engines if engine.record is not None]
     deleted, restored, kept = (
-        tuple(dict.fromkeys(name for record in records for name in getattr(record, what))) for what in NAMES
+        tuple(dict.fromkeys(name for record in records for name in getattr(record, what)))
+        for what in NAMES
     )
     hosts = {engine.engine: engine.host for engine in engines}
-    said = [(engine.engine, [engine.error, *(engine.record.notes if engine.record else ())]) for engine in engines]
+    said = [
+        (engine.engine, [engine.error, *(engine.record.notes if engine.record else ())])
+        for engine in engines
+    ]
     notes = [(number, text) for number, texts in said for text in texts if text]
     return ExperimentRecord(
         name,
@@ -85,7 +107,9 @@ def _sums(sizes: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _usages(records: Iterable[ExperimentRecord]) -> tuple[Usage, ...]:
-    """Return sums by device kind; those of peaks are upper bounds, because engines may peak at different times."""
+    """Return sums by device kind; those of peaks are upper bounds, because engines may peak at
+    different times.
+    """
     by_kind: dict[str, list[Usage]] = defaultdict(list)
     for record in records:
         for usage in record.usages:
@@ -133,7 +157,8 @@ def engines_report(record: ExperimentRecord) -> Report:
         *times(record.duration_seconds, record.span_seconds),
         *([f"{len(failed)} failed"] if failed else []),
         *(
-            f"{device_label(device)} consumed {format_change(size)}, freed {format_bytes(record.freed.get(device, 0))}"
+            f"{device_label(device)} consumed {format_change(size)}, freed "
+            f"{format_bytes(record.freed.get(device, 0))}"
             for device, size in record.consumed.items()
             if device in used
         ),
@@ -144,17 +169,23 @@ def engines_report(record: ExperimentRecord) -> Report:
     facts = [Fact(what, found, code=True) for what, found in names.items()]
     tables = [_figures_table(own, sampled), _engines_table(record.engines, own)]
     notes = tuple(map(clean, record.notes))
-    return Report("engines", segments, notes, tables, facts, is_trouble=bool(failed), records=[record])
+    return Report(
+        "engines", segments, notes, tables, facts, is_trouble=bool(failed), records=[record]
+    )
 
 
-def _figures_table(engines: Mapping[int, Values], sampled: Collection[tuple[str, str]] = ()) -> Table:
+def _figures_table(
+    engines: Mapping[int, Values], sampled: Collection[tuple[str, str]] = ()
+) -> Table:
     """Return a row for each figure over the engines that have it, by device."""
     by_key: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
     for engine, values in engines.items():
         for key, value in values.items():
             by_key[key].append((value, engine))
     rows: list[dict[str, str]] = []
-    for (name, device), found in sorted(by_key.items(), key=lambda item: {"": 0, "cpu": 1}.get(item[0][1], 2)):
+    for (name, device), found in sorted(
+        by_key.items(), key=lambda item: {"": 0, "cpu": 1}.get(item[0][1], 2)
+    ):
         sizes = [value for value, _ in found]
         lowest, highest = min(sizes), max(sizes)
         rows.append(
@@ -180,7 +211,9 @@ def _size(name: str, value: float) -> str:
 
 def _engines_table(engines: Sequence[EngineRecord], figures: Mapping[int, Values]) -> Table:
     """Return a row for each engine; devices that no engine used have no column."""
-    devices = dict.fromkeys(device for values in figures.values() for name, device in values if name == PEAK)
+    devices = dict.fromkeys(
+        device for values in figures.values() for name, device in values if name == PEAK
+    )
     keys = [(TIME, ""), *((name, device) for device in devices for name in (PEAK, KEPT))]
     heads = {f"{name} {device_label(device)}".strip(): (name, device) for name, device in keys}
     rows = [
@@ -189,7 +222,10 @@ def _engines_table(engines: Sequence[EngineRecord], figures: Mapping[int, Values
             "host": clean_name(engine.host),
             "process": str(engine.pid or ""),
             "card": clean_name(", ".join(engine.cards.values())),
-            **{head: _size(key[0], values[key]) if key in values else "" for head, key in heads.items()},
+            **{
+                head: _size(key[0], values[key]) if key in values else ""
+                for head, key in heads.items()
+            },
             "error": clean_name(engine.error),
         }
         for engine, values in ((engine, figures[engine.engine]) for engine in engines)
@@ -197,12 +233,23 @@ def _engines_table(engines: Sequence[EngineRecord], figures: Mapping[int, Values
     return Table.of(rows, {"engine", "process", *heads}, "each engine", folded=True)
 
 
-def outputs_report(command: str, outputs: Mapping[int, tuple[str, str, Values]], failed: Mapping[int, str]) -> Report:
-    """Return a command's output on each engine (host, text and figures), and the errors of the failed ones."""
+def outputs_report(
+    command: str, outputs: Mapping[int, tuple[str, str, Values]], failed: Mapping[int, str]
+) -> Report:
+    """Return a command's output on each engine (host, text and figures), and the errors of the
+    failed ones.
+    """
     headline = f"{clean(command)} on {count(len(outputs), 'engine')}"
     figures = _figures_table({number: values for number, (_, _, values) in outputs.items()})
     listings = [
-        Listing(f"engine {number} ({clean_name(host)})", tuple(map(clean, text.splitlines())), code=True, folded=True)
+        Listing(
+            f"engine {number} ({clean_name(host)})",
+            tuple(map(clean, text.splitlines())),
+            code=True,
+            folded=True,
+        )
         for number, (host, text, _) in outputs.items()
     ]
-    return Report("engines", headline, alike(failed.items()), [figures], (), listings, is_trouble=bool(failed))
+    return Report(
+        "engines", headline, alike(failed.items()), [figures], (), listings, is_trouble=bool(failed)
+    )

@@ -1,7 +1,9 @@
-"""``--on``: experiments and commands on the engines of an ipyparallel cluster; each engine measures itself.
+"""``--on``: experiments and commands on the engines of an ipyparallel cluster; each engine measures
+itself.
 
-An engine handles messages in order, so a request sent after a cell is answered when the cell has finished. Requests
-are sent as text for ``eval``, because a function would be sent as bytecode, which another Python cannot read.
+An engine handles messages in order, so a request sent after a cell is answered when the cell has
+finished. Requests are sent as text for ``eval``, because a function would be sent as bytecode,
+which another Python cannot read.
 """
 
 from __future__ import annotations
@@ -48,8 +50,12 @@ Asked = dict[int, Any]
 """ipyparallel's ``AsyncResult`` by engine."""
 
 
-def on_engines(app: App, magic: str, command: Command, options: Options, line: str, cell: str = "") -> list[Report]:
-    """Run ``command`` on engines; a Ctrl-C interrupts only the waiting, so that nothing stays open."""
+def on_engines(
+    app: App, magic: str, command: Command, options: Options, line: str, cell: str = ""
+) -> list[Report]:
+    """Run ``command`` on engines; a Ctrl-C interrupts only the waiting, so that
+    nothing stays open.
+    """
     __tracebackhide__ = True
     words = shlex.split(line)
     at = next(place for place, word in enumerate(words) if word.partition("=")[0] == "--on")
@@ -78,18 +84,26 @@ def _unless(struck: list[int], app: App, reports: list[Report]) -> list[Report]:
 def _run_cell(app: App, options: Options, line: str, cell: str, struck: list[int]) -> list[Report]:
     """Run a cell as an experiment on all engines at once; show everything, then raise its error."""
     __tracebackhide__ = True
-    experiment = ClusterExperiment(options.name, _engines_of(app.context.shell, options.on), options.report)
-    with app.context.display.working(f"experiment on {count(len(experiment.all.numbers), 'engine')}") as progress:
+    experiment = ClusterExperiment(
+        options.name, _engines_of(app.context.shell, options.on), options.report
+    )
+    with app.context.display.working(
+        f"experiment on {count(len(experiment.all.numbers), 'engine')}"
+    ) as progress:
         record, results = experiment.run(line, cell, progress)
     ready = {number: result for number, result in results.items() if result.ready()}
     try:
         for number, result in ready.items():
             if result.wait_for_output(1):
-                if len(results) > 1 and (result.stdout or result.stderr or result.outputs or result.execute_result):
+                if len(results) > 1 and (
+                    result.stdout or result.stderr or result.outputs or result.execute_result
+                ):
                     sys.stdout.write(f"[engine {number}]\n")
                 result.display_outputs()
         app.context.display.show(_ended(app, experiment, record))
-        errors = [error for result in ready.values() if (error := result.exception(timeout=0)) is not None]
+        errors = [
+            error for result in ready.values() if (error := result.exception(timeout=0)) is not None
+        ]
         if errors and not struck:
             sys.modules["ipyparallel.error"].collect_exceptions(errors, "execute")
     finally:
@@ -98,7 +112,9 @@ def _run_cell(app: App, options: Options, line: str, cell: str, struck: list[int
 
 
 def _start(app: App, options: Options, line: str, struck: list[int]) -> list[Report]:
-    experiment = ClusterExperiment(options.name, _engines_of(app.context.shell, options.on), options.report)
+    experiment = ClusterExperiment(
+        options.name, _engines_of(app.context.shell, options.on), options.report
+    )
     for other in [item for item in app.on_cluster if item.name == options.name]:
         app.on_cluster.remove(other)
         if not _is_closed(other.all.client):
@@ -126,7 +142,11 @@ def _end_by_name(app: App, options: Options) -> list[Report]:
     """End an experiment by name, even one that another client has started."""
     if not options.name:
         raise ClusterError("%experiment end --on: which experiment? Write its name")
-    named = [item for item in app.on_cluster if item.name == options.name and not _is_closed(item.all.client)]
+    named = [
+        item
+        for item in app.on_cluster
+        if item.name == options.name and not _is_closed(item.all.client)
+    ]
     if named:
         return end(app, named[-1])
     engines = _engines_of(app.context.shell, options.on)
@@ -152,7 +172,10 @@ def _ended(app: App, experiment: ClusterExperiment, record: ExperimentRecord) ->
 def described(experiment: ClusterExperiment) -> str:
     """Return a line that describes an open experiment."""
     where = engine_numbers(experiment.engines.numbers)
-    return f"experiment {experiment.name} · on {where} · span {format_seconds(experiment.elapsed_seconds)}"
+    return (
+        f"experiment {experiment.name} · on {where} · span "
+        f"{format_seconds(experiment.elapsed_seconds)}"
+    )
 
 
 def _look(app: App, magic: str, line: str, options: Options) -> list[Report]:
@@ -175,7 +198,7 @@ def _look(app: App, magic: str, line: str, options: Options) -> list[Report]:
     return [outputs_report(f"%{magic} {line}", outputs, failed)]
 
 
-# -- experiments and engines ----------------------------------------------------------------------------------
+# -- experiments and engines --------------------------------------------------------------------
 
 
 class ClusterExperiment:
@@ -208,7 +231,9 @@ class ClusterExperiment:
             Engines(self.all.client, late).ask("end", self.name, "own")
 
     def run(self, line: str, source: str, progress: Progress) -> tuple[ExperimentRecord, Asked]:
-        """Run a cell as an experiment that ends with it, on all engines; return the merged record and the results."""
+        """Run a cell as an experiment that ends with it, on all engines; return the merged record
+        and the results.
+        """
         self.begin("prepare", line)
         with interrupts.deferred() as struck:
             if struck:
@@ -220,11 +245,20 @@ class ClusterExperiment:
                 self.engines.wait(begun, seconds=_GRACE_SECONDS, heard=len(struck))
         for number, result in results.items():
             if not result.ready():
-                state = "continues" if self.engines.has_begun(result) else "had not begun and was cancelled"
+                state = (
+                    "continues"
+                    if self.engines.has_begun(result)
+                    else "had not begun and was cancelled"
+                )
                 self._failed[number] = f"did not reply: its cell {state}"
-            elif getattr(error := result.exception(timeout=0), "ename", "") in ("EngineError", "TaskAborted"):
+            elif getattr(error := result.exception(timeout=0), "ename", "") in (
+                "EngineError",
+                "TaskAborted",
+            ):
                 self._failed[number] = _why(error)
-        there = Engines(self.all.client, [number for number in results if number not in self._failed])
+        there = Engines(
+            self.all.client, [number for number in results if number not in self._failed]
+        )
         since = {number: place["time"] for number, place in self._places.items()}
         return self._merged(there.ask("record", self.name, since), progress), results
 
@@ -241,11 +275,16 @@ class ClusterExperiment:
         return merged_record(self.name, self._started_at, self.elapsed_seconds, made)
 
     def _engine(self, number: int, reply: dict[str, Any] | None) -> EngineRecord:
-        where = {**self._places.get(number, {}), **(reply or {"error": self._failed.get(number, "")})}
+        where = {
+            **self._places.get(number, {}),
+            **(reply or {"error": self._failed.get(number, "")}),
+        }
         try:
             return EngineRecord.from_dict({"engine": number, **where})
         except (ValueError, TypeError, KeyError) as error:  # another version's
-            return EngineRecord(number, error=f"its record cannot be read ({error}); it ran {where.get('version')}")
+            return EngineRecord(
+                number, error=f"its record cannot be read ({error}); it ran {where.get('version')}"
+            )
 
 
 class Engines:
@@ -256,7 +295,9 @@ class Engines:
         self.numbers = tuple(numbers)
 
     def ask(self, function: str, *words: object) -> Asked:
-        """Call a function of ``engine.py`` with plain values on each engine, and return the pending results."""
+        """Call a function of ``engine.py`` with plain values on each engine, and return the pending
+        results.
+        """
         module = "__import__('importlib').import_module('ipygpumem.extras.cluster.engine')"
         return self._sent("apply_async", eval, f"{module}.answer({function!r}, *{words!r})", {})
 
@@ -267,23 +308,38 @@ class Engines:
     def _sent(self, how: str, *words: object, **options: object) -> Asked:
         asked = Asked()
         for number in self.numbers:
-            with contextlib.suppress(LookupError, sys.modules["ipyparallel.error"].NoEnginesRegistered):  # it is gone
+            with contextlib.suppress(
+                LookupError, sys.modules["ipyparallel.error"].NoEnginesRegistered
+            ):  # it is gone
                 if not _is_closed(self.client) and number in self.client.ids:
                     asked[number] = getattr(self.client[number], how)(*words, **options)
         return asked
 
     def wait(
-        self, asked: Asked, progress: Progress = no_progress, *, seconds: float = float("inf"), heard: int = 0
+        self,
+        asked: Asked,
+        progress: Progress = no_progress,
+        *,
+        seconds: float = float("inf"),
+        heard: int = 0,
     ) -> None:
-        """Wait for all results, up to ``seconds``; a Ctrl-C after ``heard`` earlier ones ends the wait."""
+        """Wait for all results, up to ``seconds``; a Ctrl-C after ``heard`` earlier ones ends the
+        wait.
+        """
         until = time.monotonic() + seconds
         with interrupts.deferred() as struck:
-            while (waiting := _unanswered(asked)) and len(struck) <= heard and time.monotonic() < until:
+            while (
+                (waiting := _unanswered(asked))
+                and len(struck) <= heard
+                and time.monotonic() < until
+            ):
                 progress(1 - len(waiting) / len(asked))
                 asked[waiting[0]].wait(_POLL_SECONDS)
 
     def replies(self, asked: Asked) -> tuple[dict[int, Any], dict[int, str]]:
-        """Return the engines' results, and the reasons for missing ones; the client drops the results."""
+        """Return the engines' results, and the reasons for missing ones; the client drops the
+        results.
+        """
         found, failed = dict[int, Any](), dict.fromkeys(self.numbers, "has stopped")
         for number, result in asked.items():
             if not result.ready():
@@ -299,12 +355,16 @@ class Engines:
         return found, failed
 
     def interrupt(self, cells: Asked) -> list[int]:
-        """Send a Ctrl-C to the engines that run these cells, and return them; cancel cells that have not begun.
+        """Send a Ctrl-C to the engines that run these cells, and return them; cancel cells that
+        have not begun.
 
         An engine that has not begun is running something else, maybe another client's code.
         """
         until = time.monotonic() + _NEWS_SECONDS
-        while not all(self.has_begun(cells[number]) for number in _unanswered(cells)) and time.monotonic() < until:
+        while (
+            not all(self.has_begun(cells[number]) for number in _unanswered(cells))
+            and time.monotonic() < until
+        ):
             time.sleep(_POLL_SECONDS)
         begun = [number for number in _unanswered(cells) if self.has_begun(cells[number])]
         if begun:
@@ -322,7 +382,9 @@ class Engines:
         late = [asked[number] for number in _unanswered(asked)]
         if late and not _is_closed(self.client):
             self.client.abort(late, block=False)
-        if done := [message for result in asked.values() if result.ready() for message in result.msg_ids]:
+        if done := [
+            message for result in asked.values() if result.ready() for message in result.msg_ids
+        ]:
             self.client.purge_local_results(done)
 
 
@@ -338,7 +400,7 @@ def _why(error: BaseException | None) -> str:
     return "died" if name == "EngineError" else f"{name}: {text}"
 
 
-# -- words of --on --------------------------------------------------------------------------------------------
+# -- words of --on ------------------------------------------------------------------------------
 
 
 def _engines_of(shell: Any, words: str) -> Engines:
@@ -349,18 +411,32 @@ def _engines_of(shell: Any, words: str) -> Engines:
     else:
         client = _client(shell)
         if words != "all" and not _NUMBERS.fullmatch(words):
-            raise ClusterError(f"--on {words}: write all, numbers of engines such as 0-3 or 0,2, or a view's name")
-        numbers = words if words == "all" else [number for part in words.split(",") for number in _range(part)]
+            raise ClusterError(
+                f"--on {words}: write all, numbers of engines such as 0-3 or 0,2, or a view's name"
+            )
+        numbers = (
+            words
+            if words == "all"
+            else [number for part in words.split(",") for number in _range(part)]
+        )
     if _is_closed(client):
         raise ClusterError(f"--on {words}: the client of that view is closed")
     there = client.ids
-    wanted = there if numbers in ("all", None) else [numbers] if type(numbers) is int else list(dict.fromkeys(numbers))
+    wanted = (
+        there
+        if numbers in ("all", None)
+        else [numbers]
+        if type(numbers) is int
+        else list(dict.fromkeys(numbers))
+    )
     if not there:
         raise ClusterError("the cluster has no engine: none has started yet, or all have died")
     if not wanted:
         raise ClusterError(f"--on names no engine; the cluster has {engine_numbers(there)}")
     if lacking := [number for number in wanted if number not in there]:
-        raise ClusterError(f"the cluster has no {engine_numbers(lacking)}; it has {engine_numbers(there)}")
+        raise ClusterError(
+            f"the cluster has no {engine_numbers(lacking)}; it has {engine_numbers(there)}"
+        )
     return Engines(client, wanted)
 
 
@@ -385,7 +461,9 @@ def _client(shell: Any) -> Any:
     found = [value for value in list(shell.user_ns.values()) if type(value) is _library("Client")]
     clients = {id(client): client for client in found if not _is_closed(client)}
     if len(clients) > 1:
-        raise ClusterError("--on: there are several clusters; name a view, such as view = rc[:] and --on view")
+        raise ClusterError(
+            "--on: there are several clusters; name a view, such as view = rc[:] and --on view"
+        )
     if not clients:
         raise ClusterError(f"--on needs a running cluster: {_HOW}")
     return next(iter(clients.values()))

@@ -30,9 +30,13 @@ class Expectation(Block):
 
     def __init__(self, ram: float | str | None, gpu: float | str | None) -> None:
         if ram is None and gpu is None:
-            raise TraceError('expect needs a limit: expect(ram="200MiB"), expect(gpu="8GiB") or both')
+            raise TraceError(
+                'expect needs a limit: expect(ram="200MiB"), expect(gpu="8GiB") or both'
+            )
         self._given = ram, gpu
-        self._ram, self._gpu = (None if size is None else checked_bytes(size) for size in (ram, gpu))
+        self._ram, self._gpu = (
+            None if size is None else checked_bytes(size) for size in (ram, gpu)
+        )
         self._trace = Trace("expected", silent=True)
 
     def _open_block(self) -> Trace:
@@ -61,15 +65,27 @@ class Expectation(Block):
 
     def _checked(self, function: F) -> F:
         if not can_decorate(function):
-            raise TraceError("expect cannot decorate classes or async generators: write with ipygpumem.expect(...):")
+            raise TraceError(
+                "expect cannot decorate classes or async generators: write with "
+                "ipygpumem.expect(...):"
+            )
         return run_inside(function, lambda: Expectation(*self._given))
 
     def _exceeded(self, record: TraceRecord) -> Iterator[str]:
         for usage in record.usages:
-            limit = self._ram if usage.device == "cpu" else None if usage.device in OUTSIDE else self._gpu
+            limit = (
+                self._ram
+                if usage.device == "cpu"
+                else None
+                if usage.device in OUTSIDE
+                else self._gpu
+            )
             if limit is not None and usage.peak_delta_bytes > limit:
                 used, expected = format_bytes(usage.peak_delta_bytes), format_bytes(limit)
-                yield f"{device_label(usage.device)}: the peak was {used} above the start, expected {expected}"
+                yield (
+                    f"{device_label(usage.device)}: the peak was {used} above the start, expected "
+                    f"{expected}"
+                )
 
 
 class Unchecked(Expectation):
@@ -87,9 +103,10 @@ class Unchecked(Expectation):
 def expect(*, ram: float | str | None = None, gpu: float | str | None = None) -> Expectation:
     """Raise an error if a block, or a call of a function, uses more memory than expected.
 
-    Use it in tests and pipelines, to notice when code begins to need more: ``with expect(ram="200MiB"):``, or
-    ``@expect(gpu="8GiB")`` above a function. What counts is how far the peak rises above the start. The error has the
-    figures of every device. An error of the code itself is raised as it is. The limit stops nothing: the code has run.
+    Use it in tests and pipelines, to notice when code begins to need more: ``with
+    expect(ram="200MiB"):``, or ``@expect(gpu="8GiB")`` above a function. What counts is how far the
+    peak rises above the start. The error has the figures of every device. An error of the code
+    itself is raised as it is. The limit stops nothing: the code has run.
 
     Args:
         ram: the most RAM of this process, as bytes or text such as ``"200MiB"``.
@@ -127,4 +144,6 @@ def _block(leaks: int | None = None, **limits: Any) -> Iterator[None]:
         change = diff(before, tensors())
         if (count := len(change.added)) > leaks:
             listed = render([difference_report(change, top=20)])
-            raise MemoryExpectationError(f"tensors and arrays that stay alive: {count}, expected {leaks}\n{listed}")
+            raise MemoryExpectationError(
+                f"tensors and arrays that stay alive: {count}, expected {leaks}\n{listed}"
+            )

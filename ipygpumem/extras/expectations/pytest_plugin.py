@@ -1,4 +1,6 @@
-"""The pytest marker ``memory``: fails a test whose peak, or what it leaves behind, is more than expected."""
+"""The pytest marker ``memory``: fails a test whose peak, or what it leaves behind, is more than
+expected.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Describe the marker."""
     config.addinivalue_line(
         "markers",
-        "memory(ram=SIZE, gpu=SIZE, leaks=N): fail if the peak rises further above the start of the test, "
+        "memory(ram=SIZE, gpu=SIZE, leaks=N): fail if the peak rises further above the start of "
+        "the test, "
         "or if more than N tensors and arrays stay alive after it",
     )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """Measure a marked test, without its fixtures, as a part of the test itself: a wrapped hook needs a new pytest."""
+    """Measure a marked test, without its fixtures, as a part of the test itself: a wrapped hook
+    needs a new pytest.
+    """
     mark = item.get_closest_marker("memory")
     if mark is None or not isinstance(item, pytest.Function):
         return
@@ -29,6 +34,6 @@ def pytest_runtest_call(item: pytest.Item) -> None:
         pytest.fail('the marker memory takes ram="200MiB", gpu="8GiB" and leaks=0', pytrace=False)
     if issubclass(item.cls or object, unittest.TestCase) and inspect.iscoroutinefunction(item.obj):
         pytest.fail("the marker memory cannot measure unittest's async tests", pytrace=False)
-    from ipygpumem.extras.expectations.expect import measured  # a session without marked tests needs none of it
+    from ipygpumem.extras.expectations.expect import measured  # only marked tests need it
 
     item.obj = measured(item.obj, **mark.kwargs)

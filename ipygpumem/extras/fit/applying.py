@@ -1,4 +1,6 @@
-"""Applies changes to estimated code from outside: at its calls of modules, backward passes and optimizer steps."""
+"""Applies changes to estimated code from outside: at its calls of modules, backward passes and
+optimizer steps.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from unittest.mock import patch
 
 import torch
 from torch.nn import functional
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.flop_counter import flop_registry
 
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance
@@ -38,14 +43,16 @@ class Change:
 
 
 class Run:
-    """A ``with`` block in which an estimation's code runs with changes; ``names`` is the copy of its namespace.
+    """A ``with`` block in which an estimation's code runs with changes; ``names`` is the copy of
+    its namespace.
 
-    Hooks, by name: ``begin(number, root)`` before the first call of each root with parameters, a module that no other
-    calls; ``call(root, args, kwargs)``, which returns the arguments; ``result()``; ``enter(module, args, kwargs)`` and
-    ``leave(module, args, kwargs, mark)``, with what ``enter`` returned, for all modules outside backward;
-    ``backward()``; ``step(optimizer, args, kwargs)``, which returns the arguments;
-    ``stepped(optimizer)``; ``operation(func, args, kwargs)`` outside backward; ``loss(given, target)`` of torch's loss
-    functions, which returns the target.
+    Hooks, by name: ``begin(number, root)`` before the first call of each root with parameters, a
+    module that no other calls; ``call(root, args, kwargs)``, which returns the arguments;
+    ``result()``; ``enter(module, args, kwargs)`` and ``leave(module, args, kwargs, mark)``, with
+    what ``enter`` returned, for all modules outside backward; ``backward()``; ``step(optimizer,
+    args, kwargs)``, which returns the arguments; ``stepped(optimizer)``; ``operation(func, args,
+    kwargs)`` outside backward; ``loss(given, target)`` of torch's loss functions, which returns the
+    target.
     """
 
     def __init__(self, estimation: Any, names: dict[str, Any], changes: Sequence[Change]) -> None:
@@ -77,10 +84,14 @@ class Run:
         self.wrap(torch.nn.Module, "__call__", self._call)
         self.wrap(torch.autograd, "_engine_run_backward", self._backward)
         for name in vars(functional) if self._hooks["loss"] else ():
-            if name.endswith(("_loss", "cross_entropy", "_with_logits", "kl_div")) and not name.startswith("_"):
+            if name.endswith(
+                ("_loss", "cross_entropy", "_with_logits", "kl_div")
+            ) and not name.startswith("_"):
                 self.wrap(functional, name, self._loss)
         self._stack.callback(register_optimizer_step_pre_hook(self._step).remove)
-        self._stack.callback(register_optimizer_step_post_hook(lambda one, *_: self._tell("stepped", one)).remove)
+        self._stack.callback(
+            register_optimizer_step_post_hook(lambda one, *_: self._tell("stepped", one)).remove
+        )
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
@@ -94,20 +105,27 @@ class Run:
         self._stack.enter_context(patch.object(place, name, call))
 
     def name_of(self, wanted: Any) -> str:
-        """Return an expression for an object, from a name of the code, such as ``trainer.model``; "" if there is none.
+        """Return an expression for an object, from a name of the code, such as ``trainer.model``;
+        "" if there is none.
 
         It follows attributes and keys, twice at most.
         """
-        level = [(name, value) for name, value in dict.items(self.names) if not name.startswith("_")]
+        level = [
+            (name, value) for name, value in dict.items(self.names) if not name.startswith("_")
+        ]
         for _ in range(3):
             for name, value in level:
                 if value is wanted:
                     return name
-            level = [(f"{name}{step}", inner) for name, value in level for step, inner in _inside(value)]
+            level = [
+                (f"{name}{step}", inner) for name, value in level for step, inner in _inside(value)
+            ]
         return ""
 
     def _call(self, own: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._backwards or not torch._C._len_torch_dispatch_stack():  # recomputed, or another thread's
+        if (
+            self._backwards or not torch._C._len_torch_dispatch_stack()
+        ):  # recomputed, or another thread's
             return own(module, *args, **kwargs)
         is_root = not self._depth
         if is_root:
@@ -130,7 +148,9 @@ class Run:
         return result
 
     def _loss(self, own: Any, *args: Any, **kwargs: Any) -> Any:
-        given, target = [*args, *(kwargs.get(name) for name in ("input", "target")[len(args) :])][:2]
+        given, target = [*args, *(kwargs.get(name) for name in ("input", "target")[len(args) :])][
+            :2
+        ]
         if is_tensor(given) and is_tensor(target):
             for hook in self._hooks["loss"]:
                 target = hook(given, target)
@@ -150,7 +170,9 @@ class Run:
             self._backwards -= 1
 
     def _step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        for hook in reversed(self._hooks["step"]):  # adapters come before the optimizer that steps them
+        for hook in reversed(
+            self._hooks["step"]
+        ):  # adapters come before the optimizer that steps them
             args, kwargs = hook(optimizer, args, kwargs)
         return args, kwargs
 
@@ -163,9 +185,13 @@ class Run:
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the objects in an object's attributes, or in a dict, with the code that follows a name for it."""
+    """Yield the objects in an object's attributes, or in a dict, with the code that follows a name
+    for it.
+    """
     if type(value) is dict:
-        yield from ((f"[{key!r}]", inner) for key, inner in value.items() if is_exactly(key, str, int))
+        yield from (
+            (f"[{key!r}]", inner) for key, inner in value.items() if is_exactly(key, str, int)
+        )
     elif not is_instance(value, types.ModuleType) and not is_instance(value, type):
         attributes = instance_dict(value) or {}
         modules = attributes.get("_modules") if is_instance(value, torch.nn.Module) else None

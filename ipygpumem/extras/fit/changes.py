@@ -1,4 +1,6 @@
-"""The changes that may make code fit. Each has the line that a user writes, and does the same to the running code."""
+"""The changes that may make code fit. Each has the line that a user writes, and does the same to
+the running code.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,22 @@ def candidates(seen: Observed) -> Iterator[Change]:
     """Yield the changes that may help the code, cheapest first, without parts of the batch."""
     kinds = {getattr(torch.optim, kind, None) for kind in seen.optimizers.values()} - {None}
     if kinds:
-        group, groups = seen.free("group"), [f"{name or kind}.param_groups" for name, kind in seen.optimizers.items()]
+        group, groups = (
+            seen.free("group"),
+            [f"{name or kind}.param_groups" for name, kind in seen.optimizers.items()],
+        )
         each = groups[0] if len(groups) < 2 else f"[*{', *'.join(groups)}]"
-        line = seen.code(f'for {group} in {each}: {group}["foreach"] = False', owners=seen.optimizers)
+        line = seen.code(
+            f'for {group} in {each}: {group}["foreach"] = False', owners=seen.optimizers
+        )
         yield Change("foreach=False", line, _ROUNDED, _plain_loop)
     if seen.trains:
         yield from _checkpoints(seen)
     if seen.has_float32 and not seen.casts:
         yield _autocast(seen)
-    lean = [getattr(torch.optim, name) for name in ("Adafactor", "SGD") if hasattr(torch.optim, name)]
+    lean = [
+        getattr(torch.optim, name) for name in ("Adafactor", "SGD") if hasattr(torch.optim, name)
+    ]
     if kinds - {*lean, torch.optim.LBFGS, torch.optim.SparseAdam}:
         yield from (_optimizer(seen, kind) for kind in lean)
     if seen.trains and not seen.is_adapted:
@@ -46,7 +55,9 @@ def candidates(seen: Observed) -> Iterator[Change]:
 
 def untried(seen: Observed) -> Iterator[str]:
     """Yield changes that may help, too, but are not estimated."""
-    if seen.trains and not (seen.is_adapted or seen.hf_path is None or importlib.util.find_spec("peft")):
+    if seen.trains and not (
+        seen.is_adapted or seen.hf_path is None or importlib.util.find_spec("peft")
+    ):
         yield "LoRA (%pip install peft)"
     if seen.has_float32:
         yield f"bfloat16 weights ({seen.of_root()}.to(torch.bfloat16))"
@@ -65,14 +76,23 @@ def _plain_loop(run: Run) -> None:
 
 
 def parts(seen: Observed, name: str | None) -> Iterator[Change]:
-    """Yield the batch in equal parts, whose gradients are accumulated, at least twice as many each time."""
+    """Yield the batch in equal parts, whose gradients are accumulated, at least twice as many each
+    time.
+    """
     passes = 1
     while 2 * passes <= seen.rows:
-        passes = next(number for number in range(2 * passes, seen.rows + 1) if seen.rows % number == 0)
+        passes = next(
+            number for number in range(2 * passes, seen.rows + 1) if seen.rows % number == 0
+        )
         size = seen.rows // passes
-        splits = ", ".join(f"{given or 'batch'}.split({rows // passes})" for given, rows in seen.given.items())
+        splits = ", ".join(
+            f"{given or 'batch'}.split({rows // passes})" for given, rows in seen.given.items()
+        )
         is_one = len(seen.given) == 1
-        line = f"for {seen.free('part' if is_one else 'parts')} in {splits if is_one else f'zip({splits})'}: ..."
+        line = (
+            f"for {seen.free('part' if is_one else 'parts')} in "
+            f"{splits if is_one else f'zip({splits})'}: ..."
+        )
         line = f"{name} = {size}" if seen.is_size else line
         results = "equal"
         if seen.trains:
@@ -82,13 +102,17 @@ def parts(seen: Observed, name: str | None) -> Iterator[Change]:
         results = "other BatchNorm statistics" if seen.normalizes else results
         line = line if seen.is_size else seen.code(line, owners=seen.given)
         title = f"{name or 'batch'} {size} instead of {seen.rows}"
-        yield Change(title, line, results, functools.partial(_split, seen, name, passes), "batch", passes)
+        yield Change(
+            title, line, results, functools.partial(_split, seen, name, passes), "batch", passes
+        )
 
 
 def _split(  # noqa: C901  # one small function after another
     seen: Observed, name: str | None, passes: int, run: Run
 ) -> None:
-    """Give roots a part of the rows, after a whole pass with such a part before each step, as in accumulation."""
+    """Give roots a part of the rows, after a whole pass with such a part before each step, as in
+    accumulation.
+    """
     passed: list[Any] = []
 
     def reduced(value: Any) -> Any:
@@ -105,12 +129,16 @@ def _split(  # noqa: C901  # one small function after another
     def call(root: Any, args: Any, kwargs: Any) -> Any:
         if not seen.is_size:
             args, kwargs = tuple(map(part, args)), part(kwargs)
-        is_first = seen.trains and torch.is_grad_enabled() and all(known() is not root for known in passed)
+        is_first = (
+            seen.trains and torch.is_grad_enabled() and all(known() is not root for known in passed)
+        )
         if is_first and next(root.parameters(), None) is not None:
             passed.append(weakref.ref(root))
             flops = run.flops
             own = (args, kwargs)  # whose graph the code needs later
-            alone = tree_map_only(torch.Tensor, lambda one: one.detach().requires_grad_(one.requires_grad), own)
+            alone = tree_map_only(
+                torch.Tensor, lambda one: one.detach().requires_grad_(one.requires_grad), own
+            )
             _accumulate(root(*alone[0], **alone[1]))
             run.flops = flops
         return args, kwargs
@@ -133,11 +161,19 @@ def _accumulate(result: Any) -> None:
 
 
 def _checkpoints(seen: Observed) -> Iterator[Change]:
-    """Yield checkpoints of each kind of blocks: they keep only their inputs, and run again in backward."""
+    """Yield checkpoints of each kind of blocks: they keep only their inputs, and run again in
+    backward.
+    """
     if seen.hf_path is not None and not seen.is_checkpointed:
-        line = seen.code(f'{seen.of_root(seen.hf_path)}.{seen.hf_way}({{"use_reentrant": False}})', owners=[seen.name])
+        line = seen.code(
+            f'{seen.of_root(seen.hf_path)}.{seen.hf_way}({{"use_reentrant": False}})',
+            owners=[seen.name],
+        )
         apply = _to_root(
-            seen, lambda root: getattr(root.get_submodule(seen.hf_path), seen.hf_way)({"use_reentrant": False})
+            seen,
+            lambda root: getattr(root.get_submodule(seen.hf_path), seen.hf_way)(
+                {"use_reentrant": False}
+            ),
         )
         yield Change(f"{seen.hf_way}()", line, "equal", apply, "checkpoint")
     for blocks in seen.blocks.values():
@@ -148,7 +184,9 @@ def _checkpoints(seen: Observed) -> Iterator[Change]:
             line += f"torch.utils.checkpoint.checkpoint, {block}.forward, use_reentrant=False)"
             line = seen.code(line, "functools", "torch.utils.checkpoint", owners=[seen.name])
             apply = _to_root(seen, functools.partial(_checkpoint, blocks))
-            yield Change(f"checkpoint {len(blocks.paths)} {blocks.name}", line, "equal", apply, "checkpoint")
+            yield Change(
+                f"checkpoint {len(blocks.paths)} {blocks.name}", line, "equal", apply, "checkpoint"
+            )
 
 
 def _checkpoint(blocks: Blocks, root: Any) -> None:
@@ -157,8 +195,12 @@ def _checkpoint(blocks: Blocks, root: Any) -> None:
 
 
 def _to_root(seen: Observed, work: Callable[[Any], object]) -> Callable[[Run], None]:
-    """Return a change that calls ``work`` with the root with the most parameters before its first call."""
-    return lambda run: run.on(begin=lambda number, root: work(root) if number == seen.root else None)
+    """Return a change that calls ``work`` with the root with the most parameters before its first
+    call.
+    """
+    return lambda run: run.on(
+        begin=lambda number, root: work(root) if number == seen.root else None
+    )
 
 
 def _autocast(seen: Observed) -> Change:
@@ -177,16 +219,23 @@ def _autocast(seen: Observed) -> Change:
             while opened:
                 opened.pop().__exit__(None, None, None)
 
-        run.on(call=call, backward=close, result=lambda: None if torch.is_grad_enabled() else close())
+        run.on(
+            call=call, backward=close, result=lambda: None if torch.is_grad_enabled() else close()
+        )
         run.at_end(close)
 
-    line = f'with torch.autocast("{seen.kind}", dtype=torch.bfloat16): ...  # the forward pass and the loss'
+    line = (
+        f'with torch.autocast("{seen.kind}", dtype=torch.bfloat16): ...  # the forward pass and '
+        f"the loss"
+    )
     line = seen.code(line, "torch", owners=())
     return Change("bfloat16 autocast", line, "products in bfloat16", apply)
 
 
 def _optimizer(seen: Observed, kind: Any) -> Change:
-    """Return another optimizer, which makes the steps; the code's own finds no gradients, so it makes no state."""
+    """Return another optimizer, which makes the steps; the code's own finds no gradients, so it
+    makes no state.
+    """
 
     def apply(run: Run) -> None:
         steppers: list[tuple[Any, Any]] = []
@@ -196,10 +245,17 @@ def _optimizer(seen: Observed, kind: Any) -> Change:
             if is_instance(optimizer, kind):
                 return args, kwargs
             if all(own is not optimizer for own, _ in steppers):
-                run.erase(tensors_in(list(optimizer.state.values())))  # of earlier steps: the other one never had it
+                # of earlier steps: the other one never had it
+                run.erase(tensors_in(list(optimizer.state.values())))
                 optimizer.state.clear()
                 steppers.append(
-                    (optimizer, kind([{"params": group["params"]} for group in optimizer.param_groups], lr=0.01))
+                    (
+                        optimizer,
+                        kind(
+                            [{"params": group["params"]} for group in optimizer.param_groups],
+                            lr=0.01,
+                        ),
+                    )
                 )
             other = next(other for own, other in steppers if own is optimizer)
             closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -218,7 +274,10 @@ def _optimizer(seen: Observed, kind: Any) -> Change:
 
     title = f"torch.optim.{kind.__name__}"
     names = [name or own for name, own in seen.optimizers.items()]
-    lines = [f'{name} = {title}([one for group in {name}.param_groups for one in group["params"]])' for name in names]
+    lines = [
+        f'{name} = {title}([one for group in {name}.param_groups for one in group["params"]])'
+        for name in names
+    ]
     line = seen.code("; ".join(lines), "torch", owners=seen.optimizers)
     return Change(title, line, "another optimizer", apply, "optimizer")
 
@@ -247,7 +306,10 @@ def _low_rank(seen: Observed) -> Change:
         run.on(begin=begin, step=step)
 
     name = seen.of_root(seen.hf_path or "")
-    line = f'{name} = peft.get_peft_model({name}, peft.LoraConfig(r={_RANK}, target_modules="all-linear"))'
+    line = (
+        f"{name} = peft.get_peft_model({name}, peft.LoraConfig(r={_RANK}, "
+        f'target_modules="all-linear"))'
+    )
     line = seen.code(f"{line}  # before the optimizer is made", "peft", owners=[seen.name])
     return Change(f"LoRA of rank {_RANK}", line, "trains adapters only", apply, "trained")
 

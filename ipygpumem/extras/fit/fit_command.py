@@ -59,9 +59,13 @@ def of_cell(app: App, options: Options, code: types.CodeType) -> list[Report]:
     reports = [estimate_report(base.estimate)]
     if not base.estimate.verdict:
         why = "the memory of the device is not known here: give a size, such as --fit 24GiB"
-        raise EstimateError(f"--fit: {why if base.estimate.devices else 'the cell makes no tensor to fit'}")
+        raise EstimateError(
+            f"--fit: {why if base.estimate.devices else 'the cell makes no tensor to fit'}"
+        )
     if options.batch and not search.seen.rows:
-        raise EstimateError(f"--batch {options.batch}: neither the cell nor the notebook has this name")
+        raise EstimateError(
+            f"--batch {options.batch}: neither the cell nor the notebook has this name"
+        )
     if base.fits:
         return [*reports, Report("fit", "fit · it fits without a change")]
     with app.context.display.working("estimating changes") as progress:
@@ -91,12 +95,16 @@ class Search:
         """Return an estimate with changes."""
         __tracebackhide__ = True  # of the user's errors
         self._number += 1
-        estimation = estimating.estimation(self._device, self._room_bytes, max(1.0, self._until - time.monotonic()))
+        estimation = estimating.estimation(
+            self._device, self._room_bytes, max(1.0, self._until - time.monotonic())
+        )
         run = Run(estimation, estimation.copies.namespace(self._namespace), changes)
         return Trial(changes, estimation.of_code(self._code, self._namespace, run), run.flops)
 
     def _quietly(self, *changes: Change) -> Trial | None:
-        """Return an estimate without the code's output, which the first run has shown; None if the code then fails."""
+        """Return an estimate without the code's output, which the first run has shown; None if the
+        code then fails.
+        """
         title = Trial(changes, Estimate((), 0.0), 0).title
         if time.monotonic() > self._until:
             self.failed.append(f"{title}: not tried, since the time is up (--timeout)")
@@ -116,10 +124,14 @@ class Search:
             self._see(base, [change])
             if not done:
                 self._see(base, list(parts(self.seen, self._batch)))
-        self.best = next((trial for trial in self.trials if trial.fits), None) or self._combined(base, progress)
+        self.best = next((trial for trial in self.trials if trial.fits), None) or self._combined(
+            base, progress
+        )
 
     def _see(self, base: Trial, changes: Sequence[Change]) -> None:
-        """Note the first of some changes with which the code fits, or the last; each needs less than the one before."""
+        """Note the first of some changes with which the code fits, or the last; each needs less
+        than the one before.
+        """
         trials: dict[int, Trial | None] = {}
 
         def fits(number: int) -> bool:
@@ -129,16 +141,28 @@ class Search:
         number = bisect_left(range(len(changes)), True, key=fits)
         found = trials.get(min(number, len(changes) - 1))
         if found is not None:
-            (self.trials if found.device.required_bytes < base.device.required_bytes else self.useless).append(found)
+            (
+                self.trials
+                if found.device.required_bytes < base.device.required_bytes
+                else self.useless
+            ).append(found)
 
     def _combined(self, base: Trial, progress: Any) -> Trial | None:
-        """Add each change that lowers the memory until the code fits; then leave out unnecessary ones."""
+        """Add each change that lowers the memory until the code fits; then leave out unnecessary
+        ones.
+        """
         found, chosen = base, list[Change]()
-        alone = [*self.trials, *self.useless]  # another change may have lowered the peak that hid a useless one
+        # another change may have lowered the peak that hid a useless one
+        alone = [
+            *self.trials,
+            *self.useless,
+        ]
         for done, single in enumerate(alone):
             progress(0.5 + done / (2 * len(alone)))
             (change,) = single.changes
-            more = [one for one in chosen if not change.excludes or one.excludes != change.excludes] + [change]
+            more = [
+                one for one in chosen if not change.excludes or one.excludes != change.excludes
+            ] + [change]
             trial = single if len(more) < 2 else self._quietly(*more)
             if trial is not None and trial.device.required_bytes < found.device.required_bytes:
                 found, chosen = trial, more
@@ -146,7 +170,10 @@ class Search:
                 break
         for change in chosen[-2::-1] if found.fits else ():
             fewer = [parts(self.seen, self._batch)] if change.excludes == "batch" else []
-            for other in [(), *((one,) for several in fewer for one in several if one.passes < change.passes)]:
+            for other in [
+                (),
+                *((one,) for several in fewer for one in several if one.passes < change.passes),
+            ]:
                 left = [one for kept in chosen for one in (other if kept is change else (kept,))]
                 trial = self._quietly(*left) if len(left) > 1 else None
                 if trial is not None and trial.fits:
@@ -154,7 +181,7 @@ class Search:
                     break
         return found if len(chosen) > 1 else None
 
-    # -- the report -------------------------------------------------------------------------------------------
+    # -- the report ------------------------------------------------------------------------------
 
     def report(self, base: Trial) -> Report:
         """Return the table of changes, and the best of them."""
@@ -165,25 +192,42 @@ class Search:
         head += [f"{sum(trial.fits for trial in self.trials)} of {tried} fit"]
         head += [count(self._number, "estimate")]
         shown = self.trials if best is None or len(best.changes) < 2 else [*self.trials, best]
-        unsafe = [f"checkpoint {one.name}: {one.reason}" for one in self.seen.blocks.values() if one.reason]
+        unsafe = [
+            f"checkpoint {one.name}: {one.reason}"
+            for one in self.seen.blocks.values()
+            if one.reason
+        ]
         facts = [Fact("no effect", [clean(trial.title) for trial in self.useless])]
         facts += [Fact("not possible", [*map(clean, self.failed + unsafe)])]
         lines, note, title = [], [], ""
         if best is not None and best.fits:
             title, lines = f"cheapest that fits: {best.title}", _lines(best.changes)
         else:
-            needs = "" if best is None else f": all of them together need {format_bytes(best.device.required_bytes)}"
+            needs = (
+                ""
+                if best is None
+                else f": all of them together need {format_bytes(best.device.required_bytes)}"
+            )
             note = [f"Nothing found for {room}{needs}"]
             facts.append(Fact("not tried", [*map(clean, untried(self.seen))]))
-        code = {"write": _lines([trial.changes[0] for trial in self.trials], titled=True), title: lines}
-        listings = [Listing(clean(name), [*map(clean, text)], code=True) for name, text in code.items()]
+        code = {
+            "write": _lines([trial.changes[0] for trial in self.trials], titled=True),
+            title: lines,
+        }
+        listings = [
+            Listing(clean(name), [*map(clean, text)], code=True) for name, text in code.items()
+        ]
         table = Table.of([_row(trial, base) for trial in shown], {"peak", "needs"})
         return Report("fit", head, note, [table], facts, listings)
 
 
 def _lines(changes: Sequence[Change], *, titled: bool = False) -> list[str]:
     """Return the code of changes, each line once, below its title."""
-    lines = [line for change in changes for line in ([f"# {change.title}"] * titled + change.line.split("\n"))]
+    lines = [
+        line
+        for change in changes
+        for line in ([f"# {change.title}"] * titled + change.line.split("\n"))
+    ]
     return lines if titled else list(dict.fromkeys(lines))
 
 
@@ -213,7 +257,9 @@ def _goal(options: Options) -> tuple[str | None, int | None]:
     try:
         device = parse_device(options.fit)
     except DeviceError:
-        wrong = f"{quoted(options.fit)} is neither a size, such as 24GiB, nor a device, such as cuda:0"
+        wrong = (
+            f"{quoted(options.fit)} is neither a size, such as 24GiB, nor a device, such as cuda:0"
+        )
         raise EstimateError(f"--fit: {wrong}") from None
     if options.device is not None:
         raise EstimateError("--fit names a device: leave out --device")

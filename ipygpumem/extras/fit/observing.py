@@ -1,4 +1,6 @@
-"""Observes the code's first run: its models, their data, and the blocks whose forward pass can be run twice."""
+"""Observes the code's first run: its models, their data, and the blocks whose forward pass can be
+run twice.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ from ipygpumem.estimating.effects import closure_of, named_by
 from ipygpumem.estimating.transients import operator_name
 from ipygpumem.extras.fit.applying import Run, at, is_tensor
 from ipygpumem.heap.arrays import is_of_library
-from ipygpumem.introspect import class_dict, instance_dict, is_atom, is_exactly, is_instance, is_users, name_of
+from ipygpumem.introspect import (
+    class_dict,
+    instance_dict,
+    is_atom,
+    is_exactly,
+    is_instance,
+    is_users,
+    name_of,
+)
 
 _DEEPEST = 3
 """Depth to which the attributes of a block's modules are compared."""
@@ -28,7 +38,9 @@ _PLAIN = (torch.dtype, torch.device, torch.Size, slice)
 
 
 class Blocks:
-    """Modules of one type that are repeated in a list; ``reason``: why they must not run twice, or empty."""
+    """Modules of one type that are repeated in a list; ``reason``: why they must not run twice, or
+    empty.
+    """
 
     def __init__(self, kind: type) -> None:
         self.name = name_of(kind)  # the type would keep the cell's names alive
@@ -45,20 +57,29 @@ class Blocks:
 class Observed:
     """Findings of the first run.
 
-    ``batch`` is the name that the user gave for a batch or its size, ``taken`` has the names of the notebook.
+    ``batch`` is the name that the user gave for a batch or its size, ``taken`` has the names of the
+    notebook.
     """
 
     def __init__(self, batch: str | None, taken: Iterable[str]) -> None:
         self._batch, self._taken = batch, set(taken)
         self.rows = 0
-        """Size of a batch: the value of that name, or the first dimension of the first tensor that a root gets."""
+        """Size of a batch: the value of that name, or the first dimension of the first tensor that
+        a root gets.
+        """
         self.is_size = False
         """True if the user's name is that of the size, not of a tensor."""
         self.given: dict[str, int] = {}
-        """Names of the tensors with these rows that the roots and loss functions got, and their first dimensions."""
+        """Names of the tensors with these rows that the roots and loss functions got, and their
+        first dimensions.
+        """
         self.root, self.name, self.what, self.kind, self.most = -1, "", "model", "cuda", 0
-        """Number, name and type of the root with the most parameters, their device's type and number."""
-        self.trains = self.casts = self.has_float32 = self.normalizes = self.is_adapted = self.is_checkpointed = False
+        """Number, name and type of the root with the most parameters, their device's type and
+        number.
+        """
+        self.trains = self.casts = self.has_float32 = self.normalizes = self.is_adapted = (
+            self.is_checkpointed
+        ) = False
         self.draws = False
         """True if a model draws random numbers."""
         self.hf_path: str | None = None
@@ -71,7 +92,9 @@ class Observed:
         """Path of the layer that ran last."""
 
     def apply(self, run: Run) -> None:  # noqa: C901  # one small function after another
-        """Add the hooks of the first run; they hold references that are weak, so that it frees what the code frees."""
+        """Add the hooks of the first run; they hold references that are weak, so that it frees what
+        the code frees.
+        """
         roots: dict[int, Any] = {}
         watched: dict[int, Blocks] = {}
         inside: list[Blocks] = []
@@ -84,14 +107,20 @@ class Observed:
             self.is_size = type(value) is int
             if not (self.is_size and value > 0) and not (is_tensor(value) and len(value)):
                 raise EstimateError(
-                    f"--batch {self._batch}: it must be a whole number from 1 on, or a tensor whose first dimension is "
+                    f"--batch {self._batch}: it must be a whole number from 1 on, or a tensor "
+                    f"whose first dimension is "
                     "the batch (for a DataLoader leave --batch out)"
                 )
             self.rows = value if self.is_size else len(value)
             return value
 
         def given(tensor: Any) -> Any:
-            if self.rows and len(tensor) % self.rows == 0 and not self.trains and "" not in self.given:
+            if (
+                self.rows
+                and len(tensor) % self.rows == 0
+                and not self.trains
+                and "" not in self.given
+            ):
                 self.given[run.name_of(tensor)] = len(tensor)
             return tensor
 
@@ -125,7 +154,9 @@ class Observed:
 
         def leave(module: Any, args: Any, kwargs: Any, mark: Any) -> None:
             running.pop()
-            if next(module.children(), None) is None and any(one.dim() > 1 for one in module.parameters()):
+            if next(module.children(), None) is None and any(
+                one.dim() > 1 for one in module.parameters()
+            ):
                 last[:] = [weakref.ref(module)]
             if mark is not None:
                 blocks, (drawn, state) = inside.pop(), mark
@@ -136,10 +167,16 @@ class Observed:
 
         def operation(func: Any, args: Any, kwargs: Any) -> None:
             name, why = operator_name(func), ""
-            self.draws |= bool(running) and any(word in name for word in ("dropout", "bernoulli", "rand"))
+            self.draws |= bool(running) and any(
+                word in name for word in ("dropout", "bernoulli", "rand")
+            )
             if kwargs.get("generator") is not None:
                 why = "they draw from a random generator of their own"
-            elif name.endswith(("batch_norm", "batch_norm_legit")) and args[3] is not None and args[5]:
+            elif (
+                name.endswith(("batch_norm", "batch_norm_legit"))
+                and args[3] is not None
+                and args[5]
+            ):
                 why, self.normalizes = "they update running statistics (BatchNorm)", True
             for blocks in inside if why else ():
                 blocks.refuse(why)
@@ -153,7 +190,11 @@ class Observed:
                 if last and module is last[0]():
                     own.clear()
                     own.update(map(id, module.parameters()))
-                    is_tied = any(id(one) in own for at, one in named if not at.startswith(f"{path}.".lstrip(".")))
+                    is_tied = any(
+                        id(one) in own
+                        for at, one in named
+                        if not at.startswith(f"{path}.".lstrip("."))
+                    )
                     self.last = "" if is_tied else path  # tied weights are the embedding's, too
 
         def step(optimizer: Any) -> None:
@@ -169,13 +210,17 @@ class Observed:
             if self._batch in run.names:
                 changed(run.names[self._batch])
             run.names.changed[self._batch] = changed  # type: ignore[attr-defined]  # a Namespace
-        run.on(begin=begin, call=call, enter=enter, leave=leave, operation=operation, backward=backward)
+        run.on(
+            begin=begin, call=call, enter=enter, leave=leave, operation=operation, backward=backward
+        )
         run.on(loss=lambda _, target: target if running else given(target))  # else a model got it
         run.on(stepped=step)
         run.at_end(end)
 
     def code(self, line: str, *imports: str, owners: Iterable[str]) -> str:
-        """Return a line with the imports that it needs, or as a comment if no name leads to one of its ``owners``."""
+        """Return a line with the imports that it needs, or as a comment if no name leads to one of
+        its ``owners``.
+        """
         lines = [*(f"import {module}" for module in imports if module not in self._taken), line]
         return "\n".join(lines) if all(owners) else f"# {line}"
 
@@ -184,14 +229,20 @@ class Observed:
         return name if name not in self._taken else self.free(f"{name}_")
 
     def of_root(self, path: str = "") -> str:
-        """Return the code for the root, or for a module inside it; comments call a root without a name by its type."""
+        """Return the code for the root, or for a module inside it; comments call a root without a
+        name by its type.
+        """
         return (self.name or self.what) + at(path)
 
     def _see_model(self, root: Any, watched: dict[int, Blocks]) -> None:
         """Note the parts of a model, and watch its blocks."""
         base: Any = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
         named = list(root.named_modules()) if base is not None else []
-        found = ((path, one) for path, one in named if is_instance(one, base) and one.supports_gradient_checkpointing)
+        found = (
+            (path, one)
+            for path, one in named
+            if is_instance(one, base) and one.supports_gradient_checkpointing
+        )
         self.hf_path, model = next(found, (None, None))
         self.hf_way = next((way for way in HF_WAYS if hasattr(model, way)), "")
         self.is_checkpointed = any(vars(one).get("gradient_checkpointing") for _, one in named)
@@ -199,18 +250,33 @@ class Observed:
         self.blocks = {}
         watched.clear()
         for path, container in root.named_modules():
-            is_list = is_instance(container, torch.nn.ModuleList) or is_instance(container, torch.nn.Sequential)
-            is_hfs = self.hf_path is not None and f"{path}.".startswith(f"{self.hf_path}.".lstrip("."))
-            members = dict(container.named_children()) if is_list and not is_hfs else {}  # else its own way knows them
+            is_list = is_instance(container, torch.nn.ModuleList) or is_instance(
+                container, torch.nn.Sequential
+            )
+            is_hfs = self.hf_path is not None and f"{path}.".startswith(
+                f"{self.hf_path}.".lstrip(".")
+            )
+            # else its own way knows them
+            members = dict(container.named_children()) if is_list and not is_hfs else {}
             kinds = {name: type(module) for name, module in members.items()}
             for name, module in members.items():
                 twins = sum(kind is kinds[name] for kind in kinds.values())
-                is_part = next(module.children(), None) is None or next(module.parameters(), None) is None
-                if twins > 1 and not is_part and not is_exactly(module, torch.nn.Sequential, torch.nn.ModuleList):
-                    blocks = watched[id(module)] = self.blocks.setdefault(name_of(kinds[name]), Blocks(kinds[name]))
+                is_part = (
+                    next(module.children(), None) is None or next(module.parameters(), None) is None
+                )
+                if (
+                    twins > 1
+                    and not is_part
+                    and not is_exactly(module, torch.nn.Sequential, torch.nn.ModuleList)
+                ):
+                    blocks = watched[id(module)] = self.blocks.setdefault(
+                        name_of(kinds[name]), Blocks(kinds[name])
+                    )
                     blocks.paths.append(f"{path}.{name}".lstrip("."))
                     is_whole = twins == len(kinds)
-                    blocks.code["*" * is_whole + self.of_root(path if is_whole else blocks.paths[-1])] = None
+                    blocks.code[
+                        "*" * is_whole + self.of_root(path if is_whole else blocks.paths[-1])
+                    ] = None
                     for kind in {type(part) for part in module.modules()}:
                         blocks.refuse(_hidden_randomness(kind))
 
@@ -221,35 +287,57 @@ def tensors(args: Any, kwargs: Any) -> Iterator[Any]:
         yield from filter(is_tensor, value.values() if type(value) is dict else (value,))
 
 
-# -- blocks that may run twice ------------------------------------------------------------------------------------
+# -- blocks that may run twice ------------------------------------------------------------------
 
 
 def _hidden_randomness(kind: type) -> str:
-    """Return the reason if the code of a user's class names a random generator; empty if it does not."""
-    functions = [one for base in type.mro(kind) for one in class_dict(base).values() if type(one) is types.FunctionType]
+    """Return the reason if the code of a user's class names a random generator; empty if it does
+    not.
+    """
+    functions = [
+        one
+        for base in type.mro(kind)
+        for one in class_dict(base).values()
+        if type(one) is types.FunctionType
+    ]
     for function in functions:
         space = function.__globals__
-        spaces = (closure_of(function), space, getattr(space, "_original", {}))  # of a copied namespace
+        # of a copied namespace
+        spaces = (
+            closure_of(function),
+            space,
+            getattr(space, "_original", {}),
+        )
         users = is_users(function.__code__.co_filename)
         for names, value, module, owner in named_by(function.__code__, spaces) if users else ():
-            if _is_generator(value) or _is_generator(owner) or {names[0], *module.split(".")} & _RANDOM:
+            if (
+                _is_generator(value)
+                or _is_generator(owner)
+                or {names[0], *module.split(".")} & _RANDOM
+            ):
                 return f"their code names {'.'.join(names)}"
     return ""
 
 
 def _is_generator(value: Any) -> bool:
-    is_numpys = any(is_of_library(value, "numpy.random", name) for name in ("Generator", "RandomState"))
+    is_numpys = any(
+        is_of_library(value, "numpy.random", name) for name in ("Generator", "RandomState")
+    )
     return is_numpys or is_instance(value, random.Random) or is_instance(value, torch.Generator)
 
 
 def _generators() -> Any:
     """Return the states of Python's and NumPy's global generators."""
     numpys: Any = getattr(sys.modules.get("numpy"), "random", None)
-    return random.getstate(), None if numpys is None else str(numpys.get_state(legacy=False)["state"])
+    return random.getstate(), None if numpys is None else str(
+        numpys.get_state(legacy=False)["state"]
+    )
 
 
 def _state(module: Any, args: Any, kwargs: Any) -> list[Any]:
-    """Return the state that a run of a module could change: attributes of its modules, versions of tensors."""
+    """Return the state that a run of a module could change: attributes of its modules, versions of
+    tensors.
+    """
     with torch._C.DisableTorchFunction():
         spaces = ({**dict(enumerate(args)), **kwargs}, *map(vars, module.modules()))
         return [one for space in spaces for value in space.values() for one in _versions(value)]
@@ -264,7 +352,12 @@ def _versions(value: Any, depth: int = 0) -> Iterator[Any]:
         inner = [*value, *value.values()]
     elif is_exactly(value, list, tuple, set, deque):
         inner = list(value)
-    elif not (is_atom(value) or is_instance(value, torch.nn.Module) or is_instance(value, type) or callable(value)):
+    elif not (
+        is_atom(value)
+        or is_instance(value, torch.nn.Module)
+        or is_instance(value, type)
+        or callable(value)
+    ):
         inner = (instance_dict(value) or {}).values()
     for item in inner if depth < _DEEPEST else ():
         yield from _versions(item, depth + 1)

@@ -1,8 +1,9 @@
 """Raises ``MemoryError`` in a cell before the system ends the kernel's process.
 
-While a cell runs, a soft ``RLIMIT_DATA`` refuses allocations beyond the memory left. It counts memory from its
-allocation. A job in the meter's thread watches all other use: pages allocated earlier and used now, child processes,
-other programs. It interrupts the cell's Python code, but no long call into C.
+While a cell runs, a soft ``RLIMIT_DATA`` refuses allocations beyond the memory left. It counts
+memory from its allocation. A job in the meter's thread watches all other use: pages allocated
+earlier and used now, child processes, other programs. It interrupts the cell's Python code, but no
+long call into C.
 """
 
 from __future__ import annotations
@@ -45,11 +46,15 @@ from ipygpumem.shell.context import ShellContext
 from ipygpumem.units import MIB, format_bytes
 
 _LEAST_ROOM, _LAST_ROOM = 32 * MIB, 4 * MIB
-"""Bytes that a cell may allocate, however little is left: ``del`` must work. At most half of what is left above half of
-the reserve, but an eighth of the memory left, because cells that keep what they take come one after the other. Once
-``--limit`` is reached half of what is left of the first, but at least the second."""
+"""Bytes that a cell may allocate, however little is left: ``del`` must work. At most half of what
+is left above half of the reserve, but an eighth of the memory left, because cells that keep what
+they take come one after the other. Once ``--limit`` is reached half of what is left of the first,
+but at least the second.
+"""
 _TICK_SECONDS, _TOUCHED_TICK_SECONDS, _LONG_TICK_SECONDS = 0.05, 0.002, 1.0
-"""Shortest time between two looks, the same where the limit on allocations does not help, and the longest."""
+"""Shortest time between two looks, the same where the limit on allocations does not help, and the
+longest.
+"""
 _SEARCH_TICK_SECONDS = 0.001
 """Shortest time between two looks while objects are examined."""
 _IDLE_SECONDS = 0.1
@@ -59,35 +64,51 @@ _BYTES_PER_SECOND = 4 << 30
 _GRACE_SECONDS = 1.0
 """Time that a cell has to free memory after an error before the next one."""
 _ABORT = ("polars",)
-"""Libraries that end the process if an allocation fails, so that allocations are not limited where they are loaded."""
+"""Libraries that end the process if an allocation fails, so that allocations are not limited where
+they are loaded.
+"""
 _SPARE_BYTES = 8 * MIB
-"""Address space, which takes no RAM. Not ``malloc``'s, which would keep larger blocks after it was freed."""
+"""Address space, which takes no RAM. Not ``malloc``'s, which would keep larger blocks after it was
+freed.
+"""
 _STORE = "_format_exception_for_storage"
 """IPython's method that formats each error of a cell for the history; since IPython 9."""
 _ROWS = 5
 _ENTRIES = 25
 """Entries shown at either end of a traceback."""
 _COUNTED = (
-    "The guard counts memory from its allocation, even if it is never used: %gpumem guard on --touched counts only "
+    "The guard counts memory from its allocation, even if it is never used: %gpumem guard on "
+    "--touched counts only "
     "memory in use, %gpumem guard off turns it off"
 )
 _LIFT = "%gpumem guard off turns the guard off"
 _WITHOUT_LIMIT = (
-    *(("_posixsubprocess", "fork_exec"), ("subprocess", "_fork_exec"), ("os", "posix_spawn"), ("os", "system")),
+    *(
+        ("_posixsubprocess", "fork_exec"),
+        ("subprocess", "_fork_exec"),
+        ("os", "posix_spawn"),
+        ("os", "system"),
+    ),
     *(("_imp", "create_dynamic"), ("ctypes", "_dlopen")),
 )
-"""Functions that start processes without ``os.fork``, or load libraries: OpenBLAS ends the process where its large
-buffers, hardly used, are refused. An audit hook could not be removed, and misses some of them."""
+"""Functions that start processes without ``os.fork``, or load libraries: OpenBLAS ends the process
+where its large buffers, hardly used, are refused. An audit hook could not be removed, and misses
+some of them.
+"""
 _BUFFERED: dict[str, Callable[[Any], object]] = {
     "numpy": lambda numpy: numpy.dot(*[numpy.ones((128, 128))] * 2),
     "scipy.linalg.blas": lambda blas: blas.dgemm(1.0, *[sys.modules["numpy"].ones((256, 256))] * 2),
 }
-"""Modules → a call that allocates the buffer of their OpenBLAS, which ends the process if it is refused later. OpenMP's
-threads end it, too, but forked children would hang once they have been started."""
+"""Modules → a call that allocates the buffer of their OpenBLAS, which ends the process if it is
+refused later. OpenMP's threads end it, too, but forked children would hang once they have been
+started.
+"""
 
 
 _UNINTERRUPTED = tuple(f"ipygpumem.extras.guard.{name}" for name in ("guard", "limit", "replacing"))
-"""Modules in which no error is raised: the cell is failing already, or its process is being started."""
+"""Modules in which no error is raised: the cell is failing already, or its process is being
+started.
+"""
 
 
 class MemoryGuardError(MemoryError):
@@ -108,24 +129,34 @@ class MemoryGuard:
     def __init__(self, context: ShellContext, most_bytes: int | None, *, touched: bool) -> None:
         self._context, self._most = context, most_bytes
         self._headroom = headroom = Headroom()
-        self._whose = headroom.name if most_bytes is None else f"the limit of {format_bytes(most_bytes)}"
-        total = headroom.total_bytes if most_bytes is None else min(most_bytes, headroom.total_bytes)
+        self._whose = (
+            headroom.name if most_bytes is None else f"the limit of {format_bytes(most_bytes)}"
+        )
+        total = (
+            headroom.total_bytes if most_bytes is None else min(most_bytes, headroom.total_bytes)
+        )
         self._reserve = min(max(total // 16, 32 * MIB), 512 * MIB)
         self._kept = self._reserve * 3 // 2
         """Memory left at which a cell is interrupted, and at which an allocation is refused."""
         self._touched = headroom.now().data_bytes is None or resource is None or touched
         self._limit = AllocationLimit(headroom.data_bytes, self._measure)
         self._lock = threading.Lock()
-        """Protects the files and the cell. The limit's lock is taken inside it, never the other way round."""
+        """Protects the files and the cell. The limit's lock is taken inside it, never the other way
+        round.
+        """
         self._cell: Cell | None = None
         self._is_failing = self._struck = False
         self._sleeps = False
         """True while the thread does not look."""
         self._room = self._floor = self._least = 0
         self._most_private = 0
-        """Private pages at which the cell is interrupted; allocations should reach ``--limit`` before."""
+        """Private pages at which the cell is interrupted; allocations should reach ``--limit``
+        before.
+        """
         self._left = -1
-        """Memory left when the cell was interrupted, or was refused new memory with ``--touched``; -1 before that."""
+        """Memory left when the cell was interrupted, or was refused new memory with ``--touched``;
+        -1 before that.
+        """
         self._struck_at = 0.0
         """Time of that interrupt; 0 once enough is left again."""
         self._given = self._private = 0
@@ -153,7 +184,9 @@ class MemoryGuard:
         self._replace(self._context.shell, "showtraceback", self._failing)
         if hasattr(self._context.shell, _STORE):
             self._replace(self._context.shell, _STORE, self._storing)
-        if history := getattr(self._context.shell, "history_manager", None):  # starts its thread again after a fork
+        if history := getattr(
+            self._context.shell, "history_manager", None
+        ):  # starts its thread again after a fork
             self._replace(history, "store_inputs", self._lifted)
         self._replace_custom_exceptions(self._context.shell)
         self._replace(threading, "excepthook", self._thread_failing)
@@ -165,18 +198,27 @@ class MemoryGuard:
         here = threading.current_thread() is threading.main_thread()
         if here and hasattr(signal, "SIGURG") and signal.getsignal(signal.SIGURG) is signal.SIG_DFL:
             signal.signal(signal.SIGURG, self._raise)
-            self._undo.callback(lambda: self._can_wake() and signal.signal(signal.SIGURG, signal.SIG_DFL))
+            self._undo.callback(
+                lambda: self._can_wake() and signal.signal(signal.SIGURG, signal.SIG_DFL)
+            )
 
     def _can_wake(self) -> bool:
-        """Return True if the signal is still ours; by default it is ignored. Our commands listen to its handler."""
-        return hasattr(signal, "SIGURG") and original_handler(signal.getsignal(signal.SIGURG)) == self._raise
+        """Return True if the signal is still ours; by default it is ignored. Our commands listen to
+        its handler.
+        """
+        return (
+            hasattr(signal, "SIGURG")
+            and original_handler(signal.getsignal(signal.SIGURG)) == self._raise
+        )
 
     def _replace(self, owner: Any, name: str, around: Around) -> None:
         """Call a function inside ``around``, which gets its arguments, until ``close``."""
         self._undo.callback(replace(owner, name, around))
 
     def _replace_custom_exceptions(self, shell: Any) -> None:
-        """Raise the limit when IPython looks for the handlers of an error: it stores the error next, in new memory."""
+        """Raise the limit when IPython looks for the handlers of an error: it stores the error
+        next, in new memory.
+        """
         name, kind = "custom_exceptions", type(shell)
         if name not in vars(shell) or hasattr(kind, name):
             return
@@ -206,22 +248,30 @@ class MemoryGuard:
         if self._touched:
             how = "only memory in use is watched"
         elif aborting := self._aborting():
-            how = f"only memory in use is watched: {aborting} ends the process if an allocation fails"
+            how = (
+                f"only memory in use is watched: {aborting} ends the process if an allocation fails"
+            )
         elif self._limit.is_users():
             how = "only memory in use is watched: other code has set RLIMIT_DATA, which is kept"
         return f"the guard is on: a cell can use {room} of {self._whose} · {how}"
 
-    # -- the limit ------------------------------------------------------------------------------------------------
+    # -- the limit -------------------------------------------------------------------------------
 
     @staticmethod
     def _aborting() -> str:
         return next((name for name in _ABORT if name in sys.modules), "")
 
     def _trimmed(self) -> Figures:
-        """Return the current figures; if little is left, free heap, which counts as used, is returned before."""
+        """Return the current figures; if little is left, free heap, which counts as used, is
+        returned before.
+        """
         figures = self._headroom.now()
         left = self._left_in(figures, self._kept)
-        if left < 4 * self._reserve and left < (free_heap_bytes() or 0) and (trim := malloc_trim()) is not None:
+        if (
+            left < 4 * self._reserve
+            and left < (free_heap_bytes() or 0)
+            and (trim := malloc_trim()) is not None
+        ):
             trim(0)
             figures = self._headroom.now()
         return figures
@@ -234,8 +284,12 @@ class MemoryGuard:
         """Return the bytes that it may allocate even if nothing is left."""
         left = figures.available_bytes
         room = min(_LEAST_ROOM, max((left - min(self._reserve // 2, _LEAST_ROOM)) // 2, left // 8))
-        if self._most is not None:  # else cells that keep what they take would exceed it step by step
-            room = min(room, max((self._most + _LEAST_ROOM - figures.private_bytes) // 2, _LAST_ROOM))
+        if (
+            self._most is not None
+        ):  # else cells that keep what they take would exceed it step by step
+            room = min(
+                room, max((self._most + _LEAST_ROOM - figures.private_bytes) // 2, _LAST_ROOM)
+            )
         return room
 
     def _left_in(self, figures: Figures, reserve: int = 0) -> int:
@@ -245,9 +299,9 @@ class MemoryGuard:
     def _slack_in(self, figures: Figures) -> int:
         """Return the bytes that stay free although the cell has used up its memory.
 
-        libzmq's own threads allocate a few KiB when a front-end sends a message, and end the process where that is
-        refused. A loop that tries again and again uses the slack up, an eighth of the rest at each look, but never the
-        reserve.
+        libzmq's own threads allocate a few KiB when a front-end sends a message, and end the
+        process where that is refused. A loop that tries again and again uses the slack up, an
+        eighth of the rest at each look, but never the reserve.
         """
         left = figures.available_bytes - self._reserve * 5 // 4
         if self._most is not None:
@@ -257,7 +311,8 @@ class MemoryGuard:
     def _cushion_in(self, figures: Figures) -> int:
         """Return the bytes that may be added to the limit while code around the user's runs.
 
-        It is half of what is left above half of the reserve, so that other threads get less each time that they use it.
+        It is half of what is left above half of the reserve, so that other threads get less each
+        time that they use it.
         """
         left = figures.available_bytes - self._reserve // 2
         if self._most is not None:
@@ -285,8 +340,8 @@ class MemoryGuard:
     def _measure(self) -> None:
         """Renew the limit after a call that took memory for long.
 
-        It stays until the next look if another thread has closed the files, or if no memory is left to read them: this
-        runs inside the user's calls, which must not fail by it.
+        It stays until the next look if another thread has closed the files, or if no memory is left
+        to read them: this runs inside the user's calls, which must not fail by it.
         """
         with contextlib.suppress(OSError, ValueError, MemoryError):
             self._renew(self._headroom.now())
@@ -300,16 +355,22 @@ class MemoryGuard:
         self._lock = threading.Lock()
         self._limit.abandon()
 
-    # -- a cell ---------------------------------------------------------------------------------------------------
+    # -- a cell ----------------------------------------------------------------------------------
 
     def cell_begins(self, cell: Cell) -> None:
         """Guard the cell."""
-        if cell.nested or (self._cell is not None and not self._cell.over) or self not in self._in_force:
+        if (
+            cell.nested
+            or (self._cell is not None and not self._cell.over)
+            or self not in self._in_force
+        ):
             return
         if text_of(getattr(cell.info, "raw_cell", None)).startswith("%gpumem guard off"):
             return  # threads of the user may be using up the memory
         if self._spare is None:
-            with contextlib.suppress(MemoryError, OSError):  # threads of an earlier cell have used up the memory
+            with contextlib.suppress(
+                MemoryError, OSError
+            ):  # threads of an earlier cell have used up the memory
                 self._spare = _spare_memory()
         figures = self._trimmed()
         left = figures.available_bytes
@@ -318,16 +379,27 @@ class MemoryGuard:
         self._least = min(self._reserve, max(left // 2, left - 2 * room))
         self._most_private = max((self._most or 0) + _LEAST_ROOM // 2, figures.private_bytes + room)
         self._room = min(self._reserve, (left - room) // 2)
-        self._cell, self._is_failing, self._refused, self._struck_at, self._left = cell, False, "", 0.0, -1
+        self._cell, self._is_failing, self._refused, self._struck_at, self._left = (
+            cell,
+            False,
+            "",
+            0.0,
+            -1,
+        )
         cell.closers.append(self._code_ended)
         self._limit.begin()
         self._renew(figures)
-        self._given, self._private = self._limit.wanted_bytes - (figures.data_bytes or 0), figures.private_bytes
+        self._given, self._private = (
+            self._limit.wanted_bytes - (figures.data_bytes or 0),
+            figures.private_bytes,
+        )
         if self._sleeps:  # waking the thread takes 100 us
             self._context.meter.worker.wake(self._tick)
 
     def _tick(self) -> float | None:
-        """Look at the memory left, and return the seconds until the next look; called in the meter's thread."""
+        """Look at the memory left, and return the seconds until the next look; called in the
+        meter's thread.
+        """
         if self._is_failing:
             return _TICK_SECONDS
         try:
@@ -335,11 +407,15 @@ class MemoryGuard:
         except MemoryError:  # other threads were faster
             return _TOUCHED_TICK_SECONDS
         except Exception as error:
-            self._context.guard.failed("the memory guard", error, "memory in use is watched no longer")
+            self._context.guard.failed(
+                "the memory guard", error, "memory in use is watched no longer"
+            )
             return None
 
     def _watch_with_memory(self) -> float | None:
-        """Look; if the limit refuses memory to this thread, too, raise it: else the cell would never be interrupted."""
+        """Look; if the limit refuses memory to this thread, too, raise it: else the cell would
+        never be interrupted.
+        """
         try:
             return self._watch()
         except MemoryError:
@@ -358,8 +434,12 @@ class MemoryGuard:
             figures = self._headroom.now()
         self._renew(figures)
         left = self._spare_in(figures)
-        if not (self._touched or self._aborting()) and (figures.data_bytes or 0) - figures.private_bytes < left:
-            least = _TICK_SECONDS  # else pages allocated earlier could use up the memory without meeting the limit
+        if (
+            not (self._touched or self._aborting())
+            and (figures.data_bytes or 0) - figures.private_bytes < left
+        ):
+            # else pages allocated earlier could use up the memory without meeting the limit
+            least = _TICK_SECONDS
         pause = min((left + self._least // 2) / _BYTES_PER_SECOND, _LONG_TICK_SECONDS)
         self._sleeps = cell is None and pause < _IDLE_SECONDS and not self._limit.is_on
         if cell is None and self._limit.is_on and not self._limit.has_threads():
@@ -368,10 +448,13 @@ class MemoryGuard:
             self._struck_at = 0.0
         elif cell is not None and time.monotonic() - self._struck_at > _GRACE_SECONDS:
             self._strike_unless_trimming_helps(cell)
-        return None if self._sleeps and self._cell is None else max(pause, least)  # a cell may have begun
+        # a cell may have begun
+        return None if self._sleeps and self._cell is None else max(pause, least)
 
     def _strike_unless_trimming_helps(self, cell: Cell) -> None:
-        """Interrupt the cell, unless enough is left without the pages that ended threads have left in their heaps."""
+        """Interrupt the cell, unless enough is left without the pages that ended threads have left
+        in their heaps.
+        """
         with self._lock:
             figures = self._trimmed()
         if self._spare_in(figures) <= 0:
@@ -379,7 +462,9 @@ class MemoryGuard:
             self._strike(cell, self._left_in(figures))
 
     def _look(self) -> None:
-        """End our own search after the cell before it uses up the memory: the limit does not count free heap."""
+        """End our own search after the cell before it uses up the memory: the limit does not count
+        free heap.
+        """
         is_after = self._cell is None or self._is_failing
         if is_after and time.monotonic() - self._looked_at > _SEARCH_TICK_SECONDS:
             left, self._looked_at = self._headroom.now().available_bytes, time.monotonic()
@@ -387,7 +472,9 @@ class MemoryGuard:
                 raise MemoryError("too little memory is left to examine objects")
 
     def _strike(self, cell: Cell, left: int) -> None:
-        """Raise the error in the cell's thread; a signal also ends its wait for threads and processes."""
+        """Raise the error in the cell's thread; a signal also ends its wait for threads and
+        processes.
+        """
         with self._lock:
             if cell is not self._cell:  # its code has ended
                 return
@@ -400,11 +487,15 @@ class MemoryGuard:
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
         struck, self._struck = self._struck, False
-        if struck and _runs_code(frame) and self._spare_in(self._headroom.now()) <= 0:  # it may have freed some since
+        if (
+            struck and _runs_code(frame) and self._spare_in(self._headroom.now()) <= 0
+        ):  # it may have freed some since
             raise MemoryGuardError
 
     def _make_room(self) -> None:
-        """Raise the limit, for an error and its traceback; in another thread than the cell's until the next look."""
+        """Raise the limit, for an error and its traceback; in another thread than the cell's until
+        the next look.
+        """
         cell = self._cell
         with self._limit.lock:
             if cell is None or cell.thread != threading.get_ident():
@@ -420,12 +511,16 @@ class MemoryGuard:
             self._limit.add_room(self._room_for_error())
 
     def _room_for_error(self) -> int:
-        """Return the bytes for an error and its traceback; threads of the cell that go on may use them up."""
+        """Return the bytes for an error and its traceback; threads of the cell that go on may use
+        them up.
+        """
         try:
             figures = self._headroom.now()
         except (MemoryError, OSError, ValueError):
             return min(self._room, _LAST_ROOM)
-        room = self._cushion_in(figures) if self._limit.has_threads() else figures.available_bytes // 2
+        room = (
+            self._cushion_in(figures) if self._limit.has_threads() else figures.available_bytes // 2
+        )
         return min(self._room, room)
 
     @contextlib.contextmanager
@@ -446,7 +541,8 @@ class MemoryGuard:
                 self._context.guard.failed("the memory guard", error, "its report may be missing")
         with _shortened(sys.exc_info()[1] if self._is_failing else None):
             yield
-        self._is_failing &= options.get("running_compiled_code", False)  # else the cell goes on, as after %run
+        # else the cell goes on, as after %run
+        self._is_failing &= options.get("running_compiled_code", False)
 
     @contextlib.contextmanager
     def _thread_failing(self, arguments: tuple[Any, ...], options: object) -> Iterator[None]:
@@ -486,7 +582,9 @@ class MemoryGuard:
         return f"stopped the cell: only {left} of {self._whose} were left. {_LIFT}"
 
     def _refused_text(self, refusal: Refusal) -> str:
-        """Return the text for a request that the limit refused; empty if something else refused it."""
+        """Return the text for a request that the limit refused; empty if something
+        else refused it.
+        """
         figures = self._headroom.now()
         asked = refusal.asked_bytes
         if figures.data_bytes is None or (asked or 0) > self._headroom.machine_bytes:
@@ -506,16 +604,25 @@ class MemoryGuard:
         return f"{perhaps}refused {what}: {remaining}. {_COUNTED}"
 
     def _left_at_refusal(self, data_bytes: int) -> int:
-        """Return the bytes left at a failed allocation: unwinding may have freed much, but the peak is known."""
+        """Return the bytes left at a failed allocation: unwinding may have freed much, but the peak
+        is known.
+        """
         left = self._limit.wanted_bytes - data_bytes - _SPARE_BYTES * (self._spare is None)
         if self._context.config.host_peak == "kernel":
             status = Path("/proc/self/status").read_bytes()
-            shared = own_limits.figure(status, b"\nRssFile:") + own_limits.figure(status, b"\nRssShmem:")
-            left = min(left, self._given - (own_limits.figure(status, b"\nVmHWM:") - shared - self._private))
+            shared = own_limits.figure(status, b"\nRssFile:") + own_limits.figure(
+                status, b"\nRssShmem:"
+            )
+            left = min(
+                left,
+                self._given - (own_limits.figure(status, b"\nVmHWM:") - shared - self._private),
+            )
         return left
 
     def _code_ended(self) -> list[Report]:
-        """Restore the user's limit, unless threads of the cell go on: our own work and callbacks have none."""
+        """Restore the user's limit, unless threads of the cell go on: our own work and callbacks
+        have none.
+        """
         with self._lock:
             cell, self._cell = self._cell, None
             if not self._limit.has_threads():
@@ -547,7 +654,9 @@ class MemoryGuard:
                 allocate(sys.modules[name])
 
     def _report(self, refused: str) -> Report:
-        """Return why the guard acted, what is free now, and the largest names with the lines that free them."""
+        """Return why the guard acted, what is free now, and the largest names with the lines that
+        free them.
+        """
         figures, names = self._headroom.now(), None
         try:
             with self._limit.bounded((figures.data_bytes or 0) + figures.available_bytes // 2):
@@ -561,9 +670,15 @@ class MemoryGuard:
 
 
 def guard_report(refused: str, room_bytes: int, names: LargestNames | None) -> Report:
-    """Return why the guard acted, then remarks, what the next cell can use, and the largest names."""
+    """Return why the guard acted, then remarks, what the next cell can use, and the
+    largest names.
+    """
     refused, *remarks = map(clean, refused.split(". "))
-    found = top_report(dataclasses.replace(names, used_bytes={}), top=_ROWS).tables if names is not None else ()
+    found = (
+        top_report(dataclasses.replace(names, used_bytes={}), top=_ROWS).tables
+        if names is not None
+        else ()
+    )
     tables = [dataclasses.replace(table, title="the largest names") for table in found]
     head = [f"the memory guard {refused}", f"the next cell can use {format_bytes(room_bytes)}"]
     return Report("guard", head, remarks, tables, is_trouble=True)
@@ -571,7 +686,8 @@ def guard_report(refused: str, room_bytes: int, names: LargestNames | None) -> R
 
 @contextlib.contextmanager
 def _shortened(error: BaseException | None) -> Iterator[None]:
-    """Leave out the middle of long tracebacks while IPython shows them: a deep recursion would use up the reserve.
+    """Leave out the middle of long tracebacks while IPython shows them: a deep recursion would use
+    up the reserve.
 
     The signal handler's frame at the end is removed for good.
     """
@@ -601,9 +717,11 @@ def _spare_memory() -> object:
 
 
 def _runs_code(frame: FrameType | None) -> bool:
-    """Return True if a cell's code runs at ``frame``: an error in the kernel's event loop would end the kernel.
+    """Return True if a cell's code runs at ``frame``: an error in the kernel's event loop would end
+    the kernel.
 
-    While ``%%isolate`` waits for its child process, an error would lose a message; the system ends the child first.
+    While ``%%isolate`` waits for its child process, an error would lose a message; the system ends
+    the child first.
     """
     if frame is not None and text_of(frame.f_globals.get("__name__")) in _UNINTERRUPTED:
         return False

@@ -17,10 +17,14 @@ def guard(app: App, options: Options) -> list[Report]:
     session = app.session
     guards = [observer for observer in session.observers if type(observer) is MemoryGuard]
     if options.state != "on" and (options.limit or options.touched):
-        raise GpuMemError("%gpumem guard: write on before its options: %gpumem guard on --limit 8GiB")
+        raise GpuMemError(
+            "%gpumem guard: write on before its options: %gpumem guard on --limit 8GiB"
+        )
     with interrupts.deferred() as struck:  # half a guard could not be switched off
         if options.state is not None:
-            session.observers = tuple(observer for observer in session.observers if observer not in guards)
+            session.observers = tuple(
+                observer for observer in session.observers if observer not in guards
+            )
             for observer in guards:
                 observer.close()
             guards = []
@@ -29,7 +33,9 @@ def guard(app: App, options: Options) -> list[Report]:
                 guards = [MemoryGuard(app.context, options.limit, touched=options.touched)]
             except (OSError, RuntimeError, psutil.Error) as error:
                 reason = describe_error(error)
-                raise GpuMemError(f"%gpumem guard: the memory left cannot be read here: {reason}") from error
+                raise GpuMemError(
+                    f"%gpumem guard: the memory left cannot be read here: {reason}"
+                ) from error
             session.observers = (*session.observers, *guards)
             for cell in app.context.cells.running()[:1]:
                 guards[0].cell_begins(cell)

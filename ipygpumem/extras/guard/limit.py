@@ -17,19 +17,26 @@ SMALL_BYTES = 2 * MIB
 """Memory that a call needs that starts no thread: Python asks the system for 1 MiB at once."""
 
 _MARK = 1907
-"""Our limits, divided by the page size, have this remainder. Linux ignores it; code may save and restore them."""
+"""Our limits, divided by the page size, have this remainder. Linux ignores it; code may save and
+restore them.
+"""
 _LEAST_BYTES = MIB // 4
-"""Memory that such a call gets, however little is left: ``malloc`` asks the system for 128 KiB more than it needs."""
+"""Memory that such a call gets, however little is left: ``malloc`` asks the system for 128 KiB more
+than it needs.
+"""
 _RAISED_SECONDS = 1.0
 """Longest time for which one call raises the limit: a socket may wait for a message for hours."""
 _SETTLE_SECONDS, _LOOK_SECONDS, _SETTLED_LOOKS = 1.0, 0.02, 3
-"""Longest wait for a cell's threads, the time between two looks, and the looks that show no change."""
+"""Longest wait for a cell's threads, the time between two looks, and the looks that show no change.
+"""
 _STACK_BYTES = 8 * MIB
 """A thread's stack where the system does not limit it."""
 
 
 def stack_bytes() -> int:
-    """Return the address space of a new thread's stack, which ``RLIMIT_DATA`` counts whether it is used or not."""
+    """Return the address space of a new thread's stack, which ``RLIMIT_DATA`` counts whether it is
+    used or not.
+    """
     chosen = threading.stack_size()
     if chosen or resource is None:
         return chosen or _STACK_BYTES
@@ -38,16 +45,20 @@ def stack_bytes() -> int:
 
 
 class AllocationLimit:
-    """Refuses allocations beyond ``wanted_bytes`` while ``is_on``, in all threads and in native code.
+    """Refuses allocations beyond ``wanted_bytes`` while ``is_on``, in all threads and in native
+    code.
 
-    The limit cannot tell the user's code from the code around it, and some native code ends the process where an
-    allocation is refused: libzmq, when a thread prints for the first time. So the limit is raised for a moment around
-    such calls (``enter`` and ``leave``), and absent while a process is started (``lifted``). Other threads may use up
-    what is added in this moment, so it is a part of the memory that is really left.
+    The limit cannot tell the user's code from the code around it, and some native code ends the
+    process where an allocation is refused: libzmq, when a thread prints for the first time. So the
+    limit is raised for a moment around such calls (``enter`` and ``leave``), and absent while a
+    process is started (``lifted``). Other threads may use up what is added in this moment, so it is
+    a part of the memory that is really left.
     """
 
     def __init__(self, data_bytes: Callable[[], int | None], renew: Callable[[], None]) -> None:
-        """``renew`` measures the memory left and calls ``set_bounds``, if there is memory to measure it."""
+        """``renew`` measures the memory left and calls ``set_bounds``, if there is memory to
+        measure it.
+        """
         self.lock = threading.RLock()
         """Reentrant: the garbage collector may close a socket while it is held."""
         self.is_on = False
@@ -57,7 +68,9 @@ class AllocationLimit:
         self._data_bytes, self._renew = data_bytes, renew
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         """Threads that were started under this limit."""
-        self._users = NO_LIMIT if resource is None else int(resource.getrlimit(resource.RLIMIT_DATA)[0])
+        self._users = (
+            NO_LIMIT if resource is None else int(resource.getrlimit(resource.RLIMIT_DATA)[0])
+        )
         """The limit before ours."""
         self._room_bytes = 0
         """Added for an error and its traceback."""
@@ -72,7 +85,9 @@ class AllocationLimit:
         self._raised_until = 0.0
 
     def is_users(self) -> bool:
-        """Return True if other code has set a limit since this guard was switched on; it may also lift the user's."""
+        """Return True if other code has set a limit since this guard was switched on; it may also
+        lift the user's.
+        """
         soft = self._users if resource is None else int(resource.getrlimit(resource.RLIMIT_DATA)[0])
         if soft == NO_LIMIT:
             self._users = NO_LIMIT
@@ -93,7 +108,8 @@ class AllocationLimit:
         return sum(thread.is_alive() for thread in threads)
 
     def wait_for_threads(self) -> None:
-        """Wait a moment until a cell's threads have ended or allocate nothing: they would use up what is added next.
+        """Wait a moment until a cell's threads have ended or allocate nothing: they would use up
+        what is added next.
 
         Threads that fill the memory end at their next allocation, because it is refused.
         """
@@ -131,7 +147,9 @@ class AllocationLimit:
                 self._apply()
 
     def follow(self) -> None:
-        """Raise the limit to the memory allocated now: threads may have gone on since the last look."""
+        """Raise the limit to the memory allocated now: threads may have gone on since the last
+        look.
+        """
         with self.lock:
             self.wanted_bytes = max(self.wanted_bytes, self._data_bytes() or 0)
             self._apply()
@@ -144,13 +162,17 @@ class AllocationLimit:
                 self._apply()
 
     def add_room(self, room_bytes: int) -> None:
-        """Raise the limit by ``room_bytes``, until the next ``set_bounds`` that does not keep it."""
+        """Raise the limit by ``room_bytes``, until the next ``set_bounds`` that does
+        not keep it.
+        """
         with self.lock:
             self._room_bytes = room_bytes
             self._apply()
 
     def abandon(self) -> None:
-        """Restore the user's limit in a forked child, where another thread may have held the lock."""
+        """Restore the user's limit in a forked child, where another thread may have
+        held the lock.
+        """
         self.lock = threading.RLock()
         self._lifts = self._raises = 0
         self.end()
@@ -180,24 +202,31 @@ class AllocationLimit:
     def enter(self, needed_bytes: int) -> None:
         """Raise the limit so that ``needed_bytes`` can be allocated; call ``leave`` afterwards."""
         with self.lock:
-            self._raises += 1  # an interrupt right here leaves it too large, but not for long: see _RAISED_SECONDS
+            # an interrupt right here leaves it too large, but not for long: see _RAISED_SECONDS
+            self._raises += 1
             if not self.is_on or self.wanted_bytes == NO_LIMIT:
                 return
             try:
                 data_bytes = self._data_bytes() or 0
-            except MemoryError:  # not even our own code can run: no limit for as long as it takes to read one number
+            except (
+                MemoryError
+            ):  # not even our own code can run: no limit for as long as it takes to read one number
                 self._set(NO_LIMIT)
                 data_bytes = self._data_bytes() or 0
             self._raise(data_bytes, needed_bytes)
 
     def is_used_up(self, needed_bytes: int = 0) -> bool:
-        """Return True if ``needed_bytes`` cannot be allocated, not even where the limit is raised."""
+        """Return True if ``needed_bytes`` cannot be allocated, not even where the
+        limit is raised.
+        """
         if not self.is_on or self.wanted_bytes == NO_LIMIT:
             return False
         return (self._data_bytes() or 0) + needed_bytes > self._most()
 
     def leave(self, *, renew: bool) -> None:
-        """Undo ``enter``; ``renew`` where it has taken address space for long, which it hardly uses."""
+        """Undo ``enter``; ``renew`` where it has taken address space for long, which it hardly
+        uses.
+        """
         with self.lock:
             self._raises = max(0, self._raises - 1)
             if self._raises == 0:
@@ -227,8 +256,9 @@ class AllocationLimit:
             return NO_LIMIT
         size = self.wanted_bytes + self._room_bytes
         if self._raises and time.monotonic() < self._raised_until:
-            # other threads may have used up the memory since: the raised limit must fall with it, or calls of 40
-            # threads, of which one is always under way, would keep it where it once was
+            # other threads may have used up the memory since: the raised limit must fall with it,
+            # or calls of 40 threads, of which one is always under way, would keep it where it once
+            # was
             most_bytes = max(self._most(), self._least_bytes)
             size = max(size, min(self._raised_bytes, most_bytes))
         return size

@@ -1,8 +1,9 @@
-"""Raises the limit on allocations while code around the user's runs: output, sockets, the start and the end of threads.
+"""Raises the limit on allocations while code around the user's runs: output, sockets, the start and
+the end of threads.
 
-The memory that a thread may use can be used up at any time, by this thread or by another one. Then libzmq ends the
-process (``zmq_assert``), a new thread ends before ``Thread.start`` knows that it runs, so that it waits forever, and
-ipykernel's thread loses messages.
+The memory that a thread may use can be used up at any time, by this thread or by another one. Then
+libzmq ends the process (``zmq_assert``), a new thread ends before ``Thread.start`` knows that it
+runs, so that it waits forever, and ipykernel's thread loses messages.
 """
 
 from __future__ import annotations
@@ -18,13 +19,32 @@ from ipygpumem.extras.guard.limit import SMALL_BYTES, AllocationLimit, stack_byt
 from ipygpumem.extras.guard.replacing import install
 
 _STREAMS = (
-    ("ipykernel.iostream", "IOPubThread", "schedule"),  # opens a socket in each thread that prints or displays
-    ("ipykernel.iostream", "OutStream", "_flush"),  # called in ipykernel's own thread, like the next one
+    (
+        "ipykernel.iostream",
+        "IOPubThread",
+        "schedule",
+    ),  # opens a socket in each thread that prints or displays
+    (
+        "ipykernel.iostream",
+        "OutStream",
+        "_flush",
+    ),  # called in ipykernel's own thread, like the next one
     ("zmq.eventloop.zmqstream", "ZMQStream", "_run_callback"),
 )
 """ipykernel's output: if one of its steps fails, later outputs are lost, too."""
 
-_SOCKETS = ("close", "bind", "unbind", "connect", "disconnect", "monitor", "send", "recv", "recv_into", "poll")
+_SOCKETS = (
+    "close",
+    "bind",
+    "unbind",
+    "connect",
+    "disconnect",
+    "monitor",
+    "send",
+    "recv",
+    "recv_into",
+    "poll",
+)
 _OPTIONS = ("get", "set", "getsockopt", "setsockopt")
 """libzmq handles what other threads have sent to a socket when one of its options is read."""
 
@@ -61,8 +81,8 @@ class _Started(threading.Event):
         """Wait for the thread.
 
         Raises:
-            RuntimeError: the thread has ended before its first step, because its memory was refused. Without this
-                ``Thread.start`` would wait forever.
+            RuntimeError: the thread has ended before its first step, because its memory was
+                refused. Without this ``Thread.start`` would wait forever.
         """
         if timeout is not None:
             return super().wait(timeout)
@@ -75,7 +95,9 @@ class _Started(threading.Event):
 
 
 def _run(bootstrap: Callable[[], None], limit: AllocationLimit) -> None:
-    """Run a thread. Its stack goes back to the system afterwards, and other threads must not use as much instead."""
+    """Run a thread. Its stack goes back to the system afterwards, and other threads must not use as
+    much instead.
+    """
     try:
         bootstrap()
     finally:
@@ -108,8 +130,12 @@ def _replace_start(limit: AllocationLimit) -> Callable[[], None]:
     return install(threading.Thread, "start", start)
 
 
-def _replace(limit: AllocationLimit, place: tuple[str, str, str], *, stacks: int) -> Callable[[], None]:
-    """Raise the limit around one function, if its module is loaded, and return a function that undoes this."""
+def _replace(
+    limit: AllocationLimit, place: tuple[str, str, str], *, stacks: int
+) -> Callable[[], None]:
+    """Raise the limit around one function, if its module is loaded, and return a function that
+    undoes this.
+    """
     module, class_name, name = place
     owner: Any = sys.modules.get(module)
     if class_name:

@@ -27,8 +27,9 @@ class Refusal:
     """An error that may come from a refused allocation."""
 
     kind: Literal["refused", "system", "internal", "raised"]
-    """Memory was refused; the system refused a thread or a map, perhaps for another reason; CPython has lost the error;
-    Python code has raised it."""
+    """Memory was refused; the system refused a thread or a map, perhaps for another reason; CPython
+    has lost the error; Python code has raised it.
+    """
     asked_bytes: int | None = None
 
 
@@ -63,7 +64,9 @@ def _is_about_host_memory(error: BaseException, message: str) -> bool:
 
 
 def _is_raised(error: BaseException) -> bool:
-    """Return True if a ``raise`` statement created the error; one that raises it again comes later."""
+    """Return True if a ``raise`` statement created the error; one that raises it
+    again comes later.
+    """
     trace: TracebackType | None = tracebacks.traceback_of(error)
     if trace is None:
         return True

@@ -66,7 +66,8 @@ def run(task: Task, parent: int) -> NoReturn:
 def _separate(task: Task, parent: int) -> None:
     """Make this process independent of the kernel's sockets, threads and signals."""
     os.setpgid(0, 0)
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with the kernel's process
+    # PR_SET_PDEATHSIG: it ends with the kernel's process
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
     with contextlib.suppress(OSError):  # the OOM killer must choose this process, not the kernel's
@@ -99,12 +100,22 @@ def _run(task: Task, own: int) -> None:
     signal.signal(signal.SIGINT, lambda *_: late.append(KeyboardInterrupt()))
     if os.getpid() != own:  # the cell forked, and its child came here
         os._exit(0)
-    peak = next((usage.peak_delta_bytes for usage in app.context.meter.stop(measurement) if usage.device == "cpu"), 0)
+    peak = next(
+        (
+            usage.peak_delta_bytes
+            for usage in app.context.meter.stop(measurement)
+            if usage.device == "cpu"
+        ),
+        0,
+    )
     with contextlib.suppress(OSError, ValueError):  # pages copied on write do not increase RSS
         peak = max(peak, figure(Path("/proc/self/smaps_rollup").read_bytes(), b"\nPrivate_Dirty:"))
     error = result.error_before_exec or result.error_in_exec
     final = errors.end(error)
-    if any(cell.guarded and not cell.guarded.startswith("perhaps") for cell in app.context.cells.running()):
+    if any(
+        cell.guarded and not cell.guarded.startswith("perhaps")
+        for cell in app.context.cells.running()
+    ):
         send("limited")
     if task.keep:
         _keep(task, before, failed=error is not None)
@@ -112,17 +123,28 @@ def _run(task: Task, own: int) -> None:
         send("failed", *(_described(late[0]) if error is None else final))
     for name in shell.user_ns.keys() - before.keys():  # files that the cell left open are closed
         del shell.user_ns[name]
-    before.clear()  # what this deletes may hold locks that it shares with the kernel, which then ends this process
+    # what this deletes may hold locks that it shares with the kernel, which then ends this process
+    before.clear()
     send("done", peak)
 
 
 def _keep(task: Task, before: dict[str, Any], *, failed: bool) -> None:
-    """Write the names to keep, until the kernel's process can load all of them, and send why some are lost."""
+    """Write the names to keep, until the kernel's process can load all of them, and send why some
+    are lost.
+    """
     now = task.app.context.namespace
-    bound = [name for name, value in list(now.items()) if is_ownable(name) and value is not before.get(name, now)]
+    bound = [
+        name
+        for name, value in list(now.items())
+        if is_ownable(name) and value is not before.get(name, now)
+    ]
     names = list[str]()
     for pattern in task.keep:
-        names += [pattern] if pattern.isidentifier() else [name for name in bound if fnmatchcase(name, pattern)]
+        names += (
+            [pattern]
+            if pattern.isidentifier()
+            else [name for name in bound if fnmatchcase(name, pattern)]
+        )
     values = {name: now[name] for name in dict.fromkeys(names) if name in now}
     lost = {} if failed else {name: "there is no such name" for name in names if name not in values}
     while True:
@@ -148,7 +170,9 @@ class _Errors:
         self._depth = len(self._cells.running()) + 1
 
     def show(self, error: BaseException, lines: list[str]) -> None:
-        """Show an error of an inner cell now, and any other when the next one comes: it may end the cell."""
+        """Show an error of an inner cell now, and any other when the next one comes: it may end the
+        cell.
+        """
         waiting = [*self._waiting, (error, lines)]
         self._waiting = [] if len(self._cells.running()) > self._depth else [waiting.pop()]
         for earlier, its in waiting:
@@ -162,16 +186,22 @@ class _Errors:
         return _described(error, *shown)
 
 
-def _described(error: BaseException | None, lines: Sequence[str] = ()) -> tuple[str, str, str, list[str]]:
-    """Return an error's type, its nearest built-in base, its message and its traceback, for another process."""
+def _described(
+    error: BaseException | None, lines: Sequence[str] = ()
+) -> tuple[str, str, str, list[str]]:
+    """Return an error's type, its nearest built-in base, its message and its traceback, for another
+    process.
+    """
     name, text = type_name(error), ""
-    base = next(name_of(kind) for kind in mro_of(type(error)) if vars(builtins).get(name_of(kind)) is kind)
+    base = next(
+        name_of(kind) for kind in mro_of(type(error)) if vars(builtins).get(name_of(kind)) is kind
+    )
     with contextlib.suppress(Exception):  # any of the user's classes may fail
         text = str(error)
     return name, base, text, list(lines) or [f"{name}: {text}"]
 
 
-# -- output ---------------------------------------------------------------------------------------------------
+# -- output -------------------------------------------------------------------------------------
 
 
 def _redirect(task: Task, errors: _Errors) -> None:
@@ -195,22 +225,32 @@ def _redirect(task: Task, errors: _Errors) -> None:
     sys.displayhook = hook
     shell.execution_count = hook.prompt_count  # IPython 9 has counted the cell already
     if history.input_hist_parsed:
-        history.input_hist_parsed[-1] = task.source  # it decides whether a semicolon hides the result
+        # it decides whether a semicolon hides the result
+        history.input_hist_parsed[-1] = task.source
     history.enabled = False
     history.store_inputs = history.store_output = lambda *_: None
     shell._showtraceback = lambda kind, error, lines: errors.show(error, lines)
     shell.show_usage_error = lambda error: errors.show(error, [])
     shell.loop_runner = asyncio.run
-    builtins.input, getpass.getpass = (_asking(task.connection, kind) for kind in ("input", "getpass"))
+    builtins.input, getpass.getpass = (
+        _asking(task.connection, kind) for kind in ("input", "getpass")
+    )
     if hasattr(shell, "kernel"):
         shell.kernel.session.send = functools.partial(_pass_on, send)
 
 
-def _pass_on(send: Callable[..., None], stream: Any, kind: Any, content: Any = None, *_: Any, **given: Any) -> None:
+def _pass_on(
+    send: Callable[..., None], stream: Any, kind: Any, content: Any = None, *_: Any, **given: Any
+) -> None:
     """Send a message of a widget, instead of the kernel's session."""
     if isinstance(kind, str) and kind.startswith("comm_"):
         more = {name: given.get(name) for name in ("metadata", "ident")}
-        send("comm", kind, content, {**more, "buffers": [bytes(item) for item in given.get("buffers") or ()]})
+        send(
+            "comm",
+            kind,
+            content,
+            {**more, "buffers": [bytes(item) for item in given.get("buffers") or ()]},
+        )
 
 
 def _asking(connection: Connection, kind: str) -> Callable[..., Any]:

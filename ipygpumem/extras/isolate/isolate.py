@@ -1,4 +1,6 @@
-"""``%%isolate``: forks a child process for a cell, shows its output, and takes back the names to keep."""
+"""``%%isolate``: forks a child process for a cell, shows its output, and takes back the names to
+keep.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,11 @@ def of_cell(app: App, options: Options, cell: str) -> list[Report]:
     """Run a cell in a child process; raise its error."""
     __tracebackhide__ = True
     if sys.platform != "linux":
-        reason = "Windows has no fork" if sys.platform == "win32" else "other systems' libraries break in a fork"
+        reason = (
+            "Windows has no fork"
+            if sys.platform == "win32"
+            else "other systems' libraries break in a fork"
+        )
         raise UsageError(f"%%isolate works on Linux only: {reason}")
     keep = patterns_of("%%isolate --keep", options.keep)
     if reason := unusable(app.context.shell, cell):
@@ -61,11 +67,15 @@ def of_cell(app: App, options: Options, cell: str) -> list[Report]:
 
 
 def _with_lines(app: App, cell: str) -> str:
-    """Return the body below comments for the lines above it, so that line numbers are those of the cell."""
+    """Return the body below comments for the lines above it, so that line numbers are those of the
+    cell.
+    """
     running = [getattr(running.info, "raw_cell", "") for running in app.context.cells.running()]
     above, found, _ = text_of(running[-1] if running else "").rpartition(cell.rstrip())
     lines = above.splitlines() if found else [""]
-    return cell if cell.lstrip().startswith("%%") else "".join(f"#{line}\n" for line in lines) + cell
+    return (
+        cell if cell.lstrip().startswith("%%") else "".join(f"#{line}\n" for line in lines) + cell
+    )
 
 
 class IsolatedCell:
@@ -81,17 +91,22 @@ class IsolatedCell:
         self._error: BaseException | None = None
         self._values: dict[str, object] = {}
         self._later: list[str] = []
-        """Names to load once the child process has ended, the one that took too much memory last."""
+        """Names to load once the child process has ended, the one that took too much memory last.
+        """
         self._start_bytes = self._peak_bytes = 0
 
     def run(self, source: str, keep: list[str]) -> BaseException | None:
         """Run the cell; return its error."""
         with contextlib.ExitStack() as undo:
-            kept, stack = (undo.enter_context(os.fdopen(os.memfd_create("isolate"), "w+b")) for _ in range(2))
+            kept, stack = (
+                undo.enter_context(os.fdopen(os.memfd_create("isolate"), "w+b")) for _ in range(2)
+            )
             undo.enter_context(self._connection.socket)
             undo.enter_context(self._childs.socket)
             kills, memory = Kills(), self._options.memory
-            task = child.Task(self._app, source, keep, memory, self._childs, kept, stack, random.getstate())
+            task = child.Task(
+                self._app, source, keep, memory, self._childs, kept, stack, random.getstate()
+            )
             self._file = kept
             with _interrupts_call(self._interrupted):
                 self._fork(task)
@@ -116,13 +131,16 @@ class IsolatedCell:
                 stream.flush()
         without_threads = _pause_openmp()
         parent = os.getpid()
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the child process handles it
+        # until the child process handles it
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about threads
                 pid = os.fork()
         except OSError as error:
-            raise UsageError(f"%%isolate: the system starts no child process: {describe_error(error)}") from None
+            raise UsageError(
+                f"%%isolate: the system starts no child process: {describe_error(error)}"
+            ) from None
         finally:
             if os.getpid() == parent:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -138,10 +156,12 @@ class IsolatedCell:
         if self._interrupts:
             self._signal(signal.SIGINT)
 
-    # -- while the child process runs -------------------------------------------------------------------------
+    # -- while the child process runs ------------------------------------------------------------
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
-        """Pass a Ctrl-C on to the child process; the second one ends it, and the loading of the kept names."""
+        """Pass a Ctrl-C on to the child process; the second one ends it, and the loading of the
+        kept names.
+        """
         self._interrupts += 1
         if self._pid:
             self._signal(signal.SIGINT if self._interrupts == 1 else signal.SIGKILL)
@@ -161,7 +181,9 @@ class IsolatedCell:
         """Show the outputs until the child process has ended or its time is over."""
         deadline = time.monotonic() + (self._options.time or float("inf"))
         while not (self._is_done or self._is_late):
-            self._connection.socket.settimeout(max(0.001, min(_PAUSE_SECONDS, deadline - time.monotonic())))
+            self._connection.socket.settimeout(
+                max(0.001, min(_PAUSE_SECONDS, deadline - time.monotonic()))
+            )
             message: tuple[Any, ...] | None = ()
             try:
                 message = self._connection.receive()
@@ -171,7 +193,9 @@ class IsolatedCell:
             except OSError:
                 break
             except Exception as error:  # the class of an output may exist in the child process only
-                self.notes.append(note(clean(f"%%isolate: an output was lost: {describe_error(error)}")))
+                self.notes.append(
+                    note(clean(f"%%isolate: an output was lost: {describe_error(error)}"))
+                )
             if message:
                 getattr(self, f"_{message[0]}")(*message[1:])
             elif message is None:  # it is ending, or the cell has closed all files
@@ -201,7 +225,9 @@ class IsolatedCell:
 
     def _comm(self, kind: str, content: Any, given: dict[str, Any]) -> None:
         kernel = self._shell.kernel
-        kernel.session.send(kernel.iopub_socket, kind, content, parent=kernel.get_parent("shell"), **given)
+        kernel.session.send(
+            kernel.iopub_socket, kind, content, parent=kernel.get_parent("shell"), **given
+        )
 
     def _ask(self, kind: str, prompt: str) -> None:
         try:
@@ -236,7 +262,9 @@ class IsolatedCell:
             self._later = [*(name for name in names if name != failing), failing]
         elif error is not None:
             lost = {**lost, failing: describe_error(error)}
-        if error is not None and self._interrupts < 2:  # they are loaded again, because names may share objects
+        if (
+            error is not None and self._interrupts < 2
+        ):  # they are loaded again, because names may share objects
             self._values = {}
         self.notes += [_lost(name, why) for name, why in lost.items()]
         with contextlib.suppress(OSError):  # it has ended
@@ -258,7 +286,7 @@ class IsolatedCell:
     def _done(self, peak_bytes: int) -> None:
         self._is_done, self._peak_bytes = True, peak_bytes
 
-    # -- after it ---------------------------------------------------------------------------------------------
+    # -- after it --------------------------------------------------------------------------------
 
     def _end(self) -> int:
         """End the child process and the processes that it has started; return its wait status."""
@@ -275,7 +303,10 @@ class IsolatedCell:
         """Return the error of a cell whose child process did not finish it."""
         name, lines, number = "ChildProcessError", list[str](), -os.waitstatus_to_exitcode(status)
         if self._is_late:
-            name, cause = "TimeoutError", f"was ended after {format_seconds(self._options.time)} (--time)"
+            name, cause = (
+                "TimeoutError",
+                f"was ended after {format_seconds(self._options.time)} (--time)",
+            )
         elif self._interrupts > 1:
             name, cause = "KeyboardInterrupt", "was ended by the second Ctrl-C"
         elif number <= 0:
@@ -314,15 +345,25 @@ class _Shown:
 
 
 def _made(name: str, base_name: str, text: str, lines: list[str]) -> BaseException:
-    """Return an error with the name, built-in base, message and traceback of one in the child process."""
+    """Return an error with the name, built-in base, message and traceback of one in the child
+    process.
+    """
     error: BaseException = UsageError(text)
     if name == "UsageError":
         return error
     base: Any = getattr(builtins, base_name)
-    shown_otherwise = SyntaxError, getattr(builtins, "BaseExceptionGroup", SyntaxError)  # by IPython
+    # by IPython
+    shown_otherwise = (
+        SyntaxError,
+        getattr(builtins, "BaseExceptionGroup", SyntaxError),
+    )
     if not issubclass(base, (Exception, KeyboardInterrupt)) or issubclass(base, shown_otherwise):
         base = RuntimeError
-    members = {"__str__": lambda self: text, "_render_traceback_": lambda self: lines, "__module__": "builtins"}
+    members = {
+        "__str__": lambda self: text,
+        "_render_traceback_": lambda self: lines,
+        "__module__": "builtins",
+    }
     made: BaseException = base.__new__(type(name, (base,), members))
     return made
 
@@ -341,7 +382,8 @@ def _interrupts_call(handler: Any) -> Iterator[None]:
 
 
 def _pause_openmp() -> list[Any]:
-    """End OpenMP's idle threads, for which a child process would wait; return the libraries that cannot do so.
+    """End OpenMP's idle threads, for which a child process would wait; return the libraries that
+    cannot do so.
 
     They start again when needed.
     """

@@ -18,7 +18,9 @@ _THREADED = ("polars", "jax", "tensorflow")
 
 
 def unusable(shell: Any, source: str) -> str:
-    """Return why the cell cannot run in a forked child process; empty if nothing is known against it."""
+    """Return why the cell cannot run in a forked child process; empty if nothing is known against
+    it.
+    """
     libraries = {"cupy", *_THREADED} & sys.modules.keys()
     devices = [backend for backend in ("cuda", "xpu") if in_use(backend) is not None]
     if not (libraries or devices):
@@ -27,7 +29,10 @@ def unusable(shell: Any, source: str) -> str:
     for name in sorted(libraries):
         if any(_library_of(value) == name for value in values):
             what = "threads of its own" if name in _THREADED else "the GPU"
-            return f"{name} cannot be used in a forked child process, because it has been using {what} in this kernel"
+            return (
+                f"{name} cannot be used in a forked child process, because it has been using "
+                f"{what} in this kernel"
+            )
     search = ArraySearch()
     for device in devices:
         if device in words or any(_uses(device, value, search) for value in values):
@@ -39,18 +44,24 @@ def unusable(shell: Any, source: str) -> str:
 
 
 def _needs(shell: Any, source: str) -> tuple[set[str], list[object]]:
-    """Return the names and devices in the code and in the notebook's functions that it uses, and the names' values."""
+    """Return the names and devices in the code and in the notebook's functions that it uses, and
+    the names' values.
+    """
     seen, namespace = set[str](), shell.user_ns
     try:
         tree = ast.parse(shell.transform_cell(source))
-        waiting = [compile(tree, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)]
+        waiting = [
+            compile(tree, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        ]
     except (SyntaxError, ValueError):  # the child process shows it
         return set(), []
     values = list[object]()
     while waiting:
         code = waiting.pop()
         waiting += [item for item in code.co_consts if type(item) is CodeType]
-        texts = re.findall(r"'([^']*)'", repr([item for item in code.co_consts if type(item) is not CodeType]))
+        texts = re.findall(
+            r"'([^']*)'", repr([item for item in code.co_consts if type(item) is not CodeType])
+        )
         devices = {match[1] for text in texts if (match := _DEVICE.fullmatch(text))}
         for name in {*code.co_names, *devices} - seen:
             seen.add(name)
@@ -62,7 +73,9 @@ def _needs(shell: Any, source: str) -> tuple[set[str], list[object]]:
 
 
 def _library_of(value: Any) -> str:
-    name = module_dict(value).get("__name__") if is_instance(value, ModuleType) else module_of(value)
+    name = (
+        module_dict(value).get("__name__") if is_instance(value, ModuleType) else module_of(value)
+    )
     return text_of(name).partition(".")[0]
 
 

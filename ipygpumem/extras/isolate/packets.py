@@ -31,7 +31,9 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 class Connection:
-    """One end of a connection. The system sends each packet whole, so a Ctrl-C can lose a message, but tear none."""
+    """One end of a connection. The system sends each packet whole, so a Ctrl-C can lose a message,
+    but tear none.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
@@ -47,13 +49,22 @@ class Connection:
             self.socket.sendall(head + data[start : start + _MOST_BYTES])
 
     def receive(self) -> tuple[Any, ...] | None:
-        """Return the next message; ``()`` if only a part of it has arrived, None if the other end is closed."""
+        """Return the next message; ``()`` if only a part of it has arrived, None if the other end
+        is closed.
+        """
         packet = self.socket.recv(_HEAD_BYTES + _MOST_BYTES)
         if not packet:
             return None
-        number, is_last, part = packet[: _HEAD_BYTES - 1], packet[_HEAD_BYTES - 1], packet[_HEAD_BYTES:]
+        number, is_last, part = (
+            packet[: _HEAD_BYTES - 1],
+            packet[_HEAD_BYTES - 1],
+            packet[_HEAD_BYTES:],
+        )
         self._parts.setdefault(number, []).append(part)
-        message: tuple[Any, ...] = pickle.loads(b"".join(self._parts.pop(number))) if is_last else ()  # noqa: S301  # our own
+        if not is_last:
+            return ()
+        whole = b"".join(self._parts.pop(number))
+        message: tuple[Any, ...] = pickle.loads(whole)  # noqa: S301  # our own
         return message
 
 
@@ -62,13 +73,16 @@ def of_notebook(name: str) -> object:
     return get_ipython().user_ns[name]
 
 
-def dump(file: BinaryIO, values: Mapping[str, object], before: Mapping[str, object]) -> dict[str, str]:
+def dump(
+    file: BinaryIO, values: Mapping[str, object], before: Mapping[str, object]
+) -> dict[str, str]:
     """Pickle named values one after the other, with one memo, so that they keep sharing objects.
 
     Args:
         file: file to write.
         values: the values by name.
-        before: the notebook's names before the cell: their classes and functions stay what they are.
+        before: the notebook's names before the cell: their classes and functions stay what they
+            are.
 
     Returns:
         The reason by name for each value that cannot be pickled, which the file lacks.
@@ -123,7 +137,9 @@ class _Consumed(io.FileIO):
     def readinto(self, buffer: Any) -> int:
         """Read a piece."""
         size = super().readinto(memoryview(buffer)[:_PIECE_BYTES])
-        ctypes.CDLL(None).fallocate(self.fileno(), _KEEP_SIZE | _PUNCH_HOLE, *map(ctypes.c_longlong, (0, self.tell())))
+        ctypes.CDLL(None).fallocate(
+            self.fileno(), _KEEP_SIZE | _PUNCH_HOLE, *map(ctypes.c_longlong, (0, self.tell()))
+        )
         return size
 
 
@@ -138,7 +154,9 @@ def _home(code: Any) -> object:
 def _pickler(file: Any, known: Mapping[int, str]) -> Any:
     """Return cloudpickle's pickler where it is installed, else Python's."""
     has_cloudpickle = importlib.util.find_spec("cloudpickle") is not None
-    base: Any = importlib.import_module("cloudpickle").Pickler if has_cloudpickle else pickle.Pickler
+    base: Any = (
+        importlib.import_module("cloudpickle").Pickler if has_cloudpickle else pickle.Pickler
+    )
 
     class Pickler(base):  # type: ignore[misc]  # chosen at run time
         def reducer_override(self, value: Any) -> Any:
@@ -147,7 +165,9 @@ def _pickler(file: Any, known: Mapping[int, str]) -> Any:
             if has_cloudpickle:
                 return super().reducer_override(value)
             if _is_code(value) and _home(value) == "__main__":
-                raise pickle.PicklingError("its code is defined in this cell: install cloudpickle, or define it before")
+                raise pickle.PicklingError(
+                    "its code is defined in this cell: install cloudpickle, or define it before"
+                )
             return NotImplemented
 
     return Pickler(file, _PROTOCOL)

@@ -25,7 +25,9 @@ _RULE = re.compile(r"^---[ \t]*$", re.MULTILINE)
 def of_line(app: App, options: Options) -> list[Report]:
     """Return the cost of the statement in a line."""
     __tracebackhide__ = True
-    return _measured(app, options, [Statement(options.code, _compiled(app.context.shell, options.code))])
+    return _measured(
+        app, options, [Statement(options.code, _compiled(app.context.shell, options.code))]
+    )
 
 
 def of_cell(app: App, options: Options, cell: str) -> list[Report]:
@@ -34,7 +36,8 @@ def of_cell(app: App, options: Options, cell: str) -> list[Report]:
     if options.code:
         word = clean(options.code)
         raise UsageError(
-            f"%%gpumemit: {word!r} cannot stand on the first line: write statements below it, setup after -s"
+            f"%%gpumemit: {word!r} cannot stand on the first line: write statements below it, "
+            f"setup after -s"
         )
     found = _statements(app.context.shell, cell)
     if not found:
@@ -46,13 +49,19 @@ def _measured(app: App, options: Options, found: list[Statement]) -> list[Report
     __tracebackhide__ = True
     context = app.context
     setup = _compiled(context.shell, options.s) if options.s else None
-    return [statements_report(*measure(context.meter, found, context.namespace, setup=setup, repeats=options.r))]
+    return [
+        statements_report(
+            *measure(context.meter, found, context.namespace, setup=setup, repeats=options.r)
+        )
+    ]
 
 
 def _statements(shell: Any, cell: str) -> list[Statement]:
     """Return the statements of a cell: the code between ``---`` lines, else one per line."""
     if _RULE.search(cell):
-        return [Statement(part, _compiled(shell, part)) for part in _RULE.split(cell) if part.strip()]
+        return [
+            Statement(part, _compiled(shell, part)) for part in _RULE.split(cell) if part.strip()
+        ]
     source = shell.transform_cell(cell)
     groups: list[list[ast.stmt]] = []
     with _one_line(source):
@@ -89,7 +98,9 @@ def _one_line(source: str) -> Iterator[None]:
     except (SyntaxError, ValueError) as error:  # ValueError: a null byte
         what = str(getattr(error, "msg", error))
         if "await" in what or "async" in what:
-            raise UsageError("gpumemit cannot measure await: run it in a plain cell and read the line below") from None
+            raise UsageError(
+                "gpumemit cannot measure await: run it in a plain cell and read the line below"
+            ) from None
         line = getattr(error, "text", None) or source
         raise UsageError(f"gpumemit: {what}: {clean(' '.join(line.split()))!r}") from None
 
@@ -99,20 +110,36 @@ def statements_report(costs: Sequence[Cost], nothing: Cost) -> Report:
     rows = [_row(cost, device) for cost in costs for device in cost.devices]
     table = Table.of(rows, {"kept", "peak", "all peaks", "time", "all times"}, code={"statement"})
     runs = count(len(nothing.runs), "run")
-    headline = f"{count(len(costs), 'statement')} · {runs}{' of each' if len(costs) > 1 else ''} after one to warm up"
-    peaks = {device: max(usage.peak_delta_bytes for usage in nothing.usages(device)) for device in nothing.devices}
-    noise = ", ".join(f"{device_label(device)} {format_bytes(peak)}" for device, peak in peaks.items())
+    headline = (
+        f"{count(len(costs), 'statement')} · {runs}{' of each' if len(costs) > 1 else ''} after "
+        f"one to warm up"
+    )
+    peaks = {
+        device: max(usage.peak_delta_bytes for usage in nothing.usages(device))
+        for device in nothing.devices
+    }
+    noise = ", ".join(
+        f"{device_label(device)} {format_bytes(peak)}" for device, peak in peaks.items()
+    )
     time = format_short_seconds(median(run.seconds for run in nothing.runs))
-    return Report("gpumemit", headline, [f"noise: an empty statement took {noise} and {time}"], [table])
+    return Report(
+        "gpumemit", headline, [f"noise: an empty statement took {noise} and {time}"], [table]
+    )
 
 
 def _row(cost: Cost, device: str) -> dict[str, str]:
     usages = cost.usages(device)
-    peaks, seconds = [usage.peak_delta_bytes for usage in usages], [run.seconds for run in cost.runs]
-    statement = " ⏎ ".join(" ".join(line.split()) for line in cost.text.splitlines() if line.strip())
+    peaks, seconds = (
+        [usage.peak_delta_bytes for usage in usages],
+        [run.seconds for run in cost.runs],
+    )
+    statement = " ⏎ ".join(
+        " ".join(line.split()) for line in cost.text.splitlines() if line.strip()
+    )
     row = {
         "statement": clean_name(statement),
-        "device": device_label(device) + " (sampled)" * any(usage.method == "sampled" for usage in usages),
+        "device": device_label(device)
+        + " (sampled)" * any(usage.method == "sampled" for usage in usages),
         "kept": format_change(round(median(usage.delta_bytes for usage in usages))),
         "peak": format_change(round(median(peaks))),
         "all peaks": _range(peaks, format_bytes),

@@ -65,7 +65,9 @@ class LinesRecord:
     error: str = ""
     """Why measuring stopped before its end; empty if it did not."""
     untrimmed: int = 0
-    """Number of readings before which free heap pages were not freed, because that takes too long here."""
+    """Number of readings before which free heap pages were not freed, because that takes too long
+    here.
+    """
 
 
 @dataclass
@@ -87,20 +89,25 @@ class _Visit:
 
 
 class Tracer:
-    """Traces the lines of one thread until its own first error; an earlier trace function is suspended.
+    """Traces the lines of one thread until its own first error; an earlier trace function is
+    suspended.
 
-    The first block is the cell's, known by its file name. Frames are identified by identity, and are entered and left
-    like a stack; a frame whose end was missed is removed together with the frame below it.
+    The first block is the cell's, known by its file name. Frames are identified by identity, and
+    are entered and left like a stack; a frame whose end was missed is removed together with the
+    frame below it.
     """
 
     def __init__(self, meter: Meter, cell_file: str, cell: CodeBlock) -> None:
         self._meter, self._cell_file = meter, cell_file
         self.record = LinesRecord([cell])
         self._known: dict[int, tuple[int, CodeType]] = {}
-        """Blocks by the identity of a function's code; the code is kept, so that the identity is not reused."""
+        """Blocks by the identity of a function's code; the code is kept, so that the identity is
+        not reused.
+        """
         self._frames: list[_Visit] = []
         self._suspended: dict[int, tuple[int | None, dict[str, int]]] = {}
-        """The line of each frame that was left, and the bytes that this run of it has kept so far."""
+        """The line of each frame that was left, and the bytes that this run of it has kept so far.
+        """
         self._span: Measurement | None = None
         self._began = self._trim_seconds = 0.0
         self._thread, self._on = threading.get_ident(), False
@@ -109,7 +116,9 @@ class Tracer:
         """Follow ``code`` and all code defined inside it, unless it is followed already."""
         if id(code) in self._known or code.co_filename == self._cell_file:
             return
-        self._known.update({id(inner): (len(self.record.blocks), inner) for inner in _with_inner(code)})
+        self._known.update(
+            {id(inner): (len(self.record.blocks), inner) for inner in _with_inner(code)}
+        )
         try:
             lines, first = inspect.getsourcelines(code)
         except (OSError, TypeError):  # made by exec, or its file is gone
@@ -124,13 +133,17 @@ class Tracer:
         sys.settrace(self._call)
 
     def stop(self) -> None:
-        """Restore the earlier trace function, unless another one was set since; can be called again."""
+        """Restore the earlier trace function, unless another one was set since; can be called
+        again.
+        """
         if self._on:
             self._on = False
             if sys.gettrace() == self._call:
                 sys.settrace(self._before)
             elif threading.get_ident() == self._thread:
-                self.record.error = self.record.error or "the code has set another trace function (sys.settrace)"
+                self.record.error = (
+                    self.record.error or "the code has set another trace function (sys.settrace)"
+                )
 
     def finish(self) -> LinesRecord:
         """Stop, end running lines, and return the costs."""
@@ -150,7 +163,7 @@ class Tracer:
         if self._span is not None:
             self._meter.drop(self._span)
 
-    # -- the trace function ----------------------------------------------------------------------------------------
+    # -- the trace function ----------------------------------------------------------------------
 
     def _call(self, frame: FrameType, event: str, _: Any) -> Any:
         block = self._block_of(frame.f_code) if self._on and event == "call" else None
@@ -182,7 +195,7 @@ class Tracer:
         known = self._known.get(id(code))
         return known[0] if known is not None else 0 if code.co_filename == self._cell_file else None
 
-    # -- bookkeeping -----------------------------------------------------------------------------------------------
+    # -- bookkeeping -----------------------------------------------------------------------------
 
     def _enter(self, now: float, frame: FrameType, block: int, line: int | None) -> None:
         """Enter a frame, or resume a suspended generator or coroutine in ``line``."""
@@ -211,7 +224,9 @@ class Tracer:
             self._frames.pop()
 
     def _is_running(self, frame: FrameType) -> bool:
-        """Remove frames above ``frame`` whose end was missed; return True if ``frame`` was entered."""
+        """Remove frames above ``frame`` whose end was missed; return True if
+        ``frame`` was entered.
+        """
         wanted = id(frame)
         if all(visit.frame != wanted for visit in self._frames):
             return False
@@ -223,7 +238,8 @@ class Tracer:
     def _lap(self) -> dict[str, int]:
         """Return each device's bytes, and count the peak since the last lap for the running line.
 
-        Free heap pages are freed first, mostly in microseconds; else lines that reuse them would cost nothing.
+        Free heap pages are freed first, mostly in microseconds; else lines that reuse them would
+        cost nothing.
         """
         assert self._span is not None
         began = time.perf_counter()

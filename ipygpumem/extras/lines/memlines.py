@@ -1,4 +1,6 @@
-"""``%%memlines``: follows the lines of a cell and of functions, from the cell's first line to its end."""
+"""``%%memlines``: follows the lines of a cell and of functions, from the cell's first line to its
+end.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,19 @@ def of_cell(app: App, options: Options) -> list[Report]:
     """Follow the lines of the running cell until it ends."""
     running, namespace = app.context.cells.running(), app.context.namespace
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (frame.f_globals is not namespace or frame.f_code.co_flags & inspect.CO_NEWLOCALS):
-        frame = frame.f_back  # by its flags, because IPython versions name a cell's code differently
+    while frame is not None and (
+        frame.f_globals is not namespace or frame.f_code.co_flags & inspect.CO_NEWLOCALS
+    ):
+        # by its flags, because IPython versions name a cell's code differently
+        frame = frame.f_back
     if not running or frame is None:
         raise UsageError(f"{_PROG} must be the first line of a cell that you run yourself")
-    if any(number > frame.f_lineno for _, _, number in frame.f_code.co_lines() if number is not None):
-        raise UsageError(f"{_PROG} comes too late here: write it above %%autofit, as the cell's first line")
+    if any(
+        number > frame.f_lineno for _, _, number in frame.f_code.co_lines() if number is not None
+    ):
+        raise UsageError(
+            f"{_PROG} comes too late here: write it above %%autofit, as the cell's first line"
+        )
     file = frame.f_code.co_filename
     bindings = running[-1].code[-1].bindings() if running[-1].code else Bindings()
     tracer = Tracer(app.context.meter, file, _cell_block(file, running[-1]))
@@ -59,7 +68,11 @@ def of_cell(app: App, options: Options) -> list[Report]:
         tracer.drop()
         return []
 
-    running[-1].closers += [drop, finish]  # the last one first; a Ctrl-C that ends it leaves the other
+    # the last one first; a Ctrl-C that ends it leaves the other
+    running[-1].closers += [
+        drop,
+        finish,
+    ]
     tracer.start()
     return []
 
@@ -68,7 +81,11 @@ def _cell_block(file: str, cell: Cell) -> CodeBlock:
     compiled = [line.rstrip("\n") for line in linecache.getlines(file)]
     written = str(getattr(cell.info, "raw_cell", "")).splitlines()
     if len(written) != len(compiled):  # a magic's line has taken up those below it
-        ours = {at for at, line in enumerate(compiled) if line.startswith("get_ipython().") and at < len(written)}
+        ours = {
+            at
+            for at, line in enumerate(compiled)
+            if line.startswith("get_ipython().") and at < len(written)
+        }
         written = [written[at] if at in ours else line for at, line in enumerate(compiled)]
     return CodeBlock("cell", 1, tuple(written))
 
@@ -76,10 +93,15 @@ def _cell_block(file: str, cell: Cell) -> CodeBlock:
 def _add(tracer: Tracer, name: str, namespace: dict[str, Any]) -> None:
     """Follow the function called ``name``."""
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{_PROG}: {clean(name)!r} is not a name: write -f train or -f Model.forward")
+        raise UsageError(
+            f"{_PROG}: {clean(name)!r} is not a name: write -f train or -f Model.forward"
+        )
     first, *rest = name.split(".")
     if first not in namespace:
-        hint = "import it in an earlier cell; functions that the cell itself defines are followed without -f"
+        hint = (
+            "import it in an earlier cell; functions that the cell itself defines are followed "
+            "without -f"
+        )
         raise UsageError(f"{_PROG}: there is no {clean(first)!r} here; {hint}")
     value = namespace[first]
     for part in rest:
@@ -90,12 +112,18 @@ def _add(tracer: Tracer, name: str, namespace: dict[str, Any]) -> None:
             raise UsageError(f"{_PROG}: {clean(name)!r}: there is no {part!r}") from None
     code = None if isinstance(value, type) else code_of(value)
     if code is None:
-        hint = "write a method as Model.forward" if isinstance(value, type) else "it has no lines of Python"
-        raise UsageError(f"{_PROG}: {clean(name)!r} is a {clean(type(value).__name__)}, not a function: {hint}")
+        hint = (
+            "write a method as Model.forward"
+            if isinstance(value, type)
+            else "it has no lines of Python"
+        )
+        raise UsageError(
+            f"{_PROG}: {clean(name)!r} is a {clean(type(value).__name__)}, not a function: {hint}"
+        )
     tracer.add(name, code)
 
 
-# -- the report -----------------------------------------------------------------------------------------------
+# -- the report ---------------------------------------------------------------------------------
 
 
 def lines_report(record: LinesRecord, order: str) -> Report:
@@ -109,27 +137,42 @@ def lines_report(record: LinesRecord, order: str) -> Report:
     devices = sorted(used, key=lambda device: (device != "cpu", device)) or ["cpu"]
     ran = {block for block, _ in record.costs}
     blocks = list(enumerate(record.blocks))
-    tables = [_table(record, number, block, devices, order) for number, block in blocks if number in ran]
+    tables = [
+        _table(record, number, block, devices, order) for number, block in blocks if number in ran
+    ]
     notes = [f"measuring stopped early: {clean(record.error)}"] * bool(record.error)
     notes += [f"{clean(block.title)} did not run" for number, block in blocks if number not in ran]
     if record.untrimmed:
         times = count(record.untrimmed, "time")
-        notes.append(f"{times} free heap pages were not freed before a line, because that takes too long: {_UNSEEN}")
-    share = f"{format_seconds(record.seconds)}, of which measuring took {format_short_seconds(record.own_seconds)}"
+        notes.append(
+            f"{times} free heap pages were not freed before a line, because that takes too long: "
+            f"{_UNSEEN}"
+        )
+    share = (
+        f"{format_seconds(record.seconds)}, of which measuring took "
+        f"{format_short_seconds(record.own_seconds)}"
+    )
     headline = f"memlines · {count(len(record.costs), 'line')} ran · {share}"
     return Report("memlines", headline, notes, tables)
 
 
-def _table(record: LinesRecord, number: int, block: CodeBlock, devices: list[str], order: str) -> Table:
+def _table(
+    record: LinesRecord, number: int, block: CodeBlock, devices: list[str], order: str
+) -> Table:
     costs = {line: cost for (owner, line), cost in record.costs.items() if owner == number}
     figures = [f"{device_label(device)} {what}" for device in devices for what in ("kept", "peak")]
-    shown = range(block.first_line, block.first_line + len(block.source) * (len(block.source) <= _LONGEST_SHOWN))
+    shown = range(
+        block.first_line,
+        block.first_line + len(block.source) * (len(block.source) <= _LONGEST_SHOWN),
+    )
     lines = sorted({*costs, *shown})
     if order != "line":
         lines = sorted(costs, key=lambda line: -_KEYS[order](costs[line]))
     rows = [_row(line, block, costs.get(line), devices) for line in lines]
     columns = ("line", "hits", "time", *figures, "source")
-    return Table(clean(block.title), columns, tuple(rows), frozenset(columns[:-1]), frozenset({"source"}))
+    return Table(
+        clean(block.title), columns, tuple(rows), frozenset(columns[:-1]), frozenset({"source"})
+    )
 
 
 def _row(line: int, block: CodeBlock, cost: LineCost | None, devices: list[str]) -> tuple[str, ...]:
@@ -138,6 +181,8 @@ def _row(line: int, block: CodeBlock, cost: LineCost | None, devices: list[str])
     if cost is None:
         return (str(line), "", "", *("" for _ in devices for _ in range(2)), source)
     memory = [
-        format_change(figure.get(device, 0)) for device in devices for figure in (cost.kept_bytes, cost.peak_bytes)
+        format_change(figure.get(device, 0))
+        for device in devices
+        for figure in (cost.kept_bytes, cost.peak_bytes)
     ]
     return (str(line), str(cost.hits), format_short_seconds(cost.seconds), *memory, source)

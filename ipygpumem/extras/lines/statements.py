@@ -1,4 +1,6 @@
-"""Measures statements: memory kept, its peak and the time, in several runs, several statements in turn."""
+"""Measures statements: memory kept, its peak and the time, in several runs, several statements in
+turn.
+"""
 
 from __future__ import annotations
 
@@ -47,25 +49,43 @@ class Cost:
     @property
     def devices(self) -> list[str]:
         """The host, and each accelerator on which memory was allocated."""
-        used = {u.device: None for run in self.runs for u in run.usages if u.device == "cpu" or u.peak_bytes}
+        used = {
+            u.device: None
+            for run in self.runs
+            for u in run.usages
+            if u.device == "cpu" or u.peak_bytes
+        }
         return list(used)
 
     def usages(self, device: str) -> list[Usage]:
-        """Return the runs' usages of a device: kept is memory held by names that the statement bound."""
+        """Return the runs' usages of a device: kept is memory held by names that the statement
+        bound.
+        """
         return [usage for run in self.runs for usage in run.usages if usage.device == device]
 
 
 def measure(
-    meter: Meter, statements: Iterable[Statement], namespace: dict[str, Any], *, setup: CodeType | None, repeats: int
+    meter: Meter,
+    statements: Iterable[Statement],
+    namespace: dict[str, Any],
+    *,
+    setup: CodeType | None,
+    repeats: int,
 ) -> tuple[list[Cost], Cost]:
     """Return the costs of each statement and of an empty one in ``repeats`` runs.
 
-    Each first runs once unmeasured: libraries load, allocators reserve memory. Then they take turns, so that drift
-    affects all of them. A run sees the names of ``namespace`` and binds its own in a copy; the objects are the same, so
-    changes to them persist. ``setup`` runs before every run, unmeasured.
+    Each first runs once unmeasured: libraries load, allocators reserve memory. Then they take
+    turns, so that drift affects all of them. A run sees the names of ``namespace`` and binds its
+    own in a copy; the objects are the same, so changes to them persist. ``setup`` runs before every
+    run, unmeasured.
     """
-    __tracebackhide__ = True  # IPython shows the frames of the statement, and not those of its callers
-    nothing, costs = Cost(NOTHING.text), [(statement, Cost(statement.text)) for statement in statements]
+    __tracebackhide__ = (
+        True  # IPython shows the frames of the statement, and not those of its callers
+    )
+    nothing, costs = (
+        Cost(NOTHING.text),
+        [(statement, Cost(statement.text)) for statement in statements],
+    )
     runs = [(NOTHING, nothing), *costs]
     for statement, _ in runs:
         _run(meter, statement, namespace, setup, _wait_for([]))
@@ -77,7 +97,11 @@ def measure(
 
 
 def _run(
-    meter: Meter, statement: Statement, namespace: dict[str, Any], setup: CodeType | None, wait: Callable[[], None]
+    meter: Meter,
+    statement: Statement,
+    namespace: dict[str, Any],
+    setup: CodeType | None,
+    wait: Callable[[], None],
 ) -> Run:
     __tracebackhide__ = True
     names = dict(namespace)
@@ -94,7 +118,8 @@ def _run(
         exec(statement.code, names)  # noqa: S102
         wait()
         seconds = time.perf_counter() - started
-        reclaim.trim_host_heap()  # dropped memory does not count as kept; it does count for the kernel's peak
+        # dropped memory does not count as kept; it does count for the kernel's peak
+        reclaim.trim_host_heap()
         return Run(meter.stop(span), seconds)
     finally:
         meter.drop(span)
@@ -107,7 +132,9 @@ def _wait_for(devices: Sequence[str]) -> Callable[[], None]:
     for device in devices:
         name, _, index = device.partition(":")
         wait_for, arguments = getattr(torch, name).synchronize, [int(index)] if index else []
-        with contextlib.suppress(RuntimeError):  # a context that is broken already does nothing to wait for
+        with contextlib.suppress(
+            RuntimeError
+        ):  # a context that is broken already does nothing to wait for
             wait_for(*arguments)
             waits.append((wait_for, arguments))
 

@@ -1,7 +1,8 @@
-"""``ipygpumem.release``: empties objects, and reports the memory that was freed and the memory that stays.
+"""``ipygpumem.release``: empties objects, and reports the memory that was freed and the memory that
+stays.
 
-Only the object itself is emptied. Objects that something else refers to stay alive. Code that still uses the
-object gets an error that names the place of its release.
+Only the object itself is emptied. Objects that something else refers to stay alive. Code that still
+uses the object gets an error that names the place of its release.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ from ipygpumem.heap.heap import Heap, refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.roots import Roots
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.walk import ArraySearch, summed
-from ipygpumem.introspect import class_dict, instance_dict, is_instance, module_of, solid_base, type_name
+from ipygpumem.introspect import (
+    class_dict,
+    instance_dict,
+    is_instance,
+    module_of,
+    solid_base,
+    type_name,
+)
 from ipygpumem.inventory import survey
 from ipygpumem.reclaim.reclaim import free_now, trim_host_heap
 from ipygpumem.records import FreeingStep, Record, RetainedArray
@@ -33,8 +41,15 @@ from ipygpumem.report.layout import Report, clean, clean_name
 from ipygpumem.scope.scope import is_ownable
 
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
-_KINDS = (("torch", "Tensor"), ("torch.nn", "Module"), ("torch.optim", "Optimizer"), ("torch.utils.data", "DataLoader"))
-"""Types of parts to examine first: a callback leads to everything of a trainer, and would be credited with it."""
+_KINDS = (
+    ("torch", "Tensor"),
+    ("torch.nn", "Module"),
+    ("torch.optim", "Optimizer"),
+    ("torch.utils.data", "DataLoader"),
+)
+"""Types of parts to examine first: a callback leads to everything of a trainer, and would be
+credited with it.
+"""
 _SAYS = "_ipygpumem_says"
 
 
@@ -48,7 +63,8 @@ class ReleaseRecord(Record):
     where: str
     """The cell, or the script and its line."""
     freed_parts: tuple[RetainedArray, ...]
-    """The freed parts, the largest first; ``size_bytes`` counts the tensors and arrays that died."""
+    """The freed parts, the largest first; ``size_bytes`` counts the tensors and arrays that died.
+    """
     left: tuple[RetainedArray, ...]
     """The parts, or their rests, that other objects keep alive, with the holders."""
     freed: dict[str, int]
@@ -82,7 +98,9 @@ class Released:
 
 
 def _is_released(item: object) -> bool:
-    """Return True if an object was released before; one with another attribute layout has kept its class."""
+    """Return True if an object was released before; one with another attribute layout has kept its
+    class.
+    """
     return _SAYS in (instance_dict(item) or {})
 
 
@@ -97,7 +115,11 @@ def _refuse_if_odd(name: str, item: object) -> None:
     library = module_of(item).partition(".")[0]
     if library in TOOLS:
         raise GpuMemError(f"{what} cannot be released: it is a part of {library}")
-    is_built_in = library in sys.stdlib_module_names or solid_base(kind) is not object or is_instance(item, Enum)
+    is_built_in = (
+        library in sys.stdlib_module_names
+        or solid_base(kind) is not object
+        or is_instance(item, Enum)
+    )
     has_end = any("__del__" in class_dict(base) for base in type.mro(kind))
     if is_built_in or has_end or instance_dict(item) is None:
         raise GpuMemError(f"{what} cannot be emptied" + ": delete its name instead" * is_named)
@@ -107,7 +129,9 @@ def _empty(item: object, says: str) -> None:
     places = (class_dict(base).get("__dict__") for base in type.mro(type(item)))
     place = next(place for place in places if type(place) is GetSetDescriptorType)
     place.__set__(item, {_SAYS: says})  # a new dict: the old one may be shared with another object
-    with contextlib.suppress(TypeError):  # a class with another attribute layout, such as a generic one
+    with contextlib.suppress(
+        TypeError
+    ):  # a class with another attribute layout, such as a generic one
         object.__dict__["__class__"].__set__(item, Released)
 
 
@@ -121,11 +145,13 @@ def _parts(name: str, item: object) -> Iterator[tuple[str, object]]:
 
 
 def release(*objects: object) -> ReleaseRecord:
-    """Empty objects, such as a model, an optimizer or a trainer, and free the memory that only they hold.
+    """Empty objects, such as a model, an optimizer or a trainer, and free the memory that only they
+    hold.
 
-    Use it when other names or libraries still refer to an object that you no longer need. Memory that something else
-    holds too stays, and the record names the holder. Using an emptied object raises an error that says where it was
-    released. It works in scripts, too. Tensors, lists and built-in objects have nothing to empty: delete their names.
+    Use it when other names or libraries still refer to an object that you no longer need. Memory
+    that something else holds too stays, and the record names the holder. Using an emptied object
+    raises an error that says where it was released. It works in scripts, too. Tensors, lists and
+    built-in objects have nothing to empty: delete their names.
 
     Args:
         objects: pass objects that refer to each other, such as a model and its optimizer, together.
@@ -144,7 +170,11 @@ def release(*objects: object) -> ReleaseRecord:
     if not objects:
         raise GpuMemError("release needs at least one object: release(learner)")
     frame = sys._getframe(1)
-    known = {id(value): name for name, value in reversed(list(survey.names_in(frame))) if is_ownable(name)}
+    known = {
+        id(value): name
+        for name, value in reversed(list(survey.names_in(frame)))
+        if is_ownable(name)
+    }
     named = [(known.get(id(item), type_name(item)), item) for item in objects]
     del objects, known
     shell, app = current_shell(), loaded_app()
@@ -167,20 +197,27 @@ def release(*objects: object) -> ReleaseRecord:
     steps, freed = free_now(current_traces().meter, garbage_here(), ("references", empty))
     freed_parts, left = _sorted_out(watched, roots)
     trim_host_heap()  # frees the memory of the search for holders
-    return ReleaseRecord(tuple(name for name, _ in named), where, freed_parts, left, freed, tuple(steps), notes)
+    return ReleaseRecord(
+        tuple(name for name, _ in named), where, freed_parts, left, freed, tuple(steps), notes
+    )
 
 
 def release_report(record: ReleaseRecord) -> Report:
     """Return the memory freed with an object, and the memory that other objects still hold."""
     names = layout.listed([clean_name(name) for name in record.names])
-    notes = [*map(clean, record.notes), *(f"left: {line}" for line in content.leak_lines(record.left))]
+    notes = [
+        *map(clean, record.notes),
+        *(f"left: {line}" for line in content.leak_lines(record.left)),
+    ]
     report = content.freed_report(f"released {names}", record.steps, record.freed, notes)
     tables = [content.held_table("freed tensors and arrays", record.freed_parts)]
     return replace(report, kind="release", tables=tables, records=[record])
 
 
 _Part = tuple[Callable[[list[Array]], RetainedArray], list[tuple[Callable[[], bool], Array]]]
-"""A function that describes some arrays as a part of an object; its arrays, each with an is-alive function."""
+"""A function that describes some arrays as a part of an object; its arrays, each with an is-alive
+function.
+"""
 
 
 def _watched(named: Sequence[tuple[str, object]]) -> list[_Part]:
@@ -190,7 +227,11 @@ def _watched(named: Sequence[tuple[str, object]]) -> list[_Part]:
         search.pass_over(item)  # parts that lead back to it do not count
     for target in named:
         for name, value in sorted(_parts(*target), key=_rank):
-            pairs = [pair for item, array in search.find(value) for pair in ((item, array), *_gradient(item, search))]
+            pairs = [
+                pair
+                for item, array in search.find(value)
+                for pair in ((item, array), *_gradient(item, search))
+            ]
             if pairs:
                 held = partial(summed, name, type_name(value), alone=describe(value) is not None)
                 found.append((held, [(watch(item), array) for item, array in pairs]))
@@ -198,7 +239,9 @@ def _watched(named: Sequence[tuple[str, object]]) -> list[_Part]:
 
 
 def _rank(part: tuple[str, object]) -> int:
-    return next((place for place, kind in enumerate(_KINDS) if is_of_library(part[1], *kind)), len(_KINDS))
+    return next(
+        (place for place, kind in enumerate(_KINDS) if is_of_library(part[1], *kind)), len(_KINDS)
+    )
 
 
 def _gradient(item: Any, search: ArraySearch) -> list[tuple[object, Array]]:
@@ -214,7 +257,9 @@ def _gradient(item: Any, search: ArraySearch) -> list[tuple[object, Array]]:
 def _sorted_out(
     watched: Sequence[_Part], roots: Callable[[], Roots]
 ) -> tuple[tuple[RetainedArray, ...], tuple[RetainedArray, ...]]:
-    """Return the freed arrays of each part, and the live ones with their holders, the largest first."""
+    """Return the freed arrays of each part, and the live ones with their holders, the largest
+    first.
+    """
     gone, left = list[RetainedArray](), list[tuple[RetainedArray, Array]]()
     for held, arrays in watched:
         alive = [array for is_alive, array in arrays if is_alive()]

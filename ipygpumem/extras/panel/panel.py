@@ -1,4 +1,6 @@
-"""``ipygpumem.panel``: its thread sends figures while cells run; between cells it frees when asked to."""
+"""``ipygpumem.panel``: its thread sends figures while cells run; between cells it frees when asked
+to.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +31,22 @@ _PAUSE_SECONDS = 0.5
 _KEPT = 241
 """Rows for the two minutes that a view draws."""
 _LOOK_SHARE, _LOOK_SECONDS = 0.05, 0.1
-"""Maximum CPU time to find the largest names after a cell: a share of the cell's time, or this if that is more."""
+"""Maximum CPU time to find the largest names after a cell: a share of the cell's time, or this if
+that is more.
+"""
 
 
 def panel() -> Panel:
-    """Return a live panel: memory of the host and of each GPU, the running cell, and the largest names.
+    """Return a live panel: memory of the host and of each GPU, the running cell, and the largest
+    names.
 
-    Use it during long cells: write it as a cell's last line, and dock the output next to the notebook (in JupyterLab:
-    right-click, Create New View for Output). It moves while cells run, at most twice a second, and adds nothing to
-    their outputs. There is one panel, which may be shown several times.
+    Use it during long cells: write it as a cell's last line, and dock the output next to the
+    notebook (in JupyterLab: right-click, Create New View for Output). It moves while cells run, at
+    most twice a second, and adds nothing to their outputs. There is one panel, which may be shown
+    several times.
 
-    Where there can be none, because this is a terminal or anywidget is not installed, one line says so instead.
+    Where there can be none, because this is a terminal or anywidget is not installed, one line says
+    so instead.
 
     Raises:
         NotLoadedError: the extension is not loaded in this IPython, or there is no IPython.
@@ -49,11 +56,17 @@ def panel() -> Panel:
     """
     app = current_app()
     if not app.context.display.has_images:
-        return Panel(None, "the panel needs a notebook: in a terminal, %gpumem status shows its figures")
+        return Panel(
+            None, "the panel needs a notebook: in a terminal, %gpumem status shows its figures"
+        )
     if importlib.util.find_spec("anywidget") is None:
-        return Panel(None, "the panel needs anywidget: run %pip install anywidget, then this cell again")
+        return Panel(
+            None, "the panel needs anywidget: run %pip install anywidget, then this cell again"
+        )
     feed = next((one for one in app.session.observers if type(one) is Feed), None)
-    if feed is not None and feed.widget.comm is None:  # closed by other code, such as Widget.close_all()
+    if (
+        feed is not None and feed.widget.comm is None
+    ):  # closed by other code, such as Widget.close_all()
         feed.close()
         feed = None
     return Panel(feed or Feed(app))
@@ -77,7 +90,10 @@ class Panel:
             feed.close()
 
     def __repr__(self) -> str:
-        return f"<{self._reason if self._open() is None else 'the panel: this front-end shows no widgets'}>"
+        reason = self._reason
+        if self._open() is not None:
+            reason = "the panel: this front-end shows no widgets"
+        return f"<{reason}>"
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         feed = self._open()
@@ -91,8 +107,8 @@ class Panel:
 def _context_of_request(kernel: Any) -> Context:
     """Return a context in which another thread can send messages as part of the running request.
 
-    ipykernel 7.0 finds the request in a context variable only. Other variables may have values of user code, which must
-    not stay alive.
+    ipykernel 7.0 finds the request in a context variable only. Other variables may have values of
+    user code, which must not stay alive.
     """
     request: object = kernel.get_parent() if hasattr(kernel, "get_parent") else {}
     context = Context()
@@ -103,7 +119,9 @@ def _context_of_request(kernel: Any) -> Context:
 
 
 class Feed:
-    """Feeds all views of one shell's panel; observes cells only to find the largest names after them."""
+    """Feeds all views of one shell's panel; observes cells only to find the largest names after
+    them.
+    """
 
     observed_for = "the panel"
 
@@ -136,7 +154,7 @@ class Feed:
         app.session.observers = (*app.session.observers, self)
         app.context.meter.worker.add(self._tick)
 
-    # -- the figures, in the meter's thread ---------------------------------------------------------------------------
+    # -- the figures, in the meter's thread ------------------------------------------------------
 
     def _tick(self) -> float:
         try:
@@ -145,7 +163,10 @@ class Feed:
             pass
         except Exception as error:
             if not self.is_closed:  # else closed in this moment
-                self._failure = f"the panel stopped ({describe_error(error)}); ipygpumem.panel() opens a new one"
+                self._failure = (
+                    f"the panel stopped ({describe_error(error)}); ipygpumem.panel() opens a new "
+                    f"one"
+                )
                 self._app.context.meter.worker.remove(self._tick)
         return _PAUSE_SECONDS
 
@@ -158,7 +179,12 @@ class Feed:
         cell, seconds = self._last_cell()
         if running is not None:
             cell, seconds = running_cell(context.shell), perf_counter() - running.started
-        state = {"is_running": running is not None, "cell": cell, "message": self._message, "largest": self._names}
+        state = {
+            "is_running": running is not None,
+            "cell": cell,
+            "message": self._message,
+            "largest": self._names,
+        }
         if (figures, state) == self._sent:
             return
         now = time.time()
@@ -173,7 +199,7 @@ class Feed:
         cells = self._app.session.history
         return (cells[-1].execution_count, cells[-1].duration_seconds) if cells else (None, 0.0)
 
-    # -- messages from the views, in the main thread or in a subshell's -----------------------------------------------
+    # -- messages from the views, in the main thread or in a subshell's --------------------------
 
     def receive(self, content: Any) -> None:
         """Follow a message of a view: how many of a page are open, or a click."""
@@ -191,10 +217,11 @@ class Feed:
             self.widget.send({"ask": True})
 
     def _free(self, cell: int | None) -> None:
-        """Free as ``%gpumem free`` does, which deletes no name; not while a cell runs, whose frames may be needed.
+        """Free as ``%gpumem free`` does, which deletes no name; not while a cell runs, whose frames
+        may be needed.
 
-        A click is late if a cell ran first, and ``cell`` is no longer the last one. In a subshell it also arrives while
-        a cell runs, and is passed to the main thread, where cells run, too.
+        A click is late if a cell ran first, and ``cell`` is no longer the last one. In a subshell
+        it also arrives while a cell runs, and is passed to the main thread, where cells run, too.
         """
         loop = getattr(self._app.context.shell.kernel, "io_loop", None)
         if self._app.context.cells.outermost() is not None:
@@ -211,13 +238,15 @@ class Feed:
                 self._message = f"not freed: {describe_error(error)}"
         self._app.context.meter.worker.wake(self._tick)
 
-    # -- the hooks of a cell observer ---------------------------------------------------------------------------------
+    # -- the hooks of a cell observer ------------------------------------------------------------
 
     def cell_begins(self, cell: Cell) -> None:
         """Do nothing: the thread sees the cell."""
 
     def cell_ended(self, cell: Cell) -> Sequence[Report]:
-        """Find the largest names, unless that takes too long for this cell; report a failure of the thread."""
+        """Find the largest names, unless that takes too long for this cell; report a failure of the
+        thread.
+        """
         if not cell.nested:
             self._message = ""
             self._find_largest(cell)

@@ -15,13 +15,16 @@ _STEP = 64 * KIB
 """Sizes are multiples of this, less than the last digit shown: smaller changes send no message."""
 _NAMES = 5
 _LEAST_SHARE = 0.01
-"""Smallest share of a name's bytes for which its device is shown: a model on a card has some KiB in RAM."""
+"""Smallest share of a name's bytes for which its device is shown: a model on a card has some KiB in
+RAM.
+"""
 
 Figures = dict[str, int]
 
 
 def devices(readings: Iterable[Reading], cards: Mapping[int, CardLoad]) -> dict[str, Figures]:
-    """Return each device's known figures: those of the process by device, and the driver's of each visible card.
+    """Return each device's known figures: those of the process by device, and the driver's of each
+    visible card.
 
     A card that the process does not use yet has only the driver's.
     """

@@ -13,10 +13,11 @@ _HERE = Path(__file__).parent
 
 
 class PanelWidget(anywidget.AnyWidget):
-    """The model of all views of a panel: ``state`` returns the whole state, ``receive`` gets what the views send.
+    """The model of all views of a panel: ``state`` returns the whole state, ``receive`` gets what
+    the views send.
 
-    A view that opens late, or after the page was reloaded, reads the whole state. Everything else is custom messages,
-    because traits are not made for other threads.
+    A view that opens late, or after the page was reloaded, reads the whole state. Everything else
+    is custom messages, because traits are not made for other threads.
     """
 
     _esm = (_HERE / "panel.js").read_text("utf-8")

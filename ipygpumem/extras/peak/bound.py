@@ -1,8 +1,8 @@
 """Bounds the RAM in a ``%%peak`` by the peak that the kernel counted while the code ran.
 
-memray counts the bytes that code asks for. The kernel gives a page of RAM only once the page is written to or read:
-``np.zeros(2**27)`` asks for 1 GiB and uses none of it, and pyarrow's pool reserves 1 GiB of addresses with its first
-string. Bytes without a page are "reserved, not used".
+memray counts the bytes that code asks for. The kernel gives a page of RAM only once the page is
+written to or read: ``np.zeros(2**27)`` asks for 1 GiB and uses none of it, and pyarrow's pool
+reserves 1 GiB of addresses with its first string. Bytes without a page are "reserved, not used".
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ from ipygpumem.units import MIB
 _INEXACT_BYTES = MIB
 """The kernel's RSS is behind by up to 256 KiB for each thread (``TASK_RSS_EVENTS_THRESH``)."""
 _OFTEN_UNUSED = ("mmap", "calloc")
-"""Functions whose memory is often reserved and not used, the likeliest first: pools of libraries, ``np.zeros``."""
+"""Functions whose memory is often reserved and not used, the likeliest first: pools of libraries,
+``np.zeros``.
+"""
 OF_TORCH = "of torch"
-"""Role of memory outside this list that torch allocated: ``torch.empty`` is often not used, and counted elsewhere."""
+"""Role of memory outside this list that torch allocated: ``torch.empty`` is often not used, and
+counted elsewhere.
+"""
 
 Unused = Mapping[tuple[int, int], int]
 """Bytes without a page in RAM, by the first and last address of their mapping."""
@@ -33,16 +37,18 @@ class HostUse:
 
     usage: Usage
     free_heap_bytes: int
-    """Pages of malloc's heap that were in RAM and free at the start: using them again does not raise RSS."""
+    """Pages of malloc's heap that were in RAM and free at the start: using them again does not
+    raise RSS.
+    """
     unused_bytes: int
     """Address space that the code has reserved and not used."""
 
     def room_bytes(self, kept_bytes: int, freed_bytes: int) -> int:
         """Return the most RAM that allocations of the code can have used at its highest moment.
 
-        That is the growth of RSS at its peak, and pages that held other memory at the start: ``del old`` followed by
-        ``np.ones(2**23)`` may use 64 MiB without any growth. Allocations that are still alive used at most the
-        pages that they use at the end.
+        That is the growth of RSS at its peak, and pages that held other memory at the start: ``del
+        old`` followed by ``np.ones(2**23)`` may use 64 MiB without any growth. Allocations that are
+        still alive used at most the pages that they use at the end.
 
         Args:
             kept_bytes: allocations of the code that are still alive, whether used or not.
@@ -85,7 +91,8 @@ class HostSpan:
 
 
 def unused_growth(before: Unused, now: Unused) -> int:
-    """Return the bytes of mappings that are not used now, except those of mappings that were there before.
+    """Return the bytes of mappings that are not used now, except those of mappings that were there
+    before.
 
     A mapping that was there before may have grown, because the kernel joins neighbours.
     """
@@ -97,11 +104,12 @@ def unused_growth(before: Unused, now: Unused) -> int:
 
 
 def bounded(device: DevicePeak, most_bytes: int) -> DevicePeak:
-    """Return the record of a part of RAM with at most ``most_bytes`` in RAM; the rest is reserved, not used.
+    """Return the record of a part of RAM with at most ``most_bytes`` in RAM; the rest is reserved,
+    not used.
 
-    The kernel counts the pages of the process, not those of each row. So it is assumed which rows are not used: first
-    those of mapped memory, then those of zeroed memory, then torch's, then all other rows; of each kind, the largest
-    first.
+    The kernel counts the pages of the process, not those of each row. So it is assumed which rows
+    are not used: first those of mapped memory, then those of zeroed memory, then torch's, then all
+    other rows; of each kind, the largest first.
     """
     excess_bytes = device.size_bytes - most_bytes
     if excess_bytes <= _INEXACT_BYTES:
@@ -110,9 +118,15 @@ def bounded(device: DevicePeak, most_bytes: int) -> DevicePeak:
     for row in sorted(device.rows, key=_likeliest_first):
         unused = min(row.size_bytes, excess_bytes)
         excess_bytes -= unused
-        rows.append(replace(row, size_bytes=row.size_bytes - unused, reserved_bytes=row.reserved_bytes + unused))
+        rows.append(
+            replace(
+                row, size_bytes=row.size_bytes - unused, reserved_bytes=row.reserved_bytes + unused
+            )
+        )
     rows.sort(key=lambda row: -row.size_bytes)
-    curve = tuple(PeakPoint(point.seconds, _bounded_parts(point.parts, most_bytes)) for point in device.curve)
+    curve = tuple(
+        PeakPoint(point.seconds, _bounded_parts(point.parts, most_bytes)) for point in device.curve
+    )
     return replace(device, size_bytes=most_bytes, rows=tuple(rows), curve=curve, is_bound=True)
 
 
@@ -125,7 +139,9 @@ def _likeliest_first(row: PeakRow) -> tuple[int, int]:
 
 
 def _bounded_parts(parts: Mapping[str, int], most_bytes: int) -> dict[str, int]:
-    """Return the bytes by role at one time, whose sum is at most ``most_bytes``; the largest role is cut first."""
+    """Return the bytes by role at one time, whose sum is at most ``most_bytes``; the largest role
+    is cut first.
+    """
     found = dict(parts)
     excess_bytes = sum(found.values()) - most_bytes
     for role in sorted(found, key=found.__getitem__, reverse=True):

@@ -1,4 +1,6 @@
-"""Replays the CUDA allocator's own history of blocks, so that sums equal its counters to the byte."""
+"""Replays the CUDA allocator's own history of blocks, so that sums equal its
+counters to the byte.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ class Blocks:
         """Tick and seconds of the last out-of-memory error."""
         self._began_us, self._most_split = began_us, most_split_bytes()
         self._seen: dict[int, list[tuple[int, StorageLife]]] = {}
-        """Tensors' storages that have no block yet, with the time when they were seen, by address."""
+        """Tensors' storages that have no block yet, with the time when they were seen, by address.
+        """
         self._alive: dict[int, StorageLife] = {}
         self._sizes: dict[int, int] = {}
         """Sizes of blocks that wait for another stream, by address."""
@@ -72,7 +75,11 @@ class Blocks:
             self.tick += 1
             self.clock.note(self.tick, (at - self._began_us) / 1e6)
             if action == "alloc":
-                self._born(address, self._cut(address, max(_LEAST, -(-size // _LEAST) * _LEAST)), event.get("frames"))
+                self._born(
+                    address,
+                    self._cut(address, max(_LEAST, -(-size // _LEAST) * _LEAST)),
+                    event.get("frames"),
+                )
             elif action == "free_requested":
                 block = self._alive.pop(address, None)
                 if block is not None:
@@ -112,12 +119,16 @@ class Blocks:
         self.lives.append(life)
 
     def _cut(self, address: int, size: int) -> int:
-        """Take a block from the free piece at its address, and return its size: the rest may be too small to split."""
+        """Take a block from the free piece at its address, and return its size: the rest may be too
+        small to split.
+        """
         piece = self._free.get(address)
         if piece is None:
             return size
         rest = piece - size
-        splits = rest >= _LEAST if size <= MIB or self._grows else rest > MIB and size < self._most_split
+        splits = (
+            rest >= _LEAST if size <= MIB or self._grows else rest > MIB and size < self._most_split
+        )
         self._leave(address, size if splits else piece)
         return size if splits else piece
 
@@ -146,9 +157,14 @@ class History:
     """torch's history of CUDA allocations, from the first use of CUDA on."""
 
     def __init__(self, began_us: int, *, keep: bool) -> None:
-        self._is_ours, self._keeps, self._began_us = not torch._C._cuda_isHistoryEnabled(), keep, began_us
+        self._is_ours, self._keeps, self._began_us = (
+            not torch._C._cuda_isHistoryEnabled(),
+            keep,
+            began_us,
+        )
         self.devices = {
-            device: Blocks(device, snapshot.segments, self._began_us) for device, snapshot in snapshots("cuda").items()
+            device: Blocks(device, snapshot.segments, self._began_us)
+            for device, snapshot in snapshots("cuda").items()
         }
         self._switch(on=True)
 
@@ -157,7 +173,9 @@ class History:
         self._blocks(storage.device).saw(storage)
 
     def _blocks(self, device: str) -> Blocks:
-        return self.devices.get(device) or self.devices.setdefault(device, Blocks(device, (), self._began_us))
+        return self.devices.get(device) or self.devices.setdefault(
+            device, Blocks(device, (), self._began_us)
+        )
 
     def replay(self, *, last: bool) -> Any:
         """Replay the events since the last call, and return torch's snapshot."""
@@ -176,6 +194,8 @@ class History:
         """Record, or stop and forget; a recording of the user's own goes on as it is."""
         if self._is_ours and on:
             most = sys.maxsize if self._keeps else _MOST_ENTRIES
-            torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=most)
+            torch.cuda.memory._record_memory_history(
+                "all", context="alloc", stacks="python", max_entries=most
+            )
         elif self._is_ours:
             torch.cuda.memory._record_memory_history(None)

@@ -1,4 +1,6 @@
-"""Follows torch's storages while real code runs: their roles, the modules and lines that allocated them."""
+"""Follows torch's storages while real code runs: their roles, the modules and lines that allocated
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ipygpumem.errors import describe_error
@@ -42,11 +47,17 @@ from ipygpumem.probes.host import PAGE_BYTES, resident_bytes
 from ipygpumem.units import MIB
 
 BUFFERS, DATA = "buffers", "data"
-_ROLES = {"parameter": PARAMETERS, "gradient": GRADIENTS, "optimizer state": OPTIMIZER, "buffer": BUFFERS}
+_ROLES = {
+    "parameter": PARAMETERS,
+    "gradient": GRADIENTS,
+    "optimizer state": OPTIMIZER,
+    "buffer": BUFFERS,
+}
 Names = Callable[[], Iterable[tuple[str, object]]]
 """Returns the names that the user's code sees now."""
 Place = tuple[str, str, str, tuple[str, int] | None]
-"""The user's name, the path of a module, the name of an operation, and file and number of a line."""
+"""The user's name, the path of a module, the name of an operation, and file and number of a line.
+"""
 _BEFORE: Place = ("", "", "existed before", None)
 _MODULE_CALL = torch.nn.Module._call_impl.__code__
 _FUNCTION_CALL = torch.autograd.Function.apply.__func__.__code__
@@ -55,12 +66,20 @@ _device_name = functools.lru_cache(64)(str)
 _operation = functools.lru_cache(4096)(operator_name)
 _RESIZE = torch.ops.aten.resize_.default
 _FAKE = "torch._subclasses.fake_tensor"
-_FROM_ELSEWHERE = (torch.ops.aten.lift_fresh.default, _SET.source_Storage, _SET.source_Storage_storage_offset)
-"""Operations in place on a storage that no operation has made: of Python's numbers, or loaded from a file."""
+_FROM_ELSEWHERE = (
+    torch.ops.aten.lift_fresh.default,
+    _SET.source_Storage,
+    _SET.source_Storage_storage_offset,
+)
+"""Operations in place on a storage that no operation has made: of Python's numbers, or loaded from
+a file.
+"""
 _LEAST_PLACED = 4096
 """Bytes of the smallest storage whose module and line are kept."""
 _LEAST_COUNTED_BYTES = 8 * MIB
-"""Bytes of the smallest storage whose pages in RAM are counted, which takes some microseconds for each MiB."""
+"""Bytes of the smallest storage whose pages in RAM are counted, which takes some microseconds for
+each MiB.
+"""
 _MOST_LIVES = 50_000
 """Number of storages after which those that were freed are summed up."""
 
@@ -82,13 +101,16 @@ def _guarded(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class _PagesLog(StorageLog):
-    """Logs storages, and counts the pages of large ones in RAM: ``torch.empty(2**28)`` reserves 1 GiB and uses none."""
+    """Logs storages, and counts the pages of large ones in RAM: ``torch.empty(2**28)`` reserves 1
+    GiB and uses none.
+    """
 
     def _gone(self, key: int, reference: Any) -> None:
         life, _ = self._alive[key]
         super()._gone(key, reference)
         if life.device == "cpu" and life.address:
-            # torch frees the bytes only after this callback. No page at all: resize_ has freed them before.
+            # torch frees the bytes only after this callback. No page at all: resize_ has freed them
+            # before.
             resident = _resident_bytes(life.address, _whole_bytes(life))
             if resident:
                 _note_pages(life, resident)
@@ -117,7 +139,9 @@ def _whole_bytes(life: StorageLife) -> int:
 
 
 def _note_pages(life: StorageLife, resident: int) -> None:
-    """Split the bytes of a storage into those with a page in RAM and those that are only reserved."""
+    """Split the bytes of a storage into those with a page in RAM and those that are
+    only reserved.
+    """
     whole = _whole_bytes(life)
     rounding = whole % PAGE_BYTES  # the log rounds sizes up to 512 bytes, beyond the last page
     life.size_bytes = min(whole, resident + rounding)
@@ -148,7 +172,8 @@ class Follower(TorchDispatchMode):
         self._keeps_history, self._has_history = keep_history, True
         self._history: History | None = None
         self.snapshot: Any = None
-        """torch's snapshot of the CUDA allocator at the end, with its history; None without CUDA."""
+        """torch's snapshot of the CUDA allocator at the end, with its history; None without CUDA.
+        """
         self.notes: dict[str, None] = {}
         self.began = time.perf_counter()
 
@@ -157,7 +182,7 @@ class Follower(TorchDispatchMode):
         """Leave compiled code compiled; torch asks for this."""
         return True
 
-    # -- start and end ---------------------------------------------------------------------------------------------
+    # -- start and end ---------------------------------------------------------------------------
 
     def start(self) -> None:
         """Log the storages that exist, and follow this thread."""
@@ -187,8 +212,15 @@ class Follower(TorchDispatchMode):
             for life in self.log.lives:
                 if life.address and life.device != "cpu":
                     self._history.saw(life)
-        except (RuntimeError, TypeError, AttributeError) as error:  # another allocator, an old torch
-            self._has_history, self.notes[f"CUDA's allocator has no history ({describe_error(error)})"] = False, None
+        except (
+            RuntimeError,
+            TypeError,
+            AttributeError,
+        ) as error:  # another allocator, an old torch
+            (
+                self._has_history,
+                self.notes[f"CUDA's allocator has no history ({describe_error(error)})"],
+            ) = False, None
 
     def stop(self) -> None:
         """Stop following; the storages that are alive stay in the log."""
@@ -196,19 +228,26 @@ class Follower(TorchDispatchMode):
             handle.remove()
         self._leave()
         if self._history is not None:
-            if not torch._C._cuda_isHistoryEnabled():  # by another block that began it, or by the code
-                self.notes["torch's recording of CUDA memory ended early: what came later is not shown"] = None
+            if (
+                not torch._C._cuda_isHistoryEnabled()
+            ):  # by another block that began it, or by the code
+                self.notes[
+                    "torch's recording of CUDA memory ended early: what came later is not shown"
+                ] = None
             self.snapshot = self._history.replay(last=True)
 
     def _leave(self) -> None:
-        """Leave torch's stack of modes; those that were entered later, and have not ended, stay on it."""
+        """Leave torch's stack of modes; those that were entered later, and have not ended, stay on
+        it.
+        """
         if not any(mode is self for mode in _get_current_dispatch_mode_stack()):
             self.error = self.error or "the block ended in another thread, or inside an operation"
             return
         later = list[Any]()
         try:
             while (last := _get_current_dispatch_mode_stack()[-1]) is not self:
-                TorchDispatchMode.__exit__(last, None, None, None)  # not its own, which may do more than leave
+                # not its own, which may do more than leave
+                TorchDispatchMode.__exit__(last, None, None, None)
                 later.append(last)
             self.__exit__(None, None, None)
         except (IndexError, AttributeError) as error:  # a mode that has not come by its __enter__
@@ -218,7 +257,9 @@ class Follower(TorchDispatchMode):
                 TorchDispatchMode.__enter__(mode)
 
     def read(self, inventory: Inventory | None, *, ran_out: bool) -> list[DevicePeak]:
-        """Return each device's peak, or the moment of the failed allocation; names are those of ``inventory``."""
+        """Return each device's peak, or the moment of the failed allocation; names are those of
+        ``inventory``.
+        """
         self._name(inventory)
         self._user_names = tuple  # none: they hold the frame
         self._fold(last=True)
@@ -235,7 +276,9 @@ class Follower(TorchDispatchMode):
         return found
 
     def _name(self, inventory: Inventory | None) -> None:
-        """Give the storages that are alive the names and roles of an inventory, or the modules that they belong to."""
+        """Give the storages that are alive the names and roles of an inventory, or the modules that
+        they belong to.
+        """
         for record in inventory.tensors if inventory is not None else ():
             life = self.log.life(record.storage) if record.library == "torch" else None
             if life is not None:
@@ -245,7 +288,11 @@ class Follower(TorchDispatchMode):
                     life.place = (record.name, "", "", None)
         self._know_names()
         replaced = (life for life in self.log.lives if life.before and life.died is not None)
-        self._replaced = {life.place for life in replaced if life.role == PARAMETERS or (life.place and life.place[0])}
+        self._replaced = {
+            life.place
+            for life in replaced
+            if life.role == PARAMETERS or (life.place and life.place[0])
+        }
 
     @_guarded
     def _know_names(self) -> None:
@@ -287,31 +334,53 @@ class Follower(TorchDispatchMode):
         if life.place.storage is not None:
             return self.role(life.place.storage)
         sizes = {*workspace_sizes(None), *workspace_sizes((0, 0))}
-        return WORKSPACES if life.died is None and life.size_bytes in sizes else DATA if life.before else TEMPORARIES
+        return (
+            WORKSPACES
+            if life.died is None and life.size_bytes in sizes
+            else DATA
+            if life.before
+            else TEMPORARIES
+        )
 
     def _row(self, life: StorageLife) -> tuple[str, str, str, str, tuple[str, int] | None]:
         if type(life.place) is Block:
             if life.place.storage is not None:
                 return self._row(life.place.storage)
-            return self.role(life), "", "", "held by C++" if life.before else "inside an operation", life.place.line
+            return (
+                self.role(life),
+                "",
+                "",
+                "held by C++" if life.before else "inside an operation",
+                life.place.line,
+            )
         name, module, *place = life.place or _BEFORE
         if life.before and life.place in self._replaced:
             name, module = f"{name or module.partition('.')[0]} (earlier value)", ""
         return self.role(life), name, module, *place
 
-    # -- what torch calls ------------------------------------------------------------------------------------------
+    # -- what torch calls ------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation."""
         __tracebackhide__ = True  # of the user's errors
         kwargs = kwargs or {}
-        if any(kind.__module__ == _FAKE for kind in types):  # of a mode inside this one, which has no memory
+        if any(
+            kind.__module__ == _FAKE for kind in types
+        ):  # of a mode inside this one, which has no memory
             return func(*args, **kwargs)
-        if types and any(kind is not torch.Tensor and answers_itself(torch, kind) for kind in types):
-            return NotImplemented  # a subclass's operation; those on the tensors inside it come here
-        if not isinstance(func, torch._ops.OpOverload):  # takes functions, whose operations come here
+        if types and any(
+            kind is not torch.Tensor and answers_itself(torch, kind) for kind in types
+        ):
+            return (
+                NotImplemented  # a subclass's operation; those on the tensors inside it come here
+            )
+        if not isinstance(
+            func, torch._ops.OpOverload
+        ):  # takes functions, whose operations come here
             return func(*args, **kwargs)
-        if torch.is_inference_mode_enabled():  # outside of it, autograd decomposes composite operators
+        if (
+            torch.is_inference_mode_enabled()
+        ):  # outside of it, autograd decomposes composite operators
             with self:
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
@@ -323,7 +392,9 @@ class Follower(TorchDispatchMode):
             error.__traceback__ = users_part(error.__traceback__)
             raise
         may_grow = func is _RESIZE or "out" in kwargs
-        if may_grow or func in _FROM_ELSEWHERE or not (args and result is args[0]):  # any other is in place
+        if (
+            may_grow or func in _FROM_ELSEWHERE or not (args and result is args[0])
+        ):  # any other is in place
             self._followed(func, args, kwargs, result, may_grow=may_grow)
         return result
 
@@ -374,7 +445,9 @@ class Follower(TorchDispatchMode):
         return life
 
     def _place(self, func: Any) -> tuple[Place, Any]:
-        """Return the running module's path, the operation, and the user's line; and a custom function's arguments."""
+        """Return the running module's path, the operation, and the user's line; and a custom
+        function's arguments.
+        """
         line = inner = outer = given = None
         for frame in stack(sys._getframe(1)):
             code = frame.f_code
@@ -397,7 +470,12 @@ class Follower(TorchDispatchMode):
         reference, path = self._paths.get(id(module), (None, ""))
         if reference is None or reference() is not module:
             self._paths[id(module)] = weakref.ref(module), type_name(module)
-            self._know(whole, next((name for name, value in self._user_names() if value is whole), type_name(whole)))
+            self._know(
+                whole,
+                next(
+                    (name for name, value in self._user_names() if value is whole), type_name(whole)
+                ),
+            )
             path = self._paths[id(module)][1]
         return path
 
@@ -434,7 +512,10 @@ class Follower(TorchDispatchMode):
 
     def _owner(self, parameter: Any) -> Place | None:
         """Return the place of a parameter's module, if it is known."""
-        is_plain = is_exactly(parameter, torch.nn.Parameter, torch.Tensor) and parameter.layout is torch.strided
+        is_plain = (
+            is_exactly(parameter, torch.nn.Parameter, torch.Tensor)
+            and parameter.layout is torch.strided
+        )
         life = self.log.life(parameter.untyped_storage()._cdata) if is_plain else None
         return life.place if life is not None and _is_owned(life) else None
 
@@ -451,7 +532,9 @@ def _is_owned(life: StorageLife) -> bool:
 
 
 def _modules_in(whole: Any, label: str) -> list[tuple[str, Any]]:
-    """Return a module and those inside it with their paths; torch would hash them, which not all allow."""
+    """Return a module and those inside it with their paths; torch would hash them, which not all
+    allow.
+    """
     found, seen, waiting = list[tuple[str, Any]](), set[int](), [(label, whole)]
     while waiting:
         path, module = waiting.pop()
@@ -465,7 +548,10 @@ def _modules_in(whole: Any, label: str) -> list[tuple[str, Any]]:
 
 _COMPILER = torch._C._dynamo.eval_frame
 if hasattr(_COMPILER, "set_code_exec_strategy"):
-    # torch wraps the method to hide it from its compiler, and so imports 1,000 modules. This hides it, too.
+    # torch wraps the method to hide it from its compiler, and so imports 1,000 modules. This hides
+    # it, too.
     Follower.__torch_dispatch__ = vars(Follower)["__torch_dispatch__"].__wrapped__  # type: ignore[method-assign]
     _SKIP = _COMPILER._FrameAction.SKIP
-    _COMPILER.set_code_exec_strategy(Follower.__torch_dispatch__.__code__, _COMPILER._FrameExecStrategy(_SKIP, _SKIP))
+    _COMPILER.set_code_exec_strategy(
+        Follower.__torch_dispatch__.__code__, _COMPILER._FrameExecStrategy(_SKIP, _SKIP)
+    )

@@ -1,4 +1,6 @@
-"""Follows the host's memory outside torch's operations with memray's tracker, if it is installed."""
+"""Follows the host's memory outside torch's operations with memray's tracker, if it
+is installed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ OUTSIDE = "outside torch"
 
 
 class HostTracker:
-    """memray's tracker, until ``stop``; it keeps sums by stack at the high-water mark, not each allocation.
+    """memray's tracker, until ``stop``; it keeps sums by stack at the high-water mark, not each
+    allocation.
 
     Raises:
         ModuleNotFoundError: memray is not installed.
@@ -34,10 +37,13 @@ class HostTracker:
         self._memray: Any = importlib.import_module("memray")
         self._folder = tempfile.TemporaryDirectory(prefix="ipygpumem-")
         self._file = str(Path(self._folder.name) / "memory.bin")
-        destination = self._memray.FileDestination(self._file, overwrite=True, compress_on_exit=False)
+        destination = self._memray.FileDestination(
+            self._file, overwrite=True, compress_on_exit=False
+        )
         self.kept_bytes = self.freed_bytes = 0
-        """Allocations of the code that were still alive at the end, and those of the high-water mark that may have
-        been freed; with those of torch, and those that are not in RAM."""
+        """Allocations of the code that were still alive at the end, and those of the high-water
+        mark that may have been freed; with those of torch, and those that are not in RAM.
+        """
         form = self._memray.FileFormat.AGGREGATED_ALLOCATIONS
         self._tracker: Any = self._memray.Tracker(destination=destination, file_format=form)
 
@@ -52,8 +58,8 @@ class HostTracker:
     def read(self, use: HostUse | None) -> DevicePeak:
         """Return the memory at the high-water mark that torch did not allocate, by the user's line.
 
-        With ``use``, the RAM that the process used, the rest is "reserved, not used". Torch's memory and our own take
-        part in that, because the process's RAM includes them.
+        With ``use``, the RAM that the process used, the rest is "reserved, not used". Torch's
+        memory and our own take part in that, because the process's RAM includes them.
         """
         rows = list[PeakRow]()
         with self._folder, self._memray.FileReader(self._file) as reader:
@@ -64,7 +70,9 @@ class HostTracker:
             for record in reader.get_high_watermark_allocation_records(merge_threads=True):
                 still_kept = kept[record.stack_id, record.allocator]
                 if record.allocator == self._memray.AllocatorType.MMAP:
-                    still_kept = 0  # a library's pool may have given the pages back to the system (madvise)
+                    still_kept = (
+                        0  # a library's pool may have given the pages back to the system (madvise)
+                    )
                 self.freed_bytes += max(0, record.size - still_kept)
                 rows.append(self._row(record))
         whole = DevicePeak("cpu", "memray", sum(row.size_bytes for row in rows), rows=_joined(rows))
@@ -76,7 +84,9 @@ class HostTracker:
         if whole.is_bound and use is not None:
             missed_bytes = max(0, use.usage.peak_delta_bytes - whole.size_bytes)
         is_bound = any(row.reserved_bytes for row in outside)
-        return replace(whole, size_bytes=size_bytes, rows=outside, is_bound=is_bound, missed_bytes=missed_bytes)
+        return replace(
+            whole, size_bytes=size_bytes, rows=outside, is_bound=is_bound, missed_bytes=missed_bytes
+        )
 
     def _row(self, record: Any) -> PeakRow:
         """Return the row of memray's record of allocations."""
@@ -86,19 +96,24 @@ class HostTracker:
         if any(is_ours(file) for _, file, _ in stack[:user]):
             return PeakRow(record.size, "ours", allocator=allocator)
         if stack and stack[0][1].startswith(_torch_folder()):
-            return PeakRow(record.size, OF_TORCH, allocator=allocator)  # by an operation, whose storages are followed
+            # by an operation, whose storages are followed
+            return PeakRow(record.size, OF_TORCH, allocator=allocator)
         operation = stack[0][0] if stack else ""
         line = line_text(*stack[user][1:]) if stack[user:] else ""
         return PeakRow(record.size, OUTSIDE, operation=operation, line=line, allocator=allocator)
 
 
 def _torch_folder() -> str:
-    """Return the folder of torch's package; a text that no path begins with if torch is not loaded."""
+    """Return the folder of torch's package; a text that no path begins with if torch
+    is not loaded.
+    """
     return str(Path(getattr(loaded_torch(), "__file__", None) or "no torch").parent) + "/"
 
 
 def _joined(rows: Iterable[PeakRow]) -> tuple[PeakRow, ...]:
-    """Return one row for all rows with the same role, operation, line and allocator, the largest first."""
+    """Return one row for all rows with the same role, operation, line and allocator, the largest
+    first.
+    """
     joined: dict[tuple[str, str, str, str], PeakRow] = {}
     for row in rows:
         origin = row.role, row.operation, row.line, row.allocator

@@ -1,4 +1,6 @@
-"""``ipygpumem.peak``: follows the memory of a block of code and keeps what it held at its highest moment."""
+"""``ipygpumem.peak``: follows the memory of a block of code and keeps what it held at its highest
+moment.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,25 @@ from ipygpumem.records import open_plain
 from ipygpumem.report.export import place_of, write
 from ipygpumem.units import format_bytes
 
-_SAMPLED = "the peak of RAM is sampled here, so memory that is reserved and not used cannot be told from memory in use"
-_NOT_COMPARED = "RAM is not compared with the process's own peak, so memory that is not used counts as used"
+_SAMPLED = (
+    "the peak of RAM is sampled here, so memory that is reserved and not used cannot be told from "
+    "memory in use"
+)
+_NOT_COMPARED = (
+    "RAM is not compared with the process's own peak, so memory that is not used counts as used"
+)
 _NO_MEMRAY = "memory outside torch is not shown: pip install memray (Linux and macOS)"
 
 
 class Peak:
-    """Follows the memory of code between ``start`` and ``stop``; torch's snapshot goes to the file ``save``."""
+    """Follows the memory of code between ``start`` and ``stop``; torch's snapshot goes to the file
+    ``save``.
+    """
 
     def __init__(
-        self, names: Callable[[], Iterable[tuple[str, object]]], save: str | os.PathLike[str] | None = None
+        self,
+        names: Callable[[], Iterable[tuple[str, object]]],
+        save: str | os.PathLike[str] | None = None,
     ) -> None:
         self._names, self._place = names, None if save is None else _checked(save)
         self._follower: Any = None
@@ -59,11 +70,14 @@ class Peak:
                 self._waiting = AfterImport("torch", self._follow)
             else:
                 self._follow()
-            self._host = self._started("host.HostTracker")  # the last one: it would see our own imports
+            # the last one: it would see our own imports
+            self._host = self._started("host.HostTracker")
         self._start_span()
 
     def _follow(self) -> None:
-        found = self._started("following.Follower", self._names, keep_history=self._place is not None)
+        found = self._started(
+            "following.Follower", self._names, keep_history=self._place is not None
+        )
         if found is not None and self._waiting is not None:  # torch was imported by now
             found.began = self._began
         elif found is not None:
@@ -71,14 +85,22 @@ class Peak:
         self._follower = found
 
     def _started(self, place: str, *arguments: Any, **options: Any) -> Any:
-        """Return a new follower of tensors or of the host, which has started; None, with a note, if it cannot."""
+        """Return a new follower of tensors or of the host, which has started; None, with a note, if
+        it cannot.
+        """
         module, _, name = place.partition(".")
         try:
-            found = getattr(importlib.import_module(f"ipygpumem.extras.peak.{module}"), name)(*arguments, **options)
+            found = getattr(importlib.import_module(f"ipygpumem.extras.peak.{module}"), name)(
+                *arguments, **options
+            )
             found.start()
         except ModuleNotFoundError as error:
-            self._notes.append(_NO_MEMRAY if error.name == "memray" else f"tensors: {describe_error(error)}")
-        except Exception as error:  # an old torch, another tracker of memray; the user's code runs all the same
+            self._notes.append(
+                _NO_MEMRAY if error.name == "memray" else f"tensors: {describe_error(error)}"
+            )
+        except (
+            Exception
+        ) as error:  # an old torch, another tracker of memray; the user's code runs all the same
             if is_from_signal(error):
                 raise
             what = "memory outside torch" if name == "HostTracker" else "torch's tensors"
@@ -87,15 +109,22 @@ class Peak:
             return found
         return None
 
-    def stop(self, inventory: Callable[[], Inventory], error: BaseException | None = None) -> PeakRecord:
-        """Stop, and make the record; ``error`` has ended the code, and ``inventory`` lists the tensors with names."""
+    def stop(
+        self, inventory: Callable[[], Inventory], error: BaseException | None = None
+    ) -> PeakRecord:
+        """Stop, and make the record; ``error`` has ended the code, and ``inventory`` lists the
+        tensors with names.
+        """
         seconds = time.perf_counter() - self._began
         use = self._stop_span()
         (follower, host), devices = self.drop(), list[DevicePeak]()
         with growth_for("%%peak"):
             try:
                 if follower is not None:
-                    devices += [self._bounded(device, use) for device in self._read(follower, inventory, error)]
+                    devices += [
+                        self._bounded(device, use)
+                        for device in self._read(follower, inventory, error)
+                    ]
                 if host is not None:
                     devices.append(host.read(self._comparable(use)))
             except Exception as problem:  # must not hide the code's own error
@@ -106,7 +135,9 @@ class Peak:
         return self.record
 
     def _start_span(self) -> None:
-        """Measure the process's own peak from now on; the user's code runs all the same if that fails."""
+        """Measure the process's own peak from now on; the user's code runs all the same if that
+        fails.
+        """
         try:
             span = HostSpan(current_traces().meter)
             span.start()
@@ -130,21 +161,27 @@ class Peak:
             return None
 
     def _bounded(self, device: DevicePeak, use: HostUse | None) -> DevicePeak:
-        """Return the record of a device's tensors; in RAM, they take no more than the process, by its own peak."""
+        """Return the record of a device's tensors; in RAM, they take no more than the process, by
+        its own peak.
+        """
         if device.device != "cpu":
             return device
         use = self._comparable(use)
         return device if use is None else bounded(device, use.usage.peak_bytes)
 
     def _comparable(self, use: HostUse | None) -> HostUse | None:
-        """Return the RAM of the process if it is exact; None, with a note, if its peak was sampled."""
+        """Return the RAM of the process if it is exact; None, with a note, if its
+        peak was sampled.
+        """
         if use is None or use.usage.method != "sampled":
             return use
         if _SAMPLED not in self._notes:
             self._notes.append(_SAMPLED)
         return None
 
-    def _read(self, follower: Any, inventory: Callable[[], Inventory], error: BaseException | None) -> list[DevicePeak]:
+    def _read(
+        self, follower: Any, inventory: Callable[[], Inventory], error: BaseException | None
+    ) -> list[DevicePeak]:
         found = None
         try:
             found = inventory()
@@ -155,15 +192,23 @@ class Peak:
         self._notes += follower.notes
         if ran_out and follower.failed is not None:
             _, _, (_, module, operation, line) = follower.failed
-            place = [operation, f"of {module}" * bool(module), f"in {line_text(*line)}" if line else ""]
+            place = [
+                operation,
+                f"of {module}" * bool(module),
+                f"in {line_text(*line)}" if line else "",
+            ]
             self._notes.append(f"memory ran out in {' '.join(filter(None, place))}")
         if follower.error:
             self._notes.append(f"following torch's storages stopped early: {follower.error}")
         if self._place is not None and follower.snapshot is None:
             self._notes.append("nothing was saved: no memory of a CUDA device was allocated")
         elif self._place is not None:
-            size = write(self._place, pickle.dumps(follower.snapshot), is_ours=lambda _: True, force=True)
-            self._notes.append(f"saved: {self._place} ({format_bytes(size)}); pytorch.org/memory_viz shows it")
+            size = write(
+                self._place, pickle.dumps(follower.snapshot), is_ours=lambda _: True, force=True
+            )
+            self._notes.append(
+                f"saved: {self._place} ({format_bytes(size)}); pytorch.org/memory_viz shows it"
+            )
         return devices
 
     def drop(self) -> tuple[Any, Any]:
@@ -225,7 +270,9 @@ def _checked(save: str | os.PathLike[str]) -> Path:
         except OSError as error:
             raise FileError(f"{name}: {ellipsize(error.strerror or error)}") from None
         if head and not (head[:1] == b"\x80" and (b"segments" in head or b"device_traces" in head)):
-            raise FileError(f"{name} is not a snapshot of allocations, so it is not replaced: name another")
+            raise FileError(
+                f"{name} is not a snapshot of allocations, so it is not replaced: name another"
+            )
     return place
 
 
@@ -279,12 +326,15 @@ def _users_frame() -> FrameType:
 
 
 def peak(*, save: str | os.PathLike[str] | None = None) -> PeakBlock:
-    """Return a ``with`` block that follows the memory of its code; ``record`` then shows its highest moment.
+    """Return a ``with`` block that follows the memory of its code; ``record`` then shows its
+    highest moment.
 
-    Use it to find out what a peak consists of. It works in scripts as well; ``%%peak`` does the same for a cell.
+    Use it to find out what a peak consists of. It works in scripts as well; ``%%peak`` does the
+    same for a cell.
 
     Args:
-        save: a .pickle file for torch's history of the CUDA devices, which pytorch.org/memory_viz shows.
+        save: a .pickle file for torch's history of the CUDA devices, which pytorch.org/memory_viz
+            shows.
 
     Raises:
         FileError: when the block begins: ``save`` cannot be written, or is another file.

@@ -25,7 +25,9 @@ def of_cell(app: App, options: Options) -> list[Report]:
     if not running:
         raise UsageError("%%peak must be the first line of a cell that you run yourself")
     if not first_lines(str(getattr(running[-1].info, "raw_cell", "")))[1].strip():
-        raise UsageError("%%peak: the cell is empty: write the code to measure below the line with %%peak")
+        raise UsageError(
+            "%%peak: the cell is empty: write the code to measure below the line with %%peak"
+        )
     cell, peak = running[-1], Peak(lambda: list(app.context.namespace.items()), options.save)
 
     def finish() -> list[Report]:

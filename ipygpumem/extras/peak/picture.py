@@ -12,7 +12,9 @@ try:
     from matplotlib import rc_context
     from matplotlib.axes import Axes
 except ImportError:
-    raise PlotError("pictures need matplotlib, which is not installed: pip install matplotlib") from None
+    raise PlotError(
+        "pictures need matplotlib, which is not installed: pip install matplotlib"
+    ) from None
 
 _ROLES = (
     "parameters",
@@ -38,7 +40,11 @@ def draw(record: PeakRecord) -> Picture:
         panels = figure.subplots(len(devices), squeeze=False)[:, 0]
         for axes, device in zip(panels, devices, strict=True):
             _draw(axes, device)
-        found = {label: one for axes in panels for one, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        found = {
+            label: one
+            for axes in panels
+            for one, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
         handles = {role: found[role] for role in _ROLES if role in found}
         figure.legend(handles.values(), handles, loc="outside lower center", ncol=4, **LEGEND)
     return figure
@@ -63,7 +69,12 @@ def _draw(axes: Axes, device: DevicePeak) -> None:
         color="tab:red",
     )
     axes.set_title(title(device), loc="left", fontsize="small")
-    axes.set(xlim=(0, max(times) or 1), ylim=(0, 1.15 * max(size, *map(sum, zip(*sizes, strict=True)), 1)))
+    axes.set(
+        xlim=(0, max(times) or 1),
+        ylim=(0, 1.15 * max(size, *map(sum, zip(*sizes, strict=True)), 1)),
+    )
     count_bytes(axes.yaxis)
-    axes.xaxis.set_major_formatter(lambda seconds, _: format_seconds(seconds) if seconds > 0 else "0")
+    axes.xaxis.set_major_formatter(
+        lambda seconds, _: format_seconds(seconds) if seconds > 0 else "0"
+    )
     axes.tick_params(labelsize="x-small")

@@ -57,13 +57,17 @@ class DevicePeak(Record):
     ran_out: bool = False
     """True if the moment is that of the out-of-memory error."""
     is_bound: bool = False
-    """True if ``size_bytes`` is only an upper bound: the most that the process's own peak allows."""
+    """True if ``size_bytes`` is only an upper bound: the most that the process's own peak allows.
+    """
     missed_bytes: int = 0
-    """Further RAM that the process used at its own peak, at another moment than that of the rows."""
+    """Further RAM that the process used at its own peak, at another moment than that of the rows.
+    """
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of all rows that are reserved and not used; ``size_bytes`` does not include them."""
+        """Bytes of all rows that are reserved and not used; ``size_bytes`` does not
+        include them.
+        """
         return sum(row.reserved_bytes for row in self.rows)
 
     @property

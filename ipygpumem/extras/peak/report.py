@@ -21,15 +21,22 @@ _RESERVED_SHOWN = 3
 _LEAST_MISSED_BYTES = 8 * MIB
 """Less is not shown: pages of loaded libraries, which memray does not count."""
 _AT_MOST = (
-    "at most: the memory in use that the kernel counted. It counts pages, not lines, so it is assumed which rows are "
+    "at most: the memory in use that the kernel counted. It counts pages, not lines, so it is "
+    "assumed which rows are "
     "not used: mapped memory first, then zeroed memory, then torch's, then the largest rows"
 )
 _WHAT = "name, layer or operation"
 
 
 def peak_report(record: PeakRecord, *, top: int = _ROWS_SHOWN) -> Report:
-    """Return the report: for each device the memory at the moment, by role, and by layer, name or origin."""
-    segments = ["peak", *map(headline, record.devices), f"in {format_seconds(record.duration_seconds)}"]
+    """Return the report: for each device the memory at the moment, by role, and by layer, name or
+    origin.
+    """
+    segments = [
+        "peak",
+        *map(headline, record.devices),
+        f"in {format_seconds(record.duration_seconds)}",
+    ]
     tables = [table for device in record.devices for table in _tables(device, top)]
     notes = list(map(clean, record.notes))
     if any(device.is_bound for device in record.devices):
@@ -42,7 +49,9 @@ def peak_report(record: PeakRecord, *, top: int = _ROWS_SHOWN) -> Report:
 
 def title(device: DevicePeak) -> str:
     """Return a device's name; RAM has two parts."""
-    return device_label(device.device) + _PARTS_OF_RAM.get(device.source, "") * (device.device == "cpu")
+    return device_label(device.device) + _PARTS_OF_RAM.get(device.source, "") * (
+        device.device == "cpu"
+    )
 
 
 def headline(device: DevicePeak) -> str:
@@ -65,7 +74,9 @@ def _missed_facts(device: DevicePeak) -> list[Fact]:
 
 
 def _reserved_facts(device: DevicePeak) -> list[Fact]:
-    """Return the bytes that are reserved and not used, with the names or lines that have most of them."""
+    """Return the bytes that are reserved and not used, with the names or lines that have most of
+    them.
+    """
     reserved_bytes = device.reserved_bytes
     if reserved_bytes < _LEAST_RESERVED_BYTES:
         return []
@@ -75,7 +86,12 @@ def _reserved_facts(device: DevicePeak) -> list[Fact]:
         if row.reserved_bytes >= _LEAST_RESERVED_BYTES:
             origin = ", ".join(filter(None, [row.name or row.module, row.operation, row.line]))
             places.append(f"{format_bytes(row.reserved_bytes)} by {clean_name(origin or row.role)}")
-    return [Fact(f"{title(device)} reserved, not used", [f"{format_bytes(reserved_bytes)} ({'; '.join(places)})"])]
+    return [
+        Fact(
+            f"{title(device)} reserved, not used",
+            [f"{format_bytes(reserved_bytes)} ({'; '.join(places)})"],
+        )
+    ]
 
 
 def _tables(device: DevicePeak, top: int) -> list[Table]:
@@ -113,17 +129,20 @@ def _row(key: Key, rows: Sequence[PeakRow], *, by_role: bool) -> dict[str, str]:
     }
 
 
-# -- layers -----------------------------------------------------------------------------------------------------------
+# -- layers -------------------------------------------------------------------------------------
 
 Key = tuple[Any, ...]
-"""Parts of a module's path, and below them the name, operation and line of a row that is not the module's own."""
+"""Parts of a module's path, and below them the name, operation and line of a row that is not the
+module's own.
+"""
 
 
 def layers(rows: Sequence[PeakRow], most: int) -> dict[Key, list[PeakRow]]:
-    """Return rows in groups: the largest layer is split into its parts while ``most`` groups have 95 % of the bytes.
+    """Return rows in groups: the largest layer is split into its parts while ``most`` groups have
+    95 % of the bytes.
 
-    The items of a list, such as a transformer's blocks, are split together. A list with too many items becomes one
-    layer ``blocks.*``, so that its parts are sums over all items.
+    The items of a list, such as a transformer's blocks, are split together. A list with too many
+    items becomes one layer ``blocks.*``, so that its parts are sums over all items.
     """
     groups, whole, total = _split(rows, ()), set[Key](), _size(rows)
     while True:
@@ -131,9 +150,15 @@ def layers(rows: Sequence[PeakRow], most: int) -> dict[Key, list[PeakRow]]:
         key = max(sizes, key=sizes.__getitem__, default=())
         if not key or sizes[key] < total / most:
             return groups
-        family = [other for other in groups if other == key or (_is_item(key) and _is_item(other, key[:-1]))]
+        family = [
+            other
+            for other in groups
+            if other == key or (_is_item(key) and _is_item(other, key[:-1]))
+        ]
         rest = {other: found for other, found in groups.items() if other not in family}
-        parts = {part: found for item in family for part, found in _split(groups[item], item).items()}
+        parts = {
+            part: found for item in family for part, found in _split(groups[item], item).items()
+        }
         is_long = _below(rest | parts, most) > max(0.05 * total, _below(groups, most))
         if is_long and all(_is_item(part, key) for part in parts):
             parts = {(*key, "*"): groups[key]}

@@ -13,7 +13,9 @@ from ipygpumem.extras.peak.records import DevicePeak, PeakPoint, PeakRow
 _MOST_POINTS = 500
 T = TypeVar("T")
 Lives = Sequence[Any]
-"""Lives of blocks, as in the estimates' log: ``size_bytes``, ``born``, ``died`` on a clock, ``place``."""
+"""Lives of blocks, as in the estimates' log: ``size_bytes``, ``born``, ``died`` on a clock,
+``place``.
+"""
 Origin = tuple[str, str, str, str, "tuple[str, int] | None"]
 """A block's role, name, module, operation and line."""
 Row = Callable[[Any], Origin]
@@ -61,7 +63,11 @@ class Timeline:
         """Add the blocks that were alive since the last call, until a tick."""
         since, self._since = self._since, until
         changes = [(max(life.born, since), life.size_bytes, self._role(life)) for life in lives]
-        changes += [(life.died, -life.size_bytes, self._role(life)) for life in lives if life.died is not None]
+        changes += [
+            (life.died, -life.size_bytes, self._role(life))
+            for life in lives
+            if life.died is not None
+        ]
         changes.sort(key=itemgetter(0))
         now, total, highest = dict[str, int](), 0, -1
         for group in _groups(changes):
@@ -77,7 +83,9 @@ class Timeline:
         if highest >= 0:
             self.blocks = blocks_of(alive_at(lives, highest))
 
-    def peak(self, device: str, row: Row, *, source: str, moment: tuple[Lives, float] | None = None) -> DevicePeak:
+    def peak(
+        self, device: str, row: Row, *, source: str, moment: tuple[Lives, float] | None = None
+    ) -> DevicePeak:
         """Return the record of a device at its peak, or at the ``moment`` of a failure."""
         blocks, seconds = self.blocks, self._seconds(self.peak_at)
         if moment is not None:
@@ -87,7 +95,10 @@ class Timeline:
         for block in blocks:
             groups.setdefault(row(block.life), []).append(block)
         rows = sorted_rows(_row(origin, group) for origin, group in groups.items())
-        curve = tuple(max(points, key=lambda point: sum(point.parts.values())) for points in _groups(self._points))
+        curve = tuple(
+            max(points, key=lambda point: sum(point.parts.values()))
+            for points in _groups(self._points)
+        )
         size = sum(block.size_bytes for block in blocks)
         return DevicePeak(device, source, size, seconds, rows, curve, ran_out=moment is not None)
 

@@ -1,7 +1,8 @@
 """Matplotlib figures: ``ipygpumem.plot.session()``, ``experiments()`` and ``devices()``.
 
-They draw the running session, or given records: the result of ``ipygpumem.load``, an experiment's record, or any
-records, such as ``ipygpumem.history()[-20:]``. With records they work in scripts, too.
+They draw the running session, or given records: the result of ``ipygpumem.load``, an experiment's
+record, or any records, such as ``ipygpumem.history()[-20:]``. With records they work in scripts,
+too.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ T = TypeVar("T")
 Records = SessionRecord | ExperimentRecord | Iterable[CellRecord | ExperimentRecord] | None
 
 
-def session(records: Records = None, *, device: str | None = None, last: int | None = None) -> Figure:
-    """Return a figure of memory over computing time, of the last cells: a panel per device, or for ``device`` only.
+def session(
+    records: Records = None, *, device: str | None = None, last: int | None = None
+) -> Figure:
+    """Return a figure of memory over computing time, of the last cells: a panel per device, or for
+    ``device`` only.
 
     Raises:
         PlotError: matplotlib is not installed, or there is nothing to draw.
@@ -36,7 +40,9 @@ def session(records: Records = None, *, device: str | None = None, last: int | N
     return _drawn("session", _given(records, CellRecord), device=device, last=last)
 
 
-def experiments(records: Records = None, *, device: str | None = None, last: int | None = None) -> Figure:
+def experiments(
+    records: Records = None, *, device: str | None = None, last: int | None = None
+) -> Figure:
     """Return a figure of the last experiments in rows; raises the errors of ``session``.
 
     >>> ipygpumem.plot.experiments(device="RAM").savefig("experiments.svg")
@@ -44,12 +50,19 @@ def experiments(records: Records = None, *, device: str | None = None, last: int
     return _drawn("experiments", _given(records, ExperimentRecord), device=device, last=last)
 
 
-def devices(reconciliations: Sequence[Reconciliation] | None = None, *, device: str | None = None) -> Figure:
-    """Return a figure of each device's memory as stacked bars; by default now, like ``%gpumem status``.
+def devices(
+    reconciliations: Sequence[Reconciliation] | None = None, *, device: str | None = None
+) -> Figure:
+    """Return a figure of each device's memory as stacked bars; by default now, like ``%gpumem
+    status``.
 
     >>> ipygpumem.plot.devices(device="RAM").savefig("devices.png")
     """
-    found = findings.now(current_traces().meter).reconciliations if reconciliations is None else reconciliations
+    found = (
+        findings.now(current_traces().meter).reconciliations
+        if reconciliations is None
+        else reconciliations
+    )
     return _drawn("devices", found, device=device)
 
 
@@ -76,7 +89,12 @@ def _given(records: Records, kind: type[T]) -> list[T]:
         records = [*records.cells, *records.experiments]
     items = list(records) if isinstance(records, Iterable) else [None]
     if not all(isinstance(item, (CellRecord, ExperimentRecord)) for item in items):
-        raise PlotError("pass records of cells and experiments: ipygpumem.history(), or the result of ipygpumem.load")
+        raise PlotError(
+            "pass records of cells and experiments: ipygpumem.history(), or the result of "
+            "ipygpumem.load"
+        )
     if kind is CellRecord and items and all(isinstance(item, ExperimentRecord) for item in items):
-        raise PlotError("there is nothing to draw: an experiment inside one cell has no cells of its own")
+        raise PlotError(
+            "there is nothing to draw: an experiment inside one cell has no cells of its own"
+        )
     return [item for item in items if isinstance(item, kind)]

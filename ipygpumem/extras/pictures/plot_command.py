@@ -18,5 +18,8 @@ def plot(app: App, options: Options) -> list[Report]:
         display(picture)
         return []
     headline, *lines = picture.summary.splitlines()
-    file = f"a terminal shows no pictures: ipygpumem.plot.{options.picture}().savefig('FILE.png') writes this one"
+    file = (
+        f"a terminal shows no pictures: ipygpumem.plot.{options.picture}().savefig('FILE.png') "
+        f"writes this one"
+    )
     return [Report("plot", headline, (*(line.strip() for line in lines), file))]

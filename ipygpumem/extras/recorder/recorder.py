@@ -41,7 +41,9 @@ class Recorder:
         self._undo = contextlib.ExitStack()
         self._cell: Moment | None = None
         self._messages: list[str] = []
-        """Messages to show after the next cell, because the extension may be loaded before the first one."""
+        """Messages to show after the next cell, because the extension may be loaded before the
+        first one.
+        """
 
     @property
     def folder(self) -> Path:
@@ -74,7 +76,9 @@ class Recorder:
         shell, worker = self._context.shell, self._context.meter.worker
         worker.add(self._tick)
         self._undo.callback(worker.remove, self._tick)
-        if shell.has_trait("exit_now"):  # a kernel's: set when the front-end asks it to end, even while a cell runs
+        if shell.has_trait(
+            "exit_now"
+        ):  # a kernel's: set when the front-end asks it to end, even while a cell runs
             shell.observe(self._asked_to_end, "exit_now")
             self._undo.callback(shell.unobserve, self._asked_to_end, "exit_now")
         atexit.register(self.stop, "the kernel's process ended by itself")
@@ -84,22 +88,32 @@ class Recorder:
             self._write(lambda: self._cell_start(running[0], running_cell(shell)))
 
     def start_if_it_can(self, *, tell: bool = False) -> None:
-        """Start as configured, or report why not; with ``tell``, report if the last kernel died in a cell."""
+        """Start as configured, or report why not; with ``tell``, report if the last kernel died in
+        a cell.
+        """
         if tell:
             try:
                 ended = recordings.ended(self.folder, _notebook())
                 if ended and ended[0].running and recordings.judge(ended[0]).grade:
                     cell = ended[0].running.cell
-                    self._messages.append(f"the previous kernel died in cell {cell}: see %gpumem postmortem")
-            except Exception as error:  # another kernel's file must not keep this one from recording
-                self._messages.append(f"the end of the previous kernel is unknown ({_reason(error)})")
+                    self._messages.append(
+                        f"the previous kernel died in cell {cell}: see %gpumem postmortem"
+                    )
+            except (
+                Exception
+            ) as error:  # another kernel's file must not keep this one from recording
+                self._messages.append(
+                    f"the end of the previous kernel is unknown ({_reason(error)})"
+                )
         try:
             self.start()
         except Exception as error:
             self.stop("recording could not begin")
             self._context.config.recorder = False
             self._messages.append(
-                str(error) if isinstance(error, RecordingError) else f"recording is off ({_reason(error)})"
+                str(error)
+                if isinstance(error, RecordingError)
+                else f"recording is off ({_reason(error)})"
             )
 
     def close(self) -> None:
@@ -121,7 +135,9 @@ class Recorder:
             self.stop("recording was switched off")
 
     def shown(self) -> None:
-        """Show the pending messages, but not inside a cell, where a magic may capture the output."""
+        """Show the pending messages, but not inside a cell, where a magic may
+        capture the output.
+        """
         if self._messages and not self._context.cells.running():
             messages, self._messages = self._messages, []
             self._context.display.show([note(message) for message in messages])
@@ -138,14 +154,17 @@ class Recorder:
             return
         try:
             writer.write(moment())
-        except MemoryError:  # the cell is about to use all of it: this line is lost, the next may not be
+        except (
+            MemoryError
+        ):  # the cell is about to use all of it: this line is lost, the next may not be
             pass
         except Exception as error:
             self._writer = None
             writer.close(f"recording stopped: {_reason(error)}")
             self._context.config.recorder = False
             self._messages.append(
-                f"recording stopped ({_reason(error)}): your code is not affected; %gpumem recorder on tries again"
+                f"recording stopped ({_reason(error)}): your code is not affected; %gpumem "
+                f"recorder on tries again"
             )
 
     def cell_begins(self, cell: Cell) -> None:
@@ -158,12 +177,17 @@ class Recorder:
     def _cell_start(self, cell: Cell, number: int) -> Moment:
         source = recordings.first_lines(text_of(getattr(cell.info, "raw_cell", None)))
         self._cell = self._moment(
-            "cell", number, cell.measurement.before.values() if cell.measurement else (), source=source
+            "cell",
+            number,
+            cell.measurement.before.values() if cell.measurement else (),
+            source=source,
         )
         return self._cell
 
     def _tick(self) -> float | None:
-        """Write the memory of a long-running cell; called in the meter's thread, which sleeps between cells."""
+        """Write the memory of a long-running cell; called in the meter's thread, which sleeps
+        between cells.
+        """
         running, begun = self._context.cells.outermost(), self._cell
         if running is None:
             return None
@@ -181,22 +205,39 @@ class Recorder:
         if begun is not None and not cell.nested:
             self._cell = None
             record = cell.record
-            error, usages = ("", ()) if record is None else (clean(record.error or ""), record.usages)
+            error, usages = (
+                ("", ()) if record is None else (clean(record.error or ""), record.usages)
+            )
             self._write(lambda: self._moment("cell end", begun.cell, usages, error=error))
         return ()
 
     def _moment(
-        self, kind: Literal["cell", "tick", "cell end"], cell: int | None, found: Iterable[Reading | Usage], **more: Any
+        self,
+        kind: Literal["cell", "tick", "cell end"],
+        cell: int | None,
+        found: Iterable[Reading | Usage],
+        **more: Any,
     ) -> Moment:
         found = tuple(found)
         totals = {item.device: item.total_bytes for item in found if item.total_bytes is not None}
-        memory = {item.device: item.after_bytes if isinstance(item, Usage) else item.current_bytes for item in found}
+        memory = {
+            item.device: item.after_bytes if isinstance(item, Usage) else item.current_bytes
+            for item in found
+        }
         if kind == "tick":
             machine, group = psutil.virtual_memory(), cgroup.tightest()
-            memory["machine: available"], totals["machine: available"] = machine.available, machine.total
+            memory["machine: available"], totals["machine: available"] = (
+                machine.available,
+                machine.total,
+            )
             if group is not None:
-                memory["control group"], totals["control group"] = group.used_bytes, group.limit_bytes
-        return Moment(kind, time.time(), cell, memory, totals, cgroup.counted(self._counter), **more)
+                memory["control group"], totals["control group"] = (
+                    group.used_bytes,
+                    group.limit_bytes,
+                )
+        return Moment(
+            kind, time.time(), cell, memory, totals, cgroup.counted(self._counter), **more
+        )
 
 
 def _notebook() -> str:

@@ -42,11 +42,17 @@ def postmortem(app: App, options: Options) -> list[Report]:
     """Return the report on a recording, by default the last one whose kernel died."""
     folder = app.recorder.folder
     gone = [one for one in recordings.ended(folder) if one.kernel and not one.end]
-    gone.sort(key=lambda one: recordings.state(one.kernel))  # "dead" before "unknown": that may run elsewhere
+    # "dead" before "unknown": that may run elsewhere
+    gone.sort(key=lambda one: recordings.state(one.kernel))
     if not (options.file or gone):
         known = count(len(recordings.listed(folder)), "recording")
         text = f"no kernel is known to have died while it was recorded ({known} in {folder})"
-        return [Report("postmortem", text if folder.exists() else "no recordings: %gpumem recorder on starts one")]
+        return [
+            Report(
+                "postmortem",
+                text if folder.exists() else "no recordings: %gpumem recorder on starts one",
+            )
+        ]
     found = _named(folder, options.file) if options.file else recordings.read(gone[0].path)
     return [postmortem_report(found, recordings.judge(found))]
 
@@ -58,13 +64,16 @@ def _named(folder: Path, name: str) -> recordings.Recording:
         if found.kernel or found.cell:
             return found
     raise RecordingError(
-        f"{clean(ellipsize(name))}: there is no such recording; %gpumem recorder status says where they are"
+        f"{clean(ellipsize(name))}: there is no such recording; %gpumem recorder status says where "
+        f"they are"
     )
 
 
 def postmortem_report(recording: Recording, verdict: Verdict) -> Report:
     """Return a kernel's last cell, its memory, and why the kernel ended."""
-    lines = [f"{count(recording.skipped, 'line')} of the recording could not be read"] * bool(recording.skipped)
+    lines = [f"{count(recording.skipped, 'line')} of the recording could not be read"] * bool(
+        recording.skipped
+    )
     if lines and verdict.grade:
         lines[0] += ": its end may be among them"
     moments = recording.cell
@@ -88,7 +97,9 @@ def postmortem_report(recording: Recording, verdict: Verdict) -> Report:
 
 def _headline(recording: Recording, verdict: Verdict) -> list[str]:
     kernel, running, why = recording.kernel, recording.running, clean(verdict.text)
-    notebook = f"of {clean(kernel.notebook.rpartition('/')[2])}, " if kernel and kernel.notebook else ""
+    notebook = (
+        f"of {clean(kernel.notebook.rpartition('/')[2])}, " if kernel and kernel.notebook else ""
+    )
     name = f"kernel {notebook}process {kernel.pid}" if kernel else "unknown kernel"
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(recording.last_time))
     if not verdict.grade:

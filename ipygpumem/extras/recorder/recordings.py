@@ -1,7 +1,8 @@
-"""The flight recorder: a file of JSON lines that outlives its kernel, and evidence of how the kernel ended.
+"""The flight recorder: a file of JSON lines that outlives its kernel, and evidence of how the
+kernel ended.
 
-The first line describes the kernel. Each other line is the start, a tick or the end of a cell, or the end of the
-recording. A file is not trusted: lines that do not decode are counted and skipped.
+The first line describes the kernel. Each other line is the start, a tick or the end of a cell, or
+the end of the recording. A file is not trusted: lines that do not decode are counted and skipped.
 """
 
 from __future__ import annotations
@@ -121,13 +122,17 @@ class Recording(NamedTuple):
 def read(path: Path, most: int = _MOST_BYTES) -> Recording:
     """Return a recording; of a file with more than ``most`` bytes the middle is skipped."""
     text = b""
-    with contextlib.suppress(OSError, ValueError), open_plain(path) as file:  # or an invalid file name
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open_plain(path) as file,
+    ):  # or an invalid file name
         text = file.readline(_HEAD_BYTES)
         if path.stat().st_size - most > len(text):
             file.seek(-most, os.SEEK_END)
             file.readline(most)
         text += file.read(most)
-    lines = [line for line in text.split(b"\n")[:-1] if line]  # after the last newline there is nothing, or a torn line
+    # after the last newline there is nothing, or a torn line
+    lines = [line for line in text.split(b"\n")[:-1] if line]
     entries = [entry for entry in map(decode, lines) if entry is not None]
     kernel = next((entry for entry in entries if isinstance(entry, Kernel)), None)
     moments = [entry for entry in entries if isinstance(entry, Moment)]
@@ -158,8 +163,9 @@ def prune(folder: Path, own: Path) -> None:
 class RecordingWriter:
     """The open recording of this process; thread-safe.
 
-    Each entry is one ``write`` to a file opened for appending, so a killed process loses none. Nothing is synced to the
-    disk: a power loss can lose entries that the system has not written yet.
+    Each entry is one ``write`` to a file opened for appending, so a killed process loses none.
+    Nothing is synced to the disk: a power loss can lose entries that the system has not written
+    yet.
 
     Raises:
         OSError: the file cannot be written.
@@ -195,7 +201,9 @@ class RecordingWriter:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     def close(self, reason: str) -> None:
-        """End the recording regularly; if that fails, delete it, or a later kernel would see a crash."""
+        """End the recording regularly; if that fails, delete it, or a later kernel would see a
+        crash.
+        """
         with self._lock:
             if os.getpid() != self._pid or self._file.closed:
                 return
@@ -211,19 +219,24 @@ def _private(path: str, flags: int) -> int:
 
 
 def state(kernel: Kernel | None) -> Literal["alive", "dead", "unknown"]:
-    """Return the state of a recording's kernel; unknown in another container or on another machine."""
+    """Return the state of a recording's kernel; unknown in another container or on
+    another machine.
+    """
     if kernel is None or kernel.place != host.process_space():
         return "unknown"
     return "alive" if host.is_running(kernel.pid, kernel.started) else "dead"
 
 
 def ended(folder: Path, notebook: str = "") -> list[Recording]:
-    """Return the recordings of a notebook's kernels that do not run, or not here; the newest first."""
+    """Return the recordings of a notebook's kernels that do not run, or not here;
+    the newest first.
+    """
     tails = (read(path, TAIL_BYTES) for path in listed(folder))
     return [
         tail
         for tail in tails
-        if state(tail.kernel) != "alive" and (not tail.kernel or not notebook or tail.kernel.notebook in ("", notebook))
+        if state(tail.kernel) != "alive"
+        and (not tail.kernel or not notebook or tail.kernel.notebook in ("", notebook))
     ]
 
 
@@ -240,26 +253,38 @@ def judge(recording: Recording) -> Verdict:
     """Return why a recording's kernel ended, as far as the system's own records prove it."""
     kernel = recording.kernel
     if kernel is None:
-        return Verdict("its beginning is damaged, so the kernel and the reason of its end are unknown")
+        return Verdict(
+            "its beginning is damaged, so the kernel and the reason of its end are unknown"
+        )
     if recording.end is not None:
         return Verdict(recording.end.reason)
     now = state(kernel)
     if now == "alive":
         return Verdict("the kernel still runs")
     if now == "unknown":
-        return Verdict("it may still run: it is in another container or on another machine, or that was restarted")
+        return Verdict(
+            "it may still run: it is in another container or on another machine, or that was "
+            "restarted"
+        )
     earliest = recording.last_time - _CLOCK_SECONDS
     deaths = cgroup.deaths() if kernel.place.endswith(_ROOT_NAMESPACE) else ()
     for death in deaths:
         if death.pid == kernel.pid and death.time >= earliest:
-            group, machine = "its control group's limit was reached", "the machine's memory was used up"
+            group, machine = (
+                "its control group's limit was reached",
+                "the machine's memory was used up",
+            )
             oom = f"the OOM killer ended it: {group if 'cgroup' in death.text else machine}"
             text = oom if death.oom else "it crashed: a fault in native code"
             return Verdict(text, "certain", f"the system's log: {death.text}")
-    before = next((moment.kills for moment in reversed(recording.cell) if moment.kills is not None), None)
+    before = next(
+        (moment.kills for moment in reversed(recording.cell) if moment.kills is not None), None
+    )
     after = cgroup.recorded(kernel.counter)
     if before is None or after is None:
-        return Verdict("it was killed, or it crashed", "unknown", "OOM kills cannot be counted from here")
+        return Verdict(
+            "it was killed, or it crashed", "unknown", "OOM kills cannot be counted from here"
+        )
     if after <= before:
         none = "the OOM killer has killed no process here since the kernel's last entry"
         return Verdict("not the OOM killer: it was killed, or it crashed", "unknown", none)

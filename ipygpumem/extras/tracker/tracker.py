@@ -1,4 +1,6 @@
-"""Trackers: each call reports the tensors and arrays that were added and removed since the last one."""
+"""Trackers: each call reports the tensors and arrays that were added and removed since the last
+one.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,17 @@ from ipygpumem.units import format_bytes, format_change, whole
 
 
 def tracker(to: object = None, *, top: int = 10, silent: bool = False) -> Tracker:
-    """Return a tracker, whose ``track()`` reports the tensors and arrays added and removed since its last call.
+    """Return a tracker, whose ``track()`` reports the tensors and arrays added and removed since
+    its last call.
 
-    Use it inside functions, where no cell ends: call ``track()`` before and after the suspected code.
+    Use it inside functions, where no cell ends: call ``track()`` before and after the suspected
+    code.
 
     Args:
-        to: destination of the reports: None is the notebook, or a script's stdout; a logger gets them as ``INFO``; a
-            path is that of a file to append to.
-        top: maximum number of new ones to list, and of gone ones, the largest first; the rest are counted.
+        to: destination of the reports: None is the notebook, or a script's stdout; a logger gets
+            them as ``INFO``; a path is that of a file to append to.
+        top: maximum number of new ones to list, and of gone ones, the largest first; the rest are
+            counted.
         silent: report nothing; ``track()`` returns the record in any case.
 
     Raises:
@@ -54,7 +59,9 @@ def tracker(to: object = None, *, top: int = 10, silent: bool = False) -> Tracke
 
 @dataclass(frozen=True, repr=False)
 class TrackerRecord(InventoryDiff):
-    """Changes between two calls of a tracker, and the state at the second; in the first call everything is new."""
+    """Changes between two calls of a tracker, and the state at the second; in the first call
+    everything is new.
+    """
 
     number: int
     """Number of the call, counted from 1."""
@@ -77,7 +84,9 @@ class TrackerRecord(InventoryDiff):
 
 
 class Tracker:
-    """Compares the live tensors and arrays from call to call, without keeping them alive; made by ``tracker``."""
+    """Compares the live tensors and arrays from call to call, without keeping them alive; made by
+    ``tracker``.
+    """
 
     def __init__(self, write: Callable[[Report], None], top: int, *, silent: bool) -> None:
         self._write = write
@@ -85,19 +94,30 @@ class Tracker:
         self._silent = silent
         self._number = 0
         self._last: tuple[Inventory, str, Storages] | None = None
-        """The last inventory, its place in the code, and its storages, so that no new one reuses their identities."""
+        """The last inventory, its place in the code, and its storages, so that no new one reuses
+        their identities.
+        """
         self._traces = current_traces()
         self._span = self._traces.meter.start()
 
     def track(self) -> TrackerRecord:
-        """Report and return the changes since the last call; the first call lists everything as added."""
+        """Report and return the changes since the last call; the first call lists everything as
+        added.
+        """
         caller = sys._getframe().f_back
         usages, notes = self._usages()
         storages = Storages()
-        found = inventory_at(caller or sys._getframe(), storages)  # no Python code calls an atexit handler
+        # no Python code calls an atexit handler
+        found = inventory_at(caller or sys._getframe(), storages)
         before, place, _ = self._last or (Inventory((), 0.0), "", None)
         file, line, cell, function = _position(caller, found.cell)
-        where = f"{file}:{line}" if file is not None else "" if cell is None else f"cell {cell}, line {line}"
+        where = (
+            f"{file}:{line}"
+            if file is not None
+            else ""
+            if cell is None
+            else f"cell {cell}, line {line}"
+        )
         where += f" in {function}" if function else ""
         changed = records.difference(before, found)
         self._number += 1
@@ -107,7 +127,16 @@ class Tracker:
             place,
             where,
             self._number,
-            *(found.taken_at, file, line, cell, function, found.device_bytes, usages, (*notes, *found.notes)),
+            *(
+                found.taken_at,
+                file,
+                line,
+                cell,
+                function,
+                found.device_bytes,
+                usages,
+                (*notes, *found.notes),
+            ),
         )
         self._last = found, where, storages
         self._traces.meter.lap(self._span)  # exclude the memory of our own search
@@ -120,21 +149,29 @@ class Tracker:
         if traces is self._traces:
             return traces.meter.lap(self._span), []
         self._traces, self._span = traces, traces.meter.start()
-        return traces.meter.read(self._span), ["the extension was loaded or unloaded: peaks count from this call only"]
+        return traces.meter.read(self._span), [
+            "the extension was loaded or unloaded: peaks count from this call only"
+        ]
 
 
-def _position(caller: FrameType | None, cell: int | None) -> tuple[str | None, int | None, int | None, str]:
+def _position(
+    caller: FrameType | None, cell: int | None
+) -> tuple[str | None, int | None, int | None, str]:
     """Return the file (None for a cell), the line, the cell and the function of ``caller``."""
     if caller is None:
         return None, None, None, ""
     code = caller.f_code
-    name = str(getattr(code, "co_qualname", code.co_name)).replace(".<locals>", "")  # from Python 3.11 on
-    function = "" if name == "<module>" or name.startswith("<cell line:") else name  # IPython 8's name for a cell
+    # from Python 3.11 on
+    name = str(getattr(code, "co_qualname", code.co_name)).replace(".<locals>", "")
+    # IPython 8's name for a cell
+    function = "" if name == "<module>" or name.startswith("<cell line:") else name
     return (code.co_filename if cell is None else None), caller.f_lineno, cell, function
 
 
 def _writer(to: Any) -> Callable[[Report], None]:
-    """Return a function that writes a report to ``to``; if that fails, it shows the report with the reason."""
+    """Return a function that writes a report to ``to``; if that fails, it shows the report with the
+    reason.
+    """
     if to is None:
         return show
     if is_instance(to, logging.Logger) or is_instance(to, logging.LoggerAdapter):
@@ -144,7 +181,9 @@ def _writer(to: Any) -> Callable[[Report], None]:
             to = pathlib.Path(to).expanduser().absolute()
             _append(to, "")
         except (OSError, ValueError, RuntimeError) as error:
-            raise FileError(f"the tracker's file cannot be written: {describe_error(error)}") from None
+            raise FileError(
+                f"the tracker's file cannot be written: {describe_error(error)}"
+            ) from None
         name = str(to)
     else:
         raise TraceError(f"a tracker writes to a logger or to a file path, not to {type_name(to)}")
@@ -155,7 +194,8 @@ def _writer(to: Any) -> Callable[[Report], None]:
             if is_instance(to, pathlib.PurePath):
                 _append(to, shown + "\n")
             else:
-                to.info("%s", shown.rstrip(), stacklevel=3)  # the caller of ``track``, which calls this
+                # the caller of ``track``, which calls this
+                to.info("%s", shown.rstrip(), stacklevel=3)
         except Exception as error:
             show(report)
             show(note(f"ipygpumem: the tracker could not write to {name}: {describe_error(error)}"))
@@ -169,9 +209,13 @@ def _append(path: pathlib.Path, shown: str) -> None:
 
 
 def tracker_report(record: TrackerRecord, *, top: int) -> Report:
-    """Return the ``top`` largest tensors that were added, as many that were removed, and each device's totals."""
+    """Return the ``top`` largest tensors that were added, as many that were removed, and each
+    device's totals.
+    """
     changes = sizes(record.changed_bytes, format_change) or ["no change"]
-    headline = layout.SEPARATOR.join(filter(None, [f"tracker {record.number}", record.after, *changes]))
+    headline = layout.SEPARATOR.join(
+        filter(None, [f"tracker {record.number}", record.after, *changes])
+    )
     lines = list(map(clean, (*_totals(record), *record.notes)))
     return Report("tracker", clean(headline), lines, changed_tables(record, top), records=[record])
 
@@ -184,16 +228,28 @@ def _totals(record: TrackerRecord) -> Iterator[str]:
         own = left.pop(f"{usage.device}:0", 0) if own is None else own  # a single device: mps
         if layout.in_use(usage) or own:
             peak = f"peak {format_bytes(usage.peak_bytes)}{layout.sampled_mark(usage)} {since}"
-            yield f"{device_label(usage.device)}: {format_bytes(own)} in tensors{_beside(usage, own)}, {peak}"
-    yield from (f"{device_label(device)}: {format_bytes(size)} in tensors" for device, size in left.items() if size)
+            yield (
+                f"{device_label(usage.device)}: {format_bytes(own)} in "
+                f"tensors{_beside(usage, own)}, {peak}"
+            )
+    yield from (
+        f"{device_label(device)}: {format_bytes(size)} in tensors"
+        for device, size in left.items()
+        if size
+    )
 
 
 def _beside(usage: Usage, own: int) -> str:
     if usage.device == "cpu":
         return f" and arrays; RSS {format_bytes(usage.after_bytes)}"
     rest = usage.after_bytes - own
-    reserved = "" if usage.reserved_bytes is None else f", reserved {format_bytes(usage.reserved_bytes)}"
+    reserved = (
+        "" if usage.reserved_bytes is None else f", reserved {format_bytes(usage.reserved_bytes)}"
+    )
     more = f"{format_bytes(rest)} of it in no Python tensor, or rounding"
     if rest < 0:
         more = f"{format_bytes(-rest)} less: some are memory that torch does not count here"
-    return f"; torch has allocated {format_bytes(usage.after_bytes)}{f' ({more})' if rest else ''}{reserved}"
+    return (
+        f"; torch has allocated "
+        f"{format_bytes(usage.after_bytes)}{f' ({more})' if rest else ''}{reserved}"
+    )

@@ -29,7 +29,9 @@ class Epochs:
         return Epochs, ()
 
     def begin(self, number: int) -> None:
-        """Begin an epoch, counted from 1; drop one left open by an error, which trainers do not report to callbacks."""
+        """Begin an epoch, counted from 1; drop one left open by an error, which trainers do not
+        report to callbacks.
+        """
         self.close()
         traces, started_at, started = current_traces(), time.time(), time.perf_counter()
         self._open = traces, traces.meter.start(), number, started_at, started
@@ -42,7 +44,9 @@ class Epochs:
         usages = traces.meter.stop(span)
         if not usages:  # the extension was unloaded during the epoch
             return {}
-        traces.finished.append(TraceRecord("epoch", started_at, time.perf_counter() - started, None, usages, number))
+        traces.finished.append(
+            TraceRecord("epoch", started_at, time.perf_counter() - started, None, usages, number)
+        )
         figures = {}
         for usage in usages:
             if usage.peak_bytes:
@@ -60,7 +64,9 @@ class Epochs:
 
 
 def harmless(hook: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a callback's hook so that it never raises: our own failure is reported, and ends the measuring."""
+    """Wrap a callback's hook so that it never raises: our own failure is reported, and ends the
+    measuring.
+    """
 
     @functools.wraps(hook)
     def call(self: Any, *args: Any, **options: Any) -> None:

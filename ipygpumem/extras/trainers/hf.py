@@ -17,7 +17,9 @@ _LOOP = "_inner_training_loop"
 
 
 class HfMemoryCallback(TrainerCallback):
-    """Logs each epoch's kept memory and its peak on every device in use, with names such as ``mem/cuda_0/kept_mib``."""
+    """Logs each epoch's kept memory and its peak on every device in use, with names such as
+    ``mem/cuda_0/kept_mib``.
+    """
 
     def __init__(self) -> None:
         self.epochs = Epochs()
@@ -36,14 +38,17 @@ class HfMemoryCallback(TrainerCallback):
 
 
 def _epochs_before(state: Any) -> int:
-    """Return the number of finished epochs, from the trainer's loop: its state counts fractions of some data sets."""
+    """Return the number of finished epochs, from the trainer's loop: its state counts fractions of
+    some data sets.
+    """
     loop = next((frame for frame in stack(sys._getframe(1)) if frame.f_code.co_name == _LOOP), None)
     number = None if loop is None else peek(loop).get("epoch")
     return number if type(number) is int else int(state.epoch or 0)
 
 
 def _log(figures: dict[str, float]) -> None:
-    """Log figures with the trainer whose training loop has called a hook; callbacks do not receive it.
+    """Log figures with the trainer whose training loop has called a hook; callbacks do not receive
+    it.
 
     Adding to an existing log would not reach the callbacks that receive it before ours.
     """
@@ -51,11 +56,14 @@ def _log(figures: dict[str, float]) -> None:
         return
     for frame in stack(sys._getframe(1)):
         # Not from f_locals, which would keep the trainer alive after an error.
-        trainer: Any = peek(frame).get("self") if frame.f_code.co_varnames[:1] == ("self",) else None
+        trainer: Any = (
+            peek(frame).get("self") if frame.f_code.co_varnames[:1] == ("self",) else None
+        )
         if is_instance(trainer, Trainer):
             wanted = trainer.control.should_log
             try:
-                # The base class's method: those of other trainers clear the values collected for the next log.
+                # The base class's method: those of other trainers clear the values collected for
+                # the next log.
                 Trainer.log(trainer, figures)
             finally:
                 trainer.control.should_log = wanted  # a due log stays due

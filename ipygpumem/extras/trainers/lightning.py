@@ -8,7 +8,9 @@ from typing import Any
 from ipygpumem.extras.trainers.epochs import Epochs, close, harmless, needs
 
 with needs("lightning", "lightning"):
-    if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:  # its older name, with its own classes
+    if (
+        "pytorch_lightning" in sys.modules and "lightning" not in sys.modules
+    ):  # its older name, with its own classes
         from pytorch_lightning import Callback
     else:
         from lightning.pytorch import Callback
@@ -16,7 +18,9 @@ import torch  # Lightning needs it
 
 
 class LightningMemoryCallback(Callback):
-    """Logs each epoch's kept memory and its peak on every device in use, with names such as ``mem/cuda_0/kept_mib``."""
+    """Logs each epoch's kept memory and its peak on every device in use, with names such as
+    ``mem/cuda_0/kept_mib``.
+    """
 
     def __init__(self) -> None:
         self.epochs = Epochs()
@@ -31,12 +35,18 @@ class LightningMemoryCallback(Callback):
 
     @harmless
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log the epoch's memory; not with ``self.log``, which fails if the module logs the same name."""
+        """Log the epoch's memory; not with ``self.log``, which fails if the module logs the same
+        name.
+        """
         figures = self.epochs.end()
         # For later callbacks that monitor one of them.
-        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in figures.items()})
+        trainer.callback_metrics.update(
+            {name: torch.tensor(value) for name, value in figures.items()}
+        )
         if figures and trainer.is_global_zero:
-            stepped = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
+            stepped = getattr(
+                trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step
+            )
             for logger in trainer.loggers:
                 logger.log_metrics(
                     metrics={**figures, "epoch": trainer.current_epoch},

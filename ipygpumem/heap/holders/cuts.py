@@ -1,4 +1,6 @@
-"""References that a user can remove, and the statement that removes some of one object's references."""
+"""References that a user can remove, and the statement that removes some of one object's
+references.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def split(code: str) -> tuple[str, str]:
 
 
 def statement_of(cuts: Sequence[Cut]) -> str:
-    """Return one statement that removes all of some references, however many; empty if there is none."""
+    """Return one statement that removes all of some references, however many; empty if there is
+    none.
+    """
     if not cuts:
         return ""
     of_owner = dict[int, list[Cut]]()
@@ -91,7 +95,9 @@ def statement_of(cuts: Sequence[Cut]) -> str:
 
 
 def _inner_first(groups: list[list[Cut]]) -> list[list[Cut]]:
-    """Return the groups so that no statement moves an item that a later statement names by its position."""
+    """Return the groups so that no statement moves an item that a later statement names by its
+    position.
+    """
     return sorted(groups, key=lambda group: _positions(group[0]), reverse=True)
 
 
@@ -138,9 +144,11 @@ def _of_span(kind: Kind, owner: str, start: int, end: int, size: int) -> str:
 
 
 def _in_each(groups: list[list[Cut]]) -> str:
-    """Return the loop that removes the same reference of neighbouring items of a list; empty if they differ.
+    """Return the loop that removes the same reference of neighbouring items of a list; empty if
+    they differ.
 
-    An example is a list of results, each of which holds an array: ``for item in runs: del item["data"]``.
+    An example is a list of results, each of which holds an array: ``for item in runs: del
+    item["data"]``.
     """
     firsts = [group[0] for group in groups]
     outer = [cut.outer for cut in firsts if cut.outer is not None]

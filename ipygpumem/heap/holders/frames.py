@@ -8,19 +8,29 @@ import threading
 from collections.abc import Container, Iterator, Sequence
 from itertools import compress, repeat
 from operator import is_not
-from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType, TracebackType
+from types import (
+    AsyncGeneratorType,
+    CodeType,
+    CoroutineType,
+    FrameType,
+    GeneratorType,
+    TracebackType,
+)
 from typing import Any
 
 from ipygpumem import introspect
 from ipygpumem.introspect import text_of
 
 FORGET_LAST_ERROR = "import sys; sys.last_value = sys.last_exc = None"
-"""The line that drops the last error, which %debug and %tb show, with its arguments and attributes."""
+"""The line that drops the last error, which %debug and %tb show, with its arguments and attributes.
+"""
 _TOOLS = {"IPython", "ipykernel", "ipygpumem", "traitlets", "tornado", "asyncio", "jupyter_client"}
 
 
 def running_frames(without: Container[int] = ()) -> Iterator[tuple[FrameType, str]]:
-    """Yield each running frame of a user function, with the thread's name, in every thread but those ``without``."""
+    """Yield each running frame of a user function, with the thread's name, in every thread but
+    those ``without``.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, current in _all_frames():
         if ident not in without and is_users(current):
@@ -36,7 +46,9 @@ def background_frames() -> Iterator[tuple[FrameType, str]]:
 
 
 def running_locals(without: Container[int] = ()) -> Iterator[object]:
-    """Yield the objects that local names of running user functions refer to, except in some threads."""
+    """Yield the objects that local names of running user functions refer to, except in some
+    threads.
+    """
     for frame, _ in running_frames(without):
         yield from peek(frame).values()
 
@@ -49,7 +61,8 @@ def running_ids() -> set[int]:
 def emptied_locals() -> set[int]:
     """Empty the dicts that show the locals of running user functions, and return their identities.
 
-    Up to Python 3.12 each frame keeps such a dict. Another reference to it would stop ``peek`` from emptying it again.
+    Up to Python 3.12 each frame keeps such a dict. Another reference to it would stop ``peek`` from
+    emptying it again.
     """
     found = set()
     for frame, _ in running_frames():
@@ -61,7 +74,8 @@ def emptied_locals() -> set[int]:
 
 
 def _all_frames() -> Iterator[tuple[int, FrameType]]:
-    # A frame stored in one of its own variables is a cycle, which would keep all objects of our callers alive.
+    # A frame stored in one of its own variables is a cycle, which would keep all objects of our
+    # callers alive.
     stacks = sys._current_frames()
     current: FrameType | None
     while stacks:
@@ -86,7 +100,9 @@ def steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def is_users(frame: FrameType) -> bool:
-    """Return True for a frame of a user function; IPython's and our own have names that lead to everything."""
+    """Return True for a frame of a user function; IPython's and our own have names that lead to
+    everything.
+    """
     name = text_of(frame.f_globals.get("__name__"))
     return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED) and name.split(".")[0] not in _TOOLS
 
@@ -94,8 +110,9 @@ def is_users(frame: FrameType) -> bool:
 def peek(frame: FrameType) -> dict[str, object]:
     """Return the objects that the local names of a function's frame refer to now.
 
-    Up to Python 3.12, reading ``f_locals`` leaves a copy in the frame that keeps all objects alive until the function
-    returns. It is emptied again, unless user code (``locals()``) or a debugger has a reference to it too.
+    Up to Python 3.12, reading ``f_locals`` leaves a copy in the frame that keeps all objects alive
+    until the function returns. It is emptied again, unless user code (``locals()``) or a debugger
+    has a reference to it too.
     """
     names = frame.f_locals
     values = dict(names)
@@ -115,7 +132,9 @@ def code_of(suspended: Any) -> CodeType:
 
 
 def locals_of(suspended: Any) -> dict[str, object]:
-    """Return the objects that the local names of a generator or coroutine refer to; none once it has ended."""
+    """Return the objects that the local names of a generator or coroutine refer to; none once it
+    has ended.
+    """
     frame = getattr(suspended, f"{_SUSPENDED[type(suspended)]}_frame")
     return {} if frame is None else peek(frame)
 
@@ -129,7 +148,9 @@ def failed(errors: Sequence[BaseException]) -> list[BaseException]:
 
 
 def in_traceback(error: BaseException) -> list[tuple[str, object]]:
-    """Return the local names of ended functions, by which an exception keeps objects alive, and these objects."""
+    """Return the local names of ended functions, by which an exception keeps objects alive, and
+    these objects.
+    """
     running, found = running_ids(), list[tuple[str, object]]()
     for step in steps(_traceback_of(error)):
         if id(step.tb_frame) not in running and is_users(step.tb_frame):
@@ -138,6 +159,7 @@ def in_traceback(error: BaseException) -> list[tuple[str, object]]:
 
 
 def _is_ours_alone(frame: FrameType, names: object) -> bool:
-    # The frame's reference, the caller's, the one in ``names``, getrefcount's own, and until 3.10 the caller's stack's.
+    # The frame's reference, the caller's, the one in ``names``, getrefcount's own, and until 3.10
+    # the caller's stack's.
     only_ours = 4 if sys.version_info >= (3, 11) else 5
     return type(names) is dict and frame.f_trace is None and sys.getrefcount(names) == only_ours

@@ -1,8 +1,9 @@
-"""Finds tensors that autograd keeps in C++: saved for a backward pass, as a gradient, or as a graph's leaf.
+"""Finds tensors that autograd keeps in C++: saved for a backward pass, as a gradient, or as a
+graph's leaf.
 
-The garbage collector cannot see these references. They are found from the other end: from the nodes of every live
-tensor's graph to their saved tensors. Nothing is unpacked: ``SavedTensor.data`` (torch 2.1 and later) returns the
-saved tensor without running the user's hooks.
+The garbage collector cannot see these references. They are found from the other end: from the nodes
+of every live tensor's graph to their saved tensors. Nothing is unpacked: ``SavedTensor.data``
+(torch 2.1 and later) returns the saved tensor without running the user's hooks.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ DETACH = "keep loss.item() or tensor.detach() instead of a tensor with its graph
 
 @dataclass(frozen=True)
 class Keeper:
-    """A tensor that keeps a storage alive through C++, and how: ``how`` follows the tensor's path."""
+    """A tensor that keeps a storage alive through C++, and how: ``how`` follows the
+    tensor's path.
+    """
 
     tensor: Any
     how: str
@@ -45,14 +48,20 @@ def requiring_grad(tensors: Iterable[Any]) -> list[Any]:
         return list(compress(tensors, map(torch.Tensor.requires_grad.__get__, tensors)))
 
 
-def keepers(tensors: Iterable[Any], wanted: set[StorageKey]) -> tuple[dict[StorageKey, Keeper], bool]:
-    """Return the tensor that keeps each of the ``wanted`` storages alive, and True if all graphs were seen."""
+def keepers(
+    tensors: Iterable[Any], wanted: set[StorageKey]
+) -> tuple[dict[StorageKey, Keeper], bool]:
+    """Return the tensor that keeps each of the ``wanted`` storages alive, and True if all graphs
+    were seen.
+    """
     torch: Any = sys.modules["torch"]
     by_storage: dict[StorageKey, Keeper] = {}
     seen = Nodes()
     with torch._C.DisableTorchFunction():
         # Leaves first: a leaf with a name is a better answer than a graph that leads to it.
-        for tensor in sorted(requiring_grad(tensors), key=lambda tensor: not torch.Tensor.is_leaf.__get__(tensor)):
+        for tensor in sorted(
+            requiring_grad(tensors), key=lambda tensor: not torch.Tensor.is_leaf.__get__(tensor)
+        ):
             for node, kept in behind(tensor, seen) if len(by_storage) < len(wanted) else ():
                 key = storage_key(kept)
                 if key in wanted and key not in by_storage:
@@ -61,8 +70,12 @@ def keepers(tensors: Iterable[Any], wanted: set[StorageKey]) -> tuple[dict[Stora
     return by_storage, not seen.is_full
 
 
-def kept_behind(tensors: Iterable[Any], seen: Nodes, *, leaves: bool, allowance: Allowance | None = None) -> list[Any]:
-    """Return the gradients of those ``tensors`` that are leaves, or the tensors in the graphs of the rest."""
+def kept_behind(
+    tensors: Iterable[Any], seen: Nodes, *, leaves: bool, allowance: Allowance | None = None
+) -> list[Any]:
+    """Return the gradients of those ``tensors`` that are leaves, or the tensors in the graphs of
+    the rest.
+    """
     base: Any = library_type("torch", "Tensor")
     if base is None:
         return []
@@ -79,7 +92,9 @@ def kept_behind(tensors: Iterable[Any], seen: Nodes, *, leaves: bool, allowance:
 
 
 def _let_swap(utils: Any) -> None:
-    """Let torch swap two tensors, as ``module.to()`` may; it refuses where weak references such as ours exist."""
+    """Let torch swap two tensors, as ``module.to()`` may; it refuses where weak references such as
+    ours exist.
+    """
     if getattr(utils, "weakref", None) is weakref:
         utils.weakref = SimpleNamespace(**{**vars(weakref), "getweakrefs": _references_of_others})
 
@@ -98,8 +113,9 @@ def _references_of_others(item: object) -> list[Any]:
 def live_tensors(garbage: Garbage) -> list[Any]:
     """Return all live tensors, including those that only graphs, leaves and TorchScript keep alive.
 
-    A result saved by its own operation, and a gradient that was never read, have no Python object yet: half the memory
-    of a network of sigmoids. This call creates the objects, which live as long as the tensors.
+    A result saved by its own operation, and a gradient that was never read, have no Python object
+    yet: half the memory of a network of sigmoids. This call creates the objects, which live as long
+    as the tensors.
     """
     base: Any = library_type("torch", "Tensor")
     if base is None:
@@ -107,7 +123,8 @@ def live_tensors(garbage: Garbage) -> list[Any]:
     expect_dead_nodes()
     _let_swap(sys.modules.get("torch.utils"))
     scripted = library_type("torch.jit", "RecursiveScriptModule")
-    both = garbage.instances(base, *([] if scripted is None else [scripted]))  # one search of the heap
+    # one search of the heap
+    both = garbage.instances(base, *([] if scripted is None else [scripted]))
     kinds, seen = kinds_of(both, base), Nodes()
     tensors: list[Any] = of_types(kinds, both)
     found = [*tensors, *(value for item in without_types(kinds, both) for value in of_script(item))]
@@ -126,13 +143,16 @@ def of_script(module: object) -> Iterator[Any]:
 
 
 def behind(tensor: Any, seen: Nodes) -> Iterator[tuple[Any, Any]]:
-    """Yield the tensors that a tensor keeps alive in C++, each with its node; None for the tensor's gradient.
+    """Yield the tensors that a tensor keeps alive in C++, each with its node; None for the tensor's
+    gradient.
 
     Skips the nodes in ``seen``, and adds the new ones, so that their identities are not reused.
     """
     for gradient in gradient_of(tensor):
         yield None, gradient
-    with contextlib.suppress(RuntimeError):  # a view that was changed in place may refuse to return its graph
+    with contextlib.suppress(
+        RuntimeError
+    ):  # a view that was changed in place may refuse to return its graph
         for node in seen.of(tensor):
             for item in saved_by(node):
                 yield node, item
@@ -141,24 +161,37 @@ def behind(tensor: Any, seen: Nodes) -> Iterator[tuple[Any, Any]]:
 def gradient_of(tensor: Any) -> Iterator[Any]:
     """Yield a tensor's gradient, if it has one."""
     base: Any = sys.modules["torch"].Tensor
-    with contextlib.suppress(RuntimeError):  # a view that was changed in place may refuse to return its graph
-        if base.is_leaf.__get__(tensor) or base.retains_grad.__get__(tensor):  # reading it elsewhere makes torch warn
+    with contextlib.suppress(
+        RuntimeError
+    ):  # a view that was changed in place may refuse to return its graph
+        if base.is_leaf.__get__(tensor) or base.retains_grad.__get__(
+            tensor
+        ):  # reading it elsewhere makes torch warn
             gradient = base.grad.__get__(tensor)
             if gradient is not None:
                 yield gradient
 
 
 def saved_by(node: Any) -> Iterator[Any]:
-    """Yield the tensors that a node has saved, once per reference, without unpacking them; a leaf's gradient too."""
+    """Yield the tensors that a node has saved, once per reference, without unpacking them; a leaf's
+    gradient too.
+    """
     base: Any = sys.modules["torch"].Tensor
     if is_leaf(node):
         gradient = base.grad.__get__(node.variable)
         yield from (node.variable,) if gradient is None else (node.variable, gradient)
         return
-    for value in (instance_dict(node) or {}).values():  # attributes that the user's Function set on its ctx
+    for value in (
+        instance_dict(node) or {}
+    ).values():  # attributes that the user's Function set on its ctx
         if is_instance(value, base):
             yield value
-    names = (name for kind in type.mro(type(node)) for name in class_dict(kind) if name.startswith("_raw_saved_"))
+    names = (
+        name
+        for kind in type.mro(type(node))
+        for name in class_dict(kind)
+        if name.startswith("_raw_saved_")
+    )
     for name in names:
         with contextlib.suppress(RuntimeError):  # freed by a backward pass already
             raw = getattr(node, name)

@@ -1,9 +1,10 @@
 """Reads the nodes of autograd graphs, and never more of them than torch can destroy.
 
-torch (seen with 2.13) keeps the Python object of a node for as long as the node lives. It destroys nodes without such
-an object in a loop, but a chain of nodes with objects recursively: some 35,000 of them overflow a stack of 8 MiB, and
-the process crashes when the user's tensor dies. An object cannot be taken back once a node was read. So all searches of
-the process share one limit, and only this file reads ``grad_fn`` and ``next_functions``.
+torch (seen with 2.13) keeps the Python object of a node for as long as the node lives. It destroys
+nodes without such an object in a loop, but a chain of nodes with objects recursively: some 35,000
+of them overflow a stack of 8 MiB, and the process crashes when the user's tensor dies. An object
+cannot be taken back once a node was read. So all searches of the process share one limit, and only
+this file reads ``grad_fn`` and ``next_functions``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from ipygpumem.introspect import name_of
 LONGEST_CHAIN = 20_000
 """Maximum number of nodes on any path through a graph that all searches may have read together."""
 MOST_NODES = 200_000
-"""Maximum number of nodes in one search: a second of work. A time limit would make results vary from call to call."""
+"""Maximum number of nodes in one search: a second of work. A time limit would make results vary
+from call to call.
+"""
 _MOST_BETWEEN = 64
 """Maximum number of refused searches before the next look for dead nodes."""
 _MOST_REMEMBERED = 400_000
@@ -33,7 +36,8 @@ def is_leaf(node: Any) -> bool:
 
 
 def has_graph(tensor: Any) -> bool:
-    """Return True if a tensor that requires gradients has a ``grad_fn``, which is not read if torch can tell without.
+    """Return True if a tensor that requires gradients has a ``grad_fn``, which is not read if torch
+    can tell without.
 
     A view whose base was changed in place gets its node only when it is read.
     """
@@ -55,7 +59,8 @@ class _Remembered(NamedTuple):
     number: int
     """torch's number of the node; another node may get its identity later."""
     length: int
-    """Maximum number of nodes with Python objects on a path from this node to the end of its graph."""
+    """Maximum number of nodes with Python objects on a path from this node to the end of its graph.
+    """
     is_expanded: bool
     """True if the nodes that follow it have been read, too."""
 
@@ -65,14 +70,18 @@ class _AllSearches:
 
     def __init__(self) -> None:
         self.longest = 0
-        """Maximum number of nodes with Python objects on one path; nodes that have died may still count."""
+        """Maximum number of nodes with Python objects on one path; nodes that have died may still
+        count.
+        """
         self._nodes: dict[int, _Remembered] = {}
         self._tensors: set[int] = set()
         """Identities of tensors whose first nodes have been read."""
         self._refused = 0
         """Number of searches refused since the last look for dead nodes."""
         self._between = 1
-        """Number of refused searches until the next look; doubled by each look that finds none dead."""
+        """Number of refused searches until the next look; doubled by each look that finds none
+        dead.
+        """
 
     def begin(self) -> None:
         """Begin a search."""
@@ -80,7 +89,9 @@ class _AllSearches:
             self.forget_dead()
 
     def may_read(self, more: int) -> bool:
-        """Return True if a path that may lead to nodes of any other search may have ``more`` new nodes."""
+        """Return True if a path that may lead to nodes of any other search may have ``more`` new
+        nodes.
+        """
         return self.longest + more <= LONGEST_CHAIN
 
     def has_first_node_of(self, tensor: Any) -> bool:
@@ -108,7 +119,9 @@ class _AllSearches:
         self._between = 1
 
     def refused(self) -> None:
-        """Forget dead nodes for a search that was refused, but not for each of many searches of one living graph."""
+        """Forget dead nodes for a search that was refused, but not for each of many searches of one
+        living graph.
+        """
         self._refused += 1
         if self._refused < self._between:
             return
@@ -121,7 +134,9 @@ class _AllSearches:
             self._between = min(2 * self._between, _MOST_BETWEEN)
 
     def forget_dead(self) -> None:
-        """Forget nodes and tensors that are no longer alive: lists the heap, which takes a tenth of a second."""
+        """Forget nodes and tensors that are no longer alive: lists the heap, which takes a tenth of
+        a second.
+        """
         alive = dict[int, _Remembered]()
         tensors = set[int]()
         for item in gc.get_objects():
@@ -129,8 +144,13 @@ class _AllSearches:
             if key in self._tensors:
                 tensors.add(key)
             found = self._nodes.get(key)
-            # The type comes first, because an object of the user's may have got a dead node's identity.
-            if found is not None and found.kind == id(type(item)) and found.number == _number_of(item):
+            # The type comes first, because an object of the user's may have got a dead node's
+            # identity.
+            if (
+                found is not None
+                and found.kind == id(type(item))
+                and found.number == _number_of(item)
+            ):
                 alive[key] = found
         self._nodes = alive
         self._tensors = tensors
@@ -142,7 +162,9 @@ _ALL_SEARCHES = _AllSearches()
 
 
 def expect_dead_nodes() -> None:
-    """Let the next search that would be refused look for dead nodes first; call it once for a command."""
+    """Let the next search that would be refused look for dead nodes first; call it once for a
+    command.
+    """
     _ALL_SEARCHES.expect_dead()
 
 
@@ -165,7 +187,8 @@ class _Step:
 
 
 class Nodes:
-    """The nodes that one search has read; keeps them alive, so that their identities are not reused.
+    """The nodes that one search has read; keeps them alive, so that their identities are not
+    reused.
 
     Args:
         most: maximum number of nodes.
@@ -183,7 +206,9 @@ class Nodes:
         self._most = most
         self._with_gradients = with_gradients
         self._lengths: dict[int, int] = {}
-        """For each node that was entered, the maximum number of nodes on a path from it; 0 until that is known."""
+        """For each node that was entered, the maximum number of nodes on a path from it; 0 until
+        that is known.
+        """
         self._following: dict[int, list[Any]] = {}
         self._was_refused = False
         _ALL_SEARCHES.begin()
@@ -209,7 +234,9 @@ class Nodes:
             self.is_full = True
             return None
         node = None
-        with contextlib.suppress(RuntimeError):  # a view that was changed in place may refuse to return its graph
+        with contextlib.suppress(
+            RuntimeError
+        ):  # a view that was changed in place may refuse to return its graph
             node = base.grad_fn.__get__(tensor)
         if node is not None:
             _ALL_SEARCHES.add_tensor(tensor)
@@ -248,7 +275,9 @@ class Nodes:
         is_expanded = known is not None and known.is_expanded
         is_new_and_allowed = not is_expanded and self._may_read(position + 1)
         if len(self._lengths) < self._most and (is_expanded or is_new_and_allowed):
-            self._following[id(node)] = [part for part, _ in node.next_functions if part is not None]
+            self._following[id(node)] = [
+                part for part, _ in node.next_functions if part is not None
+            ]
             return _Step(node, list(self._following[id(node)]), 0, is_expanded=True)
         self.is_full = True
         if known is not None:
@@ -280,7 +309,9 @@ class Nodes:
             path[-1].behind = max(path[-1].behind, length)
 
     def _may_read(self, more: int) -> bool:
-        """Return True if ``more`` new nodes may be on one path; look for dead nodes before saying no."""
+        """Return True if ``more`` new nodes may be on one path; look for dead nodes before saying
+        no.
+        """
         if _ALL_SEARCHES.may_read(more):
             return True
         if more > LONGEST_CHAIN or self._was_refused:  # dead nodes would not help

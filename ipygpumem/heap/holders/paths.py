@@ -1,4 +1,6 @@
-"""Writes chains of references as text, ``notebook variable cache["run3"][0]``, with the line that frees the object."""
+"""Writes chains of references as text, ``notebook variable cache["run3"][0]``, with the line that
+frees the object.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,28 @@ from types import (
 )
 from typing import Any
 
-from ipygpumem.heap.arrays import elements, is_array, is_of_library, is_of_pandas, library_type, read_array, slots
+from ipygpumem.heap.arrays import (
+    elements,
+    is_array,
+    is_of_library,
+    is_of_pandas,
+    library_type,
+    read_array,
+    slots,
+)
 from ipygpumem.heap.holders.cuts import Cut, Kind, split, statement_of
 from ipygpumem.heap.holders.frames import FORGET_LAST_ERROR, peek
 from ipygpumem.heap.holders.graphs import DETACH
-from ipygpumem.heap.holders.roots import EVENT_LOOP, LAST_ERROR, NOTEBOOK, OF_MODULE, REMOVE, Root, Roots, module_code
+from ipygpumem.heap.holders.roots import (
+    EVENT_LOOP,
+    LAST_ERROR,
+    NOTEBOOK,
+    OF_MODULE,
+    REMOVE,
+    Root,
+    Roots,
+    module_code,
+)
 from ipygpumem.heap.holders.tasks import is_pending
 from ipygpumem.heap.libraries import is_segment
 from ipygpumem.introspect import (
@@ -77,8 +96,10 @@ class _Path:
     Attributes:
         text: the path so far.
         code: code of the path's target; empty if it cannot be typed.
-        cut: the reference to remove, so that the target dies; None if there is none, or no code for it.
-        is_fixed: True if the reference to the target itself cannot be removed, such as that of a tuple.
+        cut: the reference to remove, so that the target dies; None if there is none, or no code for
+            it.
+        is_fixed: True if the reference to the target itself cannot be removed, such as that of a
+            tuple.
         advice: the statement that frees the target, or words, if a step knew one.
         is_lost: True if a step cannot be typed: the text ends there.
     """
@@ -134,13 +155,17 @@ class _Path:
         self.is_lost = self._is_all
 
     def statement(self, template: str) -> str:
-        """Return a statement about the path's target, with its import; empty if there is no code for it."""
+        """Return a statement about the path's target, with its import; empty if there is no code
+        for it.
+        """
         imports, code = split(self.code)
         return imports + template.format(code) if code else ""
 
     @property
     def removal(self) -> str:
-        """The statement that removes the target, or the nearest object that can be removed; may be empty."""
+        """The statement that removes the target, or the nearest object that can be removed; may be
+        empty.
+        """
         if self.cut is None:
             return ""
         if self.cut.kind is Kind.NAME and not self.is_fixed:
@@ -149,11 +174,15 @@ class _Path:
         return self.cut.statement
 
     def advise(self, advice: str, words: str) -> None:
-        """Record how to free the path's target, unless that is known: by a statement, or else in words."""
+        """Record how to free the path's target, unless that is known: by a statement, or else in
+        words.
+        """
         self.advice = self.advice or advice or words
 
     def advise_unless(self, comment: str, words: str) -> None:
-        """Remove the current target unless the final one can be removed from an object further along the path."""
+        """Remove the current target unless the final one can be removed from an object further
+        along the path.
+        """
         if self._unless:
             return
         self._unless = f"{self.removal}{comment}" if self.removal else words
@@ -186,7 +215,9 @@ class PathWriter:
         return self.way(root, chain).holder
 
     def way(self, root: Root, chain: Sequence[object], *, of_graph: bool = False) -> Way:
-        """Return the path from ``root`` along ``chain``, whose last object may be a graph's tensor."""
+        """Return the path from ``root`` along ``chain``, whose last object may be a
+        graph's tensor.
+        """
         steps = _without_dicts(chain)
         path = _Path(root, root.text or self._name(steps[0]))
         if not root.text and is_pending(steps[0]):
@@ -199,14 +230,19 @@ class PathWriter:
                 path.advise(path.statement("{0}.close(); {0}.unlink()"), "close() and unlink() it")
             if position == len(steps) - 1:
                 break
-            behind_name = "[" not in path.text  # and not in a list of models, from which one can be removed
+            # and not in a list of models, from which one can be removed
+            behind_name = "[" not in path.text
             taken, is_part = self._step(steps[position:], path)
             is_own |= is_part and behind_name
             position += taken
         if of_graph:
-            return Way(ReferencePath(_ended(path.text), path.advice or _advice_for_graph(steps, path)))
+            return Way(
+                ReferencePath(_ended(path.text), path.advice or _advice_for_graph(steps, path))
+            )
         if path.advice == LAST_ERROR.advice and is_instance(steps[-1], BaseException):
-            path.advice = FORGET_LAST_ERROR  # %gpumem free clears frames, not what the error itself refers to
+            path.advice = (
+                FORGET_LAST_ERROR  # %gpumem free clears frames, not what the error itself refers to
+            )
         if is_own and not path.advice:
             return Way(ReferencePath(_ended(path.text), ""))
         way = path.way(root)
@@ -215,7 +251,8 @@ class PathWriter:
         return way
 
     def holder_from_name(self, name: str, chain: Sequence[object]) -> ReferencePath:
-        """Return the path from a notebook's name along ``chain``, which begins with the name's object.
+        """Return the path from a notebook's name along ``chain``, which begins with the name's
+        object.
 
         The path of a loaded module does not depend on its name in the notebook.
         """
@@ -230,8 +267,11 @@ class PathWriter:
                 return self.holder(root, inside)
         return self.holder(Root.of_variable(name), chain)
 
-    def cuts_inside(self, root: Root, chain: Sequence[object], wanted: Container[int]) -> list[tuple[object, Cut]]:
-        """Return the references by which the last object of a chain, or an item of it, holds the ``wanted`` objects.
+    def cuts_inside(
+        self, root: Root, chain: Sequence[object], wanted: Container[int]
+    ) -> list[tuple[object, Cut]]:
+        """Return the references by which the last object of a chain, or an item of it, holds the
+        ``wanted`` objects.
 
         The search for them ends one step below the items.
         """
@@ -247,7 +287,9 @@ class PathWriter:
                         found.append((part, cut))
         return found
 
-    def _cuts_of_items(self, root: Root, chain: Sequence[object], items: Sequence[object]) -> list[tuple[object, Cut]]:
+    def _cuts_of_items(
+        self, root: Root, chain: Sequence[object], items: Sequence[object]
+    ) -> list[tuple[object, Cut]]:
         """Return the references to some items of an object, which may be very many."""
         found = list[tuple[object, Cut]]()
         for item in items[:_MOST_WRITTEN]:
@@ -267,10 +309,15 @@ class PathWriter:
         if is_pending(item):
             return EVENT_LOOP
         kind = type_name(item)
-        return f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind} that nothing visible from Python refers to"
+        return (
+            f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind} that nothing visible from "
+            f"Python refers to"
+        )
 
     def _step(self, steps: Sequence[object], path: _Path) -> tuple[int, bool]:
-        """Write the next piece of a path; return the number of its references, and whether it is a model's own."""
+        """Write the next piece of a path; return the number of its references, and whether it is a
+        model's own.
+        """
         parent, child = steps[0], steps[1]
         kind = type(parent)
         taken = _went_into_registry(path, steps, self._names)
@@ -288,7 +335,10 @@ class PathWriter:
             return 1, False
         if kind is functools._lru_cache_wrapper:
             path.advise(path.statement("{}.cache_clear()"), "call cache_clear() of that function")
-            path.say(f": lru_cache of function {self._code_name((instance_dict(parent) or {}).get('__wrapped__'))}")
+            path.say(
+                f": lru_cache of function "
+                f"{self._code_name((instance_dict(parent) or {}).get('__wrapped__'))}"
+            )
             return 2 if type(child) is dict and len(steps) > 2 else 1, False
         if is_of_library(parent, "asyncio", "Task"):
             self._task(parent, child, path)
@@ -300,7 +350,7 @@ class PathWriter:
             return 1, False  # users do not type ``.__func__``
         return self._instance(steps, path)
 
-    # -- functions --------------------------------------------------------------------------------------------
+    # -- functions -------------------------------------------------------------------------------
 
     def _code_name(self, function: object) -> str:
         """Return a function's name and the cell that defined it."""
@@ -329,7 +379,10 @@ class PathWriter:
             )
             return 3 if len(steps) > 3 else 2
         if child is function.__defaults__ or child is function.__kwdefaults__:
-            path.say(f": default argument of function {name}", code and _code_of_default(code, function, after))
+            path.say(
+                f": default argument of function {name}",
+                code and _code_of_default(code, function, after),
+            )
             return 1 if after is None else 2
         if child is cells:
             path.say(f": closure of function {name}")
@@ -340,7 +393,9 @@ class PathWriter:
         path.say(f": function {name}")
         if attribute.startswith(".") and is_users(function.__code__.co_filename):
             target = code and f"{code}{attribute}"
-            path.enter(attribute, target, Cut(Kind.ATTRIBUTE, id(function), code, target) if code else None)
+            path.enter(
+                attribute, target, Cut(Kind.ATTRIBUTE, id(function), code, target) if code else None
+            )
         else:
             path.fixed(attribute)
         return taken
@@ -349,14 +404,21 @@ class PathWriter:
         prefix, what, ending = _SUSPENSIONS[type(steps[0])]
         taken = 2 if type(steps[1]) is FrameType and len(steps) > 2 else 1
         frame, code = (getattr(steps[0], f"{prefix}_{name}") for name in ("frame", "code"))
-        is_started = getattr(steps[0], f"{prefix}_suspended", frame is not None and frame.f_lasti >= 0)
+        is_started = getattr(
+            steps[0], f"{prefix}_suspended", frame is not None and frame.f_lasti >= 0
+        )
         # Python 3.13 keeps the arguments of one that has not started when it is closed.
-        path.advise(path.statement(ending) if is_started else path.removal, f"close() the {what} when it is done")
+        path.advise(
+            path.statement(ending) if is_started else path.removal,
+            f"close() the {what} when it is done",
+        )
         path.say(f": suspended {what} {self._named(code)}{_local(frame, steps[taken])}")
         return taken
 
     def _task(self, task: object, child: object, path: _Path) -> None:
-        is_failure = is_exactly(child, CoroutineType, TracebackType) or is_instance(child, BaseException)
+        is_failure = is_exactly(child, CoroutineType, TracebackType) or is_instance(
+            child, BaseException
+        )
         if not is_pending(task) and not is_failure:
             path.fixed(".result()", path.code and f"{path.code}.result()")
             return
@@ -391,13 +453,17 @@ class PathWriter:
         path.say(f": saved traceback, {where}{_local(frame, steps[position])}")
         return position
 
-    # -- objects ----------------------------------------------------------------------------------------------
+    # -- objects ---------------------------------------------------------------------------------
 
     def _instance(self, steps: Sequence[object], path: _Path) -> tuple[int, bool]:
         parent, child = steps[0], steps[1]
         kind = type_name(parent)
-        if kind in ("DataFrame", "Series") and is_of_pandas(parent):  # users write no names for the objects inside
-            inside = itertools.takewhile(lambda item: is_of_pandas(item) or is_exactly(item, tuple, list), steps)
+        if kind in ("DataFrame", "Series") and is_of_pandas(
+            parent
+        ):  # users write no names for the objects inside
+            inside = itertools.takewhile(
+                lambda item: is_of_pandas(item) or is_exactly(item, tuple, list), steps
+            )
             path.enter("", "", None)  # one column of several
             return min(sum(1 for _ in inside), len(steps) - 1), False
         if module_of(child) == "torch.autograd.function" or kind.endswith("Backward0"):
@@ -412,7 +478,10 @@ class PathWriter:
             if hook:
                 where = name or _hooks_of_tensor(parent, child)
                 removal = f"{where}.clear()" if len(items) == 1 else f"{where}.pop({key!r})"
-                path.advise(self._handle_of(child, key) or (where and path.statement("{}" + removal)), _HANDLE)
+                path.advise(
+                    self._handle_of(child, key) or (where and path.statement("{}" + removal)),
+                    _HANDLE,
+                )
                 path.text, path.code = f"{hook} on {path.text.removeprefix(NOTEBOOK)}", ""
                 path.is_lost = True
                 return 2, False
@@ -435,14 +504,24 @@ class PathWriter:
     def _handle_of(self, hooks: object, key: object) -> str:
         """Return the statement that removes one of ``hooks``, if its handle has a name."""
         for name, value in list(self._names.items()):
-            handle = instance_dict(value) if is_of_library(value, "torch.utils.hooks", "RemovableHandle") else None
-            if handle is not None and handle.get("id") == key and handle["hooks_dict_ref"]() is hooks:
+            handle = (
+                instance_dict(value)
+                if is_of_library(value, "torch.utils.hooks", "RemovableHandle")
+                else None
+            )
+            if (
+                handle is not None
+                and handle.get("id") == key
+                and handle["hooks_dict_ref"]() is hooks
+            ):
                 return f"{name}.remove()"
         return ""
 
 
 _MOST_WRITTEN = 10
-"""Maximum number of items of one container whose code is written; of more, only the positions are needed."""
+"""Maximum number of items of one container whose code is written; of more, only the positions are
+needed.
+"""
 
 
 def _items_of(holder: Any) -> list[object]:
@@ -473,11 +552,15 @@ def joined(ways: Sequence[Way]) -> ReferencePath:
         comments = [way.holder.advice.partition(_COMMENT) for way in ways]
         comment = next((dashes + text for _, dashes, text in comments if text), "")
         return ReferencePath(path, advice + comment)
-    return ReferencePath(path, ", and ".join(way.holder.advice.partition(_COMMENT)[0] for way in ways))
+    return ReferencePath(
+        path, ", and ".join(way.holder.advice.partition(_COMMENT)[0] for way in ways)
+    )
 
 
 def _kind_of_hook(owner: object, name: str) -> str:
-    """Return the kind of torch's hooks in attribute ``name``, empty for a tensor's; empty if it has none."""
+    """Return the kind of torch's hooks in attribute ``name``, empty for a tensor's; empty if it has
+    none.
+    """
     kinds = (("torch.nn", "Module"), ("torch.optim", "Optimizer"))
     has_hooks = is_of_library(owner, "torch", "Tensor") or (
         name.endswith("_hooks") and any(is_of_library(owner, *kind) for kind in kinds)
@@ -609,11 +692,15 @@ def _went_into_array(path: _Path, parent: Any, child: object) -> None:
 
 
 _IN_ORDER = (dict, defaultdict, Counter)
-"""Dicts that list their keys in the order of ``dict.items``; a subclass may list them in another one."""
+"""Dicts that list their keys in the order of ``dict.items``; a subclass may list them in another
+one.
+"""
 
 
 def _went_into_registry(path: _Path, steps: Sequence[object], names: Mapping[str, object]) -> int:
-    """Append an object that a library's registry keeps; return the number of references, 0 if there is no registry."""
+    """Append an object that a library's registry keeps; return the number of references, 0 if there
+    is no registry.
+    """
     if len(steps) < 3 or not path.code:
         return 0
     parent, child, item = steps[:3]
@@ -636,7 +723,11 @@ def _went_into_logger(path: _Path, owner: object, items: Any, item: object) -> i
     position = _position(items, item)
     imports, code = split(path.code)
     call = f"{imports}{code}.{method}({code}{name}[{position}])"
-    path.enter(f"{name}[{position}]", f"{path.code}{name}[{position}]", Cut(Kind.CALL, id(items), path.code, call))
+    path.enter(
+        f"{name}[{position}]",
+        f"{path.code}{name}[{position}]",
+        Cut(Kind.CALL, id(items), path.code, call),
+    )
     return 2
 
 
@@ -647,7 +738,9 @@ def _went_into_finalizers(path: _Path, registry: Any, info: object) -> int:
     imports, code = split(path.code)
     # With the semicolon, IPython keeps no output: the arguments.
     call = f"{imports}list({code}._registry)[{position}].detach();"
-    path.enter("._registry (arguments of a finalizer)", "", Cut(Kind.CALL, id(registry), path.code, call))
+    path.enter(
+        "._registry (arguments of a finalizer)", "", Cut(Kind.CALL, id(registry), path.code, call)
+    )
     path.is_lost = True
     path.is_fixed = True
     return 2
@@ -661,7 +754,9 @@ def _went_into_callbacks(
     position = _position(functions, function)
     place = f'.callbacks["{event}"][{position}]'
     code = f"{path.code}{place}"
-    name = next((name for name, value in list(names.items()) if value is function and is_name(name)), "")
+    name = next(
+        (name for name, value in list(names.items()) if value is function and is_name(name)), ""
+    )
     imports, manager = split(path.code)
     call = f'{imports}{manager}.unregister("{event}", {name or split(code)[1]})'
     path.enter(place, code, Cut(Kind.CALL, id(functions), path.code, call))
@@ -680,7 +775,9 @@ def _code_of_default(code: str, function: FunctionType, value: object) -> str:
 
 
 def _kind_of_attribute(owner: object, name: str, child: object) -> Kind | None:
-    """Return the kind of an attribute; None if it cannot be removed, or if the code of a library may need it."""
+    """Return the kind of an attribute; None if it cannot be removed, or if the code of a library
+    may need it.
+    """
     if not is_name(name) or is_instance(owner, functools.partial) or is_of_pandas(owner):
         return None
     if is_instance(owner, type):
@@ -700,7 +797,9 @@ def _kind_of_attribute(owner: object, name: str, child: object) -> Kind | None:
 
 
 def _class_attribute(kind: type, name: str) -> object:
-    """Return an attribute of a class or its bases without running their code; None if there is none."""
+    """Return an attribute of a class or its bases without running their code; None if there is
+    none.
+    """
     for base in mro_of(kind):
         found = class_dict(base).get(name)
         if found is not None:
@@ -709,7 +808,9 @@ def _class_attribute(kind: type, name: str) -> object:
 
 
 def _advice_for_graph(steps: Sequence[object], path: _Path) -> str:
-    """Return the advice for a tensor that keeps a graph: drop the graph, or the list of such tensors."""
+    """Return the advice for a tensor that keeps a graph: drop the graph, or the list of such
+    tensors.
+    """
     if not path.removal or path.is_fixed:
         return ""
     is_in_list = len(steps) > 1 and is_exactly(steps[-2], list, deque)
@@ -731,7 +832,9 @@ def _local(frame: FrameType | None, child: object) -> str:
 
 
 def _attribute(owner: object, child: object) -> str:
-    """Return ``.name`` for the attribute of ``owner`` that is ``child``; empty if it has no name."""
+    """Return ``.name`` for the attribute of ``owner`` that is ``child``; empty if it
+    has no name.
+    """
     attributes = [*(instance_dict(owner) or {}).items(), *slots(owner).items()]
     name = next((text_of(name) for name, value in attributes if value is child), "")
     if not name:

@@ -1,4 +1,6 @@
-"""Roots of what registries of Python and of libraries keep: the user's code put it there, and one call takes it out."""
+"""Roots of what registries of Python and of libraries keep: the user's code put it there, and one
+call takes it out.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def objects() -> dict[int, Root]:
 
 
 def _loggers() -> dict[int, Root]:
-    """Return the loggers: the logging module keeps each of them, with its handlers and filters, until the end."""
+    """Return the loggers: the logging module keeps each of them, with its handlers and filters,
+    until the end.
+    """
     kind: Any = library_type("logging", "Logger")
     if kind is None:
         return {}

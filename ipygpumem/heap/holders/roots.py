@@ -1,4 +1,6 @@
-"""Roots of references: the names, outputs, threads and modules at which a search for holders ends."""
+"""Roots of references: the names, outputs, threads and modules at which a search for
+holders ends.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from typing import Any
 
 from ipygpumem.heap.holders.cuts import Cut, Kind, split
 from ipygpumem.heap.holders.tasks import ContextValue
-from ipygpumem.introspect import class_dict, is_instance, is_name, is_users_module, module_dict, target_of, text_of
+from ipygpumem.introspect import (
+    class_dict,
+    is_instance,
+    is_name,
+    is_users_module,
+    module_dict,
+    target_of,
+    text_of,
+)
 
 OF_MODULE, OF_IPYTHON = 2, 3
 """The ranks of modules' global names, and of IPython's own copies."""
@@ -44,11 +54,19 @@ class Root:
     def of_variable(cls, key: object) -> Root:
         """Return the root of a notebook's name."""
         code = target_of(key) if type(key) is str else ""
-        return cls(f"{NOTEBOOK}{text_of(key)}", 0, "", code, cut=Cut(Kind.NAME, 0, "", code) if code else None)
+        return cls(
+            f"{NOTEBOOK}{text_of(key)}",
+            0,
+            "",
+            code,
+            cut=Cut(Kind.NAME, 0, "", code) if code else None,
+        )
 
     @classmethod
     def of_module(cls, module: str, key: object, code: str = "") -> Root:
-        """Return the root of a module's global name; ``code`` is the user's expression for the module."""
+        """Return the root of a module's global name; ``code`` is the user's expression for the
+        module.
+        """
         if (module, text_of(key)) in _LAST_ERROR:
             return LAST_ERROR
         if key is None:
@@ -59,11 +77,15 @@ class Root:
             return cls(where, OF_MODULE, REMOVE)
         owner: Any = sys.modules.get(module)
         if is_users_module(owner):
-            return cls(where, OF_MODULE, "", target, cut=Cut(Kind.ATTRIBUTE, id(owner), code, target))
+            return cls(
+                where, OF_MODULE, "", target, cut=Cut(Kind.ATTRIBUTE, id(owner), code, target)
+            )
         if _is_added(owner, text_of(key)):
             return cls(where, OF_MODULE, "", target, cut=Cut(Kind.MADE, id(owner), code, target))
         original = f"__{text_of(key)}__"
-        if is_instance(owner, ModuleType) and original in module_dict(owner):  # such as sys.excepthook
+        if is_instance(owner, ModuleType) and original in module_dict(
+            owner
+        ):  # such as sys.excepthook
             call = f"{target} = {split(code)[1]}.{original}"
             return cls(where, OF_MODULE, "", target, cut=Cut(Kind.CALL, id(owner), code, call))
         return cls(where, OF_MODULE, REMOVE, target)
@@ -87,10 +109,12 @@ _LAST_ERROR = {("sys", name) for name in ("last_value", "last_traceback", "last_
 
 
 def _is_added(module: Any, name: str) -> bool:
-    """Return True for a global of a library's module that the library's own code does not have: the user has added it.
+    """Return True for a global of a library's module that the library's own code does not have: the
+    user has added it.
 
-    An example is ``builtins.dataset``. Names such as ``numpy.nan`` occur in the module's source, and ``re._cache`` in
-    the code of functions. Without its source, a module's names are all its own.
+    An example is ``builtins.dataset``. Names such as ``numpy.nan`` occur in the module's source,
+    and ``re._cache`` in the code of functions. Without its source, a module's names are all its
+    own.
     """
     if not is_instance(module, ModuleType):
         return False
@@ -118,12 +142,15 @@ _NAMES_IN_C = {"builtins": frozenset(vars(builtins)), "sys": frozenset(vars(sys)
 
 @dataclass(frozen=True)
 class Roots:
-    """The objects that the user can name, except modules, threads and running functions, which every program has.
+    """The objects that the user can name, except modules, threads and running functions, which
+    every program has.
 
     Attributes:
-        namespaces: by the identity of a dict: returns the root of one of its keys; None to ignore the key.
+        namespaces: by the identity of a dict: returns the root of one of its keys; None to ignore
+            the key.
         objects: roots by the identity of an object.
-        kept: roots by the identity of an object that they keep, to which no other object need refer.
+        kept: roots by the identity of an object that they keep, to which no other object need
+            refer.
         hidden: identities of objects to skip, which refer to their contents only temporarily.
         cell_of: returns the number of the cell with a code's file name.
         cuts: receives the references that each line of advice removes, if it does nothing else.
@@ -140,7 +167,9 @@ class Roots:
 
 
 def _is_in_source(module: ModuleType, name: str) -> bool:
-    """Return True if a module's source has a name, or may have it: with ``import *``, or if it cannot be read."""
+    """Return True if a module's source has a name, or may have it: with ``import *``, or if it
+    cannot be read.
+    """
     file = text_of(module_dict(module).get("__file__"))
     if not file.endswith(".py"):
         return True
@@ -152,7 +181,9 @@ def _is_in_source(module: ModuleType, name: str) -> bool:
 
 
 def module_code(name: str, names: Mapping[str, object]) -> str:
-    """Return the code with which a notebook with these ``names`` refers to a loaded module; empty if there is none."""
+    """Return the code with which a notebook with these ``names`` refers to a loaded module; empty
+    if there is none.
+    """
     modules: dict[str, object] = dict(sys.modules)
     first = name.partition(".")[0]
     aliases = [key for key, value in list(names.items()) if value is modules[name]]

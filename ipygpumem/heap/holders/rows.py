@@ -24,7 +24,8 @@ class Row:
 
     Args:
         storages: the storages of the arrays.
-        object_id: identity of the object that a name of the experiment referred to; 0 if there was none.
+        object_id: identity of the object that a name of the experiment referred to; 0 if there was
+            none.
     """
 
     def __init__(self, storages: Iterable[StorageKey], object_id: int = 0) -> None:
@@ -35,7 +36,9 @@ class Row:
         self.held: set[StorageKey] = set(self.storages)
         """The storages to which the holder of the first array leads."""
         self.is_inside_item = False
-        """True if one item of that holder leads to all of these, which has no name that users write."""
+        """True if one item of that holder leads to all of these, which has no name that users
+        write.
+        """
 
     @property
     def is_whole(self) -> bool:
@@ -52,7 +55,9 @@ class RowHolders:
         namespaces: identities of the dicts with the user's names, which lead to everything.
     """
 
-    def __init__(self, rows: Mapping[StorageKey, Row], heap: Heap, namespaces: Iterable[int]) -> None:
+    def __init__(
+        self, rows: Mapping[StorageKey, Row], heap: Heap, namespaces: Iterable[int]
+    ) -> None:
         self._rows = rows
         self._barriers = Barriers(namespaces)
         self._references = ReferenceReader(self._barriers, has_text_keys=False)
@@ -72,7 +77,8 @@ class RowHolders:
         return self._rows.get(key)
 
     def shortened(self, key: StorageKey, chain: Sequence[object]) -> Sequence[object]:
-        """Return the chain up to the nearest object that leads to all arrays of the row, or to most of them.
+        """Return the chain up to the nearest object that leads to all arrays of the row, or to most
+        of them.
 
         The storages to which that object leads become the row's ``held``.
         """
@@ -106,11 +112,15 @@ class RowHolders:
                 return nearest
             if self._left <= 0:
                 return len(chain) - 1
-        row.held = row.storages & {storage for key, storage in row.array_ids.items() if key not in missing}
+        row.held = row.storages & {
+            storage for key, storage in row.array_ids.items() if key not in missing
+        }
         return nearest
 
     def _reach(self, item: object, wanted: Collection[int], seen: set[int]) -> None:
-        """Add the identities of all objects to which an item leads; stop once all ``wanted`` ones are among them."""
+        """Add the identities of all objects to which an item leads; stop once all ``wanted`` ones
+        are among them.
+        """
         waiting: list[Sequence[object]] = [[item]]
         while waiting and self._left > 0:
             by_key = by_identity(waiting.pop())
@@ -128,7 +138,9 @@ class RowHolders:
 
 
 def _is_inner(owner: object, item: object) -> bool:
-    """Return True for an object for which users write no name: attributes' dicts, and what is inside a data frame."""
+    """Return True for an object for which users write no name: attributes' dicts, and what is
+    inside a data frame.
+    """
     if type(item) is dict:
         return instance_dict(owner) is item
     name = type_name(item)

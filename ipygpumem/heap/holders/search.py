@@ -1,9 +1,10 @@
 """Finds the shortest chain of references from a name of the user to an object.
 
-The search goes backwards from the targets, one level of referrers at a time, each level one pass of the collector
-over the heap in C. It ends at roots: namespaces, modules, threads, running functions. Only objects that were alive
-when the ``Heap`` was made count, so that the search never finds itself. No user code runs: attributes are found by
-identity in instance dicts and slots, and keys are shown if they are plain text or numbers.
+The search goes backwards from the targets, one level of referrers at a time, each level one pass of
+the collector over the heap in C. It ends at roots: namespaces, modules, threads, running functions.
+Only objects that were alive when the ``Heap`` was made count, so that the search never finds
+itself. No user code runs: attributes are found by identity in instance dicts and slots, and keys
+are shown if they are plain text or numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +31,16 @@ from ipygpumem.heap.holders.cuts import statement_of
 from ipygpumem.heap.holders.frames import SUSPENDED, peek, running_frames, running_ids
 from ipygpumem.heap.holders.graphs import GRADIENT, keepers, requiring_grad
 from ipygpumem.heap.holders.paths import PathWriter, Way, joined, owns
-from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, OF_IPYTHON, REMOVE, REMOVE_THEM, Root, Roots, module_code
+from ipygpumem.heap.holders.roots import (
+    EVENT_LOOP,
+    NOTEBOOK,
+    OF_IPYTHON,
+    REMOVE,
+    REMOVE_THEM,
+    Root,
+    Roots,
+    module_code,
+)
 from ipygpumem.heap.holders.rows import Row, RowHolders
 from ipygpumem.heap.holders.tasks import context_values, wakes_task
 from ipygpumem.introspect import (
@@ -52,17 +62,25 @@ _MAKES_DICTS = (3, 11) <= sys.version_info < (3, 13)
 _MANAGED_DICT = 1 << 4
 _MOST_OWNERS = 5000
 MOST_VISITS = 20_000_000
-_NO_OBJECT = ReferencePath(path="no Python object: C++ code keeps it", advice="let the library that made it free it")
+_NO_OBJECT = ReferencePath(
+    path="no Python object: C++ code keeps it", advice="let the library that made it free it"
+)
 _OUT_OF_SIGHT = ReferencePath(
     path="something that cannot be seen from Python: a running function or compiled code",
-    advice="end the function, or take the object out of the library that has it, as by atexit.unregister(function)",
+    advice=(
+        "end the function, or take the object out of the library that has it, as by "
+        "atexit.unregister(function)"
+    ),
 )
 _NOT_REACHED = ReferencePath(
     path="something that the search did not reach within its limits",
     advice="free something, then ask %gpumem leaks again",
 )
 _CYCLE = ReferencePath(
-    path="a cycle in torch's own C++ code: a gradient that has a graph, as after backward(create_graph=True)",
+    path=(
+        "a cycle in torch's own C++ code: a gradient that has a graph, as after "
+        "backward(create_graph=True)"
+    ),
     advice="set .grad to None before you delete the tensor",
 )
 
@@ -77,10 +95,12 @@ def explain(
     all_places: bool = False,
     max_visits: int = MOST_VISITS,
 ) -> dict[StorageKey, ReferencePath]:
-    """Return the holder that keeps each storage alive; the key of each of ``more`` is "object" and its identity.
+    """Return the holder that keeps each storage alive; the key of each of ``more`` is "object" and
+    its identity.
 
-    The holder of a storage that stands for a row in ``rows`` is the nearest one of all the row's arrays; it sets
-    ``held`` of the row. With ``all_places``, the advice removes an object from all places that hold it.
+    The holder of a storage that stands for a row in ``rows`` is the nearest one of all the row's
+    arrays; it sets ``held`` of the row. With ``all_places``, the advice removes an object from all
+    places that hold it.
     """
     wanted = set(keys)
     objects: dict[StorageKey, list[object]] = {("object", id(item)): [item] for item in more}
@@ -95,7 +115,8 @@ def explain(
     holders, unnamed, left_out = found.named, found.unnamed, found.is_cut
     rest = wanted - holders.keys()
     if rest and heap.tensors:
-        # A tensor saved by a graph may also be a Python object that only the graph refers to, which is no answer.
+        # A tensor saved by a graph may also be a Python object that only the graph refers to, which
+        # is no answer.
         candidates = requiring_grad(heap.tensors)
         owners = {("object", id(tensor)): [tensor] for tensor in candidates[:_MOST_OWNERS]}
         of_owners = _Explanation(owners, heap, roots, max_visits)
@@ -121,7 +142,8 @@ def explain(
 
 
 def _clearing_gradients(path: str, names: Mapping[str, object]) -> str:
-    """Return the statement that drops the gradient of a tensor with some path; empty if there is no code for it.
+    """Return the statement that drops the gradient of a tensor with some path; empty if there is no
+    code for it.
 
     It drops those of a whole module: one step of training makes all of them.
     """
@@ -143,9 +165,13 @@ class _Explanation:
         is_cut: True if some holders may not have been reached.
     """
 
-    def __init__(self, objects: Mapping[StorageKey, list[object]], heap: Heap, roots: Roots, max_visits: int) -> None:
+    def __init__(
+        self, objects: Mapping[StorageKey, list[object]], heap: Heap, roots: Roots, max_visits: int
+    ) -> None:
         self._objects = objects
-        self._search = Search([item for items in objects.values() for item in items], heap, roots, max_visits)
+        self._search = Search(
+            [item for items in objects.values() for item in items], heap, roots, max_visits
+        )
         self._writer = PathWriter(roots)
         self._kept = roots.kept
         self._max_visits = max_visits
@@ -168,7 +194,11 @@ class _Explanation:
             if found is not None:
                 self.named[key] = self._of_row(key, *found, rows).holder
         for key, items in self._objects.items():
-            found = None if key in self.named else self._nearest(self._search.unnamed, items, of_graphs=of_graphs)
+            found = (
+                None
+                if key in self.named
+                else self._nearest(self._search.unnamed, items, of_graphs=of_graphs)
+            )
             if found is not None:
                 self.unnamed[key] = found[1].holder
         self.is_cut = self._search.is_cut and len(self.named) < len(self._objects)
@@ -178,7 +208,9 @@ class _Explanation:
     def _nearest(
         self, ways: _Ways, items: Sequence[object], *, of_graphs: bool
     ) -> tuple[tuple[Root, tuple[object, ...]], Way] | None:
-        """Return the shortest chain from a root to one of some objects, and its text; None if there is none."""
+        """Return the shortest chain from a root to one of some objects, and its text; None if there
+        is none.
+        """
         chains = []
         for item in items:
             chain = self._search.chain(item, ways)
@@ -190,7 +222,11 @@ class _Explanation:
         return min(written, key=lambda pair: _order(pair[1].holder), default=None)
 
     def _of_row(
-        self, key: StorageKey, chain: tuple[Root, tuple[object, ...]], way: Way, rows: RowHolders | None
+        self,
+        key: StorageKey,
+        chain: tuple[Root, tuple[object, ...]],
+        way: Way,
+        rows: RowHolders | None,
     ) -> Way:
         """Return the way to the holder of a whole row, given the way to one of its arrays."""
         root, steps = chain
@@ -207,7 +243,9 @@ class _Explanation:
         if id(holder) == row.object_id:
             self._targets[key] = holder, way
             return way
-        if row.is_inside_item and is_instance(holder, dict):  # such as a pandas object: it is removed as a whole
+        if row.is_inside_item and is_instance(
+            holder, dict
+        ):  # such as a pandas object: it is removed as a whole
             item = steps[len(shorter)]
             self._targets[key] = item, self._writer.way(root, (*shorter, item))
             return self._targets[key][1]
@@ -221,7 +259,9 @@ class _Explanation:
         return Way(ReferencePath(way.holder.path, advice))
 
     def _add_other_holders(self) -> None:
-        """Name the other places that hold an object, too: it dies only if it is removed from all of them."""
+        """Name the other places that hold an object, too: it dies only if it is removed from all of
+        them.
+        """
         targets = {key: pair for key, pair in self._targets.items() if pair[1].cut is not None}
         self._search.search_for_all([target for target, _ in targets.values()], self._max_visits)
         for key, (target, way) in targets.items():
@@ -242,7 +282,9 @@ class _Explanation:
 
 
 def _order(holder: ReferencePath) -> tuple[bool, int, str]:
-    """Return the sort key that picks the holder to show, independent of the order in which the collector lists them."""
+    """Return the sort key that picks the holder to show, independent of the order in which the
+    collector lists them.
+    """
     return (not holder.path.startswith(NOTEBOOK), len(holder.path), holder.path)
 
 
@@ -269,7 +311,9 @@ class Search:
         self._objects = {id(target): target for target in targets}
         self._targets = frozenset(self._objects)
         self._direct: dict[int, Root] = {}
-        """The roots of objects that no other object need refer to: context variables' values, and running locals."""
+        """The roots of objects that no other object need refer to: context variables' values, and
+        running locals.
+        """
         self._referrers: dict[int, list[int]] = {}
         """Referrers of each examined object, without roots."""
         self._children: dict[int, list[int]] = {}
@@ -297,7 +341,8 @@ class Search:
         self._finish()
 
     def _finish(self) -> None:
-        # An output, the last error or a module may also hold, by a longer path, an object of a variable: no leak.
+        # An output, the last error or a module may also hold, by a longer path, an object of a
+        # variable: no leak.
         self.named = {**self._ways(self._kept), **self.named}
         self._roots_at: dict[int, list[Root]] = {}
         for root, key in self._kept:
@@ -313,7 +358,9 @@ class Search:
                 self._direct[id(found.value)] = Root.of_context(found)
             for frame, thread in running_frames():
                 local = peek(frame).items()
-                self._direct.update((id(value), Root.of_running(frame, thread, name)) for name, value in local)
+                self._direct.update(
+                    (id(value), Root.of_running(frame, thread, name)) for name, value in local
+                )
         for number in itertools.count():
             level = self._open(targets)
             if not level:
@@ -326,7 +373,9 @@ class Search:
             self.named = self._ways([(root, key) for root, key in self._kept if root.rank == 0])
 
     def _open(self, targets: list[int]) -> list[int]:
-        """Return the objects not examined yet that lead to a target without a variable known to hold it."""
+        """Return the objects not examined yet that lead to a target without a variable known to
+        hold it.
+        """
         linked, ends = self._holders_of(targets) if self._for_all else ({}, targets)
         waiting = [key for key in ends if key not in self.named]
         seen = set(waiting)
@@ -337,9 +386,11 @@ class Search:
         return [key for key in dict.fromkeys([*linked, *waiting]) if key not in self._referrers]
 
     def _holders_of(self, targets: Sequence[int]) -> tuple[dict[int, int | None], dict[int, int]]:
-        """Return the targets with all that must die first, such as views and tuples, and the holders of these.
+        """Return the targets with all that must die first, such as views and tuples, and the
+        holders of these.
 
-        The values are the objects by which the keys were found. A holder is one from which a user can remove an object.
+        The values are the objects by which the keys were found. A holder is one from which a user
+        can remove an object.
         """
         linked, ends = dict[int, int | None].fromkeys(targets), dict[int, int]()
         waiting = list(linked)
@@ -355,11 +406,17 @@ class Search:
 
     def _is_end(self, key: int) -> bool:
         item: Any = self._objects[key]
-        if is_instance(item, dict):  # known once its referrers are: an object's own dict dies with the object
+        if is_instance(
+            item, dict
+        ):  # known once its referrers are: an object's own dict dies with the object
             owners = map(self._objects.__getitem__, self._referrers.get(key, ()))
             return key in self._referrers and not any(owns(owner, item) for owner in owners)
-        is_open = any(is_instance(item, kind) for kind in (list, set, deque, type)) or is_exactly(item, *SUSPENDED)
-        return is_open or (is_users_class(type(item)) and not (is_array(item) or is_instance(item, tuple)))
+        is_open = any(is_instance(item, kind) for kind in (list, set, deque, type)) or is_exactly(
+            item, *SUSPENDED
+        )
+        return is_open or (
+            is_users_class(type(item)) and not (is_array(item) or is_instance(item, tuple))
+        )
 
     def _look(self, level: list[int]) -> None:
         """Record all objects that refer to those of a level."""
@@ -376,7 +433,9 @@ class Search:
                 continue
             referred.update(children)
             for holder, held in _with_own_dict(referrer, children):
-                found = [(root, key) for key in held for root in self._roots_in(holder, objects[key])]
+                found = [
+                    (root, key) for key in held for root in self._roots_in(holder, objects[key])
+                ]
                 self._kept += found
                 if not found and id(holder) not in self._roots.namespaces:
                     self._objects[id(holder)] = holder
@@ -384,7 +443,8 @@ class Search:
                     for key in held:
                         self._referrers[key].append(id(holder))
                 if holder is not referrer:
-                    self._heap.add(holder)  # else the next search would end at the dict that this one has created
+                    # else the next search would end at the dict that this one has created
+                    self._heap.add(holder)
         self._tops += [key for key in objects if key not in referred and key in self._children]
 
     def _ways(self, kept: list[tuple[Root, int]]) -> _Ways:
@@ -401,7 +461,9 @@ class Search:
         return ways
 
     def chain(self, target: object, ways: _Ways) -> tuple[Root, tuple[object, ...]] | None:
-        """Return a root and the chain of objects from it to ``target``, if there is one among ``ways``."""
+        """Return a root and the chain of objects from it to ``target``, if there is one among
+        ``ways``.
+        """
         key: int | None = id(target)
         if key not in ways:
             return None
@@ -411,8 +473,11 @@ class Search:
             root, key = ways[key]
         return root, tuple(chain)
 
-    def ways_to(self, targets: Sequence[object]) -> list[tuple[list[Root], tuple[object, ...], int]]:
-        """Return the roots that free a holder at once, a chain, and the number of references, for each holder.
+    def ways_to(
+        self, targets: Sequence[object]
+    ) -> list[tuple[list[Root], tuple[object, ...], int]]:
+        """Return the roots that free a holder at once, a chain, and the number of references, for
+        each holder.
 
         Variables come first. Only a search ``for_all`` knows all of them.
         """
@@ -426,15 +491,22 @@ class Search:
             if last in linked:
                 roots: dict[str, list[Root]] = {}
                 for root in sorted(self.roots_of(item), key=lambda root: (root.rank, root.text)):
-                    is_alias = not down and root.rank == 0 and not root.advice  # one ``del`` names them all
-                    kind = root.advice.partition(" ")[0] if root.advice[:1] == "%" else root.text * (not is_alias)
+                    # one ``del`` names them all
+                    is_alias = not down and root.rank == 0 and not root.advice
+                    kind = (
+                        root.advice.partition(" ")[0]
+                        if root.advice[:1] == "%"
+                        else root.text * (not is_alias)
+                    )
                     roots.setdefault(kind, []).append(root)
                 found += [(several, (item, *down), 1) for several in roots.values()]
             elif (way := self.chain(item, self.named)) is not None:
                 found.append(([way[0]], (*way[1], *down), self._references_from(item, linked)))
         found.sort(key=lambda way: way[0][0].rank)
         # IPython's own objects follow its outputs.
-        of_users = [way for way in found if way[0][0].rank < OF_IPYTHON and not _is_of_ipython(way[1][0])]
+        of_users = [
+            way for way in found if way[0][0].rank < OF_IPYTHON and not _is_of_ipython(way[1][0])
+        ]
         return of_users or found
 
     def _references_from(self, holder: object, keys: Iterable[int]) -> int:
@@ -458,15 +530,21 @@ class Search:
             found = [self._roots.objects[key]]
         elif key in self._modules:
             code = module_code(self._modules[key], self._roots.names)
-            found = [Root.of_module(self._modules[key], name, code) for name in self._keys_of(referrer, child)]
+            found = [
+                Root.of_module(self._modules[key], name, code)
+                for name in self._keys_of(referrer, child)
+            ]
         elif (
-            type(referrer) is ModuleType and sys.modules.get(text_of(module_dict(referrer).get("__name__"))) is referrer
+            type(referrer) is ModuleType
+            and sys.modules.get(text_of(module_dict(referrer).get("__name__"))) is referrer
         ):
             found = [Root.of_module(text_of(module_dict(referrer).get("__name__")), None)]
         elif is_instance(referrer, threading.Thread):
             name = text_of((instance_dict(referrer) or {}).get("_name"))
             found = [Root(f'thread "{name}"', 1, "let it end, then join() it")]
-        elif is_of_library(referrer, "asyncio", "AbstractEventLoop"):  # every task refers to it, and owns no other one
+        elif is_of_library(
+            referrer, "asyncio", "AbstractEventLoop"
+        ):  # every task refers to it, and owns no other one
             found = [Root(EVENT_LOOP, 1, "let its tasks end, or cancel them")]
         return found
 
@@ -482,7 +560,8 @@ class Search:
 def _with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[object, list[int]]]:
     """Yield the holder of ``children``: an object itself, or the dict of its attributes.
 
-    CPython 3.11 and 3.12 create that dict when it is read, and reading it here must not make paths longer.
+    CPython 3.11 and 3.12 create that dict when it is read, and reading it here must not make paths
+    longer.
     """
     if not _MAKES_DICTS or not type.__dict__["__flags__"].__get__(type(referrer)) & _MANAGED_DICT:
         yield referrer, children
@@ -497,7 +576,11 @@ def _with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[obje
 
 
 def _modules() -> list[tuple[str, ModuleType]]:
-    return [(name, module) for name, module in list(sys.modules.items()) if is_instance(module, ModuleType)]
+    return [
+        (name, module)
+        for name, module in list(sys.modules.items())
+        if is_instance(module, ModuleType)
+    ]
 
 
 def _is_of_ipython(item: object) -> bool:

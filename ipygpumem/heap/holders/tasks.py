@@ -1,4 +1,6 @@
-"""Reads asyncio tasks and context variables: the event loop and the running code keep these out of Python's sight."""
+"""Reads asyncio tasks and context variables: the event loop and the running code keep these out of
+Python's sight.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def pending(items: Sequence[object]) -> list[object]:
 
 
 def wakes_task(item: Any) -> bool:
-    """Return True for the callback by which a future wakes a task: a future does not own the waiting task."""
+    """Return True for the callback by which a future wakes a task: a future does not own the
+    waiting task.
+    """
     if type(item) is BuiltinFunctionType:
         return bool(item.__name__ == _WAKES)
     return type_name(item) == "TaskStepMethWrapper"
@@ -46,7 +50,7 @@ def without_wakeups(items: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
     return [item for item in items if not wakes_task(item)], waking
 
 
-# -- context variables ----------------------------------------------------------------------------------------------
+# -- context variables --------------------------------------------------------------------------
 
 
 class ContextValue(NamedTuple):
@@ -82,8 +86,14 @@ def storage_of_context() -> list[object]:
 
 def _contexts_of_tasks() -> Iterator[Context]:
     """Yield the contexts of pending tasks, except copies of the current one."""
-    current, asyncio, tasks = set(map(id, storage_of_context())), sys.modules.get("asyncio"), set[Any]()
+    current, asyncio, tasks = (
+        set(map(id, storage_of_context())),
+        sys.modules.get("asyncio"),
+        set[Any](),
+    )
     with contextlib.suppress(RuntimeError):  # no event loop is running
         tasks = asyncio.all_tasks() if asyncio is not None else tasks
-    found = {id(item): item for task in tasks for item in gc.get_referents(task) if type(item) is Context}
+    found = {
+        id(item): item for task in tasks for item in gc.get_referents(task) if type(item) is Context
+    }
     yield from (one for one in found.values() if current.isdisjoint(map(id, gc.get_referents(one))))

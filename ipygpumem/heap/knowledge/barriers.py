@@ -7,8 +7,8 @@
 - Event loops: each task leads to its loop, and the loop to all tasks.
 - The values of the current context's variables: each copy of the context leads to them.
 
-A module or class that nothing but some objects refers to is none of these: the walk enters it. Such are the globals of
-``runpy.run_path``, and a class made in a function.
+A module or class that nothing but some objects refers to is none of these: the walk enters it. Such
+are the globals of ``runpy.run_path``, and a class made in a function.
 """
 
 from __future__ import annotations
@@ -44,14 +44,17 @@ class Barriers:
     Objects are known by their identities, because all of them stay alive during a look.
 
     Args:
-        namespaces: identities of further dicts that are not entered, because they contain the user's names.
+        namespaces: identities of further dicts that are not entered, because they contain the
+            user's names.
 
     Attributes:
         passed_over: identities of the namespaces, and of further objects that are not entered.
     """
 
     def __init__(self, namespaces: Iterable[int] = ()) -> None:
-        modules = [module for module in list(sys.modules.values()) if is_instance(module, ModuleType)]
+        modules = [
+            module for module in list(sys.modules.values()) if is_instance(module, ModuleType)
+        ]
         storages = storage_of_context()
         self._modules: set[int] = set(map(id, modules))
         self.passed_over: set[int] = {*namespaces, *map(id, map(module_dict, modules))}
@@ -86,7 +89,9 @@ class Barriers:
         if not self._closed.isdisjoint(type_ids):
             objects = without_types(self._closed, objects)
         if not _FUNCTION.isdisjoint(type_ids):
-            self._learn_namespaces(function.__globals__ for function in of_types(_FUNCTION, objects))
+            self._learn_namespaces(
+                function.__globals__ for function in of_types(_FUNCTION, objects)
+            )
         if not _FRAME.isdisjoint(type_ids):
             self._learn_namespaces(frame.f_globals for frame in of_types(_FRAME, objects))
         if not self._asked.isdisjoint(type_ids):
@@ -109,10 +114,14 @@ class Barriers:
     def _learn_namespaces(self, namespaces: Iterable[dict[str, object]]) -> None:
         """Add the globals of functions that belong to a module.
 
-        IPython's ``%run`` executes a file in a module that is not imported, but that has the name of one.
+        IPython's ``%run`` executes a file in a module that is not imported, but that has the name
+        of one.
         """
         for namespace in by_identity(list(namespaces)).values():
-            if text_of(namespace.get("__name__")) in sys.modules and id(namespace) not in self.passed_over:
+            if (
+                text_of(namespace.get("__name__")) in sys.modules
+                and id(namespace) not in self.passed_over
+            ):
                 self.passed_over.add(id(namespace))
 
     def _refused(self, objects: Sequence[object]) -> set[int]:
@@ -147,7 +156,9 @@ def _is_of_tool(item: object) -> bool:
 
 
 def is_left_out(item: Any) -> bool:
-    """Return True for an object whose content is never counted, not even if a name of the user refers to it."""
+    """Return True for an object whose content is never counted, not even if a name of the user
+    refers to it.
+    """
     if is_instance(item, ModuleType):
         return item is sys.modules.get(text_of(module_dict(item).get("__name__")))
     if is_instance(item, type):
@@ -168,11 +179,12 @@ def without_left_out(items: Sequence[Any]) -> Sequence[Any]:
 
 
 def _is_made_at_run_time(kind: type) -> bool:
-    """Return True for a class of the user that its module does not have: a function made it, or ``exec``.
+    """Return True for a class of the user that its module does not have: a function made it, or
+    ``exec``.
 
-    ``exec`` without a ``__name__`` makes classes that claim to be of ``builtins``. A class inside a class counts, too:
-    it is part of that one. A library's own class never counts, because all of its objects may share one, such as the
-    named tuple of ``functools.lru_cache``.
+    ``exec`` without a ``__name__`` makes classes that claim to be of ``builtins``. A class inside a
+    class counts, too: it is part of that one. A library's own class never counts, because all of
+    its objects may share one, such as the named tuple of ``functools.lru_cache``.
     """
     if not is_made_by_statement(kind):
         return False

@@ -1,14 +1,16 @@
-"""Knows which types keep memory that nothing counts: extension types of libraries that are in no table.
+"""Knows which types keep memory that nothing counts: extension types of libraries that are in no
+table.
 
-A C library says nowhere how much memory its objects keep. So each of its types counts as one that keeps more than its
-size, unless something is known about it:
+A C library says nowhere how much memory its objects keep. So each of its types counts as one that
+keeps more than its size, unless something is known about it:
 
 - a table has a function that reads its memory, or it has a ``__sizeof__`` of its own;
 - its library keeps data in arrays, containers and other objects that are followed, as pandas does;
 - it is a value, such as a date, an error or a class;
 - it was compiled from Python, so that its attributes are Python objects.
 
-The standard library is the other way round: its types refer to objects that are followed, except a few.
+The standard library is the other way round: its types refer to objects that are followed, except a
+few.
 """
 
 from __future__ import annotations
@@ -35,7 +37,15 @@ from ipygpumem.introspect import (
 
 _VALUES: tuple[type, ...] = (
     *(int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset),
-    *(BaseException, type, ModuleType, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo),
+    *(
+        BaseException,
+        type,
+        ModuleType,
+        datetime.date,
+        datetime.time,
+        datetime.timedelta,
+        datetime.tzinfo,
+    ),
 )
 """Built-in types whose C subclasses are values, too, such as pandas' ``Timestamp``."""
 
@@ -55,9 +65,38 @@ _OF_STANDARD_LIBRARY: dict[str, tuple[str, ...]] = {
 """Types of the standard library that keep memory in C, by module."""
 
 _FOLLOWED = {
-    *("aiohttp", "contourpy", "frozenlist", "h5py", "kiwisolver", "matplotlib", "multidict", "numpy", "pandas"),
-    *("propcache", "psutil", "pydantic_core", "sklearn", "torch", "torchvision", "uarray", "xxhash", "yarl", "zmq"),
-    *("blis", "cymem", "murmurhash", "preshed", "spacy", "srsly", "thinc"),  # by way of a pool of cymem
+    *(
+        "aiohttp",
+        "contourpy",
+        "frozenlist",
+        "h5py",
+        "kiwisolver",
+        "matplotlib",
+        "multidict",
+        "numpy",
+        "pandas",
+    ),
+    *(
+        "propcache",
+        "psutil",
+        "pydantic_core",
+        "sklearn",
+        "torch",
+        "torchvision",
+        "uarray",
+        "xxhash",
+        "yarl",
+        "zmq",
+    ),
+    *(
+        "blis",
+        "cymem",
+        "murmurhash",
+        "preshed",
+        "spacy",
+        "srsly",
+        "thinc",
+    ),  # by way of a pool of cymem
     "_cyutility",  # Cython's views of memory that belongs to other objects
     "_dynfunc",  # numba's functions
     "_nrt_python",  # numba's owners of arrays' memory, which the arrays show
@@ -65,11 +104,18 @@ _FOLLOWED = {
     "pybind11_builtins",  # bases of all classes that these have made
     *("ipygpumem", "IPython", "ipykernel", "debugpy", "_pydevd_bundle", "_pydev_bundle", "pydevd"),
 }
-"""Libraries whose C types refer to objects that are followed, are small, or are read by a function in a table."""
+"""Libraries whose C types refer to objects that are followed, are small, or are read by a function
+in a table.
+"""
 
 _EXCEPTIONS: dict[str, tuple[str, ...]] = {
     "pandas": ("pandas._libs.parsers",),
-    "torch": ("torch._C._distributed", "torch._C.ScriptFunction", "torch._C.ScriptObject", "torch.jit.ScriptFunction"),
+    "torch": (
+        "torch._C._distributed",
+        "torch._C.ScriptFunction",
+        "torch._C.ScriptObject",
+        "torch.jit.ScriptFunction",
+    ),
     "zmq": ("zmq.backend.cython._zmq.Frame",),
 }
 """Starts of the names of types that keep memory all the same, by library."""
@@ -79,7 +125,17 @@ _VALUES_OF: dict[str, tuple[str, ...]] = {
     "charset_normalizer": ("",),
     "protobuf": ("Descriptor", "EnumDescriptor", "FieldDescriptor", "FileDescriptor"),
     "jaxlib": (
-        *("Array", "Client", "Config", "Device", "DeviceList", "Layout", "Memory", "Mesh", "Sharding"),
+        *(
+            "Array",
+            "Client",
+            "Config",
+            "Device",
+            "DeviceList",
+            "Layout",
+            "Memory",
+            "Mesh",
+            "Sharding",
+        ),
         *("PyTreeDef", "PyTreeRegistry"),
     ),
     "jax": ("Sharding",),
@@ -87,11 +143,50 @@ _VALUES_OF: dict[str, tuple[str, ...]] = {
     "netCDF4": ("Dimension",),
     "polars": ("PyDataFrame", "Expr", "DataType", "Selector", "When", "Then"),
     "pyarrow": (
-        *("DataType", "Type", "Field", "Schema", "KeyValueMetadata", "MemoryPool", "Function", "FunctionRegistry"),
-        *("FunctionOptions", "Options", "Kernel", "Expression", "FileSystem", "FileSelector", "FileInfo", "Codec"),
-        *("BooleanScalar", "FloatScalar", "DoubleScalar", "HalfFloatScalar", "DurationScalar", "NullScalar"),
-        *("Int8Scalar", "Int16Scalar", "Int32Scalar", "Int64Scalar", "TimestampScalar", "MonthDayNanoIntervalScalar"),
-        *("Date32Scalar", "Date64Scalar", "Time32Scalar", "Time64Scalar", "Decimal128Scalar", "Decimal256Scalar"),
+        *(
+            "DataType",
+            "Type",
+            "Field",
+            "Schema",
+            "KeyValueMetadata",
+            "MemoryPool",
+            "Function",
+            "FunctionRegistry",
+        ),
+        *(
+            "FunctionOptions",
+            "Options",
+            "Kernel",
+            "Expression",
+            "FileSystem",
+            "FileSelector",
+            "FileInfo",
+            "Codec",
+        ),
+        *(
+            "BooleanScalar",
+            "FloatScalar",
+            "DoubleScalar",
+            "HalfFloatScalar",
+            "DurationScalar",
+            "NullScalar",
+        ),
+        *(
+            "Int8Scalar",
+            "Int16Scalar",
+            "Int32Scalar",
+            "Int64Scalar",
+            "TimestampScalar",
+            "MonthDayNanoIntervalScalar",
+        ),
+        *(
+            "Date32Scalar",
+            "Date64Scalar",
+            "Time32Scalar",
+            "Time64Scalar",
+            "Decimal128Scalar",
+            "Decimal256Scalar",
+        ),
     ),
     "regex": ("",),
     "_regex": ("",),
@@ -123,11 +218,13 @@ class Keepers:
         self._is_read = is_read
 
     def of(self, kind: type, example: object = None) -> str:
-        """Return the library's name, such as ``faiss``; empty if all memory of the instances is counted.
+        """Return the library's name, such as ``faiss``; empty if all memory of the instances is
+        counted.
 
         Args:
             kind: the type.
-            example: an instance: a class written in Python may keep memory behind a pointer of ctypes.
+            example: an instance: a class written in Python may keep memory behind a pointer of
+                ctypes.
         """
         if _is_unreadable(kind):
             return _library(kind)
@@ -150,8 +247,9 @@ class Keepers:
 def _has_fields_in_c(kind: type) -> bool:
     """Return True if a class adds fields of C to its base.
 
-    A class statement adds at most a dict, weak references and slots, all of which the class then names. A library may
-    add as little to a class that it creates at run time, but names none of them.
+    A class statement adds at most a dict, weak references and slots, all of which the class then
+    names. A library may add as little to a class that it creates at run time, but names none of
+    them.
     """
     if name_of(type(kind)) in _METACLASSES_OF_C:
         return True
@@ -164,7 +262,9 @@ def _has_fields_in_c(kind: type) -> bool:
 
 
 _METACLASSES_OF_C = {"pybind11_type", "nb_type", "nb_type_0"}
-"""Metaclasses of classes whose instances have an object of C++; the classes themselves add no fields."""
+"""Metaclasses of classes whose instances have an object of C++; the classes themselves add no
+fields.
+"""
 
 
 def _basic_size(kind: type) -> int:
@@ -185,10 +285,13 @@ def _keeps_memory(kind: type) -> bool:
     package = module.partition(".")[0]
     library = _NAMES.get(package, package)
     if not library or library == "builtins" or library.startswith("swig_runtime_data"):
-        return False  # functions and generators of Cython, and handles of objects whose classes are known
+        # functions and generators of Cython, and handles of objects whose classes are known
+        return False
     if package in sys.stdlib_module_names:
         return name in _OF_STANDARD_LIBRARY.get(module, ())
-    if _has_size_or_is_compiled(kind) or name.startswith("__pyx_"):  # Cython's closures and default arguments
+    if _has_size_or_is_compiled(kind) or name.startswith(
+        "__pyx_"
+    ):  # Cython's closures and default arguments
         return False
     if _is_enumeration(kind):
         return False
@@ -200,7 +303,9 @@ def _keeps_memory(kind: type) -> bool:
 
 
 def _has_size_or_is_compiled(kind: type) -> bool:
-    """Return True for a class with a ``__sizeof__`` of its own, and for one that mypyc has compiled from Python."""
+    """Return True for a class with a ``__sizeof__`` of its own, and for one that mypyc has compiled
+    from Python.
+    """
     for base in mro_of(kind):
         own = class_dict(base)
         if base is not object and ("__sizeof__" in own or "__mypyc_attrs__" in own):
@@ -214,7 +319,9 @@ def _is_enumeration(kind: type) -> bool:
 
 
 def _is_unreadable(kind: type) -> bool:
-    """Return True for a type with a function in a table that this version of the library does not allow."""
+    """Return True for a type with a function in a table that this version of the library does not
+    allow.
+    """
     for module, name, can_read in _READ_FROM_STRUCTS:
         base = library_type(module, name)
         if base is not None and type.__subclasscheck__(base, kind):
@@ -230,7 +337,9 @@ _READ_FROM_STRUCTS: tuple[tuple[str, str, Callable[[], bool]], ...] = (
 
 
 def _has_pointer(kind: type, example: object) -> bool:
-    """Return True if an object of a library's class written in Python has an attribute that is a pointer of ctypes."""
+    """Return True if an object of a library's class written in Python has an attribute that is a
+    pointer of ctypes.
+    """
     library = _library(kind)
     if library in _FOLLOWED or library in sys.stdlib_module_names:
         return False
@@ -252,7 +361,9 @@ def _attributes(item: object) -> Iterator[object]:
 
 
 def _library(kind: type) -> str:
-    """Return the name of the library that has defined a class, or the nearest of its bases that is not the user's."""
+    """Return the name of the library that has defined a class, or the nearest of its bases that is
+    not the user's.
+    """
     for base in mro_of(kind):
         first = _module_of(base).partition(".")[0]
         if first and first != "builtins" and not is_users_class(base):
@@ -261,7 +372,9 @@ def _library(kind: type) -> str:
 
 
 def _module_of(kind: type) -> str:
-    """Return the name of the module of a class, also of one of C that names none, and so seems to be a built-in."""
+    """Return the name of the module of a class, also of one of C that names none, and so seems to
+    be a built-in.
+    """
     try:
         named = text_of(type.__dict__["__module__"].__get__(kind))
     except AttributeError:  # made by code without a module
@@ -270,10 +383,11 @@ def _module_of(kind: type) -> str:
 
 
 def _module_that_has(kind: type) -> str:
-    """Return the name of a module that has a class under its name; ``builtins`` if it seems to be CPython's own.
+    """Return the name of a module that has a class under its name; ``builtins`` if it seems to be
+    CPython's own.
 
-    The standard library's modules come first, because other modules import its classes. All classes of CPython that are
-    in no module, such as the type of an iterator, are static.
+    The standard library's modules come first, because other modules import its classes. All classes
+    of CPython that are in no module, such as the type of an iterator, are static.
     """
     name = name_of(kind)
     found = ""

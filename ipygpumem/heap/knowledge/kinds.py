@@ -55,7 +55,11 @@ class Types:
             if base is not None:
                 self.containers[type_id] = base
             may_refer = type.__dict__["__flags__"].__get__(type(example)) & HAS_REFERENCES
-            if not may_refer and type_id not in self.apart and type_id not in self.own_bytes.readers:
+            if (
+                not may_refer
+                and type_id not in self.apart
+                and type_id not in self.own_bytes.readers
+            ):
                 self.leaves.add(type_id)
         return type_ids
 

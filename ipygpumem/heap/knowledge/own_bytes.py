@@ -1,7 +1,8 @@
-"""Knows the bytes of objects themselves, as allocators round them, without the objects to which they refer.
+"""Knows the bytes of objects themselves, as allocators round them, without the objects to which
+they refer.
 
-No user code runs: objects are sized by the C code of their built-in or library base. Loops over objects run in C, so
-that a million short strings take a quarter of a second.
+No user code runs: objects are sized by the C code of their built-in or library base. Loops over
+objects run in C, so that a million short strings take a quarter of a second.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ _SMALL, _HEADER = 512, 8
 """Largest size that CPython allocates itself, and the bytes that malloc adds to larger ones."""
 _GC_HEADER = 16
 TENSOR_BYTES, STORAGE_BYTES, _GRAPH, _VIEW = 192, 144, 192, 320
-"""Bytes of torch's C++ objects: of each tensor and storage, and for autograd of a tensor that needs a gradient, and of
-a view, as malloc rounds them."""
+"""Bytes of torch's C++ objects: of each tensor and storage, and for autograd of a tensor that needs
+a gradient, and of a view, as malloc rounds them.
+"""
 _GAP = 40
 """Mean number of bytes that malloc leaves unused to align a tensor's data to 64 bytes."""
 _TWO_BLOCKS = {id(kind) for kind in (list, set, bytearray)}
@@ -39,7 +41,8 @@ class OwnBytes:
     """Measures the RAM of objects of any type.
 
     Attributes:
-        readers: functions that read the memory of a library behind an object, by the identity of its type.
+        readers: functions that read the memory of a library behind an object, by the identity of
+            its type.
         dicts: identities of types that derive from ``dict``.
         arrays: identities of types that derive from NumPy's array.
     """
@@ -51,9 +54,12 @@ class OwnBytes:
         self._known: set[int] = set()
         """Identities of the types that ``learn`` has seen."""
         self._sizers: dict[int, Callable[[Any], int]] = {}
-        """C functions that size instances of classes with a ``__sizeof__`` of their own, by the type's identity."""
+        """C functions that size instances of classes with a ``__sizeof__`` of their own, by the
+        type's identity.
+        """
         self._in_bulk: dict[int, Callable[[Sequence[Any]], int]] = {}
-        """Functions that return the memory in C of many objects of a type, by the type's identity."""
+        """Functions that return the memory in C of many objects of a type, by the type's identity.
+        """
         self._inline: set[int] = set()
         """Types of objects with attributes outside a dict."""
         self._special: set[int] = set(_TWO_BLOCKS)
@@ -61,10 +67,14 @@ class OwnBytes:
         self._loaded_readers = loaded_readers()
         self._keepers = Keepers(self._is_read)
         self._libraries: dict[int, str] = {}
-        """The library that keeps uncounted memory of a type's instances, or an empty text, by the type's identity."""
+        """The library that keeps uncounted memory of a type's instances, or an empty text, by the
+        type's identity.
+        """
 
     def learn(self, items: Sequence[object]) -> set[int]:
-        """Return the identities of the types of some objects, after learning how to size the new ones."""
+        """Return the identities of the types of some objects, after learning how to size the new
+        ones.
+        """
         examples = one_of_each(items)
         type_ids = set(examples)
         for type_id in type_ids - self._known:
@@ -73,21 +83,27 @@ class OwnBytes:
         return type_ids
 
     def of(self, items: Sequence[Any], type_ids: set[int] | None = None) -> int:
-        """Return the bytes of objects themselves, with the attributes that they store outside a dict.
+        """Return the bytes of objects themselves, with the attributes that they store outside a
+        dict.
 
         Args:
             items: the objects.
-            type_ids: at least the identities of their types, if ``learn`` has seen these: a tenth less work.
+            type_ids: at least the identities of their types, if ``learn`` has seen these: a tenth
+                less work.
         """
         if type_ids is None:
             type_ids = self.learn(items)
         if self._special.isdisjoint(type_ids):
             return rounded(Counter(each(sys.getsizeof, items)))
         plain = without_types(self._special, items)
-        return rounded(Counter(each(sys.getsizeof, plain))) + self._of_special(of_types(self._special, items))
+        return rounded(Counter(each(sys.getsizeof, plain))) + self._of_special(
+            of_types(self._special, items)
+        )
 
     def each(self, items: Sequence[Any]) -> list[int]:
-        """Return the bytes of each object; those of a class with memory outside the object share it equally."""
+        """Return the bytes of each object; those of a class with memory outside the object share it
+        equally.
+        """
         type_ids = self.learn(items)
         # ``sys.getsizeof`` would run the code of a class with a ``__sizeof__`` of its own.
         different = (self._special - _TWO_BLOCKS) & type_ids
@@ -136,14 +152,16 @@ class OwnBytes:
         return size + _sum(sys.getsizeof, items)
 
     def uncounted(self, items: Sequence[object], type_ids: set[int] | None = None) -> set[str]:
-        """Return the libraries that keep memory of some objects which nothing counts, such as ``{"faiss"}``.
+        """Return the libraries that keep memory of some objects which nothing counts, such as
+        ``{"faiss"}``.
 
-        The bytes of these objects are at least those that ``of`` returns. Each type is examined once, so that many
-        objects take as long as reading their types.
+        The bytes of these objects are at least those that ``of`` returns. Each type is examined
+        once, so that many objects take as long as reading their types.
 
         Args:
             items: the objects, also those that lead to nothing, such as a handle of a C library.
-            type_ids: at least the identities of their types, if known: then known types cost nothing.
+            type_ids: at least the identities of their types, if known: then known types cost
+                nothing.
 
         >>> OwnBytes().uncounted([1, "text", [], object()])
         set()
@@ -157,7 +175,9 @@ class OwnBytes:
         return {self._libraries.get(type_id, "") for type_id in type_ids} - {""}
 
     def _is_read(self, kind: type) -> bool:
-        """Return True if a table has a function for a type, or it is one of the arrays that are read anyway."""
+        """Return True if a table has a function for a type, or it is one of the arrays that are
+        read anyway.
+        """
         if bulk_reader(kind) is not None or behind(kind, self._loaded_readers) is not None:
             return True
         for module, name in (("numpy", "ndarray"), ("torch", "Tensor")):
@@ -167,16 +187,22 @@ class OwnBytes:
         return False
 
     def _of_special(self, items: Sequence[Any]) -> int:
-        """Return the bytes of objects that have more than one block of memory, or a size of their own."""
+        """Return the bytes of objects that have more than one block of memory, or a size of their
+        own.
+        """
         type_ids = types_of(items)
         size = 0
         arrays = self.arrays & type_ids
         if arrays:
             base: Any = library_type("numpy", "ndarray")
-            size += rounded(Counter(map(base.__dict__["__sizeof__"], of_types(arrays, items))), _HEADER)
+            size += rounded(
+                Counter(map(base.__dict__["__sizeof__"], of_types(arrays, items))), _HEADER
+            )
         different = self._sizers.keys() & type_ids - arrays
         for type_id in different:
-            size += rounded(Counter(each(self._sizers[type_id], of_types({type_id}, items))), _GC_HEADER)
+            size += rounded(
+                Counter(each(self._sizers[type_id], of_types({type_id}, items))), _GC_HEADER
+            )
         different |= arrays
         in_two_blocks = type_ids & (_TWO_BLOCKS | self.dicts - {id(dict)}) - different
         if in_two_blocks:
@@ -206,10 +232,16 @@ class OwnBytes:
         array_type = library_type("numpy", "ndarray")
         if array_type is not None and type.__subclasscheck__(array_type, kind):
             self.arrays.add(type_id)
-        if type.__dict__["__flags__"].__get__(kind) & _MANAGED_DICT and container_base(kind) is None:
+        if (
+            type.__dict__["__flags__"].__get__(kind) & _MANAGED_DICT
+            and container_base(kind) is None
+        ):
             self._inline.add(type_id)
         in_two_blocks = self.dicts - {id(dict)}
-        if any(type_id in types for types in (self._sizers, self._in_bulk, self.arrays, self._inline, in_two_blocks)):
+        if any(
+            type_id in types
+            for types in (self._sizers, self._in_bulk, self.arrays, self._inline, in_two_blocks)
+        ):
             self._special.add(type_id)
 
 
@@ -222,7 +254,9 @@ def of_tensors(reader: Reader, tensors: Sequence[Any]) -> int:
 
 
 def of_storages(sizes: Sequence[int], devices: Sequence[str]) -> Counter[str]:
-    """Return the bytes of tensors' storages by device, as malloc rounds those in RAM, with their C++ objects."""
+    """Return the bytes of tensors' storages by device, as malloc rounds those in RAM, with their
+    C++ objects.
+    """
     found = Counter[str]()
     for (size, device), number in Counter(zip(sizes, devices, strict=True)).items():
         found["cpu"] += STORAGE_BYTES * number
@@ -243,7 +277,9 @@ def _sum(get: Callable[[Any], int], items: Sequence[object]) -> int:
 
 
 def _attributes_of(items: Sequence[object]) -> int:
-    """Return the bytes of attributes stored outside a dict; ``items`` are of types that can do so."""
+    """Return the bytes of attributes stored outside a dict; ``items`` are of types
+    that can do so.
+    """
     found = gc.get_referents(*items)
     attributes = len(found) - len(items)  # each refers to its class, too
     if attributes and len(of_types({id(dict)}, found)) >= attributes:
@@ -255,13 +291,17 @@ def _sizer(kind: type) -> tuple[Callable[[Any], int], bool]:
     """Return the ``__sizeof__`` that is written in C, and True if it is the class's own."""
     if VISITS_BUFFER and type.__subclasscheck__(io.BytesIO, kind):
         return object.__sizeof__, False  # its own one adds the buffer, which is counted as bytes
-    found = [names["__sizeof__"] for names in map(class_dict, type.mro(kind)) if "__sizeof__" in names]
+    found = [
+        names["__sizeof__"] for names in map(class_dict, type.mro(kind)) if "__sizeof__" in names
+    ]
     in_c = next(method for method in found if type(method) is MethodDescriptorType)
     return in_c, in_c is found[0]
 
 
 def _attributes_size(attributes: int) -> int:
-    """Return the bytes of the array in which CPython stores an object's attributes, with one spare place."""
+    """Return the bytes of the array in which CPython stores an object's attributes, with one spare
+    place.
+    """
     header = 16 if sys.version_info >= (3, 13) else (attributes + 10) & -8
     return aligned(header + 8 * (attributes + 1))
 
@@ -272,7 +312,11 @@ def aligned(size: int) -> int:
 
 
 def rounded(sizes: Mapping[Any, int], extra: int = 0) -> int:
-    """Return the bytes that allocators use for objects; ``sizes`` are numbers of objects by size."""
+    """Return the bytes that allocators use for objects; ``sizes`` are numbers of
+    objects by size.
+    """
     return sum(
-        aligned(size + extra + _HEADER * (size > _SMALL)) * number for size, number in sizes.items() if size is not None
+        aligned(size + extra + _HEADER * (size > _SMALL)) * number
+        for size, number in sizes.items()
+        if size is not None
     )

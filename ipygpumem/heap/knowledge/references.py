@@ -1,8 +1,9 @@
 """Knows what objects refer to: what the collector reports, and what it does not.
 
-The collector reports each reference of a container once. It leaves out the text keys of dicts, the elements of object
-arrays, the array behind a view or a row, the bytes in a ``BytesIO`` up to Python 3.11, and all that torch keeps in C++.
-It reports too much where a future wakes a task: the future does not own the task.
+The collector reports each reference of a container once. It leaves out the text keys of dicts, the
+elements of object arrays, the array behind a view or a row, the bytes in a ``BytesIO`` up to Python
+3.11, and all that torch keeps in C++. It reports too much where a future wakes a task: the future
+does not own the task.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from itertools import chain, compress
 from operator import eq
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import STRING_KIND, flat_elements, inside_row, is_of_library, library_type, read_array
+from ipygpumem.heap.arrays import (
+    STRING_KIND,
+    flat_elements,
+    inside_row,
+    is_of_library,
+    library_type,
+    read_array,
+)
 from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.holders.graphs import gradient_of, saved_by
 from ipygpumem.heap.holders.nodes import Nodes
@@ -39,12 +47,15 @@ Owner = int | tuple[object, ...]
 
 
 class References(NamedTuple):
-    """The objects to which some objects refer, once for each reference, without those behind barriers."""
+    """The objects to which some objects refer, once for each reference, without those behind
+    barriers.
+    """
 
     of_python: Sequence[Any]
     """Each of these references is part of the object's reference count."""
     of_torch: Sequence[tuple[Owner, Any]]
-    """Tensors that torch's C++ code refers to, each with its owner: a tensor or a node of a graph."""
+    """Tensors that torch's C++ code refers to, each with its owner: a tensor or a node of a graph.
+    """
     of_graphs: Sequence[tuple[Owner, Owner]]
     """Owners, each with a node of a graph to which it leads."""
     waking: Sequence[Any]
@@ -57,8 +68,8 @@ class ReferenceReader:
     """Reads references, many objects at a time. No user code runs.
 
     Args:
-        has_text_keys: True to report the text keys of dicts that no other object refers to. They hold no other
-            objects, but may take more memory than the values.
+        has_text_keys: True to report the text keys of dicts that no other object refers to. They
+            hold no other objects, but may take more memory than the values.
     """
 
     def __init__(self, barriers: Barriers, *, has_text_keys: bool = True) -> None:
@@ -72,7 +83,9 @@ class ReferenceReader:
         self._special: dict[str, set[int]] = {name: set() for name, _, _ in _SPECIAL}
 
     def of(self, objects: Sequence[Any], type_ids: set[int] | None = None) -> References:
-        """Return the references of some objects; ``type_ids`` are at least those of their types, if known."""
+        """Return the references of some objects; ``type_ids`` are at least those of their types, if
+        known.
+        """
         if type_ids is None:
             type_ids = types_of(objects)
         if not type_ids <= self._known:
@@ -90,7 +103,9 @@ class ReferenceReader:
         if not self._special["tensor"].isdisjoint(type_ids):
             self._read_tensors(of_types(self._special["tensor"], objects), graphs)
         waking = [callback.__self__ for callback in callbacks]
-        return References(self._barriers.entered(found), graphs.tensors, graphs.nodes, waking, is_complete)
+        return References(
+            self._barriers.entered(found), graphs.tensors, graphs.nodes, waking, is_complete
+        )
 
     @property
     def is_full(self) -> bool:
@@ -113,7 +128,9 @@ class ReferenceReader:
                     self._special[name].add(type_id)
 
     def _unreported(self, objects: Sequence[Any], type_ids: set[int]) -> tuple[list[Any], bool]:
-        """Return the objects in streams, arrays and rows of arrays; False if an array was too long to read."""
+        """Return the objects in streams, arrays and rows of arrays; False if an array was too long
+        to read.
+        """
         found = list[Any]()
         is_complete = True
         if not self._special["stream"].isdisjoint(type_ids):
@@ -153,11 +170,14 @@ class ReferenceReader:
                     graphs.nodes.append((owner, _key_of(first)))
                 for node in self._nodes.of(tensor):
                     graphs.tensors.extend((_key_of(node), kept) for kept in saved_by(node))
-                    graphs.nodes.extend((_key_of(node), _key_of(part)) for part in self._nodes.following(node))
+                    graphs.nodes.extend(
+                        (_key_of(node), _key_of(part)) for part in self._nodes.following(node)
+                    )
 
 
 def text_keys(objects: Sequence[Any], dicts: set[int]) -> list[Any]:
-    """Return the text keys of dicts, which the collector leaves out; of a dict with any other key, it reports all.
+    """Return the text keys of dicts, which the collector leaves out; of a dict with any other key,
+    it reports all.
 
     Args:
         objects: any objects.
@@ -187,10 +207,11 @@ _JAGGED = ("torch.nested._internal.nested_tensor", "NestedTensor")
 
 
 def _kept_by_jagged(tensor: Any, viewed: Any) -> list[Any]:
-    """Return the tensors to which torch's C++ code refers for a jagged tensor, besides the one of which it is a view.
+    """Return the tensors to which torch's C++ code refers for a jagged tensor, besides the one of
+    which it is a view.
 
-    ``_nested_view_from_jagged`` records the view twice, for backward and for forward gradients, and keeps the offsets
-    and lengths to make the view again.
+    ``_nested_view_from_jagged`` records the view twice, for backward and for forward gradients, and
+    keeps the offsets and lengths to make the view again.
     """
     attributes = instance_dict(tensor) or {}
     kept = [viewed, attributes.get("_offsets"), attributes.get("_lengths")]
@@ -207,7 +228,8 @@ def _key_of(node: object) -> Owner:
 
 
 def _inside_array(array: Any) -> list[Any] | None:
-    """Return the base of a view, the objects in an array, or the dtype that has its texts; None if there are too many.
+    """Return the base of a view, the objects in an array, or the dtype that has its texts; None if
+    there are too many.
 
     NumPy gives each array of texts a dtype of its own.
     """

@@ -12,7 +12,9 @@ from ipygpumem.heap.arrays import Reader, each
 
 
 def known_to_torch(tensors: Sequence[Any]) -> list[Any]:
-    """Return the tensors that torch's C++ code refers to, or may refer to, and those that share a storage."""
+    """Return the tensors that torch's C++ code refers to, or may refer to, and those that share a
+    storage.
+    """
     torch: Any = sys.modules["torch"]
     count: Any = getattr(torch.Tensor, "_use_count", None)  # neither is in every torch
     count_of_storage: Any = getattr(torch._C, "_storage_Use_Count", None)
@@ -32,4 +34,6 @@ def known_to_torch(tensors: Sequence[Any]) -> list[Any]:
 
 
 _IS_ALONE = (False, 1, 2, True)
-"""A tensor that requires no gradient, and is used once; one use of its storage is ours, and torch allocated it."""
+"""A tensor that requires no gradient, and is used once; one use of its storage is ours, and torch
+allocated it.
+"""

@@ -1,4 +1,6 @@
-"""Finds small views that keep a large block of memory alive, and knows the call that copies them."""
+"""Finds small views that keep a large block of memory alive, and knows the call that
+copies them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ _SMALL = 10
 
 
 def small_view(value: object) -> str:
-    """Return a note on a small view of a large block, with the call that copies it; empty for any other object.
+    """Return a note on a small view of a large block, with the call that copies it; empty for any
+    other object.
 
     No code of the user runs.
 
@@ -58,7 +61,9 @@ def _of_tensor(tensor: Any) -> str:
         shown_bytes = torch.Tensor.numel(tensor) * torch.Tensor.element_size(tensor)
     if not _is_small(shown_bytes, described.size_bytes):
         return ""
-    return f"{_shape(described.shape)} of a storage of {format_bytes(described.size_bytes)}: .clone()"
+    return (
+        f"{_shape(described.shape)} of a storage of {format_bytes(described.size_bytes)}: .clone()"
+    )
 
 
 def _of_array(array: Any) -> str:
@@ -68,7 +73,8 @@ def _of_array(array: Any) -> str:
     shown_bytes = read_array("nbytes", array)
     owner = owner_of(array)
     if is_array(owner) and read_array("nbytes", owner) > shown_bytes:
-        shown_bytes = described.size_bytes * shown_bytes // read_array("nbytes", owner)  # with the texts of its rows
+        # with the texts of its rows
+        shown_bytes = described.size_bytes * shown_bytes // read_array("nbytes", owner)
     elif is_array(owner):
         return ""
     if not _is_small(shown_bytes, described.size_bytes):
@@ -97,7 +103,9 @@ def _is_small(shown_bytes: int, kept_bytes: int) -> bool:
 
 
 def _is_mapped(array: Any) -> bool:
-    """Return True for an array on a memory map, of which only the pages that were read are in RAM."""
+    """Return True for an array on a memory map, of which only the pages that were
+    read are in RAM.
+    """
     return is_of_library(memory_of(array), "mmap", "mmap")
 
 

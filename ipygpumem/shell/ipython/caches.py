@@ -1,7 +1,9 @@
-"""Finds and clears what IPython keeps after a cell: its outputs (``Out``, ``_5``, ``_``, ``__``, ``___``) and errors.
+"""Finds and clears what IPython keeps after a cell: its outputs (``Out``, ``_5``, ``_``, ``__``,
+``___``) and errors.
 
-It also clears caches without a name: modules of %run, objects of %store, the debugger. The user loses nothing: a
-script's names are in the notebook, a stored object is in its file, and the debugger is created again when needed.
+It also clears caches without a name: modules of %run, objects of %store, the debugger. The user
+loses nothing: a script's names are in the notebook, a stored object is in its file, and the
+debugger is created again when needed.
 """
 
 from __future__ import annotations
@@ -37,18 +39,31 @@ def _names_in(namespace: dict[str, Any]) -> list[re.Match[str]]:
 
 
 def kept_outputs(shell: Any) -> tuple[dict[int, Any], set[int]]:
-    """Return the outputs that ``%xdel _5`` would free, and the identities of the objects that hold them."""
+    """Return the outputs that ``%xdel _5`` would free, and the identities of the objects that hold
+    them.
+    """
     cache, namespace = shell.user_ns.get("_oh"), shell.user_ns
     if type(cache) is not dict:
         return {}, set()
-    places = [cache, namespace, shell.user_ns_hidden, shell.displayhook, shell.last_execution_result]
-    keepers = {id(place) for place in places} | {id(instance_dict(place)) for place in places[3:] if place is not None}
-    numbers = [key for key in list(cache) if type(key) is int and namespace.get(f"_{key}") is cache[key]]
+    places = [
+        cache,
+        namespace,
+        shell.user_ns_hidden,
+        shell.displayhook,
+        shell.last_execution_result,
+    ]
+    keepers = {id(place) for place in places} | {
+        id(instance_dict(place)) for place in places[3:] if place is not None
+    }
+    numbers = [
+        key for key in list(cache) if type(key) is int and namespace.get(f"_{key}") is cache[key]
+    ]
     return {key: cache[key] for key in numbers}, keepers
 
 
 def references_of_names(shell: Any) -> Counter[int]:
-    """Return the number of references that names and IPython's caches have to each object, by identity.
+    """Return the number of references that names and IPython's caches have to each object, by
+    identity.
 
     ``del`` ends those of a name, and ``%xdel`` also those of an output's copies.
     """
@@ -77,18 +92,29 @@ def named_objects(shell: Any) -> dict[str, object]:
 
 
 def global_of_run(file: str, name: str) -> str:
-    """Return the code for a global of the module that IPython keeps of a script that ``%run`` has run."""
+    """Return the code for a global of the module that IPython keeps of a script that ``%run`` has
+    run.
+    """
     return f"get_ipython()._main_mod_cache[{file!r}].{name}"
 
 
 def in_run_modules(shell: Any) -> list[object]:
     """Return the data of the modules that IPython keeps of scripts."""
-    spaces = [module_dict(module) for module in list(getattr(shell, "_main_mod_cache", {}).values())]
-    return [value for names in spaces for name, value in list(names.items()) if not name.startswith("__")]
+    spaces = [
+        module_dict(module) for module in list(getattr(shell, "_main_mod_cache", {}).values())
+    ]
+    return [
+        value
+        for names in spaces
+        for name, value in list(names.items())
+        if not name.startswith("__")
+    ]
 
 
 def kept_by_run(shell: Any, names: Iterable[str]) -> list[str]:
-    """Return the statements by which modules of ``%run`` free the objects that they share with the notebook."""
+    """Return the statements by which modules of ``%run`` free the objects that they share with the
+    notebook.
+    """
     kept, missing = list(getattr(shell, "_main_mod_cache", {}).items()), object()
     return [
         f"{global_of_run(file, name)} = None"
@@ -144,7 +170,11 @@ class Outputs:
         """Return the current outputs."""
         namespace, hook = self._shell.user_ns, self._shell.displayhook
         bound = [name for name in _LATEST if name in namespace]  # %reset removes them
-        users = {name: namespace[name] for name in bound if namespace[name] is not getattr(hook, name, None)}
+        users = {
+            name: namespace[name]
+            for name in bound
+            if namespace[name] is not getattr(hook, name, None)
+        }
         last = list(self._cache().items())[: -2 * len(_LATEST) : -1]
         latest = {name: _latest(getattr(hook, name, ""), last) for name in _LATEST}
         stored = {path: time for path, (_, time) in self._stored().items()}
@@ -158,7 +188,9 @@ class Outputs:
         return found if id(found) == latest.identity else ""  # %reset restarts the count
 
     def settle(self, mark: OutputMark) -> None:
-        """Remove deleted outputs from ``mark``, because %reset restarts the count and reuses their numbers."""
+        """Remove deleted outputs from ``mark``, because %reset restarts the count and reuses their
+        numbers.
+        """
         mark.keys.intersection_update(self._cache())
         self.printed.settle(mark.printed)
 
@@ -193,7 +225,11 @@ class Outputs:
 
         The user deleted or rebound the names, or ran `%reset -f out`.
         """
-        namespace, hidden, hook = self._shell.user_ns, self._shell.user_ns_hidden, self._shell.displayhook
+        namespace, hidden, hook = (
+            self._shell.user_ns,
+            self._shell.user_ns_hidden,
+            self._shell.displayhook,
+        )
         for match in _names_in(hidden):
             name = match["output"]
             if not name or (name in namespace and namespace[name] is hidden[name]):
@@ -226,10 +262,12 @@ class Outputs:
                 shell.user_ns[name] = shell.user_ns_hidden[name] = value
 
     def _forget_caches(self, mark: StoredMark) -> None:
-        """Drop copies of objects stored after ``mark``, and other caches that later cells do not need.
+        """Drop copies of objects stored after ``mark``, and other caches that later cells do not
+        need.
 
-        These are modules of scripts, which %run clears itself on a rerun; the debugger, which keeps each frame in
-        which it displays something; and the warning registry, which IPython drops before each cell.
+        These are modules of scripts, which %run clears itself on a rerun; the debugger, which keeps
+        each frame in which it displays something; and the warning registry, which IPython drops
+        before each cell.
         """
         shell, stored = self._shell, self._stored()
         for path in [path for path, (_, time) in stored.items() if mark.get(path) != time]:
@@ -246,7 +284,7 @@ class Outputs:
         return cache if type(cache) is dict else {}
 
 
-# -- errors -----------------------------------------------------------------------------------------------------
+# -- errors -------------------------------------------------------------------------------------
 
 
 def _latest(value: object, last: list[tuple[int, Any]]) -> LatestOutput:
@@ -270,7 +308,9 @@ def shown_since(earlier: int) -> BaseException | None:
 
 
 def stored_error(name: str) -> BaseException | None:
-    """Return the error stored in ``sys`` under this name, or None; the user may have stored another object."""
+    """Return the error stored in ``sys`` under this name, or None; the user may have stored another
+    object.
+    """
     value = getattr(sys, name, None)
     return value if is_instance(value, BaseException) else None
 

@@ -1,7 +1,8 @@
 """Measures and drops what IPython 9 keeps of what cells print, display and raise.
 
-``print`` of 40 MiB keeps 40 MiB: since 9.1, IPython adds each printed text to ``history_manager.outputs``, from which
-only ``%notebook`` reads. Results' texts and errors' messages are kept next to it.
+``print`` of 40 MiB keeps 40 MiB: since 9.1, IPython adds each printed text to
+``history_manager.outputs``, from which only ``%notebook`` reads. Results' texts and errors'
+messages are kept next to it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from ipygpumem.report.layout import count
 REMEDY = "%gpumem free"
 _OUTPUTS = "outputs"
 _BY_NUMBER = (_OUTPUTS, "exceptions", "output_hist_reprs")
-"""The history manager's dicts by cell number: printed output, errors' messages, and the text of results."""
+"""The history manager's dicts by cell number: printed output, errors' messages, and the text of
+results.
+"""
 _CELLS_NAMED = 3
 _TEXTS = {id(str), id(bytes)}
 
@@ -45,26 +48,35 @@ class Printed:
         self._shell = shell
         manager = getattr(shell, "history_manager", None)
         self._entries: dict[str, dict[int, Any]] = {}
-        """The history manager's dicts; empty ones if this IPython has none. IPython never replaces them."""
+        """The history manager's dicts; empty ones if this IPython has none. IPython never replaces
+        them.
+        """
         for name in _BY_NUMBER:
             entries = getattr(manager, name, None)
             self._entries[name] = entries if isinstance(entries, dict) else {}
         self._outputs = self._entries[_OUTPUTS]
 
-    # -- experiments --------------------------------------------------------------------------------------------
+    # -- experiments -----------------------------------------------------------------------------
 
     def mark(self) -> PrintedMark:
         """Return the extent of the current output."""
         numbers = {name: set(entries) for name, entries in self._entries.items()}
         lengths = dict[int, Length]()
         if numbers[_OUTPUTS]:
-            # A nested cell adds to the output of the cell after the running one, whose number it has.
+            # A nested cell adds to the output of the cell after the running one, whose number it
+            # has.
             first = self._shell.execution_count - 1
-            lengths = {number: _length(self._outputs[number]) for number in numbers[_OUTPUTS] if number >= first}
+            lengths = {
+                number: _length(self._outputs[number])
+                for number in numbers[_OUTPUTS]
+                if number >= first
+            }
         return PrintedMark(numbers, lengths)
 
     def settle(self, mark: PrintedMark) -> None:
-        """Remove deleted output from ``mark``, because %reset restarts the count and reuses its numbers."""
+        """Remove deleted output from ``mark``, because %reset restarts the count and reuses its
+        numbers.
+        """
         for name, numbers in mark.numbers.items():
             numbers.intersection_update(self._entries[name])
         for number in mark.lengths.keys() - mark.numbers[_OUTPUTS]:
@@ -80,7 +92,7 @@ class Printed:
             if number in self._outputs:
                 _shorten(self._outputs, number, length)
 
-    # -- all of it ----------------------------------------------------------------------------------------------
+    # -- all of it -------------------------------------------------------------------------------
 
     def forget(self) -> int:
         """Drop all output, and return the number of cells that had some."""
@@ -97,7 +109,9 @@ class Printed:
         return _leaves(kept)
 
     def own_texts(self) -> list[object]:
-        """Return the texts that dropping all of it frees, each once: those of the user's objects stay alive."""
+        """Return the texts that dropping all of it frees, each once: those of the user's objects
+        stay alive.
+        """
         return _without_other_references(self.texts())
 
     def size_bytes(self) -> int:
@@ -105,7 +119,9 @@ class Printed:
         return sum(map(sys.getsizeof, self.own_texts()))
 
     def by_cell(self) -> dict[int, int]:
-        """Return the bytes of each cell's output, the largest first; texts shared by two cells count in both."""
+        """Return the bytes of each cell's output, the largest first; texts shared by two cells
+        count in both.
+        """
         found = Counter[int]()
         for entries in self._entries.values():
             for number in list(entries):
@@ -113,13 +129,19 @@ class Printed:
         return dict(found.most_common())
 
     def leaks(self, smallest: int) -> list[tuple[int, str, str, str, int]]:
-        """Return the row of ``%gpumem leaks`` on printed output, if it has at least ``smallest`` bytes."""
+        """Return the row of ``%gpumem leaks`` on printed output, if it has at least ``smallest``
+        bytes.
+        """
         size = self.size_bytes()
         if size < smallest:
             return []
         cells = list(self.by_cell())
         numbers = ", ".join(map(str, sorted(cells[:_CELLS_NAMED])))
-        more = f" and {count(len(cells) - _CELLS_NAMED, 'smaller one')}" if len(cells) > _CELLS_NAMED else ""
+        more = (
+            f" and {count(len(cells) - _CELLS_NAMED, 'smaller one')}"
+            if len(cells) > _CELLS_NAMED
+            else ""
+        )
         word = "cell" if len(cells) == 1 else "cells"
         what = f"printed and displayed by {word} {numbers}{more}, kept by IPython for %notebook"
         return [(size, "cpu", what, f"to free it: {REMEDY}", size)]
@@ -141,7 +163,8 @@ def _stream(output: Any) -> list[str] | None:
 def _shorten(outputs: dict[int, list[Any]], number: int, length: Length) -> None:
     """Drop the output of a cell beyond ``length``.
 
-    IPython adds to the last output of a cell and fails if the list is empty, so that an empty list goes, too.
+    IPython adds to the last output of a cell and fails if the list is empty, so that an empty list
+    goes, too.
     """
     if not length.outputs:
         outputs.pop(number, None)
@@ -182,7 +205,8 @@ def _without_other_references(leaves: list[object]) -> list[object]:
     occurrences = Counter(map(id, leaves))
     unique = dict(zip(map(id, leaves), leaves, strict=True))
     for leaf in unique.values():
-        # The references of IPython, as many in ``leaves``, one in ``unique``, those of the loop and of the call.
+        # The references of IPython, as many in ``leaves``, one in ``unique``, those of the loop and
+        # of the call.
         if sys.getrefcount(leaf) <= 2 * occurrences[id(leaf)] + 3:
             found.append(leaf)
     return found

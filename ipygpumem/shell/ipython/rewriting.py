@@ -1,10 +1,11 @@
-"""Rewrites cells that begin with ``%%experiment``, ``%%memlines``, ``%%peak`` or ``%%autofit`` to run as plain cells.
+"""Rewrites cells that begin with ``%%experiment``, ``%%memlines``, ``%%peak`` or ``%%autofit`` to
+run as plain cells.
 
-A cell magic gets its body as text and must run it itself, which means wrong line numbers, no ``Out`` and no
-top-level ``await``. So a first line ``%%experiment`` is turned into a call before IPython parses the cell: the call
-opens the scope, and the scope closes when the cell ends. ``%%memlines`` and ``%%peak`` work in the same way. So does
-``%%autofit``, which also gets a loop around the body in the syntax tree; IPython runs it with outputs, ``await`` and
-tracebacks.
+A cell magic gets its body as text and must run it itself, which means wrong line numbers, no
+``Out`` and no top-level ``await``. So a first line ``%%experiment`` is turned into a call before
+IPython parses the cell: the call opens the scope, and the scope closes when the cell ends.
+``%%memlines`` and ``%%peak`` work in the same way. So does ``%%autofit``, which also gets a loop
+around the body in the syntax tree; IPython runs it with outputs, ``await`` and tracebacks.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ _MARK = "%%"
 
 
 def rewrite_cell(lines: list[str]) -> list[str]:
-    """Return ``lines`` with a first line such as ``%%experiment ARGS`` turned into a call; else unchanged.
+    """Return ``lines`` with a first line such as ``%%experiment ARGS`` turned into a call; else
+    unchanged.
 
-    A body that is itself a cell magic is turned into a call here too, since IPython only looks for one in the first
-    line of a cell.
+    A body that is itself a cell magic is turned into a call here too, since IPython only looks for
+    one in the first line of a cell.
     """
     match = _FIRST_LINE.fullmatch(lines[0]) if lines else None
     if match is None or (match[2] or "").endswith("?") or is_for_engines(match[2] or ""):
@@ -42,7 +44,11 @@ def rewrite_cell(lines: list[str]) -> list[str]:
 def our_magic(statement: ast.stmt) -> str | None:
     """Return the name of our cell magic if a statement is its rewritten first line."""
     call: Any = getattr(statement, "value", None)
-    if type(call) is not ast.Call or getattr(call.func, "attr", "") != "run_line_magic" or len(call.args) != 2:
+    if (
+        type(call) is not ast.Call
+        or getattr(call.func, "attr", "") != "run_line_magic"
+        or len(call.args) != 2
+    ):
         return None
     name, line = (getattr(argument, "value", None) for argument in call.args)
     return name if name in REWRITTEN and type(line) is str and is_first_line(line) else None
@@ -93,7 +99,9 @@ def raise_at_start(tree: Any, error: BaseException, shell: Any) -> None:
 
 
 def loop_over_body(tree: Any, shell: Any) -> None:
-    """Wrap the body of a cell that begins with ``%%autofit`` in a loop; leave other trees unchanged."""
+    """Wrap the body of a cell that begins with ``%%autofit`` in a loop; leave other trees
+    unchanged.
+    """
     if type(tree) is not ast.Module or not (start := _start_of_body(tree)):
         return
     body = tree.body[start:]
@@ -106,19 +114,28 @@ def loop_over_body(tree: Any, shell: Any) -> None:
     after: list[ast.stmt] = []
     last: Any = body[-1]
     interactivity = shell.ast_node_interactivity
-    if interactivity in ("last_expr", "last_expr_or_assign", "last", "all") and type(last) is ast.Expr:
+    if (
+        interactivity in ("last_expr", "last_expr_or_assign", "last", "all")
+        and type(last) is ast.Expr
+    ):
         keep: Any = _at(f"{_FIT}.keep(None)", last)
         keep.value.args[0] = last.value
         body[-1] = keep
         after = [_at(f"{_FIT}.take()", last)]
-    elif interactivity == "last_expr_or_assign" and type(last) is ast.Assign and type(last.targets[0]) is ast.Name:
+    elif (
+        interactivity == "last_expr_or_assign"
+        and type(last) is ast.Assign
+        and type(last.targets[0]) is ast.Name
+    ):
         after = [_at(last.targets[0].id, last)]
     loop.body[0].body = body
     tree.body[len(tree.body) - len(body) :] = [loop, *after]
 
 
 def _start_of_body(tree: ast.Module) -> int:
-    """Return the index of the first statement after our magics if %%autofit is among them, else 0."""
+    """Return the index of the first statement after our magics if %%autofit is among
+    them, else 0.
+    """
     names = []
     for statement in tree.body:
         name = our_magic(statement)
@@ -131,7 +148,13 @@ def _start_of_body(tree: ast.Module) -> int:
 def _compiles(body: list[ast.stmt]) -> bool:
     """Return True if the body compiles without the loop, which would allow ``break``."""
     try:
-        compile(ast.Module(body, []), "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        compile(
+            ast.Module(body, []),
+            "<cell>",
+            "exec",
+            ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
+            dont_inherit=True,
+        )
     except (SyntaxError, ValueError):  # IPython reports it
         return False
     return True
