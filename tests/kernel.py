@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -58,28 +60,43 @@ class Kernel:
     """A fresh kernel in a process of its own, with the interpreter that runs the tests."""
 
     def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
-        options: dict[str, Any] = {
-            "extra_arguments": list(arguments),
-            **({"env": env} if env is not None else {}),
-        }
+        options: dict[str, Any] = {"extra_arguments": list(arguments)}
+        if env is not None:
+            options["env"] = env
         for tries_left in (2, 1, 0):
             self._manager = KernelManager(kernel_name="python3")
             self._manager.kernel_spec.argv[0] = sys.executable
             self._manager.start_kernel(**options)
             self._client = self._manager.blocking_client()
             self._client.start_channels()
-            self._client.allow_stdin = (
-                False  # as a program: on a busy machine our own work would show a progress bar
-            )
+            # As a program: on a busy machine our own work would show a progress bar.
+            self._client.allow_stdin = False
             try:
-                self._client.wait_for_ready(timeout=600)
+                self._wait_until_ready(600)
                 break
-            except (
-                RuntimeError
-            ):  # it died, as where another program has taken its port since that was chosen
+            except RuntimeError:  # it died, because another program has taken its port
                 Kernel.close(self)  # not a subclass's, whose folder is needed again
                 if not tries_left:
                     raise
+
+    def _wait_until_ready(self, timeout: float) -> None:
+        """Wait until the kernel replies and its messages arrive.
+
+        jupyter_client's ``wait_for_ready`` also waits for 0.2 s of silence, in hundreds of kernels.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            message_id = self._client.kernel_info()
+            with contextlib.suppress(queue.Empty):
+                self._reply(message_id, timeout=1)
+                # The channel of outputs may be connected later: then these messages were lost.
+                while not _is_end(self._client.get_iopub_msg(timeout=0.05), message_id):
+                    pass
+                return
+            if not self._manager.is_alive():
+                raise RuntimeError("the kernel died before it was ready")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the kernel was not ready in {timeout} s")
 
     def run(
         self,
@@ -147,7 +164,7 @@ class Kernel:
         elif kind == "error":
             outputs.error, outputs.message = content["ename"], content["evalue"]
             outputs.traceback = "\n".join(content["traceback"])
-        return bool(kind == "status" and content["execution_state"] == "idle")
+        return _is_end(message, message_id)
 
     def value(self, expression: str) -> Any:
         """Return the value of an expression in the kernel, without leaving an output behind."""
@@ -170,4 +187,21 @@ class Kernel:
 
     def close(self) -> None:
         self._client.stop_channels()
+        self._kill()
         self._manager.shutdown_kernel(now=True)
+
+    def _kill(self) -> None:
+        """Kill the kernel and wait for its end, which jupyter_client looks for every 0.1 s."""
+        if hasattr(os, "waitid") and self._manager.has_kernel:
+            self._manager.signal_kernel(signal.SIGKILL)
+            process_id = self._manager.provisioner.pid
+            with contextlib.suppress(ChildProcessError):  # its end was noticed before
+                os.waitid(os.P_PID, process_id, os.WEXITED | os.WNOWAIT)
+
+
+def _is_end(message: dict[str, Any], request: str) -> bool:
+    """Return True for the message with which the kernel ends a request."""
+    if message["parent_header"].get("msg_id") != request:
+        return False
+    is_status = message["msg_type"] == "status"
+    return is_status and message["content"]["execution_state"] == "idle"
