@@ -11,9 +11,10 @@ from itertools import chain
 from ipygpumem.heap.arrays import storage_key
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.heap import Heap, undisturbed
+from ipygpumem.heap.holders.backward import BackwardSearch, WayTo
 from ipygpumem.heap.holders.paths import PathWriter
 from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, Root, Roots
-from ipygpumem.heap.holders.search import Search, explain
+from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.holders.tasks import is_pending
 from ipygpumem.heap.knowledge.barriers import Barriers, is_left_out
 from ipygpumem.heap.knowledge.references import ReferenceReader
@@ -275,7 +276,7 @@ def _by_holder(
             and len(searched) < 2 * _MOST_SEARCHED
         ):
             searched.update((region.node_of(piece, own), same) for piece, same in found)
-    search = Search(
+    search = BackwardSearch(
         [item for items in searched.values() for item in items], heap, roots, for_all=True
     )
     rows = _HolderRows(search, PathWriter(roots), nearest[_MOST_SEARCHED:], is_name=is_name)
@@ -308,7 +309,12 @@ class _HolderRows:
     """
 
     def __init__(
-        self, search: Search, writer: PathWriter, not_searched: Sequence[int], *, is_name: bool
+        self,
+        search: BackwardSearch,
+        writer: PathWriter,
+        not_searched: Sequence[int],
+        *,
+        is_name: bool,
     ) -> None:
         self.without_holder = set[NodeKey](not_searched)
         self._search = search
@@ -325,8 +331,10 @@ class _HolderRows:
         """
         ways = self._search.ways_to(items)
         if not ways:
-            chains = (self._search.chain(item, self._search.unnamed) for item in items)
-            ways = [([root], steps, 1) for root, steps in filter(None, chains)][:1]
+            for chain_down in [self._search.chain(item, self._search.unnamed) for item in items]:
+                if chain_down is not None:
+                    ways = [WayTo([chain_down[0]], chain_down[1], 1)]
+                    break
         if not ways and (type(key) is int or self._search.is_cut):
             # An object to which nothing visible refers, such as an array in a tensor, belongs to
             # its partner here.

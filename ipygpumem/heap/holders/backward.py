@@ -1,0 +1,355 @@
+"""Searches for the holders of objects, against the direction of the references.
+
+The search goes one level of referrers at a time, each level one pass of the collector over the heap
+in C. It ends at roots: namespaces, modules, threads, running functions. Only objects that were
+alive when the ``Heap`` was made count, so that the search never finds itself. No user code runs.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ipygpumem.heap.arrays import is_array
+from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.frames import SUSPENDED, running_ids
+from ipygpumem.heap.holders.paths import owns
+from ipygpumem.heap.holders.root_finder import RootFinder
+from ipygpumem.heap.holders.roots import OF_IPYTHON, Root, Roots
+from ipygpumem.heap.holders.tasks import wakes_task
+from ipygpumem.introspect import (
+    instance_dict,
+    is_exactly,
+    is_instance,
+    is_users_class,
+    module_of,
+    type_name,
+)
+
+Steps = tuple[object, ...]
+"""A chain of objects, each of which refers to the next one."""
+Ways = dict[int, tuple[Root, int | None]]
+"""For each object reachable from a root: the root, and the next object on the way up to it."""
+MOST_VISITS = 20_000_000
+_MAKES_DICTS = (3, 11) <= sys.version_info < (3, 13)
+_MANAGED_DICT = 1 << 4
+
+
+class WayTo(NamedTuple):
+    """One way from a root to an object."""
+
+    roots: list[Root]
+    """The roots that one statement removes; the first of them begins the chain."""
+    steps: Steps
+    references: int
+    """Number of references with which the holder holds the objects that were asked about."""
+
+
+class BackwardSearch:
+    """A breadth-first search from many targets at once, against the direction of the references.
+
+    Args:
+        targets: the objects whose holders are searched.
+        heap: the live objects.
+        roots: the names and objects from which the user can reach objects.
+        max_visits: maximum number of objects to examine, over all levels.
+        for_all: True to find all holders of each target; False to find the nearest variable.
+
+    Attributes:
+        named: the ways to objects that roots lead to.
+        unnamed: the ways to the other objects, from objects to which nothing visible refers.
+        is_cut: True if the search ended somewhere before it had seen everything.
+    """
+
+    _MOST_LEVELS = 40
+    _WIDEST_LEVEL = 20_000
+
+    def __init__(
+        self,
+        targets: Sequence[object],
+        heap: Heap,
+        roots: Roots,
+        max_visits: int = MOST_VISITS,
+        *,
+        for_all: bool = False,
+    ) -> None:
+        self._heap = heap
+        self._roots = roots
+        self._for_all = for_all
+        self._finder = RootFinder(roots)
+        self._running = running_ids()
+        self._objects = {id(target): target for target in targets}
+        self._targets = frozenset(self._objects)
+        self._referrers: dict[int, list[int]] = {}
+        """Referrers of each examined object, without roots."""
+        self._children: dict[int, list[int]] = {}
+        """The objects by which each referrer was found."""
+        self._reference_counts: dict[int, Counter[int]] = {}
+        """Number of references from each holder to each object, by their identities."""
+        self._kept: list[tuple[Root, int]] = []
+        """Roots, and the objects that they keep."""
+        self._roots_at: dict[int, list[Root]] = {}
+        """All roots that refer to an object directly."""
+        self._tops: list[int] = []
+        """Objects without a known referrer."""
+        self.is_cut = False
+        self.named: Ways = {}
+        self.unnamed: Ways = {}
+        self._run(list(self._objects), max_visits)
+        self._finish()
+
+    def search_for_all(self, targets: Sequence[object], max_visits: int = MOST_VISITS) -> None:
+        """Go on until all holders of some objects that were examined are known."""
+        self._for_all = True
+        was_cut = self.is_cut
+        examined = [id(target) for target in targets if id(target) in self._objects]
+        self._run(examined, max_visits)
+        self.is_cut = was_cut
+        self._finish()
+
+    # -- the search -------------------------------------------------------------------------------
+
+    def _run(self, targets: list[int], max_visits: int) -> None:
+        """Examine level after level until nothing is left that may lead to a variable."""
+        if targets:
+            self._finder.read_values()
+        for number in itertools.count():
+            level = self._open(targets)
+            if not level:
+                return
+            if number == self._MOST_LEVELS or (number + 1) * self._heap.size > max_visits:
+                self.is_cut = True
+                return
+            self._keep_values(level)
+            self._look(level)
+            of_variables = [(root, key) for root, key in self._kept if root.rank == 0]
+            self.named = self._ways(of_variables)
+
+    def _finish(self) -> None:
+        """Find the ways from all roots, now that the search is over."""
+        # An output, the last error or a module may also hold, by a longer path, an object of a
+        # variable: no leak.
+        self.named = {**self._ways(self._kept), **self.named}
+        self._roots_at = {}
+        for root, key in self._kept:
+            self._roots_at.setdefault(key, []).append(root)
+        nowhere = Root("", 9, "end what keeps it: C++ code or a library")
+        tops = sorted(self._tops, key=lambda key: type_name(self._objects[key]))
+        self.unnamed = self._ways([(nowhere, key) for key in tops])
+
+    def _open(self, targets: list[int]) -> list[int]:
+        """Return the objects to examine next: those that may lead from a variable to a target."""
+        linked: Iterable[int] = ()
+        ends: Iterable[int] = targets
+        if self._for_all:
+            linked, ends = self._holders_of(targets)
+        waiting = [key for key in ends if key not in self.named]
+        met = set(waiting)
+        for key in waiting:  # the list grows
+            new = [referrer for referrer in self._referrers.get(key, ()) if referrer not in met]
+            waiting += new
+            met.update(new)
+        candidates = dict.fromkeys([*linked, *waiting])
+        return [key for key in candidates if key not in self._referrers]
+
+    def _keep_values(self, level: list[int]) -> None:
+        """Record the roots of objects that no other object need refer to."""
+        values = self._finder.values
+        for key in level:
+            if key in values:
+                self._kept.append((values[key], key))
+
+    def _look(self, level: list[int]) -> None:
+        """Record all objects that refer to those of a level."""
+        self._referrers.update((key, []) for key in level)
+        if len(level) > self._WIDEST_LEVEL:
+            self.is_cut = True
+        objects = {key: self._objects[key] for key in level[: self._WIDEST_LEVEL]}
+        referred: set[int] = set()
+        for referrer, children in self._heap.referrers(objects):
+            children = self._owned_by(referrer, children)
+            if not children or self._is_ours(referrer):
+                continue
+            referred.update(children)
+            for holder, of_holder in _with_own_dict(referrer, children):
+                self._record(holder, of_holder)
+                if holder is not referrer:
+                    # Else the next search would end at the dict that this one has created.
+                    self._heap.add(holder)
+        self._tops += [key for key in objects if key not in referred and key in self._children]
+
+    def _owned_by(self, referrer: object, children: list[int]) -> list[int]:
+        """Return the objects that a referrer owns: it may lead to more than its own."""
+        if wakes_task(referrer):
+            return [key for key in children if key in self._targets]
+        if type_name(referrer).startswith("hamt"):  # part of a context
+            return [key for key in children if key not in self._finder.values]
+        return children
+
+    def _is_ours(self, referrer: object) -> bool:
+        """Return True for a running frame, and for an object that this look has made."""
+        return id(referrer) in self._roots.hidden or id(referrer) in self._running
+
+    def _record(self, holder: object, children: list[int]) -> None:
+        """Record that an object holds some children, as a root or as an object to examine later."""
+        is_root = id(holder) in self._roots.namespaces
+        for key in children:
+            for root in self._finder.roots_in(holder, self._objects[key]):
+                self._kept.append((root, key))
+                is_root = True
+        if is_root:
+            return
+        self._objects[id(holder)] = holder
+        self._children.setdefault(id(holder), []).extend(children)
+        for key in children:
+            self._referrers[key].append(id(holder))
+
+    def _ways(self, kept: list[tuple[Root, int]]) -> Ways:
+        """Return the shortest way from a root to each object that roots lead to."""
+        ways: Ways = {}
+        for root, key in sorted(kept, key=lambda pair: (pair[0].rank, pair[0].text)):
+            ways.setdefault(key, (root, None))
+        waiting = list(ways)
+        for parent in waiting:  # the list grows
+            for child in self._children.get(parent, ()):
+                if child not in ways:
+                    ways[child] = ways[parent][0], parent
+                    waiting.append(child)
+        return ways
+
+    # -- its result -------------------------------------------------------------------------------
+
+    def chain(self, target: object, ways: Ways) -> tuple[Root, Steps] | None:
+        """Return a root and the chain of objects from it to ``target``; None without a way."""
+        key: int | None = id(target)
+        if key not in ways:
+            return None
+        root = ways[key][0]
+        steps: list[object] = []
+        while key is not None:
+            steps.append(self._objects[key])
+            _, key = ways[key]
+        return root, tuple(reversed(steps))
+
+    def roots_of(self, target: object) -> list[Root]:
+        """Return all roots that refer to ``target`` directly."""
+        return self._roots_at.get(id(target), [])
+
+    def ways_to(self, targets: Sequence[object]) -> list[WayTo]:
+        """Return a way from each holder of some objects, those of variables first.
+
+        Only a search ``for_all`` knows all of them.
+        """
+        linked, ends = self._holders_of(list(map(id, targets)))
+        ways = list[WayTo]()
+        for key in linked:
+            steps = self._steps_down(key, linked)
+            ways += [WayTo(roots, steps, 1) for roots in self._roots_together(steps)]
+        for key, below in ends.items():
+            holder = self._objects[key]
+            chain = self.chain(holder, self.named)
+            if chain is not None:
+                root, steps = chain
+                number = self._number_of_references(holder, linked)
+                ways.append(WayTo([root], (*steps, *self._steps_down(below, linked)), number))
+        ways.sort(key=lambda way: way.roots[0].rank)
+        # IPython's own objects follow its outputs.
+        of_users = [way for way in ways if not _is_of_ipython(way)]
+        return of_users or ways
+
+    def _holders_of(self, targets: Sequence[int]) -> tuple[dict[int, int | None], dict[int, int]]:
+        """Return the objects that must die with the targets, and the holders of all these.
+
+        The first are the targets and objects that users cannot take apart, such as views. A
+        holder is an object from which a user can remove another one. The values are the objects by
+        which the keys were found.
+        """
+        linked = dict[int, int | None].fromkeys(targets)
+        ends = dict[int, int]()
+        waiting = list(linked)
+        for key in waiting:  # the list grows
+            for referrer in self._referrers.get(key, ()):
+                if referrer in linked or referrer in ends:
+                    continue
+                if self._can_remove_from(referrer):
+                    ends[referrer] = key
+                else:
+                    linked[referrer] = key
+                    waiting.append(referrer)
+        return linked, ends
+
+    def _can_remove_from(self, key: int) -> bool:
+        """Return True for an object from which a user can remove what it refers to."""
+        item: Any = self._objects[key]
+        if is_instance(item, dict):
+            if key not in self._referrers:
+                return False  # an object's own dict dies with the object: its referrers tell
+            owners = map(self._objects.__getitem__, self._referrers[key])
+            return not any(owns(owner, item) for owner in owners)
+        if is_exactly(item, *SUSPENDED):
+            return True
+        if any(is_instance(item, kind) for kind in (list, set, deque, type)):
+            return True
+        if is_array(item) or is_instance(item, tuple):
+            return False
+        return is_users_class(type(item))
+
+    def _steps_down(self, key: int | None, linked: dict[int, int | None]) -> Steps:
+        """Return the chain from an object to the target by which it was found."""
+        steps = list[object]()
+        while key is not None:
+            steps.append(self._objects[key])
+            key = linked[key]
+        return tuple(steps)
+
+    def _roots_together(self, steps: Steps) -> list[list[Root]]:
+        """Return the roots that refer to the first step, in groups that one statement removes."""
+        groups: dict[str, list[Root]] = {}
+        is_target = len(steps) == 1
+        for root in sorted(self.roots_of(steps[0]), key=lambda root: (root.rank, root.text)):
+            if root.advice.startswith("%"):
+                group = root.advice.partition(" ")[0]
+            elif is_target and root.rank == 0 and not root.advice:
+                group = ""  # one ``del`` names all variables
+            else:
+                group = root.text
+            groups.setdefault(group, []).append(root)
+        return list(groups.values())
+
+    def _number_of_references(self, holder: object, keys: Iterable[int]) -> int:
+        """Return the number of references from an object, which may be large, to some objects."""
+        counts = self._reference_counts.get(id(holder))
+        if counts is None:
+            counts = Counter(map(id, gc.get_referents(holder)))
+            self._reference_counts[id(holder)] = counts
+        return sum(map(counts.__getitem__, keys))
+
+
+def _with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[object, list[int]]]:
+    """Yield the holder of ``children``: an object itself, or the dict of its attributes.
+
+    CPython 3.11 and 3.12 create that dict when it is read, and reading it here must not make paths
+    longer.
+    """
+    flags = type.__dict__["__flags__"].__get__(type(referrer))
+    if not _MAKES_DICTS or not flags & _MANAGED_DICT:
+        yield referrer, children
+        return
+    names = instance_dict(referrer) or {}
+    values = set(map(id, list(names.values())))
+    attributes = [child for child in children if child in values]
+    if attributes:
+        yield names, attributes
+    if len(attributes) < len(children):
+        yield referrer, [child for child in children if child not in values]
+
+
+def _is_of_ipython(way: WayTo) -> bool:
+    """Return True for a way from IPython's own objects."""
+    if way.roots[0].rank >= OF_IPYTHON:
+        return True
+    return module_of(way.steps[0]).partition(".")[0] in ("IPython", "ipykernel")

@@ -1,0 +1,86 @@
+"""Finds the roots at which a search for holders ends: names, modules, threads, event loops."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+from ipygpumem.heap.arrays import is_of_library
+from ipygpumem.heap.holders.frames import peek, running_frames
+from ipygpumem.heap.holders.roots import EVENT_LOOP, Root, Roots, module_code
+from ipygpumem.heap.holders.tasks import context_values
+from ipygpumem.introspect import instance_dict, is_instance, module_dict, text_of
+
+
+class RootFinder:
+    """Finds the roots with which objects hold each other.
+
+    Attributes:
+        values: the roots of objects that no other object need refer to, by identity: the
+            objects of registries, the values of context variables, and those of the local names of
+            running functions.
+    """
+
+    def __init__(self, roots: Roots) -> None:
+        self._roots = roots
+        # ``__mp_main__`` is ``__main__``, which comes first.
+        self._modules = {id(module_dict(module)): name for name, module in reversed(_modules())}
+        self._keys: dict[int, dict[int, list[object]]] = {}
+        """For each namespace, the keys of its values by the values' identities."""
+        self.values: dict[int, Root] = {}
+
+    def read_values(self) -> None:
+        """Read ``values`` as they are now."""
+        self.values = dict(self._roots.kept)
+        for variable in context_values(self._roots.names):
+            self.values[id(variable.value)] = Root.of_context(variable)
+        for frame, thread in running_frames():
+            for name, value in peek(frame).items():
+                self.values[id(value)] = Root.of_running(frame, thread, name)
+
+    def roots_in(self, referrer: object, child: object) -> list[Root]:
+        """Return the roots with which ``referrer`` holds ``child``, if it is one."""
+        key = id(referrer)
+        if key in self._roots.namespaces:
+            root_of = self._roots.namespaces[key]
+            named = [root_of(name) for name in self._keys_of(referrer, child)]
+            return [root for root in named if root is not None]
+        if key in self._roots.objects:
+            return [self._roots.objects[key]]
+        if key in self._modules:
+            module = self._modules[key]
+            code = module_code(module, self._roots.names)
+            return [Root.of_module(module, name, code) for name in self._keys_of(referrer, child)]
+        if type(referrer) is ModuleType:
+            return _of_module(referrer)
+        if is_instance(referrer, threading.Thread):
+            name = text_of((instance_dict(referrer) or {}).get("_name"))
+            return [Root(f'thread "{name}"', 1, "let it end, then join() it")]
+        if is_of_library(referrer, "asyncio", "AbstractEventLoop"):
+            # Every task refers to the loop, and owns no other one.
+            return [Root(EVENT_LOOP, 1, "let its tasks end, or cancel them")]
+        return []
+
+    def _keys_of(self, namespace: Any, child: object) -> list[object]:
+        """Return the keys under which a namespace, which may be large, keeps ``child``."""
+        keys = self._keys.get(id(namespace))
+        if keys is None:
+            keys = self._keys[id(namespace)] = {}
+            for key, value in list(dict.items(namespace)):
+                keys.setdefault(id(value), []).append(key)
+        return keys.get(id(child), [])
+
+
+def _of_module(module: ModuleType) -> list[Root]:
+    """Return the root of what an imported module holds without a name."""
+    name = text_of(module_dict(module).get("__name__"))
+    if sys.modules.get(name) is not module:
+        return []
+    return [Root.of_module(name, None)]
+
+
+def _modules() -> list[tuple[str, ModuleType]]:
+    modules = list(sys.modules.items())
+    return [(name, module) for name, module in modules if is_instance(module, ModuleType)]
