@@ -12,7 +12,8 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import compress
+from itertools import compress, repeat
+from operator import sub
 from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
@@ -111,17 +112,33 @@ class Region:
             ours: number of references that the caller holds or that do not count, by an object's
                 identity.
         """
+        beyond = self._references_from_outside()
+        for key in beyond.keys() & ours.keys():
+            beyond[key] -= ours[key]
+        self._add_references_in_torch(beyond)
+        return {key for key, number in beyond.items() if number > 0}
+
+    def _references_from_outside(self) -> dict[int, int]:
+        """Return the number of references from outside to each tensor, and to each object that has
+        any.
+
+        The loops run in C, because two lists may share a million numbers, each of which is a node.
+        """
         probe = object()
         self.objects[id(probe)] = probe
         del probe
-        counts = dict(zip(self.objects, map(sys.getrefcount, self.objects.values()), strict=True))
+        counts = list(map(sys.getrefcount, self.objects.values()))
         self.objects.popitem()
-        _, usual = counts.popitem()  # the references that each object has at this moment
-        beyond: dict[int, int] = {}
-        for key, number in counts.items():
-            beyond[key] = number - usual - self.graph.inside.get(key, 0) - ours.get(key, 0)
-        self._add_references_in_torch(beyond)
-        return {key for key, number in beyond.items() if number > 0}
+        usual = counts.pop()  # the references that each object has at this moment
+        from_inside = map(self.graph.inside.get, self.objects, repeat(0))
+        from_elsewhere = list(map(sub, counts, from_inside))
+        has_some = list(map(usual.__lt__, from_elsewhere))
+        beyond = dict.fromkeys(map(id, self.tensors()), 0)
+        for key, number in zip(
+            compress(self.objects, has_some), compress(from_elsewhere, has_some), strict=True
+        ):
+            beyond[key] = number - usual
+        return beyond
 
     def in_hidden_cycles(self) -> set[int]:
         """Return the arrays of objects that lead to themselves.
@@ -138,32 +155,33 @@ class Region:
 
     def bytes_of(self, keys: Iterable[NodeKey]) -> Counter[str]:
         """Return the bytes by device of some nodes with the objects that are folded into them."""
-        graph = self.graph
+        keys = set(keys)
         size = Counter[str]()
-        leaves = list[Any]()
-        for key in keys:
-            cpu_bytes = graph.cpu_bytes.get(key)
-            if cpu_bytes is not None:
-                size["cpu"] += cpu_bytes
-            elif type(key) is int and key in graph.objects:
-                leaves.append(graph.objects[key])
-            if key in graph.device_bytes:
-                size.update(graph.device_bytes[key])
-        size["cpu"] += sum(map(self.reader.types.own_bytes.of, chunks(leaves)))
+        for key in self.graph.device_bytes.keys() & keys:
+            size.update(self.graph.device_bytes[key])
+        size["cpu"] += sum(
+            map(self.graph.cpu_bytes.__getitem__, self.graph.cpu_bytes.keys() & keys)
+        )
+        size["cpu"] += sum(map(self.reader.types.own_bytes.of, chunks(self._leaves(keys))))
         return +size
+
+    def _leaves(self, keys: set[NodeKey]) -> list[Any]:
+        """Return the objects among some nodes that are measured when they are asked for."""
+        return list(
+            map(
+                self.objects.__getitem__, (self.objects.keys() & keys) - self.graph.cpu_bytes.keys()
+            )
+        )
 
     def uncounted_by(self, keys: Iterable[NodeKey]) -> set[str]:
         """Return the libraries that keep memory of some nodes' objects which nothing counts, such
         as ``{"faiss"}``.
         """
-        libraries = set[str]()
-        leaves = list[Any]()
-        for key in keys:
-            if key in self.graph.uncounted:
-                libraries |= self.graph.uncounted[key]
-            elif type(key) is int and key not in self.graph.cpu_bytes and key in self.objects:
-                leaves.append(self.objects[key])
-        return libraries | self.reader.types.own_bytes.uncounted(leaves)
+        keys = set(keys)
+        libraries = self.reader.types.own_bytes.uncounted(self._leaves(keys))
+        for key in self.graph.uncounted.keys() & keys:
+            libraries |= self.graph.uncounted[key]
+        return libraries
 
     def freed_by(self, groups: Sequence[int], ours: Mapping[int, int]) -> list[Counter[str]]:
         """Return the bytes by device that die with each of some roots.
@@ -176,28 +194,21 @@ class Region:
             ours: as in ``held_from_outside``.
         """
         shared = self.reach(self.held_from_outside(ours) | self.in_hidden_cycles())
-        labels: dict[NodeKey, int] = {}
-        met_twice = list[NodeKey]()
-        for label, root in enumerate(groups):
-            if root in labels:
-                met_twice.append(root)
-            waiting: list[NodeKey] = [] if root in shared or root in labels else [root]
-            labels.update(dict.fromkeys(waiting, label))
-            while waiting:
-                for key in self.graph.edges.get(waiting.pop(), ()):
-                    if key in shared or labels.get(key) == label:
-                        continue
-                    if key in labels:
-                        met_twice.append(key)
-                    else:
-                        labels[key] = label
-                        waiting.append(key)
-        for key in self.reach(met_twice):
-            labels.pop(key, None)
-        by_label: list[list[NodeKey]] = [[] for _ in groups]
-        for key, label in labels.items():
-            by_label[label].append(key)
-        return list(map(self.bytes_of, by_label))
+        labelled = set[NodeKey]()
+        met_twice = set[NodeKey]()
+        by_root = list[set[NodeKey]]()
+        for root in groups:
+            reached = set[NodeKey]()
+            level: set[NodeKey] = {root} - shared
+            while level:
+                met_twice |= level & labelled
+                level -= labelled
+                reached |= level
+                level = self.graph.ends_of(level) - shared - reached
+            labelled |= reached
+            by_root.append(reached)
+        met_twice = self.reach(met_twice)
+        return [self.bytes_of(reached - met_twice) for reached in by_root]
 
     def arrays_of(self, keys: Collection[NodeKey]) -> list[Any]:
         """Return the tensors and arrays in some nodes; needs ``keeps_arrays``."""
