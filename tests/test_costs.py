@@ -32,6 +32,7 @@ MOST = {
     "%gpumem leaks, each name": 0.018,
     "%gpumem top, each object": 0.077,
     "%gpumem top, each name": 0.2,
+    "%gpumem top, each link of a doubly linked list": 9,
     "a look at what grows, each object": 0.05,
     "a look at what grows, each name": 0.07,
     "a recovery, each object": 0.002,
@@ -69,6 +70,20 @@ NAMES = f"""
 {OBJECTS}
 globals().update((f"name_{{number}}", found) for number, found in enumerate(objects))
 del objects
+"""
+LINKS = f"""
+class Link:
+    def __init__(self, before):
+        self.before = before
+
+def linked(number):
+    first = last = Link(None)
+    for _ in range(number):
+        last.next = Link(last)
+        last = last.next
+    return first
+
+first = linked({MANY})
 """
 LEAVES = (
     "%%experiment leaves\nleft = [torch.zeros(1) for _ in range(number)]\nkeeper['left'] = left"
@@ -164,6 +179,10 @@ def test_no_work_calls_more_functions_than_before() -> None:
             found[f"{name}, each {thing}"] = round(
                 (least_calls_in(shell, step) - bare[name]) / MANY, 3
             )
+    shell.run_cell("%reset -f")
+    shell.run_cell(LINKS)
+    more = least_calls_in(shell, steps["%gpumem top"]) - bare["%gpumem top"]
+    found["%gpumem top, each link of a doubly linked list"] = round(more / MANY, 3)
     shell.run_cell("%reset -f")
     several, many = (
         least_calls_in(shell, DEEP.replace("NUMBER", str(number))) for number in (150, 300)

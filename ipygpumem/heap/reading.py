@@ -212,13 +212,44 @@ class GraphReader:
                 return
             if len(waiting) < _FEW:
                 node = waiting.pop()
-                self._visited += 1
-                self._fold(id(node), [node], waiting)
+                nodes = [node, *self._neighbours(node)]
             else:
                 nodes = waiting[-CHUNK:]
                 del waiting[-CHUNK:]
-                self._visited += len(nodes)
+            self._visited += len(nodes)
+            if len(nodes) < _FEW:
+                for node in nodes:
+                    self._fold(id(node), [node], waiting)
+            else:
                 self._read_together(nodes, waiting)
+
+    def _neighbours(self, node: Any) -> list[Any]:
+        """Add nodes of the same type that follow a node, and return them.
+
+        Each node of a doubly linked list leads to one new node: read one by one, a list of 50,000
+        takes 2.7 s instead of 0.3 s.
+        """
+        kind = type(node)
+        if any(is_instance(node, base) for base in _LEADS_TO_ALL):
+            return []
+        met = {id(node)}
+        neighbours = list[Any]()
+        level = [node]
+        while level and len(neighbours) < CHUNK:
+            following = list[Any]()
+            for item in level:
+                same = _of_same_kind(item, kind) if self._is_short(item) else []
+                has_several = map(_ONCE_IN_LIST.__lt__, map(sys.getrefcount, same))
+                following += compress(same, has_several)
+            new = {key: item for key, item in by_identity(following).items() if key not in met}
+            met.update(new)
+            level = [item for key, item in new.items() if key not in self._graph.objects]
+            neighbours += level
+        entered = set(map(id, self.barriers.entered(neighbours)))
+        is_left_out = [id(item) not in entered for item in neighbours]
+        if any(is_left_out):
+            del neighbours[is_left_out.index(True) :]
+        return self._add_nodes(neighbours)
 
     def _fold(self, key: int, items: Sequence[Any], waiting: list[Any]) -> None:
         """Read objects that belong to a node, and everything that only they lead to; add new nodes
@@ -303,13 +334,9 @@ class GraphReader:
         """
         kind = type(item)
         linked = list[Any]()
-        base = self.types.containers.get(id(kind))
-        is_long = base is not None and base.__len__(item) > _MOST_IN_LINK
-        if (
-            is_long
-            or id(item) in self._with_items_read
-            or any(is_instance(item, base) for base in _LEADS_TO_ALL)
-        ):
+        is_read = id(item) in self._with_items_read
+        leads_to_all = any(is_instance(item, base) for base in _LEADS_TO_ALL)
+        if is_read or leads_to_all or not self._is_short(item):
             return linked
         while len(linked) < CHUNK:
             following = _of_same_kind(item, kind)
@@ -318,6 +345,11 @@ class GraphReader:
             item = following[0]
             linked.append(item)
         return linked
+
+    def _is_short(self, item: Any) -> bool:
+        """Return False for a container with more items than a link of a list has."""
+        base = self.types.containers.get(id(type(item)))
+        return base is None or base.__len__(item) <= _MOST_IN_LINK
 
     def _references_of(
         self, part: Sequence[Any], type_ids: set[int]
