@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ipygpumem.api.freeing import clear_tracebacks
     from ipygpumem.api.inventories import diff, tensors, top, why
     from ipygpumem.api.loops import track
-    from ipygpumem.api.traces import Trace, export, load, preload, register_probe, trace, traces
+    from ipygpumem.api.traces import Trace, export, preload, register_probe, trace, traces
     from ipygpumem.extras.expectations.expect import expect
     from ipygpumem.extras.moving.moving import offload, purge
     from ipygpumem.extras.moving.releasing import release
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ipygpumem.extras.tracker.tracker import tracker
     from ipygpumem.fitting.budgets import allocate, leave_free
     from ipygpumem.probes.nvml import memory
+    from ipygpumem.reading import load
     from ipygpumem.shell.python import experiment, experiments, history, last, subscribe
 
 _PLACES = {
@@ -33,7 +34,7 @@ _PLACES = {
     "api.freeing": ("clear_tracebacks",),
     "api.inventories": ("diff", "tensors", "top", "why"),
     "api.loops": ("track",),
-    "api.traces": ("Trace", "export", "load", "preload", "register_probe", "trace", "traces"),
+    "api.traces": ("Trace", "export", "preload", "register_probe", "trace", "traces"),
     "extras.expectations.expect": ("expect",),
     "extras.moving.moving": ("offload", "purge"),
     "extras.moving.releasing": ("release",),
@@ -41,6 +42,7 @@ _PLACES = {
     "extras.peak.peak": ("peak",),
     "extras.tracker.tracker": ("tracker",),
     "fitting.budgets": ("allocate", "leave_free"),
+    "reading": ("load",),
     "shell.python": ("experiment", "experiments", "history", "last", "subscribe"),
     "probes.nvml": ("memory",),
 }

@@ -45,18 +45,23 @@ def without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
+MimeBundle = tuple[dict[str, str], dict[str, Any]]
+"""Texts by their MIME type, and the metadata of their display."""
+
+
 class Record:
-    """Base of all records: conversion to and from plain dictionaries; some are shown
-    as a report.
+    """Base of all records: conversion to and from plain dictionaries.
+
+    In a notebook and as a text, the function that ``mimebundle`` has for its class shows it.
     """
 
     __slots__ = ()
-    _report = ""
-    """Module and function in the package for the notebook display, by name because reports import
-    this module.
-    """
     _most = 0
     """Maximum number of such records to read in one list; 0 for no limit."""
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__.startswith("ipygpumem."):  # not a user's, which may have the same name
+            _CLASSES[cls.__name__] = cls
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as a dictionary of plain values, ready for JSON."""
@@ -73,19 +78,23 @@ class Record:
         return _decoder(cls)(dict(data))  # type: ignore[arg-type, no-any-return]  # classes are hashable, and make instances
 
     def __str__(self) -> str:
-        return self._repr_mimebundle_()[0].get("text/plain", repr(self))
+        return mimebundle(self)[0].get("text/plain", repr(self))
 
-    def _repr_mimebundle_(self, **_: object) -> tuple[dict[str, str], dict[str, Any]]:
-        if not self._report:
-            return {}, {}
-        module, _dot, name = self._report.rpartition(".")
-        report = getattr(importlib.import_module(f"ipygpumem.{module}"), name)(self)
-        html: Any = importlib.import_module("ipygpumem.report.html")
-        data = {
-            "text/plain": html.text.render([report]),
-            "text/html": html.render([report], bars=False),
-        }
-        return data, {"ipygpumem": {"reports": [report.kind], **packed([self])}}
+    def _repr_mimebundle_(self, **_: object) -> MimeBundle:
+        return mimebundle(self)
+
+
+_CLASSES: dict[str, type[Record]] = {}
+"""The classes of records by name; those of modules that have not been imported are missing."""
+
+
+@functools.singledispatch
+def mimebundle(record: Record) -> MimeBundle:
+    """Return a record as a notebook displays it; empty for records without a report.
+
+    Modules of reports register a function for each class, because records know no report.
+    """
+    return {}, {}
 
 
 @functools.cache  # of the classes of the model; an export holds thousands of records
@@ -526,41 +535,21 @@ SCHEMA = 1
 """Incremented when older readers would misunderstand a file; an additional field does not change
 it.
 """
-_MODULES = {
-    "CellRecord": "records",
-    "ExperimentRecord": "records",
-    "TraceRecord": "records",
-    "FreeingStep": "records",
-    "RetainedArray": "records",
-    "Estimate": "estimating.records",
-    "ModelSummary": "estimating.records",
-    "Inventory": "inventory.records",
-    "InventoryDiff": "inventory.records",
-    "LargestNames": "inventory.top",
-    "Ownership": "inventory.ownership",
-    "Reconciliation": "inventory.breakdown",
-    "Try": "fitting.fit",
-    "TrackerRecord": "extras.tracker.tracker",
-    "PeakRecord": "extras.peak.records",
-    "PurgeRecord": "extras.moving.moving",
-    "ReleaseRecord": "extras.moving.releasing",
-}
-"""Modules of the records that outputs carry, by kind; loaded when one is read."""
 _MOST_PACKED = 256 * 1024
 """Maximum bytes of the records in an output's metadata, as JSON."""
 _ENCODER, _DECODER = json.JSONEncoder(ensure_ascii=False), json.JSONDecoder(parse_constant=str)
 
 
 def is_kind(kind: object) -> bool:
-    """Return True for the name of a class of records that outputs carry."""
-    return type(kind) is str and kind in _MODULES
+    """Return True for the name of a class of records that has been imported."""
+    return type(kind) is str and kind in _CLASSES
 
 
 def class_of(kind: Any) -> type[Record]:
     """Return the class of the records of a kind; ValueError if it is unknown."""
     if not is_kind(kind):
         raise ValueError("a record of an unknown kind")
-    return getattr(importlib.import_module(f"ipygpumem.{_MODULES[kind]}"), kind)  # type: ignore[no-any-return]
+    return _CLASSES[kind]
 
 
 def packed(records: Iterable[Record]) -> dict[str, Any]:

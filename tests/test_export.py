@@ -22,8 +22,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import FileError
+from ipygpumem.reading import MODULES
 from ipygpumem.records import (
-    _MODULES,
     CellRecord,
     EngineRecord,
     ExperimentRecord,
@@ -375,12 +375,28 @@ def test_the_records_in_the_outputs_of_a_notebook_are_read(tmp_path: Path) -> No
 def test_each_kind_of_record_with_a_report_is_read_back() -> None:
     records = [record for report in every_report("x\ud800") for record in report.records]
     found = SessionRecord(0.0, (), (), results=tuple(records))
-    assert {type(record).__name__ for record in records} >= _MODULES.keys() - {"CellRecord"}
+    assert {type(record).__name__ for record in records} >= MODULES.keys()
     assert SessionRecord.from_dict(json.loads(json.dumps(found.to_dict()))) == found
     clean = json.dumps(packed(records), ensure_ascii=False).encode()  # as a front-end does
     assert [item["kind"] for item in json.loads(clean)["records"]] == [
         type(record).__name__ for record in records
     ]
+
+
+NEW_PROCESS = """
+from ipygpumem.reading import MODULES
+from ipygpumem.records import class_of, mimebundle
+for kind, import_it in MODULES.items():
+    import_it()
+    has_report = mimebundle.dispatch(class_of(kind)) is not mimebundle.dispatch(object)
+    print(kind, has_report)
+"""
+
+
+def test_a_new_process_finds_the_class_and_the_report_of_each_kind() -> None:
+    lines = printed("-c", NEW_PROCESS).splitlines()
+    without_report = {"Reconciliation", "Try"}  # parts of others
+    assert lines == [f"{kind} {kind not in without_report}" for kind in MODULES]
 
 
 STEPS = (

@@ -13,8 +13,8 @@ from traitlets import TraitError
 from traitlets.config import Config
 
 import ipygpumem
-from ipygpumem import estimating
 from ipygpumem.errors import EstimateError, NotLoadedError
+from ipygpumem.estimating import loading
 from ipygpumem.shell import extension as hooks
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.config import IPyGpuMem
@@ -248,7 +248,7 @@ def test_an_estimate_with_a_broken_torch_says_so_in_one_line() -> None:
     for torch in (ModuleType("torch"), module_from_spec(ModuleSpec("torch", None))):
         sys.modules["torch"] = torch
         with pytest.raises(EstimateError, match="torch cannot make estimates: "):
-            estimating.loaded()
+            loading.loaded()
 
 
 EXPANDED = {

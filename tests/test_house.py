@@ -3,6 +3,7 @@ inside a function.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,32 @@ def imported(node: ast.AST) -> Iterator[str]:
     yield from (name for name in names if name in SOURCES)
 
 
+def named_in_texts(tree: ast.AST) -> set[str]:
+    """Return the modules that texts name, such as ``"report.inventory.why_report"``."""
+    statements = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    docstrings = {id(value) for value in statements}  # they may name anything
+    modules = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Constant) or id(node) in docstrings:
+            continue
+        if isinstance(node.value, str) and re.fullmatch(r"\w+(\.\w+)+", node.value):
+            place = node.value.removeprefix("ipygpumem.")
+            names = [f"ipygpumem.{place}", f"ipygpumem.{place.rpartition('.')[0]}"]
+            modules.update(name for name in names if name in SOURCES)
+    return modules
+
+
+def chosen_at_run_time(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that import a module whose name is put together at run time."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        name = getattr(node.func, "attr", "") or getattr(node.func, "id", "")
+        is_constant = isinstance(node.args[0], ast.Constant)
+        if name in ("import_module", "__import__") and not is_constant:
+            yield node.lineno
+
+
 def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     return [
         node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
@@ -72,14 +99,21 @@ def reaches(knows: dict[str, set[str]], start: str) -> set[str]:
 
 
 def test_no_module_knows_what_knows_it_by_any_kind_of_import() -> None:
-    knows = {
-        name: {one for node in ast.walk(tree) for one in imported(node)} - {name}
-        for name, tree in TREES.items()
-    }
-    # loads by name what users ask for; nothing imports it but for its sub-packages
+    knows = {}
+    for name, tree in TREES.items():
+        statements = {module for node in ast.walk(tree) for module in imported(node)}
+        knows[name] = (statements | named_in_texts(tree)) - {name}
+    # It loads by name what users ask for; nothing imports it but for its sub-packages.
     knows["ipygpumem"] = set()
     circles = {name for name in knows if name in reaches(knows, name)}
     assert circles == set()
+
+
+def test_no_import_is_chosen_by_a_text_made_at_run_time() -> None:
+    lines = [f"{name}:{line}" for name, tree in TREES.items() for line in chosen_at_run_time(tree)]
+    # The package itself imports what users ask for; it lists the same for type checkers.
+    allowed = ("ipygpumem:", "ipygpumem.shell.registry:")
+    assert [line for line in lines if not line.startswith(allowed)] == []
 
 
 def test_each_import_inside_a_function_says_why() -> None:

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem import estimating
 from ipygpumem.api.shell import loaded_app
 from ipygpumem.errors import EstimateError, UnitError
+from ipygpumem.estimating import loading
 from ipygpumem.failures import is_own_failure, tell
 from ipygpumem.fitting import budgets
 from ipygpumem.fitting.budgets import Budget
@@ -20,6 +20,7 @@ from ipygpumem.heap.heap import refuse_while_traced
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.pools import finder
+from ipygpumem.report import estimate as _reports  # noqa: F401  # registers how records are shown
 from ipygpumem.units import MIB, checked_bytes, finite
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def estimate(
         seconds = finite(timeout)
     except UnitError as error:
         raise EstimateError(f"timeout: {error}") from None
-    estimation = estimating.estimation(device, room_bytes, seconds)
+    estimation = loading.estimation(device, room_bytes, seconds)
     namespaces = (vars(sys.modules["__main__"]), sys._getframe(1).f_globals)
     found: Estimate = estimation.of_call(function, args, kwargs, namespaces)
     return found
@@ -87,7 +88,7 @@ def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary
     """
     __tracebackhide__ = True  # of the model's errors
     refuse_while_traced("ask for a summary")
-    found: ModelSummary = estimating.loaded().summarize(model, inputs, kwargs)
+    found: ModelSummary = loading.loaded().summarize(model, inputs, kwargs)
     return found
 
 

@@ -19,6 +19,7 @@ from ipygpumem.inventory.ownership import Ownership
 from ipygpumem.inventory.records import Inventory, InventoryDiff
 from ipygpumem.inventory.top import LargestNames
 from ipygpumem.probes.host import rss_bytes
+from ipygpumem.report import inventory as _reports  # noqa: F401  # registers how records are shown
 from ipygpumem.units import checked_bytes
 
 _ON_STACK = 1 if sys.version_info < (3, 11) else 0

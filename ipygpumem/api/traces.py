@@ -1,6 +1,4 @@
-"""``ipygpumem.trace``, ``Trace``, ``traces``, ``preload``, ``register_probe``, ``export`` and
-``load``.
-"""
+"""``ipygpumem.trace``, ``Trace``, ``traces``, ``preload``, ``register_probe`` and ``export``."""
 
 from __future__ import annotations
 
@@ -361,21 +359,3 @@ def export(path: str | os.PathLike[str], *, force: bool = False) -> None:
         raise NotLoadedError("ipygpumem is not loaded here: run %load_ext ipygpumem first")
     record = SessionRecord.of((), (), current_traces().finished) if app is None else app.records()
     formats.save(path, record, force=force)
-
-
-def load(path: str | os.PathLike[str]) -> SessionRecord:
-    """Return the session exported to a .json file, or the records in a notebook's outputs.
-
-    Use it to compare sessions, or notebooks that papermill or nbconvert have run: each report that
-    they show has its figures in its output's metadata, in a ``.ipynb`` file. It needs neither
-    IPython nor the extension.
-
-    Raises:
-        FileError: the file cannot be read, was not exported by ipygpumem, or was written by a newer
-            version.
-
-    >>> ipygpumem.export("run.json")
-    >>> ipygpumem.load("run.json")
-    <SessionRecord of 0 cells, 0 experiments and 1 trace>
-    """
-    return formats.load(path)

@@ -4,54 +4,17 @@ storages.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import importlib.util
 import linecache
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from ipygpumem.errors import DeviceError, EstimateError, describe_error
 from ipygpumem.heap.holders.frames import stack, steps
 from ipygpumem.introspect import is_ours, is_users
-from ipygpumem.meter.own_growth import growth_for
 
 FOR_FAKES = "torch's fake tensors"
 """Label of the modules that an estimate imports."""
-
-
-def loaded() -> Any:
-    """Import and return the module that makes estimates and summaries; this imports torch.
-
-    Raises:
-        EstimateError: torch is not installed, is too old for fake tensors, or is broken.
-    """
-    with growth_for(FOR_FAKES), _torch_may_be_broken():
-        if importlib.util.find_spec("torch") is None:
-            raise EstimateError("an estimate needs torch, which is not installed")
-        return importlib.import_module("ipygpumem.estimating.running")
-
-
-def estimation(*args: Any) -> Any:
-    """Return a new ``Estimation``; raises as ``loaded`` does."""
-    module = loaded()
-    with _torch_may_be_broken():
-        return module.Estimation(*args)
-
-
-@contextlib.contextmanager
-def _torch_may_be_broken() -> Iterator[None]:
-    try:
-        yield
-    except (EstimateError, DeviceError) as error:
-        raise EstimateError(str(error)) from None
-    except Exception as error:
-        torch = f"torch {getattr(sys.modules.get('torch'), '__version__', '')}".rstrip()
-        why = f"it is too old for fake tensors, or broken ({describe_error(error)})"
-        raise EstimateError(f"{torch} cannot make estimates: {why}") from None
 
 
 def user_line(frame: types.FrameType | None = None) -> str:

@@ -101,8 +101,6 @@ class DeviceEstimate(Record):
 class Estimate(Record):
     """Memory that code would take, found without running it on a device."""
 
-    _report = "report.estimate.estimate_report"
-
     devices: tuple[DeviceEstimate, ...]
     duration_seconds: float
     """Duration of the estimate; the duration of the code is unknown."""
@@ -158,8 +156,6 @@ class ModuleRow(Record):
 @dataclass(frozen=True)
 class ModelSummary(Record):
     """A model, module by module; the first row is the model itself."""
-
-    _report = "report.estimate.summary_report"
 
     rows: tuple[ModuleRow, ...]
     trainable_parameters: int

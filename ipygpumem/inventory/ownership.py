@@ -102,8 +102,6 @@ class Ownership(Record):
     rest.
     """
 
-    _report = "report.inventory.why_report"
-
     name: str
     """The name or expression."""
     is_name: bool

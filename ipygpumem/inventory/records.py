@@ -77,8 +77,6 @@ class TensorGroup(NamedTuple):
 class Inventory(Record):
     """The live tensors and arrays of one moment, the largest first, each storage once."""
 
-    _report = "report.inventory.tensors_report"
-
     tensors: tuple[TensorRecord, ...]
     taken_at: float
     file: str | None = None
@@ -124,8 +122,6 @@ class Inventory(Record):
 @dataclass(frozen=True, repr=False)
 class InventoryDiff(Record):
     """Tensors and arrays that were added and removed between two inventories, the largest first."""
-
-    _report = "report.inventory.difference_report"
 
     added: tuple[TensorRecord, ...]
     removed: tuple[TensorRecord, ...]

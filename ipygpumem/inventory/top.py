@@ -82,8 +82,6 @@ class NamedSize(NamedTuple):
 class LargestNames(Record):
     """Names and the memory that their objects hold, the largest first."""
 
-    _report = "report.inventory.top_report"
-
     names: tuple[NamedSize, ...]
     used_bytes: dict[str, int]
     """The process's memory by device."""

@@ -8,9 +8,8 @@ import re
 import traceback
 from typing import Any
 
-from ipygpumem import estimating
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import users_part
+from ipygpumem.estimating import loading, users_part
 from ipygpumem.magics.parsing import Options
 from ipygpumem.report.estimate import estimate_report
 from ipygpumem.report.layout import Report
@@ -28,7 +27,7 @@ def of_cell(app: App, options: Options, cell: str) -> list[Report]:
         )
     __tracebackhide__ = True  # of the user's errors
     shell = app.context.shell
-    module = estimating.loaded()
+    module = loading.loaded()
     try:
         if options.fit is not None:
             return loaded(f"extras.{EXTRAS['--fit']}.of_cell")(app, options, _compiled(shell, cell))  # type: ignore[no-any-return]
@@ -37,7 +36,7 @@ def of_cell(app: App, options: Options, cell: str) -> list[Report]:
                 "%%estimate: --batch names what --fit makes smaller: write --fit 24GiB, too"
             )
         timeout = options.timeout or module.TIMEOUT_SECONDS
-        estimation = estimating.estimation(options.device, options.device_memory, timeout)
+        estimation = loading.estimation(options.device, options.device_memory, timeout)
         result = estimation.of_code(_compiled(shell, cell), app.context.namespace)
     except SyntaxError as error:
         # Shown like a plain cell's: for a real SyntaxError IPython would show our frames too.

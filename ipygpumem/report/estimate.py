@@ -6,12 +6,14 @@ from collections.abc import Mapping
 
 from ipygpumem.estimating.records import PERHAPS, DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.report.layout import Fact, Report, Table, clean, device_label, shape_label
+from ipygpumem.report.showing import shows
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 _GUESSES_SHOWN = 5
 _CONTEXT = {"cpu": "other memory of this process"}
 
 
+@shows(Estimate)
 def estimate_report(estimate: Estimate) -> Report:
     """Return the report of the memory that code would take on each device, by purpose."""
     segments = [
@@ -80,6 +82,7 @@ def share_rows(parts: Mapping[str, int], peak_bytes: int) -> list[dict[str, str]
     ]
 
 
+@shows(ModelSummary)
 def summary_report(summary: ModelSummary) -> Report:
     """Return a model's modules, one row each, indented as they are nested."""
     total = summary.total

@@ -12,7 +12,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,13 @@ _LAST_TIME = 9e9
 """Largest Unix time in seconds that pandas can hold, rounded down: the year 2255."""
 
 
-def from_json(text: str, name: str, saved_at: float = 0.0) -> SessionRecord:
+Modules = Mapping[str, Callable[[], object]]
+"""Functions that import the class of a kind of record, by kind."""
+
+
+def from_json(
+    text: str, name: str, saved_at: float = 0.0, modules: Modules | None = None
+) -> SessionRecord:
     """Return the record that ``to_json`` wrote, or those of a notebook; ``FileError`` describes a
     fault in the text.
     """
@@ -72,7 +78,7 @@ def from_json(text: str, name: str, saved_at: float = 0.0) -> SessionRecord:
     except (ValueError, RecursionError) as error:
         raise FileError(f"{name} is not JSON, or only a part of it ({ellipsize(error)})") from None
     if type(data) is dict and "nbformat" in data:
-        data = _of_notebook(data, name, saved_at)
+        data = _of_notebook(data, name, saved_at, modules or {})
     elif constants:
         raise FileError(f"{name} is not JSON (which has no number {constants[0]})")
     if type(data) is not dict or data.get("format") != _NAME or type(data.get("schema")) is not int:
@@ -97,7 +103,9 @@ def from_json(text: str, name: str, saved_at: float = 0.0) -> SessionRecord:
     return record
 
 
-def _of_notebook(notebook: dict[str, Any], name: str, saved_at: float) -> dict[str, Any]:
+def _of_notebook(
+    notebook: dict[str, Any], name: str, saved_at: float, modules: Modules
+) -> dict[str, Any]:
     """Return the records in a notebook's outputs as an export; the metadata of other programs is
     ignored.
     """
@@ -114,7 +122,7 @@ def _of_notebook(notebook: dict[str, Any], name: str, saved_at: float) -> dict[s
             ours = output.get("metadata", {}).get(_NAME, {})
             found["schema"] = max(found["schema"], ours.get("schema", 0))
             for record in ours.get("records", ()):
-                if is_kind(record["kind"]):  # else of a newer version
+                if _is_known(record["kind"], modules):  # else of a newer version
                     found[_LISTS.get(record["kind"], "results")].append(record)
             for kind, number in ours.get("left_out", {}).items():
                 found["left_out"][kind] = found["left_out"].get(kind, 0) + number
@@ -123,6 +131,13 @@ def _of_notebook(notebook: dict[str, Any], name: str, saved_at: float) -> dict[s
     except (AttributeError, KeyError, TypeError) as error:
         raise FileError(f"{name} is damaged, or not a notebook ({describe_error(error)})") from None
     return found
+
+
+def _is_known(kind: object, modules: Modules) -> bool:
+    """Return True if there is a class for a kind of record; it is imported here."""
+    if type(kind) is str and not is_kind(kind) and kind in modules:
+        modules[kind]()
+    return is_kind(kind)
 
 
 def to_csv(record: SessionRecord) -> str:
@@ -179,8 +194,11 @@ def save(
     )
 
 
-def load(path: str | os.PathLike[str]) -> SessionRecord:
-    """Return the session stored in a .json file, or the records in a notebook."""
+def load(path: str | os.PathLike[str], modules: Modules | None = None) -> SessionRecord:
+    """Return the session stored in a .json file, or the records in a notebook.
+
+    ``modules`` import the classes of records of other rooms.
+    """
     place = place_of(path)
     name = clean(ellipsize(place))
     try:
@@ -194,7 +212,7 @@ def load(path: str | os.PathLike[str]) -> SessionRecord:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or ellipsize(error)
         raise FileError(f"{name} cannot be read: {why}") from None
-    return from_json(text, clean(ellipsize(os.fsdecode(path))), saved_at)
+    return from_json(text, clean(ellipsize(os.fsdecode(path))), saved_at, modules)
 
 
 def place_of(path: str | os.PathLike[str]) -> Path:

@@ -26,6 +26,7 @@ from ipygpumem.report.layout import (
     listed,
     sizes,
 )
+from ipygpumem.report.showing import shows
 from ipygpumem.units import format_bytes, format_change
 
 _PARTS_SHOWN, _HOLDERS_SHOWN = 3, 10
@@ -35,6 +36,7 @@ _LEAST_SHARE = 0.01
 # -- tensors and arrays --------------------------------------------------------------------------
 
 
+@shows(Inventory)
 def tensors_report(inventory: Inventory, *, top: int = 20) -> Report:
     """Return the ``top`` largest tensors, and the sum of the rest."""
     return _report(inventory, _table("", inventory.tensors, top))
@@ -67,6 +69,7 @@ def _report(inventory: Inventory, table: Table) -> Report:
     return Report("tensors", SEPARATOR.join(head), notes, [table], records=[inventory])
 
 
+@shows(InventoryDiff)
 def difference_report(difference: InventoryDiff, *, top: int = 20) -> Report:
     """Return the ``top`` largest tensors that were added, as many removed ones, and the sources of
     the inventories.
@@ -113,6 +116,7 @@ def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
 # -- names --------------------------------------------------------------------------------------
 
 
+@shows(LargestNames)
 def top_report(found: LargestNames, *, top: int = 20) -> Report:
     """Return the ``top`` largest names, and the sum of the rest."""
     head = [f"memory by name: {count(len(found.names), 'name')}"]
@@ -231,6 +235,7 @@ def _size(part: Share) -> str:
 # -- holders ------------------------------------------------------------------------------------
 
 
+@shows(Ownership)
 def why_report(found: Ownership) -> Report:
     """Return the report on a name or an expression."""
     total, freed = found.size_bytes, sum(found.freed_bytes.values())

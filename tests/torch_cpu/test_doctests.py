@@ -25,6 +25,7 @@ _SCRIPT += (
     "extras.tracker.tracker",
     "records",
     "probes.nvml",
+    "reading",
     "units",
 )
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from IPython.utils.capture import capture_output
 
-from ipygpumem import estimating
 from ipygpumem.errors import DeviceError, EstimateError, UnitError, describe_error, quoted
+from ipygpumem.estimating import loading
 from ipygpumem.estimating.records import DOES_NOT_FIT, FITS, DeviceEstimate, Estimate
 from ipygpumem.extras.fit.applying import Change, Run
 from ipygpumem.extras.fit.changes import candidates, parts, untried
@@ -79,7 +79,7 @@ class Search:
     def __init__(self, app: App, options: Options, code: types.CodeType) -> None:
         self._namespace, self._code, self._batch = app.context.namespace, code, options.batch
         self._device, self._room_bytes = _goal(options)
-        self._until = time.monotonic() + (options.timeout or estimating.loaded().TIMEOUT_SECONDS)
+        self._until = time.monotonic() + (options.timeout or loading.loaded().TIMEOUT_SECONDS)
         self._number = 0
         self.seen = Observed(options.batch, app.context.namespace)
         self.first = Change("", "", "", self.seen.apply)
@@ -95,7 +95,7 @@ class Search:
         """Return an estimate with changes."""
         __tracebackhide__ = True  # of the user's errors
         self._number += 1
-        estimation = estimating.estimation(
+        estimation = loading.estimation(
             self._device, self._room_bytes, max(1.0, self._until - time.monotonic())
         )
         run = Run(estimation, estimation.copies.namespace(self._namespace), changes)

@@ -29,6 +29,7 @@ from ipygpumem.probes.host import available_bytes
 from ipygpumem.reclaim.reclaim import free_now, private_pools, reserved
 from ipygpumem.records import Record
 from ipygpumem.report.layout import Report, Table, clean, device_label
+from ipygpumem.report.showing import shows
 from ipygpumem.units import format_bytes
 
 DEVICES = ("cuda", "xpu")
@@ -39,8 +40,6 @@ _BOUND = ("DistributedDataParallel", "FullyShardedDataParallel")
 @dataclass(frozen=True)
 class PurgeRecord(Record):
     """Result of a purge: the memory moved off a device and back, and the memory freed."""
-
-    _report = "extras.moving.moving.purge_report"
 
     moved_bytes: int
     is_on_host: bool
@@ -87,6 +86,7 @@ def purge(model: object, optimizer: object = None) -> PurgeRecord:
     return PurgeRecord(away.size_bytes, bool(stays), before, after, tuple(filter(None, notes)))
 
 
+@shows(PurgeRecord)
 def purge_report(record: PurgeRecord) -> Report:
     """Return the report of a purge: the decrease of each allocator's reserved memory."""
     moved = (

@@ -38,6 +38,7 @@ from ipygpumem.reclaim.reclaim import free_now, trim_host_heap
 from ipygpumem.records import FreeingStep, Record, RetainedArray
 from ipygpumem.report import content, layout
 from ipygpumem.report.layout import Report, clean, clean_name
+from ipygpumem.report.showing import shows
 from ipygpumem.scope.scope import is_ownable
 
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
@@ -56,8 +57,6 @@ _SAYS = "_ipygpumem_says"
 @dataclass(frozen=True)
 class ReleaseRecord(Record):
     """Result of a release: the memory that was freed, and the rest with its holders."""
-
-    _report = "extras.moving.releasing.release_report"
 
     names: tuple[str, ...]
     where: str
@@ -202,6 +201,7 @@ def release(*objects: object) -> ReleaseRecord:
     )
 
 
+@shows(ReleaseRecord)
 def release_report(record: ReleaseRecord) -> Report:
     """Return the memory freed with an object, and the memory that other objects still hold."""
     names = layout.listed([clean_name(name) for name in record.names])

@@ -20,6 +20,7 @@ from ipygpumem.api.inventories import inventory_at
 from ipygpumem.api.shell import current_traces
 from ipygpumem.errors import FileError, GpuMemError, TraceError, describe_error, ellipsize, quoted
 from ipygpumem.estimating import line_text
+from ipygpumem.extras.peak import report as _report  # noqa: F401  # registers how records are shown
 from ipygpumem.extras.peak.bound import HostSpan, HostUse, bounded
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord
 from ipygpumem.failures import Block
@@ -41,6 +42,18 @@ _NOT_COMPARED = (
     "RAM is not compared with the process's own peak, so memory that is not used counts as used"
 )
 _NO_MEMRAY = "memory outside torch is not shown: pip install memray (Linux and macOS)"
+
+
+def _follower(names: Callable[[], Any], has_history: bool) -> Any:
+    from ipygpumem.extras.peak.following import Follower  # imports torch
+
+    return Follower(names, keep_history=has_history)
+
+
+def _host_tracker() -> Any:
+    from ipygpumem.extras.peak.host import HostTracker  # needs memray
+
+    return HostTracker()
 
 
 class Peak:
@@ -71,42 +84,35 @@ class Peak:
             else:
                 self._follow()
             # the last one: it would see our own imports
-            self._host = self._started("host.HostTracker")
+            self._host = self._started(_host_tracker, "memory outside torch")
         self._start_span()
 
     def _follow(self) -> None:
-        found = self._started(
-            "following.Follower", self._names, keep_history=self._place is not None
-        )
-        if found is not None and self._waiting is not None:  # torch was imported by now
-            found.began = self._began
-        elif found is not None:
-            self._began = found.began
-        self._follower = found
+        has_history = self._place is not None
+        follower = self._started(lambda: _follower(self._names, has_history), "torch's tensors")
+        if follower is not None and self._waiting is not None:  # torch was imported by now
+            follower.began = self._began
+        elif follower is not None:
+            self._began = follower.began
+        self._follower = follower
 
-    def _started(self, place: str, *arguments: Any, **options: Any) -> Any:
-        """Return a new follower of tensors or of the host, which has started; None, with a note, if
-        it cannot.
+    def _started(self, make: Callable[[], Any], what: str) -> Any:
+        """Return a new follower of tensors or of the host, which has started.
+
+        If it cannot start, add a note and return None: the user's code runs all the same.
         """
-        module, _, name = place.partition(".")
         try:
-            found = getattr(importlib.import_module(f"ipygpumem.extras.peak.{module}"), name)(
-                *arguments, **options
-            )
-            found.start()
+            follower = make()
+            follower.start()
         except ModuleNotFoundError as error:
-            self._notes.append(
-                _NO_MEMRAY if error.name == "memray" else f"tensors: {describe_error(error)}"
-            )
-        except (
-            Exception
-        ) as error:  # an old torch, another tracker of memray; the user's code runs all the same
+            is_memray = error.name == "memray"
+            self._notes.append(_NO_MEMRAY if is_memray else f"tensors: {describe_error(error)}")
+        except Exception as error:  # an old torch, another tracker of memray
             if is_from_signal(error):
                 raise
-            what = "memory outside torch" if name == "HostTracker" else "torch's tensors"
             self._notes.append(f"not followed: {what} ({describe_error(error)})")
         else:
-            return found
+            return follower
         return None
 
     def stop(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ipygpumem.errors import PlotError
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord
-from ipygpumem.extras.peak.report import headline, title
+from ipygpumem.extras.peak.words import headline, title
 from ipygpumem.report.picture import LEGEND, NO_FORMULAS, Picture, count_bytes
 from ipygpumem.units import format_bytes, format_seconds
 

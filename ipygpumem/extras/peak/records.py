@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ipygpumem.errors import PlotError
 from ipygpumem.records import Record
 
 
@@ -83,8 +84,6 @@ class DevicePeak(Record):
 class PeakRecord(Record):
     """The memory of each device at its highest moment."""
 
-    _report = "extras.peak.report.peak_report"
-
     devices: tuple[DevicePeak, ...]
     duration_seconds: float
     notes: tuple[str, ...] = field(default=())
@@ -95,4 +94,10 @@ class PeakRecord(Record):
         Raises:
             PlotError: matplotlib is not installed, or nothing was followed.
         """
-        return importlib.import_module("ipygpumem.extras.peak.picture").draw(self)
+        return draw(self)
+
+
+@functools.singledispatch
+def draw(record: PeakRecord) -> Any:
+    """Return a record's picture; the report registers how, because records know no picture."""
+    raise PlotError("import ipygpumem.extras.peak.report first")

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow
+from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow, draw
+from ipygpumem.extras.peak.words import LEAST_MISSED_BYTES, headline, title
 from ipygpumem.report.estimate import share_rows
-from ipygpumem.report.layout import Fact, Report, Table, clean, clean_name, count, device_label
+from ipygpumem.report.layout import Fact, Report, Table, clean, clean_name, count
+from ipygpumem.report.showing import shows
 from ipygpumem.units import MIB, format_bytes, format_seconds
 
 _ROWS_SHOWN = 20
-_PARTS_OF_RAM = {"storages": " of tensors", "memray": " outside torch"}
 _COLUMNS = ("parameters", "gradients", "optimizer state", "activations")
 """Roles of memory that modules have."""
 _LONGEST_LABEL = 80
 _LEAST_RESERVED_BYTES = MIB
 """Less is not shown: parts of pages, memory that is just about to be used."""
 _RESERVED_SHOWN = 3
-_LEAST_MISSED_BYTES = 8 * MIB
-"""Less is not shown: pages of loaded libraries, which memray does not count."""
 _AT_MOST = (
     "at most: the memory in use that the kernel counted. It counts pages, not lines, so it is "
     "assumed which rows are "
@@ -28,6 +27,7 @@ _AT_MOST = (
 _WHAT = "name, layer or operation"
 
 
+@shows(PeakRecord)
 def peak_report(record: PeakRecord, *, top: int = _ROWS_SHOWN) -> Report:
     """Return the report: for each device the memory at the moment, by role, and by layer, name or
     origin.
@@ -47,26 +47,16 @@ def peak_report(record: PeakRecord, *, top: int = _ROWS_SHOWN) -> Report:
     return Report("peak", segments, notes, tables, facts, records=[record])
 
 
-def title(device: DevicePeak) -> str:
-    """Return a device's name; RAM has two parts."""
-    return device_label(device.device) + _PARTS_OF_RAM.get(device.source, "") * (
-        device.device == "cpu"
-    )
+@draw.register
+def _(record: PeakRecord) -> Any:
+    from ipygpumem.extras.peak import picture  # needs matplotlib
 
-
-def headline(device: DevicePeak) -> str:
-    """Return a device's bytes at the moment, and when that was."""
-    what = "out of memory with" if device.ran_out else "highest with"
-    at_most = " at most" if device.is_bound else ""
-    if device.missed_bytes >= _LEAST_MISSED_BYTES:
-        what = "with most reserved:"  # not the highest moment of RAM
-    when = "" if device.at_seconds is None else f" after {format_seconds(device.at_seconds)}"
-    return f"{title(device)} {what} {format_bytes(device.size_bytes)}{at_most}{when}"
+    return picture.draw(record)
 
 
 def _missed_facts(device: DevicePeak) -> list[Fact]:
     """Return how much more the process used at another moment, which no row lists."""
-    if device.missed_bytes < _LEAST_MISSED_BYTES:
+    if device.missed_bytes < LEAST_MISSED_BYTES:
         return []
     size = format_bytes(device.missed_bytes)
     why = "memray keeps only the moment at which most memory was in use or reserved"

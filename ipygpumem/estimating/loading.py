@@ -1,0 +1,46 @@
+"""Imports the module that estimates, and with it torch; a torch that cannot is one line."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from ipygpumem.errors import DeviceError, EstimateError, describe_error
+from ipygpumem.estimating import FOR_FAKES
+from ipygpumem.meter.own_growth import growth_for
+
+
+def loaded() -> Any:
+    """Import and return the module that makes estimates and summaries; this imports torch.
+
+    Raises:
+        EstimateError: torch is not installed, is too old for fake tensors, or is broken.
+    """
+    with growth_for(FOR_FAKES), _torch_may_be_broken():
+        if importlib.util.find_spec("torch") is None:
+            raise EstimateError("an estimate needs torch, which is not installed")
+        from ipygpumem.estimating import running  # imports torch
+
+        return running
+
+
+def estimation(*args: Any) -> Any:
+    """Return a new ``Estimation``; raises as ``loaded`` does."""
+    module = loaded()
+    with _torch_may_be_broken():
+        return module.Estimation(*args)
+
+
+@contextlib.contextmanager
+def _torch_may_be_broken() -> Iterator[None]:
+    try:
+        yield
+    except (EstimateError, DeviceError) as error:
+        raise EstimateError(str(error)) from None
+    except Exception as error:
+        torch = f"torch {getattr(sys.modules.get('torch'), '__version__', '')}".rstrip()
+        why = f"it is too old for fake tensors, or broken ({describe_error(error)})"
+        raise EstimateError(f"{torch} cannot make estimates: {why}") from None

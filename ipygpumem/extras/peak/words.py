@@ -1,0 +1,31 @@
+"""Names a device's figures of ``%%peak``, for its report and its picture."""
+
+from __future__ import annotations
+
+from ipygpumem.extras.peak.records import DevicePeak
+from ipygpumem.report.layout import device_label
+from ipygpumem.units import MIB, format_bytes, format_seconds
+
+LEAST_MISSED_BYTES = 8 * MIB
+"""Less is not shown: pages of loaded libraries, which memray does not count."""
+_PARTS_OF_RAM = {"storages": "RAM of tensors", "memray": "RAM outside torch"}
+"""Names of RAM by the source of its figures."""
+
+
+def title(device: DevicePeak) -> str:
+    """Return a device's name; RAM has two parts."""
+    label = device_label(device.device)
+    return _PARTS_OF_RAM.get(device.source, label) if device.device == "cpu" else label
+
+
+def headline(device: DevicePeak) -> str:
+    """Return a device's bytes at the moment, and when that was."""
+    words = [title(device), "out of memory with" if device.ran_out else "highest with"]
+    if device.missed_bytes >= LEAST_MISSED_BYTES:
+        words[1] = "with most reserved:"  # not the highest moment of RAM
+    words.append(format_bytes(device.size_bytes))
+    if device.is_bound:
+        words.append("at most")
+    if device.at_seconds is not None:
+        words.append(f"after {format_seconds(device.at_seconds)}")
+    return " ".join(words)

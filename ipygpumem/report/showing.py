@@ -1,0 +1,36 @@
+"""Registers the reports that show records in a notebook and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from ipygpumem.records import MimeBundle, Record, mimebundle, packed
+from ipygpumem.report import html, text
+from ipygpumem.report.layout import Report
+
+Build = TypeVar("Build", bound=Callable[..., Report])
+
+
+def shows(kind: type[Record]) -> Callable[[Build], Build]:
+    """Register the decorated function as the report of a class of records.
+
+    ::
+
+        @shows(Inventory)
+        def tensors_report(inventory: Inventory, *, top: int = 30) -> Report: ...
+    """
+
+    def register(build: Build) -> Build:
+        def bundle(record: Record) -> MimeBundle:
+            report = build(record)
+            data = {
+                "text/plain": text.render([report]),
+                "text/html": html.render([report], bars=False),
+            }
+            return data, {"ipygpumem": {"reports": [report.kind], **packed([record])}}
+
+        mimebundle.register(kind, bundle)
+        return build
+
+    return register
